@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A claim's CDI file: what the runtime needs to start containers, and beside it the record, as an annotation.
+
+The environment is evidence for people and launchers (KubeVirt reads ``DRA_CPUSET_<uid>``); the record is authority.
+"""
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any, Final
+
+from numa_contract.cpuset import format_cpu_list, parse_cpu_list
+from numa_contract.errors import ContractError, MalformedError
+from numa_contract.names import (
+    CDI_KINDS,
+    CPU_DRIVER,
+    CPU_ENV_PREFIX,
+    cdi_device_name,
+    cpu_env_key,
+    memory_env_key,
+    parse_cdi_file_name,
+)
+from numa_contract.pagesize import kubernetes_page_size
+from numa_contract.records import AllocationRecord, parse_record
+
+# The lowest version that allows annotations; a runtime refuses the whole file when it does not know the version.
+CDI_VERSION: Final = "0.6.0"
+RECORD_ANNOTATION: Final = "dra-driver-numa/record"
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimFile:
+    """What a claim's file holds. Without a record, the environment still tells which CPUs must not be given away."""
+
+    driver: str
+    uid: str
+    record: AllocationRecord | None
+    cpus: frozenset[int]
+    problem: str = ""
+
+
+def _size(bytes_: int) -> str:
+    for unit, shift in (("Gi", 30), ("Mi", 20), ("Ki", 10)):
+        if bytes_ and bytes_ % (1 << shift) == 0:
+            return f"{bytes_ >> shift}{unit}"
+    return str(bytes_)
+
+
+def request_env(record: AllocationRecord, request: str) -> dict[str, str]:
+    """Returns the environment that a container holding ``request`` (base name) gets."""
+    uid, named = record.claim.uid, record.device_request(request)
+    if record.driver == CPU_DRIVER:
+        return {cpu_env_key(uid, named): format_cpu_list(record.cpus_of([request]))}
+    parts: dict[str, list[str]] = defaultdict(list)
+    allocations = record.memory_of([request])
+    for allocation in allocations:
+        item = f"hugepages_{kubernetes_page_size(allocation.page_bytes)}" if allocation.hugepages else "memory"
+        parts[item].append(f"numanode:{allocation.numa_node},size:{_size(allocation.size)}")
+    env = {memory_env_key(uid, named, "NUMANodes"): format_cpu_list(a.numa_node for a in allocations)}
+    return env | {memory_env_key(uid, named, item): ";".join(values) for item, values in sorted(parts.items())}
+
+
+def cdi_document(record: AllocationRecord) -> dict[str, Any]:
+    """Returns the CDI document of a record: one device for each request."""
+    return {
+        "cdiVersion": CDI_VERSION,
+        "kind": CDI_KINDS[record.driver],
+        "annotations": {RECORD_ANNOTATION: record.model_dump_json(exclude_defaults=False)},
+        "devices": [
+            {
+                "name": cdi_device_name(record.claim.uid, record.device_request(request)),
+                "containerEdits": {"env": [f"{k}={v}" for k, v in request_env(record, request).items()]},
+            }
+            for request in record.requests
+        ],
+    }
+
+
+def dump_claim_file(record: AllocationRecord) -> bytes:
+    """Returns the bytes of the record's file; the same record gives the same bytes."""
+    return (json.dumps(cdi_document(record), indent=1, sort_keys=True) + "\n").encode()
+
+
+def _environment(document: Any) -> list[str]:
+    found: list[str] = []
+    for device in document["devices"]:
+        if not isinstance(device["name"], str):
+            raise TypeError("a device's name is no text")
+        found += [str(entry) for entry in device["containerEdits"].get("env", [])]
+    return found
+
+
+def _evident_cpus(environment: list[str]) -> frozenset[int]:
+    held: set[int] = set()
+    for entry in environment:
+        key, _, value = entry.partition("=")
+        if key.startswith(CPU_ENV_PREFIX):
+            held |= parse_cpu_list(value)
+    return frozenset(held)
+
+
+def parse_claim_file(name: str, data: bytes) -> ClaimFile:
+    """Reads a claim's file by its name and bytes.
+
+    An unreadable record is reported in ``problem`` as long as the CDI part can be read: its CPUs are then held from
+    the environment. MalformedError when the file is no CDI document of ours at all.
+    """
+    identity = parse_cdi_file_name(name)
+    if identity is None:
+        raise MalformedError("CDI file", name, "is not named like a claim file of ours")
+    driver, uid = identity
+    try:
+        document = json.loads(data)
+        if document["kind"] != CDI_KINDS[driver] or not document["devices"]:
+            raise MalformedError("CDI file", name, f"is not of kind {CDI_KINDS[driver]} or has no device")
+        cpus = _evident_cpus(_environment(document))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        if isinstance(error, ContractError):
+            raise
+        raise MalformedError("CDI file", name, f"cannot be read as CDI ({type(error).__name__}: {error})") from error
+    try:
+        record = parse_record(json.loads(document["annotations"][RECORD_ANNOTATION]))
+        if (record.driver, record.claim.uid) != identity:
+            raise MalformedError("CDI file", name, f"holds the record of claim {record.claim.uid} of {record.driver}")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        problem = str(error) if isinstance(error, ContractError) else f"no record ({type(error).__name__}: {error})"
+        return ClaimFile(driver, uid, None, cpus, problem)
+    return ClaimFile(driver, uid, record, record.cpus_of())

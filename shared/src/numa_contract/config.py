@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration file that both containers read. Unlike records, it refuses what it does not know.
+
+The keys of the CPU peer keep their names and places; the chart's JSON schema is generated from this model.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    field_validator,
+)
+from pydantic.alias_generators import to_camel
+
+from numa_contract.cpuset import format_cpu_list, parse_cpu_list
+from numa_contract.errors import ContractError
+from numa_contract.names import CDI_DIRECTORY, RUN_DIRECTORY
+from numa_contract.pagesize import parse_page_size
+
+
+class ConfigError(ContractError):
+    """The configuration cannot be used; the text names every key that is wrong."""
+
+    def __init__(self, source: str, faults: list[str]) -> None:
+        self.source = source
+        self.faults = faults
+        super().__init__(f"{source}: " + "; ".join(faults))
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/") or "/../" in f"{path}/":
+        raise ValueError("must be an absolute path without '..'")
+    return "/" + path.strip("/")
+
+
+def _volatile(path: str) -> str:
+    # The CDI directory is the database, and a reboot must empty it: the node is empty then, too.
+    if path == "/etc" or path.startswith("/etc/"):
+        raise ValueError("must not be below /etc: that survives a reboot, and claims do not; use /var/run/cdi")
+    return path
+
+
+def _text_only(value: object) -> object:
+    # YAML turns `reservedCPUs: 0` into a number and `1_0` into ten; only a text says what the operator meant.
+    if not isinstance(value, str | frozenset):
+        raise ValueError('must be a text, write it in quotes: "0-3"')
+    return parse_cpu_list(value) if isinstance(value, str) else value
+
+
+AbsolutePath = Annotated[str, AfterValidator(_absolute)]
+CpuList = Annotated[
+    frozenset[int],
+    BeforeValidator(_text_only, json_schema_input_type=str),
+    PlainSerializer(format_cpu_list, return_type=str),
+]
+_SIZES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+def _bytes(value: object) -> object:
+    if isinstance(value, str):
+        digits = value.rstrip("kMGTi")
+        if not digits.isascii() or not digits.isdigit() or value.removeprefix(digits) not in _SIZES:
+            raise ValueError('must be a whole number of bytes or a quantity such as "512Mi"')
+        return int(digits) * _SIZES[value.removeprefix(digits)]
+    return value
+
+
+Bytes = Annotated[int, Field(ge=0, strict=True), BeforeValidator(_bytes, json_schema_input_type=str | int)]
+
+
+class Section(BaseModel):
+    """Base of the configuration: frozen, camelCase, unknown keys refused."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True, serialize_by_alias=True
+    )
+
+
+class ReservedMemory(Section):
+    """Memory of one NUMA node that is never offered, in the form of the kubelet's ``reservedMemory``."""
+
+    numa_node: Annotated[int, Field(ge=0, strict=True)]
+    limits: dict[str, Bytes]
+    """Bytes by ``memory`` or ``hugepages-<size>``."""
+
+    @field_validator("limits")
+    @classmethod
+    def _known_resources(cls, limits: dict[str, int]) -> dict[str, int]:
+        for name in limits:
+            if name != "memory":
+                if not name.startswith("hugepages-"):
+                    raise ValueError(f"{name!r} is neither memory nor hugepages-<size>")
+                parse_page_size(name)
+        return limits
+
+
+class Config(Section):
+    """Everything an operator can choose. Flags of the two commands win over the file."""
+
+    api_version: Literal["v1alpha1"] = "v1alpha1"
+    kubeconfig: str = ""
+    """Empty: the service account of the pod."""
+    hostname_override: str = ""
+    """Node name, where the downward API does not give it (NODE_NAME)."""
+    cpu_device_mode: Literal["grouped"] = "grouped"
+    group_by: Literal["numanode"] = "numanode"
+    reserved_cpus: Annotated[CpuList, Field(alias="reservedCPUs")] = frozenset()
+    """CPUs for the system: never in a claim, never in the shared pool."""
+    reserved_memory: tuple[ReservedMemory, ...] = ()
+    cdi_dir: Annotated[AbsolutePath, AfterValidator(_volatile)] = CDI_DIRECTORY
+    run_dir: AbsolutePath = RUN_DIRECTORY
+    kubelet_root_dir: AbsolutePath = "/var/lib/kubelet"
+    nri_socket: AbsolutePath = "/var/run/nri/nri.sock"
+    cgroup_root: AbsolutePath = "/sys/fs/cgroup"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+
+    @field_validator("reserved_memory")
+    @classmethod
+    def _once_per_node(cls, entries: tuple[ReservedMemory, ...]) -> tuple[ReservedMemory, ...]:
+        nodes = [entry.numa_node for entry in entries]
+        if len(nodes) != len(set(nodes)):
+            raise ValueError("names a NUMA node twice")
+        return entries
+
+    def reserved_bytes(self, numa_node: int, page_bytes: int | None = None) -> int:
+        """Returns the bytes reserved on a node: of plain memory, or of hugepages of one size."""
+        for entry in self.reserved_memory:
+            if entry.numa_node == numa_node:
+                return sum(
+                    size
+                    for name, size in entry.limits.items()
+                    if (None if name == "memory" else parse_page_size(name)) == page_bytes
+                )
+        return 0
+
+
+def _fault(key: str, message: str) -> str:
+    return f"{key}: {message.removeprefix('Value error, ')}"
+
+
+def parse_config(document: Any, source: str) -> Config:
+    """Validates what was read from a configuration file (None for an empty one). Raises ConfigError."""
+    if document is None:
+        document = {}
+    if not isinstance(document, dict):
+        raise ConfigError(source, ["must be a map of settings"])
+    known = {field.alias or name: name for name, field in Config.model_fields.items()}
+    misspelt = {key: right for key in document for right in known if str(key).lower() == right.lower() and key != right}
+    if misspelt:
+        raise ConfigError(
+            source, [f"{key}: spelled differently, use {right}" for key, right in sorted(misspelt.items())]
+        )
+    try:
+        return Config.model_validate({key: value for key, value in document.items() if value is not None})
+    except ValidationError as error:
+        faults = []
+        for fault in error.errors(include_url=False, include_context=False):
+            key = ".".join(str(part) for part in fault["loc"]) or "configuration"
+            unknown = fault["type"] == "extra_forbidden"
+            faults.append(
+                _fault(key, f"unknown key; known are {', '.join(sorted(known))}" if unknown else fault["msg"])
+            )
+        raise ConfigError(source, faults) from error

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every name that another program reads: drivers, classes, devices, CDI ids, environment variables, paths.
+
+Each is built and parsed here and nowhere else.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from numa_contract.errors import MalformedError
+
+CPU_DRIVER: Final = "dra.cpu"
+MEMORY_DRIVER: Final = "dra.memory"
+DRIVERS: Final = (CPU_DRIVER, MEMORY_DRIVER)
+
+CPU_CAPACITY: Final = "dra.cpu/cpu"
+MEMORY_CAPACITY: Final = "size"
+
+NRI_PLUGIN_NAME: Final = "dra-driver-numa"
+NRI_PLUGIN_INDEX: Final = "00"
+
+RUN_DIRECTORY: Final = "/run/dra-driver-numa"
+CDI_DIRECTORY: Final = "/var/run/cdi"
+STATE_SOCKET: Final = "state.sock"
+ACTIVE_LOCK: Final = "active.lock"
+CLAIMS_LOCK: Final = "claims.lock"
+
+CDI_VENDOR: Final = "dra.k8s.io"
+CDI_CLASSES: Final = {CPU_DRIVER: "cpu", MEMORY_DRIVER: "memory"}
+CDI_KINDS: Final = {driver: f"{CDI_VENDOR}/{name}" for driver, name in CDI_CLASSES.items()}
+
+CPU_ENV_PREFIX: Final = "DRA_CPUSET_"
+MEMORY_ENV_PREFIX: Final = "DRAMEMORY_"
+
+# A UID becomes part of a file name and of a CDI device name, which may hold letters, digits and "_-.:" (CDI SPEC.md).
+_UID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,126}[A-Za-z0-9])?", re.ASCII)
+_REQUEST = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+
+
+def check_uid(uid: str) -> str:
+    """Returns a claim or pod UID that may become part of a file name; MalformedError otherwise."""
+    if not _UID.fullmatch(uid):
+        raise MalformedError("UID", uid, "must be letters, digits, '-' and '.', at most 128")
+    return uid
+
+
+def base_request(request: str) -> str:
+    """Returns the request's name without its subrequest: ``"cpus/big"`` becomes ``"cpus"``."""
+    return request.partition("/")[0]
+
+
+def cdi_device_name(uid: str, request: str | None) -> str:
+    """Returns the CDI device of a claim; ``request`` is None when the claim has a single one for the driver."""
+    return f"claim-{check_uid(uid)}" + (f"-{request}" if request else "")
+
+
+def cdi_device_id(driver: str, uid: str, request: str | None) -> str:
+    """Returns the qualified CDI device, ``dra.k8s.io/cpu=claim-<uid>``. The kubelet checkpoints these."""
+    return f"{CDI_KINDS[driver]}={cdi_device_name(uid, request)}"
+
+
+def cdi_file_name(driver: str, uid: str) -> str:
+    """Returns the name of the one file that a driver writes for a claim."""
+    return f"{CDI_VENDOR}-{CDI_CLASSES[driver]}_claim-{check_uid(uid)}.json"
+
+
+_CDI_FILE = re.compile(rf"{re.escape(CDI_VENDOR)}-(cpu|memory)_claim-({_UID.pattern})\.json", re.ASCII)
+
+
+def parse_cdi_file_name(name: str) -> tuple[str, str] | None:
+    """Returns (driver, claim UID) of a file of ours, None for every other file of the CDI directory."""
+    match = _CDI_FILE.fullmatch(name)
+    return (f"dra.{match[1]}", match[2]) if match else None
+
+
+@dataclass(frozen=True, slots=True)
+class EnvKey:
+    """The claim, and its request if the claim has several, that an environment variable of ours names."""
+
+    driver: str
+    uid: str
+    request: str | None
+    item: str = ""
+    """What a memory variable tells: ``NUMANodes``, ``memory`` or ``hugepages_2Mi``. Empty for CPUs."""
+
+
+def cpu_env_key(uid: str, request: str | None) -> str:
+    """Returns the variable whose value is the CPU list of a claim or of one of its requests."""
+    return CPU_ENV_PREFIX + uid + (f"_{request}" if request else "")
+
+
+def memory_env_key(uid: str, request: str | None, item: str) -> str:
+    """Returns the variable that tells ``item`` of a claim or of one of its requests."""
+    return MEMORY_ENV_PREFIX + uid + (f"_{request}" if request else "") + f"_{item}"
+
+
+def parse_env_key(key: str) -> EnvKey | None:
+    """Returns what a variable names; None if it does not carry our prefixes, MalformedError if it only pretends to."""
+    if key.startswith(CPU_ENV_PREFIX):
+        uid, _, request = key.removeprefix(CPU_ENV_PREFIX).partition("_")
+        parsed = EnvKey(CPU_DRIVER, uid, request or None)
+    elif key.startswith(MEMORY_ENV_PREFIX):
+        uid, _, tail = key.removeprefix(MEMORY_ENV_PREFIX).partition("_")
+        parts = tail.split("_")
+        words = 2 if len(parts) > 1 and parts[-2] == "hugepages" else 1
+        parsed = EnvKey(MEMORY_DRIVER, uid, "_".join(parts[:-words]) or None, "_".join(parts[-words:]))
+        if not re.fullmatch(r"NUMANodes|memory|hugepages_\d+[KMGT]i", parsed.item, re.ASCII):
+            raise MalformedError("environment variable", key, "ends in none of _NUMANodes, _memory, _hugepages_<size>")
+    else:
+        return None
+    if not _UID.fullmatch(parsed.uid) or (parsed.request is not None and not _REQUEST.fullmatch(parsed.request)):
+        raise MalformedError("environment variable", key, "names no claim UID and request of ours")
+    return parsed
+
+
+def state_socket_path(run_directory: str, pod_uid: str) -> str:
+    """Returns the state socket of one instance; ``<run directory>/state.sock`` points to the active one."""
+    return f"{run_directory}/{pod_uid}/{STATE_SOCKET}"

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Page sizes and their spellings.
+
+Kubernetes writes ``2Mi``, the OCI and cgroups ``2MB``, sysfs ``2048kB``, our names ``2m``.
+"""
+
+import re
+from typing import Final
+
+from numa_contract.errors import MalformedError
+
+_UNITS: Final = (("g", 1 << 30), ("m", 1 << 20), ("k", 1 << 10))
+_TEXT = re.compile(r"(\d+)([kmgKMG])(?:i|[bB])?", re.ASCII)
+
+
+def _scaled(page_bytes: int) -> tuple[int, str]:
+    for letter, unit in _UNITS:
+        if page_bytes >= unit and page_bytes % unit == 0:
+            return page_bytes // unit, letter
+    raise MalformedError("page size", str(page_bytes), "is no multiple of 1 KiB")
+
+
+def short_page_size(page_bytes: int) -> str:
+    """Returns the spelling of device, pool and class names and of ``resource.kubernetes.io/pageSize``: ``2m``."""
+    count, letter = _scaled(page_bytes)
+    return f"{count}{letter}"
+
+
+def kubernetes_page_size(page_bytes: int) -> str:
+    """Returns the spelling of ``hugepages-2Mi`` and ``dra.memory/pageSize``: ``2Mi``, ``4Ki``."""
+    count, letter = _scaled(page_bytes)
+    return f"{count}{letter.upper()}i"
+
+
+def oci_page_size(page_bytes: int) -> str:
+    """Returns the spelling of the OCI and of cgroup files (``hugetlb.2MB.max``): ``2MB``, ``64KB``."""
+    count, letter = _scaled(page_bytes)
+    return f"{count}{letter.upper()}B"
+
+
+def sysfs_page_size(page_bytes: int) -> str:
+    """Returns the spelling of sysfs directories: ``hugepages-2048kB``."""
+    return f"hugepages-{page_bytes >> 10}kB"
+
+
+def parse_page_size(text: str) -> int:
+    """Reads any of the spellings, in bytes. MalformedError for anything else."""
+    match = _TEXT.fullmatch(text.removeprefix("hugepages-"))
+    if match is None or int(match[1]) == 0:
+        raise MalformedError("page size", text, "is none of the spellings 2m, 2Mi, 2MB, hugepages-2048kB")
+    return int(match[1]) * dict(_UNITS)[match[2].lower()]

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a claim was given: the record that the frontend writes into a claim's CDI file and the backend enforces.
+
+Records ignore fields they do not know and carry a version: the two images are rolled out one at a time, so release N
+reads what N-1 and N+1 wrote.
+"""
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
+
+from numa_contract.cpuset import format_cpu_list, parse_cpu_list
+from numa_contract.errors import MalformedError, UnsupportedVersionError
+from numa_contract.names import DRIVERS, base_request, cdi_device_id
+
+RECORD_VERSION: Final = 1
+
+
+def _read_set(value: object) -> object:
+    return parse_cpu_list(value) if isinstance(value, str) else value
+
+
+CpuSet = Annotated[
+    frozenset[int],
+    BeforeValidator(_read_set, json_schema_input_type=str),
+    PlainSerializer(format_cpu_list, return_type=str),
+]
+"""A set of CPUs or NUMA nodes; in JSON the kernel's list format."""
+
+
+class Document(BaseModel):
+    """Base of everything that crosses the border: frozen, camelCase in JSON, unknown fields ignored."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True, serialize_by_alias=True
+    )
+
+
+class ClaimReference(Document):
+    """A ResourceClaim object."""
+
+    uid: str
+    namespace: str
+    name: str
+
+
+class PodReference(Document):
+    """A pod that the claim is reserved for; it lives in the claim's namespace."""
+
+    uid: str
+    name: str
+
+
+class Owner(Document):
+    """The container that first used a claim; a restart of it has another container id but the same owner."""
+
+    pod_uid: str
+    container: str
+
+
+class AllocationResult(Document):
+    """One entry of ``status.allocation.devices.results``, as the scheduler wrote it."""
+
+    request: str
+    """Full name, ``request`` or ``request/subrequest``."""
+    pool: str
+    device: str
+    share_id: str | None = None
+    consumed: dict[str, str] = Field(default_factory=dict)
+    """Capacity consumed, canonical quantities by the name under which they were found."""
+
+
+class CpuAllocation(Document):
+    """The CPUs that one allocation result was given."""
+
+    request: str
+    """Base name of the request."""
+    device: str
+    cpus: CpuSet
+
+
+class MemoryAllocation(Document):
+    """The memory or hugepages that one allocation result was given."""
+
+    request: str
+    """Base name of the request."""
+    device: str
+    numa_node: int
+    size: int
+    """Bytes."""
+    page_bytes: int
+    hugepages: bool = False
+
+
+class AllocationRecord(Document):
+    """Everything one driver gave to one claim. Written by the frontend alone."""
+
+    version: int = RECORD_VERSION
+    driver: str
+    claim: ClaimReference
+    reserved_for: tuple[PodReference, ...] = ()
+    """Snapshot; the backend refuses once when a pod outside it shows up, and the frontend reads the claim again."""
+    results: tuple[AllocationResult, ...] = ()
+    """What the record was made from, so that a repeated Prepare can tell "same" from "allocated anew"."""
+    cpus: tuple[CpuAllocation, ...] = ()
+    memory: tuple[MemoryAllocation, ...] = ()
+    sharing: Literal["container", "pod"] = "container"
+    owner: Owner | None = None
+    rebuilt: bool = False
+    """True when the record was put together again from the API server and the kernel after its file was lost."""
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> Self:
+        if self.driver not in DRIVERS:
+            raise ValueError(f"driver {self.driver!r} is none of {', '.join(DRIVERS)}")
+        return self
+
+    @property
+    def requests(self) -> tuple[str, ...]:
+        """Base names of the requests for this driver, in the order of the results."""
+        return tuple(dict.fromkeys(base_request(result.request) for result in self.results))
+
+    def device_request(self, request: str) -> str | None:
+        """Returns the request as it appears in CDI names: None when the claim has a single one for this driver."""
+        return request if len(self.requests) > 1 else None
+
+    def cdi_id(self, request: str) -> str:
+        """Returns the CDI device id of a request (base name)."""
+        return cdi_device_id(self.driver, self.claim.uid, self.device_request(request))
+
+    def cpus_of(self, requests: Iterable[str] | None = None) -> frozenset[int]:
+        """Returns the CPUs of some requests, of all of them by default."""
+        wanted = None if requests is None else set(requests)
+        return frozenset().union(*(a.cpus for a in self.cpus if wanted is None or a.request in wanted))
+
+    def memory_of(self, requests: Iterable[str] | None = None) -> tuple[MemoryAllocation, ...]:
+        """Returns the memory of some requests, of all of them by default."""
+        wanted = None if requests is None else set(requests)
+        return tuple(a for a in self.memory if wanted is None or a.request in wanted)
+
+    def reserves(self, pod_uid: str) -> bool:
+        """Tells whether the pod may use the claim, as far as this snapshot knows."""
+        return any(pod.uid == pod_uid for pod in self.reserved_for)
+
+
+def check_version(kind: str, document: Any, current: int) -> None:
+    """Raises UnsupportedVersionError unless the document's ``version`` is one this release reads: up to N+1."""
+    version = document.get("version") if isinstance(document, dict) else None
+    if not isinstance(version, int) or isinstance(version, bool) or not max(current - 1, 1) <= version <= current + 1:
+        raise UnsupportedVersionError(kind, version, current + 1)
+
+
+def parse_record(document: Any) -> AllocationRecord:
+    """Reads the JSON value of a record; raises ContractError (malformed, or of a version out of reach)."""
+    check_version("allocation record", document, RECORD_VERSION)
+    try:
+        return AllocationRecord.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "record"
+        raise MalformedError("allocation record", where, first["msg"]) from error

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the backend tells the frontend: its lease, and every container it knows."""
+
+from typing import Final, Literal
+
+from pydantic import Field
+
+from numa_contract.records import CpuSet, Document
+
+REPORT_VERSION: Final = 1
+LEASE_SECONDS: Final = 3.0
+"""A lease that was not renewed for this long is dead."""
+RENEW_SECONDS: Final = 1.0
+
+
+class ClaimUse(Document):
+    """A claim, and those of its requests, that a container holds or says it holds."""
+
+    uid: str
+    driver: str
+    requests: tuple[str, ...] = ()
+
+
+class ContainerReport(Document):
+    """One container as the runtime and the kernel show it to the backend."""
+
+    version: int = REPORT_VERSION
+    id: str
+    name: str
+    pod_uid: str
+    pod_namespace: str
+    pod_name: str
+    state: Literal["unknown", "created", "paused", "running", "stopped"] = "unknown"
+    claims: tuple[ClaimUse, ...] = ()
+    """Claims whose record allows this container."""
+    unknown_claims: tuple[ClaimUse, ...] = ()
+    """Claims that the environment names and for which there is no record, or none that names the pod."""
+    cpus: CpuSet = frozenset()
+    """``cpuset.cpus.effective`` as last read; empty when it could not be read."""
+    mems: CpuSet = frozenset()
+    cgroup: str = ""
+    """Path below the cgroup root."""
+    refused: str = ""
+    """Why the container was refused, when it was."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether a process of it may still run."""
+        return self.state != "stopped"
+
+
+class BackendStatus(Document):
+    """The backend's lease: sent every second, dead after LEASE_SECONDS."""
+
+    version: int = REPORT_VERSION
+    software: str = ""
+    instance: str
+    epoch: str
+    """A new one at every start and every (re)connection; a full resend of the containers follows it."""
+    complete: bool = False
+    """Whether that resend has been done: only then does silence about a container mean that there is none."""
+    active: bool = False
+    """Whether this instance holds the active lock and enforces."""
+    synchronized: bool = False
+    """Whether the runtime has sent its state and delivers events."""
+    runtime: str = ""
+    pool: CpuSet = frozenset()
+    """CPUs that containers without a claim may use."""
+    problems: tuple[str, ...] = ()
+    counters: dict[str, float] = Field(default_factory=dict)

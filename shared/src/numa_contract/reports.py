@@ -19,6 +19,8 @@ class ClaimUse(Document):
     uid: str
     driver: str
     requests: tuple[str, ...] = ()
+    cpus: CpuSet = frozenset()
+    """For a claim without a record: the CPUs that the environment names and the container is really pinned to."""
 
 
 class ContainerReport(Document):

@@ -38,7 +38,10 @@ class HugepagePool:
 
     page_bytes: int
     total: int
+    """All pages of the pool, surplus ones included (``nr_hugepages``)."""
     free: int
+    surplus: int = 0
+    """Pages beyond the configured pool, taken by overcommit; each vanishes when its holder frees it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class NumaNode:
     hugepages: tuple[HugepagePool, ...] = ()
     distances: dict[int, int] = field(default_factory=dict)
     """Distance to every node by its id (10 is local). Empty where the kernel gives none."""
+    online: bool = True
+    """False for a node that only its CPUs name: it has no memory, and sysfs no directory for it."""
 
 
 @dataclass(frozen=True, slots=True)

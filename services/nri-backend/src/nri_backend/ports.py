@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What plugin.py needs from whoever decides about containers. Every hook has a budget of 50 ms of our own time."""
+"""What plugin.py and session.py need from others, and tell them. Every hook has a budget of 50 ms of our own time."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from nri_backend.containers import Adjustment, Container, Pod, Resources, Update
@@ -33,3 +34,42 @@ class ContainerHooks(Protocol):
 
     def disconnected(self) -> None:
         """The connection to the runtime is gone; nothing is known about containers until the next synchronize."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStatus:
+    """The connection to the runtime, as it is now."""
+
+    connected: bool = False
+    synchronized: bool = False
+    """The runtime's snapshot was answered on this connection, and events flow."""
+    epoch: int = 0
+    """Counts connections; 0 before the first."""
+    runtime_name: str = ""
+    runtime_version: str = ""
+    nri_version: str = ""
+    """Empty for runtimes before NRI 0.12, which do not tell."""
+    last_event: float | None = None
+    """Monotonic time of the last call of the runtime."""
+    last_end: str = ""
+    """Why the connection before this one ended, or why the last attempt to connect failed."""
+
+
+class LinkObserver(Protocol):
+    """Who wants to know how the runtime's calls go. Called on the event loop; must be quick and must not raise."""
+
+    def link_changed(self, status: LinkStatus) -> None:
+        """The connection came, was synchronised, or went."""
+
+    def call_done(self, method: str, seconds: float, outcome: str) -> None:
+        """A call of the runtime was answered: ``ok``, ``refused``, ``timeout``, ``error`` or ``unimplemented``."""
+
+
+class SilentObserver:
+    """An observer that nobody listens to."""
+
+    def link_changed(self, status: LinkStatus) -> None:
+        """Ignores it."""
+
+    def call_done(self, method: str, seconds: float, outcome: str) -> None:
+        """Ignores it."""

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+# Every target does its own set-up; "make help" lists them.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := /bin/sh
+PYTHON ?= python3
+BIN := .venv/bin
+ENVIRONMENTS := .venv/.done .venv-frontend/.done .venv-backend/.done
+SOURCES := shared/src services/dra-frontend/src services/nri-backend/src
+CHECKED := $(SOURCES) tests hack
+
+.PHONY: help demo test test-node check bench lock proto clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: .venv/.done ## Run the main job on this machine's topology: no root, no cluster, under a minute
+	@$(BIN)/python -m tests.demo
+
+test: $(ENVIRONMENTS) ## Unit and integration tests; no root
+	$(BIN)/pytest -q
+	@echo "the units of each service, in that service's own environment:"
+	.venv-frontend/bin/pytest -q tests/unit/contract tests/unit/dra_frontend -m "not apart"
+	.venv-backend/bin/pytest -q tests/unit/contract tests/unit/nri_backend
+
+test-node: .venv/.done ## Tests on a real kernel and a real containerd, in a virtual machine (root; first run makes the image)
+	tests/node/run.sh
+
+check: .venv/.done ## Linters, types, import law, drift of generated code and locks
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/mypy $(SOURCES) tests
+	$(BIN)/lint-imports --no-cache
+	hack/proto.sh --check
+	UV=$(BIN)/uv locks/compile.sh --check
+
+bench: .venv/.done ## Measure both services through the stand-ins; writes bench.json
+	@$(BIN)/python -m tests.bench
+
+lock: .venv/.done ## Renew the locks from the pyproject files
+	UV=$(BIN)/uv locks/compile.sh
+
+proto: .venv/.done ## Generate code from proto/
+	hack/proto.sh
+
+clean: ## Remove environments and caches
+	rm -rf .venv .venv-frontend .venv-backend .mypy_cache .ruff_cache .hypothesis build dist
+
+.venv/.done: locks/dev.txt
+	PYTHON="$(PYTHON)" hack/venv.sh .venv "locks/dev.txt" "shared services/dra-frontend services/nri-backend"
+
+.venv-frontend/.done: locks/dra-frontend.txt locks/test.txt
+	PYTHON="$(PYTHON)" hack/venv.sh .venv-frontend "locks/dra-frontend.txt locks/test.txt" "shared services/dra-frontend"
+
+.venv-backend/.done: locks/nri-backend.txt locks/test.txt
+	PYTHON="$(PYTHON)" hack/venv.sh .venv-backend "locks/nri-backend.txt locks/test.txt" "shared services/nri-backend"

@@ -1,0 +1,31 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# venv.sh DIRECTORY "LOCK..." "PACKAGE..."
+# Makes a virtual environment from hashed locks with our packages in it, editable. Nothing but Python is needed before;
+# where Debian has split venv off Python, it is installed (as root or with sudo).
+set -eu
+cd "$(dirname "$0")/.."
+dir=$1 locks=$2 packages=$3
+python=${PYTHON:-python3}
+
+say() { echo "venv: $*" >&2; }
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { say "$python must be Python 3.11 or newer; set PYTHON"; exit 1; }
+if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+  command -v apt-get >/dev/null || { say "$python lacks the venv module; install it with your package manager"; exit 1; }
+  root=; [ "$(id -u)" = 0 ] || root=sudo
+  say "installing python3-venv"
+  $root apt-get -q -y update >/dev/null
+  $root env DEBIAN_FRONTEND=noninteractive apt-get -q -y install python3-venv >/dev/null
+fi
+rm -rf "$dir"
+"$python" -m venv "$dir"
+requirements=
+for lock in $locks; do requirements="$requirements -r $lock"; done
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+# shellcheck disable=SC2086 # lists of words
+"$dir/bin/python" -m pip install -q --require-hashes $requirements
+editable=
+for package in $packages; do editable="$editable -e ./$package"; done
+# shellcheck disable=SC2086
+"$dir/bin/python" -m pip install -q --no-build-isolation --no-deps $editable
+touch "$dir/.done"

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``dra-frontend``: runs the service, or shows what this machine is and what would be published of it."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from numa_contract.config import ConfigError
+
+from dra_frontend.config import add_run_arguments, load_settings
+from dra_frontend.discovery import discover
+from dra_frontend.file_tree import HostTreeError
+from dra_frontend.inspect import report
+from dra_frontend.inventory import InventoryError, build_inventory
+from dra_frontend.render import machine_table, structured
+from dra_frontend.slices import slice_documents
+from dra_frontend.sysfs import HostTree
+
+_BAD_INPUT = 2
+_FAILED = 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dra-frontend",
+        description="DRA drivers for CPUs, memory and hugepages. Without a command: runs the service.",
+    )
+    add_run_arguments(parser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    inspect = commands.add_parser("inspect", help="show the machine as discovery sees it")
+    inspect.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
+    slices = commands.add_parser("slices", help="print the ResourceSlices that would be published")
+    slices.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml")
+    slices.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="configuration file (YAML)")
+    slices.add_argument("--node", metavar="NAME", required=True, help="name of the Node object")
+    for command in (inspect, slices):
+        # SUPPRESS: an absent flag must not hide the one given before the command.
+        command.add_argument(
+            "--host-root",
+            metavar="DIR",
+            default=argparse.SUPPRESS,
+            help="where the host's sys and proc are (default /)",
+        )
+    return parser
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    machine = discover(HostTree(arguments.host_root))
+    print(machine_table(machine) if arguments.output == "table" else structured(report(machine), arguments.output))
+    return 0
+
+
+def _slices(arguments: argparse.Namespace) -> int:
+    settings = load_settings(arguments)
+    inventory = build_inventory(discover(HostTree(settings.host_root)), settings.config, settings.node_name)
+    items = [document for pool in inventory.pools for document in slice_documents(pool, settings.node_name)]
+    print(structured({"apiVersion": "v1", "kind": "List", "items": items}, arguments.output))
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from dra_frontend.app import main as run_service  # noqa: PLC0415 - grpc and kubernetes cost the other commands 1 s
+
+    return run_service(load_settings(arguments))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code: 0, 2 for unusable input, 1 when the output cannot be written."""
+    arguments = _parser().parse_args(argv)
+    command = {"inspect": _inspect, "slices": _slices, None: _run}[arguments.command]
+    try:
+        code = command(arguments)
+        sys.stdout.flush()
+    except HostTreeError as error:
+        root = arguments.host_root
+        print(f"dra-frontend: {error}" + (f" (below {root})" if root != "/" else ""), file=sys.stderr)
+        return _BAD_INPUT
+    except (ConfigError, InventoryError) as error:
+        print(f"dra-frontend: {error}", file=sys.stderr)
+        return _BAD_INPUT
+    except OSError as error:
+        print(f"dra-frontend: {error.strerror or error}", file=sys.stderr)
+        # What is still in the buffer would fail again, with a traceback, when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _FAILED
+    return code

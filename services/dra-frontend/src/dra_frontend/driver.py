@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepare and unprepare as the kubelet asks for them: claims are read, decided on, written; nothing else answers it."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from numa_contract.records import AllocationRecord
+
+from dra_frontend.claims import ClaimRefusal, ClaimView, read_claim
+from dra_frontend.dra_values import ClaimName, Failure, Prepared, PreparedDevice
+from dra_frontend.inventory import Inventory
+from dra_frontend.kube_errors import KubeError
+from dra_frontend.lease import BackendView
+from dra_frontend.prepare import Refusal, make_record, own_results
+from dra_frontend.store import ClaimStore, Transaction
+
+_LOG = logging.getLogger(__name__)
+
+# The kubelet gives 45 s for the whole call and comes back after 60-90 s; a clear error within them beats a timeout.
+BACKEND_WAIT_SECONDS = 20.0
+
+
+class ClaimSource(Protocol):
+    """Where claims are read."""
+
+    async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """Returns the ResourceClaim, None if there is none; raises KubeError otherwise."""
+
+
+class Recovery(Protocol):
+    """What must be settled before new claims may be given CPUs."""
+
+    async def recover(self) -> None:
+        """Rebuilds what running containers hold and no record tells."""
+
+
+def _devices(claim: ClaimView, driver: str, record: AllocationRecord | None) -> Prepared:
+    return Prepared(
+        tuple(
+            PreparedDevice(
+                requests=(result.base_request,),
+                pool=result.pool,
+                device=result.device,
+                cdi_ids=() if record is None or result.admin_access else (record.cdi_id(result.base_request),),
+                share_id=result.share_id,
+            )
+            for result in claim.results
+            if result.driver == driver
+        )
+    )
+
+
+class NodeClaims:
+    """The claims door of both drivers."""
+
+    def __init__(
+        self,
+        source: ClaimSource,
+        store: ClaimStore,
+        inventory: Callable[[], Inventory],
+        backend: BackendView,
+        recovery: Recovery,
+        *,
+        backend_wait: float = BACKEND_WAIT_SECONDS,
+    ) -> None:
+        self._source = source
+        self._store = store
+        self._inventory = inventory
+        self._backend = backend
+        self._recovery = recovery
+        self._backend_wait = backend_wait
+        self._news = asyncio.Event()
+
+    def backend_changed(self) -> None:
+        """The lease or a report has changed: whoever waits for the backend looks again."""
+        self._news.set()
+        self._news = asyncio.Event()
+        self._store.settle()
+
+    async def backend_ready(self) -> str:
+        """Waits until the backend enforces; returns the problem when it does not in time, else an empty text."""
+        try:
+            async with asyncio.timeout(self._backend_wait):
+                while self._backend.problem:
+                    await self._news.wait()
+        except TimeoutError:
+            return self._backend.problem
+        return ""
+
+    async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Prepared | Failure]:
+        """Gives every claim what its allocation says, or tells why not; one bad claim never fails the others."""
+        problem = await self.backend_ready()
+        if problem:
+            # Fail closed: a node without enforcement starts no new claim.
+            _LOG.warning("prepare refused driver=%s claims=%d problem=%s", driver, len(claims), problem)
+            return {
+                claim.uid: Failure(f"{claim} is not prepared on a node without enforcement: {problem}")
+                for claim in claims
+            }
+        await self._recovery.recover()
+        answers: dict[str, Prepared | Failure] = {}
+        views: list[ClaimView] = []
+        for claim in claims:
+            view = await self._read(claim)
+            if isinstance(view, Failure):
+                answers[claim.uid] = view
+            else:
+                views.append(view)
+        inventory = self._inventory()
+        try:
+            answers |= await self._store.transact(lambda t: {v.uid: _prepare(t, v, driver, inventory) for v in views})
+        except OSError as error:
+            answers |= {view.uid: Failure(f"the CDI directory cannot be used: {error}") for view in views}
+        for claim in claims:
+            answer = answers[claim.uid]
+            if isinstance(answer, Failure):
+                _LOG.warning("prepare failed driver=%s claim=%s error=%s", driver, claim, answer.text)
+        return answers
+
+    async def _read(self, claim: ClaimName) -> ClaimView | Failure:
+        try:
+            document = await self._source.get_claim(claim.namespace, claim.name)
+        except KubeError as error:
+            return Failure(f"{claim} cannot be read from the API server: {error}")
+        if document is None:
+            return Failure(f"{claim} does not exist any more")
+        view = read_claim(document, uid=claim.uid)
+        return Failure(view.text) if isinstance(view, ClaimRefusal) else view
+
+    async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Failure | None]:
+        """Takes claims back; one that is not known is taken back already."""
+        try:
+            return await self._store.transact(lambda t: {c.uid: _unprepare(t, driver, c) for c in claims})
+        except OSError as error:
+            return {claim.uid: Failure(f"the CDI directory cannot be used: {error}") for claim in claims}
+
+
+def _prepare(transaction: Transaction, claim: ClaimView, driver: str, inventory: Inventory) -> Prepared | Failure:
+    if not own_results(claim, driver):
+        return _devices(claim, driver, None)
+    record = make_record(claim, driver, inventory, transaction.ledger)
+    if isinstance(record, Refusal):
+        return Failure(record.text)
+    try:
+        transaction.write(record)
+    except OSError as error:
+        return Failure(f"claim {claim.namespace}/{claim.name}: its CDI file cannot be written: {error}")
+    _LOG.info(
+        "prepared driver=%s claim=%s/%s uid=%s cpus=%s memory=%s",
+        driver,
+        claim.namespace,
+        claim.name,
+        claim.uid,
+        sorted(record.cpus_of()),
+        [(m.device, m.size) for m in record.memory],
+    )
+    return _devices(claim, driver, record)
+
+
+def _unprepare(transaction: Transaction, driver: str, claim: ClaimName) -> Failure | None:
+    try:
+        transaction.release(driver, claim.uid)
+    except OSError as error:
+        return Failure(f"{claim}: its CDI file cannot be removed: {error}")
+    except ValueError as error:
+        return Failure(f"{claim}: {error}")
+    return None

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What discovery needs of a host's file tree, and typed reading over it."""
+
+import re
+from collections.abc import Callable
+from typing import Protocol
+
+from numa_contract.cpuset import parse_cpu_list
+from numa_contract.errors import MalformedError
+
+_INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
+# The kernel prints masks in words of 32 bits, the highest first; only the first may be shorter (lib/vsprintf.c, %pb).
+_MASK = re.compile(r"[0-9a-f]{1,8}(?:,[0-9a-f]{8}){0,2047}", re.ASCII | re.IGNORECASE)
+
+
+class HostTreeError(Exception):
+    """A file of the host cannot be used; names it by its path on the host."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path}: {reason}")
+
+
+class FileTree(Protocol):
+    """A read-only file tree. Paths are absolute on the host; an unreadable file raises HostTreeError."""
+
+    def read(self, path: str) -> str | None:
+        """Returns the text of a file, None when there is none."""
+
+    def names(self, path: str) -> list[str] | None:
+        """Returns the sorted names in a directory, None when there is none."""
+
+    def live_page_bytes(self) -> int | None:
+        """Returns the base page size where the tree is the running machine's, else None."""
+
+
+_Parse = Callable[[str, str], frozenset[int]]
+
+
+class Reader:
+    """Typed reads of a tree. None always means "no such file"; any other trouble is a HostTreeError."""
+
+    def __init__(self, tree: FileTree) -> None:
+        self._tree = tree
+        self.live_page_bytes = tree.live_page_bytes()
+        # Hundreds of CPUs repeat a handful of sets.
+        self._sets: dict[tuple[_Parse, str], frozenset[int]] = {}
+
+    def text(self, path: str) -> str | None:
+        """Returns the stripped text."""
+        text = self._tree.read(path)
+        return None if text is None else text.strip()
+
+    def names(self, path: str, pattern: str) -> dict[int, str] | None:
+        """Returns the entries of a directory that match a pattern, by the number in its first group."""
+        names = self._tree.names(path)
+        if names is None:
+            return None
+        matches = (re.fullmatch(pattern, name, re.ASCII) for name in names)
+        return dict(sorted((int(match[1]), match[0]) for match in matches if match))
+
+    def all_names(self, path: str) -> list[str] | None:
+        """Returns the entries of a directory."""
+        return self._tree.names(path)
+
+    def integer(self, path: str, lowest: int = 0) -> int | None:
+        """Returns the one number that a file holds; lower than ``lowest`` is damage."""
+        text = self.text(path)
+        if text is None:
+            return None
+        if not _INTEGER.fullmatch(text) or int(text) < lowest:
+            raise HostTreeError(path, f"{text[:40]!r} is no number of {lowest} or more")
+        return int(text)
+
+    def cpu_set(self, mask_path: str, list_path: str) -> tuple[frozenset[int], str] | None:
+        """Returns a set of ids and the file it is from: the mask, which every kernel has, else the list."""
+        for path, parse in ((mask_path, _parse_mask), (list_path, _parse_list)):
+            text = self.text(path)
+            if text is not None:
+                if (parse, text) not in self._sets:
+                    self._sets[parse, text] = parse(path, text)
+                return self._sets[parse, text], path
+        return None
+
+    def cpu_list(self, path: str) -> frozenset[int] | None:
+        """Returns a set of ids in list format."""
+        text = self.text(path)
+        return None if text is None else _parse_list(path, text)
+
+    def cpu_mask(self, path: str) -> frozenset[int] | None:
+        """Returns a set of ids in mask format."""
+        text = self.text(path)
+        return None if text is None else _parse_mask(path, text)
+
+
+def _parse_list(path: str, text: str) -> frozenset[int]:
+    try:
+        return parse_cpu_list(text)
+    except MalformedError as error:
+        raise HostTreeError(path, f"is no CPU list: {error.reason}") from error
+
+
+def _parse_mask(path: str, text: str) -> frozenset[int]:
+    if not _MASK.fullmatch(text):
+        raise HostTreeError(path, f"{text[:40]!r} is no CPU mask")
+    bits = int(text.replace(",", ""), 16)
+    return frozenset(bit for bit in range(bits.bit_length()) if bits >> bit & 1)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ways in which the API server can fail us. Only situations that somebody handles have a class."""
+
+__all__ = [
+    "ConflictError",
+    "ForbiddenError",
+    "InvalidError",
+    "KubeConfigError",
+    "KubeError",
+    "NotFoundError",
+    "NotServedError",
+    "UnavailableError",
+    "WatchExpiredError",
+]
+
+
+class KubeError(Exception):
+    """A call to the API server did not do what was asked. ``operation`` is verb and resource, ``detail`` the reason."""
+
+    retriable = False
+
+    def __init__(self, operation: str, detail: str) -> None:
+        self.operation = operation
+        self.detail = detail
+        super().__init__(f"{operation}: {detail}")
+
+
+class UnavailableError(KubeError):
+    """No answer in time, or one that asks to come back later; ``retry_after`` in seconds where the server said so."""
+
+    retriable = True
+
+    def __init__(self, operation: str, detail: str, retry_after: float | None = None) -> None:
+        self.retry_after = retry_after
+        super().__init__(operation, detail)
+
+
+class ForbiddenError(KubeError):
+    """The server knows us and says no (403), or does not know us (401); ``remedy`` says what to grant."""
+
+    def __init__(self, operation: str, detail: str, remedy: str) -> None:
+        self.remedy = remedy
+        super().__init__(operation, f"{detail}; {remedy}")
+
+
+class ConflictError(KubeError):
+    """The object changed since it was read, exists already, or is not the one of the preconditions (409)."""
+
+    retriable = True
+
+
+class InvalidError(KubeError):
+    """The server refuses the document itself (400, 422); the same document will be refused again."""
+
+
+class NotFoundError(KubeError):
+    """The server says that there is no object of this name (404)."""
+
+
+class NotServedError(KubeError):
+    """A 404 that says nothing about the object: the API is not served here, or a proxy answered."""
+
+
+class WatchExpiredError(KubeError):
+    """The version that a watch wants to start from is no longer known (410): list again."""
+
+    retriable = True
+
+
+class KubeConfigError(KubeError):
+    """How to reach the API server cannot be read; ``source`` is the kubeconfig file or the service account."""
+
+    def __init__(self, source: str, detail: str) -> None:
+        self.source = source
+        super().__init__(f"read {source}", detail)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unix sockets that are placed whole and removed only by the one who made them.
+
+During a rolling update another instance may have put its own socket under our name (a fixed ``dra.sock``), so a file
+is removed only while it still is the very inode that was placed. All functions here touch the file system and block.
+"""
+
+import os
+import secrets
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+# sun_path holds 108 bytes with the closing NUL (unix(7)).
+SOCKET_PATH_BYTES: Final = 107
+
+
+class SocketPathError(ValueError):
+    """A socket's path is longer than the kernel can bind."""
+
+    def __init__(self, path: Path, length: int) -> None:
+        self.path = path
+        self.length = length
+        super().__init__(
+            f"socket path {path} has {length} bytes, the kernel allows {SOCKET_PATH_BYTES}: "
+            f"shorten the directory or the driver's name by {length - SOCKET_PATH_BYTES}"
+        )
+
+
+class NotASocketError(FileExistsError):
+    """Something that is not a socket lies where a socket must be; it is not ours to remove."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        super().__init__(f"{path} exists and is not a socket: remove it, or choose another directory")
+
+
+def check_socket_path(path: Path) -> Path:
+    """Returns a path that fits; SocketPathError otherwise."""
+    length = len(os.fsencode(path))
+    if length > SOCKET_PATH_BYTES:
+        raise SocketPathError(path, length)
+    return path
+
+
+def hidden_name(path: Path) -> Path:
+    """Returns a fresh name beside the path to bind at; the kubelet's watcher passes over names with a leading dot."""
+    return path.with_name(f".{secrets.token_hex(3)}")
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedSocket:
+    """A socket file of ours, known by its inode. The kernel keeps the number while the socket is open."""
+
+    path: Path
+    device: int
+    inode: int
+
+    @classmethod
+    def place(cls, bound: Path, path: Path, mode: int = 0o600) -> Self:
+        """Renames a bound socket to its final path, replacing a stale socket there; raises NotASocketError."""
+        try:
+            if not stat.S_ISSOCK(path.lstat().st_mode):
+                raise NotASocketError(path)
+        except FileNotFoundError:
+            pass
+        bound.chmod(mode)
+        status = bound.lstat()
+        bound.replace(path)
+        return cls(path, status.st_dev, status.st_ino)
+
+    def remove(self) -> bool:
+        """Removes the file if it still is ours; tells whether it was. Call it while the socket is open."""
+        try:
+            status = self.path.lstat()
+        except FileNotFoundError:
+            return False
+        if (status.st_dev, status.st_ino) != (self.device, self.inode):
+            return False
+        self.path.unlink(missing_ok=True)
+        return True
+
+
+def make_directory(path: Path, mode: int) -> None:
+    """Makes a directory and what is missing above it; an existing one keeps its mode."""
+    path.mkdir(mode=mode, parents=True, exist_ok=True)
+
+
+def listen_unix(path: Path, mode: int = 0o600) -> tuple[socket.socket, PlacedSocket]:
+    """Returns a listening, non-blocking socket placed at the path. The caller removes the file, then closes it."""
+    bound = hidden_name(check_socket_path(path))
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening.bind(os.fspath(bound))
+        listening.listen()
+        listening.setblocking(False)
+        return listening, PlacedSocket.place(bound, path, mode)
+    except BaseException:
+        bound.unlink(missing_ok=True)
+        listening.close()
+        raise

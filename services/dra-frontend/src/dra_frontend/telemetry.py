@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Logging and metrics. Gauges are read off the ledger when somebody asks, so they cannot go stale.
+
+The ``dra_cpu_*`` names are those of the CPU peer, for dashboards that exist.
+"""
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from dra_frontend.dra_values import ClaimName, Failure, Prepared
+from dra_frontend.inventory import Inventory
+from dra_frontend.lease import BackendView
+from dra_frontend.ledger import Ledger
+
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20)
+_CPUS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def set_up_logging(level: str, form: str) -> None:
+    """Sends the log to stderr, as text or as one JSON object a line."""
+    stream = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")
+    stream.setFormatter(_JsonFormatter() if form == "json" else text)
+    logging.basicConfig(level=level.upper(), handlers=[stream], force=True)
+
+
+class Claims(Protocol):
+    """Who prepares claims."""
+
+    async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Prepared | Failure]:
+        """Answers by claim UID."""
+
+    async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Failure | None]:
+        """Answers by claim UID."""
+
+
+class _NodeGauges(Collector):
+    """Computes the state of the node at the moment of a scrape."""
+
+    def __init__(self, ledger: Callable[[], Ledger], inventory: Inventory, backend: BackendView) -> None:
+        self._ledger = ledger
+        self._inventory = inventory
+        self._backend = backend
+
+    def collect(self) -> Iterable[Metric]:
+        ledger = self._ledger()
+        held = ledger.held_cpus()
+        pool = self._inventory.machine.online - self._inventory.reserved_cpus - held
+        values = {
+            "dra_cpu_allocated_cpus": ("CPUs in claims", len(held)),
+            "dra_cpu_available_cpus": ("CPUs of the shared pool", len(pool)),
+            "dra_cpu_reserved_cpus": ("CPUs reserved by configuration", len(self._inventory.reserved_cpus)),
+            "dra_cpu_resource_claims_active": ("Prepared CPU claims", sum(d == "dra.cpu" for d, _ in ledger.files)),
+            "dra_numa_claims": ("Prepared claims of both drivers", len(ledger.files)),
+            "dra_numa_claims_releasing": ("Claims whose last container has not ended", len(ledger.releasing)),
+            "dra_numa_backend_live": ("Whether the backend's lease is live", int(self._backend.live)),
+        }
+        for name, (text, value) in values.items():
+            yield GaugeMetricFamily(name, text, value=value)
+        claimed = GaugeMetricFamily("dra_numa_memory_claimed_bytes", "Bytes claimed", labels=["device"])
+        for device, size in sorted(ledger.claimed_bytes().items()):
+            claimed.add_metric([device], size)
+        yield claimed
+
+
+class Telemetry:
+    """The metrics of one process, in a registry of its own."""
+
+    def __init__(self, ledger: Callable[[], Ledger], inventory: Inventory, backend: BackendView) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_NodeGauges(ledger, inventory, backend))
+        self.prepared = Counter("dra_cpu_prepare_claims", "CPU claims prepared", ["result"], registry=self._registry)
+        self.unprepared = Counter(
+            "dra_cpu_unprepare_claims", "CPU claims unprepared", ["result"], registry=self._registry
+        )
+        self.calls = Counter("dra_numa_claims_handled", "Claims", ["driver", "call", "result"], registry=self._registry)
+        self.seconds = Histogram(
+            "dra_numa_call_seconds", "Time of a call", ["driver", "call"], buckets=_SECONDS, registry=self._registry
+        )
+        self.cpu_seconds = Histogram(
+            "dra_cpu_prepare_claim_duration_seconds", "Time of preparing", buckets=_SECONDS, registry=self._registry
+        )
+        for counter in (self.prepared, self.unprepared):
+            for result in ("success", "error", "unknown"):
+                counter.labels(result)
+
+    def render(self) -> bytes:
+        """Returns the metrics in the text format of Prometheus."""
+        return generate_latest(self._registry)
+
+    def note(self, driver: str, call: str, seconds: float, failures: Iterable[bool]) -> None:
+        """Counts one call and its claims; ``failures`` tells for each claim whether it failed."""
+        self.seconds.labels(driver, call).observe(seconds)
+        for failed in failures:
+            result = "error" if failed else "success"
+            self.calls.labels(driver, call, result).inc()
+            if driver == "dra.cpu":
+                (self.prepared if call == "prepare" else self.unprepared).labels(result).inc()
+                if call == "prepare":
+                    self.cpu_seconds.observe(seconds)
+
+
+class MeasuredClaims:
+    """The claims door with a stopwatch."""
+
+    def __init__(self, claims: Claims, telemetry: Telemetry) -> None:
+        self._claims = claims
+        self._telemetry = telemetry
+
+    async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Prepared | Failure]:
+        """Prepares, and counts."""
+        began = time.perf_counter()
+        answers = await self._claims.prepare(driver, claims)
+        failures = [isinstance(answer, Failure) for answer in answers.values()]
+        self._telemetry.note(driver, "prepare", time.perf_counter() - began, failures)
+        return answers
+
+    async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Failure | None]:
+        """Unprepares, and counts."""
+        began = time.perf_counter()
+        answers = await self._claims.unprepare(driver, claims)
+        failures = [answer is not None for answer in answers.values()]
+        self._telemetry.note(driver, "unprepare", time.perf_counter() - began, failures)
+        return answers

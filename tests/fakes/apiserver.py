@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An API server, as far as a DRA driver and a scheduler see one; it knows nothing of ours.
+
+``python -m tests.fakes.apiserver --port 0 --kubeconfig-out FILE`` runs it as a process. Faults can be ordered over
+HTTP as well: see ``ApiServer.order`` (POST /fake).
+"""
+
+import argparse
+import asyncio
+import json
+import signal
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from aiohttp import web
+
+from tests.fakes.apiserver_rules import admit
+from tests.fakes.apiserver_store import RESOURCES, ApiError, Document, Store
+from tests.fakes.apiserver_values import Fault, Options, Served, Target
+from tests.fakes.apiserver_watch import Watch, matches
+
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
+
+
+class ApiServer:
+    """Use it with ``async with``; ``url`` is its address, ``store`` its objects, ``served`` what was asked."""
+
+    def __init__(self, options: Options | None = None, *, port: int = 0) -> None:
+        self.options = options or Options()
+        self.store = Store(admit=lambda resource, new, old: admit(self.options.gates, resource, new, old))
+        self.served: list[Served] = []
+        self.faults: list[Fault] = []
+        self.watches: list[Watch] = []
+        self.url = ""
+        self._port = port
+        self._stopping = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        app = web.Application(client_max_size=2**23)
+        app.router.add_post("/fake", self._ordered)
+        app.router.add_route("*", "/{path:.*}", self._serve)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port, ssl_context=self._tls())
+        await site.start()
+        self.url = f"{'https' if self.options.certificate else 'http'}://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        self.drop_watches()
+        await self._runner.cleanup()
+
+    def write_kubeconfig(self, path: Path, *, user: Mapping[str, Any] | None = None) -> Path:
+        """Writes a kubeconfig for this server; ``user`` is its user entry, by default a token that is accepted."""
+        token = {"token": min(self.options.tokens)} if self.options.tokens else {}
+        cluster = {"server": self.url}
+        if self.options.authority:
+            cluster["certificate-authority"] = str(self.options.authority)
+        document = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "fake",
+            "clusters": [{"name": "fake", "cluster": cluster}],
+            "users": [{"name": "fake", "user": dict(user) if user is not None else token}],
+            "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "fake"}}],
+        }
+        path.write_text(json.dumps(document, indent=1))
+        return path
+
+    def fail_next(
+        self, count: int, answer: int | str, *, verb: str = "", resource: str = "", retry_after: int | None = None
+    ) -> None:
+        """Lets the next ``count`` requests fail: an HTTP code, ``"hang"`` or ``"drop"``."""
+        self.faults.append(Fault(count, str(answer), verb, resource, retry_after))
+
+    def drop_watches(self) -> None:
+        """Breaks every open watch."""
+        for watch in self.watches:
+            watch.drop()
+
+    def compact(self) -> None:
+        """Forgets the history: a watch that resumes from before is told 410, as are open ones."""
+        self.store.forget_history()
+        self.drop_watches()
+
+    def writes(self, resource: str = "resourceslices") -> list[Served]:
+        """The successful writes to a kind of object so far."""
+        changing = {"create", "update", "patch", "delete", "deletecollection"}
+        return [
+            one
+            for one in self.served
+            if one.verb in changing and one.resource == resource and one.code < 300 and not one.dry_run
+        ]
+
+    def order(self, wish: Document) -> Document:
+        """One wish of ``POST /fake``: fail_next, drop_watches, compact, gates or served."""
+        if "fail_next" in wish:
+            self.fail_next(**wish["fail_next"])
+        if wish.get("drop_watches"):
+            self.drop_watches()
+        if wish.get("compact"):
+            self.compact()
+        self.options.gates.update(wish.get("gates") or {})
+        return {"served": [vars(one) for one in self.served]} if wish.get("served") else {}
+
+    def _tls(self) -> ssl.SSLContext | None:
+        if self.options.certificate is None:
+            return None
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(self.options.certificate, self.options.key)
+        return context
+
+    async def _ordered(self, request: web.Request) -> web.Response:
+        return web.json_response(self.order(await request.json()))
+
+    async def _serve(self, request: web.Request) -> web.StreamResponse:
+        target: Target | None = None
+        verb = "get"
+        try:
+            target = self._target(request.path)
+            verb = _verb(request, target)
+            await self._misbehave(request, verb, target)
+            self._authorize(request, verb, target)
+            answer = await self._answer(request, verb, target)
+            code = 201 if verb == "create" else 200
+            response = answer if isinstance(answer, web.StreamResponse) else web.json_response(answer, status=code)
+        except ApiError as error:
+            headers = {"Retry-After": str(error.__cause__)} if error.code == 429 and error.__cause__ else {}
+            response = web.json_response(error.status(), status=error.code, headers=headers)
+        self.served.append(
+            Served(
+                verb,
+                target.resource.name if target else request.path,
+                target.name if target else "",
+                response.status,
+                dry_run="dryRun" in request.query,
+                agent=request.headers.get("User-Agent", ""),
+            )
+        )
+        return response
+
+    def _target(self, path: str) -> Target:
+        group, parts = "", path.strip("/").split("/")
+        if parts[:2] == ["api", "v1"]:
+            parts = parts[2:]
+        elif len(parts) > 3 and parts[0] == "apis" and parts[2] == "v1":
+            group, parts = parts[1], parts[3:]
+        else:
+            parts = []
+        namespace = ""
+        if len(parts) > 2 and parts[0] == "namespaces" and parts[2] != "status":
+            namespace, parts = parts[1], parts[2:]
+        for resource in RESOURCES:
+            if parts and (resource.group, resource.name) == (group, parts[0]) and group not in self.options.not_served:
+                return Target(resource, namespace, *(*parts[1:3], "", "")[:2])
+        raise ApiError(404, "NotFound", "the server could not find the requested resource")
+
+    async def _misbehave(self, request: web.Request, verb: str, target: Target) -> None:
+        for fault in self.faults:
+            if fault.count > 0 and fault.verb in {"", verb} and fault.resource in {"", target.resource.name}:
+                fault.count -= 1
+                if fault.answer == "hang":
+                    await self._stopping.wait()
+                if fault.answer in {"hang", "drop"}:
+                    assert request.transport is not None
+                    request.transport.abort()
+                    raise ApiError(500, "InternalError", "nobody will read this")
+                error = ApiError(int(fault.answer), "Injected", f"injected fault {fault.answer}")
+                raise error from (Exception(fault.retry_after) if fault.retry_after else None)
+
+    def _authorize(self, request: web.Request, verb: str, target: Target) -> None:
+        token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if self.options.tokens is not None and token not in self.options.tokens:
+            raise ApiError(401, "Unauthorized", "Unauthorized")
+        if (verb, target.resource.name) in self.options.forbidden:
+            text = f'cannot {verb} resource "{target.resource.name}" in API group "{target.resource.group}"'
+            raise ApiError(403, "Forbidden", f'{target.resource.name} is forbidden: User "fake" {text}', target.name)
+
+    async def _answer(self, request: web.Request, verb: str, target: Target) -> Document | web.StreamResponse:
+        resource, namespace, name = target.resource, target.namespace, target.name
+        if verb == "watch":
+            return await self._watch(Watch(self.store, request, resource, namespace, self.options.bookmark_seconds))
+        if verb == "get":
+            return self.store.get(resource, namespace, name)
+        if verb in {"list", "deletecollection"}:
+            items = [one for one in self.store.select(resource, namespace) if matches(resource, request, one)]
+            for item in items if verb == "deletecollection" else []:
+                self.store.delete(resource, item["metadata"].get("namespace", ""), item["metadata"]["name"])
+            metadata = {"resourceVersion": str(self.store.version)}
+            return {
+                "kind": f"{resource.kind}List",
+                "apiVersion": resource.api_version,
+                "metadata": metadata,
+                "items": items,
+            }
+        body = await _body(request)
+        if verb == "delete":
+            return self.store.delete(resource, namespace, name, body.get("preconditions"))
+        if body.get("kind", resource.kind) != resource.kind:
+            raise ApiError(400, "BadRequest", f"{body.get('kind')} in version v1 cannot be handled as {resource.kind}")
+        if verb == "create":
+            if resource.namespaced and not namespace:
+                raise ApiError(405, "MethodNotAllowed", f"{resource.name} are made in a namespace")
+            return self.store.create(resource, namespace, body, dry_run="dryRun" in request.query)
+        if verb == "patch":
+            body = _merged(self.store.get(resource, namespace, name), body)
+        return self.store.update(resource, namespace, name, body, target.part)
+
+    async def _watch(self, watch: Watch) -> web.StreamResponse:
+        self.watches.append(watch)
+        try:
+            return await watch.serve()
+        finally:
+            self.watches.remove(watch)
+
+
+def _verb(request: web.Request, target: Target) -> str:
+    if request.method == "GET":
+        watching = request.query.get("watch") in {"1", "true"}
+        return "watch" if watching else "get" if target.name else "list"
+    if request.method == "DELETE":
+        return "delete" if target.name else "deletecollection"
+    if request.method not in _VERBS:
+        raise ApiError(405, "MethodNotAllowed", f"{request.method} is not supported")
+    return _VERBS[request.method]
+
+
+async def _body(request: web.Request) -> Document:
+    try:
+        document = await request.json() if request.can_read_body else {}
+    except ValueError as error:
+        raise ApiError(400, "BadRequest", f"the body is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise ApiError(400, "BadRequest", "the body is not an object")
+    return document
+
+
+def _merged(old: Any, patch: Any) -> Any:
+    """RFC 7396. An apply patch is taken as one, which is right for a single manager that sends what it owns."""
+    if not isinstance(patch, dict):
+        return patch
+    base = old if isinstance(old, dict) else {}
+    merged = {**base, **{key: _merged(base.get(key), value) for key, value in patch.items()}}
+    return {key: value for key, value in merged.items() if value is not None}
+
+
+async def _main(arguments: argparse.Namespace) -> None:
+    options = Options(tokens=set(arguments.token) or None)
+    for gate in arguments.gate_off:
+        options.gates[gate] = False
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with ApiServer(options, port=arguments.port) as server:
+        if arguments.kubeconfig_out:
+            server.write_kubeconfig(arguments.kubeconfig_out)
+        for node in arguments.node:
+            server.store.create(RESOURCES[0], "", {"metadata": {"name": node}})
+        if arguments.port_file:
+            # Last, and by rename: who waits for this file finds everything else in place.
+            part = arguments.port_file.with_suffix(".part")
+            part.write_text(server.url.rpartition(":")[2])
+            part.rename(arguments.port_file)
+        await stop.wait()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m tests.fakes.apiserver", description=__doc__)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--port-file", type=Path)
+    parser.add_argument("--kubeconfig-out", type=Path)
+    parser.add_argument("--token", action="append", default=[], help="accept only these bearer tokens")
+    parser.add_argument("--gate-off", action="append", default=[], help="a feature gate that is off")
+    parser.add_argument("--node", action="append", default=[], help="a Node to create at the start")
+    asyncio.run(_main(parser.parse_args()))

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be asked of the API server stand-in, and what it remembers."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.fakes.apiserver_rules import GATES_OF_1_36
+from tests.fakes.apiserver_store import Resource
+
+
+@dataclass(frozen=True)
+class Served:
+    """One request that was answered."""
+
+    verb: str
+    resource: str
+    name: str
+    code: int
+    dry_run: bool = False
+    agent: str = ""
+
+
+@dataclass
+class Fault:
+    """What happens to the next ``count`` requests: an HTTP code, or ``hang`` / ``drop`` of the connection."""
+
+    count: int
+    answer: str
+    verb: str = ""
+    resource: str = ""
+    retry_after: int | None = None
+
+
+@dataclass
+class Options:
+    """How this server is set up."""
+
+    gates: dict[str, bool] = field(default_factory=lambda: dict(GATES_OF_1_36))
+    tokens: set[str] | None = None
+    """Accepted bearer tokens; None lets everybody in."""
+    forbidden: set[tuple[str, str]] = field(default_factory=set)
+    """(verb, resource) that RBAC denies."""
+    certificate: Path | None = None
+    key: Path | None = None
+    authority: Path | None = None
+    bookmark_seconds: float = 60.0
+    not_served: set[str] = field(default_factory=set)
+    """API groups that answer 404."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the path of a request names."""
+
+    resource: Resource
+    namespace: str
+    name: str
+    part: str

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Selectors and watches of the API server stand-in."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from tests.fakes.apiserver_store import ApiError, Change, Document, Resource, Store
+
+
+def matches(resource: Resource, request: web.Request, document: Document | None) -> bool:
+    """True if the object passes the request's field selector; ApiError 400 for a field that cannot be selected."""
+    for term in filter(None, request.query.get("fieldSelector", "").split(",")):
+        path, _, wanted = term.replace("==", "=").partition("=")
+        negated = path.endswith("!")
+        path = path.removesuffix("!")
+        if path not in {"metadata.name", "metadata.namespace", *resource.selectable}:
+            raise ApiError(400, "BadRequest", f"field label not supported: {path}")
+        if document is not None and (_field(document, path) == wanted) == negated:
+            return False
+    return document is not None
+
+
+@dataclass
+class Watch:
+    """One open watch; ``drop`` breaks its connection."""
+
+    store: Store
+    request: web.Request
+    resource: Resource
+    namespace: str
+    bookmark_seconds: float
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _dropped: bool = False
+
+    def drop(self) -> None:
+        """Breaks the connection."""
+        self._dropped = True
+        self._changed.set()
+
+    async def serve(self) -> web.StreamResponse:
+        """Streams events until the time is up, the connection is dropped or the client goes."""
+        matches(self.resource, self.request, None)
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        response.enable_chunked_encoding()
+        await response.prepare(self.request)
+        self.store.listeners.add(self._changed.set)
+        try:
+            async with asyncio.timeout(float(self.request.query.get("timeoutSeconds", "1800"))):
+                await self._stream(response)
+        except (TimeoutError, ConnectionError):
+            pass
+        finally:
+            self.store.listeners.discard(self._changed.set)
+        if self._dropped and self.request.transport is not None:
+            self.request.transport.abort()
+        return response
+
+    async def _stream(self, response: web.StreamResponse) -> None:
+        position = await self._begin(response)
+        while not self._dropped:
+            if position < self.store.forgotten:
+                expired = ApiError(410, "Expired", f"too old resource version: {position} ({self.store.forgotten})")
+                await _send(response, "ERROR", expired.status())
+                return
+            self._changed.clear()
+            for change in self.store.since(position, self.resource):
+                for kind, document in _seen(change, self.request, self.namespace):
+                    await _send(response, kind, document)
+                position = change.version
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.bookmark_seconds):
+                    await self._changed.wait()
+                    continue
+            if self.request.query.get("allowWatchBookmarks") == "true":
+                await _send(response, "BOOKMARK", self._bookmark())
+
+    async def _begin(self, response: web.StreamResponse) -> int:
+        """Where the client stands; without a version it first gets everything that exists."""
+        start = self.request.query.get("resourceVersion", "")
+        if start not in {"", "0"}:
+            return int(start)
+        position = self.store.version
+        for document in self.store.select(self.resource, self.namespace):
+            if matches(self.resource, self.request, document):
+                await _send(response, "ADDED", document)
+        return position
+
+    def _bookmark(self) -> Document:
+        metadata = {"resourceVersion": str(self.store.version)}
+        return {"kind": self.resource.kind, "apiVersion": self.resource.api_version, "metadata": metadata}
+
+
+def _seen(change: Change, request: web.Request, namespace: str) -> Iterator[tuple[str, Document]]:
+    """What a selective watch makes of a change: an object may come into its view or leave it."""
+
+    def visible(document: Document | None) -> bool:
+        here = document is not None and namespace in {"", document["metadata"].get("namespace", "")}
+        return here and matches(change.resource, request, document)
+
+    before, after = visible(change.before), visible(change.after) and not change.deleted
+    assert change.after is not None
+    if after:
+        yield "MODIFIED" if before else "ADDED", change.after
+    elif before:
+        yield "DELETED", change.after
+
+
+def _field(document: Document, path: str) -> object:
+    value: object = document
+    for part in path.split("."):
+        value = value.get(part, "") if isinstance(value, dict) else ""
+    return value
+
+
+async def _send(response: web.StreamResponse, kind: str, document: Document) -> None:
+    await response.write(json.dumps({"type": kind, "object": document}).encode() + b"\n")

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A kubelet, as far as a DRA driver sees one. It knows nothing of ours and works with any driver.
+
+``python -m tests.fakes.kubelet --root DIR --control SOCK`` runs it as a process; see kubelet_control.py.
+"""
+
+import argparse
+import asyncio
+import random
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+
+from tests.fakes._pb import dra_v1_pb2, dra_v1beta1_pb2
+from tests.fakes.kubelet_claims import (
+    CachedClaim,
+    CachedDevice,
+    ClaimCache,
+    Document,
+    PrepareError,
+    UnprepareError,
+    container_devices,
+)
+from tests.fakes.kubelet_control import serve_control
+from tests.fakes.kubelet_plugins import Endpoint, KubeletSettings, Plugins, WipeSlices
+
+_MESSAGES: dict[str, Any] = {"v1.DRAPlugin": dra_v1_pb2, "v1beta1.DRAPlugin": dra_v1beta1_pb2}
+
+
+async def _keep_slices(driver: str | None) -> None:
+    """Without an API server there are no ResourceSlices to wipe."""
+
+
+class Kubelet:
+    """Use it with ``async with``; ``wipe_slices(driver)`` is called as the real one wipes (None: all of the node)."""
+
+    def __init__(
+        self, root: Path, settings: KubeletSettings | None = None, wipe_slices: WipeSlices = _keep_slices
+    ) -> None:
+        self.root = root
+        self.settings = settings or KubeletSettings()
+        self.plugins = Plugins(root / "plugins_registry", self.settings, wipe_slices)
+        self.cache = ClaimCache(root / "dra_manager_state")
+        self._wipe = wipe_slices
+        self._watch: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self.plugins.registry.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self.cache.load()
+        await self._wipe(None)
+        self._watch = asyncio.create_task(self.plugins.run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+            self._watch = None
+
+    async def restart(self) -> None:
+        """Ends and begins anew: connections are lost, the checkpoint is read, all slices are wiped."""
+        await self.__aexit__(None, None, None)
+        await self.__aenter__()
+
+    async def driver(self, name: str, within: float = 10.0) -> Endpoint:
+        """Returns the driver's endpoint once it is registered and connected; TimeoutError otherwise."""
+        async with asyncio.timeout(within):
+            # The state of a channel that connects has no event.
+            while (endpoint := self.plugins.endpoint(name)) is None or not endpoint.connected():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            return endpoint
+
+    async def prepare_pod(self, pod: Document, claims: Sequence[Document]) -> dict[str, list[str]]:
+        """Prepares the claims of a pod and returns each container's CDI ids; raises PrepareError."""
+        admitted = [self.cache.admit(pod, claim) for claim in claims]
+        for name in {driver for claim in admitted for driver in claim.drivers}:
+            if self.plugins.endpoint(name) is None:
+                raise PrepareError(f"DRA driver {name} is not registered")
+        for claim in admitted:
+            self.cache.claims[claim.namespace, claim.name] = claim
+            if pod["metadata"]["uid"] not in claim.pods:
+                claim.pods.append(pod["metadata"]["uid"])
+        self.cache.save()
+        fresh = [claim for claim in admitted if not claim.prepared]
+        for name in _any_order(fresh):
+            await self._prepare(name, [claim for claim in fresh if name in claim.drivers])
+        for claim in fresh:
+            claim.prepared = True
+        self.cache.save()
+        return container_devices(pod, claims, self.cache.claims)
+
+    async def unprepare_pod(self, pod_uid: str) -> None:
+        """Ends a pod's use of its claims; those that no other pod uses are unprepared. Raises UnprepareError."""
+        ending: list[CachedClaim] = []
+        for claim in self.cache.of_pod(pod_uid):
+            if claim.pods == [pod_uid]:
+                ending.append(claim)
+            else:
+                claim.pods.remove(pod_uid)
+        for name in _any_order(ending):
+            await self._unprepare(name, [claim for claim in ending if name in claim.drivers])
+        for claim in ending:
+            del self.cache.claims[claim.namespace, claim.name]
+        self.cache.save()
+
+    async def _prepare(self, driver: str, claims: list[CachedClaim]) -> None:
+        by_uid = {claim.uid: claim for claim in claims}
+        answer = await self._call(driver, "NodePrepareResources", "Prepare", claims, PrepareError)
+        for uid, entry in answer.claims.items():
+            if uid not in by_uid:
+                raise PrepareError(f"{driver} answered for a claim that it was not asked for: {uid}")
+            if entry.error:
+                raise PrepareError(f"{driver} failed to prepare claim {by_uid[uid].name}: {entry.error}")
+            # Appended to what the checkpoint holds, whatever that is: ids that change over time pile up.
+            by_uid[uid].devices.setdefault(driver, []).extend(_cached(device) for device in entry.devices)
+        if len(answer.claims) < len(claims):
+            raise PrepareError(f"{driver} skipped {len(claims) - len(answer.claims)} ResourceClaims")
+
+    async def _unprepare(self, driver: str, claims: list[CachedClaim]) -> None:
+        answer = await self._call(driver, "NodeUnprepareResources", "Unprepare", claims, UnprepareError)
+        wanted = {claim.uid for claim in claims}
+        for uid, entry in answer.claims.items():
+            if uid not in wanted:
+                raise UnprepareError(f"{driver} answered for a claim that it was not asked for: {uid}")
+            if entry.error:
+                raise UnprepareError(f"{driver} failed to unprepare claim {uid}: {entry.error}")
+        if len(answer.claims) < len(claims):
+            raise UnprepareError(f"{driver} skipped {len(claims) - len(answer.claims)} ResourceClaims")
+
+    async def _call(
+        self, driver: str, method: str, verb: str, claims: list[CachedClaim], failure: type[Exception]
+    ) -> Any:
+        endpoint = self.plugins.endpoint(driver)
+        if endpoint is None:
+            raise failure(f"DRA driver {driver} is not registered")
+        messages = _MESSAGES[endpoint.service]
+        request = getattr(messages, f"Node{verb}ResourcesRequest")()
+        for claim in claims:
+            request.claims.add(namespace=claim.namespace, name=claim.name, uid=claim.uid)
+        call = endpoint.channel.unary_unary(
+            f"/k8s.io.kubelet.pkg.apis.dra.{endpoint.service}/{method}",
+            type(request).SerializeToString,
+            getattr(messages, f"Node{verb}ResourcesResponse").FromString,
+        )
+        try:
+            return await call(request, timeout=self.settings.call)
+        except grpc.aio.AioRpcError as error:
+            raise failure(f"{driver} {method}: {error.code().name}: {error.details()}") from error
+
+
+def _any_order(claims: Sequence[CachedClaim]) -> list[str]:
+    drivers = sorted({driver for claim in claims for driver in claim.drivers})
+    random.shuffle(drivers)  # the real one iterates over a map
+    return drivers
+
+
+def _cached(device: Any) -> CachedDevice:
+    share = device.share_id if "share_id" in device.DESCRIPTOR.fields_by_name and device.HasField("share_id") else None
+    return CachedDevice(
+        list(device.request_names), device.pool_name, device.device_name, list(device.cdi_device_ids), share
+    )
+
+
+async def _main() -> None:
+    parser = argparse.ArgumentParser(description="A kubelet, as far as a DRA driver sees one.")
+    parser.add_argument("--root", type=Path, required=True, help="the kubelet's root directory")
+    parser.add_argument("--control", type=Path, required=True, help="unix socket for commands, one JSON line each")
+    parser.add_argument("--call-seconds", type=float, default=45.0, help="limit of a prepare or unprepare call")
+    arguments = parser.parse_args()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    kubelet = Kubelet(arguments.root, KubeletSettings(call=arguments.call_seconds))
+    async with kubelet, serve_control(kubelet, arguments.control):
+        print("ready", flush=True)
+        await stop.wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main())

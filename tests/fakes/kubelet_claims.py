@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kubelet's memory of claims: checks before Prepare, the checkpoint, which CDI ids a container gets."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+Document = Mapping[str, Any]
+
+
+class PrepareError(Exception):
+    """The pod cannot start; the kubelet would try again after 60 to 90 s."""
+
+
+class UnprepareError(Exception):
+    """The pod cannot end; the kubelet would try again after 10 to 15 s."""
+
+
+@dataclass(slots=True)
+class CachedDevice:
+    """One device as a driver answered it."""
+
+    requests: list[str]
+    pool: str
+    device: str
+    cdi_ids: list[str]
+    share_id: str | None = None
+
+
+@dataclass(slots=True)
+class CachedClaim:
+    """A claim that is, or is to be, prepared on this node."""
+
+    namespace: str
+    name: str
+    uid: str
+    drivers: list[str]
+    pods: list[str] = field(default_factory=list)
+    devices: dict[str, list[CachedDevice]] = field(default_factory=dict)
+    prepared: bool = False
+
+    def cdi_ids(self, request: str | None) -> list[str]:
+        """Returns the ids for a container that names the claim, or one request of it (base name)."""
+        return [
+            cdi_id
+            for devices in self.devices.values()
+            for device in devices
+            if request is None or not device.requests or request in device.requests
+            for cdi_id in device.cdi_ids
+        ]
+
+
+class ClaimCache:
+    """All claims of the node, by (namespace, name), with a checkpoint file that outlives the kubelet."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._checkpoint = checkpoint
+        self.claims: dict[tuple[str, str], CachedClaim] = {}
+
+    def save(self) -> None:
+        """Writes the checkpoint."""
+        self._checkpoint.write_text(json.dumps([asdict(claim) for claim in self.claims.values()]))
+
+    def load(self) -> None:
+        """Reads the checkpoint: after a restart no claim counts as prepared, but its CDI ids are remembered."""
+        self.claims.clear()
+        if not self._checkpoint.exists():
+            return
+        for entry in json.loads(self._checkpoint.read_text()):
+            entry["devices"] = {
+                driver: [CachedDevice(**device) for device in devices] for driver, devices in entry["devices"].items()
+            }
+            claim = CachedClaim(**{**entry, "prepared": False})
+            self.claims[claim.namespace, claim.name] = claim
+
+    def of_pod(self, pod_uid: str) -> list[CachedClaim]:
+        """Returns the claims that a pod uses."""
+        return [claim for claim in self.claims.values() if pod_uid in claim.pods]
+
+    def admit(self, pod: Document, document: Document) -> CachedClaim:
+        """Checks a claim for a pod and returns what is cached of it, or a new entry that is not cached yet."""
+        metadata = document["metadata"]
+        shown = f"ResourceClaim {metadata['namespace']}/{metadata['name']}"
+        status = document.get("status") or {}
+        if _from_template(pod, document) and not any(
+            owner.get("uid") == pod["metadata"]["uid"] for owner in metadata.get("ownerReferences") or []
+        ):
+            raise PrepareError(f"{shown} was not made for the pod")
+        reserved = [entry["uid"] for entry in status.get("reservedFor") or [] if entry.get("resource") == "pods"]
+        if pod["metadata"]["uid"] not in reserved:
+            raise PrepareError(f"{shown} is not reserved for the pod")
+        if status.get("allocation") is None:
+            raise PrepareError(f"{shown} is not allocated")
+        cached = self.claims.get((metadata["namespace"], metadata["name"]))
+        if cached is not None and cached.uid != metadata["uid"]:
+            raise PrepareError(f"an old {shown} with another UID is still prepared here")
+        results = (status["allocation"].get("devices") or {}).get("results") or []
+        drivers = list(dict.fromkeys(result["driver"] for result in results))
+        return cached or CachedClaim(metadata["namespace"], metadata["name"], metadata["uid"], drivers)
+
+
+def _pod_claim(pod: Document, claim: Document) -> Document | None:
+    """Returns the pod's entry for the claim."""
+    name = claim["metadata"]["name"]
+    statuses = (pod.get("status") or {}).get("resourceClaimStatuses") or []
+    made = {entry["name"]: entry.get("resourceClaimName") for entry in statuses}
+    annotations = claim["metadata"].get("annotations") or {}
+    for entry in (pod.get("spec") or {}).get("resourceClaims") or []:
+        if entry.get("resourceClaimName") == name or made.get(entry["name"]) == name:
+            return dict(entry)
+        template = entry.get("resourceClaimTemplateName")
+        if template and annotations.get("resource.kubernetes.io/pod-claim-name") == entry["name"]:
+            return dict(entry)
+    return None
+
+
+def _from_template(pod: Document, claim: Document) -> bool:
+    entry = _pod_claim(pod, claim)
+    return entry is not None and "resourceClaimTemplateName" in entry
+
+
+def container_devices(
+    pod: Document, claims: Iterable[Document], cache: Mapping[tuple[str, str], CachedClaim]
+) -> dict[str, list[str]]:
+    """Returns the CDI ids of each container, as they go into the CRI request."""
+    by_pod_name: dict[str, CachedClaim] = {}
+    for claim in claims:
+        entry = _pod_claim(pod, claim)
+        if entry is not None:
+            by_pod_name[entry["name"]] = cache[claim["metadata"]["namespace"], claim["metadata"]["name"]]
+    spec = pod.get("spec") or {}
+    return {
+        container["name"]: [
+            cdi_id
+            for use in (container.get("resources") or {}).get("claims") or []
+            if use["name"] in by_pod_name
+            for cdi_id in by_pod_name[use["name"]].cdi_ids(use.get("request") or None)
+        ]
+        for container in [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
+    }

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kubelet's plugin side: finds sockets, registers plugins, keeps their connections and their health."""
+
+import asyncio
+import os
+import stat
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import grpc
+import grpc.aio
+
+from tests.fakes._pb import dra_health_v1alpha1_pb2 as health_pb
+from tests.fakes._pb import pluginregistration_pb2 as registration_pb
+
+REGISTRATION = "/pluginregistration.Registration"
+WipeSlices = Callable[[str | None], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletSettings:
+    """Times in seconds, by default those of a kubelet 1.36 (save for ``poll``, where it has inotify)."""
+
+    poll: float = 0.05
+    dial: float = 10.0
+    get_info: float = 1.0
+    notify: float = 5.0
+    backoff: float = 0.5
+    longest_backoff: float = 122.0
+    call: float = 45.0
+    wipe: float = 30.0
+    health_retry: float = 5.0
+    services: tuple[str, ...] = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
+    health_service: str = "v1alpha1.DRAResourceHealth"
+
+
+class RefusedPluginError(Exception):
+    """What a plugin says of itself is not acceptable."""
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """One registered instance of a driver."""
+
+    driver: str
+    service: str
+    path: str
+    registration: Path
+    channel: Any
+    watch: asyncio.Task[None] | None = None
+
+    def connected(self) -> bool:
+        """Whether the connection stands; begins to connect if it does not."""
+        return bool(self.channel.get_state(try_to_connect=True) == grpc.ChannelConnectivity.READY)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenHealth:
+    """The last word on a device, and until when it counts (monotonic seconds)."""
+
+    health: str
+    message: str
+    until: float
+
+
+@dataclass(slots=True)
+class Plugins:
+    """All plugins of one node. ``run`` watches the registry until it is cancelled."""
+
+    registry: Path
+    settings: KubeletSettings
+    wipe: WipeSlices
+    endpoints: list[Endpoint] = field(default_factory=list)
+    """In order of registration."""
+    failures: dict[Path, list[str]] = field(default_factory=dict)
+    """Every failed registration, by socket."""
+    health: dict[str, dict[tuple[str, str], SeenHealth]] = field(default_factory=dict)
+    """Complete lists by driver, devices by (pool, device)."""
+    _known: dict[Path, tuple[int, int]] = field(default_factory=dict)
+    _registering: dict[Path, asyncio.Task[None]] = field(default_factory=dict)
+    _alone_since: dict[str, float] = field(default_factory=dict)
+
+    def endpoint(self, driver: str) -> Endpoint | None:
+        """Returns the most recently registered instance that is connected, or else the most recently registered."""
+        instances = [endpoint for endpoint in self.endpoints if endpoint.driver == driver]
+        connected = [endpoint for endpoint in instances if endpoint.connected()]
+        return max(connected or instances, key=self.endpoints.index, default=None)
+
+    def device_health(self, driver: str, pool: str, device: str) -> str:
+        """Returns HEALTHY, UNHEALTHY or UNKNOWN, as the pod's status would show it."""
+        seen = self.health.get(driver, {}).get((pool, device))
+        return seen.health if seen is not None and time.monotonic() < seen.until else "UNKNOWN"
+
+    async def run(self) -> None:
+        """Watches the registry directory."""
+        try:
+            while True:
+                await self._compare(await asyncio.to_thread(_sockets, self.registry))
+                await self._wipe_abandoned()
+                await asyncio.sleep(self.settings.poll)
+        finally:
+            tasks = list(self._registering.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for endpoint in list(self.endpoints):
+                await self._drop(endpoint)
+            self._alone_since.clear()
+            self._known.clear()
+            self._registering.clear()
+
+    async def _compare(self, found: dict[Path, tuple[int, int]]) -> None:
+        for path in [path for path, identity in self._known.items() if found.get(path) != identity]:
+            del self._known[path]
+            task = self._registering.pop(path)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            for endpoint in [endpoint for endpoint in self.endpoints if endpoint.registration == path]:
+                await self._drop(endpoint)
+        for path, identity in found.items():
+            if path not in self._known:
+                self._known[path] = identity
+                self._registering[path] = asyncio.create_task(self._register(path))
+
+    async def _register(self, path: Path) -> None:
+        delay = self.settings.backoff
+        while True:
+            try:
+                await self._try(path)
+            except (RefusedPluginError, grpc.aio.AioRpcError, TimeoutError) as error:
+                reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
+                self.failures.setdefault(path, []).append(reason or type(error).__name__)
+            else:
+                return
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, self.settings.longest_backoff)
+
+    async def _try(self, path: Path) -> None:
+        # The real one dials the raw path, so its :authority header is the percent-encoded path.
+        authority = [("grpc.default_authority", quote(str(path), safe=""))]
+        async with grpc.aio.insecure_channel(f"unix:{path}", options=authority) as channel:
+            await asyncio.wait_for(channel.channel_ready(), self.settings.dial)
+            get_info = channel.unary_unary(
+                f"{REGISTRATION}/GetInfo",
+                registration_pb.InfoRequest.SerializeToString,
+                registration_pb.PluginInfo.FromString,
+            )
+            notify = channel.unary_unary(
+                f"{REGISTRATION}/NotifyRegistrationStatus",
+                registration_pb.RegistrationStatus.SerializeToString,
+                registration_pb.RegistrationStatusResponse.FromString,
+            )
+            info = await get_info(registration_pb.InfoRequest(), timeout=self.settings.get_info)
+            try:
+                endpoint = self._accept(info, path)
+            except RefusedPluginError as error:
+                status = registration_pb.RegistrationStatus(plugin_registered=False, error=str(error))
+                await notify(status, timeout=self.settings.notify)
+                raise
+            try:
+                await notify(registration_pb.RegistrationStatus(plugin_registered=True), timeout=self.settings.notify)
+            except grpc.aio.AioRpcError:
+                await self._drop(endpoint)
+                raise
+
+    def _accept(self, info: registration_pb.PluginInfo, path: Path) -> Endpoint:
+        if info.type != "DRAPlugin":
+            raise RefusedPluginError(f"no one here takes plugins of type {info.type!r}")
+        service = next((name for name in info.supported_versions if name in self.settings.services), None)
+        if service is None:
+            raise RefusedPluginError(f"none of the services {list(info.supported_versions)} is known here")
+        address = info.endpoint or str(path)
+        if any(endpoint.driver == info.name and endpoint.path == address for endpoint in self.endpoints):
+            raise RefusedPluginError(f"driver {info.name} has already registered {address}")
+        channel = grpc.aio.insecure_channel(f"unix:{address}")
+        endpoint = Endpoint(info.name, service, address, path, channel)
+        endpoint.connected()
+        self.endpoints.append(endpoint)
+        endpoint.watch = asyncio.create_task(self._watch_health(endpoint))
+        return endpoint
+
+    async def _drop(self, endpoint: Endpoint) -> None:
+        self.endpoints.remove(endpoint)
+        self._alone_since[endpoint.driver] = time.monotonic()
+        if endpoint.watch is not None:
+            endpoint.watch.cancel()
+            await asyncio.gather(endpoint.watch, return_exceptions=True)
+        await endpoint.channel.close()
+
+    async def _watch_health(self, endpoint: Endpoint) -> None:
+        watch = endpoint.channel.unary_stream(
+            f"/{self.settings.health_service}/NodeWatchResources",
+            health_pb.NodeWatchResourcesRequest.SerializeToString,
+            health_pb.NodeWatchResourcesResponse.FromString,
+        )
+        while True:
+            try:
+                async for response in watch(health_pb.NodeWatchResourcesRequest()):
+                    self.health[endpoint.driver] = _complete_list(response)
+            except grpc.aio.AioRpcError as error:
+                if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                    return
+            finally:
+                self.health.pop(endpoint.driver, None)
+            await asyncio.sleep(self.settings.health_retry)
+
+    async def _wipe_abandoned(self) -> None:
+        served = {endpoint.driver for endpoint in self.endpoints if endpoint.connected()}
+        now = time.monotonic()
+        for driver in served:
+            self._alone_since[driver] = now
+        for driver, since in list(self._alone_since.items()):
+            if driver not in served and now - since >= self.settings.wipe:
+                del self._alone_since[driver]
+                await self.wipe(driver)
+
+
+def _complete_list(response: health_pb.NodeWatchResourcesResponse) -> dict[tuple[str, str], SeenHealth]:
+    now = time.monotonic()
+    return {
+        (device.device.pool_name, device.device.device_name): SeenHealth(
+            health_pb.HealthStatus.Name(device.health),
+            device.message if len(device.message) <= 1024 else device.message[:1021] + "...",
+            now + (device.health_check_timeout_seconds if device.health_check_timeout_seconds > 0 else 30),
+        )
+        for device in response.devices
+    }
+
+
+def _sockets(registry: Path) -> dict[Path, tuple[int, int]]:
+    """Returns the sockets below the registry with what tells a new one of the same name from the old."""
+    found: dict[Path, tuple[int, int]] = {}
+    for folder, _, names in os.walk(registry):
+        for name in names:
+            path = Path(folder, name)
+            try:
+                status = path.lstat()
+            except FileNotFoundError:
+                continue
+            if stat.S_ISSOCK(status.st_mode) and not name.startswith("."):
+                found[path] = (status.st_ino, status.st_ctime_ns)
+    return found

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CDI as the runtimes' library does it: strict files, closed list of versions, conflicts, injection into a container.
+
+One difference: the directories are read again for every container, where the library waits for inotify events.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.fakes._pb import nri_pb2 as pb
+from tests.fakes.runtime_merge import env_of
+
+_VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
+_KIND = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+_TOP = {"cdiVersion", "kind", "annotations", "devices", "containerEdits"}
+_DEVICE = {"name", "annotations", "containerEdits"}
+_EDITS = {"env", "deviceNodes", "netDevices", "mounts", "hooks", "intelRdt", "additionalGids"}
+_MOUNT = {"hostPath", "containerPath", "options", "type"}
+
+
+class UnresolvableError(Exception):
+    """A container names CDI devices that no valid file describes; it is not created."""
+
+
+class InvalidSpecError(ValueError):
+    """A CDI file that the library refuses as a whole."""
+
+
+@dataclass
+class CdiScan:
+    """What one look at the directories found."""
+
+    devices: dict[str, tuple[Path, Mapping[str, Any], Mapping[str, Any]]] = field(default_factory=dict)
+    """File, device edits and file edits by qualified name."""
+    errors: dict[Path, str] = field(default_factory=dict)
+
+
+def inject(container: pb.Container, ids: Sequence[str], directories: Iterable[Path], newest: str = "1.1.0") -> None:
+    """Applies the devices' edits to env and mounts. Raises UnresolvableError and changes nothing."""
+    scan = scan_directories(directories, newest)
+    wanted = list(dict.fromkeys(ids))
+    if missing := [name for name in wanted if name not in scan.devices]:
+        raise UnresolvableError(f"unresolvable CDI devices {', '.join(missing)}")
+    used: set[Path] = set()
+    for name in wanted:
+        path, device_edits, file_edits = scan.devices[name]
+        if path not in used:
+            used.add(path)
+            _apply(container, file_edits)
+        _apply(container, device_edits)
+
+
+def scan_directories(directories: Iterable[Path], newest: str = "1.1.0") -> CdiScan:
+    """Reads every ``*.json`` and ``*.yaml``; later directories win, within one a device that is there twice is lost."""
+    scan = CdiScan()
+    for directory in directories:
+        here: dict[str, tuple[Path, Mapping[str, Any], Mapping[str, Any]]] = {}
+        conflicts: set[str] = set()
+        for path in sorted(directory.glob("*")) if directory.is_dir() else ():
+            if path.suffix not in (".json", ".yaml"):
+                continue
+            try:
+                document = _load(path, newest)
+            except InvalidSpecError as error:
+                scan.errors[path] = str(error)
+                continue
+            for device in document["devices"]:
+                name = f"{document['kind']}={device['name']}"
+                if name in here:
+                    conflicts.add(name)
+                    scan.errors[path] = f"conflicting device {name}"
+                here[name] = (path, device["containerEdits"], document.get("containerEdits", {}))
+        scan.devices |= {name: entry for name, entry in here.items() if name not in conflicts}
+        for name in conflicts:
+            scan.devices.pop(name, None)
+    return scan
+
+
+def _load(path: Path, newest: str) -> dict[str, Any]:
+    text = path.read_text()
+    try:
+        document = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except ValueError as error:
+        raise InvalidSpecError(str(error)) from error
+    except yaml.YAMLError as error:
+        raise InvalidSpecError(str(error)) from error
+    _keys(document, _TOP, {"cdiVersion", "kind", "devices"}, "file")
+    version = str(document["cdiVersion"]).removeprefix("v")
+    if version not in _VERSIONS[: _VERSIONS.index(newest) + 1]:
+        raise InvalidSpecError(f"invalid version {version!r}")
+    if not _KIND.fullmatch(document["kind"]):
+        raise InvalidSpecError(f"invalid kind {document['kind']!r}")
+    if not document["devices"]:
+        raise InvalidSpecError("no devices")
+    _check_edits(document.get("containerEdits", {}))
+    for device in document["devices"]:
+        _keys(device, _DEVICE, {"name", "containerEdits"}, "device")
+        if not _NAME.fullmatch(device["name"]):
+            raise InvalidSpecError(f"invalid device name {device['name']!r}")
+        if not any(device["containerEdits"].values()):
+            raise InvalidSpecError(f"device {device['name']!r} has empty edits")
+        _check_edits(device["containerEdits"])
+    if _VERSIONS.index(version) < _VERSIONS.index(needed := _minimum(document)):
+        raise InvalidSpecError(f"version {version} is below {needed}, which the content needs")
+    return dict(document)
+
+
+def _check_edits(edits: Mapping[str, Any]) -> None:
+    _keys(edits, _EDITS, set(), "containerEdits")
+    for entry in edits.get("env", ()):
+        if "=" not in entry[1:]:
+            raise InvalidSpecError(f"invalid env {entry!r}")
+    for mount in edits.get("mounts", ()):
+        _keys(mount, _MOUNT, {"hostPath", "containerPath"}, "mount")
+
+
+def _keys(value: Any, known: set[str], needed: set[str], what: str) -> None:
+    if not isinstance(value, dict):
+        raise InvalidSpecError(f"a {what} must be an object")
+    if unknown := set(value) - known:
+        raise InvalidSpecError(f"unknown key {min(unknown)!r} in a {what}")
+    if missing := needed - set(value):
+        raise InvalidSpecError(f"a {what} lacks {min(missing)!r}")
+
+
+def _minimum(document: Mapping[str, Any]) -> str:
+    devices = document["devices"]
+    edits = [document.get("containerEdits", {}), *(device["containerEdits"] for device in devices)]
+    if any("netDevices" in edit for edit in edits):
+        return "1.1.0"
+    if any("intelRdt" in edit or "additionalGids" in edit for edit in edits):
+        return "0.7.0"
+    if "annotations" in document or any("annotations" in device for device in devices):
+        return "0.6.0"
+    if "." in document["kind"].split("/")[1]:
+        return "0.6.0"
+    if any(device["name"][0].isdigit() for device in devices):
+        return "0.5.0"
+    if any("type" in mount for edit in edits for mount in edit.get("mounts", ())):
+        return "0.4.0"
+    return "0.3.0"
+
+
+def _apply(container: pb.Container, edits: Mapping[str, Any]) -> None:
+    env = env_of(container.env) | env_of(edits.get("env", ()))
+    del container.env[:]
+    container.env.extend(f"{name}={value}" for name, value in env.items())
+    for mount in edits.get("mounts", ()):
+        kept = [other for other in container.mounts if other.destination != mount["containerPath"]]
+        kept.append(
+            pb.Mount(
+                destination=mount["containerPath"],
+                source=mount["hostPath"],
+                type=mount.get("type", "bind"),
+                options=mount.get("options", ()),
+            )
+        )
+        del container.mounts[:]
+        container.mounts.extend(sorted(kept, key=lambda one: one.destination.count("/")))

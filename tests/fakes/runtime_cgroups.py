@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A directory that looks like cgroup v2, with the files that the kubelet, runc and the kernel would make.
+
+Plain files do not react, so two things are imitated. ``cpuset.*.effective`` is a link to the value that the kernel
+would report: the group's own file where that lies within the parent, else the parent's; so a later write to the own
+file shows at once. refresh() makes the links true again after a group got its first value or left its parent's. And
+what was written to ``cgroup.kill`` is found by killed().
+"""
+
+import shutil
+import threading
+from pathlib import Path
+
+from tests.fakes._pb import nri_pb2 as pb
+
+_CONTROLLERS = "cpuset cpu io memory hugetlb pids"
+_FILES = {
+    "cgroup.controllers": _CONTROLLERS,
+    "cgroup.procs": "",
+    "cgroup.events": "populated 0\nfrozen 0",
+    "cgroup.kill": "",
+    "cgroup.freeze": "0",
+    "cgroup.type": "domain",
+    "cpuset.cpus": "",
+    "cpuset.mems": "",
+    "cpuset.cpus.partition": "member",
+    "cpu.max": "max 100000",
+    "cpu.weight": "100",
+    "memory.max": "max",
+    "memory.min": "0",
+    "memory.low": "0",
+    "memory.current": "0",
+    "pids.max": "max",
+}
+
+
+class CgroupRefusedError(Exception):
+    """The kernel would refuse the value; runc fails, after the plugins have agreed."""
+
+
+class FakeCgroups:
+    """The tree below root, for one cgroup driver."""
+
+    def __init__(self, root: Path, driver: str, cpus: str, mems: str, hugepage_sizes: tuple[str, ...]) -> None:
+        self.root = root
+        self.driver = driver
+        self._machine = {"cpus": cpus, "mems": mems}
+        self._hugepage_sizes = hugepage_sizes
+        self._made: dict[Path, tuple[int, ...]] = {}
+        self._lock = threading.RLock()
+
+    def prepare(self) -> None:
+        """Makes the root and the kubelet's top groups."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        for name, text in {
+            "cgroup.controllers": _CONTROLLERS,
+            "cgroup.subtree_control": _CONTROLLERS,
+            "cpuset.cpus.effective": self._machine["cpus"],
+            "cpuset.mems.effective": self._machine["mems"],
+            "cgroup.procs": "",
+        }.items():
+            (self.root / name).write_text(text + "\n")
+        for qos in ("besteffort", "burstable"):
+            self._make(self._pod_directory(qos))
+        (self.root / "system.slice").mkdir(exist_ok=True)
+
+    def cgroup_parent(self, uid: str, qos: str) -> str:
+        """What the kubelet gives the runtime as a pod's cgroup parent."""
+        return "/" + str(self._pod_directory(qos, uid).relative_to(self.root))
+
+    def cgroups_path(self, cgroup_parent: str, container_id: str) -> str:
+        """What containerd writes into the container's OCI spec."""
+        if self.driver == "systemd":
+            return f"{Path(cgroup_parent).name}:cri-containerd:{container_id}"
+        return f"{cgroup_parent}/{container_id}"
+
+    def directory(self, cgroup_parent: str, container_id: str) -> Path:
+        """The container's group."""
+        name = f"cri-containerd-{container_id}.scope" if self.driver == "systemd" else container_id
+        return self.root / cgroup_parent.lstrip("/") / name
+
+    def make_pod(self, cgroup_parent: str, sandbox_id: str) -> None:
+        """The pod's group, made by the kubelet, and that of its pause container."""
+        self._make(self.root / cgroup_parent.lstrip("/"))
+        self.start(cgroup_parent, sandbox_id, 0)
+
+    def start(
+        self, cgroup_parent: str, container_id: str, pid: int, resources: pb.LinuxResources | None = None
+    ) -> Path:
+        """What ``runc create`` does: the group, its limits, the waiting process. Raises CgroupRefusedError."""
+        directory = self.directory(cgroup_parent, container_id)
+        self._make(directory, leaf=True)
+        try:
+            self.write(directory, resources or pb.LinuxResources())
+        except CgroupRefusedError:
+            shutil.rmtree(directory)
+            raise
+        (directory / "cgroup.procs").write_text(f"{pid}\n")
+        (directory / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+        return directory
+
+    def write(self, directory: Path, resources: pb.LinuxResources) -> None:
+        """What runc writes for these resources. Raises CgroupRefusedError."""
+        cpu = resources.cpu
+        for kind, wanted in (("cpus", cpu.cpus), ("mems", cpu.mems)):
+            if not wanted:
+                continue
+            if not _numbers(wanted) <= _numbers(self._machine[kind]):
+                raise CgroupRefusedError(f"write {directory}/cpuset.{kind}: {wanted}: invalid argument")
+            (directory / f"cpuset.{kind}").write_text(f"{wanted}\n")
+        if cpu.quota.value:
+            quota = "max" if cpu.quota.value < 0 else str(cpu.quota.value)
+            (directory / "cpu.max").write_text(f"{quota} {cpu.period.value or 100000}\n")
+        if resources.memory.limit.value:
+            (directory / "memory.max").write_text(f"{resources.memory.limit.value}\n")
+        for limit in resources.hugepage_limits:
+            for name in (f"hugetlb.{limit.page_size}.max", f"hugetlb.{limit.page_size}.rsvd.max"):
+                (directory / name).write_text(f"{limit.limit}\n")
+        for name, value in resources.unified.items():
+            if "/" in name or not (directory / name).exists():
+                raise CgroupRefusedError(f"unified resource {name!r}: no such file in {directory}")
+            (directory / name).write_text(f"{value}\n")
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Makes every ``.effective`` what the kernel would say after somebody wrote a cpuset."""
+        with self._lock:
+            now = {directory: _signature(directory) for directory in self._made if directory.exists()}
+            if now == self._made:
+                return
+            self._made = now
+            for directory in sorted(now, key=lambda path: len(path.parts)):
+                for kind in ("cpus", "mems"):
+                    _link_effective(directory, kind)
+
+    def killed(self, directory: Path) -> bool:
+        """Whether somebody wrote to the group's ``cgroup.kill``."""
+        kill = directory / "cgroup.kill"
+        return kill.exists() and kill.read_text().strip() == "1"
+
+    def stop(self, directory: Path) -> None:
+        """The last process has gone and runc removes the group."""
+        if directory.exists():
+            (directory / "cgroup.events").write_text("populated 0\nfrozen 0\n")
+            shutil.rmtree(directory)
+
+    def remove_pod(self, cgroup_parent: str) -> None:
+        """The kubelet removes the pod's group."""
+        shutil.rmtree(self.root / cgroup_parent.lstrip("/"), ignore_errors=True)
+
+    def _pod_directory(self, qos: str, uid: str = "") -> Path:
+        middle = "" if qos == "guaranteed" else qos
+        if self.driver == "systemd":
+            names = ["kubepods", middle, f"pod{uid.replace('-', '_')}" if uid else ""]
+            parts = [name for name in names if name]
+            return self.root.joinpath(*("-".join(parts[: end + 1]) + ".slice" for end in range(len(parts))))
+        return self.root.joinpath(*(name for name in ("kubepods", middle, f"pod{uid}" if uid else "") if name))
+
+    def _make(self, directory: Path, *, leaf: bool = False) -> None:
+        if directory == self.root or directory.exists():
+            return
+        self._make(directory.parent)
+        directory.mkdir()
+        files = _FILES | {"cgroup.subtree_control": "" if leaf else _CONTROLLERS}
+        for size in self._hugepage_sizes:
+            for suffix, value in (("max", "max"), ("rsvd.max", "max"), ("current", "0"), ("rsvd.current", "0")):
+                files[f"hugetlb.{size}.{suffix}"] = value
+        for name, text in files.items():
+            (directory / name).write_text(f"{text}\n" if text else "")
+        with self._lock:
+            for kind in ("cpus", "mems"):
+                _link_effective(directory, kind)
+            self._made[directory] = _signature(directory)
+
+
+def _signature(directory: Path) -> tuple[int, ...]:
+    states = [(directory / f"cpuset.{kind}").stat() for kind in ("cpus", "mems")]
+    return tuple(value for state in states for value in (state.st_mtime_ns, state.st_size))
+
+
+def _link_effective(directory: Path, kind: str) -> None:
+    effective = directory / f"cpuset.{kind}.effective"
+    text = (directory / f"cpuset.{kind}").read_text()
+    linked = str(effective.readlink()) if effective.is_symlink() else ""
+    if not text and linked == f"cpuset.{kind}":
+        return  # somebody is writing just now
+    own = _numbers(text)
+    above = _numbers((directory.parent / effective.name).read_text())
+    common = own & above
+    new = directory / f".{effective.name}"
+    if common and common != own:
+        new.write_text(",".join(map(str, sorted(common))) + "\n")
+    else:
+        target = f"cpuset.{kind}" if common else f"../{effective.name}"
+        if linked == target:
+            return
+        new.symlink_to(target)
+    new.replace(effective)
+
+
+def _numbers(text: str) -> set[int]:
+    found: set[int] = set()
+    for item in text.strip().split(","):
+        if item:
+            first, _, last = item.partition("-")
+            found.update(range(int(first), int(last or first) + 1))
+    return found

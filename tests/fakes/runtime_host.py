@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugins of the stand-in runtime: the socket, who is admitted, who is called in which order, who is thrown out."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from tests.fakes._pb import nri_pb2 as pb
+from tests.fakes.runtime_levels import ApiLevel
+from tests.fakes.runtime_merge import ConflictError, Ownership, adjust, claim_update
+from tests.fakes.runtime_plugins import Event, HookCall, PluginGoneError, PluginPeer
+from tests.fakes.runtime_store import OperationError
+from tests.fakes.runtime_ttrpc import UNKNOWN, RpcError
+from tests.fakes.runtime_wire import Trunk
+
+_Answer = TypeVar("_Answer", bound=Message)
+Snapshot = Callable[[], tuple[list[pb.PodSandbox], list[pb.Container]]]
+Apply = Callable[[pb.ContainerUpdate], Awaitable[None]]
+
+
+class PluginHost:
+    """Accepts plugins and calls them, one event at a time on the whole node."""
+
+    def __init__(
+        self, socket: Path, level: ApiLevel, runtime: str, request_seconds: float, registration_seconds: float
+    ) -> None:
+        self.calls: list[HookCall] = []
+        self.log: list[str] = []
+        self.plugins: list[PluginPeer] = []
+        self.node_lock = asyncio.Lock()
+        self.changed = asyncio.Condition()
+        self._socket = socket
+        self._level = level
+        self._runtime = runtime
+        self._request_seconds = request_seconds
+        self._registration_seconds = registration_seconds
+        self._arrivals: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+        self._trunks: set[Trunk] = set()
+        self._server: asyncio.Server | None = None
+
+    async def listen(self) -> None:
+        """Removes what is at the socket's path and makes the socket anew, as the runtime does at every start."""
+        self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._socket.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._arrive, self._socket)
+
+    async def shut(self) -> None:
+        """Drops every connection and stops listening."""
+        if self._server is not None:
+            self._server.close()
+        for trunk in list(self._trunks):
+            trunk.close("the runtime stopped")
+        self.plugins.clear()
+        while not self._arrivals.empty():
+            self._arrivals.get_nowait()[1].close()
+        await self._notify()
+
+    async def admit_forever(self, tasks: asyncio.TaskGroup, snapshot: Snapshot, apply: Apply) -> None:
+        """Takes newcomers one after the other: a silent one keeps all others waiting."""
+        while True:
+            reader, writer = await self._arrivals.get()
+            trunk = Trunk(reader, writer)
+
+            async def update(updates: Sequence[pb.ContainerUpdate]) -> None:
+                await self._unsolicited(updates, apply)
+
+            peer = PluginPeer(trunk, self._level, self._request_seconds, self.calls.append, update)
+            tasks.create_task(self._keep(peer))
+            try:
+                await peer.introduce(self._runtime, self._registration_seconds)
+                async with self.node_lock:
+                    updates = await peer.synchronize(*snapshot())
+                    await self.apply(updates, apply)
+                    self.plugins.append(peer)
+                    self.plugins.sort(key=lambda one: one.name[:2])
+            except PluginGoneError as error:
+                self.log.append(str(error))
+            await self._notify()
+
+    async def relay(
+        self, method: str, request: Event, read: Callable[[bytes], _Answer]
+    ) -> list[tuple[PluginPeer, _Answer]]:
+        """Tells every plugin in turn, with the node's lock held. Raises OperationError when one answers an error."""
+        answers = []
+        for peer in list(self.plugins):
+            answer = await self._ask(peer, method, request, read)
+            if answer is not None:
+                answers.append((peer, answer))
+        return answers
+
+    async def create(self, request: pb.CreateContainerRequest) -> tuple[list[pb.ContainerUpdate], list[str]]:
+        """Lets every plugin adjust request.container in place; the updates of others, and CDI devices, they want.
+
+        Raises OperationError for an answered error or a conflict.
+        """
+        owners = Ownership()
+        updates: list[pb.ContainerUpdate] = []
+        devices: list[str] = []
+        for peer in list(self.plugins):
+            answer = await self._ask(peer, "CreateContainer", request, pb.CreateContainerResponse.FromString)
+            if answer is None:
+                continue
+            try:
+                adjust(request.container, answer.adjust, peer.name, owners)
+                for update in answer.update:
+                    claim_update(update, peer.name, owners)
+            except ConflictError as error:
+                raise OperationError(str(error)) from error
+            if any(update.container_id == request.container.id for update in answer.update):
+                raise OperationError(f"plugin {peer.name} asked to update the container that is being created")
+            devices += [device.name for device in answer.adjust.CDI_devices]
+            updates += answer.update
+        return updates, devices
+
+    async def apply(self, updates: Sequence[pb.ContainerUpdate], apply: Apply) -> None:
+        """Carries out answered updates one by one; a failure is only logged."""
+        for update in updates:
+            try:
+                await apply(update)
+            except OperationError as error:
+                self.log.append(f"pre-create update failed: {error}")
+
+    async def _ask(
+        self, peer: PluginPeer, method: str, request: Event, read: Callable[[bytes], _Answer]
+    ) -> _Answer | None:
+        try:
+            return await peer.event(method, request, read)
+        except PluginGoneError as error:
+            self.log.append(str(error))
+            if peer in self.plugins:
+                self.plugins.remove(peer)
+            return None
+        except RpcError as error:
+            raise OperationError(f"{method}: plugin {peer.name}: {error.message}") from error
+
+    async def _unsolicited(self, updates: Sequence[pb.ContainerUpdate], apply: Apply) -> None:
+        # The same lock as for events: a plugin that waits for this inside a hook waits for itself.
+        async with self.node_lock:
+            failed = []
+            for update in updates:
+                try:
+                    await apply(update)
+                except OperationError as error:
+                    if not update.ignore_failure:
+                        failed.append(str(error))
+        if failed:
+            raise RpcError(UNKNOWN, f"failed to update containers: {'; '.join(failed)}")
+
+    async def _keep(self, peer: PluginPeer) -> None:
+        self._trunks.add(peer.trunk)
+        await peer.run()
+        self._trunks.discard(peer.trunk)
+        if peer in self.plugins:
+            self.plugins.remove(peer)
+            self.log.append(f"plugin {peer.name}: connection closed: {peer.trunk.closed}")
+        await self._notify()
+
+    async def _arrive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._arrivals.put((reader, writer))
+
+    async def _notify(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers of several plugins become one container (NRI pkg/adaptation/result.go, pkg/runtime-tools/generate)."""
+
+from collections.abc import Iterable, Sequence
+
+from tests.fakes._pb import nri_pb2 as pb
+
+
+class ConflictError(Exception):
+    """Two plugins claimed one field; the container is not created."""
+
+
+class Ownership:
+    """Who set what, within one request. Setting an equal value conflicts as well."""
+
+    def __init__(self) -> None:
+        self._owners: dict[tuple[str, ...], str] = {}
+
+    def claim(self, plugin: str, *field: str) -> None:
+        """Gives the field to the plugin, or raises ConflictError."""
+        owner = self._owners.setdefault(field, plugin)
+        if owner != plugin:
+            raise ConflictError(f'plugins "{owner}" and "{plugin}" both tried to set {" ".join(field)}')
+
+    def release(self, *field: str) -> None:
+        """Forgets the owner: somebody removed the entry."""
+        self._owners.pop(field, None)
+
+
+def adjust(container: pb.Container, adjustment: pb.ContainerAdjustment, plugin: str, owners: Ownership) -> None:
+    """Applies one plugin's adjustment, so that the next plugin sees it."""
+    for key, value in adjustment.annotations.items():
+        if not _removes(key, "annotation", owners):
+            owners.claim(plugin, "annotation", key)
+            container.annotations[key] = value
+        else:
+            container.annotations.pop(key[1:], None)
+    for entry in adjustment.env:
+        if _removes(entry.key, "env", owners):
+            _replace_env(container, entry.key[1:], None)
+        else:
+            owners.claim(plugin, "env", entry.key)
+            _replace_env(container, entry.key, entry.value)
+    for mount in adjustment.mounts:
+        removes = _removes(mount.destination, "mount", owners)
+        destination = mount.destination[1:] if removes else mount.destination
+        kept = [other for other in container.mounts if other.destination != destination]
+        del container.mounts[:]
+        container.mounts.extend(kept if removes else [*kept, mount])
+        if not removes:
+            owners.claim(plugin, "mount", destination)
+    _claim_resources(adjustment.linux.resources, plugin, owners, ())
+    overwrite(container.linux.resources, adjustment.linux.resources, appends_hugepages=False)
+
+
+def claim_update(update: pb.ContainerUpdate, plugin: str, owners: Ownership) -> None:
+    """Notes the owner of every field of an update of another container; raises ConflictError."""
+    _claim_resources(update.linux.resources, plugin, owners, ("of", update.container_id))
+
+
+def overwrite(stored: pb.LinuxResources, wanted: pb.LinuxResources, *, appends_hugepages: bool) -> None:
+    """Puts what is given over what is stored. Zero and empty mean "leave as is"; an update appends hugepage limits."""
+    for name in ("shares", "quota", "period"):
+        if wanted.cpu.HasField(name) and (value := getattr(wanted.cpu, name).value):
+            getattr(stored.cpu, name).value = value
+    stored.cpu.cpus = wanted.cpu.cpus or stored.cpu.cpus
+    stored.cpu.mems = wanted.cpu.mems or stored.cpu.mems
+    if wanted.memory.limit.value:
+        stored.memory.limit.value = stored.memory.swap.value = wanted.memory.limit.value
+    if not appends_hugepages:
+        given = {limit.page_size for limit in wanted.hugepage_limits}
+        kept = [limit for limit in stored.hugepage_limits if limit.page_size not in given]
+        del stored.hugepage_limits[:]
+        stored.hugepage_limits.extend(kept)
+    stored.hugepage_limits.extend(wanted.hugepage_limits)
+    for key, value in wanted.unified.items():
+        stored.unified[key] = value
+
+
+def env_of(entries: Iterable[str]) -> dict[str, str]:
+    """``K=V`` entries by name."""
+    return {name: value for name, _, value in (entry.partition("=") for entry in entries)}
+
+
+def _claim_resources(resources: pb.LinuxResources, plugin: str, owners: Ownership, where: Sequence[str]) -> None:
+    cpu = resources.cpu
+    given = {
+        "CPU shares": cpu.HasField("shares"),
+        "CPU quota": cpu.HasField("quota"),
+        "CPU period": cpu.HasField("period"),
+        "CPU pinning": bool(cpu.cpus),
+        "memory pinning": bool(cpu.mems),
+        "memory limit": bool(resources.memory.limit.value),
+    }
+    for field, is_given in given.items():
+        if is_given:
+            owners.claim(plugin, field, *where)
+    for limit in resources.hugepage_limits:
+        owners.claim(plugin, "hugepage limit", limit.page_size, *where)
+    for key in resources.unified:
+        owners.claim(plugin, "unified resource", key, *where)
+
+
+def _removes(key: str, kind: str, owners: Ownership) -> bool:
+    if not key.startswith("-"):
+        return False
+    owners.release(kind, key[1:])
+    return True
+
+
+def _replace_env(container: pb.Container, name: str, value: str | None) -> None:
+    env = env_of(container.env)
+    env.pop(name, None) if value is None else env.update({name: value})
+    del container.env[:]
+    container.env.extend(f"{key}={content}" for key, content in env.items())

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node under the stand-in runtime: what is stored, what the imitated cgroups hold, and which events follow."""
+
+import asyncio
+import itertools
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+
+from tests.fakes._pb import nri_pb2 as pb
+from tests.fakes.runtime_cdi import UnresolvableError, inject
+from tests.fakes.runtime_cgroups import CgroupRefusedError, FakeCgroups
+from tests.fakes.runtime_host import PluginHost
+from tests.fakes.runtime_levels import LEVELS, RuntimeOptions
+from tests.fakes.runtime_merge import overwrite
+from tests.fakes.runtime_plugins import Event
+from tests.fakes.runtime_store import Container, OperationError, Pod
+
+_WATCH_SECONDS = 0.05
+
+
+class FakeNode:
+    """Pods, containers and cgroups, and the plugins that hear of them."""
+
+    def __init__(self, options: RuntimeOptions) -> None:
+        self.options = options
+        self.pods: dict[str, Pod] = {}
+        self.containers: dict[str, Container] = {}
+        self.unwritable: set[str] = set()
+        """Ids of containers whose updates fail."""
+        self.host = PluginHost(
+            options.socket, LEVELS[options.level], options.name, options.request_seconds, options.registration_seconds
+        )
+        self.materialises = options.cgroup_root is not None
+        self.cgroups = FakeCgroups(
+            options.cgroup_root or Path("/nonexistent"),
+            options.cgroup_driver,
+            options.machine_cpus,
+            options.machine_mems,
+            options.hugepage_sizes,
+        )
+        self.numbers = itertools.count(1)
+
+    async def open(self, tasks: asyncio.TaskGroup) -> list[Coroutine[None, None, None]]:
+        """Opens the socket; the chores to run meanwhile."""
+        if self.materialises:
+            await asyncio.to_thread(self.cgroups.prepare)
+        await self.host.listen()
+        return [self.host.admit_forever(tasks, self._snapshot, self.apply), self._watch()]
+
+    async def inject(self, message: pb.Container, devices: Sequence[str]) -> None:
+        """Applies CDI devices to a container that is being created. Raises OperationError."""
+        try:
+            await asyncio.to_thread(inject, message, devices, self.options.cdi_dirs, self.options.cdi_newest)
+        except UnresolvableError as error:
+            raise OperationError(str(error)) from error
+
+    async def make_group(self, container: Container, pid: int) -> None:
+        """What ``runc create`` does, as far as a plugin can see it. Raises OperationError."""
+        message = container.message
+        message.pid = pid
+        if not self.materialises:
+            return
+        parent = container.pod.message.linux.cgroup_parent
+        try:
+            container.directory = await asyncio.to_thread(
+                self.cgroups.start, parent, container.id, pid, message.linux.resources
+            )
+        except CgroupRefusedError as error:
+            raise OperationError(f"runc create failed: {error}") from error
+
+    async def was_killed(self, container: Container) -> bool:
+        """Whether somebody wrote to the container's ``cgroup.kill``."""
+        directory = container.directory
+        return directory is not None and await asyncio.to_thread(self.cgroups.killed, directory)
+
+    async def apply(self, update: pb.ContainerUpdate) -> None:
+        """Changes a container's stored spec, and its group when it runs. Unknown containers are skipped silently."""
+        container = self.containers.get(update.container_id)
+        if container is None:
+            return
+        if container.id in self.unwritable:
+            raise OperationError(f"container {container.name} cannot be updated")
+        stored = container.message.linux.resources
+        overwrite(stored, update.linux.resources, appends_hugepages=True)
+        if self.options.drops_hugepage_limits:
+            del stored.hugepage_limits[:]
+        if container.running and container.directory is not None:
+            try:
+                await asyncio.to_thread(self.cgroups.write, container.directory, stored)
+            except CgroupRefusedError as error:
+                raise OperationError(str(error)) from error
+
+    async def end(self, container: Container) -> None:
+        """The process is gone: its group goes, the plugins hear of it. The node's lock is held."""
+        if container.directory is not None:
+            await asyncio.to_thread(self.cgroups.stop, container.directory)
+            container.directory = None
+        container.message.state = pb.CONTAINER_STOPPED
+        container.message.pid = 0
+        request = pb.StopContainerRequest(pod=container.pod.message, container=container.message)
+        try:
+            answers = await self.host.relay("StopContainer", request, pb.StopContainerResponse.FromString)
+        except OperationError as error:
+            self.host.log.append(str(error))
+            return
+        for _, answer in answers:
+            await self.host.apply(answer.update, self.apply)
+
+    async def tell(self, method: str, request: Event) -> None:
+        """An event whose failure is only logged. The node's lock is held."""
+        try:
+            await self.host.relay(method, request, pb.Empty.FromString)
+        except OperationError as error:
+            self.host.log.append(str(error))
+
+    def _snapshot(self) -> tuple[list[pb.PodSandbox], list[pb.Container]]:
+        living = (pb.CONTAINER_CREATED, pb.CONTAINER_RUNNING)
+        return (
+            [pod.message for pod in self.pods.values()],
+            [one.message for one in self.containers.values() if one.message.state in living],
+        )
+
+    async def _watch(self) -> None:
+        """Does what the kernel would: effective cpusets follow, killed containers end."""
+        while self.materialises:
+            await asyncio.sleep(_WATCH_SECONDS)
+            await asyncio.to_thread(self.cgroups.refresh)
+            for container in list(self.containers.values()):
+                if container.running and await self.was_killed(container):
+                    async with self.host.node_lock:
+                        await self.end(container)

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plugin as the runtime sees it (NRI pkg/adaptation/plugin.go): registered, configured, synchronised, then called."""
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from tests.fakes._pb import nri_pb2 as pb
+from tests.fakes.runtime_levels import EVENTS, LIFECYCLE, ApiLevel
+from tests.fakes.runtime_ttrpc import (
+    INTERNAL,
+    INVALID_ARGUMENT,
+    UNIMPLEMENTED,
+    OversizedCallError,
+    RpcClient,
+    RpcError,
+    RpcServer,
+)
+from tests.fakes.runtime_wire import Trunk, TrunkClosedError
+
+_PLUGIN = "nri.pkg.api.v1alpha1.Plugin"
+_RUNTIME = "nri.pkg.api.v1alpha1.Runtime"
+_MIN_OBJECTS = 8
+_Answer = TypeVar("_Answer", bound=Message)
+PodEvent = pb.RunPodSandboxRequest | pb.StopPodSandboxRequest | pb.RemovePodSandboxRequest
+Event = (
+    PodEvent
+    | pb.CreateContainerRequest
+    | pb.PostCreateContainerRequest
+    | pb.StartContainerRequest
+    | pb.PostStartContainerRequest
+    | pb.UpdateContainerRequest
+    | pb.PostUpdateContainerRequest
+    | pb.StopContainerRequest
+    | pb.RemoveContainerRequest
+)
+
+
+class PluginGoneError(Exception):
+    """The plugin was closed; whatever it would have contributed is skipped."""
+
+
+@dataclass(frozen=True)
+class HookCall:
+    """One call of a plugin, as it went. outcome is ok, error, timeout or closed."""
+
+    plugin: str
+    method: str
+    object_id: str
+    seconds: float
+    outcome: str
+    text: str = ""
+
+
+class PluginPeer:
+    """One connection that wants to be a plugin."""
+
+    def __init__(
+        self,
+        trunk: Trunk,
+        level: ApiLevel,
+        request_seconds: float,
+        record: Callable[[HookCall], None],
+        update_containers: Callable[[Sequence[pb.ContainerUpdate]], Awaitable[None]],
+    ) -> None:
+        self.name = "?"
+        self.nri_version = ""
+        self.events = 0
+        self.state_change_only = not level.dedicated
+        self.sync_messages = 0
+        self.trunk = trunk
+        self._level = level
+        self._seconds = request_seconds
+        self._record = record
+        self._update_containers = update_containers
+        self._registered = asyncio.Event()
+        self._refused = ""
+        methods = {"RegisterPlugin": self._register, "UpdateContainers": self._update}
+        self._client = RpcClient(trunk.open(1), checks_size=level.timeouts)
+        self._server = RpcServer(trunk.open(2), _RUNTIME, methods)
+
+    async def run(self) -> None:
+        """Serves the connection until it is gone."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._client.run())
+            tasks.create_task(self._server.run())
+            await self.trunk.run()
+
+    async def introduce(self, runtime: str, registration_seconds: float) -> None:
+        """Waits for the registration and configures. Raises PluginGoneError."""
+        try:
+            async with asyncio.timeout(registration_seconds):
+                await self._registered.wait()
+        except TimeoutError:
+            raise self.close("plugin registration timed out") from None
+        if self._refused:
+            raise self.close(self._refused)
+        request = pb.ConfigureRequest(runtime_name=runtime, runtime_version=self._level.runtime_version)
+        if self._level.timeouts:
+            request.registration_timeout = int(registration_seconds * 1000)
+            request.request_timeout = int(self._seconds * 1000)
+        request.NRI_version = self._level.nri_version
+        try:
+            answer = await self._call("Configure", "", request, pb.ConfigureResponse.FromString)
+        except RpcError as error:
+            raise self.close(f"failed to configure plugin: {error}") from error
+        if unknown := answer.events & ~self._level.valid_events:
+            raise self.close(f"invalid plugin events: {unknown:#x}")
+        self.events = answer.events or self._level.valid_events
+
+    async def synchronize(
+        self, pods: Sequence[pb.PodSandbox], containers: Sequence[pb.Container]
+    ) -> list[pb.ContainerUpdate]:
+        """Tells what there is, in parts when it is too much, within one request timeout. Raises PluginGoneError."""
+        deadline = time.monotonic() + self._seconds
+        pods_now, containers_now = len(pods), len(containers)
+        while True:
+            more = len(pods) > pods_now or len(containers) > containers_now
+            request = pb.SynchronizeRequest(pods=pods[:pods_now], containers=containers[:containers_now], more=more)
+            try:
+                left = deadline - time.monotonic()
+                answer = await self._call("Synchronize", "", request, pb.SynchronizeResponse.FromString, left)
+            except OversizedCallError as error:
+                pods_now, containers_now = self._smaller(pods_now, containers_now, error)
+                continue
+            except RpcError as error:
+                raise self.close(f"failed to synchronize plugin: {error}") from error
+            self.sync_messages += 1
+            if not more:
+                return list(answer.update)
+            if answer.update or not answer.more:
+                raise self.close("plugin does not handle split sync requests")
+            pods, containers = pods[pods_now:], containers[containers_now:]
+            pods_now, containers_now = min(pods_now, len(pods)), min(containers_now, len(containers))
+
+    async def event(self, method: str, request: Event, read: Callable[[bytes], _Answer]) -> _Answer | None:
+        """One event; nothing when the plugin did not subscribe.
+
+        Raises PluginGoneError, or RpcError for an answered error.
+        """
+        container = None if isinstance(request, PodEvent) else request.container
+        object_id = container.id if container is not None else request.pod.id
+        if not self.events & 1 << (EVENTS[method] - 1):
+            return None
+        if method not in LIFECYCLE:
+            return await self._call(method, object_id, request, read)
+        if not self.state_change_only:
+            try:
+                return await self._call(method, object_id, request, read)
+            except RpcError as error:
+                if error.code != UNIMPLEMENTED:
+                    raise
+                self.state_change_only = True
+        change = pb.StateChangeEvent(event=LIFECYCLE[method], pod=request.pod, container=container)
+        await self._call("StateChange", object_id, change, pb.Empty.FromString, label=method)
+        return None
+
+    def close(self, reason: str) -> PluginGoneError:
+        """Throws the plugin out; the error to raise."""
+        self.trunk.close(reason)
+        return PluginGoneError(f"plugin {self.name}: {reason}")
+
+    async def _call(
+        self,
+        method: str,
+        object_id: str,
+        request: Message,
+        read: Callable[[bytes], _Answer],
+        seconds: float | None = None,
+        label: str = "",
+    ) -> _Answer:
+        started = time.monotonic()
+        outcome, text = "ok", ""
+        patience = self._seconds if seconds is None else max(seconds, 0.001)
+        try:
+            return read(await self._client.call(_PLUGIN, method, request, patience))
+        except RpcError as error:
+            outcome, text = "error", error.message
+            raise
+        except DecodeError as error:
+            outcome, text = "error", str(error)
+            raise RpcError(INTERNAL, f"cannot read the answer: {error}") from error
+        except TimeoutError as error:
+            outcome = "timeout"
+            raise self.close(f"failed to handle {method}: context deadline exceeded") from error
+        except TrunkClosedError as error:
+            outcome, text = "closed", str(error)
+            raise self.close(f"failed to handle {method}: {error}") from error
+        finally:
+            spent = time.monotonic() - started
+            self._record(HookCall(self.name, label or method, object_id, spent, outcome, text))
+
+    def _smaller(self, pods: int, containers: int, error: OversizedCallError) -> tuple[int, int]:
+        if pods + containers <= _MIN_OBJECTS:
+            raise self.close("failed to synchronize plugin with split messages") from error
+        factor = min(error.maximum / error.rejected, 0.9)
+        pods, containers = int(pods * factor), int(containers * factor)
+        if pods + containers < _MIN_OBJECTS:
+            return _MIN_OBJECTS // 2, _MIN_OBJECTS // 2
+        return pods, containers
+
+    async def _register(self, payload: bytes) -> Message:
+        request = pb.RegisterPluginRequest.FromString(payload)
+        if self._registered.is_set():
+            # The Go library blocks here, its result slot being full; an error is easier to see.
+            raise RpcError(INTERNAL, "RegisterPlugin was called twice on one connection")
+        self.name = f"{request.plugin_idx}-{request.plugin_name}"
+        self.nri_version = request.NRI_version
+        if not re.fullmatch(r"[0-9]{2}", request.plugin_idx):
+            self._refused = f"invalid plugin index {request.plugin_idx!r}"
+        if not re.fullmatch(r"[A-Za-z0-9_.+-]+", request.plugin_name):
+            self._refused = f"invalid plugin name {request.plugin_name!r}"
+        self._registered.set()
+        if self._refused:
+            raise RpcError(INVALID_ARGUMENT, self._refused)
+        return pb.Empty()
+
+    async def _update(self, payload: bytes) -> Message:
+        await self._update_containers(pb.UpdateContainersRequest.FromString(payload).update)
+        return pb.UpdateContainersResponse()

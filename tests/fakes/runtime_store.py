@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the stand-in for the runtime knows of pods and containers, and the errors of its operations."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.fakes._pb import nri_pb2 as pb
+from tests.fakes.runtime_merge import env_of
+
+
+class OperationError(Exception):
+    """A CRI call failed, for the reason in the text; the kubelet would try again."""
+
+
+@dataclass(eq=False)
+class Pod:
+    """A pod sandbox."""
+
+    message: pb.PodSandbox
+    ready: bool = True
+
+    @property
+    def id(self) -> str:
+        """The sandbox id."""
+        return self.message.id
+
+    @property
+    def uid(self) -> str:
+        """The pod's UID."""
+        return self.message.uid
+
+
+@dataclass(eq=False)
+class Container:
+    """A container and its stored spec, adjustments included."""
+
+    message: pb.Container
+    pod: Pod
+    directory: Path | None = None
+    """Its group in the imitated tree, once it was started."""
+
+    @property
+    def id(self) -> str:
+        """The container id."""
+        return self.message.id
+
+    @property
+    def name(self) -> str:
+        """The container's name in its pod."""
+        return self.message.name
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Its environment."""
+        return env_of(self.message.env)
+
+    @property
+    def cpus(self) -> str:
+        """The stored cpuset."""
+        return self.message.linux.resources.cpu.cpus
+
+    @property
+    def mems(self) -> str:
+        """The stored memory nodes."""
+        return self.message.linux.resources.cpu.mems
+
+    @property
+    def running(self) -> bool:
+        """Whether its process runs."""
+        return self.message.state == pb.CONTAINER_RUNNING
+
+    def cgroup_file(self, name: str) -> str:
+        """What a file of its group holds now."""
+        if self.directory is None:
+            raise OperationError(f"container {self.name} has no cgroup yet")
+        return (self.directory / name).read_text().strip()
+
+
+def resources(
+    *,
+    cpus: str = "",
+    mems: str = "",
+    cpu_shares: int = 0,
+    cpu_quota: int = 0,
+    cpu_period: int = 0,
+    memory_limit: int = 0,
+    hugepage_limits: dict[str, int] | None = None,
+) -> pb.LinuxResources:
+    """Resources as CRI relays them: the wrappers are there even for zero, which means "not given"."""
+    message = pb.LinuxResources()
+    message.cpu.cpus, message.cpu.mems = cpus, mems
+    message.cpu.shares.value = cpu_shares
+    message.cpu.quota.value = cpu_quota
+    message.cpu.period.value = cpu_period
+    message.memory.limit.value = memory_limit
+    for size, limit in (hugepage_limits or {}).items():
+        message.hugepage_limits.add(page_size=size, limit=limit)
+    return message

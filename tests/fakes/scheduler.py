@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Allocates a ResourceClaim to published devices as kube-scheduler does, for the common shapes of claims.
+
+``python -m tests.fakes.scheduler --server URL --claim NAMESPACE/NAME --pod NAME=UID`` does it over HTTP.
+"""
+
+import argparse
+import copy
+import json
+import urllib.request
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tests.fakes import quantities
+from tests.fakes.scheduler_devices import Candidate, Document, candidates, consumption, selected, tolerated
+
+
+class UnschedulableError(Exception):
+    """No node has devices for the claim now."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One device that is looked for: a request with count 2 has two."""
+
+    request: str
+    wish: Document
+    device_class: Document
+
+    @property
+    def selectors(self) -> list[str]:
+        """CEL of the class and of the request."""
+        both = (self.device_class.get("spec") or {}, self.wish)
+        return [one["cel"]["expression"] for part in both for one in part.get("selectors") or []]
+
+
+@dataclass
+class _Search:
+    """Depth first through the slots, first fit in the allocator's order."""
+
+    devices: list[Candidate]
+    constraints: Sequence[Document]
+    taken: set[tuple[str, str, str]]
+    used: dict[tuple[str, str, str], dict[str, int]]
+    results: list[tuple[Slot, Candidate, dict[str, str] | None]] = field(default_factory=list)
+
+    def run(self, slots: Sequence[Slot]) -> bool:
+        """True with ``results`` filled when every slot got a device."""
+        if not slots:
+            return True
+        for candidate in self.devices:
+            fits, consumed = self._try(slots[0], candidate)
+            if not fits:
+                continue
+            self.results.append((slots[0], candidate, consumed))
+            if self._constrained() and self._go_on(slots[1:], candidate, consumed):
+                return True
+            self.results.pop()
+        return False
+
+    def _go_on(self, slots: Sequence[Slot], candidate: Candidate, consumed: dict[str, str] | None) -> bool:
+        before = dict(self.used.get(candidate.key, {})), set(self.taken)
+        _account(self.used, self.taken, candidate.key, consumed)
+        if self.run(slots):
+            return True
+        self.used[candidate.key], self.taken = before
+        return False
+
+    def _try(self, slot: Slot, candidate: Candidate) -> tuple[bool, dict[str, str] | None]:
+        if not all(selected(candidate, expression) for expression in slot.selectors):
+            return False, None
+        if slot.wish.get("adminAccess"):
+            return True, None
+        if not tolerated(candidate, slot.wish.get("tolerations") or []) or candidate.key in self.taken:
+            return False, None
+        requests = (slot.wish.get("capacity") or {}).get("requests") or {}
+        if candidate.shared:
+            consumed = consumption(candidate, requests, self.used.get(candidate.key, {}))
+            return consumed is not None, consumed
+        capacity = candidate.device.get("capacity") or {}
+        enough = all(
+            key in capacity and quantities.parse(capacity[key]["value"]) >= quantities.parse(amount)
+            for key, amount in requests.items()
+        )
+        return enough and not self.used.get(candidate.key), None
+
+    def _constrained(self) -> bool:
+        return all(self._holds(constraint) for constraint in self.constraints)
+
+    def _holds(self, constraint: Document) -> bool:
+        name = constraint.get("matchAttribute") or constraint["distinctAttribute"]
+        domain, _, attribute = name.rpartition("/")
+        names = constraint.get("requests") or []
+        values = [
+            candidate.attribute(domain, attribute)
+            for slot, candidate, _ in self.results
+            if not names or slot.request in names or slot.request.partition("/")[0] in names
+        ]
+        distinct = {(type(value), value) for value in values}
+        return None not in values and (
+            len(distinct) <= 1 if "matchAttribute" in constraint else len(distinct) == len(values)
+        )
+
+
+def allocate(
+    claim: Document,
+    slices: Iterable[Document],
+    classes: Mapping[str, Document],
+    *,
+    others: Iterable[Document] = (),
+    pods: Sequence[Document] = (),
+    node: str | None = None,
+) -> Document:
+    """The claim with ``status.allocation`` and ``reservedFor``. ``others`` are claims that may hold devices.
+
+    ``pods`` are ``{"name", "uid"}``; ``node`` narrows the choice. Raises UnschedulableError.
+    """
+    published = list(slices)
+    nodes = sorted({one["spec"]["nodeName"] for one in published if one["spec"].get("nodeName")})
+    spec = claim["spec"].get("devices") or {}
+    for place in [node] if node else nodes:
+        used, taken = _in_use(others)
+        for slots in _alternatives(spec.get("requests") or [], classes):
+            search = _Search(list(candidates(published, place)), spec.get("constraints") or [], taken, used)
+            if search.run(slots):
+                return _allocated(claim, search, place, pods)
+    wishes = ", ".join(request["name"] for request in spec.get("requests") or [])
+    raise UnschedulableError(f"no node has devices for the requests {wishes} of claim {claim['metadata']['name']}")
+
+
+def _alternatives(requests: Sequence[Document], classes: Mapping[str, Document]) -> Iterator[list[Slot]]:
+    """Every way to fill ``firstAvailable``, preferred ones first."""
+    if not requests:
+        yield []
+        return
+    request, rest = requests[0], requests[1:]
+    options = [(request["name"], request["exactly"])] if "exactly" in request else []
+    options += [(f"{request['name']}/{one['name']}", one) for one in request.get("firstAvailable") or []]
+    for name, wish in options:
+        if wish.get("allocationMode", "ExactCount") != "ExactCount":
+            raise ValueError(f"request {name}: this scheduler knows allocationMode ExactCount only")
+        if wish["deviceClassName"] not in classes:
+            raise UnschedulableError(f"request {name}: there is no DeviceClass {wish['deviceClassName']}")
+        slots = [Slot(name, wish, classes[wish["deviceClassName"]])] * int(wish.get("count", 1))
+        yield from ([*slots, *more] for more in _alternatives(rest, classes))
+
+
+def _in_use(
+    claims: Iterable[Document],
+) -> tuple[dict[tuple[str, str, str], dict[str, int]], set[tuple[str, str, str]]]:
+    used: dict[tuple[str, str, str], dict[str, int]] = {}
+    taken: set[tuple[str, str, str]] = set()
+    for claim in claims:
+        allocation = (claim.get("status") or {}).get("allocation") or {}
+        for result in allocation.get("devices", {}).get("results") or []:
+            if not result.get("adminAccess"):
+                key = result["driver"], result["pool"], result["device"]
+                _account(used, taken, key, result.get("consumedCapacity"))
+    return used, taken
+
+
+def _account(
+    used: dict[tuple[str, str, str], dict[str, int]],
+    taken: set[tuple[str, str, str]],
+    key: tuple[str, str, str],
+    consumed: Mapping[str, str] | None,
+) -> None:
+    if consumed is None:
+        taken.add(key)
+        return
+    sums = used.setdefault(key, {})
+    for name, amount in consumed.items():
+        sums[name] = sums.get(name, 0) + quantities.whole(amount)
+
+
+def _allocated(claim: Document, search: _Search, node: str, pods: Sequence[Document]) -> Document:
+    claim = copy.deepcopy(claim)
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+    devices = {"results": [_result(*one) for one in search.results], "config": list(_configs(claim, search))}
+    claim["status"] = {
+        **(claim.get("status") or {}),
+        "allocation": {
+            "devices": {key: value for key, value in devices.items() if value},
+            "nodeSelector": {"nodeSelectorTerms": [term]},
+        },
+        "reservedFor": [{"resource": "pods", "name": pod["name"], "uid": pod["uid"]} for pod in pods],
+    }
+    return claim
+
+
+def _result(slot: Slot, candidate: Candidate, consumed: dict[str, str] | None) -> Document:
+    driver, pool, device = candidate.key
+    result: Document = {"request": slot.request, "driver": driver, "pool": pool, "device": device}
+    result |= {key: slot.wish[key] for key in ("adminAccess", "tolerations") if slot.wish.get(key)}
+    if consumed is not None:
+        result |= {"shareID": str(uuid.uuid4()), "consumedCapacity": consumed}
+    return result
+
+
+def _configs(claim: Document, search: _Search) -> Iterator[Document]:
+    """Class first, claim last: later entries override."""
+    for slot in dict((slot.request, slot) for slot, _, _ in search.results).values():
+        for config in (slot.device_class.get("spec") or {}).get("config") or []:
+            yield {"source": "FromClass", "requests": [slot.request], **config}
+    for config in claim["spec"]["devices"].get("config") or []:
+        yield {"source": "FromClaim", **config}
+
+
+def schedule(
+    server: str, namespace: str, name: str, *, pods: Sequence[Document] = (), node: str | None = None
+) -> Document:
+    """Reads everything from an API server, allocates the claim and writes its status; blocks."""
+    base = f"{server}/apis/resource.k8s.io/v1"
+    path = f"{base}/namespaces/{namespace}/resourceclaims/{name}"
+    classes = {one["metadata"]["name"]: one for one in _ask(f"{base}/deviceclasses")["items"]}
+    others = _ask(f"{base}/resourceclaims")["items"]
+    slices = _ask(f"{base}/resourceslices")["items"]
+    claim = allocate(_ask(path), slices, classes, others=others, pods=pods, node=node)
+    return _ask(f"{path}/status", claim)
+
+
+def _ask(url: str, body: Document | None = None) -> Document:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method="PUT" if data else "GET")
+    # A proxy of the environment has no business with a server on this machine.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=10) as response:
+        answer: Document = json.load(response)
+    return answer
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m tests.fakes.scheduler", description=__doc__)
+    parser.add_argument("--server", required=True, help="base URL, http://...")
+    parser.add_argument("--claim", required=True, help="namespace/name")
+    parser.add_argument("--pod", action="append", default=[], help="name=uid of a pod to reserve for")
+    parser.add_argument("--node")
+    arguments = parser.parse_args()
+    reserved = [dict(zip(("name", "uid"), pod.split("=", 1), strict=True)) for pod in arguments.pod]
+    where, _, what = arguments.claim.partition("/")
+    print(json.dumps(schedule(arguments.server, where, what, pods=reserved, node=arguments.node), indent=1))

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our plugins with a kubelet: registration, pods that start and end, restarts, rolling update, health."""
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_frontend.dra_values import ClaimName, DeviceHealth, Failure, Health, Prepared, PreparedDevice
+from dra_frontend.health import HealthBoard
+from dra_frontend.kubelet import KubeletPlugin, PluginPaths
+
+from tests.fakes.kubelet import Kubelet
+from tests.fakes.kubelet_claims import PrepareError, UnprepareError
+from tests.fakes.kubelet_control import ask
+from tests.fakes.kubelet_plugins import KubeletSettings
+
+QUICK = KubeletSettings(poll=0.02, backoff=0.05, wipe=0.1, health_retry=0.05)
+OLD = "0c7d6f4e-8a0c-4b69-9f86-1f1f3f0b9f11"
+NEW = "5f0a2a0e-54d1-4a0c-9e57-6a0d6a0b1c22"
+
+
+class Door:
+    """Gives each request of a claim the device of that name; refuses claims whose UID is in ``bad``."""
+
+    def __init__(self, *requests: str) -> None:
+        self.requests = requests
+        self.bad: set[str] = set()
+        self.calls: list[tuple[str, str, list[str]]] = []
+
+    async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Prepared | Failure]:
+        self.calls.append(("prepare", driver, [claim.uid for claim in claims]))
+        return {claim.uid: self._answer(driver, claim) for claim in claims}
+
+    def _answer(self, driver: str, claim: ClaimName) -> Prepared | Failure:
+        if claim.uid in self.bad:
+            return Failure(f"{claim}: no CPUs left")
+        return Prepared(
+            tuple(
+                PreparedDevice((request,), "node", request, (f"{driver}/x={claim.uid}-{request}",), f"share-{request}")
+                for request in self.requests
+            )
+        )
+
+    async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Failure | None]:
+        self.calls.append(("unprepare", driver, [claim.uid for claim in claims]))
+        return {claim.uid: Failure("still running") if claim.uid in self.bad else None for claim in claims}
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="k", dir="/tmp") as path:
+        yield Path(path)
+
+
+def claim(uid: str, *drivers: str, pods: Sequence[str] = ("pod-a",)) -> dict[str, Any]:
+    results = [{"request": "r", "driver": driver, "pool": "node", "device": "d"} for driver in drivers]
+    return {
+        "metadata": {"namespace": "default", "name": f"claim-{uid}", "uid": uid},
+        "status": {
+            "allocation": {"devices": {"results": results}},
+            "reservedFor": [{"resource": "pods", "name": pod, "uid": pod} for pod in pods],
+        },
+    }
+
+
+def pod(uid: str, claims: Sequence[str], **containers: Sequence[dict[str, str]]) -> dict[str, Any]:
+    return {
+        "metadata": {"namespace": "default", "name": uid, "uid": uid},
+        "spec": {
+            "resourceClaims": [{"name": name, "resourceClaimName": f"claim-{name}"} for name in claims],
+            "containers": [{"name": name, "resources": {"claims": uses}} for name, uses in containers.items()],
+        },
+    }
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for something to become true, at most 10 s."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_two_drivers_of_one_process_serve_a_pod(root: Path) -> None:
+    """Both drivers register with v1, a claim of both is prepared by both, each container gets what it names."""
+    door = Door("cpus", "mem")
+    cpu = KubeletPlugin("dra.cpu", door, PluginPaths.below(root, "dra.cpu", OLD))
+    memory = KubeletPlugin("dra.memory", door, PluginPaths.below(root, "dra.memory", OLD))
+    async with Kubelet(root, QUICK) as kubelet, cpu, memory:
+        for plugin in (cpu, memory):
+            await plugin.register()
+        for driver in ("dra.cpu", "dra.memory"):
+            assert (await kubelet.driver(driver)).service == "v1.DRAPlugin"
+        await until(lambda: cpu.registered and memory.registered)
+        given = await kubelet.prepare_pod(
+            pod("pod-a", ["u"], all=[{"name": "u"}], part=[{"name": "u", "request": "cpus"}], none=[]),
+            [claim("u", "dra.cpu", "dra.memory")],
+        )
+        assert sorted(given["part"]) == ["dra.cpu/x=u-cpus", "dra.memory/x=u-cpus"]
+        assert len(given["all"]) == 4
+        assert given["none"] == []
+        (cached,) = kubelet.cache.of_pod("pod-a")
+        assert cached.devices["dra.cpu"][0].share_id == "share-cpus"
+        await kubelet.unprepare_pod("pod-a")
+        assert not kubelet.cache.claims
+    assert sorted(door.calls) == [
+        (call, driver, ["u"]) for call in ("prepare", "unprepare") for driver in ("dra.cpu", "dra.memory")
+    ]
+
+
+async def test_trap_4_4_the_second_pod_of_a_shared_claim_is_not_announced(root: Path) -> None:
+    """The kubelet calls for the first pod and after the last one; the same ids go to both."""
+    door = Door("r")
+    shared = claim("u", "dra.cpu", pods=["pod-a", "pod-b"])
+    plugin = KubeletPlugin("dra.cpu", door, PluginPaths.below(root, "dra.cpu", OLD))
+    async with Kubelet(root, QUICK) as kubelet, plugin:
+        await plugin.register()
+        await kubelet.driver("dra.cpu")
+        first = await kubelet.prepare_pod(pod("pod-a", ["u"], c=[{"name": "u"}]), [shared])
+        assert await kubelet.prepare_pod(pod("pod-b", ["u"], c=[{"name": "u"}]), [shared]) == first
+        await kubelet.unprepare_pod("pod-a")
+        assert [call for call, _, _ in door.calls] == ["prepare"]
+        await kubelet.unprepare_pod("pod-b")
+    assert [call for call, _, _ in door.calls] == ["prepare", "unprepare"]
+
+
+async def test_one_bad_claim_of_a_pod_is_named_and_the_whole_pod_is_tried_again(root: Path) -> None:
+    """The kubelet's retry prepares the good claims once more, so a repeated Prepare is ordinary."""
+    door = Door("r")
+    door.bad = {"bad"}
+    plugin = KubeletPlugin("dra.cpu", door, PluginPaths.below(root, "dra.cpu", OLD))
+    claims = [claim("good", "dra.cpu"), claim("bad", "dra.cpu")]
+    both = pod("pod-a", ["good", "bad"], c=[{"name": "good"}, {"name": "bad"}])
+    async with Kubelet(root, QUICK) as kubelet, plugin:
+        await plugin.register()
+        await kubelet.driver("dra.cpu")
+        with pytest.raises(PrepareError, match=r"claim-bad.*no CPUs left"):
+            await kubelet.prepare_pod(both, claims)
+        door.bad = set()
+        given = await kubelet.prepare_pod(both, claims)
+        # The kubelet appends; ids that never change are what keeps the list free of stale ones.
+        assert set(given["c"]) == {"dra.cpu/x=good-r", "dra.cpu/x=bad-r"}
+        door.bad = {"bad"}
+        with pytest.raises(UnprepareError, match="still running"):
+            await kubelet.unprepare_pod("pod-a")
+        door.bad = set()
+        await kubelet.unprepare_pod("pod-a")
+    assert door.calls[1][2] == ["good", "bad"]
+
+
+async def test_trap_4_10_a_restarted_kubelet_wipes_finds_us_again_and_prepares_again(root: Path) -> None:
+    """After a restart GetInfo and Notify come again, all slices are gone, and a prepared claim is prepared anew."""
+    wiped: list[str | None] = []
+
+    async def wipe(driver: str | None) -> None:
+        wiped.append(driver)
+
+    door = Door("r")
+    plugin = KubeletPlugin("dra.cpu", door, PluginPaths.below(root, "dra.cpu", OLD))
+    shared = claim("u", "dra.cpu", pods=["pod-a", "pod-b"])
+    async with Kubelet(root, QUICK, wipe) as kubelet:
+        async with plugin:
+            await plugin.register()
+            await kubelet.driver("dra.cpu")
+            first = await kubelet.prepare_pod(pod("pod-a", ["u"], c=[{"name": "u"}]), [shared])
+            await kubelet.restart()
+            await kubelet.driver("dra.cpu")
+            second = await kubelet.prepare_pod(pod("pod-b", ["u"], c=[{"name": "u"}]), [shared])
+            assert set(first["c"]) == set(second["c"])
+            assert wiped == [None, None]
+        await until(lambda: wiped[2:] == ["dra.cpu"])
+    assert [call for call, _, _ in door.calls] == ["prepare", "prepare"]
+
+
+async def test_rolling_update_hands_the_driver_over(root: Path) -> None:
+    """Two instances with their own socket names coexist; the newest one is asked, also for what the old one did."""
+    doors = {OLD: Door("r"), NEW: Door("r")}
+    old = KubeletPlugin("dra.cpu", doors[OLD], PluginPaths.below(root, "dra.cpu", OLD))
+    new = KubeletPlugin("dra.cpu", doors[NEW], PluginPaths.below(root, "dra.cpu", NEW))
+    async with Kubelet(root, QUICK) as kubelet:
+        async with new:
+            async with old:
+                await old.register()
+                await kubelet.driver("dra.cpu")
+                await kubelet.prepare_pod(pod("pod-a", ["u"]), [claim("u", "dra.cpu")])
+                await new.register()
+                await until(lambda: len(kubelet.plugins.endpoints) == 2 and kubelet.plugins.endpoints[1].connected())
+            await until(lambda: len(kubelet.plugins.endpoints) == 1)
+            await kubelet.unprepare_pod("pod-a")
+            with pytest.raises(PrepareError, match=r"dra\.memory is not registered"):
+                await kubelet.prepare_pod(pod("pod-a", ["v"]), [claim("v", "dra.memory")])
+        await until(lambda: not kubelet.plugins.endpoints)
+    assert doors[OLD].calls == [("prepare", "dra.cpu", ["u"])]
+    assert doors[NEW].calls == [("unprepare", "dra.cpu", ["u"])]
+
+
+async def test_trap_4_14_a_kubelet_that_knows_only_v1beta1_is_served(root: Path) -> None:
+    """The version is chosen once, at registration; v1beta1 works without share ids."""
+    plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(root, "dra.cpu", OLD))
+    async with Kubelet(root, KubeletSettings(poll=0.02, services=("v1beta1.DRAPlugin",))) as kubelet, plugin:
+        await plugin.register()
+        assert (await kubelet.driver("dra.cpu")).service == "v1beta1.DRAPlugin"
+        given = await kubelet.prepare_pod(pod("pod-a", ["u"], c=[{"name": "u"}]), [claim("u", "dra.cpu")])
+        assert given == {"c": ["dra.cpu/x=u-r"]}
+        assert kubelet.cache.of_pod("pod-a")[0].devices["dra.cpu"][0].share_id is None
+
+
+async def test_a_refused_registration_is_shown_and_tried_again(root: Path) -> None:
+    """A kubelet that knows none of our services says so; the plugin shows the reason and stays up."""
+    plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(root, "dra.cpu", OLD))
+    async with Kubelet(root, KubeletSettings(poll=0.02, backoff=0.02, services=("v2.DRAPlugin",))) as kubelet, plugin:
+        await plugin.register()
+        await until(lambda: any(len(texts) > 1 for texts in kubelet.plugins.failures.values()))
+        assert not plugin.registered
+        assert "known here" in plugin.error
+
+
+@pytest.mark.parametrize("service", ["v1alpha1", "v1beta1", "v1"])
+async def test_trap_4_13_health_reaches_the_kubelet_and_ends_with_the_driver(root: Path, service: str) -> None:
+    """Each name of the health API streams the complete list, follows changes, and ends cleanly at shutdown."""
+    good = DeviceHealth("node", "d0", Health.HEALTHY)
+    board = HealthBoard([good, DeviceHealth("node", "d1", Health.HEALTHY)])
+    plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(root, "dra.cpu", OLD), board, grace_seconds=60)
+    settings = KubeletSettings(poll=0.02, health_retry=0.05, health_service=f"{service}.DRAResourceHealth")
+    async with Kubelet(root, settings) as kubelet:
+        async with asyncio.timeout(15), plugin:
+            await plugin.register()
+            await until(lambda: kubelet.plugins.device_health("dra.cpu", "node", "d1") == "HEALTHY")
+            board.show([good, DeviceHealth("node", "d1", Health.UNHEALTHY, "CPU 3 is offline")])
+            await until(lambda: kubelet.plugins.device_health("dra.cpu", "node", "d1") == "UNHEALTHY")
+            assert kubelet.plugins.device_health("dra.cpu", "node", "d0") == "HEALTHY"
+            assert kubelet.plugins.health["dra.cpu"]["node", "d1"].message == "CPU 3 is offline"
+        await until(lambda: kubelet.plugins.device_health("dra.cpu", "node", "d0") == "UNKNOWN")
+
+
+async def test_the_stand_in_runs_as_its_own_process(root: Path) -> None:
+    """The demo drives the kubelet by its control socket; its errors come back as text, and it ends when told."""
+    control = root / "control.sock"
+    arguments = ("-m", "tests.fakes.kubelet", "--root", str(root), "--control", str(control))
+    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"ready\n"
+    plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(root, "dra.cpu", OLD))
+    async with plugin:
+        await plugin.register()
+        assert (await ask(control, do="wait", driver="dra.cpu"))["service"] == "v1.DRAPlugin"
+        user = pod("pod-a", ["u"], c=[{"name": "u"}])
+        given = await ask(control, do="prepare", pod=user, claims=[claim("u", "dra.cpu")])
+        assert given == {"c": ["dra.cpu/x=u-r"]}
+        with pytest.raises(RuntimeError, match="not reserved for the pod"):
+            await ask(control, do="prepare", pod=pod("pod-z", ["u"]), claims=[claim("u", "dra.cpu")])
+        assert (await ask(control, do="status"))["endpoints"][0]["connected"]
+        await ask(control, do="unprepare", podUID="pod-a")
+    process.terminate()
+    assert await process.wait() == 0
+    assert not control.exists()

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of the node tests. They run as root inside the virtual machine of run.sh and nowhere else."""
+
+import re
+import shutil
+from collections.abc import Generator, Iterator
+
+import pytest
+
+from tests.node.rig.node import CDI_DIRECTORY, MARKER, Node, Profile
+from tests.node.rig.pod_cgroups import Driver
+from tests.node.rig.services import LOGS, Services
+
+LAST_REPORT = pytest.StashKey[Services]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not MARKER.exists():
+        pytest.exit("these tests change the machine they run on: use tests/node/run.sh", returncode=4)
+    shutil.rmtree(LOGS, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves only the tests for this machine (mark `profile`; without the mark: default)."""
+    here = Profile.read().name
+    marks = [(item, item.get_closest_marker("profile")) for item in items]
+    wanted = [item for item, mark in marks if here in (mark.args if mark else ("default",))]
+    config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
+    items[:] = wanted
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Adds the end of every service's log to the report of a failed test."""
+    report = yield
+    if report.failed and LAST_REPORT in item.stash:
+        report.sections.extend((f"log of {name}", text) for name, text in item.stash[LAST_REPORT].logs().items())
+    return report
+
+
+@pytest.fixture(scope="session")
+def machine() -> Iterator[Node]:
+    """The node itself, once for all tests; tests use `node`, which is clean."""
+    machine = Node()
+    machine.reset()
+    yield machine
+    machine.runtime.close()
+
+
+@pytest.fixture(scope="session")
+def cgroup_driver(request: pytest.FixtureRequest, machine: Node) -> Driver:
+    """The cgroup driver in force: systemd, or what @both_drivers asks for (pytest groups the tests by it)."""
+    driver: Driver = getattr(request, "param", "systemd")
+    machine.use_driver(driver)
+    return driver
+
+
+@pytest.fixture
+def node(machine: Node, cgroup_driver: Driver) -> Iterator[Node]:
+    """The node with no pod and no CDI file on it, before and after."""
+    CDI_DIRECTORY.mkdir(parents=True, exist_ok=True)
+    yield machine
+    machine.reset()
+
+
+@pytest.fixture
+def services(request: pytest.FixtureRequest) -> Iterator[Services]:
+    """Programs of this test; whatever still runs at its end is killed, after the pods are gone."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", request.node.name).strip("-")
+    with Services(name) as services:
+        request.node.stash[LAST_REPORT] = services
+        yield services

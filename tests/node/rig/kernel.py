@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernel itself says: processes, control groups, NUMA nodes and hugepages. Reads only."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from numa_contract.cpuset import parse_cpu_list
+
+CGROUPS = Path("/sys/fs/cgroup")
+NODES = Path("/sys/devices/system/node")
+PAGE_KIB = {"2MB": 2048, "1GB": 1048576}  # the kernel's names in hugetlb.<size>.* files
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """One control group (v2), by its path below the root."""
+
+    path: str
+
+    @property
+    def directory(self) -> Path:
+        return CGROUPS / self.path.lstrip("/")
+
+    def read(self, file: str) -> str:
+        """The file's content without the line end; FileNotFoundError when group or controller is not there."""
+        return (self.directory / file).read_text().strip()
+
+    def write(self, file: str, value: object) -> None:
+        (self.directory / file).write_text(str(value))
+
+    def cpus(self, file: str = "cpuset.cpus.effective") -> frozenset[int]:
+        return parse_cpu_list(self.read(file))
+
+    def mems(self, file: str = "cpuset.mems.effective") -> frozenset[int]:
+        return parse_cpu_list(self.read(file))
+
+    def hugetlb(self, size: str) -> Mapping[str, str]:
+        """`max`, `rsvd.max`, `current` and `rsvd.current` of a page size ("2MB", "1GB"), as written by the kernel."""
+        return {what: self.read(f"hugetlb.{size}.{what}") for what in ("max", "rsvd.max", "current", "rsvd.current")}
+
+    @property
+    def parent(self) -> "Cgroup":
+        return Cgroup(str(Path(self.path).parent))
+
+    @property
+    def populated(self) -> bool:
+        return "populated 1" in self.read("cgroup.events")
+
+    def exists(self) -> bool:
+        return self.directory.is_dir()
+
+
+@dataclass(frozen=True, slots=True)
+class MappedPages:
+    """One line of numa_maps: where the pages of a mapping are."""
+
+    address: int
+    policy: str
+    page_kib: int
+    pages: Mapping[int, int]  # NUMA node -> pages
+
+
+def cgroup_of(pid: int) -> Cgroup:
+    """The group of a process, from its only v2 line."""
+    text = Path(f"/proc/{pid}/cgroup").read_text()
+    return Cgroup(next(line[3:] for line in text.splitlines() if line.startswith("0::")))
+
+
+def status(pid: int, field: str) -> str:
+    """A field of /proc/<pid>/status, e.g. Mems_allowed_list."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return next(line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith(field + ":"))
+
+
+def cpus_allowed(pid: int) -> frozenset[int]:
+    return parse_cpu_list(status(pid, "Cpus_allowed_list"))
+
+
+def mems_allowed(pid: int) -> frozenset[int]:
+    return parse_cpu_list(status(pid, "Mems_allowed_list"))
+
+
+def numa_maps(pid: int) -> list[MappedPages]:
+    """Every mapping of a process with the NUMA nodes its pages are on."""
+    return [parse_numa_map(line) for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines()]
+
+
+def parse_numa_map(line: str) -> MappedPages:
+    address, policy, *rest = line.split()
+    pages = {int(node): int(count) for node, count in re.findall(r"\bN(\d+)=(\d+)", line)}
+    size = next((int(word.split("=")[1]) for word in rest if word.startswith("kernelpagesize_kB=")), 4)
+    return MappedPages(int(address, 16), policy, size, pages)
+
+
+def numa_nodes() -> list[int]:
+    return sorted(parse_cpu_list((NODES / "online").read_text()))
+
+
+def node_cpus(node: int) -> frozenset[int]:
+    return parse_cpu_list((NODES / f"node{node}/cpulist").read_text())
+
+
+def online_cpus() -> frozenset[int]:
+    return parse_cpu_list(Path("/sys/devices/system/cpu/online").read_text())
+
+
+def siblings(cpu: int) -> frozenset[int]:
+    """The threads of the core that `cpu` belongs to."""
+    return parse_cpu_list(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
+
+
+def hugepages(node: int, size: str, what: str = "nr_hugepages") -> int:
+    """Pages of a size ("2MB", "1GB") on a node; `what` is nr_hugepages or free_hugepages."""
+    return int((NODES / f"node{node}/hugepages/hugepages-{PAGE_KIB[size]}kB/{what}").read_text())
+
+
+def node_memory_kib(node: int, field: str = "MemTotal") -> int:
+    text = (NODES / f"node{node}/meminfo").read_text()
+    return int(next(line.split()[3] for line in text.splitlines() if f" {field}:" in line))

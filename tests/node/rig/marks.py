@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Marks that tests share."""
+
+import pytest
+
+both_drivers = pytest.mark.parametrize("cgroup_driver", ["systemd", "cgroupfs"], indirect=True)
+every_machine = pytest.mark.profile("default", "one-gig")

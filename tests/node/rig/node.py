@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node under test: its runtime, its kubelet's control groups and its cgroup driver."""
+
+import signal
+import subprocess
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.node._pb import cri_pb2 as pb
+from tests.node.rig.cri import Runtime
+from tests.node.rig.pod_cgroups import Driver, PodCgroups, Qos
+from tests.node.rig.pods import Pod, labels
+from tests.node.rig.wait import until
+
+CONTAINERD_CONFIG = Path("/etc/containerd/config.toml")
+NRI_SOCKET = Path("/var/run/nri/nri.sock")
+CDI_DIRECTORY = Path("/var/run/cdi")
+MARKER = Path("/opt/numa/profile.env")  # written by run.sh: only the virtual machine has it
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The machine that run.sh asked QEMU for."""
+
+    name: str
+    numa_nodes: int
+    sockets: int
+    cpus: int
+    threads: int
+    memory_gib: int
+    pages: Mapping[str, int]  # "2MB" -> pages of every NUMA node
+
+    @classmethod
+    def read(cls, path: Path = MARKER) -> "Profile":
+        values = dict(word.split("=", 1) for word in path.read_text().split())
+        number = {key: int(value) for key, value in values.items() if value.isdigit()}
+        return cls(
+            name=values["NAME"],
+            numa_nodes=number["NUMA"],
+            sockets=number["SOCKETS"],
+            cpus=number["SOCKETS"] * number["DIES"] * number["CORES"] * number["THREADS"],
+            threads=number["THREADS"],
+            memory_gib=number["MEM_GIB"],
+            pages={"2MB": number["HP2M"], "1GB": number["HP1G"]},
+        )
+
+
+class Node:
+    """One machine with containerd; the tests are its kubelet."""
+
+    def __init__(self) -> None:
+        self.profile = Profile.read()
+        self.runtime = Runtime()
+        self.cgroups = PodCgroups(self._configured_driver())
+
+    def pod(
+        self,
+        name: str = "pod",
+        *,
+        uid: str = "",
+        namespace: str = "default",
+        qos: Qos = "burstable",
+        hugetlb: Mapping[str, int] | None = None,
+        annotations: Mapping[str, str] | None = None,
+    ) -> Pod:
+        """A new pod on the host's network. `hugetlb` is what its spec requests (bytes by size); other sizes get 0."""
+        uid = uid or str(uuid.uuid4())
+        group = self.cgroups.make(qos, uid, hugetlb or {})
+        host = pb.NamespaceOption(network=pb.NODE, pid=pb.CONTAINER, ipc=pb.POD)
+        config = pb.PodSandboxConfig(
+            metadata=pb.PodSandboxMetadata(name=name, uid=uid, namespace=namespace),
+            log_directory=f"/var/log/pods/{uid}",
+            labels=labels(uid, name, namespace),
+            annotations=dict(annotations or {}),
+            linux=pb.LinuxPodSandboxConfig(
+                cgroup_parent=group.path, security_context=pb.LinuxSandboxSecurityContext(namespace_options=host)
+            ),
+        )
+        return Pod(self.runtime, config, group)
+
+    def reset(self) -> None:
+        """Removes every pod, their groups and all CDI files: the node as it was."""
+        for sandbox in self.runtime.pods():
+            self.runtime.remove_pod(sandbox)
+        self.cgroups.remove_all()
+        for file in CDI_DIRECTORY.glob("*"):
+            file.unlink()
+
+    def use_driver(self, driver: Driver) -> None:
+        """Switches containerd (and our kubelet's part) to a cgroup driver; removes all pods when it changes."""
+        if driver == self.cgroups.driver:
+            return
+        self.reset()
+        wanted = f"SystemdCgroup = {'true' if driver == 'systemd' else 'false'}"
+        lines = CONTAINERD_CONFIG.read_text().splitlines(keepends=True)
+        CONTAINERD_CONFIG.write_text("".join(_replace_setting(line, "SystemdCgroup", wanted) for line in lines))
+        self.restart_containerd()
+        self.cgroups = PodCgroups(driver)
+
+    def restart_containerd(self) -> None:
+        """Stops and starts containerd (running containers live on) and waits until CRI and NRI answer."""
+        subprocess.run(["systemctl", "restart", "containerd"], check=True)
+        self.wait_for_containerd()
+
+    def kill_containerd(self) -> None:
+        """SIGKILL, then waits until systemd has started it again."""
+        pid = self._containerd_pid()
+        subprocess.run(["kill", f"-{signal.SIGKILL.value}", pid], check=True)
+        until(lambda: self._containerd_pid() not in {pid, "0"}, "containerd started again")
+        self.wait_for_containerd()
+
+    def wait_for_containerd(self) -> None:
+        until(self.runtime.answers, "containerd answers")
+        until(NRI_SOCKET.exists, f"{NRI_SOCKET} there")
+
+    def _containerd_pid(self) -> str:
+        command = ["systemctl", "show", "-P", "MainPID", "containerd"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    @staticmethod
+    def _configured_driver() -> Driver:
+        return "systemd" if "SystemdCgroup = true" in CONTAINERD_CONFIG.read_text() else "cgroupfs"
+
+
+def _replace_setting(line: str, key: str, wanted: str) -> str:
+    indent = line[: len(line) - len(line.lstrip())]
+    return f"{indent}{wanted}\n" if line.lstrip().startswith(f"{key} =") else line

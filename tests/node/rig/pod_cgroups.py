@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kubelet's part of the control groups: the kubepods root, the QoS groups and one group per pod.
+
+Made as the kubelet's library (opencontainers/cgroups) makes them: with the systemd driver a transient slice over
+D-Bus, with the cgroupfs driver a folder; in both cases every controller is switched on down to the pod, then limits
+are written.
+"""
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from tests.node.rig.kernel import CGROUPS, PAGE_KIB, Cgroup
+
+Driver = Literal["systemd", "cgroupfs"]
+Qos = Literal["guaranteed", "burstable", "besteffort"]
+
+_MANAGER = ("org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager")
+
+
+def names(qos: Qos, uid: str) -> list[str]:
+    """The kubelet's name of a pod's group, one part per level: ["kubepods", "burstable", "pod<uid>"]."""
+    return ["kubepods", *([] if qos == "guaranteed" else [qos]), *([f"pod{uid}"] if uid else [])]
+
+
+def slice_path(parts: list[str]) -> str:
+    """The systemd form: each level repeats the levels above it, and dashes inside a part become underscores."""
+    escaped = [part.replace("-", "_") for part in parts]
+    return "".join(f"/{'-'.join(escaped[: level + 1])}.slice" for level in range(len(escaped)))
+
+
+class PodCgroups:
+    """Makes and removes groups for one cgroup driver."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+
+    def path(self, qos: Qos, uid: str = "") -> str:
+        """What the kubelet passes as cgroup_parent."""
+        parts = names(qos, uid)
+        return slice_path(parts) if self.driver == "systemd" else "/" + "/".join(parts)
+
+    def make(self, qos: Qos, uid: str, hugetlb: Mapping[str, int]) -> Cgroup:
+        """The group of a pod. Page sizes missing in `hugetlb` (bytes by size) get 0, as kubelets before 1.37 do."""
+        group = Cgroup(self.path(qos, uid))
+        for level in reversed([group, group.parent, group.parent.parent]):
+            if level.path != "/" and not level.exists():
+                self._make_one(level)
+        for size in PAGE_KIB:
+            for file in ("max", "rsvd.max"):
+                group.write(f"hugetlb.{size}.{file}", hugetlb.get(size, 0))
+        return group
+
+    def remove(self, group: Cgroup) -> None:
+        if self.driver == "systemd":
+            subprocess.run(["systemctl", "stop", Path(group.path).name], check=False)
+        if group.exists():
+            group.directory.rmdir()
+
+    def remove_all(self) -> None:
+        """Everything of the kubelet's, deepest first; no container may be left."""
+        root = Cgroup(self.path("guaranteed"))
+        if self.driver == "systemd":
+            subprocess.run(["systemctl", "stop", "kubepods.slice"], check=False)
+        if root.exists():
+            for directory in sorted((p for p in root.directory.rglob("*") if p.is_dir()), reverse=True):
+                directory.rmdir()
+            root.directory.rmdir()
+
+    def _make_one(self, group: Cgroup) -> None:
+        if self.driver == "systemd":
+            _start_slice(Path(group.path).name)
+        else:
+            group.directory.mkdir()
+        _switch_on_controllers(group.parent)
+
+
+def _start_slice(unit: str) -> None:
+    properties = ["DefaultDependencies", "b", "false"]
+    for name in ("MemoryAccounting", "CPUAccounting", "IOAccounting", "TasksAccounting"):
+        properties += [name, "b", "true"]
+    count = len(properties) // 3
+    command = ["busctl", "--quiet", "call", *_MANAGER, "StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "replace"]
+    subprocess.run([*command, str(count), *properties, "0"], check=True)
+
+
+def _switch_on_controllers(group: Cgroup) -> None:
+    """In a group and in all above it, as the library does: systemd alone would leave hugetlb and cpuset off."""
+    controllers = (CGROUPS / "cgroup.controllers").read_text().split()
+    levels = [Cgroup("/"), *(Cgroup(f"/{parent}") for parent in reversed(Path(group.path.lstrip("/")).parents)), group]
+    for level in levels:
+        level.write("cgroup.subtree_control", " ".join(f"+{name}" for name in controllers))

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods and containers as the kubelet makes them, as values that tests can hold."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.node._pb import cri_pb2 as pb
+from tests.node.rig import kernel
+from tests.node.rig.cri import ExecResult, Runtime
+from tests.node.rig.kernel import Cgroup
+from tests.node.rig.wait import until
+
+PROGRAMS = Path("/opt/numa/src/tests/node/programs")  # mounted at /programs in every container
+FOREVER = ("sleep", "2147483647")
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a kubelet writes into LinuxContainerResources; "" and 0 mean not given."""
+
+    cpus: str = ""
+    mems: str = ""
+    shares: int = 0
+    memory: int = 0  # bytes
+    hugepages: Mapping[str, int] = field(default_factory=dict)  # "2MB" -> bytes
+    unified: Mapping[str, str] = field(default_factory=dict)
+
+    def to_cri(self) -> pb.LinuxContainerResources:
+        return pb.LinuxContainerResources(
+            cpuset_cpus=self.cpus,
+            cpuset_mems=self.mems,
+            cpu_shares=self.shares,
+            memory_limit_in_bytes=self.memory,
+            hugepage_limits=[pb.HugepageLimit(page_size=size, limit=limit) for size, limit in self.hugepages.items()],
+            unified=dict(self.unified),
+        )
+
+
+class Container:
+    """A created container."""
+
+    def __init__(self, runtime: Runtime, container_id: str, name: str, log: Path) -> None:
+        self._runtime = runtime
+        self.id = container_id
+        self.name = name
+        self._log = log
+
+    def start(self) -> "Container":
+        self._runtime.start(self.id)
+        return self
+
+    def stop(self, grace: int = 0) -> None:
+        self._runtime.stop(self.id, grace)
+
+    def remove(self) -> None:
+        self._runtime.remove(self.id)
+
+    def update(self, resources: Resources) -> None:
+        self._runtime.update(self.id, resources.to_cri())
+
+    def exec(self, *command: str, limit: int = 60) -> ExecResult:
+        return self._runtime.exec(self.id, list(command), limit)
+
+    def touch_memory(self, *mappings: str) -> list[dict[str, Any]]:
+        """Runs programs/touch_memory.py inside (python image only), e.g. ("2M:3", "4K:100"); its JSON answer."""
+        result = self.exec("python3", "-IS", "/programs/touch_memory.py", *mappings)
+        if result.code != 0:
+            raise AssertionError(f"touch_memory.py ended with {result.code}: {result.err}")
+        answer: list[dict[str, Any]] = json.loads(result.out)
+        return answer
+
+    @property
+    def state(self) -> str:
+        """created, running, exited or unknown."""
+        name: str = pb.ContainerState.Name(self._runtime.state(self.id).state)
+        return name.removeprefix("CONTAINER_").lower()
+
+    @property
+    def exit_code(self) -> int:
+        return int(self._runtime.state(self.id).exit_code)
+
+    def wait_exited(self, within: float = 30.0) -> int:
+        """The exit code, once the container has ended."""
+        until(lambda: self.state == "exited", f"container {self.name} exited", within)
+        return self.exit_code
+
+    @property
+    def pid(self) -> int:
+        return self._runtime.pid(self.id)
+
+    @property
+    def cgroup(self) -> Cgroup:
+        """The group the kernel has the first process in; only while it lives."""
+        return kernel.cgroup_of(self.pid)
+
+    @property
+    def cpus_allowed(self) -> frozenset[int]:
+        return kernel.cpus_allowed(self.pid)
+
+    @property
+    def mems_allowed(self) -> frozenset[int]:
+        return kernel.mems_allowed(self.pid)
+
+    def log(self) -> str:
+        """What the container wrote to its standard output and error so far."""
+        lines = self._log.read_text().splitlines() if self._log.exists() else []
+        return "".join(line.split(" ", 3)[3] + "\n" for line in lines)
+
+
+class Pod:
+    """A pod sandbox on the host's network, in a pod group that the kubelet's part of the rig made."""
+
+    def __init__(self, runtime: Runtime, config: pb.PodSandboxConfig, cgroup: Cgroup) -> None:
+        self._runtime = runtime
+        self._config = config
+        self.cgroup = cgroup
+        self.uid = config.metadata.uid
+        self.name = config.metadata.name
+        self.id = runtime.run_pod(config)
+
+    def create(
+        self,
+        name: str = "main",
+        command: Sequence[str] = FOREVER,
+        *,
+        image: str = "busybox",
+        cdi: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        resources: Resources | None = None,
+        mounts: Mapping[str, str] | None = None,
+        attempt: int = 0,
+    ) -> Container:
+        """A container that is not started yet; CriError when the runtime or a plugin refuses it.
+
+        `mounts` maps a path of the node to a path in the container, read only. `attempt` counts restarts.
+        """
+        places = {str(PROGRAMS): "/programs", **(mounts or {})}
+        log = f"{name}/{attempt}.log"
+        config = pb.ContainerConfig(
+            metadata=pb.ContainerMetadata(name=name, attempt=attempt),
+            image=pb.ImageSpec(image=f"localhost/{image}:node-vm"),
+            command=list(command),
+            envs=[pb.KeyValue(key=key, value=value.encode()) for key, value in (env or {}).items()],
+            mounts=[pb.Mount(host_path=host, container_path=inside, readonly=True) for host, inside in places.items()],
+            labels={**self._config.labels, "io.kubernetes.container.name": name},
+            log_path=log,
+            linux=pb.LinuxContainerConfig(resources=(resources or Resources()).to_cri()),
+            CDI_devices=[pb.CDIDevice(name=device) for device in cdi],
+        )
+        created = self._runtime.create(self.id, config, self._config)
+        return Container(self._runtime, created, name, Path(self._config.log_directory, log))
+
+    def run(self, name: str = "main", command: Sequence[str] = FOREVER, **options: Any) -> Container:
+        """As create, and started."""
+        return self.create(name, command, **options).start()
+
+    def remove(self) -> None:
+        """Stops all its containers (SIGKILL) and removes the sandbox; the pod's group stays."""
+        self._runtime.remove_pod(self.id)
+
+
+def labels(uid: str, name: str, namespace: str) -> dict[str, str]:
+    """The labels by which the kubelet, and every NRI plugin, recognises a pod."""
+    return {
+        "io.kubernetes.pod.uid": uid,
+        "io.kubernetes.pod.name": name,
+        "io.kubernetes.pod.namespace": namespace,
+    }

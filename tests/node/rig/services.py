@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of the test as child processes with log files: our services, several of each if need be, and stand-ins."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from tests.node.rig.wait import until
+
+LOGS = Path("/var/log/numa-node")
+
+
+class Service:
+    """One program that can be started, killed and started again; its log is kept over restarts."""
+
+    def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+        self.name = name
+        self.command = list(command)
+        self.env = dict(env)
+        self.log_file = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._seen = 0  # where the log of this start begins
+
+    def start(self) -> "Service":
+        """Starts it with the present `command` and `env`; returns at once."""
+        if self.alive:
+            raise RuntimeError(f"{self.name} already runs (pid {self.pid})")
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_file.open("ab") as log:
+            self._seen = log.tell()
+            self._process = subprocess.Popen(
+                self.command, env=os.environ | self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
+        return self
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise RuntimeError(f"{self.name} was never started")
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def send(self, number: signal.Signals) -> None:
+        """E.g. SIGSTOP to make it hang and SIGCONT to let it go on."""
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL: the process has no chance to tidy up."""
+        self._end(signal.SIGKILL, within=10.0)
+
+    def stop(self, within: float = 30.0) -> int:
+        """SIGTERM; the exit status, or TimeoutExpired when it does not leave in time."""
+        return self._end(signal.SIGTERM, within)
+
+    def restart(self) -> "Service":
+        """SIGKILL and a new start."""
+        self.kill()
+        return self.start()
+
+    def _end(self, number: signal.Signals, within: float) -> int:
+        if self._process is None:
+            return 0
+        if self.alive:
+            self._process.send_signal(number)
+            if number is signal.SIGKILL:
+                return self._process.wait(within)
+            self._process.send_signal(signal.SIGCONT)
+        return self._process.wait(within)
+
+    def log(self) -> str:
+        """What it wrote since its latest start."""
+        with self.log_file.open("rb") as file:
+            file.seek(self._seen)
+            return file.read().decode(errors="replace")
+
+    def wait_for_log(self, text: str, within: float = 30.0) -> None:
+        """Until `text` is in the log of this start; fails at once when the process has ended without writing it."""
+
+        def there() -> bool:
+            ended = not self.alive
+            if text in self.log():
+                return True
+            if ended:
+                raise AssertionError(f"{self.name} ended without writing {text!r}:\n{self.log()[-2000:]}")
+            return False
+
+        until(there, f"{text!r} in the log of {self.name}", within)
+
+    def rss_kib(self) -> int:
+        fields = Path(f"/proc/{self.pid}/status").read_text().split("VmRSS:")[1].split()
+        return int(fields[0])
+
+
+class Services:
+    """All programs of one test; leaving the context kills what still runs."""
+
+    def __init__(self, test: str) -> None:
+        self._logs = LOGS / test
+        self._all: dict[str, Service] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for service in reversed(self._all.values()):
+            service.kill()
+
+    def add(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> Service:
+        """A program that is not started yet; the name is unique within the test."""
+        if name in self._all:
+            raise RuntimeError(f"{name} is already a service of this test")
+        self._all[name] = Service(name, command, env or {}, self._logs / f"{name}.log")
+        return self._all[name]
+
+    def module(self, name: str, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> Service:
+        """As add, for a Python module: module("frontend-2", "dra_frontend", "--config", "/etc/x.yaml")."""
+        return self.add(name, [sys.executable, "-m", module, *arguments], env)
+
+    def __getitem__(self, name: str) -> Service:
+        return self._all[name]
+
+    def logs(self) -> dict[str, str]:
+        """The end of every log, for the report of a failed test."""
+        return {name: service.log()[-4000:] for name, service in self._all.items() if service.log_file.exists()}

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waiting for a condition, with a deadline that suits an emulated machine."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def until(condition: Callable[[], T], what: str, within: float = 30.0, every: float = 0.1) -> T:
+    """Asks again until the answer is true and returns it; TimeoutError names `what` after `within` seconds."""
+    deadline = time.monotonic() + within
+    while True:
+        answer = condition()
+        if answer:
+            return answer
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"after {within} s still not: {what}")
+        time.sleep(every)

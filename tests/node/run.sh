@@ -1,0 +1,84 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# run.sh [--profile NAME]... [--keep] [pytest arguments]
+#
+# Runs the node tests inside a virtual machine with a real kernel, a real containerd and several NUMA nodes; one
+# machine after another when several profiles are named (default: all). pytest arguments count from tests/node/.
+#   --keep    leave the machine running and use it again next time
+# Variables: NODE_VM_CACHE (layers and logs), NODE_VM_MIRROR (Debian mirror), PYTHON (with pip; default .venv/bin/python).
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/vm/env.sh"
+. "$here/vm/debian.sh"
+. "$here/vm/machine.sh"
+. "$here/vm/build.sh"
+
+PHASES=()
+begun=$EPOCHREALTIME
+phase() { # phase NAME: the time since the last phase ended was this one's
+  local now=$EPOCHREALTIME
+  PHASES+=("$(awk -v a="$begun" -v b="$now" -v n="${PROFILE:+$PROFILE: }$1" 'BEGIN { printf "%8.1f s  %s", b - a, n }')")
+  begun=$now
+}
+
+push_source() { # the project's code and the machine's description, as they are now
+  (cd "$ROOT" && tar --exclude=__pycache__ --exclude='*.egg-info' -cf - shared/src services/*/src tests/node tests/fakes tests/data) |
+    guest 'rm -rf /opt/numa/src && mkdir -p /opt/numa/src && tar -xf - -C /opt/numa/src' || return
+  guest 'cat >/opt/numa/profile.env' <<<"NAME=$PROFILE NUMA=$NUMA SOCKETS=$SOCKETS DIES=$DIES CORES=$CORES THREADS=$THREADS MEM_GIB=$MEM_GIB HP2M=$HP2M HP1G=$HP1G"
+}
+
+collect_logs() { # what the guest knows about a failure
+  local to=$CACHE/logs/$PROFILE
+  rm -rf "$to"
+  mkdir -p "$to"
+  guest 'cd /var/log && journalctl -q -b >journal.txt; tar -cf - journal.txt $([ ! -d numa-node ] || echo numa-node)' | tar -xf - -C "$to" || true
+  cp "$RUN/console.log" "$to/"
+  say "logs: $to"
+}
+
+run_profile() { # run_profile NAME PYTEST-ARGUMENT...: the status of pytest
+  local status=0
+  use_profile "$1"; shift
+  if ! alive || [ -z "$KEEP" ]; then
+    machine_kill
+    machine_start "$BASE" "$DISK" on
+    machine_wait
+    phase boot
+  fi
+  push_source || fail "the source could not be copied in"
+  phase "copying the source"
+  guest "cd /opt/numa/src/tests/node && exec python3 -m pytest${1+$(printf ' %q' "$@")}" || status=$?
+  phase tests
+  guest 'cat /var/log/numa-node/figures.txt 2>/dev/null' || true
+  ((status == 0 || status == 5)) || collect_logs
+  [ -n "$KEEP" ] || machine_kill
+  PROFILE=
+  return "$status"
+}
+
+main() {
+  local profiles=() arguments=() status='' last=0 ran='' profile
+  KEEP= PROFILE=
+  while (($#)); do
+    case $1 in
+      --profile) profiles+=("$2"); shift 2 ;;
+      --keep) KEEP=yes; shift ;;
+      *) arguments+=("$1"); shift ;;
+    esac
+  done
+  ((${#profiles[@]})) || profiles=(default one-gig)
+  trap '[ -n "$KEEP" ] || [ -z "$PROFILE" ] || machine_kill' EXIT
+  trap 'exit 130' INT TERM
+  [ -x "$PYTHON" ] || fail "no $PYTHON: run make setup, or set PYTHON to one with pip and packaging"
+  install_tools
+  phase "tools"
+  build_layers
+  for profile in "${profiles[@]}"; do
+    run_profile "$profile" ${arguments[@]+"${arguments[@]}"} && ran=yes || last=$?
+    ((last == 0 || last == 5)) || status=$last # 5: no test of this selection is for this machine
+  done
+  [ -n "$ran$status" ] || status=$last
+  printf '%s\n' '' 'time of each phase' "${PHASES[@]}"
+  return "${status:-0}"
+}
+main "$@"

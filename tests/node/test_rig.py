@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts of the rig itself, without our services: what the other node tests rest on."""
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.node.rig import figures, kernel
+from tests.node.rig.cri import CriError
+from tests.node.rig.marks import both_drivers, every_machine
+from tests.node.rig.node import CDI_DIRECTORY, Node
+from tests.node.rig.pod_cgroups import Driver
+from tests.node.rig.pods import Resources
+from tests.node.rig.services import Services
+
+MIB = 1 << 20
+
+
+def library_version(package: str, library: str) -> str:
+    """The version of a Go library that Debian built into a package."""
+    command = ["dpkg-query", "-W", "-f=${Static-Built-Using} ${Built-Using}", package]
+    built = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return built.split(f"{library} (= ", 1)[1].split(")", 1)[0]
+
+
+@every_machine
+def test_the_machine_is_the_profile(node: Node) -> None:
+    """The guest has the NUMA nodes, CPUs, threads and hugepages that the profile promises."""
+    profile = node.profile
+    assert len(kernel.numa_nodes()) == profile.numa_nodes
+    assert len(kernel.online_cpus()) == profile.cpus
+    assert {len(kernel.siblings(cpu)) for cpu in kernel.online_cpus()} == {profile.threads}
+    assert frozenset().union(*map(kernel.node_cpus, kernel.numa_nodes())) == kernel.online_cpus()
+    for number in kernel.numa_nodes():
+        assert {size: kernel.hugepages(number, size) for size in profile.pages} == profile.pages
+        assert kernel.node_memory_kib(number) > (profile.memory_gib / profile.numa_nodes - 0.5) * MIB
+    figures.note("kernel", Path("/proc/sys/kernel/osrelease").read_text().strip())
+
+
+def test_the_runtime_is_containerd_2_with_nri(node: Node) -> None:
+    """containerd 2.x answers CRI and has its NRI socket, so the tests see what today's nodes run."""
+    name, version = node.runtime.version()
+    assert name == "containerd"
+    assert version.startswith("2.")
+    assert node.cgroups.driver == "systemd"
+    node.wait_for_containerd()
+    figures.note("containerd", version)
+    figures.note("NRI library", library_version("containerd", "golang-github-containerd-nri"))
+
+
+@both_drivers
+def test_a_container_runs_in_its_pods_group(node: Node, cgroup_driver: Driver) -> None:
+    """Under both drivers a group's path is what the backend must derive from cgroup_parent and the container's id."""
+    pod = node.pod(uid="0b1d-22")
+    container = pod.run(resources=Resources(cpus="1-2", mems="0"))
+    root = "/kubepods.slice/kubepods-burstable.slice" if cgroup_driver == "systemd" else "/kubepods/burstable"
+    inside = {
+        "systemd": f"/kubepods-burstable-pod0b1d_22.slice/cri-containerd-{container.id}.scope",
+        "cgroupfs": f"/pod0b1d-22/{container.id}",
+    }
+    assert container.state == "running"
+    assert container.cgroup.path == root + inside[cgroup_driver]
+    assert container.cgroup.parent == pod.cgroup
+    assert container.cgroup.cpus() == container.cpus_allowed == {1, 2}
+    assert container.cgroup.mems() == container.mems_allowed == {0}
+    assert pod.cgroup.hugetlb("2MB")["max"] == pod.cgroup.hugetlb("2MB")["rsvd.max"] == "0"
+
+
+def test_stock_containerd_drops_hugepage_limits_of_a_container(node: Node) -> None:
+    """disable_hugetlb_controller is the stock setting, so a limit in CRI's resources never reaches the kernel."""
+    container = node.pod(hugetlb={"2MB": 8 * MIB}).run(resources=Resources(hugepages={"2MB": 4 * MIB}))
+    assert container.cgroup.hugetlb("2MB")["max"] == "max"
+
+
+def test_a_cdi_file_is_injected(node: Node) -> None:
+    """Stock containerd resolves a CDI device from /var/run/cdi at container creation and refuses an unknown one."""
+    document = {
+        "cdiVersion": "0.6.0",
+        "kind": "example.com/thing",
+        "devices": [{"name": "one", "containerEdits": {"env": ["FROM_CDI=yes"]}}],
+    }
+    (CDI_DIRECTORY / "example.com-thing.json").write_text(json.dumps(document))
+    pod = node.pod()
+    container = pod.run(command=["sh", "-c", "echo $FROM_CDI; exec sleep 1000"], cdi=["example.com/thing=one"])
+    assert "FROM_CDI=yes\n" in container.exec("env").out
+    assert container.log() == "yes\n"
+    with pytest.raises(CriError, match=r"example\.com/thing=two"):
+        pod.create("other", cdi=["example.com/thing=two"])
+
+
+def test_hugepages_and_their_nodes_are_seen_inside(node: Node) -> None:
+    """A program in a container gets pages of the node in its mems; one over the group's limit is ENOMEM at mmap."""
+    pod = node.pod(hugetlb={"2MB": 8 * MIB, "1GB": 1024 * MIB})
+    container = pod.run(image="python", resources=Resources(mems="1"))
+    two, one_gig, small = container.touch_memory("2M:3", "1G:1", "4K:50")
+    assert (two["nodes"], two["page_kib"]) == ({"1": 3}, 2048)
+    assert (one_gig["nodes"], one_gig["page_kib"]) == ({"1": 1}, 1048576)
+    assert small["nodes"] == {"1": 50}
+    container.cgroup.write("hugetlb.2MB.rsvd.max", 6 * MIB)
+    fits, over = container.touch_memory("2M:3", "2M:1")
+    assert (fits["error"], over["error"]) == (None, "ENOMEM")
+
+
+def test_containerd_can_be_killed_under_a_container(node: Node) -> None:
+    """A container lives on over a SIGKILL of containerd, and the rig reaches it afterwards."""
+    container = node.pod().run()
+    pid = container.pid
+    node.kill_containerd()
+    assert container.pid == pid
+    assert container.state == "running"
+
+
+def test_services_can_be_killed_stopped_and_restarted(services: Services) -> None:
+    """A service dies by signal, leaves by SIGTERM, starts again and shows only the log of its latest start."""
+    script = 'echo "ready $WHO"; trap "exit 7" TERM; while :; do sleep 0.1; done'
+    service = services.add("shell", ["sh", "-c", script], {"WHO": "first"}).start()
+    service.wait_for_log("ready first")
+    service.env["WHO"] = "second"
+    service.restart().wait_for_log("ready second")
+    assert "first" not in service.log()
+    service.send(signal.SIGSTOP)
+    assert service.stop() == 7
+    assert not service.alive

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+# Sourced by every script here: places, keys of the cached layers, and how to reach the guest.
+# Whatever names a place on a machine is a variable.
+NODE_DIR=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+ROOT=$(cd "$NODE_DIR/../.." && pwd)
+PATH=$PATH:/usr/sbin:/sbin # debootstrap and mke2fs are not on everybody's path
+
+# Where layers, logs and pid files go (about 2 GiB). Worth keeping between runs.
+CACHE=${NODE_VM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/dra-driver-numa/node-vm}
+PYTHON=${PYTHON:-$ROOT/.venv/bin/python}
+SUITE=${NODE_VM_SUITE:-trixie} # base system, kernel, Python
+NEWER=${NODE_VM_NEWER:-sid}    # containerd 2.x, runc, QEMU
+GUEST_PYTHON=3.13              # of $SUITE
+KEYRING=${NODE_VM_KEYRING:-/usr/share/keyrings/debian-archive-keyring.gpg}
+
+say() { printf 'node-vm: %s\n' "$*" >&2; }
+fail() { say "$*"; exit 1; }
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"
+  elif command -v sudo >/dev/null; then sudo --preserve-env=NODE_VM_CACHE,NODE_VM_MIRROR,NODE_VM_SUITE,NODE_VM_NEWER,NODE_VM_KEYRING,PYTHON "$@"
+  else fail "this step needs root: run as root or install sudo"; fi
+}
+digest() { sha256sum | cut -c1-16; }
+
+# --- layers: "base" is everything from Debian, "disk" adds our Python packages and the guest's configuration
+base_key() { { echo "$SUITE $NEWER"; cd "$NODE_DIR/vm" && cat base.sh debian.sh images.sh image.py; } | digest; }
+requirements() { "$PYTHON" "$NODE_DIR/vm/locks.py" "$GUEST_PYTHON" "$ROOT"/locks/{dra-frontend,nri-backend,test}.txt; }
+disk_key() { { base_key; requirements || exit 1; cd "$NODE_DIR" && cat vm/disk.sh && find guest -type f | sort | xargs tail -n +1; } | digest; }
+
+# --- one running machine per profile
+use_profile() { # use_profile NAME: sets the machine's shape and the run folder
+  local file=$NODE_DIR/vm/profiles/$1.env
+  [ -e "$file" ] || fail "no machine profile $1; there are: $(cd "$NODE_DIR/vm/profiles" && echo *.env | sed 's/\.env//g')"
+  # shellcheck source=/dev/null
+  . "$file"
+  PROFILE=$1 RUN=$CACHE/run/$1
+  mkdir -p "$RUN"
+}
+alive() { # the pid file may be stale and the number somebody else's by now
+  local pid
+  pid=$(cat "$RUN/pid" 2>/dev/null) && grep -qsF "path=$RUN/console.log" "/proc/$pid/cmdline"
+}
+ssh_options() {
+  local port; port=$(cat "$RUN/port")
+  SSH_OPTIONS=(-i "$RUN/ssh_key" -p "$port" -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR
+    -o ConnectTimeout=20 -o ControlMaster=auto -o "ControlPath=$(cat "$RUN/sockets")/ssh" -o ControlPersist=3600)
+}
+guest() { [ -s "$RUN/port" ] || return 1; ssh_options; ssh "${SSH_OPTIONS[@]}" root@127.0.0.1 "$@"; }

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
+# Sourced after use_profile: one emulated (TCG) machine with several NUMA nodes, SMT and hugepages.
+
+machine_arguments() { # sets MACHINE (QEMU arguments) and CMDLINE from the profile
+  local cpus=$((SOCKETS * DIES * CORES * THREADS)) node other distance first pages_2m='' pages_1g=''
+  local per=$((cpus / NUMA)) mib=$((MEM_GIB * 1024 / NUMA))
+  MACHINE=(-smp "$cpus,sockets=$SOCKETS,dies=$DIES,cores=$CORES,threads=$THREADS" -m "${MEM_GIB}G")
+  for ((node = 0; node < NUMA; node++)); do
+    first=$((node * per))
+    MACHINE+=(-object "memory-backend-ram,id=m$node,size=${mib}M"
+      -numa "node,nodeid=$node,memdev=m$node,cpus=$first-$((first + per - 1))")
+    pages_2m+="${pages_2m:+,}$node:$HP2M" pages_1g+="${pages_1g:+,}$node:$HP1G"
+  done
+  for ((node = 0; node < NUMA; node++)); do # QEMU wants every node declared first
+    for ((other = 0; other < NUMA; other++)); do
+      distance=$((node / (NUMA / SOCKETS) == other / (NUMA / SOCKETS) ? 12 : 21))
+      ((node == other)) || MACHINE+=(-numa "dist,src=$node,dst=$other,val=$distance")
+    done
+  done
+  CMDLINE="console=ttyS0 quiet net.ifnames=0 mitigations=off tsc=reliable clocksource=tsc no_timer_check nokaslr panic=-1"
+  CMDLINE+=" apparmor=0 audit=0 nowatchdog random.trust_cpu=on transparent_hugepage=madvise"
+  CMDLINE+=" hugepagesz=1G hugepages=$pages_1g hugepagesz=2M hugepages=$pages_2m"
+}
+
+machine_start() { # machine_start BASE DISK on|off (on: what the guest writes is thrown away)
+  local base=$1 disk=$2 snapshot=$3 lib=$1/qemu/usr/lib/x86_64-linux-gnu
+  # shellcheck disable=SC2034 # CMDLINE and MACHINE come from machine_arguments
+  machine_arguments
+  [ -s "$RUN/sockets" ] && [ -d "$(cat "$RUN/sockets")" ] || mktemp -d /tmp/node-vm.XXXXXX >"$RUN/sockets" # socket names are limited to 107 bytes
+  "$PYTHON" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])' >"$RUN/port"
+  install -m 600 "$(dirname "$disk")/ssh_key" "$RUN/ssh_key"
+  # CPU: what Debian's amd64 packages and PyPI's wheels may use, and no more: each further feature costs emulation time
+  QEMU_MODULE_DIR=$lib/qemu TMPDIR=$RUN setsid nohup "$lib/ld-linux-x86-64.so.2" --library-path "$lib" "$base/qemu/usr/bin/qemu-system-x86_64" \
+    -L "$base/qemu/usr/share/seabios" -L "$base/qemu/usr/share/qemu" \
+    -nodefaults -no-user-config -display none -no-reboot -machine q35,hpet=off,vmport=off,smm=off \
+    -accel tcg,thread=multi,tb-size=1024 -cpu Westmere-v1,+pdpe1gb,+rdtscp "${MACHINE[@]}" \
+    -kernel "$base/vmlinuz" -initrd "$base/initrd.gz" -append "$CMDLINE" \
+    -drive "file=$disk,format=raw,if=none,id=d0,cache=unsafe,discard=unmap,aio=threads,snapshot=$snapshot" -device virtio-blk-pci,drive=d0 \
+    -netdev "user,id=n0,hostfwd=tcp:127.0.0.1:$(cat "$RUN/port")-:22" -device virtio-net-pci,netdev=n0,romfile= -device virtio-rng-pci \
+    -chardev "file,id=c0,path=$RUN/console.log" -serial chardev:c0 >"$RUN/qemu.log" 2>&1 </dev/null &
+  echo $! >"$RUN/pid"
+}
+
+machine_wait() { # until ssh answers and systemd has nothing left to start
+  local begin=$SECONDS
+  until guest true 2>/dev/null; do
+    alive || { tail -n 20 "$RUN/qemu.log" "$RUN/console.log" >&2; fail "the machine ended before ssh answered"; }
+    ((SECONDS - begin < 300)) || { tail -n 20 "$RUN/console.log" >&2; fail "no ssh after 300 s"; }
+    sleep 0.5
+  done
+  guest systemctl is-system-running --wait >/dev/null || { guest systemctl --failed --no-legend >&2; fail "units failed in the guest"; }
+}
+
+machine_stop() { # power off, so that the disk is whole
+  local n
+  guest 'sync; systemctl poweroff' 2>/dev/null || true
+  for n in $(seq 120); do alive || break; sleep 0.5; done
+  machine_kill
+}
+
+machine_kill() { # end QEMU by its pid and forget the machine; enough where the disk is thrown away
+  local n
+  [ -s "$RUN/pid" ] || return 0
+  ssh_options; ssh "${SSH_OPTIONS[@]}" -O exit root@127.0.0.1 2>/dev/null || true
+  if alive; then kill "$(cat "$RUN/pid")"; fi
+  for n in $(seq 50); do alive || break; sleep 0.1; done
+  if alive; then kill -9 "$(cat "$RUN/pid")"; fi
+  rm -rf "$(cat "$RUN/sockets")" "$RUN"/{pid,port,sockets,ssh_key}
+}

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random but well-formed contract values for property tests."""
+
+from hypothesis import strategies as st
+from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER
+from numa_contract.records import (
+    AllocationRecord,
+    AllocationResult,
+    ClaimReference,
+    CpuAllocation,
+    MemoryAllocation,
+    Owner,
+    PodReference,
+)
+
+uids = st.uuids().map(str)
+requests = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,10}[a-z0-9])?", fullmatch=True)
+cpu_sets = st.frozensets(st.integers(0, 1023), max_size=20)
+page_sizes = st.sampled_from([4096, 16384, 65536, 2 << 20, 32 << 20, 512 << 20, 1 << 30, 16 << 30])
+
+
+@st.composite
+def records(draw: st.DrawFn) -> AllocationRecord:
+    """Draws a record of either driver with one to three requests."""
+    names = draw(st.lists(requests, min_size=1, max_size=3, unique=True))
+    driver = draw(st.sampled_from([CPU_DRIVER, MEMORY_DRIVER]))
+    cpus = tuple(CpuAllocation(request=n, device="cpudevnuma000", cpus=draw(cpu_sets)) for n in names)
+    memory = tuple(
+        MemoryAllocation(
+            request=n,
+            device="memory-numa000",
+            numa_node=draw(st.integers(0, 15)),
+            size=draw(st.integers(1, 1 << 40)),
+            page_bytes=draw(page_sizes),
+            hugepages=draw(st.booleans()),
+        )
+        for n in names
+    )
+    return AllocationRecord(
+        driver=driver,
+        claim=ClaimReference(uid=draw(uids), namespace="default", name="claim"),
+        reserved_for=tuple(PodReference(uid=uid, name="pod") for uid in draw(st.lists(uids, max_size=3))),
+        results=tuple(AllocationResult(request=n, pool="node", device="d", consumed={"size": "1Gi"}) for n in names),
+        cpus=cpus if driver == CPU_DRIVER else (),
+        memory=memory if driver == MEMORY_DRIVER else (),
+        sharing=draw(st.sampled_from(["container", "pod"])),
+        owner=draw(st.none() | st.builds(Owner, pod_uid=uids, container=requests)),
+    )

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The claim's CDI file (protocols, section 7)."""
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numa_contract.cdi import (
+    CDI_VERSION,
+    RECORD_ANNOTATION,
+    cdi_document,
+    dump_claim_file,
+    parse_claim_file,
+    request_env,
+)
+from numa_contract.errors import MalformedError
+from numa_contract.names import cdi_file_name, parse_env_key
+from numa_contract.records import (
+    AllocationRecord,
+    AllocationResult,
+    ClaimReference,
+    CpuAllocation,
+    MemoryAllocation,
+)
+
+from tests.strategies.contract import records
+
+DEVICE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?", re.ASCII)
+CLAIM = ClaimReference(uid="6f1b-1", namespace="ns", name="c")
+
+
+def file_name(record: AllocationRecord) -> str:
+    """The record's file name."""
+    return cdi_file_name(record.driver, record.claim.uid)
+
+
+@given(records())
+def test_a_file_gives_its_record_back(record: AllocationRecord) -> None:
+    """The CDI directory is the database: what was written is what a restart reads."""
+    assert parse_claim_file(file_name(record), dump_claim_file(record)).record == record
+
+
+@given(records())
+def test_trap_7_the_document_obeys_the_specification(record: AllocationRecord) -> None:
+    """Traps 7.2, 7.3, 7.4, 7.6: lowest version, known keys only, no empty edits, K=V with a key, legal names."""
+    document = cdi_document(record)
+    assert document["cdiVersion"] == CDI_VERSION == "0.6.0"
+    assert set(document) == {"cdiVersion", "kind", "annotations", "devices"}
+    names = [device["name"] for device in document["devices"]]
+    assert len(names) == len(set(names)) == len(record.requests)
+    for device in document["devices"]:
+        assert set(device) == {"name", "containerEdits"}
+        assert DEVICE_NAME.fullmatch(device["name"])
+        assert set(device["containerEdits"]) == {"env"}
+        assert device["containerEdits"]["env"]
+        for entry in device["containerEdits"]["env"]:
+            parsed = parse_env_key(entry.partition("=")[0])
+            assert parsed is not None
+            assert parsed.uid == record.claim.uid
+
+
+def test_trap_7_5_devices_of_one_file_share_no_variable() -> None:
+    """A container that holds several requests of a claim gets one variable each; none overwrites another."""
+    record = AllocationRecord(
+        driver="dra.cpu",
+        claim=CLAIM,
+        results=tuple(AllocationResult(request=r, pool="p", device="d") for r in "ab"),
+        cpus=(
+            CpuAllocation(request="a", device="d", cpus=frozenset({0, 1})),
+            CpuAllocation(request="b", device="d", cpus=frozenset({4})),
+        ),
+    )
+    assert request_env(record, "a") == {"DRA_CPUSET_6f1b-1_a": "0-1"}
+    assert request_env(record, "b") == {"DRA_CPUSET_6f1b-1_b": "4"}
+    assert record.cdi_id("a") == "dra.k8s.io/cpu=claim-6f1b-1-a"
+
+
+def test_memory_is_told_by_node_and_size() -> None:
+    """Several allocations of one kind are joined; nodes are a list (needs B32: none may be lost)."""
+    record = AllocationRecord(
+        driver="dra.memory",
+        claim=CLAIM,
+        results=tuple(AllocationResult(request="m", pool="p", device=d) for d in "abc"),
+        memory=(
+            MemoryAllocation(request="m", device="a", numa_node=0, size=512 << 20, page_bytes=4096),
+            MemoryAllocation(request="m", device="b", numa_node=1, size=64 << 20, page_bytes=2 << 20, hugepages=True),
+            MemoryAllocation(request="m", device="c", numa_node=0, size=2 << 20, page_bytes=2 << 20, hugepages=True),
+        ),
+    )
+    assert request_env(record, "m") == {
+        "DRAMEMORY_6f1b-1_NUMANodes": "0-1",
+        "DRAMEMORY_6f1b-1_memory": "numanode:0,size:512Mi",
+        "DRAMEMORY_6f1b-1_hugepages_2Mi": "numanode:1,size:64Mi;numanode:0,size:2Mi",
+    }
+
+
+def cpu_record() -> AllocationRecord:
+    """A claim with CPUs 0-1."""
+    return AllocationRecord(
+        driver="dra.cpu",
+        claim=CLAIM,
+        results=(AllocationResult(request="a", pool="p", device="d"),),
+        cpus=(CpuAllocation(request="a", device="d", cpus=frozenset({0, 1})),),
+    )
+
+
+@pytest.mark.parametrize("annotation", ["{", "null", '{"version": 99}', "[]", '{"version": 1, "driver": "dra.cpu"}'])
+def test_an_unreadable_record_still_holds_its_cpus(annotation: str) -> None:
+    """As long as the CDI part can be read, its CPUs are known from the environment and must not be given away."""
+    document = cdi_document(cpu_record())
+    document["annotations"][RECORD_ANNOTATION] = annotation
+    file = parse_claim_file(file_name(cpu_record()), json.dumps(document).encode())
+    assert file.record is None
+    assert file.problem
+    assert file.cpus == {0, 1}
+
+
+def test_a_record_in_the_wrong_file_is_not_believed() -> None:
+    """A file copied to another claim's name holds CPUs, but gives no rights."""
+    file = parse_claim_file(cdi_file_name("dra.cpu", "other"), dump_claim_file(cpu_record()))
+    assert file.record is None
+    assert "6f1b-1" in file.problem
+
+
+@given(
+    st.binary()
+    | st.recursive(
+        st.none() | st.text() | st.integers(),
+        lambda s: (
+            st.lists(s)
+            | st.dictionaries(st.sampled_from(["kind", "devices", "name", "containerEdits", "env", "annotations"]), s)
+        ),
+    ).map(lambda value: json.dumps(value).encode())
+)
+def test_garbage_is_malformed_and_nothing_else(data: bytes) -> None:
+    """Any bytes give a ClaimFile or a MalformedError."""
+    try:
+        parse_claim_file(cdi_file_name("dra.cpu", "u"), data)
+    except MalformedError:
+        return
+
+
+@given(records(), st.data())
+def test_damage_never_escapes(record: AllocationRecord, data: st.DataObject) -> None:
+    """Flipped and missing bytes give a ClaimFile or a MalformedError, nothing else."""
+    content = bytearray(dump_claim_file(record))
+    for _ in range(data.draw(st.integers(1, 5))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        parse_claim_file(file_name(record), bytes(content[: data.draw(st.integers(0, len(content)))]))
+    except MalformedError:
+        return

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration refuses what it does not know, and says what to write instead."""
+
+import pytest
+from numa_contract.config import Config, ConfigError, parse_config
+
+
+def test_an_empty_file_is_the_defaults() -> None:
+    """Nothing has to be configured."""
+    assert parse_config(None, "f") == parse_config({}, "f") == Config()
+
+
+def test_the_peers_keys_keep_their_names() -> None:
+    """A configuration file of the CPU peer works unchanged as far as its keys are known here."""
+    config = parse_config(
+        {"apiVersion": "v1alpha1", "reservedCPUs": "0-1,8", "hostnameOverride": "n", "cpuDeviceMode": "grouped"}, "f"
+    )
+    assert config.reserved_cpus == {0, 1, 8}
+    assert config.hostname_override == "n"
+
+
+def test_a_null_leaves_the_default() -> None:
+    """``key:`` without a value is no value."""
+    assert parse_config({"cdiDir": None}, "f").cdi_dir == "/var/run/cdi"
+
+
+@pytest.mark.parametrize(
+    ("document", "named"),
+    [
+        ({"reservedCpus": "0"}, "use reservedCPUs"),
+        ({"nonsense": 1}, "nonsense: unknown key"),
+        ({"reservedCPUs": 0}, "reservedCPUs: must be a text"),
+        ({"reservedCPUs": "3-1"}, "runs backwards"),
+        ({"apiVersion": "v2"}, "apiVersion"),
+        ({"cdiDir": "/etc/cdi"}, "must not be below /etc"),
+        ({"cdiDir": "var/cdi"}, "absolute"),
+        ({"runDir": "/run/../etc"}, "without '..'"),
+        ({"cpuDeviceMode": "magic"}, "cpuDeviceMode"),
+        ({"reservedMemory": [{"numaNode": 0, "limits": {"gold": 1}}]}, "gold"),
+        ({"reservedMemory": [{"numaNode": 0, "limits": {"memory": "1.5Gi"}}]}, "whole number"),
+        ({"reservedMemory": [{"numaNode": 0, "limits": {}}, {"numaNode": 0, "limits": {}}]}, "twice"),
+        ([], "must be a map"),
+        ("text", "must be a map"),
+    ],
+)
+def test_what_is_wrong_is_named(document: object, named: str) -> None:
+    """Every refusal names file and key."""
+    with pytest.raises(ConfigError, match=r"values\.yaml") as caught:
+        parse_config(document, "values.yaml")
+    assert named in str(caught.value)
+
+
+def test_all_faults_are_told_at_once() -> None:
+    """An operator mends a file in one go."""
+    with pytest.raises(ConfigError) as caught:
+        parse_config({"cdiDir": "x", "logLevel": "loud"}, "f")
+    assert len(caught.value.faults) == 2
+
+
+def test_reserves_are_found_by_node_and_size() -> None:
+    """Reserves have the form of the kubelet's reservedMemory."""
+    config = parse_config(
+        {"reservedMemory": [{"numaNode": 1, "limits": {"memory": "1Gi", "hugepages-2Mi": "64Mi"}}]}, "f"
+    )
+    assert config.reserved_bytes(1) == 1 << 30
+    assert config.reserved_bytes(1, 2 << 20) == 64 << 20
+    assert config.reserved_bytes(0) == 0

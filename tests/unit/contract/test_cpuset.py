@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel's list format."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numa_contract.cpuset import format_cpu_list, parse_cpu_list
+from numa_contract.errors import MalformedError
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"),
+    [("", set()), ("\n", set()), ("0", {0}), ("0-3,8", {0, 1, 2, 3, 8}), ("8,0-1,1\n", {0, 1, 8}), ("007", {7})],
+)
+def test_reads_the_kernels_lists(text: str, cpus: set[int]) -> None:
+    """Numbers and ranges in any order are a set; the empty list is the empty set."""
+    assert parse_cpu_list(text) == cpus
+
+
+@pytest.mark.parametrize("text", ["a", "1-", "-1", "3-1", "1,,2", "0 - 3", "0-3:1/2", "99999999", "1,", "٣"])
+def test_refuses_everything_else_and_says_what_was_wrong(text: str) -> None:
+    """What is no list is an error that shows the text, not an empty or a guessed set."""
+    with pytest.raises(MalformedError, match="CPU list") as caught:
+        parse_cpu_list(text)
+    assert caught.value.text == text
+
+
+@given(st.frozensets(st.integers(0, 4096)))
+def test_writes_what_it_reads(cpus: frozenset[int]) -> None:
+    """Every set survives being written and read."""
+    assert parse_cpu_list(format_cpu_list(cpus)) == cpus
+
+
+@given(st.text())
+def test_never_fails_otherwise(text: str) -> None:
+    """Any text gives a set or a MalformedError."""
+    try:
+        parse_cpu_list(text)
+    except MalformedError:
+        return
+
+
+def test_merges_ranges() -> None:
+    """The list is the shortest one."""
+    assert format_cpu_list([3, 1, 2, 8, 10, 9]) == "1-3,8-10"

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names that other programs read; changing one breaks somebody."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numa_contract import names
+from numa_contract.errors import MalformedError
+
+from tests.strategies.contract import requests, uids
+
+UID = "6f1b0c5e-0000-4000-8000-000000000001"
+
+
+def test_names_are_those_of_the_contract() -> None:
+    """Manifests, launchers and the kubelet's checkpoint depend on these very texts."""
+    assert names.cdi_device_id("dra.cpu", UID, None) == f"dra.k8s.io/cpu=claim-{UID}"
+    assert names.cdi_device_id("dra.memory", UID, "big") == f"dra.k8s.io/memory=claim-{UID}-big"
+    assert names.cdi_file_name("dra.cpu", UID) == f"dra.k8s.io-cpu_claim-{UID}.json"
+    assert names.cpu_env_key(UID, None) == f"DRA_CPUSET_{UID}"
+    assert names.cpu_env_key(UID, "a") == f"DRA_CPUSET_{UID}_a"
+    assert names.memory_env_key(UID, None, "NUMANodes") == f"DRAMEMORY_{UID}_NUMANodes"
+    assert names.memory_env_key(UID, "r", "hugepages_2Mi") == f"DRAMEMORY_{UID}_r_hugepages_2Mi"
+    assert names.state_socket_path("/run/dra-driver-numa", UID) == f"/run/dra-driver-numa/{UID}/state.sock"
+
+
+@given(st.sampled_from(names.DRIVERS), uids)
+def test_file_names_are_read_back(driver: str, uid: str) -> None:
+    """A file of ours is recognised by its name."""
+    assert names.parse_cdi_file_name(names.cdi_file_name(driver, uid)) == (driver, uid)
+
+
+@pytest.mark.parametrize("name", ["dra.memory.json", "dra.k8s.io-cpu_claim-x.json.tmp", "nvidia.json", "x", ""])
+def test_other_files_are_not_ours(name: str) -> None:
+    """Files of other vendors and temporary files are left alone."""
+    assert names.parse_cdi_file_name(name) is None
+
+
+@given(uids, st.none() | requests, st.sampled_from(["NUMANodes", "memory", "hugepages_2Mi", "hugepages_16Gi"]))
+def test_variables_are_read_back(uid: str, request: str | None, item: str) -> None:
+    """Driver, claim, request and item survive the way through an environment variable's name."""
+    assert names.parse_env_key(names.cpu_env_key(uid, request)) == names.EnvKey("dra.cpu", uid, request)
+    expected = names.EnvKey("dra.memory", uid, request, item)
+    assert names.parse_env_key(names.memory_env_key(uid, request, item)) == expected
+
+
+def test_a_request_may_be_called_memory() -> None:
+    """The item is the last part, whatever the request is called."""
+    parsed = names.parse_env_key(f"DRAMEMORY_{UID}_memory_memory")
+    assert parsed == names.EnvKey("dra.memory", UID, "memory", "memory")
+
+
+@pytest.mark.parametrize("key", ["PATH", "DRA_CPU", "MY_DRA_CPUSET_x", ""])
+def test_other_variables_are_nobodys_business(key: str) -> None:
+    """Only our prefixes are looked at."""
+    assert names.parse_env_key(key) is None
+
+
+@pytest.mark.parametrize("key", ["DRA_CPUSET_", f"DRA_CPUSET_{UID}_A/B", f"DRAMEMORY_{UID}", "DRA_CPUSET_../x"])
+def test_a_variable_that_only_pretends_is_an_error(key: str) -> None:
+    """A prefix of ours with nonsense behind it is refused, not ignored."""
+    with pytest.raises(MalformedError):
+        names.parse_env_key(key)
+
+
+@pytest.mark.parametrize("uid", ["", "../x", "a/b", "a b", "-a", "x" * 129])
+def test_a_uid_cannot_leave_the_directory(uid: str) -> None:
+    """A UID becomes part of a path: what could climb out is refused."""
+    with pytest.raises(MalformedError):
+        names.cdi_file_name("dra.cpu", uid)

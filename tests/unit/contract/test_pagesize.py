@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Three spellings of one page size (protocols, trap 8.7)."""
+
+import pytest
+from hypothesis import given
+from numa_contract import pagesize
+from numa_contract.errors import MalformedError
+
+from tests.strategies.contract import page_sizes
+
+
+@pytest.mark.parametrize(
+    ("size", "short", "kubernetes", "oci", "sysfs"),
+    [
+        (4096, "4k", "4Ki", "4KB", "hugepages-4kB"),
+        (65536, "64k", "64Ki", "64KB", "hugepages-64kB"),
+        (2 << 20, "2m", "2Mi", "2MB", "hugepages-2048kB"),
+        (512 << 20, "512m", "512Mi", "512MB", "hugepages-524288kB"),
+        (1 << 30, "1g", "1Gi", "1GB", "hugepages-1048576kB"),
+        (16 << 30, "16g", "16Gi", "16GB", "hugepages-16777216kB"),
+    ],
+)
+def test_trap_8_7_every_spelling(size: int, short: str, kubernetes: str, oci: str, sysfs: str) -> None:
+    """Our names, Kubernetes, OCI and sysfs each get their own spelling."""
+    assert pagesize.short_page_size(size) == short
+    assert pagesize.kubernetes_page_size(size) == kubernetes
+    assert pagesize.oci_page_size(size) == oci
+    assert pagesize.sysfs_page_size(size) == sysfs
+
+
+@given(page_sizes)
+def test_every_spelling_is_read_back(size: int) -> None:
+    """Whatever is written is read as the same size."""
+    for write in (
+        pagesize.short_page_size,
+        pagesize.kubernetes_page_size,
+        pagesize.oci_page_size,
+        pagesize.sysfs_page_size,
+    ):
+        assert pagesize.parse_page_size(write(size)) == size
+
+
+@pytest.mark.parametrize("text", ["", "2", "0m", "m", "2Q", "hugepages-", "-2m", "2MiB", "2 m"])
+def test_refuses_what_is_no_page_size(text: str) -> None:
+    """A size without a unit, or nonsense, is an error that shows the text."""
+    with pytest.raises(MalformedError):
+        pagesize.parse_page_size(text)

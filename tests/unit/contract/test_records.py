@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records and reports across versions: the two images are rolled out one at a time."""
+
+import json
+
+import pytest
+from hypothesis import given
+from numa_contract.errors import MalformedError, UnsupportedVersionError
+from numa_contract.records import RECORD_VERSION, AllocationRecord, parse_record
+from numa_contract.reports import BackendStatus, ContainerReport
+
+from tests.strategies.contract import records
+
+
+@given(records())
+def test_a_record_survives_json(record: AllocationRecord) -> None:
+    """What is written is what is read."""
+    assert parse_record(json.loads(record.model_dump_json())) == record
+
+
+@given(records())
+def test_the_next_version_can_be_read(record: AllocationRecord) -> None:
+    """Release N reads what N+1 wrote: fields it does not know are ignored, at every level."""
+    document = json.loads(record.model_dump_json())
+    document["version"] = RECORD_VERSION + 1
+    document["invention"] = {"of": "tomorrow"}
+    document["claim"]["invention"] = 1
+    for part in document["cpus"] + document["memory"] + document["results"]:
+        part["invention"] = True
+    read = parse_record(document)
+    assert read.model_copy(update={"version": RECORD_VERSION}) == record
+
+
+def test_the_first_version_needs_only_what_it_had() -> None:
+    """Release N reads what N-1 wrote: everything newer than version 1 has a default."""
+    document = {
+        "version": 1,
+        "driver": "dra.cpu",
+        "claim": {"uid": "u", "namespace": "n", "name": "c"},
+        "results": [{"request": "r", "pool": "p", "device": "d"}],
+        "cpus": [{"request": "r", "device": "d", "cpus": "0-1"}],
+    }
+    assert parse_record(document).cpus_of() == {0, 1}
+
+
+@pytest.mark.parametrize("version", [None, 0, RECORD_VERSION + 2, "1", True, 1.0])
+def test_a_version_out_of_reach_is_refused(version: object) -> None:
+    """A record too old, too new or without a version is refused by name, never half understood."""
+    with pytest.raises(UnsupportedVersionError):
+        parse_record({"version": version, "driver": "dra.cpu", "claim": {"uid": "u", "namespace": "n", "name": "c"}})
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"version": 1},
+        {"version": 1, "driver": "gpu", "claim": {"uid": "u", "namespace": "n", "name": "c"}},
+        {"version": 1, "driver": "dra.cpu", "claim": 3},
+        {
+            "version": 1,
+            "driver": "dra.cpu",
+            "claim": {"uid": "u", "namespace": "n", "name": "c"},
+            "cpus": [{"request": "r", "device": "d", "cpus": "x"}],
+        },
+    ],
+)
+def test_a_broken_record_is_malformed(document: object) -> None:
+    """Missing and wrong fields give one error that names the field."""
+    with pytest.raises(MalformedError):
+        parse_record(document)
+
+
+@pytest.mark.parametrize("document", [None, [], "x", 3])
+def test_no_record_at_all(document: object) -> None:
+    """Something that is no object is refused like any other version out of reach."""
+    with pytest.raises(UnsupportedVersionError):
+        parse_record(document)
+
+
+def test_reports_ignore_what_they_do_not_know() -> None:
+    """A newer backend may tell an older frontend more than it understands."""
+    report = {"id": "c", "name": "n", "podUid": "u", "podNamespace": "ns", "podName": "p", "cpus": "0-3", "new": 1}
+    assert ContainerReport.model_validate(report).cpus == {0, 1, 2, 3}
+    status = BackendStatus.model_validate({"instance": "i", "epoch": "e", "pool": "1", "weather": "fine"})
+    assert status.pool == {1}
+    assert json.loads(status.model_dump_json())["pool"] == "1"
+
+
+def test_a_request_with_several_results_is_one_request() -> None:
+    """Names follow base requests: subrequests and counts do not make new ones."""
+    record = AllocationRecord.model_validate(
+        {
+            "driver": "dra.cpu",
+            "claim": {"uid": "u", "namespace": "n", "name": "c"},
+            "results": [
+                {"request": "r/big", "pool": "p", "device": "d"},
+                {"request": "r/big", "pool": "p", "device": "e"},
+            ],
+        }
+    )
+    assert record.requests == ("r",)
+    assert record.cdi_id("r") == "dra.k8s.io/cpu=claim-u"

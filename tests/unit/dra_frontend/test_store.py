@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The claims of a node across instances, losses and releases."""
+
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from dra_frontend.files import ClaimDirectory
+from dra_frontend.lease import BackendView
+from dra_frontend.rundir import FileLock
+from dra_frontend.store import ClaimStore
+from numa_contract.names import cdi_file_name
+from numa_contract.records import AllocationRecord, AllocationResult, ClaimReference, CpuAllocation
+from numa_contract.reports import BackendStatus, ClaimUse, ContainerReport
+
+
+def record(uid: str = "u1", cpus: frozenset[int] = frozenset({1, 2})) -> AllocationRecord:
+    """A CPU record."""
+    return AllocationRecord(
+        driver="dra.cpu",
+        claim=ClaimReference(uid=uid, namespace="ns", name=f"claim-{uid}"),
+        results=(AllocationResult(request="r", pool="p", device="d"),),
+        cpus=(CpuAllocation(request="r", device="d", cpus=cpus),),
+    )
+
+
+def enforcing(view: BackendView, *, active: bool = True) -> BackendView:
+    """Gives the view a live lease."""
+    status = BackendStatus(instance="i", epoch="e", complete=True, active=active, synchronized=True)
+    view.renew(status)
+    view.renew(status)
+    return view
+
+
+def container(uid: str, state: str = "running") -> ContainerReport:
+    """A container that holds a claim."""
+    return ContainerReport.model_validate(
+        {
+            "id": f"c-{uid}",
+            "name": "n",
+            "podUid": "p",
+            "podNamespace": "ns",
+            "podName": "pod",
+            "state": state,
+            "claims": [ClaimUse(uid=uid, driver="dra.cpu").model_dump(mode="json")],
+        }
+    )
+
+
+@pytest.fixture
+def backend() -> BackendView:
+    """A live, active backend without containers."""
+    return enforcing(BackendView(time.monotonic))
+
+
+def store_in(path: Path, backend: BackendView) -> ClaimStore:
+    """One instance on a node."""
+    directory = ClaimDirectory(path / "cdi", path / "claims.lock", path / "quarantine")
+    return ClaimStore(directory, FileLock(path / "claims.lock"), backend)
+
+
+def path_of(tmp_path: Path, uid: str = "u1") -> Path:
+    """The claim's CDI file."""
+    return tmp_path / "cdi" / cdi_file_name("dra.cpu", uid)
+
+
+async def test_a_lost_file_is_written_again_from_memory(tmp_path: Path, backend: BackendView) -> None:
+    """A file that went behind our back comes back at the next look."""
+    store = store_in(tmp_path, backend)
+    await store.transact(lambda t: t.write(record()))
+    content = path_of(tmp_path).read_bytes()
+    path_of(tmp_path).unlink()
+    await store.transact(lambda _: None)
+    assert path_of(tmp_path).read_bytes() == content
+
+
+async def test_a_standby_holds_but_does_not_write(tmp_path: Path) -> None:
+    """Only the leading instance restores: two writers of one lost file would race; the CPUs are held by both."""
+    store = store_in(tmp_path, enforcing(BackendView(time.monotonic), active=False))
+    await store.transact(lambda t: t.write(record()))
+    path_of(tmp_path).unlink()
+    await store.transact(lambda _: None)
+    assert not path_of(tmp_path).exists()
+    assert store.ledger.held_cpus() == {1, 2}
+
+
+async def test_a_release_by_another_instance_is_no_loss(tmp_path: Path, backend: BackendView) -> None:
+    """During an upgrade the new instance unprepares; the old one must not bring the claim back."""
+    old, new = store_in(tmp_path, backend), store_in(tmp_path, backend)
+    await old.transact(lambda t: t.write(record()))
+    await new.transact(lambda t: t.release("dra.cpu", "u1"))
+    await old.transact(lambda _: None)
+    assert not path_of(tmp_path).exists()
+    assert old.ledger.held_cpus() == frozenset()
+
+
+async def test_what_another_instance_prepared_is_seen_before_choosing(tmp_path: Path, backend: BackendView) -> None:
+    """Each transaction reads the directory again, under the lock: no CPU is given twice."""
+    old, new = store_in(tmp_path, backend), store_in(tmp_path, backend)
+    await old.transact(lambda t: t.write(record()))
+    held = await new.transact(lambda t: t.ledger.held_cpus())
+    assert held == {1, 2}
+
+
+async def test_the_cpus_of_a_living_container_stay_held(tmp_path: Path, backend: BackendView) -> None:
+    """Unprepare takes the file; the CPUs come back when the last container is gone."""
+    store = store_in(tmp_path, backend)
+    await store.transact(lambda t: t.write(record()))
+    backend.containers["c-u1"] = container("u1")
+    await store.transact(lambda t: t.release("dra.cpu", "u1"))
+    assert not path_of(tmp_path).exists()
+    assert store.ledger.held_cpus() == {1, 2}
+    backend.containers["c-u1"] = container("u1", "stopped")
+    store.settle()
+    assert store.ledger.held_cpus() == frozenset()
+
+
+async def test_without_a_backend_nobody_can_tell(tmp_path: Path) -> None:
+    """While no backend reports, CPUs of a released claim are not given to anybody."""
+    backend = BackendView(time.monotonic)
+    store = store_in(tmp_path, backend)
+    await store.transact(lambda t: t.write(record()))
+    await store.transact(lambda t: t.release("dra.cpu", "u1"))
+    store.settle()
+    assert store.ledger.held_cpus() == {1, 2}
+    enforcing(backend)
+    store.settle()
+    assert store.ledger.held_cpus() == frozenset()
+
+
+async def test_a_failed_removal_changes_nothing(tmp_path: Path, backend: BackendView) -> None:
+    """The claim stays whole when its file cannot be removed (needs B26)."""
+    store = store_in(tmp_path, backend)
+    await store.transact(lambda t: t.write(record()))
+    path_of(tmp_path).unlink()
+    path_of(tmp_path).mkdir()
+    with pytest.raises(OSError, match="directory"):
+        await store.transact(lambda t: t.release("dra.cpu", "u1"))
+    assert store.ledger.held_cpus() == {1, 2}
+
+
+async def test_listeners_are_told_of_every_change(tmp_path: Path, backend: BackendView) -> None:
+    """The backend hears of records without looking for them."""
+    store = store_in(tmp_path, backend)
+    told: list[tuple[str, str]] = []
+    store.listeners.append(lambda change: told.append((change.kind, change.uid)))
+    await store.transact(lambda t: t.write(record()))
+    await store.transact(lambda t: t.release("dra.cpu", "u1"))
+    assert told == [("prepared", "u1"), ("released", "u1")]
+
+
+async def test_a_lock_that_cannot_be_had_is_an_error(tmp_path: Path, backend: BackendView) -> None:
+    """An instance that is stuck with the lock makes the other one say so, not wait for ever."""
+
+    class Taken:
+        @asynccontextmanager
+        async def hold(self, limit: float | None = None) -> AsyncIterator[None]:
+            raise TimeoutError(f"held by another instance after {limit} s")
+            yield
+
+    store = ClaimStore(ClaimDirectory(tmp_path, tmp_path / "l", tmp_path / "q"), Taken(), backend)
+    with pytest.raises(OSError, match="another instance"):
+        await store.transact(lambda _: None)
+
+
+async def test_the_list_of_releases_is_bounded(tmp_path: Path, backend: BackendView) -> None:
+    """Pods come and go for months; the note of releases does not grow."""
+    store = store_in(tmp_path, backend)
+
+    def many(transaction: object) -> None:
+        for number in range(600):
+            store._directory._note_release("dra.cpu", f"u{number}")
+
+    await store.transact(many)
+    kept = json.loads((tmp_path / "claims.lock").read_text())
+    assert len(kept) == 512
+    assert kept[-1] == ["dra.cpu", "u599"]

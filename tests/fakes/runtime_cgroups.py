@@ -81,7 +81,8 @@ class FakeCgroups:
 
     def make_pod(self, cgroup_parent: str, sandbox_id: str) -> None:
         """The pod's group, made by the kubelet, and that of its pause container."""
-        self._make(self.root / cgroup_parent.lstrip("/"))
+        with self._lock:
+            self._make(self.root / cgroup_parent.lstrip("/"))
         self.start(cgroup_parent, sandbox_id, 0)
 
     def start(
@@ -89,11 +90,12 @@ class FakeCgroups:
     ) -> Path:
         """What ``runc create`` does: the group, its limits, the waiting process. Raises CgroupRefusedError."""
         directory = self.directory(cgroup_parent, container_id)
-        self._make(directory, leaf=True)
+        with self._lock:
+            self._make(directory, leaf=True)
         try:
             self.write(directory, resources or pb.LinuxResources())
         except CgroupRefusedError:
-            shutil.rmtree(directory)
+            self._remove(directory)
             raise
         (directory / "cgroup.procs").write_text(f"{pid}\n")
         (directory / "cgroup.events").write_text("populated 1\nfrozen 0\n")
@@ -142,11 +144,15 @@ class FakeCgroups:
         """The last process has gone and runc removes the group."""
         if directory.exists():
             (directory / "cgroup.events").write_text("populated 0\nfrozen 0\n")
-            shutil.rmtree(directory)
+            self._remove(directory)
 
     def remove_pod(self, cgroup_parent: str) -> None:
         """The kubelet removes the pod's group."""
-        shutil.rmtree(self.root / cgroup_parent.lstrip("/"), ignore_errors=True)
+        self._remove(self.root / cgroup_parent.lstrip("/"))
+
+    def _remove(self, directory: Path) -> None:
+        with self._lock:
+            shutil.rmtree(directory, ignore_errors=True)
 
     def _pod_directory(self, qos: str, uid: str = "") -> Path:
         middle = "" if qos == "guaranteed" else qos
@@ -167,10 +173,9 @@ class FakeCgroups:
                 files[f"hugetlb.{size}.{suffix}"] = value
         for name, text in files.items():
             (directory / name).write_text(f"{text}\n" if text else "")
-        with self._lock:
-            for kind in ("cpus", "mems"):
-                _link_effective(directory, kind)
-            self._made[directory] = _signature(directory)
+        for kind in ("cpus", "mems"):
+            _link_effective(directory, kind)
+        self._made[directory] = _signature(directory)
 
 
 def _signature(directory: Path) -> tuple[int, ...]:

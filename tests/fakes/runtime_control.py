@@ -33,6 +33,7 @@ class RuntimeControl:
 
     def __init__(self, runtime: "FakeRuntime") -> None:
         self._runtime = runtime
+        self._clients: set[asyncio.StreamWriter] = set()
         self._calls: dict[str, Callable[..., Awaitable[Any]]] = {
             name: getattr(self, f"_{name}")
             for name in (
@@ -53,10 +54,17 @@ class RuntimeControl:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answers one client until it hangs up."""
+        self._clients.add(writer)
         with contextlib.suppress(OSError):
             while line := await reader.readline():
                 writer.write(json.dumps(await self._answer(line)).encode() + b"\n")
                 await writer.drain()
+            writer.close()
+        self._clients.discard(writer)
+
+    def hang_up(self) -> None:
+        """Ends every client's connection."""
+        for writer in self._clients:
             writer.close()
 
     async def _answer(self, line: bytes) -> dict[str, Any]:
@@ -148,9 +156,11 @@ async def serve(options: RuntimeOptions, control: Path, running: "Running") -> N
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with running(options) as runtime:
-        server = await asyncio.start_unix_server(RuntimeControl(runtime).serve, control)
+        served = RuntimeControl(runtime)
+        server = await asyncio.start_unix_server(served.serve, control)
         await stop.wait()
         server.close()
+        served.hang_up()
 
 
 def main(running: "Running") -> None:
@@ -184,7 +194,7 @@ def main(running: "Running") -> None:
             path.unlink(missing_ok=True)
 
 
-async def call(control: Path, name: str, **args: Any) -> Any:
+async def call(control: Path, name: str, /, **args: Any) -> Any:
     """One call over the control socket, for tests and scripts. Raises OperationError with the stand-in's text."""
     reader, writer = await asyncio.open_unix_connection(control, limit=64 << 20)
     try:

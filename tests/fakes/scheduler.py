@@ -54,15 +54,16 @@ class _Search:
             if not fits:
                 continue
             self.results.append((slots[0], candidate, consumed))
-            if self._constrained() and self._go_on(slots[1:], candidate, consumed):
+            if self._constrained() and self._go_on(slots, candidate, consumed):
                 return True
             self.results.pop()
         return False
 
     def _go_on(self, slots: Sequence[Slot], candidate: Candidate, consumed: dict[str, str] | None) -> bool:
         before = dict(self.used.get(candidate.key, {})), set(self.taken)
-        _account(self.used, self.taken, candidate.key, consumed)
-        if self.run(slots):
+        if not slots[0].wish.get("adminAccess"):
+            _account(self.used, self.taken, candidate.key, consumed)
+        if self.run(slots[1:]):
             return True
         self.used[candidate.key], self.taken = before
         return False
@@ -200,7 +201,7 @@ def _result(slot: Slot, candidate: Candidate, consumed: dict[str, str] | None) -
 
 def _configs(claim: Document, search: _Search) -> Iterator[Document]:
     """Class first, claim last: later entries override."""
-    for slot in dict((slot.request, slot) for slot, _, _ in search.results).values():
+    for slot in {slot.request: slot for slot, _, _ in search.results}.values():
         for config in (slot.device_class.get("spec") or {}).get("config") or []:
             yield {"source": "FromClass", "requests": [slot.request], **config}
     for config in claim["spec"]["devices"].get("config") or []:

@@ -64,9 +64,10 @@ def selected(candidate: Candidate, expression: str) -> bool:
 
 def _term(candidate: Candidate, term: str) -> bool:
     if match := _DRIVER.fullmatch(term):
-        return (candidate.driver == match[2]) == (match[1] == "==")
+        return bool(candidate.driver == match[2]) == (match[1] == "==")
     if match := _COMPARED.fullmatch(term):
-        return (candidate.attribute(match[1], match[2]) == _literal(match[4])) == (match[3] == "==")
+        equal = bool(candidate.attribute(match[1], match[2]) == _literal(match[4]))
+        return equal == bool(match[3] == "==")
     if match := _BARE.fullmatch(term):
         return bool(candidate.attribute(match[2], match[3])) != bool(match[1])
     raise ValueError(f"this scheduler does not understand the CEL expression {term!r}")
@@ -92,7 +93,8 @@ def _tolerates(toleration: Document, taint: Document) -> bool:
         return False
     if toleration.get("operator", "Equal") == "Exists":
         return toleration.get("key") in {None, "", taint["key"]}
-    return toleration.get("key") == taint["key"] and toleration.get("value", "") == taint.get("value", "")
+    same = toleration.get("key") == taint["key"] and toleration.get("value", "") == taint.get("value", "")
+    return bool(same)
 
 
 def consumption(candidate: Candidate, requests: Mapping[str, Any], used: Mapping[str, int]) -> dict[str, str] | None:

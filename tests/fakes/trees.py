@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File trees of hosts for tests: the captured machines of tests/data/topologies, in memory or on disk, and changed ones."""
+"""File trees of hosts: the captured machines of tests/data/topologies and a made-up one, to be changed at will."""
 
 import json
 import posixpath
 import re
 import tarfile
-from collections import defaultdict
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -35,12 +34,14 @@ class MemoryTree:
 
     def __init__(self, files: Mapping[str, bytes | Link]) -> None:
         self.files = dict(files)
-        self._names: dict[str, set[str]] = defaultdict(set)
+        self._names: dict[str, set[str]] = {}
         for path in self.files:
-            while path != "/":
-                directory, name = posixpath.split(path)
-                self._names[directory].add(name)
-                path = directory
+            known = False
+            while path != "/" and not known:
+                directory, _, name = path.rpartition("/")
+                known = directory in self._names
+                self._names.setdefault(directory or "/", set()).add(name)
+                path = directory or "/"
 
     def read(self, path: str) -> str | None:
         """Returns the text of a file as HostTree would."""
@@ -107,3 +108,33 @@ def write_tree(tree: MemoryTree, root: Path) -> Path:
 def expected(name: str) -> Any:
     """Returns what hwloc reads from a captured machine."""
     return json.loads((_DATA / f"{name}.expected.json").read_text())
+
+
+def small_machine() -> MemoryTree:
+    """Returns a made-up machine: 2 sockets with a NUMA node each, 2 cores of 2 threads each; CPUs 0-3 and 4-7."""
+    cpu, node = "/sys/devices/system/cpu", "/sys/devices/system/node"
+    files = {f"{cpu}/online": "0-7\n", f"{cpu}/isolated": "\n", f"{node}/online": "0-1\n"}
+    for number in range(8):
+        socket, core = number // 4, number // 2
+        files |= {
+            f"{cpu}/cpu{number}/topology/core_id": f"{core % 2}\n",
+            f"{cpu}/cpu{number}/topology/physical_package_id": f"{socket}\n",
+            f"{cpu}/cpu{number}/topology/core_cpus": f"{0x3 << 2 * core:02x}\n",
+            f"{cpu}/cpu{number}/topology/package_cpus": f"{0xF << 4 * socket:02x}\n",
+            f"{cpu}/cpu{number}/cache/index3/level": "3\n",
+            f"{cpu}/cpu{number}/cache/index3/type": "Unified\n",
+            f"{cpu}/cpu{number}/cache/index3/id": f"{socket}\n",
+            f"{cpu}/cpu{number}/cache/index3/shared_cpu_map": f"{0xF << 4 * socket:02x}\n",
+        }
+    for number in range(2):
+        files |= {
+            f"{node}/node{number}/cpumap": f"{0xF << 4 * number:02x}\n",
+            f"{node}/node{number}/distance": "10 21\n" if number == 0 else "21 10\n",
+            f"{node}/node{number}/meminfo": f"Node {number} MemTotal:       4194304 kB\n",
+            f"{node}/node{number}/hugepages/hugepages-2048kB/nr_hugepages": "256\n",
+            f"{node}/node{number}/hugepages/hugepages-2048kB/free_hugepages": "200\n",
+            f"{node}/node{number}/hugepages/hugepages-2048kB/surplus_hugepages": "0\n",
+            f"{node}/node{number}/hugepages/hugepages-1048576kB/nr_hugepages": f"{number}\n",
+            f"{node}/node{number}/hugepages/hugepages-1048576kB/free_hugepages": f"{number}\n",
+        }
+    return MemoryTree({path: text.encode() for path, text in files.items()})

@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dra_frontend.inventory import build_inventory
 from dra_frontend.kube import KubeClient, connect
 from dra_frontend.kube_errors import ForbiddenError
+from dra_frontend.machine import Cpu, HugepagePool, Machine, NumaNode
 from dra_frontend.publish_values import Notice, Timing
 from dra_frontend.publisher import Publisher
+from dra_frontend.slices import slice_documents
+from numa_contract.config import Config
+from numa_contract.names import DRIVERS
 
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.apiserver_store import RESOURCES, Document
@@ -82,14 +87,14 @@ class Rig:
 
     @asynccontextmanager
     async def publisher(
-        self, pools: dict[str, list[Document]] | None = None, timing: Timing = QUICK
+        self, pools: dict[str, list[Document]] | None = None, timing: Timing = QUICK, driver: str = "dra.cpu"
     ) -> AsyncGenerator[Publisher, None]:
         async def note(notice: Notice) -> None:
             self.notices.append(notice)
             regarding = {"kind": "Node", "name": NODE}
             await self.client.create_event("", regarding, notice.reason, notice.note, notice.kind)
 
-        publisher = Publisher(self.client, "dra.cpu", NODE, notify=note, timing=timing)
+        publisher = Publisher(self.client, driver, NODE, notify=note, timing=timing)
         publisher.set_pools(POOLS if pools is None else pools)
         async with asyncio.TaskGroup() as tasks:
             run = tasks.create_task(publisher.run())
@@ -320,3 +325,33 @@ async def test_events_that_cannot_be_recorded_do_not_stop_publication(rig: Rig) 
         await rig.published(publisher, 1)
     with pytest.raises(ForbiddenError):
         await rig.client.create_event("", {"name": NODE}, "R", "n")
+
+
+MACHINE = Machine(
+    cpus={n: Cpu(n, n, n, n // 4, n // 4, n // 4 * 4, n // 4) for n in range(8)},
+    numa_nodes={
+        k: NumaNode(
+            k,
+            frozenset(range(4 * k, 4 * k + 4)),
+            8 << 30,
+            (HugepagePool(2 << 20, 64, 64), HugepagePool(1 << 30, k, k)),
+            {0: 10 + 11 * k, 1: 21 - 11 * k},
+        )
+        for k in range(2)
+    },
+)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_our_devices_pass_validation_and_come_back_equal(rig: Rig, driver: str) -> None:
+    """What inventory and slices make is valid for the server, and no spelling of its answer looks like a change."""
+    inventory = build_inventory(MACHINE, Config(), NODE)
+    pools = {pool.name: slice_documents(pool, NODE) for pool in inventory.pools if pool.driver == driver}
+    count = sum(map(len, pools.values()))
+    for writes in (count, 0):
+        async with rig.publisher(pools, driver=driver) as publisher:
+            await rig.published(publisher, count)
+        assert publisher.status.error is None
+        assert (publisher.status.writes, publisher.status.dropped) == (writes, ())
+    by_device = {device["name"] for one in rig.slices() for device in one["spec"]["devices"]}
+    assert "cpudevnuma000" in by_device or "memory-numa000" in by_device

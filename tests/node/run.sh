@@ -1,6 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # run.sh [--profile NAME]... [--keep] [pytest arguments]
+# run.sh [--profile NAME] --exec COMMAND...    in a machine that --keep left running
+# run.sh --stop                                end the machines that --keep left running
 #
 # Runs the node tests inside a virtual machine with a real kernel, a real containerd and several NUMA nodes; one
 # machine after another when several profiles are named (default: all). pytest arguments count from tests/node/.
@@ -39,6 +41,8 @@ collect_logs() { # what the guest knows about a failure
 run_profile() { # run_profile NAME PYTEST-ARGUMENT...: the status of pytest
   local status=0
   use_profile "$1"; shift
+  exec 8>"$RUN/lock"
+  flock -n 8 || fail "another run uses the machine $PROFILE"
   if ! alive || [ -z "$KEEP" ]; then
     machine_kill
     machine_start "$BASE" "$DISK" on
@@ -56,6 +60,11 @@ run_profile() { # run_profile NAME PYTEST-ARGUMENT...: the status of pytest
   return "$status"
 }
 
+stop_all() {
+  local file
+  for file in "$NODE_DIR"/vm/profiles/*.env; do use_profile "$(basename "$file" .env)"; machine_kill; done
+}
+
 main() {
   local profiles=() arguments=() status='' last=0 ran='' profile
   KEEP= PROFILE=
@@ -63,6 +72,8 @@ main() {
     case $1 in
       --profile) profiles+=("$2"); shift 2 ;;
       --keep) KEEP=yes; shift ;;
+      --exec) shift; use_profile "${profiles[0]:-default}"; KEEP=yes; guest "$@"; return ;;
+      --stop) stop_all; return ;;
       *) arguments+=("$1"); shift ;;
     esac
   done

@@ -15,6 +15,7 @@ from tests.node.rig.node import CDI_DIRECTORY, Node
 from tests.node.rig.pod_cgroups import Driver
 from tests.node.rig.pods import Resources
 from tests.node.rig.services import Services
+from tests.node.rig.wait import until
 
 MIB = 1 << 20
 
@@ -69,10 +70,16 @@ def test_a_container_runs_in_its_pods_group(node: Node, cgroup_driver: Driver) -
     assert pod.cgroup.hugetlb("2MB")["max"] == pod.cgroup.hugetlb("2MB")["rsvd.max"] == "0"
 
 
-def test_stock_containerd_drops_hugepage_limits_of_a_container(node: Node) -> None:
-    """disable_hugetlb_controller is the stock setting, so a limit in CRI's resources never reaches the kernel."""
-    container = node.pod(hugetlb={"2MB": 8 * MIB}).run(resources=Resources(hugepages={"2MB": 4 * MIB}))
-    assert container.cgroup.hugetlb("2MB")["max"] == "max"
+@both_drivers
+def test_stock_containerd_drops_hugepage_limits_but_not_unified_keys(node: Node, cgroup_driver: Driver) -> None:
+    """Stock disable_hugetlb_controller = true throws hugepage limits away; the same limit as a unified key is kept."""
+    pod = node.pod(hugetlb={"2MB": 8 * MIB})
+    limit = str(4 * MIB)
+    dropped = pod.run("dropped", resources=Resources(hugepages={"2MB": 4 * MIB})).cgroup.hugetlb("2MB")
+    unified = {"hugetlb.2MB.max": limit, "hugetlb.2MB.rsvd.max": limit}
+    kept = pod.run("kept", resources=Resources(unified=unified)).cgroup.hugetlb("2MB")
+    assert (dropped["max"], dropped["rsvd.max"]) == ("max", "max")
+    assert (kept["max"], kept["rsvd.max"]) == (limit, limit)
 
 
 def test_a_cdi_file_is_injected(node: Node) -> None:
@@ -102,6 +109,17 @@ def test_hugepages_and_their_nodes_are_seen_inside(node: Node) -> None:
     container.cgroup.write("hugetlb.2MB.rsvd.max", 6 * MIB)
     fits, over = container.touch_memory("2M:3", "2M:1")
     assert (fits["error"], over["error"]) == (None, "ENOMEM")
+
+
+def test_memory_of_a_container_is_seen_from_outside(node: Node) -> None:
+    """numa_maps of a container's process names the nodes of its pages while it holds them."""
+    pod = node.pod(hugetlb={"2MB": 8 * MIB})
+    command = ["python3", "-IS", "/programs/touch_memory.py", "--hold", "2M:2"]
+    container = pod.run(command=command, image="python", resources=Resources(mems="0"))
+    until(container.log, "the program told what it holds")
+    huge = [mapping for mapping in kernel.numa_maps(container.pid) if mapping.page_kib == 2048]
+    assert [mapping.pages for mapping in huge] == [{0: 2}]
+    assert container.cgroup.hugetlb("2MB")["current"] == str(4 * MIB)
 
 
 def test_containerd_can_be_killed_under_a_container(node: Node) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs inside a container: maps and touches memory, then tells on which NUMA nodes the pages are.
 
-touch_memory.py SIZE:PAGES... with SIZE 4K, 2M or 1G. Prints a JSON list, one entry per mapping in order:
+touch_memory.py [--hold] SIZE:PAGES... with SIZE 4K, 2M or 1G. Prints a JSON list, one entry per mapping in order:
 {"size", "pages", "error" (errno name of mmap, or null), "nodes" {node: pages}, "page_kib"}. Mappings are held together.
-A page that cannot be had at the first touch ends the process with SIGBUS.
+A page that cannot be had at the first touch ends the process with SIGBUS. --hold: keep the memory until killed.
 """
 
 import ctypes
@@ -11,6 +11,7 @@ import errno
 import json
 import mmap
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -43,7 +44,8 @@ def placed(area: mmap.mmap) -> tuple[dict[str, int], int]:
 def main() -> None:
     held = []
     answers: list[dict[str, object]] = []
-    for argument in sys.argv[1:]:
+    hold, arguments = sys.argv[1] == "--hold", sys.argv[1:]
+    for argument in arguments[hold:]:
         size, count = argument.split(":")
         answer: dict[str, object] = {"size": size, "pages": int(count), "error": None, "nodes": {}, "page_kib": 0}
         answers.append(answer)
@@ -56,7 +58,9 @@ def main() -> None:
         for offset in range(0, len(area), BYTES[size]):
             area[offset] = 1
         answer["nodes"], answer["page_kib"] = placed(area)
-    print(json.dumps(answers))
+    print(json.dumps(answers), flush=True)
+    if hold:
+        signal.pause()
 
 
 if __name__ == "__main__":

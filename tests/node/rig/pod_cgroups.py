@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from tests.node.rig.kernel import CGROUPS, PAGE_KIB, Cgroup
+from tests.node.rig.wait import until
 
 Driver = Literal["systemd", "cgroupfs"]
 Qos = Literal["guaranteed", "burstable", "besteffort"]
@@ -71,6 +72,8 @@ class PodCgroups:
     def _make_one(self, group: Cgroup) -> None:
         if self.driver == "systemd":
             _start_slice(Path(group.path).name)
+            # The call returns when the job is queued; the kubelet's library waits for its end too.
+            until(group.exists, f"systemd made {group.path}", every=0.02)
         else:
             group.directory.mkdir()
         _switch_on_controllers(group.parent)

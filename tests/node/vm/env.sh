@@ -26,7 +26,7 @@ digest() { sha256sum | cut -c1-16; }
 # --- layers: "base" is everything from Debian, "disk" adds our Python packages and the guest's configuration
 base_key() { { echo "$SUITE $NEWER"; cd "$NODE_DIR/vm" && cat base.sh debian.sh images.sh image.py; } | digest; }
 requirements() { "$PYTHON" "$NODE_DIR/vm/locks.py" "$GUEST_PYTHON" "$ROOT"/locks/{dra-frontend,nri-backend,test}.txt; }
-disk_key() { { base_key; requirements || exit 1; cd "$NODE_DIR" && cat vm/disk.sh && find guest -type f | sort | xargs tail -n +1; } | digest; }
+disk_key() { { base_key; requirements || exit 1; cd "$NODE_DIR" && cat vm/disk.sh vm/build.sh && find guest -type f | sort | xargs tail -n +1; } | digest; }
 
 # --- one running machine per profile
 use_profile() { # use_profile NAME: sets the machine's shape and the run folder
@@ -46,4 +46,4 @@ ssh_options() {
   SSH_OPTIONS=(-i "$RUN/ssh_key" -p "$port" -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR
     -o ConnectTimeout=20 -o ControlMaster=auto -o "ControlPath=$(cat "$RUN/sockets")/ssh" -o ControlPersist=3600)
 }
-guest() { [ -s "$RUN/port" ] || return 1; ssh_options; ssh "${SSH_OPTIONS[@]}" root@127.0.0.1 "$@"; }
+guest() { [ -s "$RUN/port" ] || return 1; ssh_options; ssh "${SSH_OPTIONS[@]}" root@127.0.0.1 "$@" 8>&- 9>&-; } # its master process must not hold our locks

@@ -25,7 +25,6 @@ machine_arguments() { # sets MACHINE (QEMU arguments) and CMDLINE from the profi
 
 machine_start() { # machine_start BASE DISK on|off (on: what the guest writes is thrown away)
   local base=$1 disk=$2 snapshot=$3 lib=$1/qemu/usr/lib/x86_64-linux-gnu
-  # shellcheck disable=SC2034 # CMDLINE and MACHINE come from machine_arguments
   machine_arguments
   [ -s "$RUN/sockets" ] && [ -d "$(cat "$RUN/sockets")" ] || mktemp -d /tmp/node-vm.XXXXXX >"$RUN/sockets" # socket names are limited to 107 bytes
   "$PYTHON" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])' >"$RUN/port"
@@ -38,7 +37,7 @@ machine_start() { # machine_start BASE DISK on|off (on: what the guest writes is
     -kernel "$base/vmlinuz" -initrd "$base/initrd.gz" -append "$CMDLINE" \
     -drive "file=$disk,format=raw,if=none,id=d0,cache=unsafe,discard=unmap,aio=threads,snapshot=$snapshot" -device virtio-blk-pci,drive=d0 \
     -netdev "user,id=n0,hostfwd=tcp:127.0.0.1:$(cat "$RUN/port")-:22" -device virtio-net-pci,netdev=n0,romfile= -device virtio-rng-pci \
-    -chardev "file,id=c0,path=$RUN/console.log" -serial chardev:c0 >"$RUN/qemu.log" 2>&1 </dev/null &
+    -chardev "file,id=c0,path=$RUN/console.log" -serial chardev:c0 >"$RUN/qemu.log" 2>&1 </dev/null 8>&- 9>&- &
   echo $! >"$RUN/pid"
 }
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from nri_backend._pb import ttrpc_pb2
 from nri_backend.ttrpc import (
     AnswerReceived,

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mux: what is written suits the Go reader, and any pieces of any bytes can be read."""
 
+import contextlib
 import struct
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from nri_backend.mux import PLUGIN_CONNECTION, RUNTIME_CONNECTION, Trunk, wrap
 from nri_backend.ttrpc import PeerError
 
@@ -83,7 +83,5 @@ def test_any_pieces_give_the_same_streams(frames: list[tuple[int, bytes]], data:
 @given(st.lists(st.binary(max_size=200), max_size=5))
 def test_random_bytes_are_read_or_are_the_peers_fault(pieces: list[bytes]) -> None:
     """Whatever comes, nothing but PeerError is raised."""
-    try:
+    with contextlib.suppress(PeerError):
         _read(Trunk(), pieces)
-    except PeerError as error:
-        assert "borders" in str(error)

@@ -32,16 +32,11 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
     slices = commands.add_parser("slices", help="print the ResourceSlices that would be published")
     slices.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml")
+    # SUPPRESS: an absent flag must not hide the one given before the command.
     slices.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="configuration file (YAML)")
-    slices.add_argument("--node", metavar="NAME", required=True, help="name of the Node object")
+    slices.add_argument("--node", metavar="NAME", default=argparse.SUPPRESS, help="name of the Node object")
     for command in (inspect, slices):
-        # SUPPRESS: an absent flag must not hide the one given before the command.
-        command.add_argument(
-            "--host-root",
-            metavar="DIR",
-            default=argparse.SUPPRESS,
-            help="where the host's sys and proc are (default /)",
-        )
+        command.add_argument("--host-root", metavar="DIR", default=argparse.SUPPRESS, help="another root than /")
     return parser
 
 

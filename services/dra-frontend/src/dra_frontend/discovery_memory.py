@@ -50,10 +50,12 @@ def _read_node_cpus(reader: Reader, nodes: list[int], online: frozenset[int]) ->
     seen: set[int] = set()
     for node in nodes:
         found = _node_cpu_files(reader, f"{NODE_DIRECTORY}/node{node}", online)
-        # Broken firmware can make every node hold every CPU; like hwloc, believe the first of such nodes only.
         if seen.isdisjoint(found):
             cpus[node] = found
             seen |= found
+        elif found not in cpus.values():
+            raise HostTreeError(f"{NODE_DIRECTORY}/node{node}/cpumap", "names CPUs that another node has, too")
+        # Else broken firmware made every node hold the same CPUs; like hwloc, believe the first of such nodes only.
     for cpu in sorted(online - seen):
         # The link in the CPU's own directory tells its node even where that node, without memory, is not online.
         links = reader.names(f"/sys/devices/system/cpu/cpu{cpu}", r"node(\d+)")

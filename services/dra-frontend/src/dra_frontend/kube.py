@@ -175,6 +175,8 @@ class KubeClient:
         response = await self._send(call, _WATCH_LIMITS, preload=False)
         try:
             if response.status != 200:
+                if response.status == 401:
+                    await self._access.renew()
                 raise translate(call, response.status, await response.read(), dict(response.headers))
             async with aclosing(lines(response.content.iter_any())) as received:
                 async for line in received:

@@ -35,13 +35,15 @@ class HostTree:
             return None
         except OSError as error:
             raise HostTreeError(path, f"cannot be read: {error.strerror}") from error
-        with os.fdopen(descriptor, "rb") as file:
+        try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise HostTreeError(path, "is no regular file")
-            try:
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
                 data = file.read(_MOST_BYTES + 1)
-            except OSError as error:
-                raise HostTreeError(path, f"cannot be read: {error.strerror}") from error
+        except OSError as error:
+            raise HostTreeError(path, f"cannot be read: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
         if len(data) > _MOST_BYTES:
             raise HostTreeError(path, f"is longer than {_MOST_BYTES} bytes")
         try:

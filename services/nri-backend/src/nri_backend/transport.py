@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import errno
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -36,9 +37,14 @@ _MAX_CALLS = 64
 
 
 async def dial(path: Path, connect_seconds: float = 5.0) -> "Link":
-    """Connects to the runtime's socket. Raises OSError (TimeoutError included) when nobody listens."""
-    async with asyncio.timeout(connect_seconds):
-        reader, writer = await asyncio.open_unix_connection(path)
+    """Connects to the runtime's socket. Raises OSError, with the path in its text, when nobody listens."""
+    try:
+        async with asyncio.timeout(connect_seconds):
+            reader, writer = await asyncio.open_unix_connection(path)
+    except TimeoutError as error:
+        raise OSError(errno.ETIMEDOUT, "nobody accepts the connection", str(path)) from error
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
     return Link(reader, writer)
 
 

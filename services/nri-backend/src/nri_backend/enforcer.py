@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hooks of the runtime: who holds what, what it gets, and who is refused.
+
+While not active, everything is noted and nothing is answered: another instance enforces.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from numa_contract.cpuset import format_cpu_list, parse_cpu_list
+from numa_contract.errors import MalformedError
+from numa_contract.reports import ContainerReport
+
+from nri_backend.cgroup_path import CgroupPathError, container_directory, pod_directory
+from nri_backend.containers import Adjustment, Container, ContainerState, Pod, RefusedError, Resources, Update
+from nri_backend.enforce import Host, adjustment, amendment, stated_limits
+from nri_backend.holdings import Reason, Refusal, read_evidence
+from nri_backend.keeper import Edges, Keeper
+from nri_backend.report import report
+from nri_backend.rounds import Rounds
+from nri_backend.state import Known, NodeState, Phase
+
+# Under the 1.5 s after which plugin.py answers for us, with a text that helps less.
+CLEAR_SECONDS: Final = 1.2
+# containerd applies these one by one under its node-wide lock, some 30 ms each, and CRI-O fails the synchronisation when
+# one fails. Only the runtime's memory is at stake: the kernel's files are written by us.
+MAX_SYNC_UPDATES: Final = 32
+# How often the pool may change while a container is being started.
+_TRIES: Final = 3
+_log = logging.getLogger(__name__)
+
+
+class Enforcer:
+    """Implements ports.ContainerHooks."""
+
+    def __init__(self, edges: Edges, host: Host, reserved: frozenset[int], own_pod_uid: str) -> None:
+        self.state = NodeState(reserved)
+        self.state.take_host(host)
+        self.keeper = Keeper(self.state, edges)
+        self._rounds = Rounds(self.keeper)
+        self._own_pod_uid = own_pod_uid
+
+    @property
+    def active(self) -> bool:
+        """Whether this instance enforces."""
+        return self._rounds.active
+
+    async def activate(self) -> None:
+        """Begins to enforce, with a full audit; claim containers wait until it has seen everybody."""
+        self.state.forget_views()
+        self._rounds.active = True
+        await self.keeper.refresh(thorough=True)
+        await self._rounds.audit(full=True)
+
+    async def run_forever(self) -> None:
+        """Moves, audits and looks for news of records; never returns."""
+        await self._rounds.run_forever()
+
+    def records_changed(self) -> None:
+        """Records may have changed: looks at once. For the frontend's events; every hook and every second look too."""
+        self.keeper.news.set()
+
+    def reports(self) -> list[ContainerReport]:
+        """Returns a report of every container, for a new epoch."""
+        return [report(known) for known in self.state]
+
+    async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> list[Update]:
+        """Takes over the runtime's state; files are compared with it after the answer."""
+        await self.keeper.refresh(thorough=True)
+        by_id = {pod.id: pod for pod in pods}
+        found: list[Known] = []
+        for container in sorted(containers, key=lambda c: c.state is not ContainerState.RUNNING):
+            pod = by_id.get(container.pod_id) or Pod(container.pod_id, "", "", "", "")
+            if container.state is not ContainerState.STOPPED and not self._is_own(pod):
+                # One that is only created may start without an event on this connection: it is looked after at once.
+                found.append(replace(_known(pod, container), phase=Phase.STARTED))
+        lost = [known for known in found if self.state.names_lost_claim(known)]
+        self.keeper.take_all(found, await self.keeper.effective_cpus(lost) if lost else {})
+        self._rounds.request_audit()
+        return self._stored_updates(containers) if self.active else []
+
+    def _stored_updates(self, containers: Sequence[Container]) -> list[Update]:
+        updates = []
+        for container in containers:
+            known = self.state.get(container.id)
+            wanted = self._amendment(known) if known is not None else Resources()
+            if wanted.cpus and not (
+                _same_set(wanted.cpus, container.resources.cpus)
+                and (not wanted.mems or _same_set(wanted.mems, container.resources.mems))
+            ):
+                updates.append((not (known and known.own_cpus), Update(container.id, wanted)))
+        updates.sort(key=lambda pair: pair[0])
+        if len(updates) > MAX_SYNC_UPDATES:
+            _log.info("stored values are left for later", extra={"left": len(updates) - MAX_SYNC_UPDATES})
+        return [update for _, update in updates[:MAX_SYNC_UPDATES]]
+
+    def _amendment(self, known: Known, *, huge: bool = False) -> Resources:
+        return amendment(known.own_cpus, known.rightful, self.state.pool, known.stated, huge=huge)
+
+    async def create_container(self, pod: Pod, container: Container) -> Adjustment:
+        """Tells what the container gets, when nobody else is on its CPUs."""
+        if self._is_own(pod):
+            return Adjustment()
+        await self.keeper.refresh()
+        known = self.state.assessed(_known(pod, container))
+        if not self.active:
+            self.keeper.note(known)
+            return Adjustment()
+        refusal = known.refusal or self._impossible(known) or await self._crowded(known)
+        if refusal is None:
+            # The records may have changed while we waited.
+            known = self.state.assessed(known)
+            refusal = known.refusal
+        if refusal is not None:
+            raise self._refused(replace(known, refusal=refusal))
+        for other in self.state.of_pod(pod.uid):
+            if other.phase is Phase.CREATED and other.name == known.name:
+                # An attempt that came to nothing; not every runtime says so.
+                self.keeper.forget(other.id)
+        self.keeper.note(known)
+        return adjustment(known.holding, self.state.pool, known.stated)
+
+    async def start_container(self, pod: Pod, container: Container) -> None:
+        """Makes the kernel's files true before the first instruction, or kills the container."""
+        if self._is_own(pod):
+            return
+        await self.keeper.refresh()
+        known = self.state.get(container.id) or _known(pod, container)
+        if known.phase in (Phase.ENDING, Phase.STOPPED):
+            return
+        known = self.state.assessed(known)
+        if not self.active:
+            self.keeper.note(replace(known, phase=Phase.STARTED))
+            return
+        refusal = known.refusal or self._impossible(known) or await self._crowded(known)
+        if refusal is None:
+            known, refusal = await self._imposed(known)
+        if refusal is not None:
+            await self.keeper.kill(known)
+            self.keeper.forget(known.id)
+            raise self._refused(replace(known, refusal=refusal))
+
+    async def _imposed(self, known: Known) -> tuple[Known, Refusal | None]:
+        """Makes the container's cgroup true; its phase tells when that is done."""
+        for _ in range(_TRIES):
+            self.keeper.note(known)
+            wants = self.state.wants(known)
+            outcome = await self.keeper.impose(known)
+            known = self.state.assessed(self.state.get(known.id) or known)
+            if known.refusal is not None:
+                return known, known.refusal
+            if self.state.wants(known) == wants:
+                break
+        trespass = outcome.seen is not None and (outcome.seen.cpus is None or outcome.seen.cpus & self.state.held)
+        if known.holding.claims:
+            if outcome.left or outcome.seen is None:
+                return known, Refusal(Reason.KERNEL, _kernel_text(outcome.left))
+        elif outcome.left and self.state.held and trespass:
+            return known, Refusal(Reason.KERNEL, _kernel_text(outcome.left))
+        # A container in a virtual machine has no cgroup of its own on the node; without a claim that is its affair.
+        self.keeper.apply(replace(known, phase=Phase.STARTED), outcome)
+        return known, None
+
+    async def update_container(self, pod: Pod, container: Container, wanted: Resources) -> list[Update]:
+        """Lets the kubelet change everything but what the claims, or the pool, decide."""
+        if self._is_own(pod) or not self.active:
+            return []
+        known = self.state.get(container.id) or self.state.assessed(_known(pod, container))
+        if not known.alive:
+            return []
+        if stated := stated_limits(wanted):
+            known = replace(known, stated={**known.stated, **stated})
+            if self.state.get(known.id) is not None:
+                self.keeper.note(known)
+        self._rounds.request_full()
+        resources = self._amendment(known, huge=bool(stated))
+        return [] if resources == Resources() else [Update(container.id, resources, ignore_failure=False)]
+
+    async def stop_container(self, _pod: Pod, container: Container) -> list[Update]:
+        """Ends enforcement for the container; its claims stay held by their records."""
+        known = self.state.get(container.id)
+        if known is None or known.phase in (Phase.ENDING, Phase.STOPPED):
+            return []
+        ran = known.phase is Phase.STARTED and bool(known.holding.claims or known.orphan)
+        lives = ran and await self.keeper.populated(known)
+        if (known := self.state.get(container.id)) is not None:
+            self.keeper.note(replace(known, phase=Phase.ENDING if lives else Phase.STOPPED))
+            self.keeper.progressed()
+        return []
+
+    async def remove_container(self, pod: Pod, container: Container) -> None:
+        """Forgets the container; the second time changes nothing."""
+        if not self._is_own(pod):
+            self.keeper.forget(container.id)
+
+    async def remove_pod(self, pod: Pod) -> None:
+        """Forgets what is left of the pod's containers."""
+        for known in self.state.of_pod(pod.uid):
+            self.keeper.forget(known.id)
+
+    def disconnected(self) -> None:
+        """What is known stays enforced; new containers come to light at the next synchronisation."""
+        self._rounds.request_audit()
+
+    def _is_own(self, pod: Pod) -> bool:
+        return bool(pod.uid) and pod.uid == self._own_pod_uid
+
+    def _impossible(self, known: Known) -> Refusal | None:
+        """Returns why nobody could run the container here."""
+        if known.holding.claims and known.problem:
+            return Refusal(Reason.KERNEL, f"its claim cannot be enforced: {known.problem}")
+        if known.holding.cpus and not known.holding.cpus & self.state.host.online:
+            cpus = format_cpu_list(known.holding.cpus)
+            return Refusal(Reason.OFFLINE, f"every CPU of its claim is offline ({cpus}); bring one back, it is retried")
+        if not known.holding.cpus and not self.state.pool:
+            text = "claims hold every CPU of the node and none is reserved; release a claim or set reservedCPUs"
+            return Refusal(Reason.NO_POOL, text)
+        return None
+
+    async def _crowded(self, known: Known) -> Refusal | None:
+        """Returns who is on the container's CPUs and could not be moved in time."""
+        strangers = await self.keeper.cleared(known, CLEAR_SECONDS)
+        if not strangers:
+            return None
+        names = ", ".join(f"{k.name} of pod {k.pod.namespace}/{k.pod.name}" for k in strangers[:3])
+        more = f" and {len(strangers) - 3} more" if len(strangers) > 3 else ""
+        why = next((f" ({known.problem})" for known in strangers if known.problem), "")
+        text = f"container {names}{more} still runs on CPUs of its claim ({format_cpu_list(known.holding.cpus)}){why}"
+        return Refusal(Reason.OVERLAP, f"{text}; it is being moved, and the kubelet retries")
+
+    def _refused(self, known: Known) -> RefusedError:
+        refusal = known.refusal
+        if refusal is None:
+            raise ValueError("nothing to refuse")
+        self.keeper.counters[f"refused_{refusal.reason}"] += 1
+        self.keeper.observer.refused(refusal.reason)
+        self.keeper.tell_refused(known)
+        fields = {"reason": str(refusal.reason), "container": known.name, "id": known.id, "error": refusal.text}
+        _log.warning("refused", extra={**fields, "pod": f"{known.pod.namespace}/{known.pod.name}"})
+        return RefusedError(f"dra-driver-numa: {refusal.text}")
+
+
+def _known(pod: Pod, container: Container) -> Known:
+    cgroup = pod_cgroup = problem = ""
+    try:
+        cgroup = container_directory(container.cgroups_path)
+        pod_cgroup = pod_directory(pod.cgroup_parent) if pod.cgroup_parent else cgroup.rpartition("/")[0]
+    except CgroupPathError as error:
+        problem = str(error)
+    return Known(
+        id=container.id,
+        name=container.name,
+        pod=pod,
+        evidence=read_evidence(container.env),
+        cgroup=cgroup,
+        pod_cgroup=pod_cgroup,
+        problem=problem,
+        stated=stated_limits(container.resources),
+    )
+
+
+def _same_set(one: str, other: str) -> bool:
+    try:
+        return parse_cpu_list(one) == parse_cpu_list(other)
+    except MalformedError:
+        return False
+
+
+def _kernel_text(left: Sequence[str]) -> str:
+    return f"its cgroup cannot be made as it must be: {'; '.join(left)}; the kubelet retries"

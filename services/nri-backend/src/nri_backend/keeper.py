@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state, and the edges that it is read from and written to. Hooks and rounds both work through this.
+
+One job writes at a time, in a thread, and what it writes is computed when its turn comes; so the last value written is
+the latest one wanted. A job of the rounds ends after 10 ms, which is the longest that a hook waits for its own.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.reports import ContainerReport
+
+from nri_backend.cgroup import CgroupRefusedError, CgroupTree, PodNotes
+from nri_backend.directory import ClaimDirectory, DirectoryView
+from nri_backend.enforce import Host
+from nri_backend.host import HostError
+from nri_backend.impose import Outcome, Target, impose_some
+from nri_backend.report import report
+from nri_backend.state import Known, NodeState, Phase
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+
+class ReportSink(Protocol):
+    """Takes reports for the frontend; returns at once."""
+
+    def put(self, report: ContainerReport) -> None:
+        """The latest about a container."""
+
+    def delete(self, container_id: str) -> None:
+        """The container is gone."""
+
+
+class EnforcementObserver(Protocol):
+    """Counts what enforcement does; telemetry.Telemetry is one."""
+
+    def refused(self, reason: str) -> None:
+        """A container was refused."""
+
+    def repaired(self, kind: str, count: int = 1) -> None:
+        """The audit found files wrong and wrote them."""
+
+    def moved(self, seconds: float) -> None:
+        """Containers without a claim were moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Where everything is read from and written to."""
+
+    directory: ClaimDirectory
+    tree: CgroupTree
+    read_host: Callable[[], Host]
+    """Blocks; HostError."""
+    sink: ReportSink
+    observer: EnforcementObserver
+
+
+class Keeper:
+    """Changes the state, and tells the frontend what has changed."""
+
+    def __init__(self, state: NodeState, edges: Edges) -> None:
+        self.state = state
+        self.observer = edges.observer
+        self.counters: Counter[str] = Counter()
+        self.news = asyncio.Event()
+        """Set when the rounds have something to look at."""
+        self._edges = edges
+        self._notes = PodNotes(edges.tree.root)
+        self._view = DirectoryView()
+        self._host_problem = ""
+        self._reading = asyncio.Lock()
+        self._writing = asyncio.Lock()
+        self._progress = asyncio.Event()
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What somebody should look at, in words."""
+        containers = [
+            f"container {known.name} of pod {known.pod.namespace}/{known.pod.name}: {text}"
+            for known in self.state
+            if known.alive and (text := known.problem or (known.refusal.text if known.refusal else ""))
+        ]
+        return tuple(filter(None, (self._host_problem, *self._view.problems, *containers)))
+
+    async def refresh(self, *, thorough: bool = False) -> None:
+        """Brings the claim files up to date."""
+        async with self._reading:
+            # In a thread, as all file access: 0.1 ms, and a stuck file system cannot keep an answer back.
+            view = await asyncio.to_thread(self._edges.directory.refresh, thorough=thorough)
+            if view is self._view:
+                return
+            if view.problems and view.problems != self._view.problems:
+                _log.warning("claim files are damaged", extra={"problems": list(view.problems)})
+            self._view = view
+            with self._pool_watched():
+                for known in self.state.take_files(view.files):
+                    self._edges.sink.put(report(known))
+
+    async def refresh_host(self) -> None:
+        """Brings the machine up to date; while it cannot be read, the last look stays in force."""
+        try:
+            host = await asyncio.to_thread(self._edges.read_host)
+        except HostError as error:
+            if not self._host_problem:
+                _log.warning("the machine cannot be read", extra={"error": str(error)})
+            self._host_problem = str(error)
+            return
+        self._host_problem = ""
+        with self._pool_watched():
+            self.state.take_host(host)
+
+    @contextlib.contextmanager
+    def _pool_watched(self) -> Iterator[None]:
+        before = self.state.pool
+        yield
+        if self.state.pool != before:
+            pool = {"before": format_cpu_list(before), "pool": format_cpu_list(self.state.pool)}
+            _log.info("the shared pool changes", extra=pool)
+            self.news.set()
+
+    def note(self, known: Known) -> None:
+        """Takes a container, new or changed, and tells the frontend."""
+        if known != self.state.get(known.id):
+            with self._pool_watched():
+                self.state.put(known)
+            self._edges.sink.put(report(known))
+
+    def take_all(self, containers: Sequence[Known], pinned: dict[str, frozenset[int]]) -> None:
+        """Takes the runtime's whole state. Nothing is reported one by one: the frontend gets a new epoch."""
+        with self._pool_watched():
+            self.state.replace_containers(containers, pinned)
+
+    def tell_refused(self, known: Known) -> None:
+        """Reports a container that a hook refuses."""
+        self._edges.sink.put(report(known, refused_now=True))
+
+    def forget(self, container_id: str) -> None:
+        """The runtime has forgotten the container, so the state and the frontend may."""
+        with self._pool_watched():
+            dropped = self.state.drop(container_id)
+        if dropped is not None and not self.state.of_pod(dropped.pod.uid):
+            self._notes.forget(dropped.pod_cgroup)
+        self._edges.sink.delete(container_id)
+
+    async def impose(self, known: Known) -> Outcome:
+        """Makes the cgroup of one container true, as the state then wants it."""
+        return (await self._in_turn(lambda: [self._target(self.state.get(known.id) or known, full=True)]))[0]
+
+    async def impose_some(self, ids: Sequence[str], *, full: bool) -> list[Outcome]:
+        """Makes the cgroups of running containers true for 10 ms; returns what became of those that it came to."""
+
+        def targets() -> list[Target]:
+            found = [self.state.get(container_id) for container_id in ids]
+            return [self._target(k, full=full) for k in found if k is not None and k.phase is Phase.STARTED]
+
+        return await self._in_turn(targets)
+
+    def _target(self, known: Known, *, full: bool) -> Target:
+        huge = self.state.huge_wants(known) if full else None
+        sizes = self.state.host.page_sizes
+        return Target(known.id, known.cgroup, self.state.wants(known), known.pod_cgroup, huge, sizes, full)
+
+    async def _in_turn(self, targets: Callable[[], Sequence[Target]]) -> list[Outcome]:
+        await self._writing.acquire()
+        try:
+            # Not to_thread: a caller that is cancelled goes, but its turn lasts as long as its thread works.
+            run = asyncio.get_running_loop().run_in_executor
+            job = run(None, impose_some, self._edges.tree, self._notes, targets())
+        except BaseException:
+            self._writing.release()
+            raise
+        job.add_done_callback(lambda _: self._writing.release())
+        return await asyncio.shield(job)
+
+    def apply(self, known: Known, outcome: Outcome) -> None:
+        """Takes what a job has seen of a running container into the state."""
+        if outcome.seen is None:
+            if known.cpus:
+                # Seen before and gone now: no process of it can live, whatever became of the event.
+                self.note(replace(known, phase=Phase.STOPPED, cpus=frozenset(), problem=""))
+            else:
+                self.note(replace(known, cpus=frozenset()))
+        else:
+            mems = known.mems if outcome.seen.mems is None else outcome.seen.mems
+            problem = "; ".join(outcome.left)
+            if problem and problem != known.problem:
+                fields = {"container": known.name, "pod": f"{known.pod.namespace}/{known.pod.name}", "error": problem}
+                _log.warning("a cgroup is not as it must be", extra=fields)
+            self.note(replace(known, cpus=outcome.seen.cpus, mems=mems, problem=problem))
+
+    def progressed(self) -> None:
+        """Wakes who waits for containers to be moved."""
+        self._progress.set()
+        self._progress = asyncio.Event()
+
+    async def cleared(self, known: Known, seconds: float) -> list[Known]:
+        """Waits until nobody else is on the container's CPUs, for so long; returns who still is."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while strangers := self.state.overlapping(known):
+            progress = self._progress
+            self.news.set()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await progress.wait()
+            except TimeoutError:
+                return strangers
+        return []
+
+    async def effective_cpus(self, containers: Sequence[Known]) -> dict[str, frozenset[int]]:
+        """Returns what the kernel shows, by container; those that it shows nothing of are left out."""
+        return await asyncio.to_thread(
+            lambda: {k.id: cpus for k in containers if (cpus := self._edges.tree.effective_cpus(k.cgroup))}
+        )
+
+    async def populated(self, known: Known) -> bool:
+        """Tells whether a process of the container lives."""
+        return bool(known.cgroup) and await asyncio.to_thread(self._edges.tree.populated, known.cgroup)
+
+    async def kill(self, known: Known) -> None:
+        """Kills every process of the container."""
+        try:
+            await asyncio.to_thread(self._edges.tree.kill, known.cgroup)
+        except CgroupRefusedError as error:
+            _log.warning("a refused container cannot be killed", extra={"id": known.id, "error": str(error)})

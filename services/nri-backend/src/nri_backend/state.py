@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is enforced now: containers, claim files, the machine, and the pool that follows from them.
+
+Rules of this file. A container is CREATED until its first instruction may run, then STARTED; ENDING while the runtime
+says that it has ended and a process of it still lives; then STOPPED until the runtime forgets it. A container that held
+its claims rightly and lives keeps its CPUs, whatever becomes of the record: it is then an orphan, and its CPUs are held.
+Everything else that no longer may hold a claim belongs to the pool.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import TypeVar
+
+from numa_contract.cdi import ClaimFile
+from numa_contract.records import Owner
+from numa_contract.reports import ClaimUse
+
+from nri_backend.containers import Pod
+from nri_backend.enforce import CgroupWants, Host, HugeWants, claimed_bytes, cpu_wants
+from nri_backend.holdings import ClaimKey, Evidence, Holding, Refusal, assess, present_owner
+from nri_backend.pool import claimed_cpus, shared_pool
+
+NOTHING = Holding()
+_Group = TypeVar("_Group")
+
+
+class Phase(Enum):
+    """Where a container is in its life, as far as enforcement goes."""
+
+    CREATED = auto()
+    STARTED = auto()
+    ENDING = auto()
+    STOPPED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One container that the runtime has told us of."""
+
+    id: str
+    name: str
+    pod: Pod
+    evidence: Evidence = Evidence()
+    cgroup: str = ""
+    pod_cgroup: str = ""
+    problem: str = ""
+    """Why its cgroup cannot be found, or what could not be made true there."""
+    phase: Phase = Phase.CREATED
+    holding: Holding = NOTHING
+    refusal: Refusal | None = None
+    """Set when it may not hold what it names; a container that runs all the same belongs to the pool."""
+    orphan: tuple[ClaimUse, ...] = ()
+    """What it keeps though the record is gone or no longer allows it."""
+    stated: Mapping[int, int] = field(default_factory=dict)
+    """Hugepage limits that the kubelet asked for, by page size in bytes."""
+    cpus: frozenset[int] | None = None
+    """``cpuset.cpus.effective`` as last read; None before that."""
+    mems: frozenset[int] | None = None
+
+    @property
+    def user(self) -> Owner:
+        """Who it is to a claim: the same after a restart."""
+        return Owner(pod_uid=self.pod.uid, container=self.name)
+
+    @property
+    def own_cpus(self) -> frozenset[int]:
+        """The CPUs that it alone may use; empty for members of the pool."""
+        if self.orphan:
+            return frozenset().union(*(use.cpus for use in self.orphan))
+        return self.holding.cpus if self.refusal is None else frozenset()
+
+    @property
+    def alive(self) -> bool:
+        """Whether a process of it may run, now or soon."""
+        return self.phase is not Phase.STOPPED
+
+
+class NodeState:
+    """The whole of it. Mutable, and changed on the event loop alone."""
+
+    def __init__(self, reserved: frozenset[int] = frozenset()) -> None:
+        self.reserved = reserved
+        self.host = Host()
+        self.files: Mapping[ClaimKey, ClaimFile] = {}
+        self.pool: frozenset[int] = frozenset()
+        self.held: frozenset[int] = frozenset()
+        """CPUs that files or orphans hold."""
+        self._known: dict[str, Known] = {}
+        self._by_cpus: dict[frozenset[int] | None, set[str]] = {}
+        self._by_pod: dict[str, set[str]] = {}
+        self._first_users: dict[ClaimKey, Owner] = {}
+
+    def __iter__(self) -> Iterator[Known]:
+        return iter(tuple(self._known.values()))
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, container_id: str) -> Known | None:
+        """Returns a container."""
+        return self._known.get(container_id)
+
+    def put(self, known: Known) -> None:
+        """Takes a container, new or changed."""
+        before = self._known.get(known.id)
+        self._index(before, known)
+        self._known[known.id] = known
+        if known.alive:
+            self._note_users(known)
+        orphan = known.orphan if known.alive else ()
+        if orphan != (before.orphan if before is not None and before.alive else ()):
+            self._recompute()
+
+    def drop(self, container_id: str) -> Known | None:
+        """Forgets a container; returns what was known."""
+        before = self._known.pop(container_id, None)
+        self._index(before, None)
+        if before is not None and before.orphan:
+            self._recompute()
+        return before
+
+    def replace_containers(self, containers: Iterable[Known]) -> None:
+        """Takes the runtime's whole state; what it does not mention is forgotten."""
+        self._known = {}
+        self._by_cpus = {}
+        self._by_pod = {}
+        for known in containers:
+            self._known[known.id] = known
+            self._index(None, known)
+            if known.alive:
+                self._note_users(known)
+        self._recompute()
+
+    def take_host(self, host: Host) -> None:
+        """Takes what is online now."""
+        if host != self.host:
+            self.host = host
+            self._recompute()
+
+    def take_files(self, files: Mapping[ClaimKey, ClaimFile]) -> list[Known]:
+        """Takes the present claim files; returns the containers for which something changed."""
+        self.files = files
+        used = {held.key for known in self if known.alive for held in known.holding.claims}
+        self._first_users = {k: user for k, user in self._first_users.items() if k in files or k in used}
+        changed = []
+        for known in self:
+            if known.alive and (known.evidence.variables or known.evidence.fault):
+                now = self.assessed(known)
+                if now != known:
+                    self.put(now)
+                    changed.append(now)
+        self._recompute()
+        return changed
+
+    def assessed(self, known: Known, pinned: frozenset[int] | None = None) -> Known:
+        """Returns the container as it stands with the present records.
+
+        ``pinned``: what the kernel shows, for a container that ran before we could see it being created.
+        """
+        result = assess(known.evidence, known.user, self.files, self._first_users)
+        if isinstance(result, Holding):
+            return replace(known, holding=result, refusal=None, orphan=())
+        held_rightly = known.refusal is None and bool(known.holding.claims)
+        running = known.phase in (Phase.STARTED, Phase.ENDING)
+        if running and (known.orphan or held_rightly or self._is_pinned(known.evidence, result, pinned)):
+            return replace(known, refusal=result, orphan=known.orphan or known.evidence.uses())
+        return replace(known, holding=NOTHING, refusal=result, orphan=())
+
+    def _is_pinned(self, evidence: Evidence, refusal: Refusal, pinned: frozenset[int] | None) -> bool:
+        # A forger cannot pin itself: a container that nobody has pinned shows every CPU that is online.
+        named = frozenset().union(*(use.cpus for use in evidence.uses()))
+        unknown = {(use.driver, use.uid) for use in refusal.unknown}
+        lost = all((file := self.files.get(key)) is None or file.record is None for key in unknown)
+        return bool(unknown) and lost and bool(named) and pinned == named and named < self.host.online
+
+    def _note_users(self, known: Known) -> None:
+        for held in known.holding.claims if known.refusal is None else ():
+            if present_owner(held.record, self._first_users.get(held.key)) is None:
+                self._first_users[held.key] = known.user
+
+    def _index(self, before: Known | None, after: Known | None) -> None:
+        if before is not None:
+            _leave(self._by_cpus, before.cpus, before.id)
+            _leave(self._by_pod, before.pod.uid, before.id)
+        if after is not None:
+            self._by_pod.setdefault(after.pod.uid, set()).add(after.id)
+            if after.phase in (Phase.STARTED, Phase.ENDING):
+                self._by_cpus.setdefault(after.cpus, set()).add(after.id)
+
+    def _recompute(self) -> None:
+        orphaned = frozenset().union(*(k.own_cpus for k in self._known.values() if k.orphan and k.alive))
+        self.held = claimed_cpus(self.files.values()) | orphaned
+        self.pool = shared_pool(self.host.online, self.reserved, self.held)
+
+    def overlapping(self, known: Known) -> list[Known]:
+        """Returns the running containers that are, or may be, on the CPUs of a claim container.
+
+        Looks at the distinct CPU sets only, of which a node has few. An earlier life of the same container and legal
+        sharers of its claim are no strangers.
+        """
+        if not known.own_cpus:
+            return []
+        groups = [ids for cpus, ids in self._by_cpus.items() if cpus is None or not known.own_cpus.isdisjoint(cpus)]
+        others = [self._known[i] for ids in groups for i in ids if i != known.id]
+        keys = {held.key for held in known.holding.claims}
+        return [
+            other
+            for other in others
+            if other.user != known.user
+            and not (other.pod.uid == known.pod.uid and keys & {held.key for held in other.holding.claims})
+        ]
+
+    def misplaced(self) -> list[Known]:
+        """Returns the running containers that were last seen on other CPUs than they should be on, trespassers first."""
+        found = [
+            known
+            for known in self._known.values()
+            if known.phase is Phase.STARTED and known.cpus and known.cpus != self.wants(known).shown
+        ]
+        return sorted(found, key=lambda known: bool(known.own_cpus) or self.held.isdisjoint(known.cpus or ()))
+
+    def wants(self, known: Known) -> CgroupWants:
+        """Returns what the container's cgroup must show."""
+        wants = cpu_wants(known.own_cpus, self.pool, self.host, claims=bool(self.held))
+        return replace(wants, mems=known.holding.mems) if known.refusal is None and known.holding.mems else wants
+
+    def huge_wants(self, known: Known) -> HugeWants | None:
+        """Returns what its hugepage limits are made of; None without a memory claim."""
+        if known.refusal is not None or not known.holding.mems:
+            return None
+        pod = [k.holding for k in self.of_pod(known.pod.uid) if k.alive]
+        return HugeWants(claimed_bytes([known.holding]), claimed_bytes(pod), known.stated)
+
+    def of_pod(self, pod_uid: str) -> list[Known]:
+        """Returns the containers of a pod."""
+        return [self._known[container_id] for container_id in self._by_pod.get(pod_uid, ())]
+
+    def kinds(self) -> Counter[str]:
+        """Returns how many containers there are of each kind."""
+        return Counter(_kind(known) for known in self._known.values())
+
+
+def _leave(groups: dict[_Group, set[str]], group: _Group, member: str) -> None:
+    if (members := groups.get(group)) is not None:
+        members.discard(member)
+        if not members:
+            del groups[group]
+
+
+def _kind(known: Known) -> str:
+    if not known.alive:
+        return "stopped"
+    if known.orphan:
+        return "orphan"
+    if known.refusal is not None:
+        return "refused"
+    return "claim" if known.holding.claims else "plain"

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``make demo``: the main job of both services on this machine's own topology, against stand-ins; no root, no cluster.
+
+Whatever is shown was checked: the exit status is not 0, and a sentence says why, when a fact is not as it must be.
+"""
+
+import signal
+import sys
+import time
+
+from tests.demo.play import NotAsItMustBeError, play
+from tests.demo.tables import say
+from tests.stage.process import StageError
+from tests.stage.stage import Stage
+from tests.stage.wires import AnsweredError
+
+
+def _interrupted(number: int, _frame: object) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def main() -> int:
+    """Plays the demo; returns the exit status."""
+    signal.signal(signal.SIGTERM, _interrupted)
+    began = time.monotonic()
+    try:
+        with Stage() as stage:
+            shown = play(stage)
+            statuses = [process.stop() for instance in stage.instances for process in instance.processes]
+        if any(statuses) or stage.paths.base.exists():
+            raise NotAsItMustBeError(f"both services end with status 0 and leave no file, but: {statuses}")
+    except KeyboardInterrupt:
+        print("demo: interrupted; everything that it had started has ended", file=sys.stderr)
+        return 130
+    except (NotAsItMustBeError, StageError, AnsweredError, OSError) as error:
+        sys.stdout.flush()
+        print(f"\ndemo: failed: {error}", file=sys.stderr)
+        return 1
+    say(f"\nShown in {time.monotonic() - began:.0f} s: {shown}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks that note what they were told and answer what the test wants."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from nri_backend.containers import Adjustment, Container, Pod, Resources, Update
+from nri_backend.ports import LinkStatus
+
+
+class RecordingHooks:
+    """Implements ContainerHooks."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, Any]] = []
+        """(hook, pod name or container name or counts), in order."""
+        self.adjustment = Adjustment()
+        self.updates: list[Update] = []
+        """What synchronize, update_container and stop_container answer."""
+        self.before: Callable[[str], Awaitable[None]] | None = None
+        """Awaited with the hook's name before it answers; may raise or take its time."""
+        self.pods: Sequence[Pod] = ()
+        self.containers: Sequence[Container] = ()
+        self.wanted: Resources | None = None
+
+    async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> list[Update]:
+        """Notes the snapshot."""
+        self.pods, self.containers = tuple(pods), tuple(containers)
+        await self._note("synchronize", (len(pods), len(containers)))
+        return self.updates
+
+    async def create_container(self, pod: Pod, container: Container) -> Adjustment:
+        """Notes the container."""
+        await self._note("create_container", container.name)
+        return self.adjustment
+
+    async def start_container(self, pod: Pod, container: Container) -> None:
+        """Notes the container."""
+        await self._note("start_container", container.name)
+
+    async def update_container(self, pod: Pod, container: Container, wanted: Resources) -> list[Update]:
+        """Notes what is wanted."""
+        self.wanted = wanted
+        await self._note("update_container", container.name)
+        return self.updates
+
+    async def stop_container(self, pod: Pod, container: Container) -> list[Update]:
+        """Notes the container."""
+        await self._note("stop_container", container.name)
+        return self.updates
+
+    async def remove_container(self, pod: Pod, container: Container) -> None:
+        """Notes the container."""
+        await self._note("remove_container", container.name)
+
+    async def remove_pod(self, pod: Pod) -> None:
+        """Notes the pod."""
+        await self._note("remove_pod", pod.name)
+
+    def disconnected(self) -> None:
+        """Notes the loss."""
+        self.seen.append(("disconnected", None))
+
+    @property
+    def names(self) -> list[str]:
+        """The hooks in the order they were called."""
+        return [name for name, _ in self.seen]
+
+    async def _note(self, hook: str, what: Any) -> None:
+        self.seen.append((hook, what))
+        if self.before is not None:
+            await self.before(hook)
+
+
+class RecordingObserver:
+    """Implements LinkObserver."""
+
+    def __init__(self) -> None:
+        self.changes: list[LinkStatus] = []
+        self.calls: list[tuple[str, str]] = []
+        """(method, outcome), in order."""
+        self.seconds: list[float] = []
+        self._changed = asyncio.Event()
+
+    async def wait_for(self, condition: Callable[[LinkStatus], bool], seconds: float = 5.0) -> None:
+        """Waits until the link's last known status meets the condition. Raises TimeoutError."""
+        async with asyncio.timeout(seconds):
+            while not (self.changes and condition(self.changes[-1])):
+                self._changed.clear()
+                await self._changed.wait()
+
+    def link_changed(self, status: LinkStatus) -> None:
+        """Notes it."""
+        self.changes.append(status)
+        self._changed.set()
+
+    def call_done(self, method: str, seconds: float, outcome: str) -> None:
+        """Notes it."""
+        self.calls.append((method, outcome))
+        self.seconds.append(seconds)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine of the end-to-end tests: two NUMA nodes of 16 CPUs in 8 cores, 2048 hugepages of 2 MiB on each."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.trees import captured, write_tree
+from tests.stage.settings import StageSettings
+from tests.stage.stage import OpenStage, Stage
+
+_MACHINE = "32intel64-2p8co2t+8ve"
+
+
+@pytest.fixture(scope="session")
+def machine_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The captured machine as a host root."""
+    return write_tree(captured(_MACHINE), tmp_path_factory.mktemp("machine"))
+
+
+def _stages(machine_root: Path) -> Iterator[OpenStage]:
+    with ExitStack() as stack:
+        opened: list[Stage] = []
+
+        def open_stage(**settings: Any) -> Stage:
+            opened.append(stack.enter_context(Stage(StageSettings(host_root=machine_root, **settings))))
+            return opened[-1]
+
+        yield open_stage
+        # pytest shows it for a test that failed.
+        for stage in opened:
+            print(stage.logs())
+
+
+@pytest.fixture
+def open_stage(machine_root: Path) -> Iterator[OpenStage]:
+    """Opens stages for one test."""
+    yield from _stages(machine_root)
+
+
+@pytest.fixture(scope="module")
+def open_shared_stage(machine_root: Path) -> Iterator[OpenStage]:
+    """Opens stages for the tests of a module."""
+    yield from _stages(machine_root)

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Both services with all stand-ins, each a process of its own: what a claim and the other containers get."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.stage.pods import Box, StagePod, claim_pod, cpu_set, cpus, delete_claim, hugepages, make_claim, memory
+from tests.stage.process import wait_for
+from tests.stage.stage import OpenStage, Stage
+from tests.stage.wires import AnsweredError
+
+ALL = set(range(32))
+NODE_0 = {*range(8), *range(16, 24)}
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def shared(open_shared_stage: OpenStage) -> Stage:
+    stage = open_shared_stage()
+    instance = stage.add_instance()
+    stage.wait_registered()
+    stage.wait_ready(instance)
+    return stage
+
+
+@pytest.fixture
+def stage(shared: Stage) -> Iterator[Stage]:
+    yield shared
+    print(shared.logs())
+
+
+def held(stage: Stage, claim_uid: str) -> set[int]:
+    """The CPUs that the state endpoint shows as held by a claim."""
+    return {cpu["cpu"] for cpu in stage.state("/v1/cpus") if cpu.get("claimUid") == claim_uid}
+
+
+def on(box: Box, wanted: set[int]) -> None:
+    """Waits until a container may use exactly these CPUs."""
+    wait_for(f"{box.described['name']} on {sorted(wanted)}", lambda: box.cpus() == wanted)
+
+
+def test_a_claim_becomes_a_pinned_container(stage: Stage) -> None:
+    """The container of a claim has the claim's CPUs, the memory of their node and the claimed hugepages, no more."""
+    with claim_pod(stage, "db", cpus(4), memory(512 * MIB), hugepages(4 * MIB)) as pod:
+        pod.prepare()
+        claimed = held(stage, pod.claim_uid)
+        assert len(claimed) == 4
+        assert claimed < NODE_0
+        assert {cpu % 16 for cpu in claimed} == {min(claimed), min(claimed) + 1}, "two whole cores"
+        box = pod.run()
+        assert cpu_set(box.env[f"DRA_CPUSET_{pod.claim_uid}"]) == claimed
+        assert cpu_set(box.described["cpus"]) == box.cpus() == claimed
+        assert box.read("cpuset.mems.effective") == "0"
+        for place in (box.directory, box.directory.parent):
+            assert (place / "hugetlb.2MB.max").read_text().strip() == str(4 * MIB)
+            assert (place / "hugetlb.2MB.rsvd.max").read_text().strip() == str(4 * MIB)
+        pages = next(one for one in stage.state("/v1/memory") if one["device"] == "hugepages-2m-numa000")
+        assert pages["claimedBytes"] == 4 * MIB
+    assert not list(stage.paths.cdi_dir.glob("*.json"))
+
+
+def test_a_plain_container_makes_way_and_comes_back(stage: Stage) -> None:
+    """Others are off the claimed CPUs before the claim's container is created, and get them back after unprepare."""
+    with StagePod(stage, "web") as web, claim_pod(stage, "db", cpus(6)) as db:
+        plain = web.run()
+        before = plain.cpus()
+        assert before == ALL
+        db.prepare()
+        claimed = held(stage, db.claim_uid)
+        created = db.create()
+        # At this moment the runtime has the answer to CreateContainer, and nobody waits for anything.
+        assert not plain.cpus() & claimed
+        created.start()
+        late = web.run("late")
+        assert late.cpus() == plain.cpus() == before - claimed
+        db.end()
+        on(plain, before)
+        on(late, before)
+
+
+def test_two_claims_share_nothing(stage: Stage) -> None:
+    """No CPU is promised twice."""
+    with claim_pod(stage, "one", cpus(10)) as one, claim_pod(stage, "two", cpus(10)) as two:
+        for pod in (one, two):
+            pod.prepare()
+        first, second = one.run(), two.run()
+        assert len(first.cpus()) == len(second.cpus()) == 10
+        assert not first.cpus() & second.cpus()
+
+
+def test_a_container_that_restarts_keeps_its_cpus(stage: Stage) -> None:
+    """A restart is another container id with the same name and pod: the claim stays with it."""
+    with claim_pod(stage, "db", cpus(3)) as pod:
+        pod.prepare()
+        first = pod.run()
+        given = first.cpus()
+        first.stop()
+        again = pod.run()
+        assert again.id != first.id
+        assert again.cpus() == given == held(stage, pod.claim_uid)
+
+
+def test_a_second_container_of_the_pod_is_refused(stage: Stage) -> None:
+    """A claim belongs to the container that used it first; another one is told so when it is created."""
+    with claim_pod(stage, "db", cpus(2)) as pod:
+        pod.prepare()
+        box = pod.run("app")
+        with pytest.raises(AnsweredError, match=pod.claim_uid):
+            pod.create("sidecar")
+        assert pod.run("plain", cdi_devices=[]).cpus() == ALL - box.cpus()
+
+
+def test_a_second_pod_of_the_claim_is_refused(stage: Stage) -> None:
+    """A claim that is reserved for two pods goes to the first one that starts."""
+    first, second = StagePod(stage, "first"), StagePod(stage, "second")
+    claim = make_claim(stage, "shared", [cpus(2)], [first.reference, second.reference])
+    first.claim = claim
+    with first:
+        first.prepare()
+        box = first.run()
+        second.claim = claim
+        second.prepare()
+        with pytest.raises(AnsweredError, match="first"):
+            second.create()
+        assert box.cpus() == held(stage, first.claim_uid)
+        stage.runtime("remove_pod", pod=second.sandbox["id"])
+        second.unprepare()
+    assert not stage.state("/v1/claims")
+
+
+@pytest.mark.parametrize("forged", ["of another pod", "of nobody", "malformed"])
+def test_a_forged_variable_is_refused(stage: Stage, forged: str) -> None:
+    """A pod cannot get CPUs by writing our variables into its environment; it is refused instead of ignored."""
+    with claim_pod(stage, "db", cpus(2)) as pod, StagePod(stage, "thief") as thief:
+        pod.prepare()
+        box = pod.run()
+        uid = {"of another pod": pod.claim_uid, "of nobody": "0" * 8, "malformed": "../../etc"}[forged]
+        with pytest.raises(AnsweredError, match=r"DRA_CPUSET|claim"):
+            thief.create(env=[f"DRA_CPUSET_{uid}=0-3"])
+        assert box.cpus() == held(stage, pod.claim_uid)
+
+
+def test_unprepare_under_a_living_container_keeps_its_cpus_held(stage: Stage) -> None:
+    """CPUs on which a process may still run go into no other hand, pool included, until it is gone."""
+    with StagePod(stage, "web") as web, claim_pod(stage, "old", cpus(16, numa_node=0)) as old:
+        plain = web.run()
+        old.prepare()
+        box = old.run()
+        given = box.cpus()
+        old.unprepare()
+        delete_claim(stage, "old-claim")
+        old.claim = None
+        with claim_pod(stage, "new", cpus(16, numa_node=0)) as new:
+            with pytest.raises(AnsweredError, match=r"CPU"):
+                new.prepare()
+            assert box.cpus() == given
+            assert not plain.cpus() & given
+            box.remove()
+            wait_for("the CPUs to be free", lambda: all(c["use"] == "shared" for c in stage.state("/v1/cpus")))
+            new.prepare()
+            assert held(stage, new.claim_uid) == given
+        on(plain, ALL)
+
+
+def test_files_removed_behind_our_back_are_written_again(stage: Stage) -> None:
+    """The CDI directory is wiped while both services run: the claim's container can restart all the same."""
+    with claim_pod(stage, "db", cpus(2), memory(64 * MIB)) as pod:
+        pod.prepare()
+        box = pod.run()
+        given = box.cpus()
+        files = {path.name for path in stage.paths.cdi_dir.glob("*.json")}
+        assert len(files) == 2
+        for path in stage.paths.cdi_dir.glob("*.json"):
+            path.unlink()
+        wait_for("the files", lambda: {path.name for path in stage.paths.cdi_dir.glob("*.json")} == files)
+        box.stop()
+        assert pod.run().cpus() == given
+
+
+def test_wiped_slices_are_published_again(stage: Stage) -> None:
+    """The kubelet wipes the slices of a node that it thinks abandoned; they come back by themselves."""
+    before = sorted(one["spec"]["pool"]["name"] for one in stage.slices())
+    assert before == ["node-a", "node-a-hugepages-2m", "node-a-memory"]
+    stage.api("/apis/resource.k8s.io/v1/resourceslices", "DELETE")
+    wait_for("the slices", lambda: sorted(one["spec"]["pool"]["name"] for one in stage.slices()) == before)
+
+
+def test_a_kubelet_that_restarts_finds_everything_as_it_was(stage: Stage) -> None:
+    """After its restart the kubelet prepares every claim again: the same devices, no second allocation."""
+    with claim_pod(stage, "db", cpus(4), memory(MIB)) as pod:
+        pod.prepare()
+        box = pod.run()
+        given, ids = box.cpus(), list(pod.cdi_ids)
+        stage.kubelet("restart")
+        stage.api("/apis/resource.k8s.io/v1/resourceslices", "DELETE")
+        stage.wait_registered()
+        pod.prepare()
+        assert sorted(pod.cdi_ids) == sorted(ids)
+        assert held(stage, pod.claim_uid) == box.cpus() == given
+        wait_for("the slices", lambda: len(stage.slices()) == 3)
+
+
+def test_the_kubelets_other_wishes_do_not_move_a_claim(stage: Stage) -> None:
+    """UpdateContainer with CPUs of the kubelet's own choice is amended: the claim decides."""
+    with claim_pod(stage, "db", cpus(2)) as pod:
+        pod.prepare()
+        box = pod.run()
+        given = box.cpus()
+        after = stage.runtime("update_container", container=box.id, cpus="0-31", cpu_shares=512)
+        assert cpu_set(after["cpus"]) == box.cpus() == given

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Killing what can be killed, at bad moments, with the cgroupfs driver and an older NRI: nothing is lost."""
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.stage.pods import Box, StagePod, claim_pod, cpu_set, cpus, hugepages
+from tests.stage.process import Process, wait_for
+from tests.stage.stage import Instance, OpenStage, Stage
+from tests.stage.wires import AnsweredError
+
+ALL = set(range(32))
+MIB = 1 << 20
+
+
+class Rig:
+    """A stage with one instance whose processes are killed and started again."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.instance: Instance = stage.add_instance()
+        self.threads = ThreadPoolExecutor()
+        self.ready()
+
+    @property
+    def frontend(self) -> Process:
+        """The frontend."""
+        assert self.instance.frontend is not None
+        return self.instance.frontend
+
+    @property
+    def backend(self) -> Process:
+        """The backend."""
+        assert self.instance.backend is not None
+        return self.instance.backend
+
+    def ready(self) -> None:
+        """Waits until the instance is ready again."""
+        self.stage.wait_registered()
+        self.stage.wait_ready(self.instance)
+
+    def held(self, pod: StagePod) -> set[int]:
+        """The CPUs that the state endpoint shows as held by a pod's claim."""
+        return {cpu["cpu"] for cpu in self.stage.state("/v1/cpus") if cpu.get("claimUid") == pod.claim_uid}
+
+    def at_once(self, work: Any) -> "Future[Any]":
+        """Begins something that will have to wait."""
+        return self.threads.submit(work)
+
+
+@pytest.fixture(scope="module")
+def shared(open_shared_stage: OpenStage) -> Iterator[Rig]:
+    rig = Rig(open_shared_stage(cgroup_driver="cgroupfs", nri_level="0.8"))
+    yield rig
+    rig.threads.shutdown()
+
+
+@pytest.fixture
+def rig(shared: Rig) -> Iterator[Rig]:
+    for process in (shared.frontend, shared.backend):
+        if not process.alive:
+            process.start()
+    shared.ready()
+    yield shared
+    print(shared.stage.logs())
+
+
+def on(box: Box, wanted: set[int]) -> None:
+    """Waits until a container may use exactly these CPUs."""
+    wait_for(f"{box.described['name']} on {sorted(wanted)}", lambda: box.cpus() == wanted)
+
+
+def test_a_killed_frontend_knows_every_claim_when_it_is_back(rig: Rig) -> None:
+    """The CDI directory is the database: the new process holds the same CPUs and can take them back."""
+    with StagePod(rig.stage, "web") as web, claim_pod(rig.stage, "db", cpus(4), hugepages(2 * MIB)) as pod:
+        plain = web.run()
+        pod.prepare()
+        rig.frontend.kill()
+        # The backend needs nobody: a container of the prepared claim starts meanwhile, pinned.
+        box = pod.run()
+        given = box.cpus()
+        assert len(given) == 4
+        assert not plain.cpus() & given
+        rig.frontend.start()
+        rig.ready()
+        assert rig.held(pod) == given
+        with claim_pod(rig.stage, "other", cpus(8)) as other:
+            other.prepare()
+            assert not rig.held(other) & given
+        pod.end()
+        on(plain, ALL)
+
+
+def test_a_frontend_killed_in_the_middle_of_a_prepare_prepares_once(rig: Rig) -> None:
+    """The kubelet's retry gives one record and one set of CPUs, whatever the first try had done."""
+    with claim_pod(rig.stage, "db", cpus(4)) as pod:
+        rig.frontend.ask_to_stop(signal.SIGSTOP)
+        trying = rig.at_once(pod.prepare)
+        rig.frontend.kill()
+        with pytest.raises(AnsweredError):
+            trying.result(10)
+        rig.frontend.start()
+        rig.ready()
+        pod.prepare()
+        assert len(rig.stage.state("/v1/claims")) == 1
+        assert pod.run().cpus() == rig.held(pod)
+
+
+def test_no_claim_is_prepared_while_nobody_enforces(rig: Rig) -> None:
+    """Prepare waits for the backend, and goes on as soon as it is back."""
+    with claim_pod(rig.stage, "db", cpus(2)) as pod:
+        rig.backend.kill()
+        wait_for("the lease to end", lambda: not rig.stage.state("/v1/backend")["live"])
+        waiting = rig.at_once(pod.prepare)
+        assert not list(rig.stage.paths.cdi_dir.glob("*.json"))
+        rig.backend.start()
+        waiting.result(15)
+        assert pod.run().cpus() == rig.held(pod)
+
+
+def test_a_backend_killed_while_containers_run_finds_them_pinned(rig: Rig) -> None:
+    """What is pinned stays pinned without the backend, and is known again when it is back."""
+    with StagePod(rig.stage, "web") as web, claim_pod(rig.stage, "db", cpus(4)) as pod:
+        plain = web.run()
+        pod.prepare()
+        box = pod.run()
+        given = box.cpus()
+        rig.backend.kill()
+        assert box.cpus() == given
+        rig.backend.start()
+        rig.ready()
+        shown = {one["name"]: one for one in rig.stage.state("/v1/containers") if one["podUid"] == pod.uid}
+        assert cpu_set(shown["app"]["cpus"]) == given
+        with pytest.raises(AnsweredError):
+            pod.create("sidecar")
+        assert box.cpus() == given
+        assert not plain.cpus() & given
+
+
+def test_a_backend_killed_inside_a_hook_repairs_what_went_on_without_it(rig: Rig) -> None:
+    """The runtime goes on without a dead plugin, so the container starts unpinned; the audit pins it at the return."""
+    with claim_pod(rig.stage, "db", cpus(4)) as pod:
+        pod.prepare()
+        pod.run_sandbox()
+        claimed = rig.held(pod)
+        rig.backend.ask_to_stop(signal.SIGSTOP)
+        creating = rig.at_once(pod.create)
+        rig.backend.kill()
+        box: Box = creating.result(10)
+        box.start()
+        assert box.cpus() == ALL
+        rig.backend.start()
+        on(box, claimed)
+
+
+def test_a_runtime_that_restarts_gets_its_plugin_back(rig: Rig) -> None:
+    """Nobody tells the plugin: it connects again, and enforces on containers old and new."""
+    with StagePod(rig.stage, "web") as web, claim_pod(rig.stage, "db", cpus(4)) as pod:
+        plain = web.run()
+        pod.prepare()
+        rig.stage.runtime("restart", down_seconds=0.2)
+        rig.stage.runtime("wait_plugins", count=1)
+        rig.ready()
+        box = pod.run()
+        assert len(box.cpus()) == 4
+        on(plain, ALL - box.cpus())
+
+
+def test_files_lost_while_everybody_was_down_are_rebuilt(rig: Rig) -> None:
+    """A running container's CPUs stay its own though the CDI directory was wiped: its record is made again."""
+    with claim_pod(rig.stage, "db", cpus(4)) as pod:
+        pod.prepare()
+        box = pod.run()
+        given = box.cpus()
+        rig.frontend.kill()
+        rig.backend.kill()
+        for path in rig.stage.paths.cdi_dir.glob("*.json"):
+            path.unlink()
+        rig.frontend.start()
+        rig.backend.start()
+        rig.ready()
+        with claim_pod(rig.stage, "next", cpus(12, numa_node=0)) as following:
+            following.prepare()
+            assert not rig.held(following) & given
+            assert rig.held(pod) == given == box.cpus()
+            assert len(list(rig.stage.paths.cdi_dir.glob("*.json"))) == 2

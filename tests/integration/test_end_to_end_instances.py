@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several instances at once (an update with surge), and a cluster that cannot have the driver."""
+
+import time
+
+from tests.stage.pods import claim_pod, cpus
+from tests.stage.process import Process, wait_for
+from tests.stage.stage import Instance, OpenStage, Stage
+
+
+def _active(stage: Stage, instance: Instance) -> bool:
+    status = stage.state("/v1/backend", instance)["status"]
+    return bool(status and status["active"])
+
+
+def _backend(instance: Instance) -> Process:
+    assert instance.backend is not None
+    return instance.backend
+
+
+def test_of_two_instances_one_acts_and_the_other_takes_over(open_stage: OpenStage) -> None:
+    """Both are ready and asked by the runtime, but only the holder of the lock adjusts; the other follows its death."""
+    stage = open_stage()
+    old, new = stage.add_instance(), None
+    stage.wait_registered()
+    stage.wait_ready(old)
+    with claim_pod(stage, "db", cpus(4)) as pod:
+        pod.prepare()
+        box = pod.run()
+        given = box.cpus()
+        new = stage.add_instance()
+        stage.wait_ready(new)
+        assert (_active(stage, old), _active(stage, new)) == (True, False)
+        assert len(stage.runtime("plugins")["active"]) == 2
+        # Two plugins that set the same field would fail this creation.
+        box.stop()
+        assert pod.run().cpus() == given
+        for process in old.processes:
+            process.kill()
+        killed = time.monotonic()
+        wait_for("the standby to act", lambda: _active(stage, new))
+        assert time.monotonic() - killed < 3
+        assert {cpu["cpu"] for cpu in stage.state("/v1/cpus", new) if cpu["use"] == "claimed"} == given
+        wait_for("state.sock to lead to it", lambda: _leads_to(stage, new))
+        with claim_pod(stage, "next", cpus(4)) as following:
+            following.prepare()
+            assert not following.run().cpus() & given
+
+
+def test_an_instance_that_leaves_hands_over(open_stage: OpenStage) -> None:
+    """An orderly end is a hand-over too; the one that leaves removes only what it made."""
+    stage = open_stage()
+    old = stage.add_instance()
+    stage.wait_ready(old)
+    new = stage.add_instance()
+    stage.wait_ready(new)
+    with claim_pod(stage, "db", cpus(4)) as pod:
+        pod.prepare()
+        box = pod.run()
+        assert [process.stop() for process in old.processes] == [0, 0]
+        wait_for("the standby to act", lambda: _active(stage, new) and _leads_to(stage, new))
+        assert not (stage.paths.run_dir / old.pod_uid).exists()
+        assert (stage.paths.run_dir / new.pod_uid).exists()
+        box.stop()
+        assert len(pod.run().cpus()) == 4
+        pod.prepare()
+
+
+def _leads_to(stage: Stage, instance: Instance) -> bool:
+    link = stage.paths.run_dir / "state.sock"
+    return link.is_symlink() and link.resolve() == instance.state_socket.resolve()
+
+
+def test_without_consumable_capacity_nothing_is_published(open_stage: OpenStage) -> None:
+    """A server that drops shared capacity would hand out whole NUMA nodes: not ready, no slices, and an Event."""
+    stage = open_stage(gates_off=("DRAConsumableCapacity",))
+    instance = stage.add_instance()
+    stage.wait_registered()
+
+    def events() -> list[str]:
+        return [one["reason"] for one in stage.api("/apis/events.k8s.io/v1/events")["items"]]
+
+    wait_for("the event", lambda: "FeatureGateMissing" in events())
+    assert "DRAConsumableCapacity" in stage.unready(instance)
+    assert not stage.slices()

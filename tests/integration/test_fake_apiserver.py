@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The API server stand-in must be as strict as the real one, else it proves nothing."""
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_frontend.kube import connect
+
+from tests.fakes import quantities
+from tests.fakes.apiserver_rules import GATES_OF_1_36, admit
+from tests.fakes.apiserver_store import RESOURCES, ApiError, Document, Store
+
+BY_NAME = {resource.name: resource for resource in RESOURCES if resource.group != "events.k8s.io"}
+SLICES, CLAIMS = BY_NAME["resourceslices"], BY_NAME["resourceclaims"]
+ROOT = Path(__file__).parents[2]
+
+
+def document(*devices: Document, **spec: Any) -> Document:
+    pool = {"name": "node-a", "generation": 1, "resourceSliceCount": 1}
+    return {
+        "metadata": {"name": "s"},
+        "spec": {"driver": "example.com", "nodeName": "node-a", "pool": pool, "devices": list(devices), **spec},
+    }
+
+
+def shared(value: str = "8Gi", **policy: Any) -> Document:
+    return {
+        "name": "d",
+        "allowMultipleAllocations": True,
+        "capacity": {"size": {"value": value, "requestPolicy": policy}},
+    }
+
+
+def check(slice_document: Document, **gates: bool) -> Document:
+    return admit({**GATES_OF_1_36, **gates}, SLICES, slice_document, None)
+
+
+SPAN = {"min": "4Ki", "step": "4Ki", "max": "8Gi"}
+INVALID = {
+    "trap 5.5: taints need slices of 64": document(
+        *({"name": f"d{n}", "taints": [{"key": "k", "effect": "NoSchedule"}]} for n in range(65))
+    ),
+    "129 devices": document(*({"name": f"d{n}"} for n in range(129))),
+    "trap 5.6: 33 attributes and capacities": document(
+        {
+            "name": "d",
+            "attributes": {f"a{n}": {"int": 1} for n in range(32)},
+            "capacity": {"c": {"value": "1"}},
+        }
+    ),
+    "trap 5.7: long string": document({"name": "d", "attributes": {"a": {"string": "ä" * 33}}}),
+    "trap 5.7: loose version": document({"name": "d", "attributes": {"a": {"version": "1.2"}}}),
+    "trap 5.8: count of zero": document(pool={"name": "p", "generation": 1}),
+    "trap 5.9: underscore in a device": document({"name": "d_1"}),
+    "trap 5.9: dash in an attribute": document({"name": "d", "attributes": {"a-b": {"int": 1}}}),
+    "two values": document({"name": "d", "attributes": {"a": {"int": 1, "bool": True}}}),
+    "list attribute without its gate": document({"name": "d", "attributes": {"a": {"ints": [1]}}}),
+    "same name twice": document({"name": "d"}, {"name": "d"}),
+    "devices and counters": document(sharedCounters=[]),
+    "two places": document(allNodes=True),
+    "policy on an exclusive device": document({**shared(default="1Mi"), "allowMultipleAllocations": None}),
+    "no default": document(shared(validRange=SPAN)),
+    "default below min": document(shared(default="1Ki", validRange=SPAN)),
+    "default off the steps": document(shared(default="5Ki", validRange=SPAN)),
+    "max over the capacity": document(shared("4Gi", default="1Mi", validRange=SPAN)),
+    "one page: min + step over the capacity": document(
+        shared("4Ki", default="4Ki", validRange={"min": "4Ki", "step": "4Ki", "max": "4Ki"})
+    ),
+    "trap 5.12: step of nothing": document(shared(default="4Ki", validRange={**SPAN, "step": "0"})),
+    "choices and range": document(shared(default="4Ki", validRange=SPAN, validValues=["4Ki"])),
+    "choices out of order": document(shared(default="1", validValues=["2", "1"])),
+    "upper-case kilo": document({"name": "d", "capacity": {"c": {"value": "1K"}}}),
+}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid_slices_are_refused(name: str) -> None:
+    """Each rule of validation answers 422 with a cause."""
+    with pytest.raises(ApiError) as caught:
+        check(INVALID[name])
+    assert caught.value.code == 422
+
+
+def test_valid_slice_comes_back_in_the_servers_spelling() -> None:
+    """Quantities are printed canonically and times filled in, as drivers must expect."""
+    device = {**shared("8192Mi", default="1024Ki", validRange=SPAN), "taints": [{"key": "k", "effect": "NoSchedule"}]}
+    (stored,) = check(document(device))["spec"]["devices"]
+    assert stored["capacity"]["size"]["value"] == "8Gi"
+    assert stored["capacity"]["size"]["requestPolicy"]["default"] == "1Mi"
+    assert stored["taints"][0]["timeAdded"].endswith("Z")
+
+
+def test_fields_of_a_gate_that_is_off_disappear() -> None:
+    """Without DRAConsumableCapacity the device is stored as an exclusive one, without any error."""
+    (stored,) = check(document(shared(default="1Mi")), DRAConsumableCapacity=False)["spec"]["devices"]
+    assert stored == {"name": "d", "capacity": {"size": {"value": "8Gi"}}}
+
+
+def test_fields_in_use_survive_the_gate() -> None:
+    """An object that has the field already keeps it while the gate is off."""
+    old = check(document(shared(default="1Mi")))
+    gates = {**GATES_OF_1_36, "DRAConsumableCapacity": False}
+    assert admit(gates, SLICES, old, old)["spec"]["devices"][0]["allowMultipleAllocations"]
+
+
+def test_store_locks_optimistically_and_honours_finalizers() -> None:
+    """A stale version conflicts, an unchanged update writes nothing, a finalizer delays deletion."""
+    store = Store()
+    made = store.create(CLAIMS, "ns", {"metadata": {"name": "c", "finalizers": ["x"]}, "spec": {}, "status": {}})
+    assert store.update(CLAIMS, "ns", "c", made)["metadata"]["resourceVersion"] == made["metadata"]["resourceVersion"]
+    newer = store.update(CLAIMS, "ns", "c", {**made, "status": {"reservedFor": []}}, "status")
+    assert newer["metadata"]["generation"] == 1
+    with pytest.raises(ApiError, match="cannot be fulfilled"):
+        store.update(CLAIMS, "ns", "c", made)
+    assert store.delete(CLAIMS, "ns", "c")["metadata"]["deletionTimestamp"]
+    free = store.get(CLAIMS, "ns", "c")
+    free["metadata"]["finalizers"] = []
+    store.update(CLAIMS, "ns", "c", free)
+    assert list(store.select(CLAIMS)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [("1.5", "1500m"), ("0.5Gi", "512Mi"), ("3000", "3k"), ("1024", "1024"), ("2048Mi", "2Gi"), ("0.5Ki", "512")],
+)
+def test_quantities_print_as_in_the_real_library(text: str, printed: str) -> None:
+    """Vectors that were run against the Go library."""
+    assert quantities.canonical(text) == printed
+    assert quantities.parse(text) == quantities.parse(printed)
+
+
+async def test_runs_as_a_process(tmp_path: Path) -> None:
+    """Other programs find it by the kubeconfig that it writes, order faults over HTTP and stop it by a signal."""
+    ready, config = tmp_path / "port", tmp_path / "kubeconfig"
+    command = [
+        sys.executable,
+        "-m",
+        "tests.fakes.apiserver",
+        "--port-file",
+        str(ready),
+        "--kubeconfig-out",
+        str(config),
+    ]
+    process = await asyncio.create_subprocess_exec(*command, "--node", "node-a", cwd=ROOT)
+    try:
+        async with asyncio.timeout(10):
+            while not ready.exists():  # noqa: ASYNC110 - another process makes the file
+                await asyncio.sleep(0.01)
+        async with await connect(str(config)) as client:
+            assert await client.get_node("node-a")
+            server = json.loads(config.read_text())["clusters"][0]["cluster"]["server"]
+            assert server.endswith(f":{ready.read_text()}")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0

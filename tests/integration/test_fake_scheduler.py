@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler stand-in must allocate as the real one, else demo and tests prepare claims that never occur."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.fakes.apiserver import ApiServer
+from tests.fakes.apiserver_store import RESOURCES
+from tests.fakes.scheduler import UnschedulableError, allocate, schedule
+from tests.fakes.scheduler_devices import Document
+
+BY_NAME = {resource.name: resource for resource in RESOURCES if resource.group != "events.k8s.io"}
+NUMA = "resource.kubernetes.io/numaNode"
+
+
+def device(name: str, numa: int, key: str, value: str, step: str, **attributes: Document) -> Document:
+    policy = {"default": step, "validRange": {"min": step, "step": step, "max": value}}
+    return {
+        "name": name,
+        "attributes": {NUMA: {"int": numa}, **attributes},
+        "capacity": {key: {"value": value, "requestPolicy": policy}},
+        "allowMultipleAllocations": True,
+    }
+
+
+def a_slice(driver: str, pool: str, *devices: Document, generation: int = 1, count: int = 1) -> Document:
+    header = {"name": pool, "generation": generation, "resourceSliceCount": count}
+    spec = {"driver": driver, "nodeName": "node-a", "pool": header, "devices": list(devices)}
+    return {"metadata": {"name": f"00000-{driver}-{pool}-{generation}"}, "spec": spec}
+
+
+PAGE, HUGE_TLB = "resource.kubernetes.io/pageSize", "resource.kubernetes.io/hugeTLB"
+HUGE: Document = {PAGE: {"string": "2m"}, HUGE_TLB: {"bool": True}}
+PLAIN: Document = {PAGE: {"string": "4k"}, HUGE_TLB: {"bool": False}}
+CPU = device("a", 0, "cpu", "8", "1")
+TAINTED = {**CPU, "taints": [{"key": "k", "effect": "NoSchedule"}]}
+PUBLISHED = [
+    a_slice("cpu.example", "node-a", *(device(f"cpu{n}", n, "cpu", "8", "1") for n in (0, 1))),
+    a_slice("mem.example", "mem", *(device(f"mem{n}", n, "size", "8Gi", "4Ki", **PLAIN) for n in (0, 1))),
+    a_slice("mem.example", "huge", device("huge1", 1, "size", "64Mi", "2Mi", **HUGE)),
+]
+
+
+def a_class(*expressions: str, **more: Any) -> Document:
+    return {"spec": {"selectors": [{"cel": {"expression": one}} for one in expressions], **more}}
+
+
+HUGE_EXPRESSION = (
+    'device.driver == "mem.example" && device.attributes["resource.kubernetes.io"].hugeTLB'
+    ' && device.attributes["resource.kubernetes.io"].pageSize == "2m"'
+)
+OPAQUE = {"opaque": {"driver": "cpu.example", "parameters": {"a": 1}}}
+CLASSES = {
+    "cpu": a_class('device.driver == "cpu.example"', config=[OPAQUE]),
+    "mem": a_class('device.driver == "mem.example" && !device.attributes["resource.kubernetes.io"].hugeTLB'),
+    "huge": a_class(HUGE_EXPRESSION),
+}
+
+
+def request(name: str, **amounts: str) -> Document:
+    return {"name": name, "exactly": {"deviceClassName": name, "capacity": {"requests": amounts}}}
+
+
+def claim(*requests: Document, constraints: list[Document] | None = None, **more: Any) -> Document:
+    spec = {"requests": list(requests), "constraints": constraints or [], **more}
+    return {"metadata": {"name": "c", "namespace": "default"}, "spec": {"devices": spec}}
+
+
+def results(allocated: Document) -> list[tuple[str, str, Any]]:
+    return [
+        (one["request"], one["device"], one.get("consumedCapacity"))
+        for one in allocated["status"]["allocation"]["devices"]["results"]
+    ]
+
+
+def test_match_attribute_brings_all_requests_to_one_node() -> None:
+    """Only NUMA node 1 has hugepages, so CPUs and memory come from there too."""
+    same = [{"matchAttribute": NUMA}]
+    allocated = allocate(
+        claim(request("cpu", cpu="3"), request("mem", size="1Gi"), request("huge"), constraints=same),
+        PUBLISHED,
+        CLASSES,
+        pods=[{"name": "p", "uid": "u"}],
+    )
+    assert results(allocated) == [
+        ("cpu", "cpu1", {"cpu": "3"}),
+        ("mem", "mem1", {"size": "1Gi"}),
+        ("huge", "huge1", {"size": "2Mi"}),
+    ]
+    assert allocated["status"]["reservedFor"] == [{"resource": "pods", "name": "p", "uid": "u"}]
+    assert len({one["shareID"] for one in allocated["status"]["allocation"]["devices"]["results"]}) == 3
+    terms = allocated["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"]
+    assert terms[0]["matchFields"][0]["values"] == ["node-a"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [("100m", "1"), ("1500m", "2"), ("8", "8")],
+)
+def test_ranges_round_up(asked: str, given: str) -> None:
+    """Requests go up to min, then to the next step, printed in the binary family."""
+    assert results(allocate(claim(request("cpu", cpu=asked)), PUBLISHED, CLASSES)) == [("cpu", "cpu0", {"cpu": given})]
+    assert results(allocate(claim(request("mem", size="8000")), PUBLISHED, CLASSES))[0][2] == {"size": "8Ki"}
+
+
+def test_capacity_is_shared_until_it_is_used_up() -> None:
+    """Other claims' shares count; what does not fit goes to the next device, then nowhere."""
+    first = allocate(claim(request("cpu", cpu="6")), PUBLISHED, CLASSES)
+    second = allocate(claim(request("cpu", cpu="6")), PUBLISHED, CLASSES, others=[first])
+    third = allocate(claim(request("cpu", cpu="2")), PUBLISHED, CLASSES, others=[first, second])
+    assert [results(one)[0][1] for one in (first, second, third)] == ["cpu0", "cpu1", "cpu0"]
+    with pytest.raises(UnschedulableError, match="requests cpu of claim c"):
+        allocate(claim(request("cpu", cpu="3")), PUBLISHED, CLASSES, others=[first, second, third])
+
+
+def test_keys_are_literal() -> None:
+    """A request for a key that no device has cannot be allocated."""
+    with pytest.raises(UnschedulableError):
+        allocate(claim(request("cpu", **{"cpu.example/cpu": "1"})), PUBLISHED, CLASSES)
+
+
+def test_count_first_available_and_admin_access() -> None:
+    """Counts take several devices, alternatives fall back in order, monitoring takes nothing away."""
+    two = {"name": "cpu", "exactly": {"deviceClassName": "cpu", "count": 2, "capacity": {"requests": {"cpu": "5"}}}}
+    assert [one[1] for one in results(allocate(claim(two), PUBLISHED, CLASSES))] == ["cpu0", "cpu1"]
+    options = [
+        {"name": "big", "deviceClassName": "cpu", "capacity": {"requests": {"cpu": "9"}}},
+        {"name": "small", "deviceClassName": "cpu"},
+    ]
+    fallback = allocate(claim({"name": "cpu", "firstAvailable": options}), PUBLISHED, CLASSES)
+    assert results(fallback) == [("cpu/small", "cpu0", {"cpu": "1"})]
+    admin = {"name": "cpu", "exactly": {"deviceClassName": "cpu", "adminAccess": True}}
+    full = allocate(claim(request("cpu", cpu="8")), PUBLISHED, CLASSES)
+    assert results(allocate(claim(admin), PUBLISHED, CLASSES, others=[full])) == [("cpu", "cpu0", None)]
+
+
+def test_class_configuration_comes_first() -> None:
+    """FromClass entries precede FromClaim entries, and name the request they came with."""
+    mine = {"requests": ["cpu"], "opaque": {"driver": "cpu.example", "parameters": {"a": 2}}}
+    allocated = allocate(claim(request("cpu"), config=[mine]), PUBLISHED, CLASSES)
+    assert allocated["status"]["allocation"]["devices"]["config"] == [
+        {"source": "FromClass", "requests": ["cpu"], **OPAQUE},
+        {"source": "FromClaim", **mine},
+    ]
+
+
+@pytest.mark.parametrize(
+    "published",
+    [
+        pytest.param([a_slice("cpu.example", "p", CPU, count=2)], id="incomplete"),
+        pytest.param([a_slice("cpu.example", "p", CPU, CPU)], id="duplicate"),
+        pytest.param([a_slice("cpu.example", "p", CPU), a_slice("cpu.example", "p", generation=2)], id="obsolete"),
+        pytest.param([a_slice("cpu.example", "p", TAINTED)], id="tainted"),
+    ],
+)
+def test_trap_5_8_unusable_pools_are_invisible(published: list[Document]) -> None:
+    """An incomplete, duplicated, obsolete or tainted pool offers nothing, without an error anywhere."""
+    with pytest.raises(UnschedulableError):
+        allocate(claim(request("cpu")), published, CLASSES)
+
+
+async def test_schedules_over_http() -> None:
+    """A claim in the server is allocated in the server, from what is published there."""
+    async with ApiServer() as server:
+        for document in PUBLISHED:
+            server.store.create(BY_NAME["resourceslices"], "", document)
+        for name, document in CLASSES.items():
+            server.store.create(BY_NAME["deviceclasses"], "", {"metadata": {"name": name}, **document})
+        server.store.create(BY_NAME["resourceclaims"], "default", claim(request("huge", size="3Mi")))
+        answer = await asyncio.to_thread(schedule, server.url, "default", "c", pods=[{"name": "p", "uid": "u"}])
+        assert results(answer) == [("huge", "huge1", {"size": "4Mi"})]
+        stored = server.store.get(BY_NAME["resourceclaims"], "default", "c")
+        assert stored["status"] == answer["status"]

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods on the stage, played through: claim, scheduler, kubelet, runtime; and the way back."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.fakes.scheduler import schedule
+from tests.stage.stage import Stage
+from tests.stage.wires import AnsweredError
+
+NAMESPACE = "default"
+_CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims"
+Document = dict[str, Any]
+
+
+def a_request(name: str, device_class: str, capacity: str, amount: int | str, numa_node: int | None = None) -> Document:
+    """A request of a claim for an amount of a capacity, on one NUMA node if that is given."""
+    wish: Document = {"deviceClassName": device_class, "capacity": {"requests": {capacity: str(amount)}}}
+    if numa_node is not None:
+        expression = f'device.attributes["resource.kubernetes.io"].numaNode == {numa_node}'
+        wish["selectors"] = [{"cel": {"expression": expression}}]
+    return {"name": name, "exactly": wish}
+
+
+def cpus(count: int, name: str = "cpus", numa_node: int | None = None) -> Document:
+    """A request for CPUs."""
+    return a_request(name, "dra.cpu", "dra.cpu/cpu", count, numa_node)
+
+
+def memory(size: int | str, name: str = "memory", numa_node: int | None = None) -> Document:
+    """A request for memory, in bytes or as a quantity."""
+    return a_request(name, "dra.memory", "size", size, numa_node)
+
+
+def hugepages(size: int | str, page: str = "2m", name: str = "pages", numa_node: int | None = None) -> Document:
+    """A request for hugepages of one size."""
+    return a_request(name, f"dra.hugepages-{page}", "size", size, numa_node)
+
+
+def make_claim(stage: Stage, name: str, requests: Sequence[Document], pods: Sequence[Mapping[str, str]]) -> Document:
+    """Creates a claim and lets the scheduler allocate it and reserve it for pods (``name`` and ``uid``)."""
+    devices: Document = {"requests": list(requests)}
+    if len(requests) > 1:
+        devices["constraints"] = [{"matchAttribute": "resource.kubernetes.io/numaNode"}]
+    stage.api(_CLAIMS, "POST", {"metadata": {"name": name}, "spec": {"devices": devices}})
+    return schedule(stage.server, NAMESPACE, name, pods=[dict(pod) for pod in pods], node=stage.settings.node)
+
+
+def delete_claim(stage: Stage, name: str) -> None:
+    """Deletes a claim as the controller does when its pod is gone."""
+    stage.api(f"{_CLAIMS}/{name}", "DELETE")
+
+
+@dataclass(slots=True)
+class Box:
+    """A container that the runtime has created."""
+
+    stage: Stage
+    described: Document
+
+    @property
+    def id(self) -> str:
+        """The container id."""
+        return str(self.described["id"])
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment as created."""
+        return dict(self.described["env"])
+
+    @property
+    def directory(self) -> Path:
+        """Its group in the imitated tree; only while it runs."""
+        return Path(self.described["cgroup"])
+
+    def read(self, name: str) -> str:
+        """A file of its group."""
+        return (self.directory / name).read_text().strip()
+
+    def cpus(self) -> set[int]:
+        """The CPUs that the kernel would let it use now."""
+        return cpu_set(self.read("cpuset.cpus.effective"))
+
+    def start(self) -> None:
+        """Starts it."""
+        self.described = self.stage.runtime("start_container", container=self.id)
+
+    def stop(self) -> None:
+        """Stops it."""
+        self.stage.runtime("stop_container", container=self.id)
+
+    def remove(self) -> None:
+        """Removes it, stopped or not."""
+        self.stage.runtime("remove_container", container=self.id)
+
+
+@dataclass(slots=True)
+class StagePod:
+    """A pod that is on the node, with the claim it uses, if it uses one. As a context it ends with its block."""
+
+    stage: Stage
+    name: str
+    claim: Document | None = None
+    uid: str = field(default_factory=lambda: str(uuid.uuid4()))
+    cdi_ids: list[str] = field(default_factory=list)
+    sandbox: Document = field(default_factory=dict)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.end()
+        except (AnsweredError, OSError):
+            # What went wrong first is what matters.
+            if error is None:
+                raise
+
+    @property
+    def reference(self) -> dict[str, str]:
+        """What ``reservedFor`` holds."""
+        return {"name": self.name, "uid": self.uid}
+
+    @property
+    def claim_uid(self) -> str:
+        """The claim's UID."""
+        return str((self.claim or {})["metadata"]["uid"])
+
+    def document(self) -> Document:
+        """The Pod object, as far as the kubelet reads it."""
+        uses = [{"name": "claim"}] if self.claim else []
+        spec: Document = {"containers": [{"name": "app", "resources": {"claims": uses}}]}
+        if self.claim:
+            spec["resourceClaims"] = [{"name": "claim", "resourceClaimName": self.claim["metadata"]["name"]}]
+        return {"metadata": {"namespace": NAMESPACE, "name": self.name, "uid": self.uid}, "spec": spec}
+
+    def prepare(self) -> None:
+        """Lets the kubelet prepare the claim; AnsweredError when it cannot."""
+        given = self.stage.kubelet("prepare", pod=self.document(), claims=[self.claim] if self.claim else [])
+        # The kubelet appends what a repeated Prepare answers; the runtime takes each id once.
+        self.cdi_ids = list(dict.fromkeys(given["app"]))
+
+    def run_sandbox(self) -> None:
+        """Makes the sandbox."""
+        self.sandbox = self.stage.runtime("run_pod_sandbox", name=self.name, uid=self.uid, namespace=NAMESPACE)
+        group = self.stage.paths.cgroup_root / self.sandbox["cgroup_parent"].lstrip("/")
+        # The kubelet's part (cm/cgroup_manager_linux.go): no hugepages for a pod whose spec does not ask for any.
+        for limit in group.glob("hugetlb.*.max"):
+            limit.write_text("0\n")
+
+    def create(self, name: str = "app", **wanted: Any) -> Box:
+        """Creates a container with the claim's devices; AnsweredError when it is refused."""
+        wanted.setdefault("cdi_devices", self.cdi_ids)
+        if not self.sandbox:
+            self.run_sandbox()
+        return Box(self.stage, self.stage.runtime("create_container", pod=self.sandbox["id"], name=name, **wanted))
+
+    def run(self, name: str = "app", **wanted: Any) -> Box:
+        """Creates and starts a container."""
+        box = self.create(name, **wanted)
+        box.start()
+        return box
+
+    def unprepare(self) -> None:
+        """Lets the kubelet take the claim back."""
+        self.stage.kubelet("unprepare", podUID=self.uid)
+
+    def end(self) -> None:
+        """Ends the pod: containers and sandbox, then the claim; nothing of it is left."""
+        if self.sandbox:
+            self.stage.runtime("remove_pod", pod=self.sandbox["id"])
+            self.sandbox = {}
+        if self.claim:
+            self.unprepare()
+            delete_claim(self.stage, self.claim["metadata"]["name"])
+            self.claim = None
+
+
+def claim_pod(stage: Stage, name: str, *requests: Document) -> StagePod:
+    """A pod with a claim that is allocated but not prepared yet."""
+    pod = StagePod(stage, name)
+    pod.claim = make_claim(stage, f"{name}-claim", requests, [pod.reference])
+    return pod
+
+
+def cpu_set(text: str) -> set[int]:
+    """Reads the kernel's list format."""
+    found: set[int] = set()
+    for item in filter(None, text.strip().split(",")):
+        first, _, last = item.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def cpu_list(cpus: set[int]) -> str:
+    """Writes the kernel's list format."""
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and runs[-1][1] == cpu - 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process of the stage: started in a group of its own, watched, measured by /proc, ended together with its group."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+ROOT = Path(__file__).parents[2]
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_T = TypeVar("_T")
+
+
+class StageError(Exception):
+    """Something on the stage did not happen in time, or died; the text holds the end of the log."""
+
+
+def wait_for(what: str, condition: Callable[[], _T], seconds: float = 10.0) -> _T:
+    """Returns the condition's value as soon as it is true; StageError with ``what`` when it never is."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise StageError(f"waited {seconds:g} s in vain for {what}")
+        time.sleep(0.01)
+
+
+class Process:
+    """One command, which may be started again after its end."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        self.name = name
+        self.command = list(command)
+        self.log = log
+        self._environment = {**os.environ, **environment}
+        self._child: subprocess.Popen[bytes] | None = None
+        self.started_at = 0.0
+        """Monotonic time of the last start."""
+
+    @property
+    def pid(self) -> int:
+        """The process id; StageError when it does not run."""
+        if self._child is None:
+            raise StageError(f"{self.name} was not started")
+        return self._child.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._child is not None and self._child.poll() is None
+
+    def start(self) -> None:
+        """Starts it; what it prints goes to the end of its log."""
+        with self.log.open("ab") as log:
+            self.started_at = time.monotonic()
+            # A session of its own: Ctrl-C at the terminal ends the stage, and the stage ends this in its order.
+            self._child = subprocess.Popen(
+                self.command,
+                cwd=ROOT,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def kill(self) -> None:
+        """Ends it as ``kill -9`` does, and waits for its end."""
+        self.ask_to_stop(signal.SIGKILL)
+        self.wait()
+
+    def ask_to_stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Sends a signal to its group, if it still runs."""
+        # Not reaped yet, so the number cannot belong to anybody else.
+        if self.alive and self._child is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._child.pid, number)
+
+    def wait(self, seconds: float = 10.0) -> int:
+        """Waits for the end and returns the exit status; kills it and raises StageError when it takes longer."""
+        if self._child is None:
+            return 0
+        try:
+            return self._child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise StageError(f"{self.name} did not end within {seconds:g} s\n{self.tail()}") from None
+
+    def stop(self) -> int:
+        """Asks it to end and returns its exit status."""
+        self.ask_to_stop()
+        return self.wait()
+
+    def check(self) -> None:
+        """StageError with the end of its log when it has died."""
+        if self._child is not None and not self.alive:
+            raise StageError(f"{self.name} ended with status {self._child.returncode}\n{self.tail()}")
+
+    def tail(self, lines: int = 15) -> str:
+        """The last lines of its log."""
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "\n".join(f"  {self.name}: {line}" for line in text.splitlines()[-lines:])
+
+    def rss_bytes(self) -> int:
+        """Resident memory."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * _PAGE
+
+    def cpu_seconds(self) -> float:
+        """CPU time used so far, in user and kernel mode."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def python(*arguments: str) -> list[str]:
+    """A command that runs this interpreter."""
+    return [sys.executable, *arguments]

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node without a node: API server, kubelet and runtime stand-ins and the services under test, each a process.
+
+Everything lives below one temporary directory, needs no root and is gone when the block is left, however it is left.
+"""
+
+import json
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.stage.process import Process, StageError, python, wait_for
+from tests.stage.settings import Paths, StageSettings, fill_in
+from tests.stage.wires import AnsweredError, ask_http, ask_line, ask_unix
+
+# 107 bytes for a socket less the longest name below the base, that of a registration socket with a pod's UID.
+_LONGEST_BASE = 25
+_READY_SECONDS = 15.0
+_HUGEPAGES = 'device.driver == "dra.memory" && device.attributes["resource.kubernetes.io"].hugeTLB'
+_CLASSES = {
+    "dra.cpu": 'device.driver == "dra.cpu"',
+    "dra.memory": 'device.driver == "dra.memory" && !device.attributes["resource.kubernetes.io"].hugeTLB',
+} | {
+    f"dra.hugepages-{size}": f'{_HUGEPAGES} && device.attributes["resource.kubernetes.io"].pageSize == "{size}"'
+    for size in ("64k", "2m", "32m", "512m", "1g", "16g")
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One pod of the DaemonSet: a frontend, a backend or both."""
+
+    pod_uid: str
+    frontend: Process | None
+    backend: Process | None
+    state_socket: Path
+
+    @property
+    def processes(self) -> list[Process]:
+        """Both, as far as they exist."""
+        return [process for process in (self.frontend, self.backend) if process is not None]
+
+
+def _make_base() -> Path:
+    for directory in (tempfile.gettempdir(), "/tmp"):
+        if len(directory) + len("/dn-12345678") <= _LONGEST_BASE:
+            return Path(tempfile.mkdtemp(prefix="dn-", dir=directory))
+    raise AssertionError("/tmp is short enough")
+
+
+class Stage:
+    """Use it with ``with``. Entering starts the stand-ins; :meth:`add_instance` starts a driver."""
+
+    def __init__(self, settings: StageSettings | None = None) -> None:
+        self.settings = settings or StageSettings()
+        self.instances: list[Instance] = []
+        self.stand_ins: list[Process] = []
+        self.server = ""
+        """Base URL of the API server."""
+
+    def __enter__(self) -> Self:
+        self.paths = Paths(_make_base())
+        try:
+            self._start_stand_ins()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        drivers = [process for instance in self.instances for process in instance.processes]
+        try:
+            _end(drivers)
+        finally:
+            _end(self.stand_ins)
+            shutil.rmtree(self.paths.base, ignore_errors=True)
+
+    def _start_stand_ins(self) -> None:
+        paths, settings = self.paths, self.settings
+        for directory in (paths.logs, paths.cdi_dir, paths.kubelet_root):
+            directory.mkdir()
+        gates = [word for gate in settings.gates_off for word in ("--gate-off", gate)]
+        self._stand_in(
+            "apiserver",
+            *("--port-file", paths.port, "--kubeconfig-out", paths.kubeconfig, "--node", settings.node, *gates),
+        )
+        self._stand_in("kubelet", "--root", paths.kubelet_root, "--control", paths.kubelet_control)
+        self._stand_in(
+            "runtime",
+            *("--socket", paths.nri_socket, "--control", paths.runtime_control, "--level", settings.nri_level),
+            *("--cdi-dir", paths.cdi_dir, "--cgroup-root", paths.cgroup_root),
+            *("--cgroup-driver", settings.cgroup_driver, "--request-seconds", settings.request_seconds),
+            *("--machine-cpus", settings.machine_cpus(), "--machine-mems", settings.machine_mems()),
+        )
+        for process, sign in zip(
+            self.stand_ins, (paths.port, paths.kubelet_control, paths.runtime_control), strict=True
+        ):
+            self._wait_alive(f"{process.name} to serve", [process], sign.exists)
+        self.server = f"http://127.0.0.1:{paths.port.read_text()}"
+        for name, expression in _CLASSES.items():
+            document = {"metadata": {"name": name}, "spec": {"selectors": [{"cel": {"expression": expression}}]}}
+            self.api("/apis/resource.k8s.io/v1/deviceclasses", "POST", document)
+        self._write_config()
+
+    def _stand_in(self, name: str, *arguments: object) -> None:
+        command = python("-m", f"tests.fakes.{name}", *map(str, arguments))
+        self.stand_ins.append(Process(name, command, self.paths.logs / name, {}))
+        self.stand_ins[-1].start()
+
+    def _write_config(self) -> None:
+        paths = self.paths
+        values = {
+            "kubeconfig": paths.kubeconfig,
+            "cdiDir": paths.cdi_dir,
+            "runDir": paths.run_dir,
+            "kubeletRootDir": paths.kubelet_root,
+            "nriSocket": paths.nri_socket,
+            "cgroupRoot": paths.cgroup_root,
+            "reservedCPUs": self.settings.reserved_cpus,
+        }
+        # JSON is YAML.
+        paths.config.write_text(json.dumps({key: str(value) for key, value in values.items()}, indent=1) + "\n")
+
+    def add_instance(self) -> Instance:
+        """Starts one more pod of the DaemonSet and returns at once."""
+        uid = str(uuid.uuid4())
+        environment = {"NODE_NAME": self.settings.node, "POD_UID": uid, "KUBECONFIG": str(self.paths.kubeconfig)}
+        made: list[Process | None] = []
+        for name, template in (("backend", self.settings.backend), ("frontend", self.settings.frontend)):
+            log = self.paths.logs / f"{name}-{len(self.instances)}"
+            command = fill_in(template, self.settings, self.paths, uid)
+            made.append(Process(log.name, command, log, environment) if template else None)
+        instance = Instance(uid, made[1], made[0], self.paths.run_dir / uid / "state.sock")
+        self.instances.append(instance)
+        for process in instance.processes:
+            process.start()
+        return instance
+
+    def wait_registered(self, seconds: float = _READY_SECONDS) -> None:
+        """Waits until every driver is registered and connected."""
+        for driver in self.settings.drivers:
+            self._wait_alive(f"{driver} to register", self._drivers(), lambda driver=driver: self._registered(driver))
+
+    def wait_ready(self, instance: Instance, seconds: float = _READY_SECONDS) -> None:
+        """Waits until an instance says on its state socket that it is ready."""
+        try:
+            self._wait_alive("readiness", instance.processes, lambda: not self.unready(instance), seconds)
+        except StageError as error:
+            raise StageError(f"{error}\nnot ready: {self.unready(instance)}") from error
+
+    def unready(self, instance: Instance) -> str:
+        """Why an instance is not ready; empty when it is."""
+        try:
+            ask_unix(instance.state_socket, "/readyz")
+        except (AnsweredError, OSError) as error:
+            return str(error)
+        return ""
+
+    def _registered(self, driver: str) -> bool:
+        return any(one["driver"] == driver and one["connected"] for one in self.kubelet("status")["endpoints"])
+
+    def _drivers(self) -> list[Process]:
+        return [process for instance in self.instances for process in instance.processes if process.alive]
+
+    def _wait_alive(self, what: str, processes: Sequence[Process], condition: Any, seconds: float = 15.0) -> None:
+        def happened() -> bool:
+            for process in processes:
+                process.check()
+            return bool(condition())
+
+        try:
+            wait_for(what, happened, seconds)
+        except StageError as error:
+            raise StageError("\n".join([str(error), *(process.tail() for process in processes)])) from None
+
+    def api(self, path: str, method: str = "GET", body: Any = None) -> Any:
+        """A request to the API server; AnsweredError from status 400 on."""
+        return ask_http(self.server, path, method, body)
+
+    def slices(self) -> list[dict[str, Any]]:
+        """The published slices."""
+        found: list[dict[str, Any]] = self.api("/apis/resource.k8s.io/v1/resourceslices")["items"]
+        return found
+
+    def kubelet(self, do: str, **order: Any) -> Any:
+        """An order to the kubelet; see tests/fakes/kubelet_control.py."""
+        return ask_line(self.paths.kubelet_control, {"do": do, **order})
+
+    def runtime(self, call: str, **args: Any) -> Any:
+        """A call of the runtime; see tests/fakes/runtime_control.py."""
+        return ask_line(self.paths.runtime_control, {"call": call, "args": args})
+
+    def logs(self) -> str:
+        """The ends of all logs."""
+        drivers = [process for instance in self.instances for process in instance.processes]
+        return "\n".join(process.tail() for process in (*self.stand_ins, *drivers))
+
+    def state(self, path: str, instance: Instance | None = None) -> Any:
+        """A GET on a state socket: of one instance, or of the active one."""
+        return ask_unix(instance.state_socket if instance else self.paths.run_dir / "state.sock", path)
+
+
+OpenStage = Callable[..., Stage]
+"""What the fixtures give: opens a stage from the fields of StageSettings, until the test or its module ends."""
+
+
+def _end(processes: Sequence[Process]) -> None:
+    """Ends processes: all are asked at once, then killed if they do not follow."""
+    for process in processes:
+        process.ask_to_stop()
+    for process in processes:
+        with suppress(StageError):
+            process.wait()

@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import random
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,7 @@ from tests.fakes.kubelet_claims import (
     CachedDevice,
     ClaimCache,
     Document,
+    DriverCall,
     PrepareError,
     UnprepareError,
     container_devices,
@@ -46,6 +48,8 @@ class Kubelet:
         self.settings = settings or KubeletSettings()
         self.plugins = Plugins(root / "plugins_registry", self.settings, wipe_slices)
         self.cache = ClaimCache(root / "dra_manager_state")
+        self.calls: list[DriverCall] = []
+        """Every prepare and unprepare that was answered, with its duration."""
         self._wipe = wipe_slices
         self._watch: asyncio.Task[None] | None = None
 
@@ -149,8 +153,11 @@ class Kubelet:
             type(request).SerializeToString,
             getattr(messages, f"Node{verb}ResourcesResponse").FromString,
         )
+        began = time.perf_counter()
         try:
-            return await call(request, timeout=self.settings.call)
+            answer = await call(request, timeout=self.settings.call)
+            self.calls.append(DriverCall(driver, method, len(claims), time.perf_counter() - began))
+            return answer
         except grpc.aio.AioRpcError as error:
             raise failure(f"{driver} {method}: {error.code().name}: {error.details()}") from error
 

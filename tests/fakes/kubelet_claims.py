@@ -18,6 +18,16 @@ class UnprepareError(Exception):
     """The pod cannot end; the kubelet would try again after 10 to 15 s."""
 
 
+@dataclass(frozen=True, slots=True)
+class DriverCall:
+    """One call of a driver, as it went."""
+
+    driver: str
+    method: str
+    claims: int
+    seconds: float
+
+
 @dataclass(slots=True)
 class CachedDevice:
     """One device as a driver answered it."""

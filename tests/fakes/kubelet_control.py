@@ -2,6 +2,7 @@
 """Drives the kubelet stand-in from another process: one JSON object a line, one line back.
 
 ``{"do": "wait", "driver": D, "timeout": S}``, ``{"do": "status"}``, ``{"do": "health"}``, ``{"do": "restart"}``,
+``{"do": "calls"}`` (every call of a driver with its seconds),
 ``{"do": "prepare", "pod": {...}, "claims": [{...}]}`` (answers CDI ids by container) and
 ``{"do": "unprepare", "podUID": U}``. The answer has ``result``, or ``error`` as a text.
 """
@@ -10,10 +11,11 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from tests.fakes.kubelet_claims import PrepareError, UnprepareError
+from tests.fakes.kubelet_claims import DriverCall, PrepareError, UnprepareError
 from tests.fakes.kubelet_plugins import Endpoint, Plugins
 
 _LINE_LIMIT = 16 << 20
@@ -23,6 +25,7 @@ class Controlled(Protocol):
     """The part of the kubelet that can be driven."""
 
     plugins: Plugins
+    calls: list[DriverCall]
 
     async def driver(self, name: str, within: float = 10.0) -> Endpoint: ...
     async def prepare_pod(self, pod: Any, claims: Any) -> dict[str, list[str]]: ...
@@ -49,6 +52,8 @@ async def _obey(kubelet: Controlled, order: dict[str, Any]) -> Any:
                 for driver, devices in kubelet.plugins.health.items()
                 for (pool, device), seen in devices.items()
             ]
+        case {"do": "calls"}:
+            return [asdict(call) for call in kubelet.calls]
         case {"do": "restart"}:
             return await kubelet.restart()
         case {"do": "prepare", "pod": pod, "claims": claims}:

@@ -20,13 +20,14 @@ def pytest_configure(config: pytest.Config) -> None:
     shutil.rmtree(LOGS, ignore_errors=True)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves only the tests for this machine (mark `profile`; without the mark: default)."""
+    """Leaves only the tests for this machine (mark `profile`; without: default); one switch of the cgroup driver."""
     here = Profile.read().name
     marks = [(item, item.get_closest_marker("profile")) for item in items]
     wanted = [item for item, mark in marks if here in (mark.args if mark else ("default",))]
     config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
-    items[:] = wanted
+    items[:] = sorted(wanted, key=lambda item: "[cgroupfs" in item.name)
 
 
 @pytest.hookimpl(wrapper=True)

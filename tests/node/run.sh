@@ -51,7 +51,8 @@ run_profile() { # run_profile NAME PYTEST-ARGUMENT...: the status of pytest
   fi
   push_source || fail "the source could not be copied in"
   phase "copying the source"
-  guest "cd /opt/numa/src/tests/node && exec python3 -m pytest${1+$(printf ' %q' "$@")}" || status=$?
+  guest "cd /opt/numa/src/tests/node && exec python3 -m pytest${1+$(printf ' %q' "$@")}" </dev/null &
+  wait $! || status=$? # in the background, so that a signal to this script is heard at once
   phase tests
   guest 'cat /var/log/numa-node/figures.txt 2>/dev/null' || true
   ((status == 0 || status == 5)) || collect_logs

@@ -47,7 +47,7 @@ class Fault:
 
 
 def limit_files(size: int) -> tuple[str, str]:
-    """Returns the files that limit hugepages of a size: pages in use, and reservations (so that mmap fails, not use)."""
+    """Returns the files that limit hugepages of a size: in use, and reserved (so that mmap fails instead of use)."""
     name = oci_page_size(size)
     return f"hugetlb.{name}.max", f"hugetlb.{name}.rsvd.max"
 

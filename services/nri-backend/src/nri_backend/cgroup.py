@@ -81,9 +81,9 @@ class CgroupTree:
 
     def write(self, path: str, name: str, text: str) -> None:
         """Writes a file in one system call. The same errors as of read()."""
-        if not text:
-            # An empty cpuset means "as the parent": the opposite of what anybody here could want.
-            raise ValueError(f"an empty text must not be written to {name}")
+        if not text or not path:
+            # An empty cpuset means "as the parent", and the root is everybody's: nobody here could want either.
+            raise ValueError(f"{text!r} must not be written to {name} of {path!r}")
         try:
             fd = os.open(f"{self.root}/{path}/{name}", os.O_WRONLY | os.O_CLOEXEC | os.O_TRUNC)
             try:
@@ -102,13 +102,20 @@ class CgroupTree:
         return CgroupRefusedError(f"{directory}/{name}", error.strerror or repr(error), error.errno or 0, text)
 
     def read_set(self, path: str, name: str) -> frozenset[int] | None:
-        """Returns a file that holds a list of CPUs or nodes; None when the file does not exist in a cgroup that does."""
+        """Returns a file that holds a list of CPUs or nodes; None when a cgroup that exists does not have the file."""
         try:
             return parse_cpu_list(self.read(path, name))
         except MissingFileError:
             return None
         except MalformedError as error:
             raise CgroupRefusedError(f"{self.root}/{path}/{name}", str(error)) from error
+
+    def effective_cpus(self, path: str) -> frozenset[int] | None:
+        """Returns the CPUs that the processes may use; None where the kernel tells of none."""
+        try:
+            return self.read_set(self.directories(path)[-1], "cpuset.cpus.effective") if path else None
+        except (CgroupGoneError, CgroupRefusedError):
+            return None
 
     def read_limits(self, path: str, names: list[str]) -> dict[str, Limit]:
         """Returns the limits that exist, by file."""

@@ -13,19 +13,19 @@ from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 from numa_contract.errors import MalformedError
 from numa_contract.reports import ContainerReport
 
-from nri_backend.cgroup_path import CgroupPathError, container_directory, pod_directory
 from nri_backend.containers import Adjustment, Container, ContainerState, Pod, RefusedError, Resources, Update
 from nri_backend.enforce import Host, adjustment, amendment, stated_limits
-from nri_backend.holdings import Reason, Refusal, read_evidence
+from nri_backend.holdings import Reason, Refusal
 from nri_backend.keeper import Edges, Keeper
+from nri_backend.known import Known, Phase, known_as
 from nri_backend.report import report
 from nri_backend.rounds import Rounds
-from nri_backend.state import Known, NodeState, Phase
+from nri_backend.state import NodeState
 
 # Under the 1.5 s after which plugin.py answers for us, with a text that helps less.
 CLEAR_SECONDS: Final = 1.2
-# containerd applies these one by one under its node-wide lock, some 30 ms each, and CRI-O fails the synchronisation when
-# one fails. Only the runtime's memory is at stake: the kernel's files are written by us.
+# containerd applies these one by one under its node-wide lock, some 30 ms each, and CRI-O fails the synchronisation
+# when one fails. Only the runtime's memory is at stake: the kernel's files are written by us.
 MAX_SYNC_UPDATES: Final = 32
 # How often the pool may change while a container is being started.
 _TRIES: Final = 3
@@ -75,7 +75,7 @@ class Enforcer:
             pod = by_id.get(container.pod_id) or Pod(container.pod_id, "", "", "", "")
             if container.state is not ContainerState.STOPPED and not self._is_own(pod):
                 # One that is only created may start without an event on this connection: it is looked after at once.
-                found.append(replace(_known(pod, container), phase=Phase.STARTED))
+                found.append(replace(known_as(pod, container), phase=Phase.STARTED))
         lost = [known for known in found if self.state.names_lost_claim(known)]
         self.keeper.take_all(found, await self.keeper.effective_cpus(lost) if lost else {})
         self._rounds.request_audit()
@@ -104,7 +104,7 @@ class Enforcer:
         if self._is_own(pod):
             return Adjustment()
         await self.keeper.refresh()
-        known = self.state.assessed(_known(pod, container))
+        known = self.state.assessed(known_as(pod, container))
         if not self.active:
             self.keeper.note(known)
             return Adjustment()
@@ -127,7 +127,7 @@ class Enforcer:
         if self._is_own(pod):
             return
         await self.keeper.refresh()
-        known = self.state.get(container.id) or _known(pod, container)
+        known = self.state.get(container.id) or known_as(pod, container)
         if known.phase in (Phase.ENDING, Phase.STOPPED):
             return
         known = self.state.assessed(known)
@@ -167,7 +167,7 @@ class Enforcer:
         """Lets the kubelet change everything but what the claims, or the pool, decide."""
         if self._is_own(pod) or not self.active:
             return []
-        known = self.state.get(container.id) or self.state.assessed(_known(pod, container))
+        known = self.state.get(container.id) or self.state.assessed(known_as(pod, container))
         if not known.alive:
             return []
         if stated := stated_limits(wanted):
@@ -176,7 +176,7 @@ class Enforcer:
                 self.keeper.note(known)
         self._rounds.request_full()
         resources = self._amendment(known, huge=bool(stated))
-        return [] if resources == Resources() else [Update(container.id, resources, ignore_failure=False)]
+        return [] if resources == Resources() else [Update(container.id, resources)]
 
     async def stop_container(self, _pod: Pod, container: Container) -> list[Update]:
         """Ends enforcement for the container; its claims stay held by their records."""
@@ -240,25 +240,6 @@ class Enforcer:
         fields = {"reason": str(refusal.reason), "container": known.name, "id": known.id, "error": refusal.text}
         _log.warning("refused", extra={**fields, "pod": f"{known.pod.namespace}/{known.pod.name}"})
         return RefusedError(f"dra-driver-numa: {refusal.text}")
-
-
-def _known(pod: Pod, container: Container) -> Known:
-    cgroup = pod_cgroup = problem = ""
-    try:
-        cgroup = container_directory(container.cgroups_path)
-        pod_cgroup = pod_directory(pod.cgroup_parent) if pod.cgroup_parent else cgroup.rpartition("/")[0]
-    except CgroupPathError as error:
-        problem = str(error)
-    return Known(
-        id=container.id,
-        name=container.name,
-        pod=pod,
-        evidence=read_evidence(container.env),
-        cgroup=cgroup,
-        pod_cgroup=pod_cgroup,
-        problem=problem,
-        stated=stated_limits(container.resources),
-    )
 
 
 def _same_set(one: str, other: str) -> bool:

@@ -186,13 +186,18 @@ again and the kubelet retries. Without a claim of this pod, remove the variable"
         return Refusal(Reason.NOT_RESERVED, text, tuple(u.model_copy(update={"cpus": frozenset()}) for u in unknown))
     requests = _requests(record, variables)
     if isinstance(requests, str):
-        text = f"{claim}: {requests}; variables of this name are set by the driver alone, remove them from pod and image"
+        text = (
+            f"{claim}: {requests}; variables of this name are set by the driver alone, remove them from pod and image"
+        )
         return Refusal(Reason.FORGED, text)
     owner = present_owner(record, first)
     allowed = owner is None or owner == user or (record.sharing == "pod" and owner.pod_uid == user.pod_uid)
     if owner is not None and not allowed:
-        text = f"{claim} (seen in {name}) belongs to container {owner.container} of pod {owner.pod_uid}; give this \
-container a claim of its own" + ("" if owner.pod_uid != user.pod_uid else ", or let the claim be shared in the pod")
+        text = (
+            f"{claim} (seen in {name}) belongs to container {owner.container} of pod {owner.pod_uid}; give this \
+container a claim of its own"
+            + ("" if owner.pod_uid != user.pod_uid else ", or let the claim be shared in the pod")
+        )
         return Refusal(Reason.SHARED, text)
     return Held(record, requests)
 

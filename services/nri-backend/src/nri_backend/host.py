@@ -27,16 +27,13 @@ def _set(path: Path) -> frozenset[int]:
 
 
 def _page_sizes(path: Path) -> tuple[int, ...]:
-    found = []
     try:
-        for entry in path.iterdir():
-            if entry.name.startswith("hugepages-"):
-                found.append(parse_page_size(entry.name.removesuffix("kB") + "k"))
+        names = [entry.name for entry in path.iterdir() if entry.name.startswith("hugepages-")]
+        return tuple(sorted(parse_page_size(name.removesuffix("kB") + "k") for name in names))
     except FileNotFoundError:
         return ()
     except (OSError, MalformedError) as error:
         raise HostError(str(path), str(error)) from error
-    return tuple(sorted(found))
 
 
 def read_host(host_root: str) -> Host:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the files of one container's cgroup true: look, write what differs, look again. Rings 1, 2 and 3 all use it.
 
-Everything here blocks and runs in a thread, one job at a time. A write to ``cpuset.cpus`` takes kernel locks that cgroup
-creation takes too, and can last milliseconds; on the event loop that would keep the answer of a hook waiting.
+Everything here blocks and runs in a thread, one job at a time. A write to ``cpuset.cpus`` takes kernel locks that the
+creation of cgroups takes too, and can last milliseconds; on the event loop nothing else would be answered meanwhile.
 """
 
 import time
@@ -116,9 +116,11 @@ def impose(tree: CgroupTree, notes: PodNotes, target: Target) -> Outcome:
     """Makes a container's cgroup true, the pod's limits first. Raises nothing."""
     work = _Work()
     wants = target.wants
+    if not target.cgroup:
+        return Outcome(target.id, None, left=("the runtime names no cgroup for it",))
     try:
         if target.full and target.huge is not None:
-            own = _impose_pod(tree, notes, target, target.huge, work)
+            own = _impose_pod(tree, notes, target, target.huge, work) if target.pod_cgroup else {}
             needed = frozenset(size for size, amount in target.huge.claimed.items() if amount)
             wants = replace(wants, limits=container_limits(target.huge, own), needed_sizes=needed)
         seen = Seen()
@@ -140,4 +142,3 @@ def impose_some(tree: CgroupTree, notes: PodNotes, targets: Sequence[Target]) ->
         if time.monotonic() >= end:
             break
     return outcomes
-

@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.reports import ContainerReport
@@ -21,10 +21,10 @@ from nri_backend.directory import ClaimDirectory, DirectoryView
 from nri_backend.enforce import Host
 from nri_backend.host import HostError
 from nri_backend.impose import Outcome, Target, impose_some
+from nri_backend.known import Known, Phase
 from nri_backend.report import report
-from nri_backend.state import Known, NodeState, Phase
+from nri_backend.state import NodeState
 
-_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 

@@ -6,7 +6,7 @@ from typing import Final, Literal
 from numa_contract.reports import ClaimUse, ContainerReport
 
 from nri_backend.holdings import Reason
-from nri_backend.state import Known, Phase
+from nri_backend.known import Known, Phase
 
 _State = Literal["unknown", "created", "running", "stopped"]
 _STATES: Final[dict[Phase, _State]] = {

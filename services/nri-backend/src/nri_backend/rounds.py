@@ -10,7 +10,7 @@ from typing import Final
 
 from nri_backend.impose import Outcome
 from nri_backend.keeper import Keeper
-from nri_backend.state import Phase
+from nri_backend.known import Phase
 
 TICK_SECONDS: Final = 1.0
 """Between two looks at the CPUs of all containers."""

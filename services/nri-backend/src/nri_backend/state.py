@@ -1,80 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is enforced now: containers, claim files, the machine, and the pool that follows from them.
 
-Rules of this file. A container is CREATED until its first instruction may run, then STARTED; ENDING while the runtime
-says that it has ended and a process of it still lives; then STOPPED until the runtime forgets it. A container that held
-its claims rightly and lives keeps its CPUs, whatever becomes of the record: it is then an orphan, and its CPUs are held.
-Everything else that no longer may hold a claim belongs to the pool.
+Rules of this file. A container that held its claims rightly and lives keeps its CPUs, whatever becomes of the record:
+it is then an orphan, and its CPUs are held. Whatever else may no longer hold a claim belongs to the pool.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from enum import Enum, auto
+from dataclasses import replace
 from typing import TypeVar
 
 from numa_contract.cdi import ClaimFile
 from numa_contract.records import Owner
-from numa_contract.reports import ClaimUse
 
-from nri_backend.containers import Pod
 from nri_backend.enforce import CgroupWants, Host, HugeWants, claimed_bytes, cpu_wants
 from nri_backend.holdings import ClaimKey, Evidence, Holding, Refusal, assess, present_owner
+from nri_backend.known import NOTHING, Known, Phase
 from nri_backend.pool import claimed_cpus, shared_pool
 
-NOTHING = Holding()
 _Group = TypeVar("_Group")
-
-
-class Phase(Enum):
-    """Where a container is in its life, as far as enforcement goes."""
-
-    CREATED = auto()
-    STARTED = auto()
-    ENDING = auto()
-    STOPPED = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """One container that the runtime has told us of."""
-
-    id: str
-    name: str
-    pod: Pod
-    evidence: Evidence = Evidence()
-    cgroup: str = ""
-    pod_cgroup: str = ""
-    problem: str = ""
-    """Why its cgroup cannot be found, or what could not be made true there."""
-    phase: Phase = Phase.CREATED
-    holding: Holding = NOTHING
-    refusal: Refusal | None = None
-    """Set when it may not hold what it names; a container that runs all the same belongs to the pool."""
-    orphan: tuple[ClaimUse, ...] = ()
-    """What it keeps though the record is gone or no longer allows it."""
-    stated: Mapping[int, int] = field(default_factory=dict)
-    """Hugepage limits that the kubelet asked for, by page size in bytes."""
-    cpus: frozenset[int] | None = None
-    """``cpuset.cpus.effective`` as last read; None before that."""
-    mems: frozenset[int] | None = None
-
-    @property
-    def user(self) -> Owner:
-        """Who it is to a claim: the same after a restart."""
-        return Owner(pod_uid=self.pod.uid, container=self.name)
-
-    @property
-    def own_cpus(self) -> frozenset[int]:
-        """The CPUs that it alone may use; empty for members of the pool."""
-        if self.orphan:
-            return frozenset().union(*(use.cpus for use in self.orphan))
-        return self.holding.cpus if self.refusal is None else frozenset()
-
-    @property
-    def alive(self) -> bool:
-        """Whether a process of it may run, now or soon."""
-        return self.phase is not Phase.STOPPED
 
 
 class NodeState:
@@ -121,17 +65,32 @@ class NodeState:
             self._recompute()
         return before
 
-    def replace_containers(self, containers: Iterable[Known]) -> None:
-        """Takes the runtime's whole state; what it does not mention is forgotten."""
-        self._known = {}
-        self._by_cpus = {}
-        self._by_pod = {}
-        for known in containers:
+    def replace_containers(self, containers: Iterable[Known], pinned: Mapping[str, frozenset[int]]) -> None:
+        """Takes the runtime's whole state; what it does not mention is forgotten. Of two who claim, the first wins.
+
+        ``pinned``: what the kernel shows for those that name a claim without a record.
+        """
+        self._known, self._by_cpus, self._by_pod = {}, {}, {}
+        for container in containers:
+            known = self.assessed(container, pinned.get(container.id))
             self._known[known.id] = known
             self._index(None, known)
-            if known.alive:
-                self._note_users(known)
+            self._note_users(known)
         self._recompute()
+
+    def forget_views(self) -> None:
+        """What was seen of running containers may be out of date."""
+        for known in self:
+            if known.phase is Phase.STARTED:
+                self.put(replace(known, cpus=None, mems=None))
+
+    def names_lost_claim(self, known: Known) -> bool:
+        """Tells whether it names CPUs of a claim that has no readable record."""
+        return any(use.cpus and self._is_lost((use.driver, use.uid)) for use in known.evidence.uses())
+
+    def _is_lost(self, key: ClaimKey) -> bool:
+        file = self.files.get(key)
+        return file is None or file.record is None
 
     def take_host(self, host: Host) -> None:
         """Takes what is online now."""
@@ -171,12 +130,11 @@ class NodeState:
     def _is_pinned(self, evidence: Evidence, refusal: Refusal, pinned: frozenset[int] | None) -> bool:
         # A forger cannot pin itself: a container that nobody has pinned shows every CPU that is online.
         named = frozenset().union(*(use.cpus for use in evidence.uses()))
-        unknown = {(use.driver, use.uid) for use in refusal.unknown}
-        lost = all((file := self.files.get(key)) is None or file.record is None for key in unknown)
-        return bool(unknown) and lost and bool(named) and pinned == named and named < self.host.online
+        lost = [self._is_lost((use.driver, use.uid)) for use in refusal.unknown]
+        return bool(lost) and all(lost) and bool(named) and pinned == named and named < self.host.online
 
     def _note_users(self, known: Known) -> None:
-        for held in known.holding.claims if known.refusal is None else ():
+        for held in known.rightful.claims:
             if present_owner(held.record, self._first_users.get(held.key)) is None:
                 self._first_users[held.key] = known.user
 
@@ -213,7 +171,7 @@ class NodeState:
         ]
 
     def misplaced(self) -> list[Known]:
-        """Returns the running containers that were last seen on other CPUs than they should be on, trespassers first."""
+        """Returns the running containers that were last seen on CPUs other than theirs, trespassers first."""
         found = [
             known
             for known in self._known.values()
@@ -224,13 +182,13 @@ class NodeState:
     def wants(self, known: Known) -> CgroupWants:
         """Returns what the container's cgroup must show."""
         wants = cpu_wants(known.own_cpus, self.pool, self.host, claims=bool(self.held))
-        return replace(wants, mems=known.holding.mems) if known.refusal is None and known.holding.mems else wants
+        return replace(wants, mems=known.rightful.mems) if known.rightful.mems else wants
 
     def huge_wants(self, known: Known) -> HugeWants | None:
         """Returns what its hugepage limits are made of; None without a memory claim."""
-        if known.refusal is not None or not known.holding.mems:
+        if not known.rightful.mems:
             return None
-        pod = [k.holding for k in self.of_pod(known.pod.uid) if k.alive]
+        pod = [k.rightful for k in self.of_pod(known.pod.uid) if k.alive]
         return HugeWants(claimed_bytes([known.holding]), claimed_bytes(pod), known.stated)
 
     def of_pod(self, pod_uid: str) -> list[Known]:
@@ -239,7 +197,7 @@ class NodeState:
 
     def kinds(self) -> Counter[str]:
         """Returns how many containers there are of each kind."""
-        return Counter(_kind(known) for known in self._known.values())
+        return Counter(known.kind for known in self._known.values())
 
 
 def _leave(groups: dict[_Group, set[str]], group: _Group, member: str) -> None:
@@ -247,13 +205,3 @@ def _leave(groups: dict[_Group, set[str]], group: _Group, member: str) -> None:
         members.discard(member)
         if not members:
             del groups[group]
-
-
-def _kind(known: Known) -> str:
-    if not known.alive:
-        return "stopped"
-    if known.orphan:
-        return "orphan"
-    if known.refusal is not None:
-        return "refused"
-    return "claim" if known.holding.claims else "plain"

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One container, as far as enforcement goes.
+
+It is CREATED until its first instruction may run, then STARTED; ENDING while the runtime says that it has ended and a
+process of it still lives; then STOPPED until the runtime forgets it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final
+
+from numa_contract.records import Owner
+from numa_contract.reports import ClaimUse
+
+from nri_backend.cgroup_path import CgroupPathError, container_directory, pod_directory
+from nri_backend.containers import Container, Pod
+from nri_backend.enforce import stated_limits
+from nri_backend.holdings import Evidence, Holding, Refusal, read_evidence
+
+NOTHING: Final = Holding()
+NO_EVIDENCE: Final = Evidence()
+
+
+class Phase(Enum):
+    """Where a container is in its life, as far as enforcement goes."""
+
+    CREATED = auto()
+    STARTED = auto()
+    ENDING = auto()
+    STOPPED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One container that the runtime has told us of."""
+
+    id: str
+    name: str
+    pod: Pod
+    evidence: Evidence = NO_EVIDENCE
+    cgroup: str = ""
+    pod_cgroup: str = ""
+    problem: str = ""
+    """Why its cgroup cannot be found, or what could not be made true there."""
+    phase: Phase = Phase.CREATED
+    holding: Holding = NOTHING
+    refusal: Refusal | None = None
+    """Set when it may not hold what it names; a container that runs all the same belongs to the pool."""
+    orphan: tuple[ClaimUse, ...] = ()
+    """What it keeps though the record is gone or no longer allows it."""
+    stated: Mapping[int, int] = field(default_factory=dict)
+    """Hugepage limits that the kubelet asked for, by page size in bytes."""
+    cpus: frozenset[int] | None = None
+    """``cpuset.cpus.effective`` as last read; None before that."""
+    mems: frozenset[int] | None = None
+
+    @property
+    def user(self) -> Owner:
+        """Who it is to a claim: the same after a restart."""
+        return Owner(pod_uid=self.pod.uid, container=self.name)
+
+    @property
+    def own_cpus(self) -> frozenset[int]:
+        """The CPUs that it alone may use; empty for members of the pool."""
+        if self.orphan:
+            return frozenset().union(*(use.cpus for use in self.orphan))
+        return self.rightful.cpus
+
+    @property
+    def rightful(self) -> Holding:
+        """What it holds and may hold."""
+        return self.holding if self.refusal is None else NOTHING
+
+    @property
+    def alive(self) -> bool:
+        """Whether a process of it may run, now or soon."""
+        return self.phase is not Phase.STOPPED
+
+    @property
+    def kind(self) -> str:
+        """``plain``, ``claim``, ``refused``, ``orphan`` or ``stopped``."""
+        if not self.alive:
+            return "stopped"
+        if self.orphan:
+            return "orphan"
+        if self.refusal is not None:
+            return "refused"
+        return "claim" if self.holding.claims else "plain"
+
+
+def known_as(pod: Pod, container: Container) -> Known:
+    """Returns a container as the runtime describes it, nothing checked yet."""
+    cgroup = pod_cgroup = problem = ""
+    try:
+        cgroup = container_directory(container.cgroups_path)
+        pod_cgroup = pod_directory(pod.cgroup_parent) if pod.cgroup_parent else cgroup.rpartition("/")[0]
+    except CgroupPathError as error:
+        problem = str(error)
+    return Known(
+        id=container.id,
+        name=container.name,
+        pod=pod,
+        evidence=read_evidence(container.env),
+        cgroup=cgroup,
+        pod_cgroup=pod_cgroup,
+        problem=problem,
+        stated=stated_limits(container.resources),
+    )

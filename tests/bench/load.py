@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fills the node: claims that are prepared, containers that run, and single pods to measure with."""
+
+import itertools
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from tests.fakes.scheduler import allocate
+from tests.stage.pods import NAMESPACE, Box, Document, StagePod, cpus, delete_claim, memory
+from tests.stage.process import StageError, wait_for
+from tests.stage.stage import Stage
+
+_CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims"
+_MIB = 1 << 20
+# So that a measured claim always finds CPUs: the machine has 128.
+_CPU_CLAIMS = 100
+
+
+class Load:
+    """What is on the node besides the pod that is measured. Fills up, never empties."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._numbers = itertools.count(1)
+        self._claims: list[Document] = []
+        self._classes = {one["metadata"]["name"]: one for one in stage.api(_classes())["items"]}
+        self._slices = stage.slices()
+        self._waiting: list[StagePod] = []
+        self.claims = 0
+        self.containers = 0
+        self.plain: list[Box] = []
+
+    def _requests(self, count: int) -> list[Document]:
+        wanted = [cpus(count)] if count else []
+        return [*wanted, memory(16 * _MIB)] if "dra.memory" in self._stage.settings.drivers or not wanted else wanted
+
+    def pod(self, count: int) -> StagePod:
+        """A pod whose claim is allocated, for some CPUs or for memory only."""
+        pod = StagePod(self._stage, f"pod-{next(self._numbers)}")
+        requests = self._requests(count)
+        devices: Document = {"requests": requests}
+        if len(requests) > 1:
+            devices["constraints"] = [{"matchAttribute": "resource.kubernetes.io/numaNode"}]
+        body = {"metadata": {"name": f"{pod.name}-claim"}, "spec": {"devices": devices}}
+        made = self._stage.api(_CLAIMS, "POST", body)
+        # The scheduler in this process: that of the stand-ins reads every object again for every claim.
+        chosen = allocate(made, self._slices, self._classes, others=self._claims, pods=[pod.reference])
+        pod.claim = self._stage.api(f"{_CLAIMS}/{made['metadata']['name']}/status", "PUT", chosen)
+        self._claims.append(pod.claim)
+        return pod
+
+    def gone(self, pod: StagePod) -> None:
+        """Deletes an unprepared claim."""
+        if pod.claim is not None:
+            self._claims.remove(pod.claim)
+            delete_claim(self._stage, pod.claim["metadata"]["name"])
+
+    def fill_claims(self, wanted: int) -> None:
+        """Prepares claims until there are as many as wanted."""
+        while self.claims < wanted:
+            pod = self.pod(1 if self.claims < _CPU_CLAIMS else 0)
+            pod.prepare()
+            self._waiting.append(pod)
+            self.claims += 1
+
+    def fill_containers(self, wanted: int) -> None:
+        """Runs containers until there are as many as wanted: one for each prepared claim, the others plain."""
+        while self.containers < wanted:
+            is_plain = self.containers % 2 == 0 or not self._waiting
+            pod = StagePod(self._stage, f"plain-{next(self._numbers)}") if is_plain else self._waiting.pop()
+            box = pod.run()
+            self.containers += 1
+            if is_plain:
+                self.plain.append(box)
+
+    def settle(self, claimed: Sequence[str]) -> None:
+        """Waits until plain containers are off the CPUs of a new claim; foreign drivers may never do that."""
+        del claimed
+        samples = self.plain[:: max(1, len(self.plain) // 10)]
+        now = {box.id: frozenset(box.cpus()) for box in samples}
+        with suppress(StageError):
+            wait_for("one pool", lambda: len({frozenset(box.cpus()) for box in samples}) <= 1, 2.0)
+        del now
+        time.sleep(0)
+
+
+def _classes() -> str:
+    return "/apis/resource.k8s.io/v1/deviceclasses"

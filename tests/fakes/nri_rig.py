@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Our NRI session, with recording hooks, connected to the stand-in runtime."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from nri_backend import transport
+from nri_backend.backoff import Backoff
+from nri_backend.containers import Adjustment, Resources
+from nri_backend.session import RuntimeSession
+
+from tests.fakes._pb import nri_pb2 as pb
+from tests.fakes.nri_hooks import RecordingHooks, RecordingObserver
+from tests.fakes.runtime import FakeRuntime, running
+from tests.fakes.runtime_levels import RuntimeOptions
+
+PLUGIN_NAME = "00-dra-driver-numa"
+
+
+@dataclass
+class NriRig:
+    """A runtime, our session connected to it, and the hooks behind that."""
+
+    runtime: FakeRuntime
+    hooks: RecordingHooks
+    observer: RecordingObserver
+    session: RuntimeSession
+    tasks: asyncio.TaskGroup
+
+    async def synchronized(self, epoch: int = 1) -> None:
+        """Waits until both ends agree that the plugin is active."""
+        await self.observer.wait_for(lambda status: status.epoch >= epoch and status.synchronized)
+        await self.runtime.wait_until(lambda runtime: PLUGIN_NAME in runtime.plugins)
+
+    def answer(self, **resources: Any) -> None:
+        """Lets CreateContainer answer these resources from now on."""
+        self.hooks.adjustment = Adjustment(Resources(**resources))
+
+
+@asynccontextmanager
+async def nri_rig(
+    folder: Path, level: str = "0.12", *, wait: bool = True, filled: int = 0, annotation: int = 0, **options: Any
+) -> AsyncIterator[NriRig]:
+    """A runtime that has filled running containers, and our session connected to it."""
+    socket = folder / "nri.sock"
+    hooks, observer = RecordingHooks(), RecordingObserver()
+    session = RuntimeSession(hooks, observer=observer, backoff=Backoff(0.01, 0.1, Random(1)))
+    async with running(RuntimeOptions(socket, level=level, **options)) as runtime, asyncio.TaskGroup() as tasks:
+        await _fill(runtime, filled, annotation)
+        forever = tasks.create_task(session.run_forever(partial(transport.dial, socket)))
+        try:
+            rig = NriRig(runtime, hooks, observer, session, tasks)
+            if wait:
+                await rig.synchronized()
+            yield rig
+        finally:
+            forever.cancel()
+
+
+async def _fill(runtime: FakeRuntime, count: int, annotation: int) -> None:
+    """Puts running containers into the store, each with an annotation of so many bytes."""
+    for number in range(count):
+        pod = await runtime.run_pod_sandbox(f"pod-{number}")
+        pod.message.annotations["big"] = "x" * annotation
+        container = await runtime.create_container(pod, "app", env=[f"DRA_CPUSET_{number}=0"], memory_limit=1 << 30)
+        container.message.state = pb.CONTAINER_RUNNING

@@ -32,6 +32,7 @@ check: .venv/.done ## Linters, types, import law, drift of generated code and lo
 	$(BIN)/mypy $(SOURCES) tests
 	$(BIN)/lint-imports --no-cache
 	hack/proto.sh --check
+	tests/node/cri.sh --check
 	UV=$(BIN)/uv locks/compile.sh --check
 
 bench: .venv/.done ## Measure both services through the stand-ins; writes bench.json
@@ -42,6 +43,7 @@ lock: .venv/.done ## Renew the locks from the pyproject files
 
 proto: .venv/.done ## Generate code from proto/
 	hack/proto.sh
+	tests/node/cri.sh
 
 clean: ## Remove environments and caches
 	rm -rf .venv .venv-frontend .venv-backend .mypy_cache .ruff_cache .hypothesis build dist

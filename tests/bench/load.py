@@ -2,17 +2,19 @@
 """Fills the node: claims that are prepared, containers that run, and single pods to measure with."""
 
 import itertools
+import re
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 
 from tests.fakes.scheduler import allocate
-from tests.stage.pods import NAMESPACE, Box, Document, StagePod, cpus, delete_claim, memory
+from tests.stage.pods import NAMESPACE, Box, Document, StagePod, cpu_set, cpus, delete_claim, memory
 from tests.stage.process import StageError, wait_for
 from tests.stage.stage import Stage
 
 _CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims"
 _MIB = 1 << 20
+_PATIENCE = 2.0
+_VARIABLE = re.compile(r"DRA_CPUSET_[^=\"]+=([0-9,-]+)")
 # So that a measured claim always finds CPUs: the machine has 128.
 _CPU_CLAIMS = 100
 
@@ -24,7 +26,8 @@ class Load:
         self._stage = stage
         self._numbers = itertools.count(1)
         self._claims: list[Document] = []
-        self._classes = {one["metadata"]["name"]: one for one in stage.api(_classes())["items"]}
+        classes = stage.api("/apis/resource.k8s.io/v1/deviceclasses")["items"]
+        self._classes = {one["metadata"]["name"]: one for one in classes}
         self._slices = stage.slices()
         self._waiting: list[StagePod] = []
         self.claims = 0
@@ -50,6 +53,10 @@ class Load:
         self._claims.append(pod.claim)
         return pod
 
+    def plain_pod(self) -> StagePod:
+        """A pod without a claim."""
+        return StagePod(self._stage, f"plain-{next(self._numbers)}")
+
     def gone(self, pod: StagePod) -> None:
         """Deletes an unprepared claim."""
         if pod.claim is not None:
@@ -68,22 +75,22 @@ class Load:
         """Runs containers until there are as many as wanted: one for each prepared claim, the others plain."""
         while self.containers < wanted:
             is_plain = self.containers % 2 == 0 or not self._waiting
-            pod = StagePod(self._stage, f"plain-{next(self._numbers)}") if is_plain else self._waiting.pop()
+            pod = self.plain_pod() if is_plain else self._waiting.pop()
             box = pod.run()
             self.containers += 1
             if is_plain:
                 self.plain.append(box)
 
-    def settle(self, claimed: Sequence[str]) -> None:
-        """Waits until plain containers are off the CPUs of a new claim; foreign drivers may never do that."""
-        del claimed
-        samples = self.plain[:: max(1, len(self.plain) // 10)]
-        now = {box.id: frozenset(box.cpus()) for box in samples}
+    def settle(self, pod: StagePod) -> float:
+        """Waits until no plain container is on the CPUs of a claim; returns the seconds, 2 s if that never happens."""
+        began = time.monotonic()
+        taken = self._taken(pod)
         with suppress(StageError):
-            wait_for("one pool", lambda: len({frozenset(box.cpus()) for box in samples}) <= 1, 2.0)
-        del now
-        time.sleep(0)
+            wait_for("the others to make way", lambda: not any(box.cpus() & taken for box in self.plain), _PATIENCE)
+        return time.monotonic() - began
 
-
-def _classes() -> str:
-    return "/apis/resource.k8s.io/v1/deviceclasses"
+    def _taken(self, pod: StagePod) -> set[int]:
+        """The CPUs in the claim's CDI file, in the variable that launchers read."""
+        files = self._stage.paths.cdi_dir.glob(f"*{pod.claim_uid}*")
+        found = [_VARIABLE.search(file.read_text()) for file in files]
+        return {cpu for match in found if match for cpu in cpu_set(match[1])}

@@ -41,7 +41,13 @@ class Rig:
     def ready(self) -> None:
         """Waits until the instance is ready again."""
         self.stage.wait_registered()
+        self.stage.runtime("wait_plugins", count=1)
         self.stage.wait_ready(self.instance)
+
+    def kill_backend(self) -> None:
+        """Kills the backend; the runtime has noticed when this returns."""
+        self.backend.kill()
+        wait_for("the runtime to drop the plugin", lambda: not self.stage.runtime("plugins")["active"])
 
     def held(self, pod: StagePod) -> set[int]:
         """The CPUs that the state endpoint shows as held by a pod's claim."""
@@ -113,7 +119,7 @@ def test_a_frontend_killed_in_the_middle_of_a_prepare_prepares_once(rig: Rig) ->
 def test_no_claim_is_prepared_while_nobody_enforces(rig: Rig) -> None:
     """Prepare waits for the backend, and goes on as soon as it is back."""
     with claim_pod(rig.stage, "db", cpus(2)) as pod:
-        rig.backend.kill()
+        rig.kill_backend()
         wait_for("the lease to end", lambda: not rig.stage.state("/v1/backend")["live"])
         waiting = rig.at_once(pod.prepare)
         assert not list(rig.stage.paths.cdi_dir.glob("*.json"))
@@ -129,7 +135,7 @@ def test_a_backend_killed_while_containers_run_finds_them_pinned(rig: Rig) -> No
         pod.prepare()
         box = pod.run()
         given = box.cpus()
-        rig.backend.kill()
+        rig.kill_backend()
         assert box.cpus() == given
         rig.backend.start()
         rig.ready()
@@ -149,7 +155,7 @@ def test_a_backend_killed_inside_a_hook_repairs_what_went_on_without_it(rig: Rig
         claimed = rig.held(pod)
         rig.backend.ask_to_stop(signal.SIGSTOP)
         creating = rig.at_once(pod.create)
-        rig.backend.kill()
+        rig.kill_backend()
         box: Box = creating.result(10)
         box.start()
         assert box.cpus() == ALL
@@ -177,7 +183,7 @@ def test_files_lost_while_everybody_was_down_are_rebuilt(rig: Rig) -> None:
         box = pod.run()
         given = box.cpus()
         rig.frontend.kill()
-        rig.backend.kill()
+        rig.kill_backend()
         for path in rig.stage.paths.cdi_dir.glob("*.json"):
             path.unlink()
         rig.frontend.start()

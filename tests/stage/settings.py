@@ -32,6 +32,8 @@ class StageSettings:
     """Patience of the runtime for one call of a plugin."""
     frontend: str = OUR_FRONTEND
     backend: str = OUR_BACKEND
+    in_memory: bool = False
+    """Whether the directories are in memory where that is possible, as they are on a node."""
     drivers: tuple[str, ...] = ("dra.cpu", "dra.memory")
     """Which drivers register with the kubelet."""
 

@@ -5,6 +5,7 @@ Everything lives below one temporary directory, needs no root and is gone when t
 """
 
 import json
+import os
 import shutil
 import tempfile
 import uuid
@@ -47,8 +48,9 @@ class Instance:
         return [process for process in (self.frontend, self.backend) if process is not None]
 
 
-def _make_base() -> Path:
-    for directory in (tempfile.gettempdir(), "/tmp"):
+def _make_base(in_memory: bool) -> Path:
+    memory = ("/dev/shm",) if in_memory and os.access("/dev/shm", os.W_OK) else ()
+    for directory in (*memory, tempfile.gettempdir(), "/tmp"):
         if len(directory) + len("/dn-12345678") <= _LONGEST_BASE:
             return Path(tempfile.mkdtemp(prefix="dn-", dir=directory))
     raise AssertionError("/tmp is short enough")
@@ -65,7 +67,7 @@ class Stage:
         """Base URL of the API server."""
 
     def __enter__(self) -> Self:
-        self.paths = Paths(_make_base())
+        self.paths = Paths(_make_base(self.settings.in_memory))
         try:
             self._start_stand_ins()
         except BaseException:

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,7 @@ from typing import Any, Final
 from numa_contract import __version__
 from numa_contract.config import ConfigError
 from numa_contract.names import ACTIVE_LOCK, NRI_PLUGIN_NAME
-from numa_contract.reports import BackendStatus
+from numa_contract.reports import BackendStatus, ContainerReport
 
 from nri_backend.cgroup import CgroupTree
 from nri_backend.config import COMMAND, Settings, UsageError, load_settings
@@ -63,7 +63,7 @@ class Backend:
         self._lock = lock
         self._instance = instance
         self.telemetry = Telemetry(self._facts)
-        self._outbox = Outbox(lambda: self._enforcer.reports(), _new_epoch)
+        self._outbox = Outbox(self._reports, _new_epoch)
         self._client = StateClient(settings.state_socket, self._outbox, self._status, self._records_changed)
         edges = Edges(
             directory=ClaimDirectory(settings.cdi_dir),
@@ -119,8 +119,12 @@ class Backend:
             await asyncio.sleep(LOCK_CHECK_SECONDS)
             self._lock.check()
 
+    # These close the circle between enforcer and client: they are called when both exist.
     def _records_changed(self) -> None:
         self._enforcer.records_changed()
+
+    def _reports(self) -> list[ContainerReport]:
+        return self._enforcer.reports()
 
     def _ready(self) -> tuple[int, str, bytes]:
         status = self._session.status
@@ -217,10 +221,10 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """The command. Returns the exit code: 0 asked to leave, 1 could not start or go on, 2 wrongly told."""
     try:
-        settings = load_settings(sys.argv[1:])
+        settings = load_settings(sys.argv[1:] if arguments is None else arguments)
     except (UsageError, ConfigError) as error:
         print(f"{COMMAND}: {error}", file=sys.stderr)
         return 2
@@ -233,9 +237,9 @@ def main() -> int:
     except (PreflightError, HostError, OSError) as error:
         _log.critical("cannot start", extra={"error": str(error)})
     except ExceptionGroup as group:
-        for error in _leaves(group):
-            foreseen = isinstance(error, LockLostError | EssentialTaskError)
-            _log.critical("ended", extra={"error": str(error) or repr(error)}, exc_info=None if foreseen else error)
+        for leaf in _leaves(group):
+            foreseen = isinstance(leaf, LockLostError | EssentialTaskError)
+            _log.critical("ended", extra={"error": str(leaf) or repr(leaf)}, exc_info=None if foreseen else leaf)
     else:
         return 0
     return 1

@@ -168,10 +168,10 @@ class StateClient:
                     await self._converse(http, backoff)
             except _TRANSIENT as error:
                 self._outbox.release()
-                if self.connected:
-                    _log.warning("lost the frontend", extra={"socket": self._path, "error": str(error) or repr(error)})
+                # Its loss is news, its absence is not.
+                fields = {"socket": self._path, "error": str(error) or repr(error)}
+                _log.log(logging.WARNING if self.connected else logging.DEBUG, "no frontend", extra=fields)
                 self.connected = False
-                _log.debug("no frontend", extra={"socket": self._path, "error": str(error) or repr(error)})
             await asyncio.sleep(backoff.next())
 
     async def listen_forever(self) -> None:

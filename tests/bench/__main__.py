@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``make bench``: measures a driver, ours by default, through the stand-ins; prints a table and writes bench.json."""
+
+import argparse
+import json
+import os
+import platform
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.bench import scenarios
+from tests.bench.figures import Figures, Line
+from tests.bench.load import Load
+from tests.fakes.trees import captured, write_tree
+from tests.stage.process import StageError
+from tests.stage.settings import OUR_BACKEND, OUR_FRONTEND, StageSettings
+from tests.stage.stage import Stage
+from tests.stage.wires import AnsweredError
+
+# 128 CPUs in four NUMA nodes: room for a hundred claims with CPUs of their own.
+_MACHINE = "128arm-2pa2n8cluster4co"
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return sorted({int(item) for item in text.split(",")})
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 0,250") from None
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    places = StageSettings.__doc__ or ""
+    parser.add_argument("--frontend", default=OUR_FRONTEND, help=f"command of the DRA driver. {places}")
+    parser.add_argument("--backend", default=OUR_BACKEND, help="command of the NRI plugin; may be empty")
+    parser.add_argument("--drivers", default="dra.cpu,dra.memory", help="the drivers that register with the kubelet")
+    parser.add_argument("--claims", type=_numbers, default=[0, 250], help="claims on the node (default 0,250)")
+    parser.add_argument("--containers", type=_numbers, default=[0, 500], help="running containers (default 0,500)")
+    parser.add_argument("--rounds", type=int, default=60, help="how often each quantity is measured (default 60)")
+    parser.add_argument("--strict", action="store_true", help="end with status 3 when a budget is missed")
+    parser.add_argument("-o", "--output", type=Path, default=Path("bench.json"), help="default bench.json")
+    return parser.parse_args()
+
+
+@contextmanager
+def _machine() -> Iterator[Path]:
+    # In memory, where there is room: what /var/run/cdi and cgroups are on a node.
+    with TemporaryDirectory(prefix="dn-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as directory:
+        yield write_tree(captured(_MACHINE), Path(directory))
+
+
+def _measure(stage: Stage, given: argparse.Namespace, figures: Figures) -> None:
+    def add(*lines: Line) -> None:
+        figures.lines += lines
+        print(".", end="", flush=True, file=sys.stderr)
+
+    stage.add_instance()
+    scenarios.ready(stage)
+    load = Load(stage)
+    for claims in given.claims:
+        load.fill_claims(claims)
+        add(*scenarios.prepare_and_unprepare(stage, load, given.rounds))
+        add(scenarios.exec_to_registered(stage, max(3, given.rounds // 10)))
+    add(*scenarios.at_rest(stage, load))
+    for containers in given.containers:
+        load.fill_containers(containers)
+        add(*scenarios.hooks(stage, load, given.rounds))
+    add(scenarios.synchronize(stage, load, max(3, given.rounds // 10)))
+    add(*scenarios.at_rest(stage, load))
+
+
+def _interrupted(number: int, _frame: object) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def main() -> int:
+    """Runs the benchmark; returns 0, 1 when something failed, 3 when --strict and a budget is missed."""
+    given = _arguments()
+    signal.signal(signal.SIGTERM, _interrupted)
+    about = {"machine": _MACHINE, "python": platform.python_version(), "host_cpus": os.cpu_count()}
+    about |= {"when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    about |= {"frontend": given.frontend, "backend": given.backend}
+    figures = Figures(about)
+    try:
+        with _machine() as root:
+            drivers = tuple(given.drivers.split(","))
+            settings = StageSettings(
+                host_root=root, frontend=given.frontend, backend=given.backend, drivers=drivers, in_memory=True
+            )
+            with Stage(settings) as stage:
+                _measure(stage, given, figures)
+    except KeyboardInterrupt:
+        print("\nbench: interrupted", file=sys.stderr)
+        return 130
+    except (StageError, AnsweredError, OSError) as error:
+        print(f"\nbench: failed: {error}", file=sys.stderr)
+        return 1
+    print(f"\n{figures.table()}")
+    given.output.write_text(json.dumps(figures.document(), indent=1) + "\n")
+    missed = [line.name for line in figures.lines if line.within is False]
+    print(f"\n{given.output} written; " + (f"over budget: {', '.join(missed)}" if missed else "every budget is kept"))
+    return 3 if missed and given.strict else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small claims, pods and containers for tests of enforcement."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from nri_backend.containers import Container, ContainerState, Pod, Resources
+from numa_contract.cdi import ClaimFile, dump_claim_file, request_env
+from numa_contract.cpuset import parse_cpu_list
+from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER, cdi_file_name
+from numa_contract.records import (
+    AllocationRecord,
+    AllocationResult,
+    ClaimReference,
+    CpuAllocation,
+    MemoryAllocation,
+    Owner,
+    PodReference,
+)
+
+MI = 1 << 20
+
+
+def cpu_record(
+    uid: str, *requests: str, pods: Iterable[str] = ("p1",), pool: bool = False, owner: Owner | None = None
+) -> AllocationRecord:
+    """A CPU claim; requests as ``name=0-3``. ``pool`` lets the containers of the owner's pod share it."""
+    pairs = [request.split("=") for request in requests]
+    return AllocationRecord(
+        driver=CPU_DRIVER,
+        claim=ClaimReference(uid=uid, namespace="ns", name=f"claim-{uid}"),
+        reserved_for=tuple(PodReference(uid=pod, name=pod) for pod in pods),
+        results=tuple(AllocationResult(request=n, pool="node", device="d") for n, _ in pairs),
+        cpus=tuple(CpuAllocation(request=n, device="d", cpus=parse_cpu_list(cpus)) for n, cpus in pairs),
+        sharing="pod" if pool else "container",
+        owner=owner,
+    )
+
+
+def memory_record(uid: str, *parts: tuple[str, int, int, int], pods: Iterable[str] = ("p1",)) -> AllocationRecord:
+    """A memory claim; parts are request, NUMA node, bytes, page size (4096: no hugepages)."""
+    names = dict.fromkeys(request for request, *_ in parts)
+    return AllocationRecord(
+        driver=MEMORY_DRIVER,
+        claim=ClaimReference(uid=uid, namespace="ns", name=f"claim-{uid}"),
+        reserved_for=tuple(PodReference(uid=pod, name=pod) for pod in pods),
+        results=tuple(AllocationResult(request=n, pool="node", device="d") for n in names),
+        memory=tuple(
+            MemoryAllocation(request=r, device="d", numa_node=node, size=size, page_bytes=page, hugepages=page > 65536)
+            for r, node, size, page in parts
+        ),
+    )
+
+
+def file_of(record: AllocationRecord) -> ClaimFile:
+    """The record as the directory gives it."""
+    return ClaimFile(record.driver, record.claim.uid, record, record.cpus_of())
+
+
+def files_of(*records: AllocationRecord) -> dict[tuple[str, str], ClaimFile]:
+    """Records as the directory gives them."""
+    return {(record.driver, record.claim.uid): file_of(record) for record in records}
+
+
+def write_claim(directory: Path, record: AllocationRecord) -> Path:
+    """Writes the record's file as the frontend does: under another name first."""
+    path = directory / cdi_file_name(record.driver, record.claim.uid)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(dump_claim_file(record))
+    return temporary.rename(path)
+
+
+def env_of(record: AllocationRecord, *requests: str) -> tuple[str, ...]:
+    """The environment that CDI gives a container which holds these requests, all by default."""
+    return tuple(f"{k}={v}" for r in requests or record.requests for k, v in request_env(record, r).items())
+
+
+def pod(uid: str = "p1") -> Pod:
+    """A pod under the systemd driver."""
+    parent = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{uid}.slice"
+    return Pod(f"sandbox-{uid}", uid, "ns", uid, parent)
+
+
+def container(
+    id_: str, *env: str, of: str = "p1", name: str = "main", cpus: str = "", huge: dict[str, int] | None = None
+) -> Container:
+    """A container that is being created, under the systemd driver."""
+    slice_ = f"kubepods-burstable-pod{of}.slice"
+    resources = Resources(cpus=cpus, hugepage_limits=huge or {})
+    env = ("PATH=/bin", *env)
+    path = f"{slice_}:cri-containerd:{id_}"
+    return Container(id_, f"sandbox-{of}", name, ContainerState.UNKNOWN, env, path, resources)
+
+
+def cgroup_of(container: Container) -> str:
+    """Where that container's cgroup is."""
+    slice_, prefix, id_ = container.cgroups_path.split(":")
+    return f"kubepods.slice/kubepods-burstable.slice/{slice_}/{prefix}-{id_}.scope"

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""nri-backend as a process, between the stand-in runtime and a stand-in for the frontend's state endpoint."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from numa_contract.cdi import dump_claim_file
+from numa_contract.names import CPU_DRIVER, cdi_file_name
+from numa_contract.records import AllocationRecord
+
+from tests.fakes.runtime import FakeRuntime
+from tests.fakes.runtime import running as running_runtime
+from tests.fakes.runtime_levels import RuntimeOptions
+from tests.fakes.state_server import StateServer, state_server
+
+UID = "5f0d3a52-0000-4000-8000-00000000000a"
+POD = "pod-of-the-claim"
+
+
+@dataclass(frozen=True)
+class Node:
+    """The directories of a made-up node: 8 CPUs, no hugepages."""
+
+    root: Path
+
+    @property
+    def options(self) -> RuntimeOptions:
+        return RuntimeOptions(
+            socket=self.root / "nri.sock", cdi_dirs=(self.root / "cdi",), cgroup_root=self.root / "cgroup"
+        )
+
+    def state_socket(self, pod_uid: str) -> Path:
+        return self.root / "run" / pod_uid / "state.sock"
+
+    def claim(self, cpus: str) -> str:
+        """Writes the file of a claim, as the frontend does, and returns its CDI device."""
+        record = AllocationRecord.model_validate(
+            {
+                "driver": CPU_DRIVER,
+                "claim": {"uid": UID, "namespace": "default", "name": "claim"},
+                "reservedFor": [{"uid": POD, "name": "db"}],
+                "results": [{"request": "cpus", "pool": "node", "device": "cpudevnuma000"}],
+                "cpus": [{"request": "cpus", "device": "cpudevnuma000", "cpus": cpus}],
+            }
+        )
+        fresh = self.root / "cdi" / ".fresh"
+        fresh.write_bytes(dump_claim_file(record))
+        fresh.replace(self.root / "cdi" / cdi_file_name(CPU_DRIVER, UID))
+        return record.cdi_id("cpus")
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    # Not tmp_path: a socket's path has a limit of 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="nb") as directory:
+        root = Path(directory)
+        for made in ("cdi", "host/proc/self", "host/sys/devices/system/cpu", "host/sys/kernel/mm/hugepages"):
+            (root / made).mkdir(parents=True)
+        (root / "host/sys/devices/system/cpu/online").write_text("0-7\n")
+        yield Node(root)
+
+
+@contextlib.asynccontextmanager
+async def process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Starts the command; kills it if it is still there at the end."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("POD_UID", "NODE_NAME")}
+    started = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "nri_backend", *arguments, stderr=asyncio.subprocess.PIPE, env=environment
+    )
+    try:
+        yield started
+    finally:
+        if started.returncode is None:
+            started.kill()
+        _, log = await started.communicate()
+        print(log.decode())
+
+
+def backend(node: Node, pod_uid: str, *more: str) -> contextlib.AbstractAsyncContextManager[asyncio.subprocess.Process]:
+    paths = {"run-dir": "run", "cdi-dir": "cdi", "nri-socket": "nri.sock", "cgroup-root": "cgroup", "host-root": "host"}
+    arguments = [f"--{flag}={node.root / name}" for flag, name in paths.items()]
+    return process(*arguments, f"--pod-uid={pod_uid}", *(more or ("--bind-address=off",)))
+
+
+async def leave(started: asyncio.subprocess.Process) -> int:
+    """Asks the process to leave; its exit code. TimeoutError after 2 s."""
+    started.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(2):
+        return await started.wait()
+
+
+async def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Looks at something that tells nobody when it changes."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110  a file of the imitated kernel
+            await asyncio.sleep(0.01)
+
+
+def last(server: StateServer, key: str) -> object:
+    return server.leases[-1][key] if server.leases else None
+
+
+async def plain(runtime: FakeRuntime, name: str) -> Callable[[], str]:
+    """Runs a container without a claim; what the kernel shows of its CPUs."""
+    pod = await runtime.run_pod_sandbox(name)
+    container = await runtime.create_container(pod, name)
+    await runtime.start_container(container)
+    return lambda: container.cgroup_file("cpuset.cpus.effective")
+
+
+async def test_it_connects_tells_and_leaves(node: Node) -> None:
+    """From exec to synchronised and told; a claim moves others away; SIGTERM ends it with 0, the lock file stays."""
+    async with running_runtime(node.options) as runtime, state_server(node.state_socket("one")) as frontend:
+        cpus = await plain(runtime, "web")
+        async with backend(node, "one") as started:
+            await frontend.until(lambda: bool(last(frontend, "complete") and last(frontend, "active")), 10)
+            assert [report["name"] for report in frontend.containers.values()] == ["web"]
+            assert (last(frontend, "synchronized"), last(frontend, "pool")) == (True, "0-7")
+            await frontend.until(lambda: bool(frontend.listeners))
+            device = node.claim("2-3")
+            frontend.publish(b"event: record\ndata: {}\n\n")
+            await eventually(lambda: cpus() == "0-1,4-7")
+            pod = await runtime.run_pod_sandbox("db", uid=POD)
+            container = await runtime.create_container(pod, "db", cdi_devices=[device])
+            await runtime.start_container(container)
+            assert container.cgroup_file("cpuset.cpus.effective") == "2-3"
+            await frontend.until(lambda: any(r["name"] == "db" for r in frontend.containers.values()))
+            assert await leave(started) == 0
+        await runtime.wait_until(lambda runtime: not runtime.plugins)
+        assert (node.root / "run/active.lock").read_text().startswith("one/")
+
+
+async def test_hand_over_within_a_second(node: Node) -> None:
+    """kill -9 of the active instance: the standby, which knew everything and did nothing, acts within a second."""
+    async with running_runtime(node.options) as runtime, contextlib.AsyncExitStack() as stack:
+        first = await stack.enter_async_context(state_server(node.state_socket("one")))
+        second = await stack.enter_async_context(state_server(node.state_socket("two")))
+        old = await stack.enter_async_context(backend(node, "one"))
+        await first.until(lambda: bool(last(first, "complete") and last(first, "active")), 10)
+        await stack.enter_async_context(backend(node, "two"))
+        await second.until(lambda: bool(last(second, "complete")), 10)
+        assert last(second, "active") is False
+        device = node.claim("2-3")
+        pod = await runtime.run_pod_sandbox("db", uid=POD)
+        # Two plugins that set the same field would fail this.
+        container = await runtime.create_container(pod, "db", cdi_devices=[device])
+        await runtime.start_container(container)
+        assert container.cpus == "2-3"
+        cpus = await plain(runtime, "web")
+        assert cpus() == "0-1,4-7"
+        old.kill()
+        await second.until(lambda: last(second, "active") is True, seconds=1)
+        (node.root / "cdi" / cdi_file_name(CPU_DRIVER, UID)).unlink()
+        await runtime.remove_pod(pod)
+        await eventually(lambda: cpus() == "0-7")
+
+
+async def test_a_restarted_runtime_is_a_new_epoch(node: Node) -> None:
+    """The runtime goes and comes: the lease says so at once, and everything is told again under a new epoch."""
+    async with running_runtime(node.options) as runtime, state_server(node.state_socket("one")) as frontend:
+        await plain(runtime, "web")
+        async with backend(node, "one"):
+            await frontend.until(lambda: bool(last(frontend, "complete")), 10)
+            epoch = last(frontend, "epoch")
+            before = len(frontend.leases)
+            await runtime.restart(0.2)
+            await frontend.until(lambda: bool(last(frontend, "complete")) and last(frontend, "epoch") != epoch)
+            assert any(not lease["synchronized"] for lease in frontend.leases[before:])
+            assert len(frontend.containers) == 1
+
+
+async def http(port: int, target: str) -> str:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {target} HTTP/1.0\r\n\r\n".encode())
+    try:
+        return (await reader.read()).decode()
+    finally:
+        writer.close()
+
+
+async def test_probes_follow_the_runtime(node: Node, unused_tcp_port: int) -> None:
+    """Alive without a runtime, not ready, with the reason; ready as soon as it is synchronised; metrics agree."""
+    async with state_server(node.state_socket("one")) as frontend:
+        (node.root / "cgroup").mkdir()
+        (node.root / "cgroup/cgroup.controllers").write_text("cpuset\n")
+        async with backend(node, "one", f"--bind-address=127.0.0.1:{unused_tcp_port}") as started:
+            await frontend.until(lambda: bool(frontend.leases), 10)
+            assert (await http(unused_tcp_port, "/healthz")).startswith("HTTP/1.1 200")
+            refused = await http(unused_tcp_port, "/readyz")
+            assert refused.startswith("HTTP/1.1 503")
+            assert "nri.sock" in refused
+            async with running_runtime(node.options):
+                await frontend.until(lambda: bool(last(frontend, "synchronized")))
+                assert (await http(unused_tcp_port, "/readyz")).startswith("HTTP/1.1 200")
+                metrics = await http(unused_tcp_port, "/metrics")
+                assert "\ndra_numa_backend_synchronized 1.0\n" in metrics
+                assert '\ndra_numa_backend_hooks_total{hook="Synchronize",outcome="ok"} 1.0\n' in metrics
+            assert await leave(started) == 0
+
+
+async def test_a_removed_lock_file_ends_it(node: Node) -> None:
+    """Whoever no longer holds the lock that others will take must stop acting: exit 1, and the log says why."""
+    async with (
+        running_runtime(node.options),
+        state_server(node.state_socket("one")) as frontend,
+        backend(node, "one") as started,
+    ):
+        await frontend.until(lambda: last(frontend, "active") is True, 10)
+        (node.root / "run/active.lock").unlink()
+        assert started.stderr is not None
+        async with asyncio.timeout(5):
+            log = (await started.stderr.read()).decode()
+            assert await started.wait() == 1
+    assert "leave the run directory alone" in log
+    assert "Traceback" not in log
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (["--colour"], 2, "unrecognized arguments"),
+        (["--bind-address=off"], 2, "set POD_UID"),
+        (["--pod-uid=a", "--cgroup-root=/absent"], 1, "/absent is no cgroup v2 hierarchy"),
+        (["--pod-uid=a", f"--run-dir=/{'x' * 100}"], 1, "the kernel allows 107"),
+    ],
+)
+async def test_a_bad_start_is_one_line(arguments: list[str], code: int, expected: str) -> None:
+    """Wrongly told is exit 2, a node that is not set up is exit 1; never a traceback."""
+    async with process(*arguments, "--log-level=error") as started:
+        async with asyncio.timeout(10):
+            _, log = await started.communicate()
+        assert started.returncode == code
+        (line,) = log.decode().splitlines()
+        assert expected in line
+
+
+async def test_a_taken_port_is_fatal(node: Node, unused_tcp_port: int) -> None:
+    """Without its probes the pod would be restarted for no visible reason; so it does not start, and says why."""
+    (node.root / "cgroup").mkdir()
+    (node.root / "cgroup/cgroup.controllers").write_text("cpuset\n")
+    taken = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", unused_tcp_port)
+    async with taken, backend(node, "one", f"--bind-address=127.0.0.1:{unused_tcp_port}") as started:
+        async with asyncio.timeout(10):
+            _, log = await started.communicate()
+        assert started.returncode == 1
+        assert "choose another --bind-address" in log.decode()

@@ -4,6 +4,7 @@
 .DELETE_ON_ERROR:
 SHELL := /bin/sh
 PYTHON ?= python3
+JOBS ?= auto
 BIN := .venv/bin
 ENVIRONMENTS := .venv/.done .venv-frontend/.done .venv-backend/.done
 SOURCES := shared/src services/dra-frontend/src services/nri-backend/src
@@ -17,11 +18,10 @@ help: ## List the targets
 demo: .venv/.done ## Run the main job on this machine's topology: no root, no cluster, under a minute
 	@$(BIN)/python -m tests.demo
 
-test: $(ENVIRONMENTS) ## Unit and integration tests; no root
-	$(BIN)/pytest -q
-	@echo "the units of each service, in that service's own environment:"
-	.venv-frontend/bin/pytest -q tests/unit/contract tests/unit/dra_frontend -m "not apart"
-	.venv-backend/bin/pytest -q tests/unit/contract tests/unit/nri_backend
+test: $(ENVIRONMENTS) ## Unit and integration tests; no root. Units run in their own service's environment
+	.venv-frontend/bin/pytest -q -n $(JOBS) tests/unit/contract tests/unit/dra_frontend
+	.venv-backend/bin/pytest -q -n $(JOBS) tests/unit/contract tests/unit/nri_backend
+	$(BIN)/pytest -q -n $(JOBS) tests/integration
 
 test-node: .venv/.done ## Tests on a real kernel and a real containerd, in a virtual machine (root; first run makes the image)
 	tests/node/run.sh

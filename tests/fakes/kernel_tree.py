@@ -33,7 +33,8 @@ class KernelTree(CgroupTree):
     def make(self, path: str, *, cpuset: bool = True, sizes: tuple[int, ...] = SIZES) -> None:
         """Makes a cgroup, and those above it, with the controllers wanted."""
         for part in range(1, path.count("/") + 2):
-            directory = self.path("/".join(path.split("/")[:part]))
+            above = "/".join(path.split("/")[:part])
+            directory = self.path(above)
             if directory.exists():
                 continue
             directory.mkdir()
@@ -43,8 +44,8 @@ class KernelTree(CgroupTree):
             for size in sizes:
                 files |= {f"hugetlb.{oci_page_size(size)}.{name}": "max" for name in ("max", "rsvd.max")}
             for name, text in files.items():
-                (directory / name).write_text(text + "\n")
-            self.settle(str(directory.relative_to(self.root)))
+                _write(f"{directory}/{name}", text)
+            self.settle(above)
 
     def remove(self, path: str) -> None:
         """Removes a cgroup and those below it."""
@@ -52,8 +53,9 @@ class KernelTree(CgroupTree):
 
     def set(self, path: str, name: str, text: str) -> None:
         """Somebody else writes a file."""
-        self.path(path).joinpath(name).write_text(text + "\n")
-        self.settle(path)
+        _write(f"{self.root}/{path}/{name}", text)
+        if name.startswith("cpuset"):
+            self.settle(path)
 
     def get(self, path: str, name: str) -> str:
         """What a file says."""
@@ -65,21 +67,38 @@ class KernelTree(CgroupTree):
             raise CgroupRefusedError(f"{self.root}/{path}/{name}", os.strerror(number), number, text)
         super().write(path, name, text)
         self.written.append((path, name, text))
-        self.settle(path)
+        if name.startswith("cpuset"):
+            self.settle(path)
 
     def settle(self, path: str) -> None:
         """Computes the effective sets of a cgroup and of all below it."""
-        directory = self.path(path)
-        above = directory.parent
+        directory = f"{self.root}/{path}"
+        above = directory.rpartition("/")[0]
         for name, everything in (("cpuset.cpus", self.online), ("cpuset.mems", self.nodes)):
-            if directory.joinpath(name).exists():
-                parent = above / f"{name}.effective"
-                allowed = parse_cpu_list(parent.read_text() if parent.exists() else everything)
-                own = parse_cpu_list(directory.joinpath(name).read_text()) & allowed
-                directory.joinpath(f"{name}.effective").write_text(format_cpu_list(own or allowed) + "\n")
-        for child in directory.iterdir():
-            if child.is_dir():
-                self.settle(str(child.relative_to(self.root)))
+            configured = _read(f"{directory}/{name}")
+            if configured is not None:
+                allowed = parse_cpu_list(_read(f"{above}/{name}.effective") or everything)
+                own = parse_cpu_list(configured) & allowed
+                _write(f"{directory}/{name}.effective", format_cpu_list(own or allowed))
+        with os.scandir(directory) as entries:
+            children = [entry.name for entry in entries if entry.is_dir()]
+        for child in children:
+            self.settle(f"{path}/{child}")
+
+
+def _read(file: str) -> str | None:
+    try:
+        return Path(file).read_text()
+    except FileNotFoundError:
+        return None
+
+
+def _write(file: str, text: str) -> None:
+    # Not truncated first: somebody may be reading, and the kernel never shows half a value.
+    descriptor = os.open(f"{file}.new", os.O_WRONLY | os.O_CREAT, 0o600)
+    os.write(descriptor, f"{text}\n".encode())
+    os.close(descriptor)
+    Path(f"{file}.new").rename(file)
 
 
 DENIED = errno.EACCES

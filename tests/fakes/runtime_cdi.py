@@ -44,6 +44,8 @@ class CdiScan:
 
 def inject(container: pb.Container, ids: Sequence[str], directories: Iterable[Path], newest: str = "1.1.0") -> None:
     """Applies the devices' edits to env and mounts. Raises UnresolvableError and changes nothing."""
+    if not ids:
+        return
     scan = scan_directories(directories, newest)
     wanted = list(dict.fromkeys(ids))
     if missing := [name for name in wanted if name not in scan.devices]:

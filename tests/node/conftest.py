@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
+from tests.node.rig.cluster import Cluster
 from tests.node.rig.node import CDI_DIRECTORY, MARKER, Node, Profile
 from tests.node.rig.pod_cgroups import Driver
 from tests.node.rig.services import LOGS, Services
@@ -22,12 +23,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves only the tests for this machine (mark `profile`; without: default); one switch of the cgroup driver."""
+    """Leaves only the tests for this machine (mark `profile`; without: default), in an order that restarts little.
+
+    First what wants a bare node, then what wants our services, then both again with the other cgroup driver, backwards.
+    """
     here = Profile.read().name
     marks = [(item, item.get_closest_marker("profile")) for item in items]
     wanted = [item for item, mark in marks if here in (mark.args if mark else ("default",))]
     config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
-    items[:] = sorted(wanted, key=lambda item: "[cgroupfs" in item.name)
+    items[:] = sorted(wanted, key=_place)
+
+
+def _place(item: pytest.Item) -> tuple[bool, bool]:
+    second = "[cgroupfs" in item.name
+    return second, second != ("cluster" in getattr(item, "fixturenames", ()))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -58,12 +67,54 @@ def cgroup_driver(request: pytest.FixtureRequest, machine: Node) -> Driver:
     return driver
 
 
+class RunningCluster:
+    """The one cluster of the session: started by the first test that wants it, ended by one that wants a bare node."""
+
+    def __init__(self, machine: Node) -> None:
+        self._machine = machine
+        self._cluster: Cluster | None = None
+
+    def get(self, item: pytest.Item) -> Cluster:
+        if self._cluster is None:
+            self._cluster = Cluster(self._machine)
+            item.stash[LAST_REPORT] = self._cluster.services
+            self._cluster.start()
+        item.stash[LAST_REPORT] = self._cluster.services
+        return self._cluster
+
+    def end(self) -> None:
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
+
+
+@pytest.fixture(scope="session")
+def running_cluster(machine: Node) -> Iterator[RunningCluster]:
+    """Use `cluster`."""
+    running = RunningCluster(machine)
+    yield running
+    running.end()
+
+
 @pytest.fixture
-def node(machine: Node, cgroup_driver: Driver) -> Iterator[Node]:
-    """The node with no pod and no CDI file on it, before and after."""
+def node(
+    request: pytest.FixtureRequest, machine: Node, cgroup_driver: Driver, running_cluster: RunningCluster
+) -> Iterator[Node]:
+    """The node with no pod and no CDI file on it, before and after; without our services unless `cluster` is used."""
+    if "cluster" not in request.fixturenames:
+        running_cluster.end()
     CDI_DIRECTORY.mkdir(parents=True, exist_ok=True)
     yield machine
     machine.reset()
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest, node: Node, running_cluster: RunningCluster) -> Iterator[Cluster]:
+    """The node with both services and the stand-ins of a cluster; no claim and no pod on it, before and after."""
+    cluster = running_cluster.get(request.node)
+    cluster.wait_ready()
+    yield cluster
+    cluster.clean()
 
 
 @pytest.fixture

@@ -82,6 +82,11 @@ def mems_allowed(pid: int) -> frozenset[int]:
     return parse_cpu_list(status(pid, "Mems_allowed_list"))
 
 
+def environment(pid: int) -> list[str]:
+    """The variables (K=V) that a process was started with."""
+    return Path(f"/proc/{pid}/environ").read_text().split("\0")
+
+
 def numa_maps(pid: int) -> list[MappedPages]:
     """Every mapping of a process with the NUMA nodes its pages are on."""
     return [parse_numa_map(line) for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines()]

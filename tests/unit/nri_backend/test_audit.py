@@ -44,7 +44,7 @@ def test_cpus(wants: CgroupWants, seen: Seen, fault: str | None) -> None:
 
 
 def test_without_the_controller_only_who_needs_it_fails() -> None:
-    """A missing file is a fault that writing cannot mend; without claims on the node plain containers do not need it."""
+    """A missing file is a fault that writing cannot mend; without claims plain containers do not need it."""
     assert [f.absent for f in faults(CLAIM, Seen())] == [True]
     assert [f.absent for f in faults(POOL, Seen())] == [True]
     free = CgroupWants(POOL.cpus, POOL.shown, shared=True, needs_cpuset=False)

@@ -22,7 +22,10 @@ BURSTABLE = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.s
         ("/kubepods/burstable/pod1-2/abc", "kubepods/burstable/pod1-2/abc"),
         ("kubelet/kubepods/pod1/abc", "kubelet/kubepods/pod1/abc"),
         ("//kubepods/./pod1//abc/", "kubepods/pod1/abc"),
-        ("kubelet-kubepods-pod1.slice:c:abc", "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod1.slice/c-abc.scope"),
+        (
+            "kubelet-kubepods-pod1.slice:c:abc",
+            "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod1.slice/c-abc.scope",
+        ),
     ],
 )
 def test_a_container_is_found_under_both_drivers(path: str, directory: str) -> None:
@@ -45,8 +48,20 @@ def test_a_pod_is_found_from_a_name_or_a_path(parent: str, directory: str) -> No
 
 @pytest.mark.parametrize(
     "path",
-    ["", "/", "..", "/kubepods/../..", "a.slice:../x:y", "a.slice:x:y/z", "nope:x:y", "a--b.slice:x:y",
-     "-a.slice:x:y", ".slice:x:y", "a.slice:x:", "/a/\0"],
+    [
+        "",
+        "/",
+        "..",
+        "/kubepods/../..",
+        "a.slice:../x:y",
+        "a.slice:x:y/z",
+        "nope:x:y",
+        "a--b.slice:x:y",
+        "-a.slice:x:y",
+        ".slice:x:y",
+        "a.slice:x:",
+        "/a/\0",
+    ],
 )
 def test_nothing_leads_out_of_the_root(path: str) -> None:
     """A path of the runtime that leads nowhere below the root is a typed error that shows it."""

@@ -151,7 +151,9 @@ def test_evidence_names_each_request_once() -> None:
     ]
 
 
-NAMES = st.sampled_from(["DRA_CPUSET_c1", "DRA_CPUSET_c2", "DRA_CPUSET_c2_a", "DRA_CPUSET_c2_b", "DRA_CPUSET_zz", "HOME"])
+NAMES = st.sampled_from(
+    ["DRA_CPUSET_c1", "DRA_CPUSET_c2", "DRA_CPUSET_c2_a", "DRA_CPUSET_c2_b", "DRA_CPUSET_zz", "HOME"]
+)
 VALUES = st.sampled_from(["2-3", "6", "2-3,6", "0-7", "", "x", "3,2"])
 
 

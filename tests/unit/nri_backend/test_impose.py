@@ -134,7 +134,9 @@ def test_a_missing_controller_fails_only_who_needs_it(tmp_path: Path) -> None:
     tree.make(CGROUP, sizes=())
     assert run(tree, wants("2-3", "1"), HugeWants({}, {})).left == ()
     outcome = run(tree, wants("2-3", "1"), HugeWants({TWO: TWO}, {TWO: TWO}))
-    assert any("hugetlb controller is not in" in text and "kubepods/cgroup.subtree_control" in text for text in outcome.left)
+    assert any(
+        "hugetlb controller is not in" in text and "kubepods/cgroup.subtree_control" in text for text in outcome.left
+    )
 
 
 def test_the_sub_cgroup_of_crun_is_made_true_as_well(tree: KernelTree) -> None:

@@ -38,5 +38,8 @@ def test_who_is_left_without_a_cpu_gets_the_reserved_ones(online: str, reserved:
 
 def test_a_file_without_a_record_holds_its_cpus() -> None:
     """A damaged record does not give its CPUs away."""
-    files = [ClaimFile("dra.cpu", "a", None, frozenset({1}), "damaged"), ClaimFile("dra.memory", "b", None, frozenset())]
+    files = [
+        ClaimFile("dra.cpu", "a", None, frozenset({1}), "damaged"),
+        ClaimFile("dra.memory", "b", None, frozenset()),
+    ]
     assert claimed_cpus(files) == {1}

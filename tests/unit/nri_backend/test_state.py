@@ -81,11 +81,11 @@ def test_overlap_is_asked_of_sets_not_of_containers() -> None:
     state = node(ONE)
     claim = state.assessed(known_as(pod(), container("new", *env_of(ONE))))
     started(state, "old-life", *env_of(ONE), cpus="2-3")
-    started(state, "stranger", cpus="0-7")
-    started(state, "clear", cpus="1,4-7")
-    state.put(replace(started(state, "unseen"), cpus=None))
-    state.put(replace(started(state, "stopped"), phase=Phase.STOPPED))
-    state.put(replace(started(state, "ending"), phase=Phase.ENDING))
+    started(state, "stranger", name="other")
+    started(state, "clear", name="other", cpus="1,4-7")
+    state.put(replace(started(state, "unseen", name="other"), cpus=None))
+    state.put(replace(started(state, "stopped", name="other"), phase=Phase.STOPPED))
+    state.put(replace(started(state, "ending", name="other"), phase=Phase.ENDING))
     state.put(known_as(pod(), container("created")))
     assert ids(state.overlapping(claim)) == ["ending", "stranger", "unseen"]
     state.drop("stranger")
@@ -213,9 +213,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.sampled_from(["", "0", "0-7"]))
-def test_whatever_happens_no_cpu_is_in_two_hands(
-    events: list[tuple[str, int, str, set[int]]], reserved: str
-) -> None:
+def test_whatever_happens_no_cpu_is_in_two_hands(events: list[tuple[str, int, str, set[int]]], reserved: str) -> None:
     """The pool meets no claim; two running claim containers never want one CPU; nothing empty is wanted of a claim."""
     state = node(reserved=reserved)
     for event, number, of, chosen in events:

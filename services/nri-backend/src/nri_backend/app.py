@@ -169,8 +169,8 @@ def _new_epoch() -> str:
 
 
 def _settle_memory() -> None:
-    # A full collection looks at the 100,000 objects of the imported libraries and takes longer than a whole hook may
-    # (tens of ms). Frozen, they are never looked at again. What is left makes few cycles: collect less often.
+    # A full collection looks at the 40,000 objects of the imported libraries, 28 ms here and a hook has 50; frozen they
+    # are never looked at again (3 us). What is left makes few cycles, so it is collected less often.
     gc.collect()
     gc.freeze()
     gc.set_threshold(5000, 20, 20)

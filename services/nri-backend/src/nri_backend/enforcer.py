@@ -114,7 +114,7 @@ class Enforcer:
             known = self.state.assessed(known)
             refusal = known.refusal
         if refusal is not None:
-            raise self._refused(replace(known, refusal=refusal))
+            raise self._refused(known, refusal)
         for other in self.state.of_pod(pod.uid):
             if other.phase is Phase.CREATED and other.name == known.name:
                 # An attempt that came to nothing; not every runtime says so.
@@ -140,7 +140,7 @@ class Enforcer:
         if refusal is not None:
             await self.keeper.kill(known)
             self.keeper.forget(known.id)
-            raise self._refused(replace(known, refusal=refusal))
+            raise self._refused(known, refusal)
 
     async def _imposed(self, known: Known) -> tuple[Known, Refusal | None]:
         """Makes the container's cgroup true; its phase tells when that is done."""
@@ -196,9 +196,10 @@ class Enforcer:
             self.keeper.forget(container.id)
 
     async def remove_pod(self, pod: Pod) -> None:
-        """Forgets what is left of the pod's containers."""
+        """Forgets what is left of the sandbox's containers; the pod may live on in a new sandbox."""
         for known in self.state.of_pod(pod.uid):
-            self.keeper.forget(known.id)
+            if known.pod.id == pod.id:
+                self.keeper.forget(known.id)
 
     def disconnected(self) -> None:
         """What is known stays enforced; new containers come to light at the next synchronisation."""
@@ -230,13 +231,10 @@ class Enforcer:
         text = f"container {names}{more} still runs on CPUs of its claim ({format_cpu_list(known.holding.cpus)}){why}"
         return Refusal(Reason.OVERLAP, f"{text}; it is being moved, and the kubelet retries")
 
-    def _refused(self, known: Known) -> RefusedError:
-        refusal = known.refusal
-        if refusal is None:
-            raise ValueError("nothing to refuse")
+    def _refused(self, known: Known, refusal: Refusal) -> RefusedError:
         self.keeper.counters[f"refused_{refusal.reason}"] += 1
         self.keeper.observer.refused(refusal.reason)
-        self.keeper.tell_refused(known)
+        self.keeper.tell_refused(replace(known, refusal=refusal))
         fields = {"reason": str(refusal.reason), "container": known.name, "id": known.id, "error": refusal.text}
         _log.warning("refused", extra={**fields, "pod": f"{known.pod.namespace}/{known.pod.name}"})
         return RefusedError(f"dra-driver-numa: {refusal.text}")

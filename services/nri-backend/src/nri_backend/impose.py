@@ -30,7 +30,7 @@ class Target:
     """For containers that hold a memory claim."""
     page_sizes: tuple[int, ...] = ()
     full: bool = True
-    """False: CPUs alone."""
+    """False: CPUs, and mems where they are claimed; no hugepage limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +54,22 @@ class _Work:
 
 
 def look(tree: CgroupTree, path: str, wants: CgroupWants, *, full: bool) -> Seen:
-    """Reads what a cgroup says about everything that is wanted. CgroupGoneError, CgroupRefusedError."""
+    """Reads what a cgroup says about everything that is wanted; ``full`` looks at the mems of everybody.
+
+    CgroupGoneError, CgroupRefusedError.
+    """
     seen = Seen(cpus=tree.read_set(path, "cpuset.cpus.effective"))
     if cpu_faults(wants, seen) and seen.cpus is not None:
         seen = replace(seen, configured=tree.read_set(path, "cpuset.cpus"))
-    if not full:
+    if not full and not wants.mems:
         return seen
     names = [file for size in wants.limits for file in limit_files(size)]
     return replace(seen, mems=tree.read_set(path, "cpuset.mems.effective"), limits=tree.read_limits(path, names))
 
 
 def _mend(tree: CgroupTree, path: str, wants: CgroupWants, work: _Work, *, full: bool) -> Seen:
-    asked = wants if full else replace(wants, mems=frozenset(), limits={})
-    seen = look(tree, path, asked, full=full)
-    found = faults(asked, seen)
+    seen = look(tree, path, wants, full=full)
+    found = faults(wants, seen)
     if not found:
         return seen
     failed: dict[str, str] = {}
@@ -78,8 +80,8 @@ def _mend(tree: CgroupTree, path: str, wants: CgroupWants, work: _Work, *, full:
             tree.write(path, fault.file, fault.wanted)
         except CgroupRefusedError as error:
             failed[fault.file] = str(error)
-    seen = look(tree, path, asked, full=full)
-    still = {fault.file: fault for fault in faults(asked, seen)}
+    seen = look(tree, path, wants, full=full)
+    still = {fault.file: fault for fault in faults(wants, seen)}
     work.repaired += [fault for fault in found if fault.file not in still]
     work.left += [failed.get(file, f"{tree.root}/{path}/{fault}") for file, fault in still.items()]
     return seen

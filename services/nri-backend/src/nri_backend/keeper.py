@@ -194,7 +194,9 @@ class Keeper:
             if problem and problem != known.problem:
                 fields = {"container": known.name, "pod": f"{known.pod.namespace}/{known.pod.name}", "error": problem}
                 _log.warning("a cgroup is not as it must be", extra=fields)
-            self.note(replace(known, cpus=outcome.seen.cpus, mems=mems, problem=problem))
+            if (outcome.seen.cpus, mems, problem) != (known.cpus, known.mems, known.problem):
+                known = replace(known, cpus=outcome.seen.cpus, mems=mems, problem=problem)
+            self.note(known)
 
     def progressed(self) -> None:
         """Wakes who waits for containers to be moved."""

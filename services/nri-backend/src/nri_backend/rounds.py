@@ -13,7 +13,7 @@ from nri_backend.keeper import Keeper
 from nri_backend.known import Phase
 
 TICK_SECONDS: Final = 1.0
-"""Between two looks at the CPUs of all containers."""
+"""Between two looks at the CPUs, and the mems that are claimed, of all containers."""
 FULL_SECONDS: Final = 5.0
 """Between two looks at everything."""
 # How many targets are computed for one job; it hardly comes further in its time.
@@ -75,7 +75,7 @@ class Rounds:
             keeper.observer.moved(time.monotonic() - started)
 
     async def audit(self, *, full: bool) -> None:
-        """Compares every running container with the kernel's files and repairs them. ``full``: not CPUs alone."""
+        """Compares every running container with the kernel's files and repairs them. ``full``: hugepage limits too."""
         plan = [known.id for known in self._keeper.state if known.phase is Phase.STARTED]
         while plan:
             batch = plan[:_BATCH]

@@ -106,12 +106,12 @@ def parse_answer(body: bytes) -> tuple[str, bool]:
     """Reads the answer to a lease: the frontend's instance, and whether it knows this epoch. FrontendError."""
     try:
         answer = json.loads(body)
-        instance, known = answer["instance"], answer["known"]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise FrontendError(f"the answer to the lease cannot be read: {error!r}") from error
-    if not isinstance(instance, str) or not isinstance(known, bool):
-        raise FrontendError("the answer to the lease does not say instance and known")
-    return instance, known
+    except (ValueError, RecursionError) as error:
+        raise FrontendError(f"the answer to the lease is no JSON: {error!r}") from error
+    match answer:
+        case {"instance": str(instance), "known": bool(known)}:
+            return instance, known
+    raise FrontendError("the answer to the lease does not say instance and known")
 
 
 class StateClient:

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node with an enforcer on it: real files, a tree that behaves like cgroup2, a sink and an observer that remember."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from nri_backend.cgroup_path import container_directory, pod_directory
+from nri_backend.containers import Adjustment, Container, ContainerState, Pod, Update
+from nri_backend.directory import ClaimDirectory
+from nri_backend.enforce import Host
+from nri_backend.enforcer import Enforcer
+from nri_backend.keeper import Edges
+from numa_contract.cpuset import parse_cpu_list
+from numa_contract.records import AllocationRecord
+from numa_contract.reports import ContainerReport
+
+from tests.fakes.claims import container, env_of, pod, write_claim
+from tests.fakes.kernel_tree import SIZES, KernelTree
+
+
+class Reports:
+    """The frontend's side: the latest report of each container."""
+
+    def __init__(self) -> None:
+        self.latest: dict[str, ContainerReport] = {}
+        self.deleted: list[str] = []
+
+    def put(self, report: ContainerReport) -> None:
+        """Takes a report."""
+        self.latest[report.id] = report
+
+    def delete(self, container_id: str) -> None:
+        """Takes a deletion."""
+        self.latest.pop(container_id, None)
+        self.deleted.append(container_id)
+
+
+class Counts:
+    """Counts what enforcement does."""
+
+    def __init__(self) -> None:
+        self.refusals: Counter[str] = Counter()
+        self.repairs: Counter[str] = Counter()
+        self.moves = 0
+
+    def refused(self, reason: str) -> None:
+        """Counts a refusal."""
+        self.refusals[reason] += 1
+
+    def repaired(self, kind: str, count: int = 1) -> None:
+        """Counts a repair."""
+        self.repairs[kind] += count
+
+    def moved(self, seconds: float) -> None:
+        """Counts a move."""
+        self.moves += 1
+
+
+class Node:
+    """A node of eight CPUs, CPU 0 reserved, and what the runtime would do to it."""
+
+    def __init__(self, root: Path, reserved: str = "0") -> None:
+        self.cdi = root / "cdi"
+        self.cdi.mkdir(exist_ok=True)
+        self.kernel = KernelTree(root / "cgroup")
+        self.host = Host(parse_cpu_list("0-7"), SIZES)
+        self.sink = Reports()
+        self.counts = Counts()
+        edges = Edges(ClaimDirectory(str(self.cdi)), self.kernel, lambda: self.host, self.sink, self.counts)
+        self.enforcer = Enforcer(edges, self.host, parse_cpu_list(reserved), "own-pod")
+
+    def claim(self, record: AllocationRecord) -> tuple[str, ...]:
+        """Prepares a claim; returns the environment of a container that holds it."""
+        write_claim(self.cdi, record)
+        return env_of(record)
+
+    def unprepare(self, record: AllocationRecord) -> None:
+        """Removes the claim's file."""
+        (self.cdi / f"dra.k8s.io-{record.driver.removeprefix('dra.')}_claim-{record.claim.uid}.json").unlink()
+
+    def make_cgroups(self, of: Pod, one: Container) -> str:
+        """What the kubelet and the OCI runtime do: the pod with its limits, then the container as stored."""
+        parent, path = pod_directory(of.cgroup_parent), container_directory(one.cgroups_path)
+        if not self.kernel.path(parent).exists():
+            self.kernel.make(parent)
+            for size in ("2MB", "1GB"):
+                self.kernel.set(parent, f"hugetlb.{size}.max", "0")
+        if not self.kernel.path(path).exists():
+            self.kernel.make(path)
+        # Stock containerd passes cpus and mems on, and throws hugepage limits away.
+        for name, text in (("cpuset.cpus", one.resources.cpus), ("cpuset.mems", one.resources.mems)):
+            if text:
+                self.kernel.set(path, name, text)
+        return path
+
+    async def create(self, id_: str, *env: str, of: str = "p1", name: str = "main") -> tuple[Container, Adjustment]:
+        """Creates a container; returns it as the runtime stores it then."""
+        asked = container(id_, *env, of=of, name=name)
+        answer = await self.enforcer.create_container(pod(of), asked)
+        stored_env = (*asked.env, *(f"{key}={value}" for key, value in answer.env.items()))
+        stored = replace(asked, env=stored_env, resources=answer.resources, state=ContainerState.CREATED)
+        return stored, answer
+
+    async def run(self, id_: str, *env: str, of: str = "p1", name: str = "main") -> str:
+        """Creates and starts a container; returns its cgroup."""
+        stored, _ = await self.create(id_, *env, of=of, name=name)
+        path = self.make_cgroups(pod(of), stored)
+        await self.enforcer.start_container(pod(of), stored)
+        return path
+
+    async def stop(self, id_: str, of: str = "p1") -> None:
+        """Ends a container and removes its cgroup, as the runtime does."""
+        one = container(id_, of=of)
+        path = container_directory(one.cgroups_path)
+        if self.kernel.path(path).exists():
+            self.kernel.remove(path)
+        await self.enforcer.stop_container(pod(of), one)
+
+    async def synchronize(self, *ids: tuple[str, str], **cpus: str) -> list[Update]:
+        """Connects; the runtime lists these containers as (id, pod), with these stored CPUs by id."""
+        containers = [replace(container(i, of=of, cpus=cpus.get(i, "")), state=ContainerState.RUNNING) for i, of in ids]
+        pods = [pod(uid) for uid in dict.fromkeys(of for _, of in ids)]
+        return await self.enforcer.synchronize(pods, containers)
+
+    def cpus(self, path: str) -> str:
+        """What the kernel shows."""
+        return self.kernel.get(path, "cpuset.cpus.effective")
+
+
+async def eventually(condition: Callable[[], bool], seconds: float = 8.0) -> None:
+    """Waits until something has become true."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110  what is waited for is a file
+            await asyncio.sleep(0.005)

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rest of a cluster around the node: API server and scheduler, the kubelet's DRA part, and our driver's pods."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.fakes.scheduler import schedule
+from tests.node.rig import figures
+from tests.node.rig.claims import ClaimPod
+from tests.node.rig.hooks import HookTimes
+from tests.node.rig.instance import Instance
+from tests.node.rig.node import Node
+from tests.node.rig.services import Services
+from tests.node.rig.wait import until
+from tests.stage.wires import ask_http, ask_line
+
+NODE_NAME = "node-a"
+RESERVED = frozenset({0, 1})  # a whole core of NUMA node 0
+DRIVERS = ("dra.cpu", "dra.memory")
+_HUGEPAGES = 'device.driver == "dra.memory" && device.attributes["resource.kubernetes.io"].hugeTLB'
+_PAGE_SIZE = 'device.attributes["resource.kubernetes.io"].pageSize'
+_CLASSES = {
+    "dra.cpu": 'device.driver == "dra.cpu"',
+    "dra.memory": 'device.driver == "dra.memory" && !device.attributes["resource.kubernetes.io"].hugeTLB',
+    "dra.hugepages-2m": f'{_HUGEPAGES} && {_PAGE_SIZE} == "2m"',
+    "dra.hugepages-1g": f'{_HUGEPAGES} && {_PAGE_SIZE} == "1g"',
+}
+_SOURCE = Path(__file__).parents[3]
+_CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+_KUBELET_ROOT = Path("/var/lib/kubelet")
+_KUBECONFIG, _PORT, _CONTROL, _CONFIG = (
+    Path("/run/node-test", name) for name in ("kubeconfig", "port", "kubelet.sock", "config.yaml")
+)
+T = TypeVar("T")
+
+
+class Cluster:
+    """Stand-ins and one instance of the driver, once for many tests; more instances where a test wants them."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.services = Services("cluster")
+        self.times = HookTimes()
+        self.instances: list[Instance] = []
+        self._pods: list[ClaimPod] = []
+        self._threads = ThreadPoolExecutor(4)
+        self._made = 0
+        self._server = ""
+
+    def start(self) -> None:
+        """Starts everything from nothing and waits until the node can take claims."""
+        began = time.monotonic()
+        _KUBECONFIG.parent.mkdir(exist_ok=True)
+        _KUBELET_ROOT.mkdir(exist_ok=True)
+        for left in (_PORT, _CONTROL):
+            left.unlink(missing_ok=True)
+        config = f'kubeconfig: {_KUBECONFIG}\nreservedCPUs: "{",".join(map(str, sorted(RESERVED)))}"\n'
+        _CONFIG.write_text(config)
+        access = ("--port-file", str(_PORT), "--kubeconfig-out", str(_KUBECONFIG), "--node", NODE_NAME)
+        self._stand_in("apiserver", *access)
+        kubelet = ("--root", str(_KUBELET_ROOT), "--control", str(_CONTROL))
+        self._stand_in("kubelet", *kubelet)
+        instance = self.add_instance()
+        instance.backend.start()
+        self._wait_served("apiserver", _PORT)
+        self._server = f"http://127.0.0.1:{_PORT.read_text()}"
+        for name, expression in _CLASSES.items():
+            spec = {"selectors": [{"cel": {"expression": expression}}]}
+            self.api("/apis/resource.k8s.io/v1/deviceclasses", "POST", {"metadata": {"name": name}, "spec": spec})
+        self._wait_served("kubelet", _CONTROL)
+        instance.start()
+        self.wait_ready()
+        figures.note("start of stand-ins and services", f"{time.monotonic() - began:.1f} s")
+
+    def _stand_in(self, name: str, *arguments: str) -> None:
+        self.services.module(name, f"tests.fakes.{name}", *arguments, env={"PYTHONPATH": str(_SOURCE)}).start()
+
+    def _wait_served(self, name: str, sign: Path) -> None:
+        service = self.services[name]
+        until(lambda: sign.exists() or not service.alive, f"{name} serves", within=60)
+        if not service.alive:
+            raise AssertionError(f"{name} has ended:\n{service.log()[-2000:]}")
+
+    def close(self) -> None:
+        """Notes what was measured and kills everything."""
+        try:
+            for instance in self.instances:
+                instance.note_times()
+            self.times.note()
+            self._note_calls()
+        finally:
+            self._threads.shutdown(cancel_futures=True)
+            self.services.__exit__()
+
+    def _note_calls(self) -> None:
+        calls = self.kubelet("calls")
+        for method in sorted({call["method"] for call in calls}):
+            seconds = sorted(call["seconds"] for call in calls if call["method"] == method)
+            worst = seconds[min(len(seconds) - 1, int(0.99 * len(seconds)))]
+            median = statistics.median(seconds)
+            figures.note(method, f"{len(seconds)} calls, median {1000 * median:.0f} ms, p99 {1000 * worst:.0f} ms")
+
+    @property
+    def instance(self) -> Instance:
+        """The first instance."""
+        return self.instances[0]
+
+    def add_instance(self) -> Instance:
+        """One more pod of the DaemonSet, not started."""
+        made = Instance(self.services, len(self.instances) + 1, _CONFIG, NODE_NAME, self.times)
+        self.instances.append(made)
+        return made
+
+    def wait_ready(self) -> Instance:
+        """Starts what is missing of the first instance; returns it when it enforces, serves and is registered."""
+        instance = self.instance.start().wait_ready()
+        until(lambda: instance.active and instance.status["synchronized"], "the backend enforces", within=60)
+        until(lambda: all(map(self._registered, DRIVERS)), "both drivers are registered", within=60)
+        return instance
+
+    def _registered(self, driver: str) -> bool:
+        endpoints = self.kubelet("status")["endpoints"]
+        return any(one["driver"] == driver and one["connected"] for one in endpoints)
+
+    def api(self, path: str, method: str = "GET", body: Any = None) -> Any:
+        """A request to the API server; AnsweredError from status 400 on."""
+        return ask_http(self._server, path, method, body)
+
+    def kubelet(self, do: str, **order: Any) -> Any:
+        """An order to the kubelet stand-in (tests/fakes/kubelet_control.py); AnsweredError when it fails."""
+        return ask_line(_CONTROL, {"do": do, **order})
+
+    def at_once(self, work: Callable[[], T]) -> "Future[T]":
+        """Begins something that will have to wait."""
+        return self._threads.submit(work)
+
+    def claim(self, name: str, requests: Sequence[Mapping[str, Any]], pod: Mapping[str, str]) -> dict[str, Any]:
+        """A claim, allocated by the scheduler and reserved for a pod (`name`, `uid`)."""
+        devices: dict[str, Any] = {"requests": list(requests)}
+        if len(requests) > 1:
+            devices["constraints"] = [{"matchAttribute": "resource.kubernetes.io/numaNode"}]
+        self.api(_CLAIMS, "POST", {"metadata": {"name": name}, "spec": {"devices": devices}})
+        return dict(schedule(self._server, "default", name, pods=[dict(pod)], node=NODE_NAME))
+
+    def delete_claim(self, name: str) -> None:
+        """As the claim's controller does it once the pod is gone."""
+        self.api(f"{_CLAIMS}/{name}", "DELETE")
+
+    def pod(self, *requests: Mapping[str, Any], prepare: bool = True) -> ClaimPod:
+        """A pod with a claim, prepared unless told otherwise; its sandbox is made when it is first used."""
+        self._made += 1
+        pod = ClaimPod(self, f"pod-{self._made}", requests)
+        self._pods.append(pod)
+        if prepare:
+            pod.prepare()
+        return pod
+
+    def clean(self) -> None:
+        """Ends every pod and its claim, as the kubelet does; both services run afterwards."""
+        for pod in self._pods:
+            pod.remove_sandbox()
+        for extra in self.instances[1:]:
+            extra.backend.kill()
+            extra.frontend.kill()
+        for sandbox in self.node.runtime.pods():
+            self.node.runtime.remove_pod(sandbox)
+        self.wait_ready()
+        for pod in self._pods:
+            pod.end()
+        self._pods.clear()

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pod of the DaemonSet as the tests run it: a frontend and a backend, each a process that can be killed."""
+
+import http.client
+import uuid
+from pathlib import Path
+from typing import Any
+
+from tests.node.rig.hooks import HookTimes
+from tests.node.rig.services import Services
+from tests.node.rig.wait import until
+from tests.stage.wires import AnsweredError, ask_http, ask_unix
+
+RUN_DIRECTORY = Path("/run/dra-driver-numa")
+STARTING = 90.0  # seconds: two interpreters that import gRPC and FastAPI on emulated CPUs, with neighbours
+_UNREACHABLE = (AnsweredError, OSError, http.client.HTTPException)
+
+
+class Instance:
+    """Both services of one pod UID, with everything at its default place; building it starts nothing."""
+
+    def __init__(self, services: Services, number: int, config: Path, node: str, times: HookTimes) -> None:
+        self.pod_uid = str(uuid.uuid4())
+        self._metrics = f"127.0.0.1:{18080 + number}"
+        self._times = times
+        env = {"POD_UID": self.pod_uid, "NODE_NAME": node}
+        common = ("--config", str(config), "--bind-address")
+        self.backend = services.module(f"backend-{number}", "nri_backend", *common, self._metrics, env=env)
+        self.frontend = services.module(f"frontend-{number}", "dra_frontend", *common, "off", env=env)
+
+    def start(self) -> "Instance":
+        """Starts what does not run."""
+        for service in (self.backend, self.frontend):
+            if not service.alive:
+                service.start()
+        return self
+
+    def wait_ready(self, within: float = STARTING) -> "Instance":
+        """Until it says that it is ready; an instance of which something has died is none."""
+        why = ""
+
+        def ready() -> bool:
+            nonlocal why
+            why = self.unready()
+            for service in (self.backend, self.frontend):
+                if not service.alive:
+                    raise AssertionError(f"{service.name} has ended:\n{service.log()[-2000:]}")
+            return not why
+
+        try:
+            until(ready, "the instance is ready", within)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}: {why}") from None
+        return self
+
+    def unready(self) -> str:
+        """Why it is not ready; "" when it is."""
+        try:
+            self.state("/readyz")
+        except _UNREACHABLE as error:
+            return str(error) or type(error).__name__
+        return ""
+
+    def state(self, path: str) -> Any:
+        """A GET on its own state socket."""
+        return ask_unix(RUN_DIRECTORY / self.pod_uid / "state.sock", path)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The backend's lease as this frontend has it; empty without one."""
+        try:
+            answer = self.state("/v1/backend")
+        except _UNREACHABLE:
+            return {}
+        return dict(answer["status"] or {}) if answer["live"] else {}
+
+    @property
+    def active(self) -> bool:
+        """Whether its backend holds the lock and enforces."""
+        return bool(self.status.get("active"))
+
+    def held(self) -> dict[str, frozenset[int]]:
+        """The CPUs of each claim, by its UID, as the state endpoint shows them."""
+        found: dict[str, set[int]] = {}
+        for cpu in self.state("/v1/cpus"):
+            if uid := cpu.get("claimUid"):
+                found.setdefault(uid, set()).add(cpu["cpu"])
+        return {uid: frozenset(cpus) for uid, cpus in found.items()}
+
+    def counter(self, name: str) -> float:
+        """One of the counters in the backend's lease, e.g. repaired_cpus; 0 before the first."""
+        return float((self.status.get("counters") or {}).get(name, 0))
+
+    def kill_backend(self) -> None:
+        """SIGKILL; what it has measured is kept."""
+        self.note_times()
+        self.backend.kill()
+
+    def note_times(self) -> None:
+        """Adds what the backend has measured since its start to the times of all hooks."""
+        if self.backend.alive:
+            self._times.add(ask_http(f"http://{self._metrics}", "/metrics"))

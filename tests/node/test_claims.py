@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a claim's container and everybody else get, from the kernel's files and from inside the containers."""
+
+import pytest
+from numa_contract.cpuset import parse_cpu_list
+from numa_contract.names import cpu_env_key
+
+from tests.node.rig import kernel
+from tests.node.rig.cluster import RESERVED, Cluster
+from tests.node.rig.cri import CriError
+from tests.node.rig.marks import both_drivers
+from tests.node.rig.wait import until
+from tests.stage.pods import cpus, hugepages, memory
+
+MIB = 1 << 20
+GIB = 1 << 30
+ALL = kernel.online_cpus()
+HOLD = ["python3", "-IS", "/programs/touch_memory.py", "--hold", "2M:3", "1G:1", "4K:200"]
+SHOW = "print(open('/proc/self/status').read())"
+
+
+@both_drivers
+def test_a_claim_becomes_a_container_on_one_numa_node(cluster: Cluster) -> None:
+    """CPUs, memory and hugepages of both sizes come from the claimed NUMA node, and no page more than claimed."""
+    db = cluster.pod(cpus(2, numa_node=1), memory(64 * MIB), hugepages(6 * MIB), hugepages(GIB, "1g", "gigs"))
+    box = db.run(command=HOLD, image="python")
+    until(box.log, "the program told what it holds")
+
+    assert db.cpus < kernel.node_cpus(1)
+    assert kernel.siblings(min(db.cpus)) == db.cpus, "a whole core"
+    assert box.cpus_allowed == box.cgroup.cpus() == box.cgroup.cpus("cpuset.cpus") == db.cpus
+    assert box.mems_allowed == box.cgroup.mems() == {1}
+    inside = dict(
+        line.split(":\t", 1) for line in box.exec("cat", "/proc/self/status").out.splitlines() if ":\t" in line
+    )
+    assert parse_cpu_list(inside["Cpus_allowed_list"]) == db.cpus
+    assert inside["Mems_allowed_list"] == "1"
+
+    assert f"{cpu_env_key(db.claim_uid, None)}={box.cgroup.read('cpuset.cpus')}" in kernel.environment(box.pid)
+    for group in (box.cgroup, db.sandbox.cgroup):
+        assert group.hugetlb("2MB") == dict.fromkeys(("max", "rsvd.max", "current", "rsvd.current"), str(6 * MIB))
+        assert group.hugetlb("1GB") == dict.fromkeys(("max", "rsvd.max", "current", "rsvd.current"), str(GIB))
+    huge = {one.page_kib: one.pages for one in kernel.numa_maps(box.pid) if one.page_kib > 4}
+    assert huge == {2048: {1: 3}, 1048576: {1: 1}}
+    # Its libraries may be in the page cache of the other node since the image was unpacked; what it touched is not.
+    assert [one.pages for one in kernel.numa_maps(box.pid) if one.pages.get(1) == 200] == [{1: 200}]
+    # Everything claimed is in use: the next page is refused at mmap, not with SIGBUS at the first touch.
+    assert [one["error"] for one in box.touch_memory("2M:1", "1G:1")] == ["ENOMEM", "ENOMEM"]
+
+
+@both_drivers
+def test_others_make_way_before_the_first_instruction(cluster: Cluster) -> None:
+    """The claim container's first act sees the others off its CPUs already; after unprepare they get them back."""
+    plain = cluster.node.pod("web").run()
+    pool = ALL - RESERVED
+    until(lambda: plain.cgroup.cpus() == pool, "the plain container is in the pool")
+    db = cluster.pod(cpus(2, numa_node=1), prepare=False)
+    db.prepare()
+    look = f"cat /host{plain.cgroup.path}/cpuset.cpus.effective; exec sleep 1000"
+    box = db.run(command=["sh", "-c", look], mounts={"/sys/fs/cgroup": "/host"})
+    assert parse_cpu_list(until(box.log, "the claim's container has looked").strip()) == pool - db.cpus
+    assert box.cpus_allowed == db.cpus
+    claimed = db.cpus
+    late = cluster.node.pod("late").run()
+    assert late.cpus_allowed == late.cgroup.cpus() == plain.cpus_allowed == pool - claimed
+    db.end()
+    until(lambda: plain.cpus_allowed == late.cpus_allowed == pool, "the CPUs are given back")
+
+
+@both_drivers
+def test_a_restarted_container_finds_everything_as_it_was(cluster: Cluster) -> None:
+    """A new container of the same pod and name has the same CPUs and pages, and the pod's limit does not grow."""
+    db = cluster.pod(cpus(2), hugepages(4 * MIB))
+    for _ in range(3):
+        box = db.run()
+        assert box.cpus_allowed == db.cpus
+        for group in (box.cgroup, db.sandbox.cgroup):
+            assert [group.hugetlb("2MB")[what] for what in ("max", "rsvd.max")] == [str(4 * MIB)] * 2
+        box.stop()
+        box.remove()
+
+
+def test_nobody_else_gets_into_a_claim(cluster: Cluster) -> None:
+    """A second container, another pod with the claim's devices, and a pod that forges the variable are refused."""
+    db = cluster.pod(cpus(2))
+    box = db.run()
+    with pytest.raises(CriError, match=r"dra-driver-numa: .* belongs to container main of pod"):
+        db.create("sidecar")
+    other = cluster.node.pod("other")
+    with pytest.raises(CriError, match=r"dra-driver-numa: .* is not known to be reserved for this pod"):
+        other.create("thief", cdi=db.cdi)
+    with pytest.raises(CriError, match=r"dra-driver-numa: .* is not known to be reserved for this pod"):
+        other.create("forger", env={cpu_env_key(db.claim_uid, None): "2-7"})
+    with pytest.raises(CriError, match=r"dra-driver-numa: .* this node has no record of it"):
+        other.create("dreamer", env={cpu_env_key("00000000-0000-4000-8000-000000000000", None): "2-7"})
+    assert other.run("honest").cpus_allowed == ALL - RESERVED - db.cpus
+    assert box.cpus_allowed == db.cpus
+
+
+def test_every_free_cpu_can_be_claimed(cluster: Cluster) -> None:
+    """When claims hold all CPUs that are not reserved, the others share the reserved ones, and get them back."""
+    plain = cluster.node.pod("web").run()
+    pods = [cluster.pod(cpus(2, numa_node=0)), cluster.pod(cpus(3, numa_node=1)), cluster.pod(cpus(1, numa_node=1))]
+    assert not pods[1].cpus & pods[2].cpus
+    assert frozenset().union(*(pod.cpus for pod in pods)) == ALL - RESERVED
+    until(lambda: plain.cpus_allowed == RESERVED, "the plain container shares the reserved CPUs")
+    for pod in pods:
+        pod.end()
+    until(lambda: plain.cpus_allowed == ALL - RESERVED, "the CPUs are given back")

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens off the hooks: moves, audits, taking over from a runtime or from another instance."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from blockbuster import BlockBuster, blockbuster_ctx
+from nri_backend.containers import Adjustment, ContainerState, Resources
+from nri_backend.enforcer import MAX_SYNC_UPDATES
+from numa_contract.cpuset import parse_cpu_list
+
+from tests.fakes.claims import MI, cgroup_of, container, cpu_record, env_of, memory_record, pod
+from tests.fakes.enforcement import Node, eventually
+
+ONE = cpu_record("c1", "cpus=2-3")
+PODS = "kubepods.slice/kubepods-burstable.slice"
+
+
+@pytest.fixture(autouse=True)
+def blocking() -> Iterator[BlockBuster]:
+    """A call that blocks the event loop inside our package is an error."""
+    with blockbuster_ctx("nri_backend") as blockbuster:
+        yield blockbuster
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    """An active instance, connected to a runtime without containers."""
+    node = Node(tmp_path)
+    async with asyncio.TaskGroup() as tasks:
+        rounds = tasks.create_task(node.enforcer.run_forever())
+        await node.enforcer.activate()
+        await node.enforcer.synchronize([], [])
+        yield node
+        rounds.cancel()
+
+
+async def test_others_are_moved_without_any_hook(node: Node) -> None:
+    """A record alone moves the rest, and its end gives the CPUs back (B38)."""
+    plain = await node.run("plain")
+    node.claim(ONE)
+    node.enforcer.records_changed()
+    await eventually(lambda: node.cpus(plain) == "1,4-7")
+    await eventually(lambda: node.sink.latest["plain"].cpus == parse_cpu_list("1,4-7"))
+    node.unprepare(ONE)
+    node.enforcer.records_changed()
+    await eventually(lambda: node.cpus(plain) == "1-7")
+    await eventually(lambda: node.counts.moves == 2)
+
+
+async def test_the_directory_is_looked_at_without_any_news(node: Node) -> None:
+    """With the frontend away, the second's tick finds the record."""
+    plain = await node.run("plain")
+    node.claim(ONE)
+    await eventually(lambda: node.cpus(plain) == "1,4-7")
+
+
+async def test_the_audit_repairs_and_counts(node: Node) -> None:
+    """B52: a daemon-reload restores what the runtime stored; CPUs and mems are back within the second."""
+    env = node.claim(ONE) + node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
+    claim, plain = await node.run("claim", *env), await node.run("plain", of="p2")
+    node.kernel.set(claim, "cpuset.cpus", "0-7")
+    node.kernel.set(claim, "cpuset.mems", "0-1")
+    node.kernel.set(plain, "cpuset.cpus", "0-7")
+    await eventually(lambda: (node.cpus(claim), node.cpus(plain)) == ("2-3", "1,4-7"))
+    await eventually(lambda: node.kernel.get(claim, "cpuset.mems.effective") == "1")
+    await eventually(lambda: node.counts.repairs == {"cpus": 2, "mems": 1})
+    node.kernel.set(claim, "hugetlb.2MB.max", "0")
+    node.kernel.set(claim.rpartition("/")[0], "hugetlb.2MB.max", "0")
+    node.enforcer._rounds.request_audit()
+    await eventually(lambda: node.counts.repairs["hugetlb"] == 2)
+    assert node.kernel.get(claim, "hugetlb.2MB.max") == str(64 * MI)
+
+
+async def test_a_standby_knows_everything_and_does_nothing(tmp_path: Path) -> None:
+    """Hand-over: it answers empty, refuses nothing and writes nothing, until it becomes active with an audit first."""
+    node = Node(tmp_path)
+    env = node.claim(ONE)
+    async with asyncio.TaskGroup() as tasks:
+        rounds = tasks.create_task(node.enforcer.run_forever())
+        assert await node.synchronize(("old", "p8")) == []
+        node.make_cgroups(pod("p8"), container("old", of="p8"))
+        stored, answer = await node.create("claim", *env)
+        assert answer == Adjustment()
+        _, answer = await node.create("forged", "DRA_CPUSET_zz=1", of="p3")
+        assert answer == Adjustment()
+        path = node.make_cgroups(pod(), stored)
+        await node.enforcer.start_container(pod(), stored)
+        assert await node.enforcer.update_container(pod(), stored, Resources(cpus="0")) == []
+        assert node.kernel.written == []
+        assert not node.enforcer.active
+        await node.enforcer.activate()
+        assert node.cpus(path) == "2-3"
+        assert node.cpus(cgroup_of(container("old", of="p8"))) == "1,4-7"
+        rounds.cancel()
+
+
+async def test_synchronize_takes_over_and_repairs_afterwards(node: Node) -> None:
+    """B3: what started while nobody looked is moved within a second; the answer corrects what the runtime stores."""
+    node.claim(ONE)
+    plain, forged, claim = (
+        container("plain", of="p5"),
+        container("f", "DRA_CPUSET_zz=1", of="p6"),
+        container("c", *env_of(ONE)),
+    )
+    listed = [replace(one, state=ContainerState.RUNNING) for one in (plain, forged, claim)]
+    listed.append(replace(container("orphaned", of="nowhere"), state=ContainerState.CREATED))
+    listed.append(replace(container("dead"), state=ContainerState.STOPPED))
+    paths = {
+        "plain": node.make_cgroups(pod("p5"), plain),
+        "f": node.make_cgroups(pod("p6"), forged),
+        "c": node.make_cgroups(pod(), claim),
+    }
+    updates = await node.enforcer.synchronize([pod("p5"), pod("p6"), pod()], listed)
+    assert {u.container_id: u.resources.cpus for u in updates} == {
+        "c": "2-3",
+        "plain": "1,4-7",
+        "f": "1,4-7",
+        "orphaned": "1,4-7",
+    }
+    assert updates[0].container_id == "c"
+    await eventually(lambda: [node.cpus(paths[i]) for i in ("plain", "f", "c")] == ["1,4-7", "1,4-7", "2-3"])
+    assert await node.synchronize(("plain", "p5"), plain="1,4-7") == []
+    assert [told.id for told in node.enforcer.reports()] == ["plain"]
+
+
+async def test_a_claim_waits_until_everybody_was_looked_at(node: Node) -> None:
+    """After a synchronisation nothing is certain: the first claim container waits for the audit."""
+    listed = [(f"plain-{n}", "p5") for n in range(5)]
+    paths = [node.make_cgroups(pod("p5"), container(i, of="p5")) for i, _ in listed]
+    env = node.claim(ONE)
+    await node.synchronize(*listed)
+    await node.create("claim", *env)
+    assert {node.cpus(path) for path in paths} == {"1,4-7"}
+
+
+async def test_orphans_keep_their_cpus_over_our_restart(tmp_path: Path) -> None:
+    """Files vanished while we were down: the pinned container stays, its CPUs are held, the frontend hears of both."""
+    node = Node(tmp_path)
+    one = replace(container("o", *env_of(ONE)), state=ContainerState.RUNNING, resources=Resources(cpus="2-3"))
+    path = node.make_cgroups(pod(), one)
+    async with asyncio.TaskGroup() as tasks:
+        rounds = tasks.create_task(node.enforcer.run_forever())
+        await node.enforcer.activate()
+        assert await node.enforcer.synchronize([pod()], [one]) == []
+        assert node.enforcer.state.pool == parse_cpu_list("1,4-7")
+        (told,) = node.enforcer.reports()
+        assert [(use.uid, use.cpus) for use in told.unknown_claims] == [("c1", {2, 3})]
+        node.kernel.set(path, "cpuset.cpus", "0-7")
+        await eventually(lambda: node.cpus(path) == "2-3")
+        node.claim(ONE)
+        await eventually(lambda: bool(node.enforcer.reports()[0].claims))
+        rounds.cancel()
+
+
+async def test_a_pile_of_stored_values_is_corrected_in_small_steps(node: Node) -> None:
+    """containerd applies updates one by one under its lock: claim containers first, no more than a few."""
+    updates = await node.synchronize(*((f"c{n}", "p5") for n in range(100)))
+    assert len(updates) == MAX_SYNC_UPDATES

@@ -2,8 +2,11 @@
 """A node with an enforcer on it: real files, a tree that behaves like cgroup2, a sink and an observer that remember."""
 
 import asyncio
+import contextlib
+import os
+import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,7 +84,7 @@ class Node:
         """Removes the claim's file."""
         (self.cdi / f"dra.k8s.io-{record.driver.removeprefix('dra.')}_claim-{record.claim.uid}.json").unlink()
 
-    def make_cgroups(self, of: Pod, one: Container) -> str:
+    def make_cgroups(self, of: Pod, one: Container, sizes: tuple[int, ...] = SIZES) -> str:
         """What the kubelet and the OCI runtime do: the pod with its limits, then the container as stored."""
         parent, path = pod_directory(of.cgroup_parent), container_directory(one.cgroups_path)
         if not self.kernel.path(parent).exists():
@@ -89,7 +92,7 @@ class Node:
             for size in ("2MB", "1GB"):
                 self.kernel.set(parent, f"hugetlb.{size}.max", "0")
         if not self.kernel.path(path).exists():
-            self.kernel.make(path)
+            self.kernel.make(path, sizes=sizes)
         # Stock containerd passes cpus and mems on, and throws hugepage limits away.
         for name, text in (("cpuset.cpus", one.resources.cpus), ("cpuset.mems", one.resources.mems)):
             if text:
@@ -128,6 +131,14 @@ class Node:
     def cpus(self, path: str) -> str:
         """What the kernel shows."""
         return self.kernel.get(path, "cpuset.cpus.effective")
+
+
+@contextlib.contextmanager
+def memory_directory() -> Iterator[Path]:
+    """A directory in memory, as cgroupfs and /run are; a disk would be waited for at every replaced file."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as path:
+        yield Path(path)
 
 
 async def eventually(condition: Callable[[], bool], seconds: float = 8.0) -> None:

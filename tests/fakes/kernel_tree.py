@@ -44,7 +44,7 @@ class KernelTree(CgroupTree):
             for size in sizes:
                 files |= {f"hugetlb.{oci_page_size(size)}.{name}": "max" for name in ("max", "rsvd.max")}
             for name, text in files.items():
-                _write(f"{directory}/{name}", text)
+                directory.joinpath(name).write_text(f"{text}\n")
             self.settle(above)
 
     def remove(self, path: str) -> None:

@@ -35,6 +35,9 @@ _FILES = {
 }
 
 
+_WATCHED = ("cpuset.cpus", "cpuset.mems", "cgroup.kill")
+
+
 class CgroupRefusedError(Exception):
     """The kernel would refuse the value; runc fails, after the plugins have agreed."""
 
@@ -144,6 +147,7 @@ class FakeCgroups:
                         killed.append(directory)
                 except FileNotFoundError:
                     del self._watched[directory], self._made[directory]
+                    self._leaves.discard(directory)
                     continue
                 if signature != self._made[directory]:
                     changed.append(directory)
@@ -177,7 +181,6 @@ class FakeCgroups:
     def _remove(self, directory: Path) -> None:
         with self._lock:
             shutil.rmtree(directory, ignore_errors=True)
-            self._leaves = {leaf for leaf in self._leaves if leaf != directory and directory not in leaf.parents}
 
     def _pod_directory(self, qos: str, uid: str = "") -> Path:
         middle = "" if qos == "guaranteed" else qos
@@ -198,9 +201,7 @@ class FakeCgroups:
                 files[f"hugetlb.{size}.{suffix}"] = value
         for name, text in files.items():
             (directory / name).write_text(f"{text}\n" if text else "")
-        self._watched[directory] = tuple(
-            f"{directory}/{name}" for name in ("cpuset.cpus", "cpuset.mems", "cgroup.kill")
-        )
+        self._watched[directory] = tuple(f"{directory}/{name}" for name in _WATCHED)
         if leaf:
             self._leaves.add(directory)
         self._made[directory] = ()

@@ -24,11 +24,13 @@ NO_PAGES = Resources(hugepages={"2MB": 0, "1GB": 0})
 class ClaimPod:
     """The claim is allocated when this is built; everything else happens when it is asked for."""
 
-    def __init__(self, cluster: "Cluster", name: str, requests: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self, cluster: "Cluster", name: str, requests: Sequence[Mapping[str, Any]], *, overcommit: bool = False
+    ) -> None:
         self._cluster = cluster
         self.name = name
         self.uid = str(uuid.uuid4())
-        self.claim = cluster.claim(f"{name}-claim", requests, {"name": name, "uid": self.uid})
+        self.claim = cluster.claim(f"{name}-claim", requests, {"name": name, "uid": self.uid}, overcommit=overcommit)
         self.cdi: list[str] = []
         self._starts = 0
 

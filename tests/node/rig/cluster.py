@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.fakes.scheduler import schedule
+from tests.fakes.scheduler import allocate, schedule
 from tests.node.rig import figures
 from tests.node.rig.claims import ClaimPod
 from tests.node.rig.hooks import HookTimes
@@ -30,6 +30,7 @@ _CLASSES = {
     "dra.hugepages-1g": f'{_HUGEPAGES} && {_PAGE_SIZE} == "1g"',
 }
 _SOURCE = Path(__file__).parents[3]
+_DEVICE_CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 _CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 _KUBELET_ROOT = Path("/var/lib/kubelet")
 _KUBECONFIG, _PORT, _CONTROL, _CONFIG = (
@@ -70,7 +71,7 @@ class Cluster:
         self._server = f"http://127.0.0.1:{_PORT.read_text()}"
         for name, expression in _CLASSES.items():
             spec = {"selectors": [{"cel": {"expression": expression}}]}
-            self.api("/apis/resource.k8s.io/v1/deviceclasses", "POST", {"metadata": {"name": name}, "spec": spec})
+            self.api(_DEVICE_CLASSES, "POST", {"metadata": {"name": name}, "spec": spec})
         self._wait_served("kubelet", _CONTROL)
         instance.start()
         self.wait_ready()
@@ -138,22 +139,32 @@ class Cluster:
         """Begins something that will have to wait."""
         return self._threads.submit(work)
 
-    def claim(self, name: str, requests: Sequence[Mapping[str, Any]], pod: Mapping[str, str]) -> dict[str, Any]:
-        """A claim, allocated by the scheduler and reserved for a pod (`name`, `uid`)."""
+    def claim(
+        self, name: str, requests: Sequence[Mapping[str, Any]], pod: Mapping[str, str], *, overcommit: bool = False
+    ) -> dict[str, Any]:
+        """A claim, allocated by the scheduler and reserved for a pod (`name`, `uid`).
+
+        `overcommit`: by a scheduler that has forgotten every other claim.
+        """
         devices: dict[str, Any] = {"requests": list(requests)}
         if len(requests) > 1:
             devices["constraints"] = [{"matchAttribute": "resource.kubernetes.io/numaNode"}]
-        self.api(_CLAIMS, "POST", {"metadata": {"name": name}, "spec": {"devices": devices}})
-        return dict(schedule(self._server, "default", name, pods=[dict(pod)], node=NODE_NAME))
+        document = self.api(_CLAIMS, "POST", {"metadata": {"name": name}, "spec": {"devices": devices}})
+        if not overcommit:
+            return dict(schedule(self._server, "default", name, pods=[dict(pod)], node=NODE_NAME))
+        slices = self.api("/apis/resource.k8s.io/v1/resourceslices")["items"]
+        classes = {one["metadata"]["name"]: one for one in self.api(_DEVICE_CLASSES)["items"]}
+        allocated = allocate(document, slices, classes, pods=[dict(pod)], node=NODE_NAME)
+        return dict(self.api(f"{_CLAIMS}/{name}/status", "PUT", allocated))
 
     def delete_claim(self, name: str) -> None:
         """As the claim's controller does it once the pod is gone."""
         self.api(f"{_CLAIMS}/{name}", "DELETE")
 
-    def pod(self, *requests: Mapping[str, Any], prepare: bool = True) -> ClaimPod:
+    def pod(self, *requests: Mapping[str, Any], prepare: bool = True, overcommit: bool = False) -> ClaimPod:
         """A pod with a claim, prepared unless told otherwise; its sandbox is made when it is first used."""
         self._made += 1
-        pod = ClaimPod(self, f"pod-{self._made}", requests)
+        pod = ClaimPod(self, f"pod-{self._made}", requests, overcommit=overcommit)
         self._pods.append(pod)
         if prepare:
             pod.prepare()

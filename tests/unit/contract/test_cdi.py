@@ -43,20 +43,39 @@ def test_a_file_gives_its_record_back(record: AllocationRecord) -> None:
 
 
 @given(records())
-def test_trap_7_the_document_obeys_the_specification(record: AllocationRecord) -> None:
-    """Traps 7.2, 7.3, 7.4, 7.6: lowest version, known keys only, no empty edits, K=V with a key, legal names."""
+def test_trap_7_2_the_version_is_the_lowest_that_suffices(record: AllocationRecord) -> None:
+    """0.6.0 is needed for annotations and known to every supported runtime; a newer one would void the whole file."""
+    assert cdi_document(record)["cdiVersion"] == CDI_VERSION == "0.6.0"
+
+
+@given(records())
+def test_trap_7_3_no_key_that_the_specification_does_not_have(record: AllocationRecord) -> None:
+    """One unknown key, at any level, makes the file invalid."""
     document = cdi_document(record)
-    assert document["cdiVersion"] == CDI_VERSION == "0.6.0"
     assert set(document) == {"cdiVersion", "kind", "annotations", "devices"}
-    names = [device["name"] for device in document["devices"]]
-    assert len(names) == len(set(names)) == len(record.requests)
-    for device in document["devices"]:
-        assert set(device) == {"name", "containerEdits"}
-        assert DEVICE_NAME.fullmatch(device["name"])
-        assert set(device["containerEdits"]) == {"env"}
-        assert device["containerEdits"]["env"]
+    assert all(set(device) == {"name", "containerEdits"} for device in document["devices"])
+    assert all(set(device["containerEdits"]) == {"env"} for device in document["devices"])
+    assert all(isinstance(value, str) for value in document["annotations"].values())
+
+
+@given(records())
+def test_trap_7_4_no_device_without_edits(record: AllocationRecord) -> None:
+    """A device with nothing to inject is an error; each request has one device, with a legal name of its own."""
+    devices = cdi_document(record)["devices"]
+    assert all(device["containerEdits"]["env"] for device in devices)
+    names = [device["name"] for device in devices]
+    assert len(set(names)) == len(names) == len(record.requests)
+    assert all(DEVICE_NAME.fullmatch(name) for name in names)
+
+
+@given(records())
+def test_trap_7_6_variables_have_a_name_and_a_value(record: AllocationRecord) -> None:
+    """Entries are K=V with a name of ours that is read back as this claim."""
+    for device in cdi_document(record)["devices"]:
         for entry in device["containerEdits"]["env"]:
-            parsed = parse_env_key(entry.partition("=")[0])
+            name, equals, _ = entry.partition("=")
+            parsed = parse_env_key(name)
+            assert equals
             assert parsed is not None
             assert parsed.uid == record.claim.uid
 

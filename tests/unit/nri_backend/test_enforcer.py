@@ -13,7 +13,7 @@ from nri_backend.enforce import Host
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.fakes.claims import MI, cgroup_of, container, cpu_record, env_of, memory_record, pod
-from tests.fakes.enforcement import Node, eventually
+from tests.fakes.enforcement import Node, eventually, memory_directory
 from tests.fakes.kernel_tree import DENIED
 
 ONE = cpu_record("c1", "cpus=2-3")
@@ -28,9 +28,15 @@ def blocking() -> Iterator[BlockBuster]:
 
 
 @pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
+def memory() -> Iterator[Path]:
+    with memory_directory() as path:
+        yield path
+
+
+@pytest.fixture
+async def node(memory: Path) -> AsyncIterator[Node]:
     """An active instance, connected to a runtime without containers."""
-    node = Node(tmp_path)
+    node = Node(memory)
     async with asyncio.TaskGroup() as tasks:
         rounds = tasks.create_task(node.enforcer.run_forever())
         await node.enforcer.activate()
@@ -156,16 +162,16 @@ async def test_a_plain_container_that_cannot_be_kept_off_a_claim_is_refused(node
         await node.enforcer.start_container(pod(), second)
 
 
-async def test_full_nodes_share_the_reserved_cpus(tmp_path: Path) -> None:
+async def test_full_nodes_share_the_reserved_cpus(memory: Path) -> None:
     """B37: when all is claimed the rest gets the reserved CPUs; without any, plain containers are refused."""
     everything = cpu_record("c1", "cpus=1-7")
-    (tmp_path / "a").mkdir()
-    node = Node(tmp_path / "a")
+    (memory / "a").mkdir()
+    node = Node(memory / "a")
     await node.enforcer.activate()
     node.claim(everything)
     assert node.cpus(await node.run("plain")) == "0"
-    (tmp_path / "b").mkdir()
-    node = Node(tmp_path / "b", reserved="")
+    (memory / "b").mkdir()
+    node = Node(memory / "b", reserved="")
     await node.enforcer.activate()
     node.claim(cpu_record("c1", "cpus=0-7"))
     with pytest.raises(RefusedError, match="set reservedCPUs"):

@@ -13,7 +13,7 @@ from nri_backend.enforcer import MAX_SYNC_UPDATES
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.fakes.claims import MI, cgroup_of, container, cpu_record, env_of, memory_record, pod
-from tests.fakes.enforcement import Node, eventually
+from tests.fakes.enforcement import Node, eventually, memory_directory
 
 ONE = cpu_record("c1", "cpus=2-3")
 PODS = "kubepods.slice/kubepods-burstable.slice"
@@ -27,9 +27,15 @@ def blocking() -> Iterator[BlockBuster]:
 
 
 @pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
+def memory() -> Iterator[Path]:
+    with memory_directory() as path:
+        yield path
+
+
+@pytest.fixture
+async def node(memory: Path) -> AsyncIterator[Node]:
     """An active instance, connected to a runtime without containers."""
-    node = Node(tmp_path)
+    node = Node(memory)
     async with asyncio.TaskGroup() as tasks:
         rounds = tasks.create_task(node.enforcer.run_forever())
         await node.enforcer.activate()
@@ -75,9 +81,9 @@ async def test_the_audit_repairs_and_counts(node: Node) -> None:
     assert node.kernel.get(claim, "hugetlb.2MB.max") == str(64 * MI)
 
 
-async def test_a_standby_knows_everything_and_does_nothing(tmp_path: Path) -> None:
+async def test_a_standby_knows_everything_and_does_nothing(memory: Path) -> None:
     """Hand-over: it answers empty, refuses nothing and writes nothing, until it becomes active with an audit first."""
-    node = Node(tmp_path)
+    node = Node(memory)
     env = node.claim(ONE)
     async with asyncio.TaskGroup() as tasks:
         rounds = tasks.create_task(node.enforcer.run_forever())
@@ -137,9 +143,9 @@ async def test_a_claim_waits_until_everybody_was_looked_at(node: Node) -> None:
     assert {node.cpus(path) for path in paths} == {"1,4-7"}
 
 
-async def test_orphans_keep_their_cpus_over_our_restart(tmp_path: Path) -> None:
+async def test_orphans_keep_their_cpus_over_our_restart(memory: Path) -> None:
     """Files vanished while we were down: the pinned container stays, its CPUs are held, the frontend hears of both."""
-    node = Node(tmp_path)
+    node = Node(memory)
     one = replace(container("o", *env_of(ONE)), state=ContainerState.RUNNING, resources=Resources(cpus="2-3"))
     path = node.make_cgroups(pod(), one)
     async with asyncio.TaskGroup() as tasks:

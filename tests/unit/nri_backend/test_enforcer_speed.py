@@ -4,7 +4,7 @@
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pytest
 from nri_backend.containers import ContainerState, RefusedError
 
 from tests.fakes.claims import container, cpu_record, pod
-from tests.fakes.enforcement import Node
+from tests.fakes.enforcement import Node, memory_directory
 
 CONTAINERS = 500
 TRIES = 60
@@ -36,16 +36,22 @@ class Clock:
 
 
 @pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
+def memory() -> Iterator[Path]:
+    with memory_directory() as path:
+        yield path
+
+
+@pytest.fixture
+async def node(memory: Path) -> AsyncIterator[Node]:
     """A node on which 500 containers run."""
-    node = Node(tmp_path)
+    node = Node(memory)
     pods = [pod(f"q{n // 5}") for n in range(CONTAINERS)]
     listed = [
         replace(container(f"old-{n}", *(f"V{i}=x" for i in range(40)), of=pods[n].uid), state=ContainerState.RUNNING)
         for n in range(CONTAINERS)
     ]
     for of, one in zip(pods, listed, strict=True):
-        node.make_cgroups(of, one)
+        node.make_cgroups(of, one, sizes=())
     async with asyncio.TaskGroup() as tasks:
         rounds = tasks.create_task(node.enforcer.run_forever())
         await node.enforcer.activate()

@@ -70,12 +70,14 @@ class Ledger:
     def overlaps(self) -> list[tuple[AllocationRecord, AllocationRecord]]:
         """Returns the pairs of CPU records that hold a CPU in common: damage, or a mistake of ours."""
         records = [record for record in self.records if record.driver == CPU_DRIVER]
-        return [
-            (one, other)
-            for index, one in enumerate(records)
-            for other in records[index + 1 :]
-            if one.cpus_of() & other.cpus_of()
-        ]
+        # By CPU, since this is asked at every Prepare: comparing each record with each costs 30 ms with 250 claims.
+        seen: dict[int, list[int]] = defaultdict(list)
+        pairs: set[tuple[int, int]] = set()
+        for index, record in enumerate(records):
+            for cpu in record.cpus_of():
+                pairs |= {(earlier, index) for earlier in seen[cpu]}
+                seen[cpu].append(index)
+        return [(records[one], records[other]) for one, other in sorted(pairs)]
 
 
 def live_uids(containers: Iterable[ContainerReport]) -> frozenset[str]:

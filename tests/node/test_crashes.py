@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Killing what can be killed, at bad moments: nothing is lost, and what went on meanwhile is put right."""
+
+import signal
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from tests.node.rig import figures, kernel
+from tests.node.rig.claims import ClaimPod
+from tests.node.rig.cluster import RESERVED, Cluster
+from tests.node.rig.kernel import Cgroup
+from tests.node.rig.node import CDI_DIRECTORY
+from tests.node.rig.pods import Container
+from tests.node.rig.wait import until
+from tests.stage.pods import cpus, hugepages
+from tests.stage.wires import AnsweredError
+
+MIB = 1 << 20
+ALL = kernel.online_cpus()
+
+
+def has_pages(groups: Sequence[Cgroup], size: int) -> bool:
+    """Whether each group's limits of 2 MiB pages are this many bytes."""
+    return all(group.hugetlb("2MB")[what] == str(size) for group in groups for what in ("max", "rsvd.max"))
+
+
+def is_true(box: Container, pod: ClaimPod, size: int) -> bool:
+    """Whether kernel and claim agree about a container with 2 MiB pages."""
+    return box.cpus_allowed == pod.cpus and has_pages((box.cgroup, pod.sandbox.cgroup), size)
+
+
+def test_a_killed_backend_puts_everything_right_when_it_is_back(cluster: Cluster) -> None:
+    """Killed after Prepare, after CreateContainer and while containers run: what started unseen is pinned or moved."""
+    running = cluster.pod(cpus(2, numa_node=0))
+    prepared, created, started = [cluster.pod(cpus(1, numa_node=1), hugepages(4 * MIB)) for _ in range(3)]
+    claimed = frozenset().union(*(pod.cpus for pod in (running, prepared, created, started)))
+    boxes = running.run(), created.create(), started.create()
+    web = cluster.node.pod("web")
+
+    cluster.instance.kill_backend()
+    boxes[2].start()
+    plain = web.run()
+    assert plain.cpus_allowed == ALL, "the gap: nobody tells the runtime where to put it"
+    assert boxes[0].cpus_allowed == running.cpus
+    assert boxes[2].cpus_allowed == started.cpus, "the runtime keeps what CreateContainer was answered"
+
+    began = time.monotonic()
+    cluster.instance.backend.start()
+    until(lambda: plain.cpus_allowed == ALL - RESERVED - claimed, "the plain container is moved", every=0.02)
+    figures.note("start of a killed backend until others are moved", f"{time.monotonic() - began:.2f} s")
+    until(lambda: is_true(boxes[2], started, 4 * MIB), "its pages are allowed", every=0.02)
+    figures.note("start of a killed backend until all limits are true", f"{time.monotonic() - began:.2f} s")
+
+    cluster.wait_ready()
+    assert is_true(boxes[1].start(), created, 4 * MIB)
+    assert is_true(prepared.run(), prepared, 4 * MIB)
+    boxes[0].stop()
+    assert running.run().cpus_allowed == running.cpus
+    assert plain.cpus_allowed == ALL - RESERVED - claimed
+
+
+def test_a_killed_frontend_has_lost_no_claim(cluster: Cluster) -> None:
+    """The backend works on alone; killed inside Prepare, the next one gives one record, and old ones their CPUs."""
+    first, second = cluster.pod(cpus(2)), cluster.pod(cpus(2), prepare=False)
+    given = first.cpus
+    frontend = cluster.instance.frontend
+    frontend.send(signal.SIGSTOP)
+    preparing = cluster.at_once(second.prepare)
+    box = first.run()
+    assert box.cpus_allowed == given, "nobody decides now, and nobody needs to"
+    frontend.kill()
+    with pytest.raises(AnsweredError):
+        preparing.result(60)
+    began = time.monotonic()
+    cluster.wait_ready()
+    figures.note("start of a killed frontend until claims are taken", f"{time.monotonic() - began:.2f} s")
+    assert cluster.instance.held() == {first.claim_uid: given}
+    cluster.kubelet("restart")
+    cluster.wait_ready()
+    second.prepare()
+    ids = list(first.cdi)
+    first.prepare()
+    assert (first.cpus, first.cdi) == (given, ids)
+    assert cluster.instance.held() == {first.claim_uid: given, second.claim_uid: second.cpus}
+    assert second.run().cpus_allowed == second.cpus
+    assert not second.cpus & given
+
+
+def test_a_restarted_runtime_gets_its_plugin_back(cluster: Cluster) -> None:
+    """Stopped in order or killed, containerd comes back to running and prepared claims; the backend connects again."""
+    plain = cluster.node.pod("web").run()
+    running, prepared = cluster.pod(cpus(2)), [cluster.pod(cpus(1), hugepages(2 * MIB)) for _ in range(2)]
+    box = running.run()
+    pool = ALL - RESERVED - running.cpus - prepared[0].cpus - prepared[1].cpus
+    for pod, restart in zip(prepared, (cluster.node.restart_containerd, cluster.node.kill_containerd), strict=True):
+        epoch = cluster.instance.status["epoch"]
+        restart()
+        began = time.monotonic()
+        until(lambda: cluster.instance.status.get("epoch", epoch) != epoch, "the backend notices", every=0.02)  # noqa: B023
+        cluster.wait_ready()
+        figures.note("containerd answers until the backend enforces", f"{time.monotonic() - began:.2f} s")
+        assert box.cpus_allowed == running.cpus
+        assert plain.cpus_allowed == pool
+        assert is_true(pod.run(), pod, 2 * MIB)
+    box.stop()
+    assert running.run().cpus_allowed == running.cpus
+
+
+def test_lost_claim_files_come_back(cluster: Cluster) -> None:
+    """Wiped under a running driver they are written again; wiped while it is down, what runs is held and rebuilt."""
+    db, spare = cluster.pod(cpus(2, numa_node=1)), cluster.pod(cpus(1, numa_node=1))
+    box, given = db.run(), db.cpus
+    files = {path: path.read_bytes() for path in CDI_DIRECTORY.glob("*.json")}
+    assert len(files) == 2
+    for path in files:
+        path.unlink()
+    until(lambda: {p: p.read_bytes() for p in CDI_DIRECTORY.glob("*.json")}.keys() == files.keys(), "files are back")
+    assert box.cpus_allowed == given == db.cpus
+    spare.end()
+
+    cluster.instance.frontend.kill()
+    for path in CDI_DIRECTORY.glob("*.json"):
+        path.unlink()
+    plain = cluster.node.pod("web").run()
+    assert plain.cpus_allowed == ALL - RESERVED - given, "held by the container that runs"
+    cluster.wait_ready()
+    other = cluster.pod(cpus(2, numa_node=1))
+    assert not other.cpus & given
+    assert db.cpus == given == box.cpus_allowed
+    box.stop()
+    assert db.run().cpus_allowed == given

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Others write to our containers' files, or nobody can: repaired, or refused before the first instruction."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.node.rig import kernel
+from tests.node.rig.cluster import RESERVED, Cluster
+from tests.node.rig.cri import CriError
+from tests.node.rig.marks import both_drivers
+from tests.node.rig.pods import Resources
+from tests.node.rig.wait import until
+from tests.stage.pods import cpus, hugepages, memory
+
+MIB = 1 << 20
+ALL = kernel.online_cpus()
+
+
+@contextmanager
+def read_only(file: Path, content: str) -> Iterator[None]:
+    """Puts a file that nobody can write in place of one of the kernel's."""
+    other = Path("/run/node-test/read-only")
+    other.write_text(content)
+    subprocess.run(["mount", "--bind", str(other), str(file)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(file)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", str(file)], check=True)
+
+
+def test_a_container_that_cannot_be_made_true_is_refused(cluster: Cluster) -> None:
+    """StartContainer names the file or the controller that is in the way, and nobody else suffers from it."""
+    fine, db, web = cluster.pod(cpus(1)), cluster.pod(cpus(1), hugepages(2 * MIB)), cluster.node.pod("web")
+    db.run().stop()
+    pod = db.sandbox.cgroup
+    # A pod's other container shares its group, so the fault is this pod's alone.
+    pod.write("hugetlb.2MB.max", 0)
+    pod.write("hugetlb.2MB.rsvd.max", 0)
+    with read_only(pod.directory / "hugetlb.2MB.rsvd.max", "0\n"):
+        box = db.create()
+        with pytest.raises(CriError, match=r"dra-driver-numa: .*/hugetlb\.2MB\.rsvd\.max"):
+            box.start()
+        until(lambda: box.state == "exited", "nothing of it runs")
+        assert fine.run().cpus_allowed == fine.cpus
+        assert web.run().cpus_allowed == ALL - RESERVED - fine.cpus - db.cpus
+    again = db.run()
+    assert (again.cpus_allowed, again.cgroup.hugetlb("2MB")["rsvd.max"]) == (db.cpus, str(2 * MIB))
+    again.stop()
+
+    pod.write("cgroup.subtree_control", "-hugetlb")
+    with read_only(pod.directory / "cgroup.subtree_control", "\n"):
+        box = db.create()
+        with pytest.raises(CriError, match=r"dra-driver-numa: .*the hugetlb controller is not in .*subtree_control"):
+            box.start()
+        until(lambda: box.state == "exited", "nothing of it runs")
+    assert db.run().cpus_allowed == db.cpus
+
+
+@both_drivers
+def test_what_others_write_is_repaired(cluster: Cluster) -> None:
+    """A wrong cpuset of a claim's and of a plain container lasts about a second, a wrong page limit about five."""
+    plain = cluster.node.pod("web").run()
+    db = cluster.pod(cpus(2), memory(16 * MIB), hugepages(2 * MIB))
+    box = db.run()
+    pool = ALL - RESERVED - db.cpus
+    instance = cluster.instance
+    before = {kind: instance.counter(f"repaired_{kind}") for kind in ("cpus", "mems", "hugetlb")}
+    groups = box.cgroup, db.sandbox.cgroup
+    for group in groups:
+        group.write("hugetlb.2MB.rsvd.max", 64 * MIB)
+    box.cgroup.write("cpuset.mems", "0-1")
+    box.cgroup.write("cpuset.cpus", "0-7")
+    plain.cgroup.write("cpuset.cpus", "0-7")
+    until(lambda: box.cpus_allowed == db.cpus and plain.cpus_allowed == pool, "the CPUs are right again", within=15)
+    until(lambda: all(g.hugetlb("2MB")["rsvd.max"] == str(2 * MIB) for g in groups), "the limits are", within=30)
+    until(lambda: len(box.mems_allowed) == 1, "the memory node is right again", within=30)
+    until(
+        lambda: all(instance.counter(f"repaired_{kind}") > count for kind, count in before.items()),
+        "the repairs are counted",
+    )
+
+
+@both_drivers
+def test_other_resources_do_not_move_a_claim(cluster: Cluster) -> None:
+    """An update by the kubelet (a resize, a static CPU manager) or by systemctl leaves CPUs and pages to the claim."""
+    plain = cluster.node.pod("web").run()
+    db = cluster.pod(cpus(2, numa_node=1), memory(16 * MIB), hugepages(2 * MIB))
+    box = db.run()
+    pool = ALL - RESERVED - db.cpus
+    for container in (box, plain):
+        container.update(Resources(cpus="0-7", mems="0", shares=512, memory=256 * MIB))
+    assert (box.cpus_allowed, box.mems_allowed) == (db.cpus, {1})
+    assert plain.cpus_allowed == pool
+    assert box.cgroup.read("memory.max") == str(256 * MIB), "what is not ours is done"
+    for group in (box.cgroup, db.sandbox.cgroup):
+        assert group.hugetlb("2MB")["rsvd.max"] == str(2 * MIB)
+    if cluster.node.cgroups.driver == "systemd":
+        for container in (box, plain):
+            scope = Path(container.cgroup.path).name
+            subprocess.run(["systemctl", "set-property", "--runtime", scope, "AllowedCPUs=0-7"], check=True)
+        until(lambda: box.cpus_allowed == db.cpus and plain.cpus_allowed == pool, "the CPUs are right again", within=15)

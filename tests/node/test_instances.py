@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two instances on one node, as during an update with surge: one acts, the other is ready to."""
+
+import time
+
+from tests.node.rig import figures, kernel
+from tests.node.rig.cluster import RESERVED, Cluster
+from tests.node.rig.instance import Instance
+from tests.node.rig.wait import until
+from tests.stage.pods import cpus, hugepages
+
+MIB = 1 << 20
+ALL = kernel.online_cpus()
+
+
+def active(cluster: Cluster) -> list[Instance]:
+    """The instances whose backend enforces, each by the word of its own frontend."""
+    return [instance for instance in cluster.instances if instance.active]
+
+
+def test_of_two_instances_one_adjusts_and_the_other_takes_over(cluster: Cluster) -> None:
+    """Two that adjust would fail a creation; the standby follows a death and an orderly end of the active one."""
+    plain = cluster.node.pod("web").run()
+    first = cluster.pod(cpus(1, numa_node=1), hugepages(2 * MIB))
+    box = first.run()
+    old = cluster.instance
+    new = cluster.add_instance().start().wait_ready()
+    until(lambda: new.status.get("synchronized"), "the standby knows the runtime")
+    assert active(cluster) == [old]
+
+    # The kubelet asks the newest instance; the older one's backend adjusts. Both read the same directory.
+    second = cluster.pod(cpus(1, numa_node=1), hugepages(2 * MIB))
+    created = second.create()
+    assert new.held() == {first.claim_uid: first.cpus, second.claim_uid: second.cpus}
+
+    old.kill_backend()
+    began = time.monotonic()
+    until(lambda: active(cluster) == [new], "the standby takes over", every=0.05)
+    figures.note("death of the active backend until the other is active", f"{time.monotonic() - began:.2f} s")
+    assert created.start().cpus_allowed == second.cpus
+    assert created.cgroup.hugetlb("2MB")["rsvd.max"] == str(2 * MIB)
+    assert box.cpus_allowed == first.cpus
+    third = cluster.pod(cpus(1, numa_node=1))
+    assert third.run().cpus_allowed == third.cpus
+    assert plain.cpus_allowed == ALL - RESERVED - first.cpus - second.cpus - third.cpus
+
+    old.start().wait_ready()
+    until(lambda: old.status.get("synchronized"), "the other one is a standby now")
+    assert active(cluster) == [new]
+    new.note_times()
+    assert new.backend.stop() == 0
+    began = time.monotonic()
+    until(lambda: active(cluster) == [old], "the standby takes over", every=0.05)
+    figures.note("end of the active backend until the other is active", f"{time.monotonic() - began:.2f} s")
+    assert new.frontend.stop() == 0
+    first.remove_sandbox()
+    assert first.run().cpus_allowed == first.cpus
+    second.end()
+    cpus_back = ALL - RESERVED - first.cpus - third.cpus
+    until(lambda: plain.cpus_allowed == cpus_back, "the CPUs of the claim that ended are given back")

@@ -4,13 +4,16 @@
 Whatever is shown was checked: the exit status is not 0, and a sentence says why, when a fact is not as it must be.
 """
 
+import argparse
 import signal
 import sys
 import time
+from pathlib import Path
 
 from tests.demo.play import NotAsItMustBeError, play
 from tests.demo.tables import say
 from tests.stage.process import StageError
+from tests.stage.settings import StageSettings
 from tests.stage.stage import Stage
 from tests.stage.wires import AnsweredError
 
@@ -21,10 +24,13 @@ def _interrupted(number: int, _frame: object) -> None:
 
 def main() -> int:
     """Plays the demo; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.demo", description=__doc__)
+    parser.add_argument("--host-root", type=Path, default=Path("/"), help="show another machine's files (default /)")
+    settings = StageSettings(host_root=parser.parse_args().host_root)
     signal.signal(signal.SIGTERM, _interrupted)
     began = time.monotonic()
     try:
-        with Stage() as stage:
+        with Stage(settings) as stage:
             shown = play(stage)
             statuses = [process.stop() for instance in stage.instances for process in instance.processes]
         if any(statuses) or stage.paths.base.exists():

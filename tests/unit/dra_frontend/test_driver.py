@@ -344,3 +344,17 @@ async def test_a_claim_is_not_released_without_proof(node: Instance, api: Claims
         node.backend.status = None
     await node.upkeep._sweep_some()
     assert len(node.store.ledger.records) == 1
+
+
+async def test_an_owner_whose_pod_has_left_gives_way(node: Instance, api: Claims) -> None:
+    """A claim outlives its first pod when another one was reserved before; the next user becomes the owner."""
+    await node.claims.prepare("dra.cpu", [api.add(claim("u", cpus(1), pods=("pod-1", "pod-2")))])
+    async with asyncio.TaskGroup() as tasks:
+        worker = tasks.create_task(node.upkeep.run_reports())
+        node.report(claims=[{"uid": "u", "driver": "dra.cpu"}])
+        await until(lambda: node.record("u").owner is not None)
+        worker.cancel()
+    api.add(claim("u", cpus(1), pods=("pod-2",)))
+    await node.upkeep._sweep_some()
+    assert node.record("u").owner is None
+    assert [pod.uid for pod in node.record("u").reserved_for] == ["pod-2"]

@@ -162,22 +162,6 @@ async def test_a_plain_container_that_cannot_be_kept_off_a_claim_is_refused(node
         await node.enforcer.start_container(pod(), second)
 
 
-async def test_full_nodes_share_the_reserved_cpus(memory: Path) -> None:
-    """B37: when all is claimed the rest gets the reserved CPUs; without any, plain containers are refused."""
-    everything = cpu_record("c1", "cpus=1-7")
-    (memory / "a").mkdir()
-    node = Node(memory / "a")
-    await node.enforcer.activate()
-    node.claim(everything)
-    assert node.cpus(await node.run("plain")) == "0"
-    (memory / "b").mkdir()
-    node = Node(memory / "b", reserved="")
-    await node.enforcer.activate()
-    node.claim(cpu_record("c1", "cpus=0-7"))
-    with pytest.raises(RefusedError, match="set reservedCPUs"):
-        await node.create("plain")
-
-
 async def test_a_claim_whose_cpus_are_offline_is_refused(node: Node) -> None:
     """B51: the kernel would give it everybody's CPUs."""
     env = node.claim(cpu_record("c1", "cpus=6-7"))
@@ -217,20 +201,6 @@ async def test_stopping_is_idempotent_and_late_events_change_nothing(node: Node)
     assert "claim" not in node.sink.latest
     await node.enforcer.stop_container(pod(), container("never"))
     assert node.enforcer.state.pool == parse_cpu_list("1,4-7"), "the claim is held by its record"
-
-
-async def test_a_container_whose_processes_linger_is_not_over(node: Node) -> None:
-    """Its CPUs are in nobody else's hand until the kernel shows that its last process is gone."""
-    claim = await node.run("claim", *node.claim(ONE))
-    await node.enforcer.stop_container(pod(), container("claim"))
-    assert node.sink.latest["claim"].state == "running"
-    node.unprepare(ONE)
-    env = node.claim(cpu_record("c2", "cpus=2-3", pods=("p2",)))
-    with pytest.raises(RefusedError, match="still runs"):
-        await node.create("next", *env, of="p2")
-    node.kernel.remove(claim)
-    await eventually(lambda: node.sink.latest["claim"].state == "stopped")
-    assert node.cpus(await node.run("next-2", *env, of="p2")) == "2-3"
 
 
 async def test_an_attempt_that_came_to_nothing_is_forgotten(node: Node) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
-from nri_backend.containers import Adjustment, ContainerState, Resources
+from nri_backend.containers import Adjustment, ContainerState, RefusedError, Resources
 from nri_backend.enforcer import MAX_SYNC_UPDATES
 from numa_contract.cpuset import parse_cpu_list
 
@@ -166,3 +166,33 @@ async def test_a_pile_of_stored_values_is_corrected_in_small_steps(node: Node) -
     """containerd applies updates one by one under its lock: claim containers first, no more than a few."""
     updates = await node.synchronize(*((f"c{n}", "p5") for n in range(100)))
     assert len(updates) == MAX_SYNC_UPDATES
+
+
+async def test_a_container_whose_processes_linger_is_not_over(node: Node) -> None:
+    """Its CPUs are in nobody else's hand until the kernel shows that its last process is gone."""
+    claim = await node.run("claim", *node.claim(ONE))
+    await node.enforcer.stop_container(pod(), container("claim"))
+    assert node.sink.latest["claim"].state == "running"
+    node.unprepare(ONE)
+    env = node.claim(cpu_record("c2", "cpus=2-3", pods=("p2",)))
+    with pytest.raises(RefusedError, match="still runs"):
+        await node.create("next", *env, of="p2")
+    node.kernel.remove(claim)
+    await eventually(lambda: node.sink.latest["claim"].state == "stopped")
+    assert node.cpus(await node.run("next-2", *env, of="p2")) == "2-3"
+
+
+async def test_full_nodes_share_the_reserved_cpus(memory: Path) -> None:
+    """B37: when all is claimed the rest gets the reserved CPUs; without any, plain containers are refused."""
+    everything = cpu_record("c1", "cpus=1-7")
+    (memory / "a").mkdir()
+    node = Node(memory / "a")
+    await node.enforcer.activate()
+    node.claim(everything)
+    assert node.cpus(await node.run("plain")) == "0"
+    (memory / "b").mkdir()
+    node = Node(memory / "b", reserved="")
+    await node.enforcer.activate()
+    node.claim(cpu_record("c1", "cpus=0-7"))
+    with pytest.raises(RefusedError, match="set reservedCPUs"):
+        await node.create("plain")

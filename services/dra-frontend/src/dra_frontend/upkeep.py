@@ -170,29 +170,38 @@ class Upkeep:
         _LOG.warning("lost record rebuilt driver=%s claim=%s/%s", driver, view.namespace, view.name)
 
     async def _sweep_some(self) -> None:
-        """Looks at a few records; releases those whose claim is gone or lives elsewhere and that nobody uses."""
+        """Looks after a few records at a time."""
         ledger = self._store.ledger
         if not self._sweep:
             self._sweep = [(record.driver, record.claim.uid) for record in ledger.records]
         share = -(-len(self._sweep) // SWEEP_TICKS)
         for key in [self._sweep.pop() for _ in range(min(len(self._sweep), max(share, 1)))]:
             record = ledger.record(*key)
-            if record is not None and not ledger.users(key[1]) and await self._is_forgotten(record):
-                _LOG.warning("claim is gone, releasing driver=%s claim=%s", record.driver, record.claim)
-                await self._store.transact(partial(_release_unused, key=key))
+            if record is not None:
+                await self._look_after(record)
 
-    async def _is_forgotten(self, record: AllocationRecord) -> bool:
+    async def _look_after(self, record: AllocationRecord) -> None:
+        """Compares a record with its claim: releases it when the claim is forgotten, else takes over reservedFor."""
         try:
             document = await self._source.get_claim(record.claim.namespace, record.claim.name)
         except KubeError:
             # An API server that does not answer proves nothing.
-            return False
-        if document is None:
-            return True
-        view = read_claim(document, uid=record.claim.uid, reserved=False)
+            return
+        view = None if document is None else read_claim(document, uid=record.claim.uid, reserved=False)
+        key = (record.driver, record.claim.uid)
+        if self._is_forgotten(view, record):
+            if not self._store.ledger.users(record.claim.uid):
+                _LOG.warning("claim is gone, releasing driver=%s claim=%s", record.driver, record.claim)
+                await self._store.transact(partial(_release_unused, key=key))
+        elif isinstance(view, ClaimView) and view.reserved_for:
+            pods = tuple(PodReference(uid=uid, name=name) for uid, name in view.reserved_for)
+            if pods != record.reserved_for:
+                await self._store.transact(partial(_set_pods, key=key, pods=pods))
+
+    def _is_forgotten(self, view: ClaimView | ClaimRefusal | None, record: AllocationRecord) -> bool:
         if isinstance(view, ClaimRefusal):
             return view.kind in (RefusalKind.REPLACED, RefusalKind.NOT_ALLOCATED)
-        return not own_results(view, record.driver) or not view.allocated_to(self._node)
+        return view is None or not own_results(view, record.driver) or not view.allocated_to(self._node)
 
 
 def _set_owner(transaction: Transaction, key: ClaimKey, owner: Owner) -> None:
@@ -204,7 +213,10 @@ def _set_owner(transaction: Transaction, key: ClaimKey, owner: Owner) -> None:
 def _set_pods(transaction: Transaction, key: ClaimKey, pods: tuple[PodReference, ...]) -> None:
     record = transaction.ledger.record(*key)
     if record is not None and record.reserved_for != pods:
-        transaction.write(record.model_copy(update={"reserved_for": pods}))
+        # An owner whose pod has left cannot come back; the claim is free for the next user.
+        gone = record.owner is not None and record.owner.pod_uid not in {pod.uid for pod in pods}
+        owner = None if gone else record.owner
+        transaction.write(record.model_copy(update={"reserved_for": pods, "owner": owner}))
 
 
 def _release_unused(transaction: Transaction, key: ClaimKey) -> None:

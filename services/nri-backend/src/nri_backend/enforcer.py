@@ -27,8 +27,7 @@ CLEAR_SECONDS: Final = 1.2
 # containerd applies these one by one under its node-wide lock, some 30 ms each, and CRI-O fails the synchronisation
 # when one fails. Only the runtime's memory is at stake: the kernel's files are written by us.
 MAX_SYNC_UPDATES: Final = 32
-# How often the pool may change while a container is being started.
-_TRIES: Final = 3
+_TRIES: Final = 3  # how often the pool may change while a container is being started
 _log = logging.getLogger(__name__)
 
 

@@ -5,7 +5,6 @@ import argparse
 import json
 import os
 import platform
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from tests.bench import scenarios
 from tests.bench.figures import Figures, Line
 from tests.bench.load import Load
 from tests.fakes.trees import captured, write_tree
-from tests.stage.process import StageError
+from tests.stage.process import StageError, end_by_interrupt
 from tests.stage.settings import OUR_BACKEND, OUR_FRONTEND, StageSettings
 from tests.stage.stage import Stage
 from tests.stage.wires import AnsweredError
@@ -41,7 +40,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--drivers", default="dra.cpu,dra.memory", help="the drivers that register with the kubelet")
     parser.add_argument("--claims", type=_numbers, default=[0, 250], help="claims on the node (default 0,250)")
     parser.add_argument("--containers", type=_numbers, default=[0, 500], help="running containers (default 0,500)")
-    parser.add_argument("--rounds", type=int, default=60, help="how often each quantity is measured (default 60)")
+    parser.add_argument("--rounds", type=int, default=40, help="how often each quantity is measured (default 40)")
     parser.add_argument("--strict", action="store_true", help="end with status 3 when a budget is missed")
     parser.add_argument("-o", "--output", type=Path, default=Path("bench.json"), help="default bench.json")
     return parser.parse_args()
@@ -74,14 +73,10 @@ def _measure(stage: Stage, given: argparse.Namespace, figures: Figures) -> None:
     add(*scenarios.at_rest(stage, load))
 
 
-def _interrupted(number: int, _frame: object) -> None:
-    raise KeyboardInterrupt(signal.Signals(number).name)
-
-
 def main() -> int:
     """Runs the benchmark; returns 0, 1 when something failed, 3 when --strict and a budget is missed."""
     given = _arguments()
-    signal.signal(signal.SIGTERM, _interrupted)
+    end_by_interrupt()
     about = {"machine": _MACHINE, "python": platform.python_version(), "host_cpus": os.cpu_count()}
     about |= {"when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     about |= {"frontend": given.frontend, "backend": given.backend}

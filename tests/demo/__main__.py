@@ -5,21 +5,16 @@ Whatever is shown was checked: the exit status is not 0, and a sentence says why
 """
 
 import argparse
-import signal
 import sys
 import time
 from pathlib import Path
 
 from tests.demo.play import NotAsItMustBeError, play
 from tests.demo.tables import say
-from tests.stage.process import StageError
+from tests.stage.process import StageError, end_by_interrupt
 from tests.stage.settings import StageSettings
 from tests.stage.stage import Stage
 from tests.stage.wires import AnsweredError
-
-
-def _interrupted(number: int, _frame: object) -> None:
-    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def main() -> int:
@@ -27,7 +22,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.demo", description=__doc__)
     parser.add_argument("--host-root", type=Path, default=Path("/"), help="show another machine's files (default /)")
     settings = StageSettings(host_root=parser.parse_args().host_root)
-    signal.signal(signal.SIGTERM, _interrupted)
+    end_by_interrupt()
     began = time.monotonic()
     try:
         with Stage(settings) as stage:

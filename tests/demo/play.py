@@ -62,7 +62,7 @@ def _start(stage: Stage) -> list[Published]:
         [(p.name.removesuffix("-0"), p.pid, f"{p.rss_bytes() / 1e6:.0f} MB") for p in instance.processes],
     )
     machine = stage.state("/v1/machine")
-    heading(f"The machine: CPUs {machine['cpus']}, {machine['cores']} cores, {machine['packages']} package(s)")
+    heading(f"The machine: CPUs {machine['cpus']}, cores: {machine['cores']}, packages: {machine['packages']}")
     rows = []
     for node in machine["numaNodes"]:
         pages = ", ".join(f"{one['total']} x {one['pageSize']}" for one in node["hugepages"] if one["total"])
@@ -209,7 +209,8 @@ def _sentence(plan: Plan, claimed: set[int]) -> str:
     given = [f"CPU(s) {cpu_list(claimed)}"] if claimed else []
     given += [amount(plan.memory) + " of memory"] if plan.memory else []
     given += [f"{amount(size)} of {page} hugepages" for page, size in plan.hugepages.items()]
+    others = "a plain container made way before it started and got everything back afterwards, " if claimed else ""
     return (
         f"a claim for {', '.join(given)} on NUMA node {plan.numa_node} became a container pinned to exactly that, "
-        "a plain container made way before it started and got everything back afterwards, and all has ended cleanly."
+        f"{others}and everything has ended cleanly."
     )

@@ -174,6 +174,7 @@ def main(running: "Running") -> None:
     parser.add_argument("--cgroup-driver", choices=("systemd", "cgroupfs"), default="systemd")
     parser.add_argument("--machine-cpus", default="0-7", help="CPU list of the root cgroup")
     parser.add_argument("--machine-mems", default="0-1", help="node list of the root cgroup")
+    parser.add_argument("--hugepage-size", action="append", default=[], help="as in hugetlb.<size>.max (2MB and 1GB)")
     parser.add_argument("--request-seconds", type=float, default=2.0, help="patience for one call of a plugin")
     given = parser.parse_args()
     options = RuntimeOptions(
@@ -184,6 +185,7 @@ def main(running: "Running") -> None:
         cgroup_driver=given.cgroup_driver,
         machine_cpus=given.machine_cpus,
         machine_mems=given.machine_mems,
+        hugepage_sizes=tuple(given.hugepage_size) or ("2MB", "1GB"),
         request_seconds=given.request_seconds,
     )
     given.control.unlink(missing_ok=True)

@@ -129,6 +129,36 @@ def test_a_second_pod_of_the_claim_is_refused(stage: Stage) -> None:
     assert not stage.state("/v1/claims")
 
 
+def test_a_claim_passes_from_one_pod_to_the_next(stage: Stage) -> None:
+    """The kubelet is silent when the next pod uses a prepared claim: refused once, then the claim was read again."""
+    first, second = StagePod(stage, "first"), StagePod(stage, "second")
+    with first:
+        first.claim = make_claim(stage, "heirloom", [cpus(2)], [first.reference])
+        first.prepare()
+        given = first.run().cpus()
+        path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/heirloom"
+        claim = stage.api(path)
+        claim["status"]["reservedFor"] = [{"resource": "pods", **second.reference}]
+        second.claim = stage.api(f"{path}/status", "PUT", claim)
+        second.prepare()
+        stage.runtime("remove_pod", pod=first.sandbox["id"])
+        first.sandbox = {}
+        first.unprepare()
+        first.claim = None
+    with second:
+
+        def starts() -> Box | None:
+            try:
+                return second.create()
+            except AnsweredError:
+                return None
+
+        box = wait_for("the claim to pass on", starts)
+        assert box is not None
+        box.start()
+        assert box.cpus() == given == held(stage, second.claim_uid)
+
+
 @pytest.mark.parametrize("forged", ["of another pod", "of nobody", "malformed"])
 def test_a_forged_variable_is_refused(stage: Stage, forged: str) -> None:
     """A pod cannot get CPUs by writing our variables into its environment; it is refused instead of ignored."""

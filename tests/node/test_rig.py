@@ -82,6 +82,32 @@ def test_stock_containerd_drops_hugepage_limits_but_not_unified_keys(node: Node,
     assert (kept["max"], kept["rsvd.max"]) == (limit, limit)
 
 
+@both_drivers
+def test_an_update_leaves_hugepage_limits_that_the_runtime_does_not_know(node: Node, cgroup_driver: Driver) -> None:
+    """A limit written to the kernel's file outlives an update; unified keys and cpusets come back as stored."""
+    pod = node.pod(hugetlb={"2MB": 8 * MIB})
+    containers = [pod.run("plain"), pod.run("unified", resources=Resources(unified={"hugetlb.2MB.max": str(4 * MIB)}))]
+    for container in containers:
+        container.update(Resources(cpus="1-2"))
+        container.cgroup.write("hugetlb.2MB.max", 2 * MIB)
+        container.cgroup.write("cpuset.cpus", "4-5")
+        container.update(Resources(shares=512))
+    assert [one.cgroup.hugetlb("2MB")["max"] for one in containers] == [str(2 * MIB), str(4 * MIB)]
+    assert [one.cpus_allowed for one in containers] == [{1, 2}, {1, 2}]
+
+
+def test_systemd_restores_a_cpuset_when_a_property_is_set(node: Node) -> None:
+    """This systemd leaves what others wrote alone at daemon-reload and daemon-reexec, not when a property is set."""
+    container = node.pod().run(resources=Resources(cpus="1-2"))
+    scope = Path(container.cgroup.path).name
+    container.cgroup.write("cpuset.cpus", "4-5")
+    for command in (["daemon-reload"], ["daemon-reexec"]):
+        subprocess.run(["systemctl", *command], check=True)
+        assert container.cpus_allowed == {4, 5}
+    subprocess.run(["systemctl", "set-property", "--runtime", scope, "CPUWeight=50"], check=True)
+    assert container.cpus_allowed == {1, 2}
+
+
 def test_a_cdi_file_is_injected(node: Node) -> None:
     """Stock containerd resolves a CDI device from /var/run/cdi at container creation and refuses an unknown one."""
     document = {

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.fakes.scheduler import schedule
+from tests.stage.process import wait_for
 from tests.stage.stage import Stage
 from tests.stage.wires import AnsweredError
 
@@ -83,7 +84,8 @@ class Box:
 
     def cpus(self) -> set[int]:
         """The CPUs that the kernel would let it use now."""
-        return cpu_set(self.read("cpuset.cpus.effective"))
+        # Never empty in a kernel; these are files, and empty for a moment while somebody writes one.
+        return cpu_set(wait_for("a cpuset", lambda: self.read("cpuset.cpus.effective"), 2.0))
 
     def start(self) -> None:
         """Starts it."""

@@ -42,6 +42,8 @@ class Process:
         self.log = log
         self._environment = {**os.environ, **environment}
         self._child: subprocess.Popen[bytes] | None = None
+        self._is_ours = False
+        """Whether its end is our wish."""
         self.started_at = 0.0
         """Monotonic time of the last start."""
 
@@ -61,6 +63,7 @@ class Process:
         """Starts it; what it prints goes to the end of its log."""
         with self.log.open("ab") as log:
             self.started_at = time.monotonic()
+            self._is_ours = False
             # A session of its own: Ctrl-C at the terminal ends the stage, and the stage ends this in its order.
             self._child = subprocess.Popen(
                 self.command,
@@ -81,6 +84,7 @@ class Process:
         """Sends a signal to its group, if it still runs."""
         # Not reaped yet, so the number cannot belong to anybody else.
         if self.alive and self._child is not None:
+            self._is_ours = number in (signal.SIGTERM, signal.SIGKILL)
             with suppress(ProcessLookupError):
                 os.killpg(self._child.pid, number)
 
@@ -100,8 +104,8 @@ class Process:
         return self.wait()
 
     def check(self) -> None:
-        """StageError with the end of its log when it has died."""
-        if self._child is not None and not self.alive:
+        """StageError with the end of its log when it has ended of its own accord."""
+        if self._child is not None and not self.alive and not self._is_ours:
             raise StageError(f"{self.name} ended with status {self._child.returncode}\n{self.tail()}")
 
     def tail(self, lines: int = 15) -> str:
@@ -117,6 +121,18 @@ class Process:
         """CPU time used so far, in user and kernel mode."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def end_by_interrupt() -> None:
+    """Lets SIGINT and SIGTERM raise KeyboardInterrupt, once: a second one must not disturb the clearing up."""
+
+    def interrupted(number: int, _frame: object) -> None:
+        for one in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(one, signal.SIG_IGN)
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, interrupted)
 
 
 def python(*arguments: str) -> list[str]:

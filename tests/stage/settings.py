@@ -45,14 +45,28 @@ class StageSettings:
         """The memory nodes of the root cgroup, in list format."""
         return _online(self.host_root / "sys/devices/system/node", "node") or "0"
 
+    def hugepage_sizes(self) -> list[str]:
+        """The sizes that the kernel offers, as in the names of hugetlb files (mem_fmt in mm/hugetlb_cgroup.c)."""
+        names = _names(self.host_root / "sys/kernel/mm/hugepages", "hugepages-")
+        return [_size_name(int(name.removesuffix("kB"))) for name in sorted(names)]
+
+
+def _size_name(kib: int) -> str:
+    if kib >= 1 << 20:
+        return f"{kib >> 20}GB"
+    return f"{kib >> 10}MB" if kib >= 1 << 10 else f"{kib}KB"
+
+
+def _names(directory: Path, prefix: str) -> list[str]:
+    found = [path.name for path in directory.iterdir()] if directory.exists() else []
+    return [name.removeprefix(prefix) for name in found if name.startswith(prefix)]
+
 
 def _online(directory: Path, prefix: str) -> str:
     listed = directory / "online"
     if listed.exists():
         return listed.read_text().strip()
-    found = [path.name for path in directory.iterdir()] if directory.exists() else []
-    numbers = [name.removeprefix(prefix) for name in found if name.startswith(prefix)]
-    return ",".join(sorted((number for number in numbers if number.isdecimal()), key=int))
+    return ",".join(sorted((number for number in _names(directory, prefix) if number.isdecimal()), key=int))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ _CLASSES = {
     "dra.memory": 'device.driver == "dra.memory" && !device.attributes["resource.kubernetes.io"].hugeTLB',
 } | {
     f"dra.hugepages-{size}": f'{_HUGEPAGES} && device.attributes["resource.kubernetes.io"].pageSize == "{size}"'
-    for size in ("64k", "2m", "32m", "512m", "1g", "16g")
+    for size in ("64k", "1m", "2m", "4m", "16m", "32m", "512m", "1g", "2g", "16g")
 }
 
 
@@ -81,8 +81,10 @@ class Stage:
         drivers = [process for instance in self.instances for process in instance.processes]
         try:
             _end(drivers)
-        finally:
             _end(self.stand_ins)
+        finally:
+            for process in (*drivers, *self.stand_ins):
+                process.kill()
             shutil.rmtree(self.paths.base, ignore_errors=True)
 
     def _start_stand_ins(self) -> None:
@@ -100,6 +102,7 @@ class Stage:
             *("--socket", paths.nri_socket, "--control", paths.runtime_control, "--level", settings.nri_level),
             *("--cdi-dir", paths.cdi_dir, "--cgroup-root", paths.cgroup_root),
             *("--cgroup-driver", settings.cgroup_driver, "--request-seconds", settings.request_seconds),
+            *(word for size in settings.hugepage_sizes() for word in ("--hugepage-size", size)),
             *("--machine-cpus", settings.machine_cpus(), "--machine-mems", settings.machine_mems()),
         )
         for process, sign in zip(
@@ -170,7 +173,7 @@ class Stage:
         return any(one["driver"] == driver and one["connected"] for one in self.kubelet("status")["endpoints"])
 
     def _drivers(self) -> list[Process]:
-        return [process for instance in self.instances for process in instance.processes if process.alive]
+        return [process for instance in self.instances for process in instance.processes]
 
     def _wait_alive(self, what: str, processes: Sequence[Process], condition: Any, seconds: float = 15.0) -> None:
         def happened() -> bool:

@@ -5,7 +5,7 @@ import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from numa_contract.cpuset import parse_cpu_list
@@ -33,6 +33,7 @@ class ClaimPod:
         self.claim = cluster.claim(f"{name}-claim", requests, {"name": name, "uid": self.uid}, overcommit=overcommit)
         self.cdi: list[str] = []
         self._starts = 0
+        self._sandbox: Future[Pod] | None = cluster.at_once(lambda: cluster.node.pod(name, uid=self.uid))
 
     @property
     def claim_uid(self) -> str:
@@ -63,10 +64,12 @@ class ClaimPod:
         env = [entry for device in document["devices"] for entry in device["containerEdits"]["env"]]
         return parse_cpu_list(next(e.split("=", 1)[1] for e in env if e.startswith(cpu_env_key(self.claim_uid, None))))
 
-    @cached_property
+    @property
     def sandbox(self) -> Pod:
-        """The pod's sandbox, made when first asked for. Its group allows no hugepages, as the kubelet leaves it."""
-        return self._cluster.node.pod(self.name, uid=self.uid)
+        """The pod's sandbox, made beside everything else. Its group allows no hugepages, as the kubelet leaves it."""
+        if self._sandbox is None:
+            self._sandbox = self._cluster.at_once(lambda: self._cluster.node.pod(self.name, uid=self.uid))
+        return self._sandbox.result()
 
     def create(self, name: str = "main", command: Sequence[str] = FOREVER, **options: Any) -> Container:
         """A container with the claim's devices; CriError when it is refused."""
@@ -79,10 +82,10 @@ class ClaimPod:
         return self.create(name, command, **options).start()
 
     def remove_sandbox(self) -> None:
-        """Ends the containers and the sandbox, if there is one; the claim stays prepared."""
-        if "sandbox" in self.__dict__:
-            self.sandbox.remove()
-            del self.__dict__["sandbox"]
+        """Ends the containers and the sandbox, if there is one; the claim stays prepared, and a new one can follow."""
+        if self._sandbox is not None:
+            self._sandbox.result().remove()
+            self._sandbox = None
 
     def end(self) -> None:
         """Ends the pod: containers, then the claim. Ending it twice changes nothing."""

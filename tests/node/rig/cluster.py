@@ -162,7 +162,7 @@ class Cluster:
         self.api(f"{_CLAIMS}/{name}", "DELETE")
 
     def pod(self, *requests: Mapping[str, Any], prepare: bool = True, overcommit: bool = False) -> ClaimPod:
-        """A pod with a claim, prepared unless told otherwise; its sandbox is made when it is first used."""
+        """A pod with a claim, prepared unless told otherwise; its sandbox is being made."""
         self._made += 1
         pod = ClaimPod(self, f"pod-{self._made}", requests, overcommit=overcommit)
         self._pods.append(pod)
@@ -172,13 +172,12 @@ class Cluster:
 
     def clean(self) -> None:
         """Ends every pod and its claim, as the kubelet does; both services run afterwards."""
-        for pod in self._pods:
-            pod.remove_sandbox()
         for extra in self.instances[1:]:
             extra.backend.kill()
             extra.frontend.kill()
-        for sandbox in self.node.runtime.pods():
-            self.node.runtime.remove_pod(sandbox)
+        self.instance.start()
+        list(self._threads.map(ClaimPod.remove_sandbox, self._pods))
+        list(self._threads.map(self.node.runtime.remove_pod, self.node.runtime.pods()))
         self.wait_ready()
         for pod in self._pods:
             pod.end()

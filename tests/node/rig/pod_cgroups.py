@@ -7,6 +7,7 @@ are written.
 """
 
 import subprocess
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -36,6 +37,7 @@ class PodCgroups:
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
+        self._making = threading.Lock()  # two pods at once share the levels above them
 
     def path(self, qos: Qos, uid: str = "") -> str:
         """What the kubelet passes as cgroup_parent."""
@@ -45,9 +47,10 @@ class PodCgroups:
     def make(self, qos: Qos, uid: str, hugetlb: Mapping[str, int]) -> Cgroup:
         """The group of a pod. Page sizes missing in `hugetlb` (bytes by size) get 0, as kubelets before 1.37 do."""
         group = Cgroup(self.path(qos, uid))
-        for level in reversed([group, group.parent, group.parent.parent]):
-            if level.path != "/" and not level.exists():
-                self._make_one(level)
+        with self._making:
+            for level in reversed([group, group.parent, group.parent.parent]):
+                if level.path != "/" and not level.exists():
+                    self._make_one(level)
         for size in PAGE_KIB:
             for file in ("max", "rsvd.max"):
                 group.write(f"hugetlb.{size}.{file}", hugetlb.get(size, 0))

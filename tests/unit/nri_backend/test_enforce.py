@@ -11,6 +11,7 @@ from nri_backend.enforce import (
     PodNote,
     adjustment,
     amendment,
+    asked_limits,
     claimed_bytes,
     container_limits,
     cpu_wants,
@@ -120,3 +121,12 @@ def test_the_kubelets_value_is_never_lost(own: int, claims: list[int], resets: s
         current = pod_limits({TWO: own}, {TWO: claimed})[TWO] or 0
         assert current == own + claimed
         note = PodNote(own, (current,))
+
+
+def test_the_claims_part_is_taken_out_of_what_a_runtime_shows() -> None:
+    """The rest is the kubelet's wish; without a rest nothing is known, and an answer that was not ours is untouched."""
+    claimed = {TWO: 64 * MI}
+    assert asked_limits({TWO: 66 * MI, 1 << 30: 0}, claimed) == {TWO: 2 * MI, 1 << 30: 0}
+    assert asked_limits({TWO: 64 * MI}, claimed) == {}
+    assert asked_limits({TWO: 2 * MI}, claimed) == {TWO: 2 * MI}
+    assert asked_limits({TWO: 64 * MI}, {}) == {TWO: 64 * MI}

@@ -186,6 +186,23 @@ async def test_the_kubelets_update_keeps_what_we_decide(node: Node) -> None:
     await eventually(lambda: node.kernel.get(f"{cgroup_of(container('claim'))}", "hugetlb.2MB.max") == str(66 * MI))
 
 
+async def test_what_we_answered_is_not_taken_for_the_kubelets_wish(node: Node, memory: Path) -> None:
+    """A standby is asked with the active one's answer inside, a snapshot shows it too: the claim counts once."""
+    env = node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
+    stored, answer = await node.create("claim", *env)
+    assert answer.resources.hugepage_limits == {"2MB": 64 * MI}
+    path = node.make_cgroups(pod(), stored)
+    for seen_at_creation in (True, False):
+        other = Node(memory)
+        await other.enforcer.synchronize([pod()], [] if seen_at_creation else [stored])
+        if seen_at_creation:
+            await other.enforcer.create_container(pod(), stored)
+        await other.enforcer.activate()
+        await other.enforcer.start_container(pod(), stored)
+        for name in ("max", "rsvd.max"):
+            assert node.kernel.get(path, f"hugetlb.2MB.{name}") == str(64 * MI)
+
+
 async def test_stopping_is_idempotent_and_late_events_change_nothing(node: Node) -> None:
     """3.11: both events can come twice, or for a container that never started."""
     env = node.claim(ONE)

@@ -77,6 +77,19 @@ def stated_limits(resources: Resources) -> dict[int, int]:
     return found
 
 
+def asked_limits(shown: Mapping[int, int], claimed: Mapping[int, int]) -> dict[int, int]:
+    """Returns what the kubelet asked for, out of the limits that a runtime shows after our answer at the creation.
+
+    The answer has added the claimed bytes. A size of which nothing else is left counts as not stated: the runtime may
+    have dropped the statement.
+    """
+    return {
+        size: limit - claimed.get(size, 0) if limit > claimed.get(size, 0) else limit
+        for size, limit in shown.items()
+        if size not in claimed or limit != claimed[size]
+    }
+
+
 def claimed_bytes(holdings: Iterable[Holding]) -> dict[int, int]:
     """Returns the bytes claimed by page size; a request that several of the containers hold counts once."""
     distinct: dict[tuple[str, str, int], int] = {}

@@ -74,7 +74,7 @@ class Enforcer:
             pod = by_id.get(container.pod_id) or Pod(container.pod_id, "", "", "", "")
             if container.state is not ContainerState.STOPPED and not self._is_own(pod):
                 # One that is only created may start without an event on this connection: it is looked after at once.
-                found.append(replace(known_as(pod, container), phase=Phase.STARTED))
+                found.append(replace(known_as(pod, container, answered=True), phase=Phase.STARTED))
         lost = [known for known in found if self.state.names_lost_claim(known)]
         self.keeper.take_all(found, await self.keeper.effective_cpus(lost) if lost else {})
         self._rounds.request_audit()
@@ -96,14 +96,15 @@ class Enforcer:
         return [update for _, update in updates[:MAX_SYNC_UPDATES]]
 
     def _amendment(self, known: Known, *, huge: bool = False) -> Resources:
-        return amendment(known.own_cpus, known.rightful, self.state.pool, known.stated, huge=huge)
+        return amendment(known.own_cpus, known.rightful, self.state.pool, known.asked, huge=huge)
 
     async def create_container(self, pod: Pod, container: Container) -> Adjustment:
         """Tells what the container gets, when nobody else is on its CPUs."""
         if self._is_own(pod):
             return Adjustment()
         await self.keeper.refresh()
-        known = self.state.assessed(known_as(pod, container))
+        # A standby is asked after the active instance, and sees what that one has answered.
+        known = self.state.assessed(known_as(pod, container, answered=not self.active))
         if not self.active:
             self.keeper.note(known)
             return Adjustment()
@@ -126,7 +127,7 @@ class Enforcer:
         if self._is_own(pod):
             return
         await self.keeper.refresh()
-        known = self.state.get(container.id) or known_as(pod, container)
+        known = self.state.get(container.id) or known_as(pod, container, answered=True)
         if known.phase in (Phase.ENDING, Phase.STOPPED):
             return
         known = self.state.assessed(known)
@@ -166,11 +167,11 @@ class Enforcer:
         """Lets the kubelet change everything but what the claims, or the pool, decide."""
         if self._is_own(pod) or not self.active:
             return []
-        known = self.state.get(container.id) or self.state.assessed(known_as(pod, container))
+        known = self.state.get(container.id) or self.state.assessed(known_as(pod, container, answered=True))
         if not known.alive:
             return []
         if stated := stated_limits(wanted):
-            known = replace(known, stated={**known.stated, **stated})
+            known = replace(known, stated={**known.asked, **stated}, answered=False)
             if self.state.get(known.id) is not None:
                 self.keeper.note(known)
         self._rounds.request_full()

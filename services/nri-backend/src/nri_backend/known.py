@@ -15,7 +15,7 @@ from numa_contract.reports import ClaimUse
 
 from nri_backend.cgroup_path import CgroupPathError, container_directory, pod_directory
 from nri_backend.containers import Container, Pod
-from nri_backend.enforce import stated_limits
+from nri_backend.enforce import asked_limits, claimed_bytes, stated_limits
 from nri_backend.holdings import Evidence, Holding, Refusal, read_evidence
 
 NOTHING: Final = Holding()
@@ -50,7 +50,9 @@ class Known:
     orphan: tuple[ClaimUse, ...] = ()
     """What it keeps though the record is gone or no longer allows it."""
     stated: Mapping[int, int] = field(default_factory=dict)
-    """Hugepage limits that the kubelet asked for, by page size in bytes."""
+    """Hugepage limits as the runtime tells them, by page size in bytes."""
+    answered: bool = False
+    """It told them after an instance of ours had answered at the creation: the claimed bytes are among them."""
     cpus: frozenset[int] | None = None
     """``cpuset.cpus.effective`` as last read; None before that."""
     mems: frozenset[int] | None = None
@@ -73,6 +75,11 @@ class Known:
         return self.holding if self.refusal is None else NOTHING
 
     @property
+    def asked(self) -> Mapping[int, int]:
+        """Hugepage limits that the kubelet asked for, by page size in bytes."""
+        return asked_limits(self.stated, claimed_bytes([self.holding])) if self.answered else self.stated
+
+    @property
     def alive(self) -> bool:
         """Whether a process of it may run, now or soon."""
         return self.phase is not Phase.STOPPED
@@ -89,8 +96,8 @@ class Known:
         return "claim" if self.holding.claims else "plain"
 
 
-def known_as(pod: Pod, container: Container) -> Known:
-    """Returns a container as the runtime describes it, nothing checked yet."""
+def known_as(pod: Pod, container: Container, *, answered: bool = False) -> Known:
+    """Returns a container as the runtime describes it, nothing checked yet; ``answered``: see Known."""
     cgroup = pod_cgroup = problem = ""
     try:
         cgroup = container_directory(container.cgroups_path)
@@ -106,4 +113,5 @@ def known_as(pod: Pod, container: Container) -> Known:
         pod_cgroup=pod_cgroup,
         problem=problem,
         stated=stated_limits(container.resources),
+        answered=answered,
     )

@@ -189,7 +189,7 @@ class NodeState:
         if not known.rightful.mems:
             return None
         pod = [k.rightful for k in self.of_pod(known.pod.uid) if k.alive]
-        return HugeWants(claimed_bytes([known.holding]), claimed_bytes(pod), known.stated)
+        return HugeWants(claimed_bytes([known.holding]), claimed_bytes(pod), known.asked)
 
     def of_pod(self, pod_uid: str) -> list[Known]:
         """Returns the containers of a pod."""

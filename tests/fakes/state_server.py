@@ -22,6 +22,10 @@ class StateServer:
     """Method and target; for a lease and a report with the interesting part of the body."""
     leases: list[dict[str, Any]] = field(default_factory=list)
     containers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    together: list[list[str]] = field(default_factory=list)
+    """Containers of each request that reported several."""
+    takes_several: bool = True
+    """False: as the release before, that has no such request."""
     refuse: dict[str, int] = field(default_factory=dict)
     """Status by the start of a target; such a request is recorded and has no effect."""
     hang: bool = False
@@ -69,6 +73,15 @@ class StateServer:
                 self.epoch = status_document["epoch"]
                 self.containers.clear()
             return 200, self.raw_lease or json.dumps({"instance": self.instance, "known": known}).encode()
+        if (method, target) == ("PUT", "/v1/containers") and not self.takes_several:
+            return 405, b"{}"
+        if (method, target) == ("PUT", "/v1/containers"):
+            documents = json.loads(body)
+            self.together.append([document["id"] for document in documents])
+            refused = {self.refuse.get(f"/v1/containers/{document['id']}") for document in documents} - {None}
+            if not refused:
+                self.containers |= {document["id"]: document for document in documents}
+            return max(filter(None, refused), default=204), b""
         if method == "PUT" and target.startswith("/v1/containers/"):
             document = json.loads(body)
             self.containers[document["id"]] = document

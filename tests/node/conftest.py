@@ -114,7 +114,12 @@ def cluster(request: pytest.FixtureRequest, node: Node, running_cluster: Running
     cluster = running_cluster.get(request.node)
     cluster.wait_ready()
     yield cluster
-    cluster.clean()
+    try:
+        cluster.clean()
+    except BaseException:
+        # The next test begins with a new one.
+        running_cluster.end()
+        raise
 
 
 @pytest.fixture

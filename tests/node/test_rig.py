@@ -72,28 +72,24 @@ def test_a_container_runs_in_its_pods_group(node: Node, cgroup_driver: Driver) -
 
 @both_drivers
 def test_stock_containerd_drops_hugepage_limits_but_not_unified_keys(node: Node, cgroup_driver: Driver) -> None:
-    """Stock disable_hugetlb_controller = true throws hugepage limits away; the same limit as a unified key is kept."""
+    """An update leaves a limit written by others alone, and writes unified keys and cpusets again as stored."""
     pod = node.pod(hugetlb={"2MB": 8 * MIB})
     limit = str(4 * MIB)
-    dropped = pod.run("dropped", resources=Resources(hugepages={"2MB": 4 * MIB})).cgroup.hugetlb("2MB")
+    dropped = pod.run("dropped", resources=Resources(hugepages={"2MB": 4 * MIB}))
     unified = {"hugetlb.2MB.max": limit, "hugetlb.2MB.rsvd.max": limit}
-    kept = pod.run("kept", resources=Resources(unified=unified)).cgroup.hugetlb("2MB")
-    assert (dropped["max"], dropped["rsvd.max"]) == ("max", "max")
-    assert (kept["max"], kept["rsvd.max"]) == (limit, limit)
-
-
-@both_drivers
-def test_an_update_leaves_hugepage_limits_that_the_runtime_does_not_know(node: Node, cgroup_driver: Driver) -> None:
-    """A limit written to the kernel's file outlives an update; unified keys and cpusets come back as stored."""
-    pod = node.pod(hugetlb={"2MB": 8 * MIB})
-    containers = [pod.run("plain"), pod.run("unified", resources=Resources(unified={"hugetlb.2MB.max": str(4 * MIB)}))]
-    for container in containers:
+    kept = pod.run("kept", resources=Resources(unified=unified))
+    assert [dropped.cgroup.hugetlb("2MB")[what] for what in ("max", "rsvd.max")] == ["max", "max"]
+    assert [kept.cgroup.hugetlb("2MB")[what] for what in ("max", "rsvd.max")] == [limit, limit]
+    for container in (dropped, kept):
         container.update(Resources(cpus="1-2"))
         container.cgroup.write("hugetlb.2MB.max", 2 * MIB)
         container.cgroup.write("cpuset.cpus", "4-5")
         container.update(Resources(shares=512))
-    assert [one.cgroup.hugetlb("2MB")["max"] for one in containers] == [str(2 * MIB), str(4 * MIB)]
-    assert [one.cpus_allowed for one in containers] == [{1, 2}, {1, 2}]
+    assert [one.cgroup.hugetlb("2MB")["max"] for one in (dropped, kept)] == [str(2 * MIB), limit]
+    assert [one.cpus_allowed for one in (dropped, kept)] == [{1, 2}, {1, 2}]
+    no_file = pod.create("no-file", resources=Resources(unified={"hugetlb.3MB.max": limit}))
+    with pytest.raises(CriError, match=r"hugetlb\.3MB\.max"):
+        no_file.start()
 
 
 def test_systemd_restores_a_cpuset_when_a_property_is_set(node: Node) -> None:

@@ -5,8 +5,10 @@ The environment is evidence for people and launchers (KubeVirt reads ``DRA_CPUSE
 """
 
 import json
+import re
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
@@ -17,10 +19,12 @@ from numa_contract.names import (
     CPU_ENV_PREFIX,
     cdi_device_name,
     cpu_env_key,
+    memory_device_name,
     memory_env_key,
     parse_cdi_file_name,
+    parse_env_key,
 )
-from numa_contract.pagesize import kubernetes_page_size
+from numa_contract.pagesize import kubernetes_page_size, parse_page_size
 from numa_contract.records import AllocationRecord, parse_record
 
 # The lowest version that allows annotations; a runtime refuses the whole file when it does not know the version.
@@ -30,20 +34,31 @@ RECORD_ANNOTATION: Final = "dra-driver-numa/record"
 
 @dataclass(frozen=True, slots=True)
 class ClaimFile:
-    """What a claim's file holds. Without a record, the environment still tells which CPUs must not be given away."""
+    """What a claim's file holds. Without a record, the environment still tells what must not be given away."""
 
     driver: str
     uid: str
     record: AllocationRecord | None
     cpus: frozenset[int]
     problem: str = ""
+    memory: Mapping[str, int] = field(default_factory=dict)
+    """Bytes by memory device."""
+
+    @classmethod
+    def of(cls, record: AllocationRecord) -> "ClaimFile":
+        """Returns what the file of a record holds."""
+        memory: dict[str, int] = defaultdict(int)
+        for allocation in record.memory:
+            memory[allocation.device] += allocation.size
+        return cls(record.driver, record.claim.uid, record, record.cpus_of(), memory=dict(memory))
+
+
+_SHIFTS: Final = {"Gi": 30, "Mi": 20, "Ki": 10, "": 0}
+_AMOUNT: Final = re.compile(r"numanode:(\d+),size:(\d+)([KMG]i)?", re.ASCII)
 
 
 def _size(bytes_: int) -> str:
-    for unit, shift in (("Gi", 30), ("Mi", 20), ("Ki", 10)):
-        if bytes_ and bytes_ % (1 << shift) == 0:
-            return f"{bytes_ >> shift}{unit}"
-    return str(bytes_)
+    return next(f"{bytes_ >> shift}{unit}" for unit, shift in _SHIFTS.items() if bytes_ % (1 << shift) == 0)
 
 
 def request_env(record: AllocationRecord, request: str) -> dict[str, str]:
@@ -99,11 +114,27 @@ def _evident_cpus(environment: list[str]) -> frozenset[int]:
     return frozenset(held)
 
 
+def _evident_memory(environment: list[str]) -> dict[str, int]:
+    held: dict[str, int] = defaultdict(int)
+    for entry in environment:
+        name, _, value = entry.partition("=")
+        key = parse_env_key(name)
+        if key is None or key.item in ("", "NUMANodes"):
+            continue
+        page = None if key.item == "memory" else parse_page_size(key.item.removeprefix("hugepages_"))
+        for part in value.split(";"):
+            match = _AMOUNT.fullmatch(part)
+            if match is None:
+                raise MalformedError("environment variable", entry, "tells no NUMA node and size")
+            held[memory_device_name(page, int(match[1]))] += int(match[2]) << _SHIFTS[match[3] or ""]
+    return dict(held)
+
+
 def parse_claim_file(name: str, data: bytes) -> ClaimFile:
     """Reads a claim's file by its name and bytes.
 
-    An unreadable record is reported in ``problem`` as long as the CDI part can be read: its CPUs are then held from
-    the environment. MalformedError when the file is no CDI document of ours at all.
+    An unreadable record is reported in ``problem`` as long as the CDI part can be read: its CPUs and memory are
+    then held from the environment. MalformedError when the file is no CDI document of ours at all.
     """
     identity = parse_cdi_file_name(name)
     if identity is None:
@@ -113,7 +144,8 @@ def parse_claim_file(name: str, data: bytes) -> ClaimFile:
         document = json.loads(data)
         if document["kind"] != CDI_KINDS[driver] or not document["devices"]:
             raise MalformedError("CDI file", name, f"is not of kind {CDI_KINDS[driver]} or has no device")
-        cpus = _evident_cpus(_environment(document))
+        environment = _environment(document)
+        cpus, memory = _evident_cpus(environment), _evident_memory(environment)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, ContractError):
             raise
@@ -124,5 +156,5 @@ def parse_claim_file(name: str, data: bytes) -> ClaimFile:
             raise MalformedError("CDI file", name, f"holds the record of claim {record.claim.uid} of {record.driver}")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         problem = str(error) if isinstance(error, ContractError) else f"no record ({type(error).__name__}: {error})"
-        return ClaimFile(driver, uid, None, cpus, problem)
-    return ClaimFile(driver, uid, record, record.cpus_of())
+        return ClaimFile(driver, uid, None, cpus, problem, memory)
+    return ClaimFile.of(record)

@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU and node lists in the kernel's list format (``0-3,8``), as a set of ints."""
+"""CPU and node lists in the kernel's list format (``0-3,8``), as a set of ints.
+
+A node has few distinct lists and they are read and written over and over, so both ways remember the latest ones.
+"""
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final
 
 from numa_contract.errors import MalformedError
 
-_ITEM = re.compile(r"(\d+)(?:-(\d+))?", re.ASCII)
+_ITEM = re.compile(r"(\d{1,20})(?:-(\d{1,20}))?", re.ASCII)
 # Linux cannot be built for more (CONFIG_NR_CPUS stops at 8192); a wider range is damage, not a machine.
 _HIGHEST = 65535
+# Texts come from pod authors too: what is remembered stays below 10 MB, whatever they write.
+_REMEMBERED: Final = 256
+_LONGEST_TEXT: Final = 256
+_LARGEST_SET: Final = 512
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
@@ -17,6 +26,17 @@ def parse_cpu_list(text: str) -> frozenset[int]:
     Raises MalformedError for anything else, also for the kernel's stride syntax, which no file we read uses.
     """
     text = text.strip()
+    small = _parsed_if_small(text) if len(text) <= _LONGEST_TEXT else None
+    return _parse(text) if small is None else small
+
+
+@lru_cache(_REMEMBERED)
+def _parsed_if_small(text: str) -> frozenset[int] | None:
+    found = _parse(text)
+    return found if len(found) <= _LARGEST_SET else None
+
+
+def _parse(text: str) -> frozenset[int]:
     found: set[int] = set()
     for item in text.split(",") if text else ():
         match = _ITEM.fullmatch(item)
@@ -34,8 +54,18 @@ def parse_cpu_list(text: str) -> frozenset[int]:
 
 def format_cpu_list(cpus: Iterable[int]) -> str:
     """Writes the shortest list, sorted, ranges merged: ``{0, 1, 2, 8}`` becomes ``"0-2,8"``."""
+    cpus = frozenset(cpus)
+    return _formatted_small(cpus) if len(cpus) <= _LARGEST_SET else _format(cpus)
+
+
+@lru_cache(_REMEMBERED)
+def _formatted_small(cpus: frozenset[int]) -> str:
+    return _format(cpus)
+
+
+def _format(cpus: frozenset[int]) -> str:
     runs: list[list[int]] = []
-    for cpu in sorted(set(cpus)):
+    for cpu in sorted(cpus):
         if runs and runs[-1][1] == cpu - 1:
             runs[-1][1] = cpu
         else:

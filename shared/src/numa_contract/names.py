@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from numa_contract.errors import MalformedError
+from numa_contract.pagesize import short_page_size
 
 CPU_DRIVER: Final = "dra.cpu"
 MEMORY_DRIVER: Final = "dra.memory"
@@ -25,6 +26,7 @@ CDI_DIRECTORY: Final = "/var/run/cdi"
 STATE_SOCKET: Final = "state.sock"
 ACTIVE_LOCK: Final = "active.lock"
 CLAIMS_LOCK: Final = "claims.lock"
+CLAIMS_JOURNAL: Final = "claims.journal"
 
 CDI_VENDOR: Final = "dra.k8s.io"
 CDI_CLASSES: Final = {CPU_DRIVER: "cpu", MEMORY_DRIVER: "memory"}
@@ -72,6 +74,12 @@ def parse_cdi_file_name(name: str) -> tuple[str, str] | None:
     """Returns (driver, claim UID) of a file of ours, None for every other file of the CDI directory."""
     match = _CDI_FILE.fullmatch(name)
     return (f"dra.{match[1]}", match[2]) if match else None
+
+
+def memory_device_name(hugepage_bytes: int | None, numa_node: int) -> str:
+    """Returns the device of a NUMA node's plain memory, or of its hugepages of one size: ``hugepages-2m-numa000``."""
+    kind = "memory" if hugepage_bytes is None else f"hugepages-{short_page_size(hugepage_bytes)}"
+    return f"{kind}-numa{numa_node:03d}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the backend tells the frontend: its lease, and every container it knows."""
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal, get_args
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from numa_contract.records import CpuSet, Document
 
@@ -11,6 +11,18 @@ REPORT_VERSION: Final = 1
 LEASE_SECONDS: Final = 3.0
 """A lease that was not renewed for this long is dead."""
 RENEW_SECONDS: Final = 1.0
+
+
+_StateWord = Literal["unknown", "created", "paused", "running", "stopped"]
+
+
+def _read_state(value: object) -> object:
+    # A newer backend may know more states; a container in one of them is alive as far as anybody here can tell.
+    return "unknown" if isinstance(value, str) and value not in get_args(_StateWord) else value
+
+
+ContainerState = Annotated[_StateWord, BeforeValidator(_read_state, json_schema_input_type=str)]
+"""Where a container is in its life; a word that this release does not know is read as ``unknown``."""
 
 
 class ClaimUse(Document):
@@ -32,7 +44,7 @@ class ContainerReport(Document):
     pod_uid: str
     pod_namespace: str
     pod_name: str
-    state: Literal["unknown", "created", "paused", "running", "stopped"] = "unknown"
+    state: ContainerState = "unknown"
     claims: tuple[ClaimUse, ...] = ()
     """Claims whose record allows this container."""
     unknown_claims: tuple[ClaimUse, ...] = ()

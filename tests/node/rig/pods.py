@@ -47,6 +47,7 @@ class Container:
         self.id = container_id
         self.name = name
         self._log = log
+        self._process = 0
 
     def start(self) -> "Container":
         self._runtime.start(self.id)
@@ -92,17 +93,23 @@ class Container:
         return self._runtime.pid(self.id)
 
     @property
+    def process(self) -> int:
+        """As pid, asked for once: the runtime takes a tenth of a second to answer, the kernel's files none."""
+        self._process = self._process or self.pid
+        return self._process
+
+    @property
     def cgroup(self) -> Cgroup:
         """The group the kernel has the first process in; only while it lives."""
-        return kernel.cgroup_of(self.pid)
+        return kernel.cgroup_of(self.process)
 
     @property
     def cpus_allowed(self) -> frozenset[int]:
-        return kernel.cpus_allowed(self.pid)
+        return kernel.cpus_allowed(self.process)
 
     @property
     def mems_allowed(self) -> frozenset[int]:
-        return kernel.mems_allowed(self.pid)
+        return kernel.mems_allowed(self.process)
 
     def log(self) -> str:
         """What the container wrote to its standard output and error so far."""

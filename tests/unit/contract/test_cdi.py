@@ -136,6 +136,31 @@ def test_an_unreadable_record_still_holds_its_cpus(annotation: str) -> None:
     assert file.cpus == {0, 1}
 
 
+def test_an_unreadable_record_still_holds_its_memory() -> None:
+    """Hugepages are held from the environment as CPUs are."""
+    device = "hugepages-2m-numa001"
+    huge = {
+        "request": "m",
+        "device": device,
+        "numa_node": 1,
+        "size": 64 << 20,
+        "page_bytes": 2 << 20,
+        "hugepages": True,
+    }
+    plain = {"request": "m", "device": "memory-numa000", "numa_node": 0, "size": 4096, "page_bytes": 4096}
+    record = AllocationRecord(
+        driver="dra.memory",
+        claim=CLAIM,
+        results=(AllocationResult(request="m", pool="p", device=device),),
+        memory=tuple(MemoryAllocation.model_validate(values) for values in (huge, plain)),
+    )
+    document = cdi_document(record)
+    document["annotations"] = {}
+    file = parse_claim_file(file_name(record), json.dumps(document).encode())
+    assert file.record is None
+    assert file.memory == {device: 64 << 20, "memory-numa000": 4096}
+
+
 def test_a_record_in_the_wrong_file_is_not_believed() -> None:
     """A file copied to another claim's name holds CPUs, but gives no rights."""
     file = parse_claim_file(cdi_file_name("dra.cpu", "other"), dump_claim_file(cpu_record()))

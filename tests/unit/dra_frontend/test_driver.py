@@ -15,6 +15,7 @@ from dra_frontend.files import ClaimDirectory
 from dra_frontend.inventory import build_inventory
 from dra_frontend.kube_errors import UnavailableError
 from dra_frontend.lease import BackendView
+from dra_frontend.recovery import LostRecords
 from dra_frontend.rundir import FileLock
 from dra_frontend.store import ClaimStore
 from dra_frontend.upkeep import Upkeep
@@ -59,13 +60,12 @@ class Instance:
     def __init__(self, path: Path, claims: Claims, *, wait: float = 0.05) -> None:
         self.path = path
         self.backend = BackendView(time.monotonic)
-        directory = ClaimDirectory(path / "cdi", path / "claims.lock", path / "quarantine")
+        directory = ClaimDirectory(path / "cdi", path / "claims.journal", path / "quarantine")
         self.store = ClaimStore(directory, FileLock(path / "claims.lock"), self.backend)
         self.inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0})), NODE)
-        self.upkeep = Upkeep(NODE, claims, self.store, lambda: self.inventory, self.backend)
-        self.claims = NodeClaims(
-            claims, self.store, lambda: self.inventory, self.backend, self.upkeep, backend_wait=wait
-        )
+        self.lost = LostRecords(NODE, claims, self.store, lambda: self.inventory, self.backend)
+        self.upkeep = Upkeep(NODE, claims, self.store, self.lost, self.backend)
+        self.claims = NodeClaims(claims, self.store, lambda: self.inventory, self.backend, self.lost, backend_wait=wait)
 
     def enforce(self) -> None:
         """Renews the backend's lease, complete."""
@@ -296,7 +296,7 @@ async def test_an_unreadable_record_is_rebuilt(node: Instance, api: Claims, tmp_
     again.enforce()
     await again.store.transact(lambda _: None)
     assert again.store.ledger.held_cpus() == taken
-    await again.upkeep.recover()
+    await again.lost.recover()
     assert again.record("u").cpus_of() == taken
     assert list((tmp_path / "quarantine").iterdir())
 
@@ -307,7 +307,7 @@ async def test_of_two_overlapping_records_the_one_in_use_stays(node: Instance, a
     twin = node.record("u").model_copy(update={"claim": node.record("u").claim.model_copy(update={"uid": "t"})})
     await node.store.transact(lambda t: t.write(twin))
     node.report(claims=[{"uid": "u", "driver": "dra.cpu"}])
-    await node.upkeep.recover()
+    await node.lost.recover()
     assert node.store.ledger.record("dra.cpu", "t") is None
     assert node.record("u").cpus_of() == twin.cpus_of()
     assert node.store.quarantined
@@ -358,3 +358,64 @@ async def test_an_owner_whose_pod_has_left_gives_way(node: Instance, api: Claims
     await node.upkeep._sweep_some()
     assert node.record("u").owner is None
     assert [pod.uid for pod in node.record("u").reserved_for] == ["pod-2"]
+
+
+async def test_nothing_is_chosen_while_reports_are_incomplete(node: Instance, api: Claims) -> None:
+    """A runtime that restarts between the wait and the choice makes nobody's CPUs look free."""
+    await node.claims.prepare("dra.cpu", [api.add(claim("u", cpus(2)))])
+    name = api.add(claim("u", cpus(1)))
+    restarted = BackendStatus(instance="i", epoch="e2", complete=False, active=True, synchronized=True)
+
+    class Slow:
+        """An API server that answers after the runtime has restarted."""
+
+        async def get_claim(self, namespace: str, claim_name: str) -> dict[str, Any] | None:
+            """Answers late."""
+            node.backend.renew(restarted)
+            return api.documents[claim_name]
+
+    late = NodeClaims(Slow(), node.store, lambda: node.inventory, node.backend, node.lost)
+    answer = (await late.prepare("dra.cpu", [name]))["u"]
+    assert isinstance(answer, Failure)
+    assert len(node.record("u").cpus_of()) == 2
+
+
+async def test_what_was_unprepared_is_not_rebuilt(node: Instance, api: Claims) -> None:
+    """Its container lingers and names a claim without a record: its CPUs are held, but the claim does not come back."""
+    name = api.add(claim("u", cpus(2)))
+    await node.claims.prepare("dra.cpu", [name])
+    taken = node.record("u").cpus_of()
+    node.report(claims=[{"uid": "u", "driver": "dra.cpu"}])
+    await node.claims.unprepare("dra.cpu", [name])
+    use = ClaimUse(uid="u", driver="dra.cpu", cpus=taken).model_dump(mode="json")
+    node.report(unknownClaims=[use])
+    await node.lost.recover()
+    assert not node.file("u").exists()
+    assert node.store.ledger.held_cpus() == taken
+
+
+async def test_a_claim_prepared_again_meanwhile_is_not_released(node: Instance, api: Claims) -> None:
+    """What the sweep compared was another record: it releases only what it has seen."""
+    await node.claims.prepare("dra.cpu", [api.add(claim("u", cpus(2)))])
+    old = node.record("u")
+    await node.claims.prepare("dra.cpu", [api.add(claim("u", cpus(1)))])
+    del api.documents["claim-u"]
+    await node.upkeep._look_after(old)
+    assert len(node.record("u").cpus_of()) == 1
+
+
+async def test_a_damaged_file_of_a_claim_that_is_gone_is_released(node: Instance, api: Claims) -> None:
+    """Nobody else would ever let go of its CPUs: the kubelet may have forgotten the claim long ago."""
+    await node.claims.prepare("dra.cpu", [api.add(claim("u", cpus(2)))])
+    node.file("u").write_text(node.file("u").read_text().replace('\\"driver\\"', '\\"pilot\\"'))
+    await node.store.transact(lambda _: None, thorough=True)
+    assert node.store.ledger.record("dra.cpu", "u") is None
+    await node.lost.recover()
+    assert node.record("u").rebuilt
+    await node.lost.recover()
+    node.file("u").write_text(node.file("u").read_text().replace('\\"driver\\"', '\\"pilot\\"'))
+    del api.documents["claim-u"]
+    await node.store.transact(lambda _: None, thorough=True)
+    await node.lost.recover()
+    assert node.store.ledger.held_cpus() == frozenset()
+    assert not node.file("u").exists()

@@ -24,14 +24,14 @@ def record(uid: str = "u1", cpus: frozenset[int] = frozenset({1, 2})) -> Allocat
 @pytest.fixture
 def directory(tmp_path: Path) -> ClaimDirectory:
     """An empty directory that does not exist yet."""
-    return ClaimDirectory(tmp_path / "cdi", tmp_path / "claims.lock", tmp_path / "quarantine")
+    return ClaimDirectory(tmp_path / "cdi", tmp_path / "claims.journal", tmp_path / "quarantine")
 
 
 def test_a_restart_finds_what_was_written(directory: ClaimDirectory, tmp_path: Path) -> None:
     """Another instance reads every record from the directory alone."""
     directory.write(record("a"))
     directory.write(record("b", frozenset({5})))
-    other = ClaimDirectory(tmp_path / "cdi", tmp_path / "claims.lock", tmp_path / "quarantine")
+    other = ClaimDirectory(tmp_path / "cdi", tmp_path / "claims.journal", tmp_path / "quarantine")
     assert {key: file.record for key, file in other.scan().items()} == {
         ("dra.cpu", "a"): record("a"),
         ("dra.cpu", "b"): record("b", frozenset({5})),
@@ -66,7 +66,7 @@ def test_a_change_by_another_instance_is_seen(directory: ClaimDirectory, tmp_pat
     """A scan believes the directory, not its memory."""
     directory.write(record())
     directory.scan()
-    other = ClaimDirectory(tmp_path / "cdi", tmp_path / "claims.lock", tmp_path / "quarantine")
+    other = ClaimDirectory(tmp_path / "cdi", tmp_path / "claims.journal", tmp_path / "quarantine")
     other.write(record("u1", frozenset({7})))
     other.write(record("u2"))
     seen = directory.scan()
@@ -85,12 +85,12 @@ def test_a_file_with_an_unreadable_record_is_copied_and_stays(directory: ClaimDi
     assert (file.record, file.cpus) == (None, {1, 2})
     assert path.exists()
     assert len(list((tmp_path / "quarantine").iterdir())) == 1
-    assert directory.unreadable[path.name]
+    assert directory.problems[path.name]
     directory.scan()
     assert len(list((tmp_path / "quarantine").iterdir())) == 1, "one copy, not one for each scan"
     directory.write(record())
     directory.scan()
-    assert directory.unreadable == {}
+    assert directory.problems == {}
 
 
 def test_a_file_that_is_no_cdi_is_moved_to_quarantine(directory: ClaimDirectory, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_file_that_is_no_cdi_is_moved_to_quarantine(directory: ClaimDirectory,
     assert not path.exists()
     [copy] = (tmp_path / "quarantine").iterdir()
     assert copy.read_bytes() == b"\xff\x00 half a fi"
-    assert path.name in directory.unreadable
+    assert path.name in directory.problems
 
 
 def test_files_of_others_are_left_alone(directory: ClaimDirectory, tmp_path: Path) -> None:
@@ -118,10 +118,39 @@ def test_a_release_is_known_to_other_instances(directory: ClaimDirectory, tmp_pa
     """A file that went on purpose must not be taken for lost and written again by another instance."""
     directory.write(record())
     directory.remove("dra.cpu", "u1")
-    other = ClaimDirectory(tmp_path / "cdi", tmp_path / "claims.lock", tmp_path / "quarantine")
-    assert other.released() == {("dra.cpu", "u1")}
-    other.forget_release("dra.cpu", "u1")
-    assert directory.released() == set()
+    other = ClaimDirectory(tmp_path / "cdi", tmp_path / "claims.journal", tmp_path / "quarantine")
+    assert other.releases() == {("dra.cpu", "u1")}
+    other.write(record())
+    assert directory.releases() == set()
+
+
+def test_a_quick_scan_sees_what_another_instance_wrote(directory: ClaimDirectory, tmp_path: Path) -> None:
+    """The journal tells of it even when the directory's time, which moves in ticks, looks the same."""
+    other = ClaimDirectory(tmp_path / "cdi", tmp_path / "claims.journal", tmp_path / "quarantine")
+    for number in range(50):
+        directory.write(record(f"a{number}"))
+        other.scan(thorough=False)
+        other.write(record(f"b{number}"))
+        assert set(directory.scan(thorough=False)) == set(other.scan(thorough=False))
+    assert len(directory.scan(thorough=False)) == 100
+
+
+def test_a_quick_scan_of_an_unchanged_directory_reads_nothing(directory: ClaimDirectory) -> None:
+    """Prepare does not get slower with the number of claims: the same object is returned."""
+    directory.write(record())
+    view = directory.scan(thorough=False)
+    assert directory.scan(thorough=False) is view
+
+
+def test_a_quarantine_that_cannot_be_written_stops_nobody(directory: ClaimDirectory, tmp_path: Path) -> None:
+    """A damaged file stays where it is, and is told of; the other claims go on."""
+    (tmp_path / "quarantine").write_text("no directory")
+    directory.write(record("good"))
+    path = tmp_path / "cdi" / cdi_file_name("dra.cpu", "bad")
+    path.write_text("{")
+    assert set(directory.scan()) == {("dra.cpu", "good")}
+    assert path.exists()
+    assert "copied" in directory.problems[path.name]
 
 
 def test_removing_what_is_not_there_is_fine(directory: ClaimDirectory) -> None:

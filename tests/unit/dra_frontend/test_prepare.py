@@ -35,7 +35,7 @@ def made(claim_view: ClaimView, driver: str = "dra.cpu", ledger: Ledger | None =
 
 def holding(*records: AllocationRecord, containers: tuple[ContainerReport, ...] = ()) -> Ledger:
     """A ledger with these records."""
-    files = {(r.driver, r.claim.uid): ClaimFile(r.driver, r.claim.uid, r, r.cpus_of()) for r in records}
+    files = {(r.driver, r.claim.uid): ClaimFile.of(r) for r in records}
     return Ledger(files, containers=containers)
 
 
@@ -72,7 +72,8 @@ def test_two_requests_of_one_claim_get_different_cpus() -> None:
 def test_nobody_gets_what_somebody_has() -> None:
     """CPUs of other claims, of releases in progress and of containers without a record are all taken."""
     first = made(view("u1", cpus(2)))
-    assert "0 free" in refused(view("u2", cpus(2)), ledger=Ledger({}, {"u0": frozenset({1, 4, 5})}))
+    going = ClaimFile("dra.cpu", "u0", None, frozenset({1, 4, 5}))
+    assert "0 free" in refused(view("u2", cpus(2)), ledger=Ledger({}, {("dra.cpu", "u0"): going}))
     assert "1 free" in refused(view("u2", cpus(2)), ledger=holding(first))
     stray = ContainerReport(
         id="c",
@@ -168,3 +169,20 @@ def test_what_does_not_fit_the_allocation_is_not_rebuilt() -> None:
     outcome = rebuild_record(view("u", cpus(2)), "dra.cpu", {"": frozenset({3, 4, 5})}, INVENTORY)
     assert isinstance(outcome, Refusal)
     assert "cannot be rebuilt" in outcome.text
+
+
+def test_a_cpu_that_two_claims_hold_is_not_free_for_either() -> None:
+    """Where records overlap, a claim that is allocated anew must not be offered what the other one holds too."""
+    files = {
+        ("dra.cpu", uid): ClaimFile("dra.cpu", uid, None, cpus)
+        for uid, cpus in (("a", frozenset({0, 1})), ("b", frozenset({1, 2})))
+    }
+    assert Ledger(files).held_cpus("a") == {1, 2}
+    assert Ledger(files).held_cpus("b") == {0, 1}
+
+
+def test_an_unreadable_record_holds_its_hugepages() -> None:
+    """What the environment of a damaged file tells is not given to anybody else."""
+    broken = ClaimFile("dra.memory", "x", None, frozenset(), "damaged", {"hugepages-2m-numa000": 500 << 20})
+    text = refused(view("u", memory("64Mi", kind="hugepages-2m")), "dra.memory", Ledger({("dra.memory", "x"): broken}))
+    assert "12582912 of 536870912 unclaimed" in text

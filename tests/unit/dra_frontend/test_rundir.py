@@ -24,7 +24,7 @@ async def test_lock_excludes_another_holder(short: Path) -> None:
     """Two instances never hold the lock together; the second one is told whose file it waits for."""
     first, second = FileLock(short / "lock"), FileLock(short / "lock")
     await first.acquire()
-    with pytest.raises(LockTimeoutError, match=r"lock is still held by another instance after 0\.02 s"):
+    with pytest.raises(LockTimeoutError, match=r"lock could not be had within 0\.02 s"):
         await second.acquire(limit=0.02)
     assert (first.held, second.held) == (True, False)
     first.close()
@@ -118,15 +118,15 @@ async def test_leaving_removes_own_things_only(short: Path) -> None:
     assert [path.name for path in root.iterdir()] == ["claims.lock"]
 
 
-async def test_active_lock_passes_on_when_the_instance_leaves(short: Path) -> None:
-    """Hand-over: the standby gets the active lock when the holder leaves its run directory."""
+async def test_a_lock_passes_on_when_the_instance_leaves(short: Path) -> None:
+    """Hand-over: the standby gets the lock when the holder leaves its run directory."""
     async with RunDirectory(short, "standby") as standby:
         async with RunDirectory(short, "holder") as holder:
-            await holder.active_lock.acquire()
+            await holder.claims_lock.acquire()
             with pytest.raises(LockTimeoutError):
-                await standby.active_lock.acquire(limit=0.02)
-        await standby.active_lock.acquire(limit=5)
-        assert standby.active_lock.held
+                await standby.claims_lock.acquire(limit=0.02)
+        await standby.claims_lock.acquire(limit=5)
+        assert standby.claims_lock.held
 
 
 @pytest.mark.parametrize("uid", ["", "..", "a/b"])

@@ -36,7 +36,7 @@ def ledger() -> Ledger:
     for driver in ("dra.cpu", "dra.memory"):
         record = make_record(view, driver, INVENTORY, Ledger({}))
         assert isinstance(record, AllocationRecord)
-        files[driver, "u"] = ClaimFile(driver, "u", record, record.cpus_of())
+        files[driver, "u"] = ClaimFile.of(record)
     return Ledger(files)
 
 

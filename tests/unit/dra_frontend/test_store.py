@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The claims of a node across instances, losses and releases."""
 
+import asyncio
 import json
+import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from dra_frontend.files import ClaimDirectory
 from dra_frontend.lease import BackendView
 from dra_frontend.rundir import FileLock
-from dra_frontend.store import ClaimStore
+from dra_frontend.store import ClaimStore, Transaction
 from numa_contract.names import cdi_file_name
-from numa_contract.records import AllocationRecord, AllocationResult, ClaimReference, CpuAllocation
+from numa_contract.records import AllocationRecord, AllocationResult, ClaimReference, CpuAllocation, MemoryAllocation
 from numa_contract.reports import BackendStatus, ClaimUse, ContainerReport
 
 
@@ -58,7 +58,7 @@ def backend() -> BackendView:
 
 def store_in(path: Path, backend: BackendView) -> ClaimStore:
     """One instance on a node."""
-    directory = ClaimDirectory(path / "cdi", path / "claims.lock", path / "quarantine")
+    directory = ClaimDirectory(path / "cdi", path / "claims.journal", path / "quarantine")
     return ClaimStore(directory, FileLock(path / "claims.lock"), backend)
 
 
@@ -156,10 +156,11 @@ async def test_a_lock_that_cannot_be_had_is_an_error(tmp_path: Path, backend: Ba
     """An instance that is stuck with the lock makes the other one say so, not wait for ever."""
 
     class Taken:
-        @asynccontextmanager
-        async def hold(self, limit: float | None = None) -> AsyncIterator[None]:
+        async def acquire(self, limit: float | None = None) -> None:
             raise TimeoutError(f"held by another instance after {limit} s")
-            yield
+
+        def release(self) -> None:
+            raise AssertionError("was never taken")
 
     store = ClaimStore(ClaimDirectory(tmp_path, tmp_path / "l", tmp_path / "q"), Taken(), backend)
     with pytest.raises(OSError, match="another instance"):
@@ -170,11 +171,70 @@ async def test_the_list_of_releases_is_bounded(tmp_path: Path, backend: BackendV
     """Pods come and go for months; the note of releases does not grow."""
     store = store_in(tmp_path, backend)
 
-    def many(transaction: object) -> None:
+    def many(transaction: Transaction) -> None:
         for number in range(600):
-            store._directory._note_release("dra.cpu", f"u{number}")
+            transaction.release("dra.cpu", f"u{number}")
 
     await store.transact(many)
-    kept = json.loads((tmp_path / "claims.lock").read_text())
+    kept = json.loads((tmp_path / "claims.journal").read_text())["releases"]
     assert len(kept) == 512
     assert kept[-1] == ["dra.cpu", "u599"]
+
+
+async def test_a_cancelled_caller_does_not_free_the_lock(tmp_path: Path, backend: BackendView) -> None:
+    """The kubelet drops its call while the thread still chooses: nobody else may choose before it has written."""
+    store = store_in(tmp_path, backend)
+    inside, go = threading.Event(), threading.Event()
+
+    def slow(transaction: Transaction) -> None:
+        inside.set()
+        go.wait(5)
+        transaction.write(record())
+
+    first = asyncio.create_task(store.transact(slow))
+    await asyncio.to_thread(inside.wait, 5)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    second = asyncio.create_task(store.transact(lambda t: t.ledger.held_cpus()))
+    done, _ = await asyncio.wait([second], timeout=0.05)
+    assert not done
+    go.set()
+    assert await second == {1, 2}
+    await store.close()
+
+
+async def test_memory_of_a_living_container_stays_claimed(tmp_path: Path, backend: BackendView) -> None:
+    """Hugepages are held as CPUs are: after Unprepare they come back with the last container."""
+    store = store_in(tmp_path, backend)
+    held = AllocationRecord(
+        driver="dra.memory",
+        claim=ClaimReference(uid="u1", namespace="ns", name="c"),
+        results=(AllocationResult(request="r", pool="p", device="hugepages-2m-numa000"),),
+        memory=(
+            MemoryAllocation(
+                request="r",
+                device="hugepages-2m-numa000",
+                numa_node=0,
+                size=64 << 20,
+                page_bytes=2 << 20,
+                hugepages=True,
+            ),
+        ),
+    )
+    await store.transact(lambda t: t.write(held))
+    backend.containers["c-u1"] = container("u1")
+    await store.transact(lambda t: t.release("dra.memory", "u1"))
+    assert store.ledger.claimed_bytes() == {"hugepages-2m-numa000": 64 << 20}
+    del backend.containers["c-u1"]
+    store.settle()
+    assert store.ledger.claimed_bytes() == {}
+
+
+async def test_leftovers_of_a_death_are_removed(tmp_path: Path, backend: BackendView) -> None:
+    """A temporary file of a write that never ended does not lie around for ever."""
+    leftover = tmp_path / "cdi" / f".{cdi_file_name('dra.cpu', 'u1')}.abcd.tmp"
+    leftover.parent.mkdir()
+    leftover.write_text("{")
+    await store_in(tmp_path, backend).start()
+    assert not leftover.exists()

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from nri_backend.http_client import FrontendError
 from nri_backend.outbox import Outbox
-from nri_backend.state_client import FrontendError, StateClient, parse_answer
+from nri_backend.state_client import StateClient, parse_answer
 from numa_contract.reports import BackendStatus, ContainerReport
 
 from tests.fakes.state_server import StateServer, state_server

@@ -11,11 +11,13 @@ import logging
 import signal
 import socket
 import time
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
-from numa_contract.names import CLAIMS_LOCK, DRIVERS
+from numa_contract.names import CLAIMS_JOURNAL, DRIVERS
 from numa_contract.reports import ContainerReport
 
 from dra_frontend.config import Settings
@@ -32,8 +34,10 @@ from dra_frontend.kubelet import KubeletPlugin, PluginPaths
 from dra_frontend.lease import BackendView
 from dra_frontend.publish_values import Notice
 from dra_frontend.publisher import Publisher
+from dra_frontend.recovery import LostRecords
 from dra_frontend.rundir import RunDirectory
 from dra_frontend.slices import slice_documents
+from dra_frontend.sockets import SocketPathError
 from dra_frontend.state_api import HttpServer, NodeState, probe_app, state_app
 from dra_frontend.store import Change, ClaimStore
 from dra_frontend.sysfs import HostTree
@@ -57,10 +61,12 @@ class _Service:
         run_dir = Path(config.run_dir)
         self.backend = BackendView(time.monotonic)
         self.feed = EventFeed()
-        directory = ClaimDirectory(Path(config.cdi_dir), run_dir / CLAIMS_LOCK, run_dir / "quarantine")
+        directory = ClaimDirectory(Path(config.cdi_dir), run_dir / CLAIMS_JOURNAL, run_dir / "quarantine")
         self.store = ClaimStore(directory, self.run_directory.claims_lock, self.backend)
-        self.upkeep = Upkeep(self.settings.node_name, self.client, self.store, lambda: self.inventory, self.backend)
-        self.claims = NodeClaims(self.client, self.store, lambda: self.inventory, self.backend, self.upkeep)
+        node = settings.node_name
+        self.lost = LostRecords(node, client, self.store, lambda: self.inventory, self.backend)
+        self.upkeep = Upkeep(node, client, self.store, self.lost, self.backend)
+        self.claims = NodeClaims(client, self.store, lambda: self.inventory, self.backend, self.lost)
         self.telemetry = Telemetry(lambda: self.store.ledger, self.inventory, self.backend)
         measured = MeasuredClaims(self.claims, self.telemetry)
         root = Path(config.kubelet_root_dir)
@@ -112,6 +118,17 @@ class _Service:
                 problems.append(f"{driver}: slices not published {publisher.status.error or ''}".rstrip())
         return problems
 
+    def endless(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
+        """Returns what runs as long as the service does, by name."""
+        publishing = [(f"publisher {driver}", publisher.run()) for driver, publisher in self.publishers.items()]
+        return [
+            ("reports", self.upkeep.run_reports()),
+            ("disk", self.upkeep.run_disk()),
+            ("claims", self.upkeep.run_claims()),
+            ("link", self.lead()),
+            *publishing,
+        ]
+
     def state(self) -> NodeState:
         """Returns what the state endpoint needs."""
         return NodeState(
@@ -156,9 +173,16 @@ def make_inventory(settings: Settings) -> Inventory:
     return build_inventory(discover(HostTree(Path(settings.host_root))), settings.config, settings.node_name)
 
 
+async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
+    """Runs what must never end by itself: a service that has lost a part of it must not go on as if nothing were."""
+    await work
+    raise RuntimeError(f"{name} ended; report this bug")
+
+
 def _tcp_socket(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
-    return socket.create_server((host, int(port)), reuse_port=False)
+    host = host.strip("[]")
+    return socket.create_server((host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
 
 
 async def _serve(settings: Settings) -> None:
@@ -170,16 +194,15 @@ async def _serve(settings: Settings) -> None:
         run_directory = await outer.enter_async_context(RunDirectory(Path(settings.config.run_dir), settings.pod_uid))
         client = await outer.enter_async_context(await connect(settings.config.kubeconfig or None))
         service = _Service(settings, inventory, run_directory, client)
-        await service.store.transact(lambda _: None)
+        await service.store.start()
+        outer.push_async_callback(service.store.close)
         state = service.state()
         servers = [(HttpServer(state_app(state)), await run_directory.listen())]
         if settings.bind_address != "off":
             servers.append((HttpServer(probe_app(state)), _tcp_socket(settings.bind_address)))
         async with asyncio.TaskGroup() as tasks:
             listening = [tasks.create_task(server.serve(sockets=[where])) for server, where in servers]
-            endless = [service.upkeep.run_reports(), service.upkeep.run_ticks(), service.lead()]
-            endless += [publisher.run() for publisher in service.publishers.values()]
-            running = [tasks.create_task(coroutine) for coroutine in endless]
+            running = [tasks.create_task(_essential(name, work)) for name, work in service.endless()]
             async with AsyncExitStack() as kubelet:
                 running.append(tasks.create_task(service.open_for_claims(kubelet)))
                 # What exists now lives as long as the process: the collector need not walk it again and again.
@@ -202,7 +225,7 @@ def main(settings: Settings) -> int:
     fault: BaseException | None = None
     try:
         asyncio.run(_serve(settings))
-    except* (KubeError, OSError) as group:
+    except* (KubeError, OSError, SocketPathError) as group:
         fault = group
     while isinstance(fault, BaseExceptionGroup):
         fault = fault.exceptions[0]

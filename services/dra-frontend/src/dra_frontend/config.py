@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 from numa_contract.config import Config, ConfigError, parse_config
+from numa_contract.errors import MalformedError
+from numa_contract.names import check_uid
 from yaml.constructor import ConstructorError
 from yaml.nodes import MappingNode
 
@@ -84,6 +86,20 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bind-address", metavar="HOST:PORT", default=":8080", help="metrics listener, or 'off'")
 
 
+def _bind_address(text: str) -> str:
+    port = text.rpartition(":")[2]
+    if text != "off" and (":" not in text or not (port.isascii() and port.isdigit() and int(port) < 65536)):
+        raise ConfigError("flags", [f"--bind-address: {text!r} is neither host:port, such as ':8080', nor 'off'"])
+    return text
+
+
+def _pod_uid(text: str) -> str:
+    try:
+        return check_uid(text)
+    except MalformedError as error:
+        raise ConfigError("flags", [f"--pod-uid or POD_UID: {error}"]) from error
+
+
 def _node_name(given: str | None, config: Config) -> str:
     name = given or os.environ.get("NODE_NAME") or config.hostname_override or socket.gethostname()
     return name.strip().lower()
@@ -96,7 +112,7 @@ def load_settings(arguments: argparse.Namespace) -> Settings:
     return Settings(
         config=config,
         node_name=_node_name(arguments.node, config),
-        pod_uid=arguments.pod_uid or os.environ.get("POD_UID") or f"local-{os.getpid()}",
+        pod_uid=_pod_uid(arguments.pod_uid or os.environ.get("POD_UID") or f"local-{os.getpid()}"),
         host_root=arguments.host_root,
-        bind_address=arguments.bind_address,
+        bind_address=_bind_address(arguments.bind_address),
     )

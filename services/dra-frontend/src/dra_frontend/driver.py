@@ -99,17 +99,14 @@ class NodeClaims:
                 claim.uid: Failure(f"{claim} is not prepared on a node without enforcement: {problem}")
                 for claim in claims
             }
-        await self._recovery.recover()
-        answers: dict[str, Prepared | Failure] = {}
-        views: list[ClaimView] = []
-        for claim in claims:
-            view = await self._read(claim)
-            if isinstance(view, Failure):
-                answers[claim.uid] = view
-            else:
-                views.append(view)
+        async with asyncio.TaskGroup() as tasks:
+            reading = {claim.uid: tasks.create_task(self._read(claim)) for claim in claims}
+        read = {uid: task.result() for uid, task in reading.items()}
+        views = [view for view in read.values() if isinstance(view, ClaimView)]
+        answers: dict[str, Prepared | Failure] = {u: view for u, view in read.items() if isinstance(view, Failure)}
         inventory = self._inventory()
         try:
+            await self._recovery.recover()
             answers |= await self._store.transact(lambda t: {v.uid: _prepare(t, v, driver, inventory) for v in views})
         except OSError as error:
             answers |= {view.uid: Failure(f"the CDI directory cannot be used: {error}") for view in views}
@@ -140,6 +137,9 @@ class NodeClaims:
 def _prepare(transaction: Transaction, claim: ClaimView, driver: str, inventory: Inventory) -> Prepared | Failure:
     if not own_results(claim, driver):
         return _devices(claim, driver, None)
+    if not transaction.certain:
+        # The backend began to report anew while the claim was read: who runs on what is not known for the moment.
+        return Failure(f"claim {claim.namespace}/{claim.name}: nri-backend is reporting its containers anew; retried")
     record = make_record(claim, driver, inventory, transaction.ledger)
     if isinstance(record, Refusal):
         return Failure(record.text)

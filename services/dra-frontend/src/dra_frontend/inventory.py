@@ -10,7 +10,7 @@ from typing import Final
 
 from numa_contract.config import Config
 from numa_contract.cpuset import format_cpu_list
-from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, MEMORY_CAPACITY, MEMORY_DRIVER
+from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, MEMORY_CAPACITY, MEMORY_DRIVER, memory_device_name
 from numa_contract.pagesize import kubernetes_page_size, parse_page_size, short_page_size
 
 from dra_frontend.cpu_groups import GROUPINGS, Attributes, CpuGroup, numa_attributes
@@ -198,7 +198,7 @@ def _plain_memory(machine: Machine, node: NumaNode, config: Config) -> MemoryDev
         return None
     capacity = Capacity.of(MEMORY_CAPACITY, size, default=1 << 20, step=page, binary=True)
     attributes = _memory_attributes(machine, node, page, hugepages=False)
-    return MemoryDevice(f"memory-numa{node.id:03d}", attributes, capacity, node.id, page, hugepages=False)
+    return MemoryDevice(memory_device_name(None, node.id), attributes, capacity, node.id, page, hugepages=False)
 
 
 def _hugepages(machine: Machine, node: NumaNode, page_bytes: int, config: Config) -> MemoryDevice | None:
@@ -208,5 +208,5 @@ def _hugepages(machine: Machine, node: NumaNode, page_bytes: int, config: Config
         return None
     capacity = Capacity.of(MEMORY_CAPACITY, size, default=page_bytes, step=page_bytes, binary=True)
     attributes = _memory_attributes(machine, node, page_bytes, hugepages=True)
-    name = f"hugepages-{short_page_size(page_bytes)}-numa{node.id:03d}"
+    name = memory_device_name(page_bytes, node.id)
     return MemoryDevice(name, attributes, capacity, node.id, page_bytes, hugepages=True)

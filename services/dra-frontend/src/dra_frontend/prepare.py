@@ -117,6 +117,17 @@ def _memory(results: tuple[Result, ...], inventory: Inventory, claimed: dict[str
     return tuple(given)
 
 
+def with_pods(record: AllocationRecord, pods: tuple[PodReference, ...]) -> AllocationRecord:
+    """Returns the record with another reservedFor; an owner whose pod has left cannot come back and gives way."""
+    gone = record.owner is not None and record.owner.pod_uid not in {pod.uid for pod in pods}
+    return record.model_copy(update={"reserved_for": pods, "owner": None if gone else record.owner})
+
+
+def pods_of(claim: ClaimView) -> tuple[PodReference, ...]:
+    """Returns the pods that the claim is reserved for."""
+    return tuple(PodReference(uid=uid, name=name) for uid, name in claim.reserved_for)
+
+
 def make_record(claim: ClaimView, driver: str, inventory: Inventory, ledger: Ledger) -> AllocationRecord | Refusal:
     """Returns the record of the claim for one driver: the old one while its results still hold, else a new one.
 
@@ -125,11 +136,11 @@ def make_record(claim: ClaimView, driver: str, inventory: Inventory, ledger: Led
     uid = claim.uid
     results = own_results(claim, driver)
     recorded = _as_recorded(results)
-    pods = tuple(PodReference(uid=pod_uid, name=name) for pod_uid, name in claim.reserved_for)
+    pods = pods_of(claim)
     old = ledger.record(driver, uid)
     if old is not None:
         if old.results == recorded:
-            return old.model_copy(update={"reserved_for": pods})
+            return with_pods(old, pods)
         users = ledger.users(uid)
         if users:
             return Refusal(
@@ -157,7 +168,7 @@ def rebuild_record(
     ``cpus`` are the CPUs by request (base name; "" for a claim with one request), as the backend saw them pinned.
     """
     results = own_results(claim, driver)
-    pods = tuple(PodReference(uid=pod_uid, name=name) for pod_uid, name in claim.reserved_for)
+    pods = pods_of(claim)
     requests = tuple(dict.fromkeys(r.base_request for r in results))
     given: list[CpuAllocation] = []
     try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from numa_contract.names import ACTIVE_LOCK, CLAIMS_LOCK, STATE_SOCKET, check_uid
+from numa_contract.names import CLAIMS_LOCK, STATE_SOCKET, check_uid
 
 from dra_frontend.sockets import PlacedSocket, check_socket_path, listen_unix, make_directory
 
@@ -32,7 +32,7 @@ class LockTimeoutError(TimeoutError):
     def __init__(self, path: Path, seconds: float) -> None:
         self.path = path
         self.seconds = seconds
-        super().__init__(f"{path} is still held by another instance after {seconds:g} s")
+        super().__init__(f"{path} could not be had within {seconds:g} s: another instance, or a slow disk, holds it")
 
 
 class FileLock:
@@ -122,7 +122,6 @@ class RunDirectory:
         self._own = root / check_uid(pod_uid)
         self.state_socket = check_socket_path(self._own / STATE_SOCKET)
         self.active_link = root / STATE_SOCKET
-        self.active_lock = FileLock(root / ACTIVE_LOCK)
         self.claims_lock = FileLock(root / CLAIMS_LOCK)
         self._placed: PlacedSocket | None = None
 
@@ -162,7 +161,6 @@ class RunDirectory:
             await asyncio.to_thread(self._remove_own)
         finally:
             self.claims_lock.close()
-            self.active_lock.close()
 
     def _remove_link(self) -> None:
         with suppress(OSError):

@@ -143,6 +143,13 @@ def _report_routes(app: FastAPI, state: NodeState) -> None:
         state.reported(None)
         return {"instance": state.instance, "known": known}
 
+    @app.put("/v1/containers", status_code=204)
+    async def report_several(containers: list[ContainerReport]) -> None:
+        """Takes the backend's reports of several containers, all of them or, if one cannot be read, none."""
+        for container in containers:
+            state.backend.containers[container.id] = container
+            state.reported(container)
+
     @app.put("/v1/containers/{id}", status_code=204)
     async def report(id: str, container: ContainerReport) -> None:  # noqa: A002 - the name is in the path
         """Takes the backend's report of a container."""

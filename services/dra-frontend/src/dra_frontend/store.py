@@ -7,7 +7,6 @@ long as a container of the claim is alive or nobody can tell; free from then on.
 
 import asyncio
 from collections.abc import Callable, Iterable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -41,7 +40,7 @@ class Transaction:
 
     directory: ClaimDirectory
     files: dict[ClaimKey, ClaimFile]
-    releasing: dict[str, frozenset[int]]
+    releasing: dict[ClaimKey, ClaimFile]
     containers: tuple[ContainerReport, ...]
     certain: bool
     """Whether the reports are complete, so that silence about a container means that there is none."""
@@ -56,19 +55,18 @@ class Transaction:
         """Writes a record."""
         key = (record.driver, record.claim.uid)
         self.directory.write(record)
-        if kind == "prepared":
-            self.directory.forget_release(*key)
-        self.files[key] = ClaimFile(*key, record, record.cpus_of())
+        self.files[key] = ClaimFile.of(record)
+        self.releasing.pop(key, None)
         self.changes.append(Change(kind, *key))
 
     def release(self, driver: str, uid: str) -> None:
-        """Removes a claim; its CPUs stay held while a container of it may run."""
-        held = self.files[driver, uid].cpus if (driver, uid) in self.files else frozenset()
+        """Removes a claim; what it has stays held while a container of it may run."""
+        key = (driver, uid)
         in_use = not self.certain or bool(self.ledger.users(uid))
         self.directory.remove(driver, uid)
-        self.files.pop((driver, uid), None)
-        if held and in_use:
-            self.releasing[uid] = self.releasing.get(uid, frozenset()) | held
+        file = self.files.pop(key, None)
+        if file is not None and in_use:
+            self.releasing[key] = file
         self.changes.append(Change("released", driver, uid))
 
     def quarantine(self, record: AllocationRecord, reason: str) -> None:
@@ -81,8 +79,11 @@ class Transaction:
 class ClaimsLock(Protocol):
     """The lock that all instances on this node share."""
 
-    def hold(self, limit: float | None = None) -> AbstractAsyncContextManager[None]:
-        """Holds it for a block; raises an OSError when it cannot be had within ``limit`` seconds."""
+    async def acquire(self, limit: float | None = None) -> None:
+        """Takes it; raises an OSError when it cannot be had within ``limit`` seconds."""
+
+    def release(self) -> None:
+        """Lets go of it."""
 
 
 class ClaimStore:
@@ -93,7 +94,7 @@ class ClaimStore:
         self._lock = lock
         self._backend = backend
         self._files: dict[ClaimKey, ClaimFile] = {}
-        self._releasing: dict[str, frozenset[int]] = {}
+        self._releasing: dict[ClaimKey, ClaimFile] = {}
         self.listeners: list[Callable[[Change], None]] = []
 
     @property
@@ -104,41 +105,61 @@ class ClaimStore:
     @property
     def quarantined(self) -> dict[str, str]:
         """Returns what is wrong with files, by file name."""
-        return dict(self._directory.unreadable)
+        return self._directory.problems
 
-    async def transact(self, change: Callable[[Transaction], T]) -> T:
+    async def start(self) -> None:
+        """Loads the directory and clears away what a death in the middle of a write has left."""
+        await self.transact(lambda t: t.directory.remove_leftovers(), thorough=True)
+
+    async def close(self) -> None:
+        """Waits for a transaction whose caller has gone; after this the lock may be closed."""
+        await self._lock.acquire()
+        self._lock.release()
+
+    async def transact(self, change: Callable[[Transaction], T], *, thorough: bool = False) -> T:
         """Runs ``change`` on the present claims, alone on this node, in a worker thread.
 
-        Raises what ``change`` raises, and OSError when the disk or the lock cannot be had.
+        Raises what ``change`` raises, and OSError when the disk or the lock cannot be had. A caller that is cancelled
+        does not wait, but the lock is held until the thread has ended: it may be writing.
         """
-        async with self._lock.hold(_LOCK_SECONDS):
+        await self._lock.acquire(_LOCK_SECONDS)
+        try:
             containers = tuple(self._backend.containers.values())
             transaction = Transaction(
                 self._directory, self._files, dict(self._releasing), containers, self._backend.live
             )
-            try:
-                return await asyncio.to_thread(self._run, transaction, change, self._backend.leads)
-            finally:
-                self._files = transaction.files
-                self._releasing = transaction.releasing
-                self._tell(transaction.changes)
+            run = asyncio.get_running_loop().run_in_executor
+            job = run(None, self._run, transaction, change, thorough, self._backend.leads)
+        except BaseException:
+            self._lock.release()
+            raise
+        job.add_done_callback(lambda done: self._finish(transaction, done))
+        return await asyncio.shield(job)
 
-    def _run(self, transaction: Transaction, change: Callable[[Transaction], T], leads: bool) -> T:
-        self._load(transaction, leads)
+    def _finish(self, transaction: Transaction, job: "asyncio.Future[T]") -> None:
+        self._files = transaction.files
+        self._releasing = transaction.releasing
+        self._lock.release()
+        if not job.cancelled():
+            job.exception()  # told to the caller, if there still is one
+        self._tell(transaction.changes)
+        self.settle()
+
+    def _run(self, transaction: Transaction, change: Callable[[Transaction], T], thorough: bool, leads: bool) -> T:
+        self._load(transaction, thorough=thorough, leads=leads)
         return change(transaction)
 
-    def _load(self, transaction: Transaction, leads: bool) -> None:
+    def _load(self, transaction: Transaction, *, thorough: bool, leads: bool) -> None:
         """Reads the directory again. What went missing without a release is written again by the leading instance.
 
         The other instance only goes on holding it: two writers of one lost file would race.
         """
         remembered = transaction.files
-        transaction.files = self._directory.scan()
+        transaction.files = dict(self._directory.scan(thorough=thorough))
         lost = remembered.keys() - transaction.files.keys()
         if not lost:
             return
-        gone = self._directory.released()
-        for key in sorted(lost - gone):
+        for key in sorted(lost - self._directory.releases()):
             record = remembered[key].record
             transaction.files[key] = remembered[key]
             if record is not None and leads:
@@ -146,11 +167,11 @@ class ClaimStore:
 
     def settle(self) -> None:
         """Frees what was held for containers that are gone by now, when that is certain."""
-        if self._backend.live:
+        if self._releasing and self._backend.live:
             ledger = self.ledger
-            for uid in [uid for uid in self._releasing if not ledger.users(uid)]:
-                del self._releasing[uid]
-                self._tell([Change("freed", "", uid)])
+            for key in [key for key in self._releasing if not ledger.users(key[1])]:
+                del self._releasing[key]
+                self._tell([Change("freed", *key)])
 
     def _tell(self, changes: Iterable[Change]) -> None:
         for change in changes:

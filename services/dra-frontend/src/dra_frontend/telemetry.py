@@ -21,7 +21,6 @@ from dra_frontend.lease import BackendView
 from dra_frontend.ledger import Ledger
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20)
-_CPUS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class _JsonFormatter(logging.Formatter):

@@ -92,7 +92,9 @@ class Enforcer:
                 updates.append((not (known and known.own_cpus), Update(container.id, wanted)))
         updates.sort(key=lambda pair: pair[0])
         if len(updates) > MAX_SYNC_UPDATES:
-            _log.info("stored values are left for later", extra={"left": len(updates) - MAX_SYNC_UPDATES})
+            # docs/adr/0004-stored-values.md
+            text = "stored values stay as they are in the runtime; the audit holds the kernel's files true"
+            _log.info(text, extra={"left": len(updates) - MAX_SYNC_UPDATES})
         return [update for _, update in updates[:MAX_SYNC_UPDATES]]
 
     def _amendment(self, known: Known, *, huge: bool = False) -> Resources:

@@ -11,10 +11,10 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
+from typing import TypeVar
 
 from numa_contract.cpuset import format_cpu_list
-from numa_contract.reports import ContainerReport
 
 from nri_backend.cgroup import CgroupRefusedError, CgroupTree, PodNotes
 from nri_backend.directory import ClaimDirectory, DirectoryView
@@ -22,33 +22,12 @@ from nri_backend.enforce import Host
 from nri_backend.host import HostError
 from nri_backend.impose import Outcome, Target, impose_some
 from nri_backend.known import Known, Phase
+from nri_backend.ports import EnforcementObserver, ReportSink
 from nri_backend.report import report
 from nri_backend.state import NodeState
 
 _log = logging.getLogger(__name__)
-
-
-class ReportSink(Protocol):
-    """Takes reports for the frontend; returns at once."""
-
-    def put(self, report: ContainerReport) -> None:
-        """The latest about a container."""
-
-    def delete(self, container_id: str) -> None:
-        """The container is gone."""
-
-
-class EnforcementObserver(Protocol):
-    """Counts what enforcement does; telemetry.Telemetry is one."""
-
-    def refused(self, reason: str) -> None:
-        """A container was refused."""
-
-    def repaired(self, kind: str, count: int = 1) -> None:
-        """The audit found files wrong and wrote them."""
-
-    def moved(self, seconds: float) -> None:
-        """Containers without a claim were moved."""
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +55,7 @@ class Keeper:
         self._notes = PodNotes(edges.tree.root)
         self._view = DirectoryView()
         self._host_problem = ""
+        self._untold: set[str] = set()
         self._reading = asyncio.Lock()
         self._writing = asyncio.Lock()
         self._progress = asyncio.Event()
@@ -92,17 +72,17 @@ class Keeper:
 
     async def refresh(self, *, thorough: bool = False) -> None:
         """Brings the claim files up to date."""
-        async with self._reading:
-            # In a thread, as all file access: 0.1 ms, and a stuck file system cannot keep an answer back.
-            view = await asyncio.to_thread(self._edges.directory.refresh, thorough=thorough)
-            if view is self._view:
-                return
-            if view.problems and view.problems != self._view.problems:
-                _log.warning("claim files are damaged", extra={"problems": list(view.problems)})
-            self._view = view
-            with self._pool_watched():
-                for known in self.state.take_files(view.files):
-                    self._edges.sink.put(report(known))
+        # In a thread, as all file access: 0.1 ms, and a stuck file system cannot keep an answer back.
+        look = partial(self._edges.directory.refresh, thorough=thorough)
+        view = await self._in_turn(self._reading, lambda: look)
+        if view is self._view:
+            return
+        if view.problems and view.problems != self._view.problems:
+            _log.warning("claim files are damaged", extra={"problems": list(view.problems)})
+        self._view = view
+        with self._pool_watched():
+            for known in self.state.take_files(view.files):
+                self._edges.sink.put(report(known))
 
     async def refresh_host(self) -> None:
         """Brings the machine up to date; while it cannot be read, the last look stays in force."""
@@ -148,11 +128,13 @@ class Keeper:
             dropped = self.state.drop(container_id)
         if dropped is not None and not self.state.of_pod(dropped.pod.uid):
             self._notes.forget(dropped.pod_cgroup)
+        self._untold.discard(container_id)
         self._edges.sink.delete(container_id)
 
     async def impose(self, known: Known) -> Outcome:
         """Makes the cgroup of one container true, as the state then wants it."""
-        return (await self._in_turn(lambda: [self._target(self.state.get(known.id) or known, full=True)]))[0]
+        (outcome,) = await self._imposed(lambda: [self._target(self.state.get(known.id) or known, full=True)])
+        return outcome
 
     async def impose_some(self, ids: Sequence[str], *, full: bool) -> list[Outcome]:
         """Makes the cgroups of running containers true for 10 ms; returns what became of those that it came to."""
@@ -161,23 +143,27 @@ class Keeper:
             found = [self.state.get(container_id) for container_id in ids]
             return [self._target(k, full=full) for k in found if k is not None and k.phase is Phase.STARTED]
 
-        return await self._in_turn(targets)
+        return await self._imposed(targets)
+
+    async def _imposed(self, targets: Callable[[], Sequence[Target]]) -> list[Outcome]:
+        tree, notes = self._edges.tree, self._notes
+        return await self._in_turn(self._writing, lambda: partial(impose_some, tree, notes, targets()))
 
     def _target(self, known: Known, *, full: bool) -> Target:
         huge = self.state.huge_wants(known) if full else None
         sizes = self.state.host.page_sizes
         return Target(known.id, known.cgroup, self.state.wants(known), known.pod_cgroup, huge, sizes, full)
 
-    async def _in_turn(self, targets: Callable[[], Sequence[Target]]) -> list[Outcome]:
-        await self._writing.acquire()
+    async def _in_turn(self, turn: asyncio.Lock, work: Callable[[], Callable[[], _Result]]) -> _Result:
+        """Does work in a thread, alone; what exactly is asked when its turn comes."""
+        await turn.acquire()
         try:
             # Not to_thread: a caller that is cancelled goes, but its turn lasts as long as its thread works.
-            run = asyncio.get_running_loop().run_in_executor
-            job = run(None, impose_some, self._edges.tree, self._notes, targets())
+            job = asyncio.get_running_loop().run_in_executor(None, work())
         except BaseException:
-            self._writing.release()
+            turn.release()
             raise
-        job.add_done_callback(lambda _: self._writing.release())
+        job.add_done_callback(lambda _: turn.release())
         return await asyncio.shield(job)
 
     def apply(self, known: Known, outcome: Outcome) -> None:
@@ -223,11 +209,26 @@ class Keeper:
         )
 
     async def populated(self, known: Known) -> bool:
-        """Tells whether a process of the container lives."""
-        return bool(known.cgroup) and await asyncio.to_thread(self._edges.tree.populated, known.cgroup)
+        """Tells whether a process of the container lives; while the kernel refuses to tell, one may."""
+        if not known.cgroup:
+            return False
+        try:
+            lives = await asyncio.to_thread(self._edges.tree.populated, known.cgroup)
+        except CgroupRefusedError as error:
+            if known.id not in self._untold:
+                fields = {"id": known.id, "error": str(error)}
+                _log.warning("the kernel does not tell whether a container lives", extra=fields)
+                self._untold.add(known.id)
+            return True
+        self._untold.discard(known.id)
+        return lives
 
     async def kill(self, known: Known) -> None:
-        """Kills every process of the container."""
+        """Kills every process of the container; one that cannot be is logged."""
+        if not known.cgroup:
+            fields = {"id": known.id, "error": known.problem or "the runtime names no cgroup for it"}
+            _log.warning("a refused container cannot be killed", extra=fields)
+            return
         try:
             await asyncio.to_thread(self._edges.tree.kill, known.cgroup)
         except CgroupRefusedError as error:

@@ -47,6 +47,8 @@ class Known:
     holding: Holding = NOTHING
     refusal: Refusal | None = None
     """Set when it may not hold what it names; a container that runs all the same belongs to the pool."""
+    unlisted: bool = False
+    """The runtime does not list it any more, so no event will tell of its removal."""
     orphan: tuple[ClaimUse, ...] = ()
     """What it keeps though the record is gone or no longer allows it."""
     stated: Mapping[int, int] = field(default_factory=dict)

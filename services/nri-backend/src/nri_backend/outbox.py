@@ -4,7 +4,8 @@
 Rules of this file. An *epoch* is one complete telling: it opens with a lease, goes on with a report of every container
 that is known, and is complete when each of them was acknowledged. A new one begins whenever something could have been
 missed: a connection to the runtime, a restarted frontend, an overflow. Within an epoch only changes follow, the latest
-of each container. Nothing here waits, so a hook of the runtime can report at any time.
+of each container. Nothing here waits, so a hook of the runtime can report at any time. Reports go together as far as
+they follow each other; if the frontend refuses several at once, each is sent alone, so that one of them stops no other.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,11 +16,13 @@ from numa_contract.reports import ContainerReport
 
 MAX_PENDING: Final = 2048
 """Containers waiting to be reported; a node runs a quarter of that, more is a storm of deletions unread."""
+MAX_TOGETHER: Final = 200
+"""Reports sent in one request: 0.1 MB, and no work of more than a few milliseconds on either side."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One request to the frontend: the report of a container, or its deletion."""
+    """What the frontend is to be told of a container: a report, or its deletion."""
 
     container_id: str
     report: ContainerReport | None
@@ -36,7 +39,8 @@ class Outbox:
         self._limit = limit
         self._pending: dict[str, Message] = {}
         self._refused: dict[str, Message] = {}
-        self._in_flight: Message | None = None
+        self._in_flight: tuple[Message, ...] = ()
+        self._alone: set[str] = set()
         self._known_by: str | None = None
         self._ready = False
         self._told = 0
@@ -45,7 +49,7 @@ class Outbox:
         """Messages given up because of an overflow, since the start; each time everything was sent again."""
 
     def __len__(self) -> int:
-        return len(self._pending) + len(self._refused) + (self._in_flight is not None)
+        return len(self._pending) + len(self._refused) + len(self._in_flight)
 
     @property
     def complete(self) -> bool:
@@ -80,31 +84,53 @@ class Outbox:
         self._begin()
         return True
 
-    def take(self) -> Message | None:
-        """Returns the next message to send, if there is one and the epoch was announced; then settle() it."""
-        if not self._ready or self._known_by is None or not self._pending:
-            return None
-        self._in_flight = self._pending.pop(next(iter(self._pending)))
+    def take(self, most: int = MAX_TOGETHER) -> tuple[Message, ...]:
+        """Returns what to send next in one request, if the epoch was announced: reports, or one deletion.
+
+        Then settle() it. Empty when there is nothing to send.
+        """
+        if not self._ready or self._known_by is None:
+            return ()
+        taken: list[Message] = []
+        for message in self._pending.values():
+            single = message.report is None or message.container_id in self._alone
+            if taken and (single or len(taken) == most):
+                break
+            taken.append(message)
+            if single:
+                break
+        for message in taken:
+            del self._pending[message.container_id]
+        self._in_flight = tuple(taken)
         return self._in_flight
 
     def settle(self, *, acknowledged: bool) -> None:
         """Ends what take() began.
 
         A message that the frontend refuses waits for retry(), and the epoch is incomplete as long: silence about that
-        container must not look like its absence.
+        container must not look like its absence. Of several, nobody knows which was refused: each is sent again, alone.
         """
-        message, self._in_flight = self._in_flight, None
-        if message is not None and not acknowledged and message.container_id not in self._pending:
-            self._refused[message.container_id] = message
+        messages = self._in_flight
+        ids = {message.container_id for message in messages}
+        if acknowledged:
+            self._in_flight = ()
+            self._alone -= ids
+        elif len(messages) > 1:
+            self._alone |= ids
+            self.release()
+        else:
+            self._in_flight = ()
+            self._refused |= {m.container_id: m for m in messages if m.container_id not in self._pending}
 
     def release(self) -> None:
         """The connection broke before an answer came: what take() gave out is sent again first."""
-        message, self._in_flight = self._in_flight, None
-        if message is not None and message.container_id not in self._pending:
-            self._pending = {message.container_id: message, **self._pending}
+        messages, self._in_flight = self._in_flight, ()
+        again = {m.container_id: m for m in messages if m.container_id not in self._pending}
+        self._pending = {**again, **self._pending}
 
     def retry(self) -> None:
-        """Queues again what the frontend refused."""
+        """Queues again what the frontend refused, each to be sent alone."""
+        self._alone |= self._refused.keys()
         self._pending = {**self._refused, **self._pending}
         self._refused.clear()
 
@@ -123,7 +149,8 @@ class Outbox:
     def _begin(self) -> None:
         self.epoch = self._new_epoch()
         self._known_by = None
-        self._in_flight = None
+        self._in_flight = ()
         self._refused.clear()
+        self._alone.clear()
         self._pending = {r.id: Message(r.id, r) for r in self._snapshot()} if self._ready else {}
         self._told = len(self._pending)

@@ -220,8 +220,7 @@ class PluginService:
 def _with_updates(response: _Response, updates: Sequence[Update]) -> _Response:
     messages, left = write_updates(updates, MAX_DATA - _ENVELOPE_BYTES)
     if left:
-        _log.warning(
-            "an answer has room for %d of %d updates; the audit corrects the rest", len(messages), len(updates)
-        )
+        text = "an answer has room for %d of %d updates; the audit holds the kernel's files of the others true"
+        _log.warning(text, len(messages), len(updates))
     response.update.extend(messages)
     return response

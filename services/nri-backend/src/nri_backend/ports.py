@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What plugin.py and session.py need from others, and tell them. Every hook has a budget of 50 ms of our own time."""
+"""What the link to the runtime and enforcement need from others, and tell them.
+
+Every hook has a budget of 50 ms of our own time.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from numa_contract.reports import ContainerReport
 
 from nri_backend.containers import Adjustment, Container, Pod, Resources, Update
 
@@ -73,3 +78,26 @@ class SilentObserver:
 
     def call_done(self, method: str, seconds: float, outcome: str) -> None:
         """Ignores it."""
+
+
+class ReportSink(Protocol):
+    """Takes reports for the frontend; returns at once."""
+
+    def put(self, report: ContainerReport) -> None:
+        """The latest about a container."""
+
+    def delete(self, container_id: str) -> None:
+        """The container is gone."""
+
+
+class EnforcementObserver(Protocol):
+    """Counts what enforcement does; telemetry.Telemetry is one."""
+
+    def refused(self, reason: str) -> None:
+        """A container was refused."""
+
+    def repaired(self, kind: str, count: int = 1) -> None:
+        """The audit found files wrong and wrote them."""
+
+    def moved(self, seconds: float) -> None:
+        """Containers without a claim were moved."""

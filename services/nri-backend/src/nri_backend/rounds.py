@@ -17,7 +17,7 @@ TICK_SECONDS: Final = 1.0
 FULL_SECONDS: Final = 5.0
 """Between two looks at everything."""
 # How many targets are computed for one job; it hardly comes further in its time.
-_BATCH: Final = 128
+_BATCH: Final = 24
 
 
 class Rounds:
@@ -101,7 +101,14 @@ class Rounds:
 
     async def _bury(self) -> None:
         """Containers that have ended for the runtime are stopped when their last process is gone."""
-        for known in [known for known in self._keeper.state if known.phase is Phase.ENDING]:
-            if not await self._keeper.populated(known):
-                self._keeper.note(replace(known, phase=Phase.STOPPED))
-                self._keeper.progressed()
+        keeper = self._keeper
+        for ending in [known for known in keeper.state if known.phase is Phase.ENDING]:
+            lives = await keeper.populated(ending)
+            known = keeper.state.get(ending.id)
+            if lives or known is None or known.phase is not Phase.ENDING:
+                continue
+            if known.unlisted:
+                keeper.forget(known.id)
+            else:
+                keeper.note(replace(known, phase=Phase.STOPPED))
+            keeper.progressed()

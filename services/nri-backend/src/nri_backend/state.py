@@ -32,7 +32,8 @@ class NodeState:
         self.held: frozenset[int] = frozenset()
         """CPUs that files or orphans hold."""
         self._known: dict[str, Known] = {}
-        self._by_cpus: dict[frozenset[int] | None, set[str]] = {}
+        self._by_cpus: dict[tuple[frozenset[int] | None, frozenset[int]], set[str]] = {}
+        """Containers that run, by the CPUs they were last seen on and those they alone may use: a few groups."""
         self._by_pod: dict[str, set[str]] = {}
         self._first_users: dict[ClaimKey, Owner] = {}
 
@@ -66,12 +67,15 @@ class NodeState:
         return before
 
     def replace_containers(self, containers: Iterable[Known], pinned: Mapping[str, frozenset[int]]) -> None:
-        """Takes the runtime's whole state; what it does not mention is forgotten. Of two who claim, the first wins.
+        """Takes the runtime's whole state; what it does not mention is forgotten, unless a process of it may still live.
 
-        ``pinned``: what the kernel shows for those that name a claim without a record.
+        Of two who claim, the first wins. ``pinned``: what the kernel shows for those that name a claim without a record.
         """
+        containers = list(containers)
+        listed = {container.id for container in containers}
+        ending = [k for k in self if k.phase is Phase.ENDING and k.id not in listed]
         self._known, self._by_cpus, self._by_pod = {}, {}, {}
-        for container in containers:
+        for container in (*(replace(known, unlisted=True) for known in ending), *containers):
             known = self.assessed(container, pinned.get(container.id))
             self._known[known.id] = known
             self._index(None, known)
@@ -131,7 +135,9 @@ class NodeState:
         # A forger cannot pin itself: a container that nobody has pinned shows every CPU that is online.
         named = frozenset().union(*(use.cpus for use in evidence.uses()))
         lost = [self._is_lost((use.driver, use.uid)) for use in refusal.unknown]
-        return bool(lost) and all(lost) and bool(named) and pinned == named and named < self.host.online
+        # The kernel shows no CPU that is offline, also of those that the container is pinned to.
+        shown = named & self.host.online
+        return bool(lost) and all(lost) and bool(shown) and pinned == shown and shown < self.host.online
 
     def _note_users(self, known: Known) -> None:
         for held in known.rightful.claims:
@@ -140,12 +146,12 @@ class NodeState:
 
     def _index(self, before: Known | None, after: Known | None) -> None:
         if before is not None:
-            _leave(self._by_cpus, before.cpus, before.id)
+            _leave(self._by_cpus, (before.cpus, before.own_cpus), before.id)
             _leave(self._by_pod, before.pod.uid, before.id)
         if after is not None:
             self._by_pod.setdefault(after.pod.uid, set()).add(after.id)
             if after.phase in (Phase.STARTED, Phase.ENDING):
-                self._by_cpus.setdefault(after.cpus, set()).add(after.id)
+                self._by_cpus.setdefault((after.cpus, after.own_cpus), set()).add(after.id)
 
     def _recompute(self) -> None:
         orphaned = frozenset().union(*(k.own_cpus for k in self._known.values() if k.orphan and k.alive))
@@ -158,9 +164,9 @@ class NodeState:
         Looks at the distinct CPU sets only, of which a node has few. An earlier life of the same container and legal
         sharers of its claim are no strangers.
         """
-        if not known.own_cpus:
+        if not (own := known.own_cpus):
             return []
-        groups = [ids for cpus, ids in self._by_cpus.items() if cpus is None or not known.own_cpus.isdisjoint(cpus)]
+        groups = [ids for (cpus, _), ids in self._by_cpus.items() if cpus is None or not own.isdisjoint(cpus)]
         others = [self._known[i] for ids in groups for i in ids if i != known.id]
         keys = {held.key for held in known.holding.claims}
         return [
@@ -172,12 +178,13 @@ class NodeState:
 
     def misplaced(self) -> list[Known]:
         """Returns the running containers that were last seen on CPUs other than theirs, trespassers first."""
-        found = [
-            known
-            for known in self._known.values()
-            if known.phase is Phase.STARTED and known.cpus and known.cpus != self.wants(known).shown
-        ]
-        return sorted(found, key=lambda known: bool(known.own_cpus) or self.held.isdisjoint(known.cpus or ()))
+        first: list[Known] = []
+        others: list[Known] = []
+        for (cpus, own), ids in self._by_cpus.items():
+            if cpus and cpus != (own & self.host.online or self.pool):
+                group = others if own or self.held.isdisjoint(cpus) else first
+                group += [known for i in ids if (known := self._known[i]).phase is Phase.STARTED]
+        return first + others
 
     def wants(self, known: Known) -> CgroupWants:
         """Returns what the container's cgroup must show."""

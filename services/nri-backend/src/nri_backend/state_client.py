@@ -8,98 +8,29 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from types import TracebackType
-from typing import Final, Self
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final
 from urllib.parse import quote
 
 import h11
 from numa_contract.reports import RENEW_SECONDS, BackendStatus, ContainerReport
+from pydantic import TypeAdapter
 
 from nri_backend.backoff import Backoff
-from nri_backend.outbox import Message, Outbox
+from nri_backend.http_client import FrontendError, HttpConnection
+from nri_backend.outbox import MAX_TOGETHER, Message, Outbox
 from nri_backend.sse import EventStream, OversizedEventError
 
 RECORD_EVENT: Final = "record"
-# Below LEASE_SECONDS, so that a frontend that hangs is dialled anew before it would have to call us dead.
-REQUEST_SECONDS: Final = 2.0
 RETRY_REFUSED_SECONDS: Final = 10.0
-_MAX_BODY: Final = 1 << 20
-_READ_BYTES: Final = 1 << 16
+_CONTAINERS: Final = "/v1/containers"
+# How a frontend of the release before this one answers to several reports at once.
+_NO_SUCH_METHOD: Final = (404, 405)
+_REPORTS: Final = TypeAdapter(list[ContainerReport])
 _log = logging.getLogger(__name__)
 
 
-class FrontendError(Exception):
-    """The frontend answered, but not in a way that this release understands."""
-
-
 _TRANSIENT = (OSError, h11.ProtocolError, FrontendError, OversizedEventError)
-
-
-class HttpConnection:
-    """One connection to the frontend, for requests one after another: ``async with HttpConnection(path) as http``."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    async def __aenter__(self) -> Self:
-        async with asyncio.timeout(REQUEST_SECONDS):
-            self._reader, self._writer = await asyncio.open_unix_connection(self._path)
-        self._http = h11.Connection(h11.CLIENT)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        # Nothing unsent matters, and a frontend that does not read must not delay the end.
-        self._writer.transport.abort()
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
-
-    async def request(self, method: str, target: str, body: bytes = b"") -> tuple[int, bytes]:
-        """Returns status and body of the answer. OSError (TimeoutError included) or h11.ProtocolError if it failed."""
-        async with asyncio.timeout(REQUEST_SECONDS):
-            status = await self._begin(method, target, body)
-            answer = bytearray()
-            async for piece in self._body():
-                answer += piece
-                if len(answer) > _MAX_BODY:
-                    raise FrontendError(f"the answer to {method} {target} has more than {_MAX_BODY} bytes")
-        return status, bytes(answer)
-
-    async def stream(self, target: str) -> AsyncGenerator[bytes, None]:
-        """Yields the body of an answer that never ends, as it arrives."""
-        async with asyncio.timeout(REQUEST_SECONDS):
-            status = await self._begin("GET", target, b"")
-        if status != 200:
-            raise FrontendError(f"GET {target} was answered with status {status}")
-        async for piece in self._body():
-            yield piece
-
-    async def _begin(self, method: str, target: str, body: bytes) -> int:
-        if self._http.our_state is h11.DONE:
-            self._http.start_next_cycle()
-        headers = [("host", "node"), ("content-length", str(len(body)))]
-        if body:
-            headers.append(("content-type", "application/json"))
-        head = self._http.send(h11.Request(method=method, target=target, headers=headers)) or b""
-        self._writer.write(head + (self._http.send(h11.Data(data=body)) or b""))
-        self._writer.write(self._http.send(h11.EndOfMessage()) or b"")
-        await self._writer.drain()
-        while not isinstance(event := await self._event(), h11.Response):
-            if isinstance(event, h11.ConnectionClosed):
-                raise ConnectionResetError("the frontend closed the connection")
-        return event.status_code
-
-    async def _body(self) -> AsyncIterator[bytes]:
-        while not isinstance(event := await self._event(), h11.EndOfMessage):
-            if isinstance(event, h11.Data):
-                yield bytes(event.data)
-
-    async def _event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        while (event := self._http.next_event()) is h11.NEED_DATA:
-            self._http.receive_data(await self._reader.read(_READ_BYTES))
-        return event
 
 
 def parse_answer(body: bytes) -> tuple[str, bool]:
@@ -131,6 +62,7 @@ class StateClient:
         self._news = asyncio.Event()
         self._told: tuple[str, bool] | None = None
         self._met = False
+        self._together = MAX_TOGETHER
         self.connected = False
         """Whether the frontend answered the last lease."""
 
@@ -201,6 +133,7 @@ class StateClient:
     async def _converse(self, http: HttpConnection, backoff: Backoff) -> None:
         loop = asyncio.get_running_loop()
         self._met = False
+        self._together = MAX_TOGETHER
         renew_at, retry_at = loop.time(), loop.time() + RETRY_REFUSED_SECONDS
         while True:
             self._news.clear()
@@ -211,8 +144,8 @@ class StateClient:
                 renew_at = loop.time() + RENEW_SECONDS
                 await self._renew(http)
                 backoff.reset()
-            elif message := self._outbox.take():
-                await self._tell(http, message)
+            elif messages := self._outbox.take(self._together):
+                await (self._tell(http, messages[0]) if len(messages) == 1 else self._tell_all(http, messages))
             else:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(renew_at):
@@ -240,7 +173,7 @@ class StateClient:
             self._outbox.answered(instance, known)
 
     async def _tell(self, http: HttpConnection, message: Message) -> None:
-        target = f"/v1/containers/{quote(message.container_id, safe='')}"
+        target = f"{_CONTAINERS}/{quote(message.container_id, safe='')}"
         if message.report is None:
             code, answer = await http.request("DELETE", target)
             acknowledged = 200 <= code < 300 or code == 404
@@ -252,3 +185,14 @@ class StateClient:
             said = answer[:200].decode(errors="replace")
             fields = {"container": message.container_id, "status": code, "answer": said}
             _log.warning("the frontend refuses a report", extra=fields)
+
+    async def _tell_all(self, http: HttpConnection, messages: Sequence[Message]) -> None:
+        body = _REPORTS.dump_json([message.report for message in messages if message.report is not None])
+        code, answer = await http.request("PUT", _CONTAINERS, body)
+        acknowledged = 200 <= code < 300
+        self._outbox.settle(acknowledged=acknowledged)
+        if code in _NO_SUCH_METHOD:
+            self._together = 1
+        elif not acknowledged:
+            fields = {"reports": len(messages), "status": code, "answer": answer[:200].decode(errors="replace")}
+            _log.warning("the frontend refuses reports; each is sent alone", extra=fields)

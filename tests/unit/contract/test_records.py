@@ -40,7 +40,9 @@ def test_the_first_version_needs_only_what_it_had() -> None:
         "results": [{"request": "r", "pool": "p", "device": "d"}],
         "cpus": [{"request": "r", "device": "d", "cpus": "0-1"}],
     }
-    assert parse_record(document).cpus_of() == {0, 1}
+    read = parse_record(document)
+    assert read.cpus_of() == {0, 1}
+    assert (read.parameters_of("r").strategy, read.parameters_of("r").quota) == ("packed", "off")
 
 
 @pytest.mark.parametrize("version", [None, 0, RECORD_VERSION + 2, "1", True, 1.0])

@@ -4,10 +4,12 @@
 from dataclasses import dataclass, replace
 
 import pytest
-from dra_frontend.allocator import NoCpusError, allocate
+from dra_frontend import allocator
+from dra_frontend.allocator import NoCpusError
 from dra_frontend.cpu_groups import cpu_groups
 from dra_frontend.discovery import discover
 from dra_frontend.machine import Machine
+from dra_frontend.placement import Layout
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numa_contract.cpuset import parse_cpu_list
@@ -28,6 +30,13 @@ from tests.strategies.wishes import (
 
 NONE: frozenset[int] = frozenset()
 CLAIMS_PER_MACHINE = 240
+
+
+def allocate(
+    offered: frozenset[int], taken: frozenset[int], count: int, found: Machine, wish: CpuParameters | None = None
+) -> frozenset[int]:
+    """Asks the allocator, with the machine laid out."""
+    return allocator.allocate(offered, taken, count, Layout.of(found), wish)
 
 
 def attempt(

@@ -5,31 +5,17 @@ Cores are sets of sibling threads, so nothing here depends on raw core ids, on e
 The time grows with the number of CPUs, no faster.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Final
 
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.records import CpuParameters
 
-from dra_frontend.machine import CoreType, Machine
-from dra_frontend.placement import Level, Piece, build, split, sums, up_to
+from dra_frontend.machine import CoreType
+from dra_frontend.placement import L3, NODE, PACKAGE, Layout, Level, Piece, build, split, sums, up_to
 from dra_frontend.shares import even_shares
 
 _CORE_TYPES: Final = {"performance": CoreType.PERFORMANCE, "efficiency": CoreType.EFFICIENCY}
-
-
-def _package(piece: Piece) -> int:
-    return piece.package
-
-
-def _node(piece: Piece) -> int:
-    return piece.node
-
-
-def _l3(piece: Piece) -> int | None:
-    return piece.l3
 
 
 class NoCpusError(Exception):
@@ -47,24 +33,23 @@ def allocate(
     offered: frozenset[int],
     taken: frozenset[int],
     count: int,
-    machine: Machine,
+    layout: Layout,
     parameters: CpuParameters | None = None,
 ) -> frozenset[int]:
     """Returns ``count`` CPUs that a device offers and nobody has, the same for the same input; raises NoCpusError."""
-    return frozenset(_Search(offered, taken, count, machine, parameters or CpuParameters()).found())
+    return frozenset(_Search(offered, taken, count, layout, parameters or CpuParameters()).found())
 
 
 class _Search:
     """One allocation."""
 
     def __init__(
-        self, offered: frozenset[int], taken: frozenset[int], count: int, machine: Machine, wish: CpuParameters
+        self, offered: frozenset[int], taken: frozenset[int], count: int, layout: Layout, wish: CpuParameters
     ) -> None:
         self._count = count
-        self._machine = machine
+        self._layout = layout
         self._wish = wish
         self._whole = wish.full_physical_cores
-        self._threads = Counter(cpu.core for cpu in machine.cpus.values())
         self._free = offered - taken
         self._allowed = self._filtered(offered)
         self._pieces = self._cores(self._free & self._allowed)
@@ -79,28 +64,20 @@ class _Search:
             return self._in_one_l3()
         if self._wish.numa == "distribute":
             return self._over_nodes()
-        return self._take(self._pieces, self._count, (_package, _node))
+        return self._take(self._pieces, self._count, (PACKAGE, NODE))
 
     def _filtered(self, cpus: frozenset[int]) -> frozenset[int]:
-        isolated = self._machine.isolated
+        isolated = self._layout.isolated
         if self._wish.isolated != "ignore":
             cpus = cpus & isolated if self._wish.isolated == "only" else cpus - isolated
         if self._wish.core_type != "any":
-            kind = _CORE_TYPES[self._wish.core_type]
-            cpus = frozenset(cpu for cpu in cpus if self._machine.cpus[cpu].core_type is kind)
+            cpus = cpus & self._layout.by_type.get(_CORE_TYPES[self._wish.core_type], frozenset())
         return cpus
 
-    def _cores(self, cpus: Iterable[int]) -> list[Piece]:
+    def _cores(self, cpus: frozenset[int]) -> list[Piece]:
         """Returns the cores of some CPUs; where whole ones are wanted, the others are left out."""
-        cores: dict[tuple[int, int, int | None, int], list[int]] = {}
-        for number in sorted(cpus):
-            cpu = self._machine.cpus[number]
-            cores.setdefault((cpu.package, cpu.numa_node, cpu.l3, cpu.core), []).append(number)
-        return [
-            Piece(tuple(threads), len(threads) == self._threads[core], package, node, l3)
-            for (package, node, l3, core), threads in cores.items()
-            if not self._whole or len(threads) == self._threads[core]
-        ]
+        pieces = self._layout.pieces(cpus)
+        return [piece for piece in pieces if piece.whole] if self._whole else pieces
 
     def _amounts(self, pieces: Iterable[Piece]) -> int:
         sizes = [len(piece.cpus) for piece in pieces]
@@ -112,19 +89,19 @@ class _Search:
     def _take(self, pieces: Sequence[Piece], need: int, levels: tuple[Level, ...]) -> list[int]:
         """Returns CPUs of pieces that can give them, by the strategy."""
         if self._wish.l3 == "preferred":
-            levels = (*levels, _l3)
+            levels = (*levels, L3)
         if self._wish.strategy != "spread":
             return build(pieces, levels, atomic=self._whole).take(need)
         taken: list[int] = []
         while need > len(taken):
             # One thread of every core before the second of any.
-            layer = [replace(piece, cpus=piece.cpus[:1]) for piece in pieces]
+            layer = [piece.first() for piece in pieces]
             taken += build(layer, levels).take(min(need - len(taken), len(layer)))
-            pieces = [replace(piece, cpus=piece.cpus[1:]) for piece in pieces if len(piece.cpus) > 1]
+            pieces = [piece.only(piece.cpus[1:]) for piece in pieces if len(piece.cpus) > 1]
         return taken
 
     def _in_one_l3(self) -> list[int]:
-        groups = [group for l3, group in split(self._pieces, _l3).items() if l3 is not None]
+        groups = [group for l3, group in split(self._pieces, L3).items() if l3 is not None]
         holding = [group for group in groups if self._can(group)]
         if not holding:
             most = max((self._amounts(group).bit_length() - 1 for group in groups), default=0)
@@ -135,12 +112,12 @@ class _Search:
             part = build(group, (), atomic=self._whole)
             return doubled, part.rank(self._count), part.key
 
-        return self._take(min(holding, key=score), self._count, (_node,))
+        return self._take(min(holding, key=score), self._count, (NODE,))
 
     def _over_nodes(self) -> list[int]:
-        by_node = split(self._pieces, _node)
+        by_node = split(self._pieces, NODE)
         # Every node on which the device has such CPUs takes its share, also one that is used up at present.
-        nodes = sorted({self._machine.cpus[cpu].numa_node for cpu in self._allowed})
+        nodes = sorted({core.node for core in self._layout.cores if not self._allowed.isdisjoint(core.cpus)})
         free = {node: sum(len(piece.cpus) for piece in by_node.get(node, [])) for node in nodes}
         order = sorted(nodes, key=lambda node: (-free[node], node))
         groups = [by_node.get(node, []) for node in order]
@@ -156,7 +133,7 @@ class _Search:
         """Refuses an amount that whole cores of the device cannot give even when all are free."""
         pieces = self._cores(self._allowed)
         one_l3 = self._wish.l3 == "required"
-        groups = [group for l3, group in split(pieces, _l3).items() if l3 is not None] if one_l3 else [pieces]
+        groups = [group for l3, group in split(pieces, L3).items() if l3 is not None] if one_l3 else [pieces]
         possible = 1
         for group in groups:
             possible |= self._amounts(group)

@@ -131,7 +131,7 @@ def _found(
 ) -> frozenset[int]:
     count = amount(result, CPU_CAPACITY, "CPUs")
     try:
-        return allocate(device.cpus, frozenset(taken), count, inventory.machine, wish)
+        return allocate(device.cpus, frozenset(taken), count, inventory.layout, wish)
     except NoCpusError as error:
         late = "; CPUs of a claim that is being released come back when its last container has ended"
         held = late if device.cpus & taken else ""

@@ -16,6 +16,7 @@ from numa_contract.pagesize import kubernetes_page_size, parse_page_size, short_
 
 from dra_frontend.cpu_groups import Attributes, CpuGroup, DeviceKind, cpu_groups, numa_attributes
 from dra_frontend.machine import Machine, NumaNode
+from dra_frontend.placement import Layout
 
 # The part of a node's memory that the kernel reports moves by some pages between boots (KASLR, kubernetes#131253). A
 # coarse step keeps the capacity, so the slice, the same; it costs at most this much per NUMA node.
@@ -107,12 +108,14 @@ class Inventory:
     reserved_cpus: frozenset[int]
     withheld_cpus: frozenset[int]
     """Never given to a claim, so that the shared pool is not empty where no CPUs are reserved."""
+    layout: Layout = field(init=False, repr=False, compare=False)
     _devices: Mapping[tuple[str, str, str], Device] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Makes the index: a claim may have hundreds of results, each naming one of hundreds of devices."""
+        """Makes what every claim needs: one may have hundreds of results, each naming one of hundreds of devices."""
         index = {(pool.driver, pool.name, device.name): device for pool in self.pools for device in pool.devices}
         object.__setattr__(self, "_devices", index)
+        object.__setattr__(self, "layout", Layout.of(self.machine))
 
     def device(self, driver: str, pool: str, name: str) -> Device | None:
         """Returns a device by what an allocation result says."""

@@ -8,9 +8,13 @@ Amounts that a part can give are a bit set (bit n: n CPUs can be taken), so that
 different sizes, and everything else is the special case in which all amounts up to the size are possible.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from operator import attrgetter
+from typing import Any, Final
+
+from dra_frontend.machine import CoreType, Machine
 
 Core = tuple[int, ...]
 """CPUs of one physical core that may be taken, ascending."""
@@ -27,8 +31,56 @@ class Piece:
     node: int
     l3: int | None
 
+    def only(self, cpus: Core) -> "Piece":
+        """Returns the piece with some of its CPUs."""
+        return Piece(cpus, self.whole and len(cpus) == len(self.cpus), self.package, self.node, self.l3)
+
+    def first(self) -> "Piece":
+        """Returns one thread in place of the core; as good as a whole core if the core is."""
+        return Piece(self.cpus[:1], self.whole, self.package, self.node, self.l3)
+
 
 Level = Callable[[Piece], Any]
+PACKAGE: Final[Level] = attrgetter("package")
+NODE: Final[Level] = attrgetter("node")
+L3: Final[Level] = attrgetter("l3")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the allocator knows of a machine, prepared once: its cores in the order of their lowest CPUs."""
+
+    cores: tuple[Piece, ...]
+    isolated: frozenset[int]
+    by_type: Mapping[CoreType, frozenset[int]]
+
+    @classmethod
+    def of(cls, machine: Machine) -> "Layout":
+        """Lays out a machine. A core whose threads were in two places would be two pieces, neither of them whole."""
+        places: dict[tuple[int, int, int, int | None], list[int]] = {}
+        threads: Counter[int] = Counter()
+        types: dict[CoreType, set[int]] = {}
+        for number in sorted(machine.cpus):
+            cpu = machine.cpus[number]
+            places.setdefault((cpu.core, cpu.package, cpu.numa_node, cpu.l3), []).append(number)
+            threads[cpu.core] += 1
+            types.setdefault(cpu.core_type, set()).add(number)
+        cores = tuple(
+            Piece(tuple(cpus), len(cpus) == threads[core], package, node, l3)
+            for (core, package, node, l3), cpus in places.items()
+        )
+        return cls(cores, machine.isolated, {kind: frozenset(cpus) for kind, cpus in types.items()})
+
+    def pieces(self, cpus: frozenset[int]) -> list[Piece]:
+        """Returns the cores of some CPUs, with those alone: whole cores first, then those with the fewest threads."""
+        whole: list[Piece] = []
+        broken: list[Piece] = []
+        for piece in self.cores:
+            if cpus.issuperset(piece.cpus):
+                (whole if piece.whole else broken).append(piece)
+            elif not cpus.isdisjoint(piece.cpus):
+                broken.append(piece.only(tuple(cpu for cpu in piece.cpus if cpu in cpus)))
+        return whole + sorted(broken, key=lambda piece: (len(piece.cpus), piece.cpus))
 
 
 def up_to(size: int) -> int:
@@ -47,20 +99,23 @@ def sums(sizes: Iterable[int], start: int = 1) -> int:
 class Part:
     """A part of the machine from which CPUs can be taken."""
 
-    key: int
-    """The lowest CPU: parts that are equally good are told apart by it."""
-    pieces: tuple[Piece, ...]
-    """Whole cores first, then broken ones with the fewest free threads first; the lowest CPU decides among equals."""
+    pieces: Sequence[Piece]
+    """At least one; whole cores first, then broken ones in the order in which they are used up."""
     parts: tuple["Part", ...]
     height: int
     atomic: bool
     """Cores are taken whole or not at all."""
+    key: int = field(init=False)
+    """The lowest CPU: parts that are equally good are told apart by it."""
     size: int = field(init=False)
     amounts: int = field(init=False)
 
     def __post_init__(self) -> None:
         """Adds up what can be taken."""
-        size = sum(len(piece.cpus) for piece in self.pieces)
+        below = self.parts
+        size = sum([part.size for part in below] if below else [len(piece.cpus) for piece in self.pieces])
+        lowest = min([part.key for part in below] if below else [piece.cpus[0] for piece in self.pieces])
+        object.__setattr__(self, "key", lowest)
         object.__setattr__(self, "size", size)
         object.__setattr__(self, "amounts", self._sums(self.pieces) if self.atomic else up_to(size))
 
@@ -145,21 +200,19 @@ def exactly(pieces: Sequence[Piece], need: int) -> list[int]:
     return taken
 
 
-def build(pieces: Iterable[Piece], levels: Sequence[Level], *, atomic: bool = False) -> Part:
-    """Returns the tree of some pieces, of which there is at least one, split by one level after another."""
-    ordered = tuple(sorted(pieces, key=lambda p: (not p.whole, 0 if p.whole else len(p.cpus), p.cpus)))
+def build(pieces: Sequence[Piece], levels: Sequence[Level], *, atomic: bool = False) -> Part:
+    """Returns the tree of some pieces in their order, split by one level after another."""
     parts: tuple[Part, ...] = ()
     if levels:
-        groups = split(ordered, levels[0])
-        parts = tuple(build(group, levels[1:], atomic=atomic) for group in groups.values())
+        parts = tuple(build(group, levels[1:], atomic=atomic) for group in split(pieces, levels[0]).values())
         if len(parts) == 1:
             return parts[0]
-    return Part(min(piece.cpus[0] for piece in ordered), ordered, parts, len(levels), atomic)
+    return Part(pieces, parts, len(levels), atomic)
 
 
 def split(pieces: Iterable[Piece], level: Level) -> dict[Hashable, list[Piece]]:
     """Returns the pieces by what a level tells of them, in their order."""
-    groups: dict[Hashable, list[Piece]] = {}
+    groups: defaultdict[Hashable, list[Piece]] = defaultdict(list)
     for piece in pieces:
-        groups.setdefault(level(piece), []).append(piece)
-    return groups
+        groups[level(piece)].append(piece)
+    return dict(groups)

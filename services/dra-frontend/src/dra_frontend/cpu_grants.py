@@ -46,7 +46,11 @@ def amount(result: Result, key: str, what: str) -> int:
 def _device(result: Result, inventory: Inventory) -> CpuDevice:
     device = inventory.device(result.driver, result.pool, result.device)
     if not isinstance(device, CpuDevice):
-        raise RefusedError(f"request {result.request}: this node has no CPU device {result.pool}/{result.device}")
+        names = [device.name for pool in inventory.pools for device in pool.devices if isinstance(device, CpuDevice)]
+        known = f"it has {names[0]}" + (f" to {names[-1]}" if names[1:] else "") if names else "it has none"
+        raise RefusedError(
+            f"request {result.request}: this node has no CPU device {result.pool}/{result.device}, {known}"
+        )
     return device
 
 

@@ -22,7 +22,9 @@ class KernelTree(CgroupTree):
         self.online = online
         self.nodes = nodes
         self.refused: dict[tuple[str, str], int] = {}
-        """Errno by path and file."""
+        """Errno of a write, by path and file."""
+        self.unreadable: dict[tuple[str, str], int] = {}
+        """Errno of a read, by path and file."""
         self.written: list[tuple[str, str, str]] = []
         root.mkdir(exist_ok=True)
 
@@ -69,6 +71,12 @@ class KernelTree(CgroupTree):
         self.written.append((path, name, text))
         if name.startswith("cpuset"):
             self.settle(path)
+
+    def read(self, path: str, name: str) -> str:
+        """Reads as the kernel would let us."""
+        if number := self.unreadable.get((path, name)):
+            raise CgroupRefusedError(f"{self.root}/{path}/{name}", os.strerror(number), number)
+        return super().read(path, name)
 
     def settle(self, path: str) -> None:
         """Computes the effective sets of a cgroup and of all below it."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process of the stage: started in a group of its own, watched, measured by /proc, ended together with its group."""
 
+import compileall
 import os
 import signal
 import subprocess
@@ -40,7 +41,9 @@ class Process:
         self.name = name
         self.command = list(command)
         self.log = log
-        self._environment = {**os.environ, **environment}
+        # Set on many a developer's machine; an image has its byte code, and start and memory are measured here.
+        inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        self._environment = {**inherited, **environment}
         self._child: subprocess.Popen[bytes] | None = None
         self._is_ours = False
         """Whether its end is our wish."""
@@ -121,6 +124,12 @@ class Process:
         """CPU time used so far, in user and kernel mode."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def compile_sources() -> None:
+    """Compiles what the services are made of, as the images do; costs some milliseconds when nothing has changed."""
+    for directory in (ROOT / "shared/src", *sorted((ROOT / "services").glob("*/src"))):
+        compileall.compile_dir(directory, quiet=2)
 
 
 def end_by_interrupt() -> None:

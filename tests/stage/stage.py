@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.stage.process import Process, StageError, python, wait_for
+from tests.stage.process import Process, StageError, compile_sources, python, wait_for
 from tests.stage.settings import Paths, StageSettings, fill_in
 from tests.stage.wires import AnsweredError, ask_http, ask_line, ask_unix
 
@@ -67,6 +67,7 @@ class Stage:
         """Base URL of the API server."""
 
     def __enter__(self) -> Self:
+        compile_sources()
         self.paths = Paths(_make_base(self.settings.in_memory))
         try:
             self._start_stand_ins()

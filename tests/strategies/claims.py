@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ResourceClaim documents as the scheduler leaves them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 NODE = "node-a"
@@ -22,8 +23,22 @@ def memory(size: str, request: str = "memory", node: int = 0, kind: str = "memor
     return result(request, "dra.memory", device, f"{NODE}-{kind}", consumedCapacity={"size": size})
 
 
+def opaque(fields: dict[str, Any], *requests: str, from_class: bool = False, driver: str = "dra.cpu") -> dict[str, Any]:
+    """Returns an entry of the allocation's config: the fields of ``cpuConfig``, for some requests or for all."""
+    return {
+        "source": "FromClass" if from_class else "FromClaim",
+        "requests": list(requests),
+        "opaque": {"driver": driver, "parameters": {"apiVersion": "v1alpha1", "cpuConfig": fields}},
+    }
+
+
 def claim(
-    uid: str, *results: dict[str, Any], pods: tuple[str, ...] = ("pod-1",), name: str = "", namespace: str = "ns"
+    uid: str,
+    *results: dict[str, Any],
+    pods: tuple[str, ...] = ("pod-1",),
+    name: str = "",
+    namespace: str = "ns",
+    config: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """Returns an allocated claim, reserved for pods by UID."""
     return {
@@ -32,7 +47,7 @@ def claim(
         "metadata": {"uid": uid, "namespace": namespace, "name": name or f"claim-{uid}"},
         "status": {
             "allocation": {
-                "devices": {"results": list(results)},
+                "devices": {"results": list(results), "config": list(config)},
                 "nodeSelector": {
                     "nodeSelectorTerms": [
                         {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [NODE]}]}

@@ -8,6 +8,7 @@ from numa_contract.records import (
     AllocationResult,
     ClaimReference,
     CpuAllocation,
+    CpuParameters,
     MemoryAllocation,
     Owner,
     PodReference,
@@ -17,6 +18,13 @@ uids = st.uuids().map(str)
 requests = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,10}[a-z0-9])?", fullmatch=True)
 cpu_sets = st.frozensets(st.integers(0, 1023), max_size=20)
 page_sizes = st.sampled_from([4096, 16384, 65536, 2 << 20, 32 << 20, 512 << 20, 1 << 30, 16 << 30])
+parameters = st.builds(
+    CpuParameters,
+    cpuset=st.none() | cpu_sets.filter(bool),
+    strategy=st.sampled_from(["packed", "spread", "of tomorrow"]),
+    full_physical_cores=st.booleans(),
+    quota=st.sampled_from(["off", "keep"]),
+)
 
 
 @st.composite
@@ -43,6 +51,7 @@ def records(draw: st.DrawFn) -> AllocationRecord:
         results=tuple(AllocationResult(request=n, pool="node", device="d", consumed={"size": "1Gi"}) for n in names),
         cpus=cpus if driver == CPU_DRIVER else (),
         memory=memory if driver == MEMORY_DRIVER else (),
+        parameters=draw(st.dictionaries(st.sampled_from(names), parameters)) if driver == CPU_DRIVER else {},
         sharing=draw(st.sampled_from(["container", "pod"])),
         owner=draw(st.none() | st.builds(Owner, pod_uid=uids, container=requests)),
     )

@@ -108,8 +108,10 @@ class Config(Section):
     """Empty: the service account of the pod."""
     hostname_override: str = ""
     """Node name, where the downward API does not give it (NODE_NAME)."""
-    cpu_device_mode: Literal["grouped"] = "grouped"
-    group_by: Literal["numanode"] = "numanode"
+    cpu_device_mode: Literal["grouped", "individual"] = "grouped"
+    """One device for each group of CPUs, or one for each CPU."""
+    group_by: Literal["numanode", "socket", "machine", "l3", "coretype"] = "numanode"
+    """What a group is; of no effect in individual mode."""
     reserved_cpus: Annotated[CpuList, Field(alias="reservedCPUs")] = frozenset()
     """CPUs for the system: never in a claim, never in the shared pool."""
     reserved_memory: tuple[ReservedMemory, ...] = ()

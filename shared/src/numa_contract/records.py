@@ -94,6 +94,26 @@ class MemoryAllocation(Document):
     hugepages: bool = False
 
 
+class CpuParameters(Document):
+    """What a request was given its CPUs by, resolved. Texts and not choices: a newer release may know more of them."""
+
+    cpuset: CpuSet | None = None
+    """The CPUs that the claim named itself."""
+    strategy: str = "packed"
+    """``packed`` or ``spread``."""
+    full_physical_cores: bool = False
+    l3: str = "preferred"
+    """``preferred``, ``required`` or ``ignore``."""
+    numa: str = "group"
+    """``group`` or ``distribute``."""
+    isolated: str = "ignore"
+    """``ignore``, ``only`` or ``never``."""
+    core_type: str = "any"
+    """``any``, ``performance`` or ``efficiency``."""
+    quota: str = "off"
+    """``off`` (no CFS quota where the claim covers the limit) or ``keep``."""
+
+
 class AllocationRecord(Document):
     """Everything one driver gave to one claim. Written by the frontend alone."""
 
@@ -106,6 +126,8 @@ class AllocationRecord(Document):
     """What the record was made from, so that a repeated Prepare can tell "same" from "allocated anew"."""
     cpus: tuple[CpuAllocation, ...] = ()
     memory: tuple[MemoryAllocation, ...] = ()
+    parameters: dict[str, CpuParameters] = Field(default_factory=dict)
+    """By base name of the request; none in records of releases that had no parameters."""
     sharing: Literal["container", "pod"] = "container"
     owner: Owner | None = None
     rebuilt: bool = False
@@ -139,6 +161,10 @@ class AllocationRecord(Document):
         """Returns the memory of some requests, of all of them by default."""
         wanted = None if requests is None else set(requests)
         return tuple(a for a in self.memory if wanted is None or a.request in wanted)
+
+    def parameters_of(self, request: str) -> CpuParameters:
+        """Returns the parameters of a request (base name), the defaults where none are recorded."""
+        return self.parameters.get(request) or CpuParameters()
 
     def reserves(self, pod_uid: str) -> bool:
         """Tells whether the pod may use the claim, as far as this snapshot knows."""

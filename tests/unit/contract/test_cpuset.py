@@ -43,3 +43,14 @@ def test_never_fails_otherwise(text: str) -> None:
 def test_merges_ranges() -> None:
     """The list is the shortest one."""
     assert format_cpu_list([3, 1, 2, 8, 10, 9]) == "1-3,8-10"
+
+
+def test_what_others_write_is_not_remembered_for_ever() -> None:
+    """Lists come from pod authors too: a huge one is read anew each time, and errors are errors the second time."""
+    assert parse_cpu_list("0-3") is parse_cpu_list("0-3")
+    assert parse_cpu_list("0-65535") is not parse_cpu_list("0-65535")
+    assert format_cpu_list(range(60_000)) == "0-59999"
+    for text in ("x", "9" * 5000):
+        for _ in range(2):
+            with pytest.raises(MalformedError):
+                parse_cpu_list(text)

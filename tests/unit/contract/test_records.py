@@ -8,6 +8,7 @@ from hypothesis import given
 from numa_contract.errors import MalformedError, UnsupportedVersionError
 from numa_contract.records import RECORD_VERSION, AllocationRecord, parse_record
 from numa_contract.reports import BackendStatus, ContainerReport
+from pydantic import ValidationError
 
 from tests.strategies.contract import records
 
@@ -40,7 +41,9 @@ def test_the_first_version_needs_only_what_it_had() -> None:
         "results": [{"request": "r", "pool": "p", "device": "d"}],
         "cpus": [{"request": "r", "device": "d", "cpus": "0-1"}],
     }
-    assert parse_record(document).cpus_of() == {0, 1}
+    read = parse_record(document)
+    assert read.cpus_of() == {0, 1}
+    assert (read.parameters_of("r").strategy, read.parameters_of("r").quota) == ("packed", "off")
 
 
 @pytest.mark.parametrize("version", [None, 0, RECORD_VERSION + 2, "1", True, 1.0])
@@ -84,6 +87,19 @@ def test_reports_ignore_what_they_do_not_know() -> None:
     status = BackendStatus.model_validate({"instance": "i", "epoch": "e", "pool": "1", "weather": "fine"})
     assert status.pool == {1}
     assert json.loads(status.model_dump_json())["pool"] == "1"
+
+
+def test_a_state_of_tomorrow_is_unknown() -> None:
+    """A newer backend may know more states: such a container is alive, and its report is no error."""
+    report = {"id": "c", "name": "n", "podUid": "u", "podNamespace": "ns", "podName": "p"}
+    read = ContainerReport.model_validate({**report, "version": 2, "state": "frozen"})
+    assert (read.state, read.alive) == ("unknown", True)
+    assert [ContainerReport.model_validate({**report, "state": s}).state for s in ("stopped", "paused")] == [
+        "stopped",
+        "paused",
+    ]
+    with pytest.raises(ValidationError):
+        ContainerReport.model_validate({**report, "state": 7})
 
 
 def test_a_request_with_several_results_is_one_request() -> None:

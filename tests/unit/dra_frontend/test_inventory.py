@@ -6,14 +6,23 @@ from typing import Any
 
 import pytest
 from dra_frontend.discovery import discover
-from dra_frontend.inventory import MEMORY_STEP, CpuDevice, Inventory, InventoryError, MemoryDevice, build_inventory
+from dra_frontend.inventory import (
+    MEMORY_STEP,
+    Capacity,
+    CpuDevice,
+    Inventory,
+    InventoryError,
+    MemoryDevice,
+    build_inventory,
+)
 from dra_frontend.machine import HugepagePool, Machine
 from hypothesis import given
 from hypothesis import strategies as st
 from numa_contract.config import Config, parse_config
 
 from tests.fakes.trees import NAMES, captured, small_machine
-from tests.strategies.machines import GIB, machine, machines
+from tests.strategies.machines import GIB, machine, machines, odd_machines
+from tests.strategies.modes import MODES
 
 MIB = 1 << 20
 
@@ -40,6 +49,13 @@ def cpu_device(inventory: Inventory, name: str) -> CpuDevice:
     return device
 
 
+def cpu_capacity(inventory: Inventory, name: str) -> Capacity:
+    """Returns the capacity of a CPU device of node ``n``."""
+    capacity = cpu_device(inventory, name).capacity
+    assert capacity is not None
+    return capacity
+
+
 def memory_device(inventory: Inventory, pool: str, name: str) -> MemoryDevice:
     """Returns a memory device of node ``n``."""
     device = inventory.device("dra.memory", f"n-{pool}", name)
@@ -59,7 +75,8 @@ def test_names_are_the_contract() -> None:
 
 def test_cpu_attributes_and_policy() -> None:
     """A CPU device tells its node three times, its socket, its size and SMT; requests are whole CPUs."""
-    device = cpu_device(offered(discover(small_machine()), reservedCPUs="4"), "cpudevnuma001")
+    inventory = offered(discover(small_machine()), reservedCPUs="4")
+    device = cpu_device(inventory, "cpudevnuma001")
     assert dict(device.attributes) == {
         "resource.kubernetes.io/numaNode": 1,
         "dra.cpu/numaNodeID": 1,
@@ -69,7 +86,7 @@ def test_cpu_attributes_and_policy() -> None:
         "dra.cpu/smtEnabled": True,
     }
     assert device.cpus == {5, 6, 7}
-    capacity = device.capacity
+    capacity = cpu_capacity(inventory, "cpudevnuma001")
     assert (capacity.key, capacity.value, capacity.default, capacity.minimum, capacity.step) == (
         "dra.cpu/cpu",
         3,
@@ -109,8 +126,8 @@ def test_a_single_page_or_cpu_has_no_step() -> None:
     """Where min + step would exceed the capacity the server refuses the whole slice."""
     inventory = offered(discover(small_machine()), reservedCPUs="0,4-6")
     assert memory_device(inventory, "hugepages-1g", "hugepages-1g-numa001").capacity.step is None
-    assert cpu_device(inventory, "cpudevnuma001").capacity.step is None
-    assert cpu_device(inventory, "cpudevnuma000").capacity.step == 1
+    assert cpu_capacity(inventory, "cpudevnuma001").step is None
+    assert cpu_capacity(inventory, "cpudevnuma000").step == 1
 
 
 def test_memory_is_promised_once() -> None:
@@ -155,7 +172,7 @@ def test_the_shared_pool_keeps_a_cpu() -> None:
     inventory = offered(discover(small_machine()))
     assert inventory.withheld_cpus == {4}
     assert cpu_device(inventory, "cpudevnuma001").cpus == {5, 6, 7}
-    assert cpu_device(inventory, "cpudevnuma001").capacity.value == 3
+    assert cpu_capacity(inventory, "cpudevnuma001").value == 3
     assert cpu_device(inventory, "cpudevnuma000").cpus == {0, 1, 2, 3}
     assert offered(discover(small_machine()), reservedCPUs="0").withheld_cpus == frozenset()
 
@@ -213,11 +230,12 @@ def test_an_unknown_device_is_none() -> None:
     assert inventory.device("dra.memory", "n", "cpudevnuma000") is None
 
 
-@given(machines(), st.data())
+@given(machines() | odd_machines(), st.data())
 def test_no_cpu_is_offered_twice_or_unduly(found: Machine, data: st.DataObject) -> None:
-    """Offered CPUs are online, in one device each, never reserved, and never all of the pool's."""
+    """In every mode, offered CPUs are online, in one device each, never reserved, and never all of the pool's."""
     reserved = data.draw(st.frozensets(st.sampled_from(sorted(found.online))))
-    inventory = build_inventory(found, Config(reserved_cpus=reserved), "n")
+    mode = data.draw(st.sampled_from(MODES))
+    inventory = build_inventory(found, Config(reserved_cpus=reserved, **mode), "n")
     devices = [device for pool in inventory.pools for device in pool.devices if isinstance(device, CpuDevice)]
     cpus = [cpu for device in devices for cpu in device.cpus]
     assert len(cpus) == len(set(cpus))

@@ -13,22 +13,33 @@ from numa_contract.config import Config
 from numa_contract.records import AllocationRecord, Owner
 from numa_contract.reports import ClaimUse, ContainerReport
 
-from tests.strategies.claims import NODE, claim, cpus, memory, result
+from tests.strategies.claims import NODE, claim, cpus, memory, opaque, result
 from tests.strategies.machines import machine
 
 INVENTORY: Inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0})), NODE)
+WHOLE: Inventory = build_inventory(
+    machine(offline=frozenset({7})), Config(reserved_cpus=frozenset({0}), group_by="machine"), NODE
+)
+SINGLE: Inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0}), cpu_device_mode="individual"), NODE)
 
 
-def view(uid: str, *results: dict[str, Any], pods: tuple[str, ...] = ("pod-1",)) -> ClaimView:
+def view(
+    uid: str,
+    *results: dict[str, Any],
+    pods: tuple[str, ...] = ("pod-1",),
+    config: tuple[dict[str, Any], ...] = (),
+) -> ClaimView:
     """The claim as values."""
-    read = read_claim(claim(uid, *results, pods=pods))
+    read = read_claim(claim(uid, *results, pods=pods, config=config))
     assert isinstance(read, ClaimView), read
     return read
 
 
-def made(claim_view: ClaimView, driver: str = "dra.cpu", ledger: Ledger | None = None) -> AllocationRecord:
+def made(
+    claim_view: ClaimView, driver: str = "dra.cpu", ledger: Ledger | None = None, inventory: Inventory = INVENTORY
+) -> AllocationRecord:
     """The record, which must not be refused."""
-    record = make_record(claim_view, driver, INVENTORY, ledger or Ledger({}))
+    record = make_record(claim_view, driver, inventory, ledger or Ledger({}))
     assert isinstance(record, AllocationRecord), record
     return record
 
@@ -39,9 +50,11 @@ def holding(*records: AllocationRecord, containers: tuple[ContainerReport, ...] 
     return Ledger(files, containers=containers)
 
 
-def refused(claim_view: ClaimView, driver: str = "dra.cpu", ledger: Ledger | None = None) -> str:
+def refused(
+    claim_view: ClaimView, driver: str = "dra.cpu", ledger: Ledger | None = None, inventory: Inventory = INVENTORY
+) -> str:
     """The refusal's text."""
-    outcome = make_record(claim_view, driver, INVENTORY, ledger or Ledger({}))
+    outcome = make_record(claim_view, driver, inventory, ledger or Ledger({}))
     assert isinstance(outcome, Refusal)
     return outcome.text
 
@@ -186,3 +199,122 @@ def test_an_unreadable_record_holds_its_hugepages() -> None:
     broken = ClaimFile("dra.memory", "x", None, frozenset(), "damaged", {"hugepages-2m-numa000": 500 << 20})
     text = refused(view("u", memory("64Mi", kind="hugepages-2m")), "dra.memory", Ledger({("dra.memory", "x"): broken}))
     assert "12582912 of 536870912 unclaimed" in text
+
+
+def test_each_request_is_given_by_its_own_parameters() -> None:
+    """The record tells how each request was given its CPUs, and how the claim may be shared."""
+    config = (opaque({"strategy": "spread"}, "b"), opaque({"sharing": "pod", "quota": "keep"}, "a"))
+    record = made(view("u", cpus(2, "a", "cpudevnuma001"), cpus(2, "b", "cpudevnuma000"), config=config))
+    assert [sorted(given.cpus) for given in record.cpus] == [[2, 6], [1, 4]]
+    assert (record.parameters_of("a").quota, record.parameters_of("a").strategy) == ("keep", "packed")
+    assert (record.parameters_of("b").quota, record.parameters_of("b").strategy) == ("off", "spread")
+    assert record.sharing == "pod"
+
+
+def test_several_results_of_one_request_are_all_different() -> None:
+    """``count: 2`` makes two results under one name: both get CPUs, and both belong to the request."""
+    record = made(view("u", cpus(1, "a"), cpus(2, "a", "cpudevnuma001")))
+    assert record.requests == ("a",)
+    assert len(record.cpus_of(["a"])) == 3
+
+
+def test_bad_parameters_are_refused_by_name() -> None:
+    """The refusal names claim, request, source and field."""
+    text = refused(view("u", cpus(2), config=(opaque({"strategy": "best"}, from_class=True),)))
+    assert text.startswith("claim ns/claim-u: request cpus: parameters FromClass: cpuConfig.strategy: 'best'")
+
+
+def test_other_parameters_under_the_same_results_are_another_allocation() -> None:
+    """The CPUs are chosen anew, unless the record is of a release that did not record parameters."""
+    first = made(view("u", cpus(2)))
+    spread = view("u", cpus(2), config=(opaque({"strategy": "spread"}),))
+    assert made(spread, ledger=holding(first)).cpus_of() != first.cpus_of()
+    old = first.model_copy(update={"parameters": {}})
+    assert made(spread, ledger=holding(old)).cpus == first.cpus
+    bad = view("u", cpus(2), config=(opaque({"strategy": "best"}),))
+    assert made(bad, ledger=holding(first)).cpus == first.cpus
+
+
+def named(cpu_list: str, *requests: str) -> dict[str, Any]:
+    """The configuration of a claim that names its CPUs."""
+    return opaque({"cpuset": cpu_list}, *requests)
+
+
+def test_machine_mode_gives_the_named_cpus() -> None:
+    """Exactly those, and the record says so; without a name the allocator chooses on the whole machine."""
+    one = cpus(2, "a", "cpudevmachine")
+    two = cpus(1, "b", "cpudevmachine")
+    record = made(view("u", one, two, config=(named("2-3", "a"), named("6", "b"))), inventory=WHOLE)
+    assert [sorted(given.cpus) for given in record.cpus] == [[2, 3], [6]]
+    assert record.parameters_of("a").cpuset == {2, 3}
+    assert made(view("u", one), inventory=WHOLE).cpus_of() == {1, 5}
+
+
+@pytest.mark.parametrize(
+    ("cpu_list", "text"),
+    [
+        ("2-4", "CPUs 2-4 (3) does not match requested capacity 2"),
+        ("6-7", "contain offline cores: 7"),
+        ("8-9", "contain offline cores: 8-9"),
+        ("0-1", "contain reserved cores: 0"),
+        ("1-2", "conflict with already allocated claims: 1"),
+    ],
+)
+def test_machine_mode_checks_the_named_cpus(cpu_list: str, text: str) -> None:
+    """Size, online, not reserved, nobody else's: the peer's rules, each with its words."""
+    other = made(view("o", cpus(1, device="cpudevmachine"), config=(named("1"),)), inventory=WHOLE)
+    shown = refused(
+        view("u", cpus(2, device="cpudevmachine"), config=(named(cpu_list),)), ledger=holding(other), inventory=WHOLE
+    )
+    assert "request cpus: parameters FromClaim: CPUs " in shown
+    assert text in shown
+
+
+def test_machine_mode_gives_no_cpu_twice() -> None:
+    """Not to two requests of one claim, and not the one that is kept for everybody else."""
+    two = (cpus(2, "a", "cpudevmachine"), cpus(2, "b", "cpudevmachine"))
+    assert "already assigned to another device in this claim: 2-3" in refused(
+        view("u", *two, config=(named("2-3"),)), inventory=WHOLE
+    )
+    unreserved = build_inventory(machine(), Config(group_by="machine"), NODE)
+    assert "kept for containers without a claim: 0" in refused(
+        view("u", cpus(2, device="cpudevmachine"), config=(named("0-1"),)), inventory=unreserved
+    )
+
+
+def single(cpu: int) -> dict[str, Any]:
+    """A result that is one CPU."""
+    return result("cpus", "dra.cpu", f"cpudev{cpu:03d}")
+
+
+def test_single_cpus_are_those_that_the_scheduler_chose() -> None:
+    """Without consumed capacity; the claim has their union under one request."""
+    record = made(view("u", single(2), single(7)), inventory=SINGLE)
+    assert record.cpus_of() == {2, 7}
+    assert record.requests == ("cpus",)
+    rebuilt = rebuild_record(view("u", single(2), single(7)), "dra.cpu", {"": frozenset({2, 7})}, SINGLE)
+    assert isinstance(rebuilt, AllocationRecord)
+    assert rebuilt.cpus_of() == {2, 7}
+
+
+def test_a_single_cpu_is_not_given_twice() -> None:
+    """While another claim holds it, also one that is being released, and never twice to one claim."""
+    first = made(view("o", single(2)), inventory=SINGLE)
+    going = ClaimFile("dra.cpu", "gone", None, frozenset({2}))
+    assert "CPU 2 is held by claim o" in refused(view("u", single(2)), ledger=holding(first), inventory=SINGLE)
+    assert "CPU 2 is held by claim gone" in refused(
+        view("u", single(2)), ledger=Ledger({}, {("dra.cpu", "gone"): going}), inventory=SINGLE
+    )
+    assert "twice" in refused(view("u", single(2), single(2)), inventory=SINGLE)
+    assert "no CPU device" in refused(view("u", single(0)), inventory=SINGLE)
+
+
+def test_a_rebuilt_record_keeps_cpus_whatever_its_parameters_are() -> None:
+    """Its containers run; parameters are recorded where they can be read."""
+    good = view("u", cpus(2), config=(opaque({"sharing": "pod"}),))
+    bad = view("u", cpus(2), config=(opaque({"sharing": "all"}),))
+    records = [rebuild_record(each, "dra.cpu", {"": frozenset({4, 5})}, INVENTORY) for each in (good, bad)]
+    assert [isinstance(r, AllocationRecord) and (r.sharing, sorted(r.cpus_of())) for r in records] == [
+        ("pod", [4, 5]),
+        ("container", [4, 5]),
+    ]

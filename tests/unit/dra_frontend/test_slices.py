@@ -19,7 +19,8 @@ from tests.fakes import quantities
 from tests.fakes.apiserver_rules import GATES_OF_1_36, admit
 from tests.fakes.apiserver_store import Resource
 from tests.fakes.trees import NAMES, MemoryTree, captured, small_machine
-from tests.strategies.machines import GIB, machine, machines
+from tests.strategies.machines import GIB, machine, machines, odd_machines
+from tests.strategies.modes import MODES
 
 SLICES = Resource("resource.k8s.io", "resourceslices", "ResourceSlice")
 PAGES = [64 << 10, 2 << 20, 32 << 20, 512 << 20, 1 << 30, 16 << 30]
@@ -48,8 +49,11 @@ def assert_admitted(slices: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def assert_canonical(devices: list[dict[str, Any]]) -> None:
-    """Quantities are spelled as the server prints them, and each device has exactly one capacity, with a policy."""
+    """Quantities are spelled as the server prints them; a shared device has exactly one capacity, with a policy."""
     for device in devices:
+        if "allowMultipleAllocations" not in device:
+            assert "capacity" not in device
+            continue
         (capacity,) = device["capacity"].values()
         policy = capacity["requestPolicy"]
         assert policy["validRange"]["max"] == capacity["value"]
@@ -62,13 +66,14 @@ def assert_canonical(devices: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("reserved", [frozenset(), frozenset({0, 1})])
 def test_captured_machines_are_admitted(name: str, reserved: frozenset[int]) -> None:
-    """What would be published of every captured machine passes the server's validation unchanged."""
+    """What would be published of every captured machine, in every mode, passes the server's validation unchanged."""
     found = discover(captured(name))
-    assert_admitted(published(build_inventory(found, Config(reserved_cpus=reserved), "n")))
+    for mode in MODES:
+        assert_admitted(published(build_inventory(found, Config(reserved_cpus=reserved, **mode), "n")))
 
 
 @settings(deadline=None)
-@given(machines(), st.data())
+@given(machines() | odd_machines(), st.data())
 def test_any_machine_is_admitted(found: Machine, data: st.DataObject) -> None:
     """Odd memory sizes, single pages and any reserve never make a slice that the server refuses."""
     nodes = {
@@ -85,7 +90,8 @@ def test_any_machine_is_admitted(found: Machine, data: st.DataObject) -> None:
     page = data.draw(st.sampled_from([4 << 10, 16 << 10, 64 << 10]))
     reserved = data.draw(st.frozensets(st.sampled_from(sorted(found.online))))
     found = replace(found, numa_nodes=nodes, base_page_bytes=page)
-    assert_admitted(published(build_inventory(found, Config(reserved_cpus=reserved), "n")))
+    mode = data.draw(st.sampled_from(MODES))
+    assert_admitted(published(build_inventory(found, Config(reserved_cpus=reserved, **mode), "n")))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -151,3 +157,24 @@ def test_many_devices_are_cut_into_slices_of_64() -> None:
     assert [len(document["spec"]["devices"]) for document in documents["n-memory"]] == [64, 64, 2]
     assert documents["n-memory"][2]["spec"]["devices"][0]["name"] == "memory-numa128"
     assert_admitted(documents)
+
+
+def test_a_single_cpu_is_given_whole() -> None:
+    """A device of one CPU has neither capacity nor permission to be shared; 512 of them make eight slices."""
+    config = Config(cpu_device_mode="individual", reserved_cpus=frozenset({0}))
+    documents = published(build_inventory(machine(2, 4, 4, 8, 2), config, "n"))["n"]
+    assert [len(document["spec"]["devices"]) for document in documents] == [64] * 7 + [63]
+    assert documents[0]["spec"]["devices"][0] == {
+        "name": "cpudev001",
+        "attributes": {
+            "resource.kubernetes.io/numaNode": {"int": 0},
+            "dra.cpu/numaNodeID": {"int": 0},
+            "dra.net/numaNode": {"int": 0},
+            "dra.cpu/socketID": {"int": 0},
+            "dra.cpu/cacheL3ID": {"int": 0},
+            "dra.cpu/coreType": {"string": "standard"},
+            "dra.cpu/coreID": {"int": 1},
+            "dra.cpu/cpuID": {"int": 1},
+            "dra.cpu/smtEnabled": {"bool": True},
+        },
+    }

@@ -131,6 +131,18 @@ async def test_the_backend_renews_its_lease_and_reports(endpoint: Endpoint) -> N
     assert [None if r is None else r.id for r in endpoint.reports] == [None, None, "c", None]
 
 
+async def test_several_reports_are_one_request(endpoint: Endpoint) -> None:
+    """Each is added or replaced and handed on in order, others stay; nothing is taken of a list that makes no sense."""
+    one = {"name": "n", "podUid": "p", "podNamespace": "ns", "podName": "pod"}
+    for ids in ("ab", "bc"):
+        async with endpoint.client.put("http://node/v1/containers", json=[{**one, "id": i} for i in ids]) as answer:
+            assert answer.status == 204
+    async with endpoint.client.put("http://node/v1/containers", json=[{**one, "id": "d"}, {"id": "e"}]) as answer:
+        assert answer.status == 422
+    assert list(endpoint.backend.containers) == ["a", "b", "c"]
+    assert [r and r.id for r in endpoint.reports] == ["a", "b", "b", "c"]
+
+
 @pytest.mark.parametrize(("path", "body"), [("c", {"id": "other"}), ("c", {"id": "c"}), ("c", [])])
 async def test_a_report_that_makes_no_sense_is_refused(endpoint: Endpoint, path: str, body: Any) -> None:
     """Nothing is stored of a report that cannot be read or is about somebody else."""

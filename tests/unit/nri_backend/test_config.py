@@ -142,7 +142,7 @@ def test_a_bad_command_line_is_named(arguments: list[str], expected: str) -> Non
     ("arguments", "expected"),
     [
         (["--reserved-cpus", "3-1"], "command line: reservedCPUs: .*backwards"),
-        (["--cpu-device-mode", "individual"], "command line: cpuDeviceMode: "),
+        (["--cpu-device-mode", "magic"], "command line: cpuDeviceMode: "),
         (["--log-format", "xml"], "command line: logFormat: "),
         (["--cdi-dir", "relative"], "command line: cdiDir: must be an absolute path"),
     ],

@@ -2,6 +2,7 @@
 """What happens off the hooks: moves, audits, taking over from a runtime or from another instance."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -162,10 +163,12 @@ async def test_orphans_keep_their_cpus_over_our_restart(memory: Path) -> None:
         rounds.cancel()
 
 
-async def test_a_pile_of_stored_values_is_corrected_in_small_steps(node: Node) -> None:
-    """containerd applies updates one by one under its lock: claim containers first, no more than a few."""
+async def test_no_pile_of_stored_values_is_corrected(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """containerd applies updates one by one under its lock: claim containers first, only a few, and the log says so."""
+    caplog.set_level("INFO", "nri_backend")
     updates = await node.synchronize(*((f"c{n}", "p5") for n in range(100)))
     assert len(updates) == MAX_SYNC_UPDATES
+    assert "stored values stay as they are" in caplog.text
 
 
 async def test_a_container_whose_processes_linger_is_not_over(node: Node) -> None:
@@ -196,3 +199,34 @@ async def test_full_nodes_share_the_reserved_cpus(memory: Path) -> None:
     node.claim(cpu_record("c1", "cpus=0-7"))
     with pytest.raises(RefusedError, match="set reservedCPUs"):
         await node.create("plain")
+
+
+async def test_a_refused_look_at_the_dying_ends_nothing(node: Node) -> None:
+    """EMFILE while somebody is being buried: enforcement goes on, and the container ends when it can be seen to."""
+    claim = await node.run("claim", *node.claim(ONE))
+    node.kernel.unreadable[claim, "cgroup.events"] = errno.EMFILE
+    await node.enforcer.stop_container(pod(), container("claim"))
+    plain = await node.run("plain", of="p5")
+    node.kernel.set(plain, "cpuset.cpus", "0-7")
+    node.enforcer._rounds.request_audit()
+    await eventually(lambda: node.cpus(plain) == "1,4-7")
+    assert node.sink.latest["claim"].state == "running"
+    node.kernel.remove(claim)
+    node.kernel.unreadable.clear()
+    await eventually(lambda: node.sink.latest["claim"].state == "stopped")
+
+
+async def test_a_lingering_container_outlives_the_runtimes_list(node: Node) -> None:
+    """A reconnected runtime no longer lists what it calls stopped; its CPUs are free with its last process only."""
+    claim = await node.run("claim", *node.claim(ONE))
+    await node.enforcer.stop_container(pod(), container("claim"))
+    assert await node.synchronize() == []
+    assert [told.state for told in node.enforcer.reports()] == ["running"]
+    node.unprepare(ONE)
+    env = node.claim(cpu_record("c2", "cpus=2-3", pods=("p2",)))
+    with pytest.raises(RefusedError, match="still runs"):
+        await node.create("next", *env, of="p2")
+    node.kernel.remove(claim)
+    await eventually(lambda: "claim" in node.sink.deleted)
+    assert node.enforcer.reports() == []
+    assert node.cpus(await node.run("next-2", *env, of="p2")) == "2-3"

@@ -3,7 +3,7 @@ import itertools
 from collections.abc import Callable
 
 import pytest
-from nri_backend.outbox import Message, Outbox
+from nri_backend.outbox import MAX_TOGETHER, Message, Outbox
 from numa_contract.reports import ContainerReport
 
 
@@ -26,10 +26,14 @@ class Node:
         self.outbox = Outbox(self.containers.values, epochs(), limit)
 
     def drain(self) -> list[str]:
+        return [name for names in self.requests() for name in names]
+
+    def requests(self, *, poisoned: str = "") -> list[list[str]]:
+        """Sends everything to a frontend that refuses one report; returns the containers of each request."""
         told = []
-        while message := self.outbox.take():
-            told.append(message.container_id)
-            self.outbox.settle(acknowledged=True)
+        while messages := self.outbox.take():
+            told.append([message.container_id for message in messages])
+            self.outbox.settle(acknowledged=poisoned not in told[-1])
         return told
 
 
@@ -45,7 +49,7 @@ def test_nothing_is_told_before_the_epoch_was_announced() -> None:
     """Reports of an epoch follow its lease, never the other way round."""
     node = Node("a")
     node.outbox.connected()
-    assert node.outbox.take() is None
+    assert node.outbox.take() == ()
     assert node.outbox.answered("f1", known=False) is False
     assert node.drain() == ["a"]
 
@@ -61,7 +65,7 @@ def test_complete_only_after_every_acknowledgement(node: Node) -> None:
     """The lease says complete when the last report of the resend was acknowledged, not when it was sent."""
     seen = [node.outbox.complete]
     for _ in range(2):
-        assert node.outbox.take() is not None
+        assert len(node.outbox.take(1)) == 1
         seen.append(node.outbox.complete)
         node.outbox.settle(acknowledged=True)
         seen.append(node.outbox.complete)
@@ -86,8 +90,8 @@ def test_the_latest_report_of_a_container_wins(node: Node) -> None:
     node.outbox.put(report("b"))
     node.outbox.put(report("a", "stopped"))
     assert len(node.outbox) == 2
-    told = [node.outbox.take(), node.outbox.take()]
-    assert [m.report.state for m in told if m is not None and m.report is not None] == ["running", "stopped"]
+    told = node.outbox.take()
+    assert [m.report.state for m in told if m.report is not None] == ["running", "stopped"]
 
 
 def test_a_deletion_comes_after_the_report_it_replaces(node: Node) -> None:
@@ -95,10 +99,10 @@ def test_a_deletion_comes_after_the_report_it_replaces(node: Node) -> None:
     node.drain()
     node.outbox.put(report("a"))
     node.outbox.delete("a")
-    assert node.outbox.take() == Message("a", None)
+    assert node.outbox.take() == (Message("a", None),)
     node.outbox.delete("b")
     node.outbox.put(report("b"))
-    assert node.outbox.take() == Message("b", report("b"))
+    assert node.outbox.take() == (Message("b", report("b")),)
 
 
 @pytest.mark.parametrize(("instance", "known"), [("f2", False), ("f2", True), ("f1", False)])
@@ -122,7 +126,7 @@ def test_every_connection_to_the_runtime_is_an_epoch(node: Node) -> None:
     seen.add(node.outbox.epoch)
     node.outbox.put(report("x"))
     node.outbox.answered("f1", known=False)
-    assert node.outbox.take() is None
+    assert node.outbox.take() == ()
     assert not node.outbox.complete
     node.outbox.connected()
     seen.add(node.outbox.epoch)
@@ -140,7 +144,7 @@ def test_an_overflow_tells_everything_again() -> None:
         node.outbox.delete(name)
     assert node.outbox.dropped == 3
     assert node.outbox.epoch != before
-    assert node.outbox.take() is None
+    assert node.outbox.take() == ()
     node.outbox.answered("f1", known=False)
     assert node.drain() == ["a", "x4"]
 
@@ -165,7 +169,7 @@ def test_a_broken_connection_loses_no_message(node: Node) -> None:
 
 def test_a_newer_report_replaces_the_one_that_broke(node: Node) -> None:
     """After a broken connection the latest report is sent, not the old one."""
-    node.outbox.take()
+    node.outbox.take(1)
     node.outbox.put(report("a", "stopped"))
     node.outbox.release()
     assert node.drain() == ["b", "a"]
@@ -173,9 +177,7 @@ def test_a_newer_report_replaces_the_one_that_broke(node: Node) -> None:
 
 def test_a_refused_report_keeps_the_epoch_incomplete(node: Node) -> None:
     """Silence about a container whose report was refused must not look like its absence; others go on."""
-    node.outbox.take()
-    node.outbox.settle(acknowledged=False)
-    assert node.drain() == ["b"]
+    assert node.requests(poisoned="a") == [["a", "b"], ["a"], ["b"]]
     assert not node.outbox.complete
     node.outbox.retry()
     assert node.drain() == ["a"]
@@ -189,3 +191,37 @@ def test_an_answer_to_a_message_of_an_old_epoch_counts_for_nothing(node: Node) -
     node.outbox.settle(acknowledged=True)
     node.outbox.answered("f2", known=False)
     assert node.drain() == ["a", "b"]
+
+
+def test_reports_go_together_and_deletions_alone() -> None:
+    """Order stays: reports that follow each other are one request, up to a limit; a deletion is a request."""
+    node = Node(*(f"c{number}" for number in range(MAX_TOGETHER + 1)), limit=1000)
+    node.outbox.connected()
+    node.outbox.answered("f1", known=False)
+    node.outbox.delete("x")
+    node.outbox.put(report("y"))
+    assert [len(names) for names in node.requests()] == [MAX_TOGETHER, 1, 1, 1]
+    assert node.outbox.complete
+
+
+def test_one_poisoned_report_stops_no_other(node: Node) -> None:
+    """Refused together, each is sent alone; later the poisoned one is tried alone, the others go together again."""
+    node.drain()
+    for name in ("a", "b", "c"):
+        node.outbox.put(report(name))
+    assert node.requests(poisoned="b") == [["a", "b", "c"], ["a"], ["b"], ["c"]]
+    assert not node.outbox.complete
+    node.outbox.retry()
+    for name in ("a", "c"):
+        node.outbox.put(report(name))
+    assert node.requests() == [["b"], ["a", "c"]]
+    assert node.outbox.complete
+
+
+def test_a_broken_request_of_several_loses_none(node: Node) -> None:
+    """All are sent again, in their order, except those of which there is later news."""
+    assert len(node.outbox.take()) == 2
+    assert len(node.outbox) == 2
+    node.outbox.delete("a")
+    node.outbox.release()
+    assert node.requests() == [["b"], ["a"]]

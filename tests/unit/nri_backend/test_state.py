@@ -149,6 +149,15 @@ def test_a_container_found_without_its_record_is_an_orphan_if_it_is_pinned() -> 
         assert state.pool == (parse_cpu_list("1,4-7") if held else parse_cpu_list("1-7"))
 
 
+def test_an_orphan_with_an_offline_cpu_keeps_its_cpus() -> None:
+    """The kernel shows no offline CPU: who is pinned to the rest of what it names is pinned to it; B51."""
+    known = replace(known_as(pod(), container("x", *env_of(ONE))), phase=Phase.STARTED)
+    for online, pinned, held in (("0-2,4-7", "2", True), ("0-2,4-7", "0-2,4-7", False), ("2", "2", False)):
+        state = node(online=online)
+        state.replace_containers([known], {"x": parse_cpu_list(pinned)})
+        assert state.held == (parse_cpu_list("2-3") if held else frozenset())
+
+
 def test_naming_every_cpu_holds_none() -> None:
     """A forger that runs unpinned shows every online CPU; naming them all must not empty the node's pool."""
     state = node()
@@ -169,6 +178,25 @@ def test_a_running_container_with_forged_variables_belongs_to_the_pool() -> None
     assert state.wants(known).cpus == state.pool
     assert known.kind == "refused"
     assert report(known).refused
+
+
+def test_the_dying_outlive_the_runtimes_state() -> None:
+    """A container that has ended for the runtime while a process lives is kept, first in its claim; others are not."""
+    state = node(ONE)
+    claim = started(state, "old", *env_of(ONE), cpus="2-3")
+    state.put(replace(claim, phase=Phase.ENDING))
+    started(state, "gone", cpus="1")
+    rival = replace(known_as(pod(), container("new", *env_of(ONE), name="side")), phase=Phase.STARTED)
+    state.replace_containers([rival], {})
+    kept, other = state.get("old"), state.get("new")
+    assert kept is not None
+    assert other is not None
+    assert (kept.phase, kept.unlisted, kept.own_cpus) == (Phase.ENDING, True, {2, 3})
+    assert (other.refusal and other.refusal.reason, len(state)) == (Reason.SHARED, 2)
+    state.replace_containers([replace(claim, phase=Phase.STARTED)], {})
+    back = state.get("old")
+    assert back is not None
+    assert (back.phase, back.unlisted) == (Phase.STARTED, False)
 
 
 def test_the_runtimes_state_replaces_ours_whole() -> None:

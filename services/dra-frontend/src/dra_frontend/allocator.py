@@ -1,86 +1,163 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which CPUs of a group a claim gets: as few L3 groups as possible, whole cores first, the tightest fit, lowest ids.
+"""Which CPUs of a device a claim gets, by its parameters. Exact: a set that keeps them is found if there is one.
 
 Cores are sets of sibling threads, so nothing here depends on raw core ids, on even sockets or on the number of threads.
-The time grows with the number of CPUs on the machine, no faster.
+The time grows with the number of CPUs, no faster.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import Final
 
-from dra_frontend.machine import Cpu
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.records import CpuParameters
+
+from dra_frontend.machine import CoreType
+from dra_frontend.placement import L3, NODE, PACKAGE, Layout, Level, Piece, build, split, sums, up_to
+from dra_frontend.shares import even_shares
+
+_CORE_TYPES: Final = {"performance": CoreType.PERFORMANCE, "efficiency": CoreType.EFFICIENCY}
 
 
-class TooFewCpusError(Exception):
-    """A group has fewer free CPUs than asked for."""
+class NoCpusError(Exception):
+    """No free set of CPUs keeps what was asked for; the text says what was free."""
 
-    def __init__(self, wanted: int, free: frozenset[int]) -> None:
+    def __init__(self, wanted: int, free: frozenset[int], reason: str) -> None:
         self.wanted = wanted
         self.free = free
-        super().__init__(f"{wanted} CPUs wanted, {len(free)} free")
+        """Free CPUs of the device, also those that the parameters exclude."""
+        self.reason = reason
+        super().__init__(reason)
 
 
-@dataclass(frozen=True, slots=True)
-class _L3:
-    """The free CPUs of one L3 group, by core. CPUs without an L3 are one group of their own."""
+def allocate(
+    offered: frozenset[int],
+    taken: frozenset[int],
+    count: int,
+    layout: Layout,
+    parameters: CpuParameters | None = None,
+) -> frozenset[int]:
+    """Returns ``count`` CPUs that a device offers and nobody has, the same for the same input; raises NoCpusError."""
+    return frozenset(_Search(offered, taken, count, layout, parameters or CpuParameters()).found())
 
-    key: int
-    size: int
-    whole: tuple[tuple[int, ...], ...]
-    """Cores with all their threads free, lowest first."""
-    broken: tuple[tuple[int, ...], ...]
-    """Cores of which somebody has a thread, those with the fewest free ones first."""
 
-    def pick(self, count: int) -> tuple[list[int], bool]:
-        """Returns ``count`` CPUs, and whether a whole core had to be broken for the last of them."""
+class _Search:
+    """One allocation."""
+
+    def __init__(
+        self, offered: frozenset[int], taken: frozenset[int], count: int, layout: Layout, wish: CpuParameters
+    ) -> None:
+        self._count = count
+        self._layout = layout
+        self._wish = wish
+        self._whole = wish.full_physical_cores
+        self._free = offered - taken
+        self._allowed = self._filtered(offered)
+        self._pieces = self._cores(self._free & self._allowed)
+
+    def found(self) -> list[int]:
+        """Returns the CPUs; each required parameter narrows the choice or ends it."""
+        if self._whole:
+            self._check_multiple()
+        if not self._can(self._pieces):
+            raise self._none("")
+        if self._wish.l3 == "required":
+            return self._in_one_l3()
+        if self._wish.numa == "distribute":
+            return self._over_nodes()
+        return self._take(self._pieces, self._count, (PACKAGE, NODE))
+
+    def _filtered(self, cpus: frozenset[int]) -> frozenset[int]:
+        isolated = self._layout.isolated
+        if self._wish.isolated != "ignore":
+            cpus = cpus & isolated if self._wish.isolated == "only" else cpus - isolated
+        if self._wish.core_type != "any":
+            cpus = cpus & self._layout.by_type.get(_CORE_TYPES[self._wish.core_type], frozenset())
+        return cpus
+
+    def _cores(self, cpus: frozenset[int]) -> list[Piece]:
+        """Returns the cores of some CPUs; where whole ones are wanted, the others are left out."""
+        pieces = self._layout.pieces(cpus)
+        return [piece for piece in pieces if piece.whole] if self._whole else pieces
+
+    def _amounts(self, pieces: Iterable[Piece]) -> int:
+        sizes = [len(piece.cpus) for piece in pieces]
+        return sums(sizes) if self._whole else up_to(sum(sizes))
+
+    def _can(self, pieces: Iterable[Piece]) -> bool:
+        return bool(self._amounts(pieces) >> self._count & 1)
+
+    def _take(self, pieces: Sequence[Piece], need: int, levels: tuple[Level, ...]) -> list[int]:
+        """Returns CPUs of pieces that can give them, by the strategy."""
+        if self._wish.l3 == "preferred":
+            levels = (*levels, L3)
+        if self._wish.strategy != "spread":
+            return build(pieces, levels, atomic=self._whole).take(need)
         taken: list[int] = []
-        spare: list[tuple[int, ...]] = []
-        for core in self.whole:
-            if len(core) <= count - len(taken):
-                taken += core
-            else:
-                spare.append(core)
-        for core in self.broken:
-            taken += core[: count - len(taken)]
-        breaks = len(taken) < count
-        for core in spare:
-            taken += core[: count - len(taken)]
-        return taken, breaks
+        while need > len(taken):
+            # One thread of every core before the second of any.
+            layer = [piece.first() for piece in pieces]
+            taken += build(layer, levels).take(min(need - len(taken), len(layer)))
+            pieces = [piece.only(piece.cpus[1:]) for piece in pieces if len(piece.cpus) > 1]
+        return taken
+
+    def _in_one_l3(self) -> list[int]:
+        groups = [group for l3, group in split(self._pieces, L3).items() if l3 is not None]
+        holding = [group for group in groups if self._can(group)]
+        if not holding:
+            most = max((self._amounts(group).bit_length() - 1 for group in groups), default=0)
+            raise self._none(f"; no L3 has them together, the fullest has {most}")
+
+        def score(group: Sequence[Piece]) -> tuple[int, tuple[int, bool, int], int]:
+            doubled = max(0, self._count - len(group)) if self._wish.strategy == "spread" else 0
+            part = build(group, (), atomic=self._whole)
+            return doubled, part.rank(self._count), part.key
+
+        return self._take(min(holding, key=score), self._count, (NODE,))
+
+    def _over_nodes(self) -> list[int]:
+        by_node = split(self._pieces, NODE)
+        # Every node on which the device has such CPUs takes its share, also one that is used up at present.
+        nodes = sorted({core.node for core in self._layout.cores if not self._allowed.isdisjoint(core.cpus)})
+        free = {node: sum(len(piece.cpus) for piece in by_node.get(node, [])) for node in nodes}
+        order = sorted(nodes, key=lambda node: (-free[node], node))
+        groups = [by_node.get(node, []) for node in order]
+        widest = max(len(piece.cpus) for piece in self._pieces) if self._whole else 1
+        shares = even_shares([self._amounts(group) for group in groups], self._count, widest)
+        if shares is None:
+            shown = ", ".join(f"{free[node]} on node {node}" for node in nodes)
+            raise self._none(f"; they cannot be shared out evenly, there are {shown}")
+        shared = zip(groups, shares, strict=True)
+        return [cpu for group, share in shared if share for cpu in self._take(group, share, ())]
+
+    def _check_multiple(self) -> None:
+        """Refuses an amount that whole cores of the device cannot give even when all are free."""
+        pieces = self._cores(self._allowed)
+        one_l3 = self._wish.l3 == "required"
+        groups = [group for l3, group in split(pieces, L3).items() if l3 is not None] if one_l3 else [pieces]
+        possible = 1
+        for group in groups:
+            possible |= self._amounts(group)
+        more = possible >> self._count
+        if not more:
+            where = " in one L3" if one_l3 else ""
+            raise self._none(f"; its whole cores have {possible.bit_length() - 1} CPUs{where} at most, free or not")
+        following = self._count + (more & -more).bit_length() - 1
+        if following != self._count:
+            reason = (
+                f"{self._count} CPUs are no whole number of physical cores; the next amount that is one: {following}"
+            )
+            raise NoCpusError(self._count, self._free, reason)
+
+    def _none(self, detail: str) -> NoCpusError:
+        given = self._wish.model_dump(exclude_defaults=True, exclude={"quota"})
+        wishes = ", ".join(f"{key}: {str(value).lower()}" for key, value in given.items())
+        usable = [cpu for piece in self._pieces for cpu in piece.cpus]
+        text = f"{self._count} CPUs wanted{f' ({wishes})' if wishes else ''}, {_listed(self._free, 'free')}"
+        if len(usable) != len(self._free):
+            text += f", of them {_listed(usable, 'suitable')}"
+        return NoCpusError(self._count, self._free, text + detail)
 
 
-def _l3_groups(free: frozenset[int], topology: Mapping[int, Cpu]) -> list[_L3]:
-    threads = Counter(cpu.core for cpu in topology.values())
-    groups: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for cpu in (topology[cpu_id] for cpu_id in sorted(free)):
-        groups[-1 if cpu.l3 is None else cpu.l3][cpu.core].append(cpu.id)
-    return [
-        _L3(
-            key=key,
-            size=sum(map(len, cores.values())),
-            whole=tuple(tuple(cpus) for core, cpus in sorted(cores.items()) if len(cpus) == threads[core]),
-            broken=tuple(
-                sorted(
-                    (tuple(cpus) for core, cpus in cores.items() if len(cpus) < threads[core]),
-                    key=lambda c: (len(c), c),
-                )
-            ),
-        )
-        for key, cores in groups.items()
-    ]
-
-
-def allocate(free: frozenset[int], count: int, topology: Mapping[int, Cpu]) -> frozenset[int]:
-    """Returns ``count`` CPUs of ``free``, the same for the same input; raises TooFewCpusError."""
-    if count > len(free):
-        raise TooFewCpusError(count, free)
-    # Taking the fullest groups first makes their number the smallest possible; the rest goes where it fits tightest.
-    left = sorted(_l3_groups(free, topology), key=lambda group: (-group.size, group.key))
-    taken: list[int] = []
-    while count > len(taken):
-        need = count - len(taken)
-        enough = [group for group in left if group.size >= need]
-        best = min(enough, key=lambda group: (group.pick(need)[1], group.size, group.key)) if enough else left[0]
-        left.remove(best)
-        taken += best.pick(min(need, best.size))[0]
-    return frozenset(taken)
+def _listed(cpus: Iterable[int], how: str) -> str:
+    cpus = list(cpus)
+    return f"{len(cpus)} {how}" + (f" ({format_cpu_list(cpus)})" if cpus else "")

@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``dra-frontend``: runs the service, or shows what this machine is and what would be published of it."""
+"""The command ``dra-frontend``: runs the service, or shows what it would see, publish and allocate on a machine."""
 
 import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from numa_contract.config import ConfigError
 
-from dra_frontend.config import add_run_arguments, load_settings
+from dra_frontend.config import add_run_arguments, load_settings, read_yaml
 from dra_frontend.discovery import discover
 from dra_frontend.file_tree import HostTreeError
 from dra_frontend.inspect import report
 from dra_frontend.inventory import InventoryError, build_inventory
 from dra_frontend.render import machine_table, structured
+from dra_frontend.simulate import NODE, read_operations, simulate
 from dra_frontend.slices import slice_documents
 from dra_frontend.sysfs import HostTree
 
@@ -35,7 +37,11 @@ def _parser() -> argparse.ArgumentParser:
     # SUPPRESS: an absent flag must not hide the one given before the command.
     slices.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="configuration file (YAML)")
     slices.add_argument("--node", metavar="NAME", default=argparse.SUPPRESS, help="name of the Node object")
-    for command in (inspect, slices):
+    what_if = commands.add_parser("simulate", help="tell which CPUs claims would get, one after another")
+    what_if.add_argument("-o", "--output", choices=("json", "yaml"), default="json")
+    what_if.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="configuration file (YAML)")
+    what_if.add_argument("--claims", metavar="FILE", required=True, help="operations to run (YAML)")
+    for command in (inspect, slices, what_if):
         command.add_argument("--host-root", metavar="DIR", default=argparse.SUPPRESS, help="another root than /")
     return parser
 
@@ -54,6 +60,15 @@ def _slices(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _simulate(arguments: argparse.Namespace) -> int:
+    settings = load_settings(arguments)
+    operations = read_operations(read_yaml(Path(arguments.claims)), arguments.claims)
+    # Any name does: nothing is published, and a made-up machine may have been captured under one that is none.
+    inventory = build_inventory(discover(HostTree(settings.host_root)), settings.config, NODE)
+    print(structured(simulate(inventory, operations), arguments.output))
+    return 0
+
+
 def _run(arguments: argparse.Namespace) -> int:
     from dra_frontend.app import main as run_service  # noqa: PLC0415 - grpc and kubernetes cost the other commands 1 s
 
@@ -63,7 +78,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 0, 2 for unusable input, 1 when the output cannot be written."""
     arguments = _parser().parse_args(argv)
-    command = {"inspect": _inspect, "slices": _slices, None: _run}[arguments.command]
+    command = {"inspect": _inspect, "slices": _slices, "simulate": _simulate, None: _run}[arguments.command]
     try:
         code = command(arguments)
         sys.stdout.flush()

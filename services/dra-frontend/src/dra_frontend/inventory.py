@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What this node offers: pools of devices from the machine and the configuration. Core.
 
-A device is shared: claims take CPUs or bytes of it until its capacity is used up.
+A device is shared: claims take CPUs or bytes of it until its capacity is used up. Only a single CPU is given whole.
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from numa_contract.config import Config
@@ -13,8 +14,9 @@ from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, MEMORY_CAPACITY, MEMORY_DRIVER, memory_device_name
 from numa_contract.pagesize import kubernetes_page_size, parse_page_size, short_page_size
 
-from dra_frontend.cpu_groups import GROUPINGS, Attributes, CpuGroup, numa_attributes
+from dra_frontend.cpu_groups import Attributes, CpuGroup, DeviceKind, cpu_groups, numa_attributes
 from dra_frontend.machine import Machine, NumaNode
+from dra_frontend.placement import Layout
 
 # The part of a node's memory that the kernel reports moves by some pages between boots (KASLR, kubernetes#131253). A
 # coarse step keeps the capacity, so the slice, the same; it costs at most this much per NUMA node.
@@ -57,11 +59,13 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class CpuDevice:
-    """A group of CPUs."""
+    """A group of CPUs, or a single one."""
 
+    kind: DeviceKind
     name: str
     attributes: Attributes
-    capacity: Capacity
+    capacity: Capacity | None
+    """None for a single CPU: one claim has all of it."""
     cpus: frozenset[int]
     """What claims are given; neither reserved CPUs nor the one that is kept for the shared pool."""
 
@@ -104,22 +108,27 @@ class Inventory:
     reserved_cpus: frozenset[int]
     withheld_cpus: frozenset[int]
     """Never given to a claim, so that the shared pool is not empty where no CPUs are reserved."""
+    layout: Layout = field(init=False, repr=False, compare=False)
+    _devices: Mapping[tuple[str, str, str], Device] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Makes what every claim needs: one may have hundreds of results, each naming one of hundreds of devices."""
+        index = {(pool.driver, pool.name, device.name): device for pool in self.pools for device in pool.devices}
+        object.__setattr__(self, "_devices", index)
+        object.__setattr__(self, "layout", Layout.of(self.machine))
 
     def device(self, driver: str, pool: str, name: str) -> Device | None:
         """Returns a device by what an allocation result says."""
-        for candidate in self.pools:
-            if (candidate.driver, candidate.name) == (driver, pool):
-                return next((device for device in candidate.devices if device.name == name), None)
-        return None
+        return self._devices.get((driver, pool, name))
 
 
 def build_inventory(machine: Machine, config: Config, node_name: str) -> Inventory:
     """Returns what the node offers; the same for the same machine and configuration. Raises InventoryError."""
     _check_names(node_name)
     _check_reserves(machine, config)
-    groups = GROUPINGS[config.group_by](machine)
+    groups = cpu_groups(machine, config.cpu_device_mode, config.group_by)
     withheld = frozenset() if config.reserved_cpus else frozenset({min(groups[-1].cpus)})
-    cpus = [_cpu_device(group, group.cpus - config.reserved_cpus - withheld) for group in groups]
+    cpus = [_cpu_device(machine, group, group.cpus - config.reserved_cpus - withheld) for group in groups]
     pools = [Pool(CPU_DRIVER, node_name, tuple(device for device in cpus if device is not None))]
     nodes = [machine.numa_nodes[node] for node in sorted(machine.numa_nodes)]
     plain = [_plain_memory(machine, node, config) for node in nodes]
@@ -164,11 +173,14 @@ def _check_reserves(machine: Machine, config: Config) -> None:
                 raise InventoryError("reservedMemory", f"this kernel has no {name}; it has {known}")
 
 
-def _cpu_device(group: CpuGroup, cpus: frozenset[int]) -> CpuDevice | None:
+def _cpu_device(machine: Machine, group: CpuGroup, cpus: frozenset[int]) -> CpuDevice | None:
     if not cpus:
         return None
+    attributes = {**group.attributes, "dra.cpu/smtEnabled": machine.smt}
+    if group.kind is DeviceKind.CPU:
+        return CpuDevice(group.kind, group.name, attributes, None, cpus)
     capacity = Capacity.of(CPU_CAPACITY, len(cpus), default=1, step=1, binary=False)
-    return CpuDevice(group.name, {**group.attributes, "dra.cpu/numCPUs": len(cpus)}, capacity, cpus)
+    return CpuDevice(group.kind, group.name, {**attributes, "dra.cpu/numCPUs": len(cpus)}, capacity, cpus)
 
 
 def _distance(machine: Machine, node: NumaNode) -> int:

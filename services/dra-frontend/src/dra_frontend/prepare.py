@@ -4,7 +4,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, MEMORY_CAPACITY
+from numa_contract.names import CPU_DRIVER, MEMORY_CAPACITY
 from numa_contract.records import (
     AllocationRecord,
     AllocationResult,
@@ -14,11 +14,10 @@ from numa_contract.records import (
     PodReference,
 )
 
-from dra_frontend.allocator import TooFewCpusError, allocate
 from dra_frontend.claims import ClaimView, Result
-from dra_frontend.inventory import CpuDevice, Inventory, MemoryDevice
+from dra_frontend.cpu_grants import RefusedError, amount, cpu_amount, cpu_wishes, give_cpus
+from dra_frontend.inventory import Inventory, MemoryDevice
 from dra_frontend.ledger import Ledger
-from dra_frontend.machine import Cpu
 from dra_frontend.quantity import format_quantity
 
 
@@ -27,10 +26,6 @@ class Refusal:
     """Why a claim cannot be prepared; the text reaches the pod's events."""
 
     text: str
-
-
-class _RefusedError(Exception):
-    """Ends the preparation of one claim."""
 
 
 def own_results(claim: ClaimView, driver: str) -> tuple[Result, ...]:
@@ -51,55 +46,22 @@ def _as_recorded(results: tuple[Result, ...]) -> tuple[AllocationResult, ...]:
     )
 
 
-def _amount(result: Result, key: str, what: str) -> int:
-    value = result.consumption(key)
-    if value is None:
-        raise _RefusedError(
-            f"request {result.request}: the allocation of device {result.device} has no consumedCapacity {key!r}; "
-            "is the feature gate DRAConsumableCapacity on in API server and scheduler?"
-        )
-    if value <= 0 or value.denominator != 1:
-        raise _RefusedError(f"request {result.request}: {value} of {key} is no positive whole number of {what}")
-    return int(value)
-
-
-def _cpus(results: tuple[Result, ...], inventory: Inventory, held: frozenset[int]) -> tuple[CpuAllocation, ...]:
-    given: list[CpuAllocation] = []
-    taken = set(held)
-    topology: Mapping[int, Cpu] = inventory.machine.cpus
-    for result in results:
-        device = inventory.device(result.driver, result.pool, result.device)
-        if not isinstance(device, CpuDevice):
-            raise _RefusedError(f"request {result.request}: this node has no CPU device {result.pool}/{result.device}")
-        count = _amount(result, CPU_CAPACITY, "CPUs")
-        try:
-            cpus = allocate(device.cpus - taken, count, topology)
-        except TooFewCpusError as error:
-            raise _RefusedError(
-                f"request {result.request}: {count} CPUs of {result.device} wanted, {len(error.free)} free; "
-                "CPUs of a claim that is being released come back when its last container has ended"
-            ) from error
-        taken |= cpus
-        given.append(CpuAllocation(request=result.base_request, device=result.device, cpus=cpus))
-    return tuple(given)
-
-
 def _memory(results: tuple[Result, ...], inventory: Inventory, claimed: dict[str, int]) -> tuple[MemoryAllocation, ...]:
     given: list[MemoryAllocation] = []
     for result in results:
         device = inventory.device(result.driver, result.pool, result.device)
         if not isinstance(device, MemoryDevice):
-            raise _RefusedError(
+            raise RefusedError(
                 f"request {result.request}: this node has no memory device {result.pool}/{result.device}"
             )
-        size = _amount(result, MEMORY_CAPACITY, "bytes")
+        size = amount(result, MEMORY_CAPACITY, "bytes")
         if device.hugepages and size % device.page_bytes:
-            raise _RefusedError(
+            raise RefusedError(
                 f"request {result.request}: {size} bytes are no whole pages of {device.page_bytes} bytes"
             )
         total = claimed.get(result.device, 0) + size
         if device.hugepages and total > device.capacity_bytes:
-            raise _RefusedError(
+            raise RefusedError(
                 f"request {result.request}: {size} bytes of {result.device} wanted, "
                 f"{max(0, device.capacity_bytes - total + size)} of {device.capacity_bytes} unclaimed"
             )
@@ -128,6 +90,27 @@ def pods_of(claim: ClaimView) -> tuple[PodReference, ...]:
     return tuple(PodReference(uid=uid, name=name) for uid, name in claim.reserved_for)
 
 
+def _same_wishes(old: AllocationRecord, claim: ClaimView, results: tuple[Result, ...], inventory: Inventory) -> bool:
+    """Tells whether the parameters are those of the record; what cannot be told never takes CPUs from a claim."""
+    if not old.parameters:
+        return True
+    try:
+        wishes = cpu_wishes(claim, results, inventory)
+    except RefusedError:
+        return True
+    return (wishes.by_request, wishes.sharing) == (old.parameters, old.sharing)
+
+
+def _blank(claim: ClaimView, driver: str, results: tuple[Result, ...]) -> AllocationRecord:
+    """Returns a record in which nothing is given yet."""
+    return AllocationRecord(
+        driver=driver,
+        claim=ClaimReference(uid=claim.uid, namespace=claim.namespace, name=claim.name),
+        reserved_for=pods_of(claim),
+        results=_as_recorded(results),
+    )
+
+
 def make_record(claim: ClaimView, driver: str, inventory: Inventory, ledger: Ledger) -> AllocationRecord | Refusal:
     """Returns the record of the claim for one driver: the old one while its results still hold, else a new one.
 
@@ -135,12 +118,11 @@ def make_record(claim: ClaimView, driver: str, inventory: Inventory, ledger: Led
     """
     uid = claim.uid
     results = own_results(claim, driver)
-    recorded = _as_recorded(results)
-    pods = pods_of(claim)
+    blank = _blank(claim, driver, results)
     old = ledger.record(driver, uid)
     if old is not None:
-        if old.results == recorded:
-            return with_pods(old, pods)
+        if old.results == blank.results and _same_wishes(old, claim, results, inventory):
+            return with_pods(old, blank.reserved_for)
         users = ledger.users(uid)
         if users:
             return Refusal(
@@ -148,16 +130,14 @@ def make_record(claim: ClaimView, driver: str, inventory: Inventory, ledger: Led
                 f"{users[0].pod_namespace}/{users[0].pod_name} still runs on its old allocation; retried when it ended"
             )
     try:
-        return AllocationRecord(
-            driver=driver,
-            claim=ClaimReference(uid=uid, namespace=claim.namespace, name=claim.name),
-            reserved_for=pods,
-            results=recorded,
-            cpus=_cpus(results, inventory, ledger.held_cpus(uid)) if driver == CPU_DRIVER else (),
-            memory=() if driver == CPU_DRIVER else _memory(results, inventory, ledger.claimed_bytes(uid)),
-        )
-    except _RefusedError as error:
+        if driver != CPU_DRIVER:
+            memory = _memory(results, inventory, ledger.claimed_bytes(uid))
+            return blank.model_copy(update={"memory": memory})
+        wishes = cpu_wishes(claim, results, inventory)
+        cpus = give_cpus(uid, results, wishes, inventory, ledger)
+    except RefusedError as error:
         return Refusal(f"claim {claim.namespace}/{claim.name}: {error}")
+    return blank.model_copy(update={"cpus": cpus, "parameters": wishes.by_request, "sharing": wishes.sharing})
 
 
 def rebuild_record(
@@ -168,25 +148,24 @@ def rebuild_record(
     ``cpus`` are the CPUs by request (base name; "" for a claim with one request), as the backend saw them pinned.
     """
     results = own_results(claim, driver)
-    pods = pods_of(claim)
-    requests = tuple(dict.fromkeys(r.base_request for r in results))
+    blank = _blank(claim, driver, results).model_copy(update={"rebuilt": True})
     given: list[CpuAllocation] = []
     try:
-        for request in requests if driver == CPU_DRIVER else ():
-            seen = cpus.get(request) or (cpus.get("") if len(requests) == 1 else None)
-            wanted = sum(_amount(r, CPU_CAPACITY, "CPUs") for r in results if r.base_request == request)
+        if driver != CPU_DRIVER:
+            return blank.model_copy(update={"memory": _memory(results, inventory, {})})
+        for request in blank.requests:
+            seen = cpus.get(request) or (cpus.get("") if len(blank.requests) == 1 else None)
+            wanted = sum(cpu_amount(r, inventory) for r in results if r.base_request == request)
             if seen is None or len(seen) != wanted:
-                raise _RefusedError(f"request {request} has {wanted} CPUs, its containers hold {len(seen or ())}")
+                raise RefusedError(f"request {request} has {wanted} CPUs, its containers hold {len(seen or ())}")
             device = next(r.device for r in results if r.base_request == request)
             given.append(CpuAllocation(request=request, device=device, cpus=seen))
-        return AllocationRecord(
-            driver=driver,
-            claim=ClaimReference(uid=claim.uid, namespace=claim.namespace, name=claim.name),
-            reserved_for=pods,
-            results=_as_recorded(results),
-            cpus=tuple(given),
-            memory=() if driver == CPU_DRIVER else _memory(results, inventory, {}),
-            rebuilt=True,
-        )
-    except _RefusedError as error:
+    except RefusedError as error:
         return Refusal(f"claim {claim.namespace}/{claim.name} cannot be rebuilt: {error}")
+    rebuilt = blank.model_copy(update={"cpus": tuple(given)})
+    try:
+        wishes = cpu_wishes(claim, results, inventory)
+    except RefusedError:
+        # Its containers run: parameters that this release or configuration refuses do not take the CPUs from them.
+        return rebuilt
+    return rebuilt.model_copy(update={"parameters": wishes.by_request, "sharing": wishes.sharing})

@@ -45,10 +45,13 @@ def _owner(node_name: str, uid: str) -> dict[str, Any]:
 
 
 def _device(device: Device) -> dict[str, Any]:
+    attributes = {name: _attribute(value) for name, value in device.attributes.items()}
+    if device.capacity is None:
+        return {"name": device.name, "attributes": attributes}
     return {
         "name": device.name,
         "allowMultipleAllocations": True,
-        "attributes": {name: _attribute(value) for name, value in device.attributes.items()},
+        "attributes": attributes,
         "capacity": {device.capacity.key: _capacity(device.capacity)},
     }
 

@@ -46,7 +46,7 @@ def devices_view(inventory: Inventory) -> list[dict[str, Any]]:
             entry: dict[str, Any] = {"driver": pool.driver, "pool": pool.name, "name": device.name}
             entry["attributes"] = dict(device.attributes)
             if isinstance(device, CpuDevice):
-                entry |= {"cpus": format_cpu_list(device.cpus), "capacity": device.capacity.value}
+                entry |= {"cpus": format_cpu_list(device.cpus), "capacity": len(device.cpus)}
             else:
                 entry |= {"numaNode": device.numa_node, "capacity": device.capacity.value}
             shown.append(entry)

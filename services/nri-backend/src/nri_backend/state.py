@@ -67,11 +67,12 @@ class NodeState:
         return before
 
     def replace_containers(self, containers: Iterable[Known], pinned: Mapping[str, frozenset[int]]) -> None:
-        """Takes the runtime's whole state; what it does not mention is forgotten, unless a process of it may still live.
+        """Takes the runtime's whole state; what it does not mention is forgotten. Of two who claim, the first wins.
 
-        Of two who claim, the first wins. ``pinned``: what the kernel shows for those that name a claim without a record.
+        ``pinned``: what the kernel shows for those that name a claim without a record.
         """
         containers = list(containers)
+        # To a runtime the stopped are no more; that the last process of one is gone, only the kernel can tell.
         listed = {container.id for container in containers}
         ending = [k for k in self if k.phase is Phase.ENDING and k.id not in listed]
         self._known, self._by_cpus, self._by_pod = {}, {}, {}

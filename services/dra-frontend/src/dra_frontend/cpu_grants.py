@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CPUs of each result of a claim: chosen by the scheduler, named by the claim, or found by the allocator. Core."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.names import CPU_CAPACITY
+from numa_contract.records import CpuAllocation, CpuParameters
+
+from dra_frontend.allocator import NoCpusError, allocate
+from dra_frontend.claims import ClaimView, Result
+from dra_frontend.cpu_groups import DeviceKind
+from dra_frontend.inventory import CpuDevice, Inventory
+from dra_frontend.ledger import Ledger
+from dra_frontend.parameters import ParametersError, claim_sharing, request_parameters
+
+
+class RefusedError(Exception):
+    """Ends the preparation of one claim; the text reaches the pod's events."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuWishes:
+    """What a claim asks for, resolved."""
+
+    by_request: dict[str, CpuParameters]
+    """By base name of the request."""
+    sharing: Literal["container", "pod"]
+
+
+def amount(result: Result, key: str, what: str) -> int:
+    """Returns how much of a capacity a result has; raises RefusedError unless that is a positive whole number."""
+    value = result.consumption(key)
+    if value is None:
+        raise RefusedError(
+            f"request {result.request}: the allocation of device {result.device} has no consumedCapacity {key!r}; "
+            "is the feature gate DRAConsumableCapacity on in API server and scheduler?"
+        )
+    if value <= 0 or value.denominator != 1:
+        raise RefusedError(f"request {result.request}: {value} of {key} is no positive whole number of {what}")
+    return int(value)
+
+
+def _device(result: Result, inventory: Inventory) -> CpuDevice:
+    device = inventory.device(result.driver, result.pool, result.device)
+    if not isinstance(device, CpuDevice):
+        names = [device.name for pool in inventory.pools for device in pool.devices if isinstance(device, CpuDevice)]
+        known = f"it has {names[0]}" + (f" to {names[-1]}" if names[1:] else "") if names else "it has none"
+        raise RefusedError(
+            f"request {result.request}: this node has no CPU device {result.pool}/{result.device}, {known}"
+        )
+    return device
+
+
+def cpu_amount(result: Result, inventory: Inventory) -> int:
+    """Returns how many CPUs a result has; raises RefusedError."""
+    device = inventory.device(result.driver, result.pool, result.device)
+    single = isinstance(device, CpuDevice) and device.kind is DeviceKind.CPU
+    return 1 if single else amount(result, CPU_CAPACITY, "CPUs")
+
+
+def cpu_wishes(claim: ClaimView, results: tuple[Result, ...], inventory: Inventory) -> CpuWishes:
+    """Returns the parameters of every request; raises RefusedError."""
+    by_request: dict[str, CpuParameters] = {}
+    sharing: dict[str, str | None] = {}
+    for result in results:
+        try:
+            wish = request_parameters(claim, result, _device(result, inventory).kind)
+        except ParametersError as error:
+            raise RefusedError(f"request {result.request}: {error}") from error
+        by_request[result.base_request] = wish.cpus
+        sharing[result.base_request] = wish.sharing
+    try:
+        return CpuWishes(by_request, claim_sharing(sharing))
+    except ParametersError as error:
+        raise RefusedError(str(error)) from error
+
+
+def give_cpus(
+    uid: str, results: tuple[Result, ...], wishes: CpuWishes, inventory: Inventory, ledger: Ledger
+) -> tuple[CpuAllocation, ...]:
+    """Returns the CPUs of every result, in order; none of them is anybody else's. Raises RefusedError."""
+    holders = {cpu: holder for cpu, holder in ledger.cpu_holders().items() if holder != uid}
+    mine: set[int] = set()
+    given: list[CpuAllocation] = []
+    for result in results:
+        device = _device(result, inventory)
+        wish = wishes.by_request[result.base_request]
+        if device.kind is DeviceKind.CPU:
+            cpus = _single(result, device, holders, mine)
+        elif wish.cpuset is not None:
+            cpus = _named(result, wish.cpuset, inventory, holders, mine)
+        else:
+            cpus = _found(result, device, wish, inventory, holders.keys() | mine)
+        mine |= cpus
+        given.append(CpuAllocation(request=result.base_request, device=result.device, cpus=cpus))
+    return tuple(given)
+
+
+def _single(result: Result, device: CpuDevice, holders: Mapping[int, str], mine: set[int]) -> frozenset[int]:
+    (cpu,) = device.cpus
+    if cpu in mine:
+        raise RefusedError(f"request {result.request}: CPU {cpu} is allocated to this claim twice")
+    if cpu in holders:
+        raise RefusedError(
+            f"request {result.request}: CPU {cpu} is held by claim {holders[cpu]}; "
+            "it comes back when that is unprepared and its last container has ended"
+        )
+    return device.cpus
+
+
+def _named(
+    result: Result, named: frozenset[int], inventory: Inventory, holders: Mapping[int, str], mine: set[int]
+) -> frozenset[int]:
+    """Checks CPUs that the claim names itself. The words of each fault are those that the CPU peer's users look for."""
+    count = amount(result, CPU_CAPACITY, "CPUs")
+    faults = [
+        (named - inventory.machine.online, "contain offline cores: "),
+        (named & inventory.reserved_cpus, "contain reserved cores: "),
+        (named & inventory.withheld_cpus, "contain the CPU that is kept for containers without a claim: "),
+        (named & mine, "are already assigned to another device in this claim: "),
+        (named & holders.keys(), "conflict with already allocated claims: "),
+    ]
+    fault = f"({len(named)}) does not match requested capacity {count}" if len(named) != count else ""
+    fault = fault or next((text + format_cpu_list(cpus) for cpus, text in faults if cpus), "")
+    if fault:
+        raise RefusedError(f"request {result.request}: parameters FromClaim: CPUs {format_cpu_list(named)} {fault}")
+    return named
+
+
+def _found(
+    result: Result, device: CpuDevice, wish: CpuParameters, inventory: Inventory, taken: set[int]
+) -> frozenset[int]:
+    count = amount(result, CPU_CAPACITY, "CPUs")
+    try:
+        return allocate(device.cpus, frozenset(taken), count, inventory.layout, wish)
+    except NoCpusError as error:
+        late = "; CPUs of a claim that is being released come back when its last container has ended"
+        held = late if device.cpus & taken else ""
+        raise RefusedError(f"request {result.request}: device {result.device}: {error}{held}") from error

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What would happen: prepares and unprepares by the code that the kubelet's calls run through, touching nothing."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+from numa_contract.cdi import ClaimFile
+from numa_contract.config import ConfigError
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, check_uid
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dra_frontend.claims import ClaimRefusal, read_claim
+from dra_frontend.inventory import CpuDevice, Inventory
+from dra_frontend.ledger import ClaimKey, Ledger
+from dra_frontend.prepare import Refusal, make_record
+
+NODE: Final = "simulated"
+_WHOLE_KEYS: Final = frozenset({"apiVersion", "cpuConfig", "memoryConfig", "kind"})
+Uid = Annotated[str, AfterValidator(check_uid)]
+
+
+class _Input(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Request(_Input):
+    """One allocation result, as the scheduler would make it."""
+
+    device: Annotated[str, Field(min_length=1)]
+    cpus: int | float | str | None = None
+    """Amount of a shared device; the scheduler's default is one."""
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")] | None = None
+    parameters: dict[str, Any] | None = None
+    """Opaque parameters, whole or only what is inside ``cpuConfig``."""
+
+
+class Prepare(_Input):
+    """A claim that is prepared."""
+
+    uid: Uid
+    requests: Annotated[list[Request], Field(min_length=1)]
+
+
+class Unprepare(_Input):
+    """A claim that is unprepared."""
+
+    uid: Uid
+
+
+class Operation(_Input):
+    """One step: exactly one of both."""
+
+    prepare: Prepare | None = None
+    unprepare: Unprepare | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> "Operation":
+        if (self.prepare is None) == (self.unprepare is None):
+            raise ValueError("must have exactly one of prepare and unprepare")
+        return self
+
+
+class _Operations(_Input):
+    operations: list[Operation]
+
+
+def read_operations(document: Any, source: str) -> list[Operation]:
+    """Returns the operations of a claims file; raises ConfigError naming every fault."""
+    try:
+        return _Operations.model_validate(document).operations
+    except ValidationError as error:
+        faults = [
+            f"{'.'.join(map(str, fault['loc'])) or 'file'}: {fault['msg'].removeprefix('Value error, ')}"
+            for fault in error.errors(include_url=False, include_context=False)
+        ]
+        raise ConfigError(source, faults) from error
+
+
+class Simulation:
+    """A node that exists in memory alone."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self._inventory = inventory
+        self._files: dict[ClaimKey, ClaimFile] = {}
+
+    def run(self, operation: Operation) -> dict[str, Any]:
+        """Returns the outcome of one step."""
+        if operation.prepare is not None:
+            return self.prepare(operation.prepare)
+        if operation.unprepare is not None:
+            self._files.pop((CPU_DRIVER, operation.unprepare.uid), None)
+            return {"uid": operation.unprepare.uid}
+        raise AssertionError("the model has exactly one of both")
+
+    def prepare(self, wanted: Prepare) -> dict[str, Any]:
+        """Returns the CPUs of a claim, or why it has none."""
+        for request in wanted.requests:
+            device = self._inventory.device(CPU_DRIVER, NODE, request.device)
+            if isinstance(device, CpuDevice) and device.capacity is None and request.cpus not in (None, 1):
+                return {"uid": wanted.uid, "error": f"device {request.device} is one CPU, {request.cpus} are wanted"}
+        claim = read_claim(self._document(wanted))
+        if isinstance(claim, ClaimRefusal):
+            return {"uid": wanted.uid, "error": claim.text}
+        record = make_record(claim, CPU_DRIVER, self._inventory, Ledger(self._files))
+        if isinstance(record, Refusal):
+            return {"uid": wanted.uid, "error": record.text}
+        self._files[CPU_DRIVER, wanted.uid] = ClaimFile(CPU_DRIVER, wanted.uid, record, record.cpus_of())
+        return {
+            "uid": wanted.uid,
+            "cpus": format_cpu_list(record.cpus_of()),
+            "perRequest": {request: format_cpu_list(record.cpus_of([request])) for request in record.requests},
+        }
+
+    def pool(self) -> str:
+        """Returns the CPUs of everybody without a claim: the reserved ones where no other is left."""
+        online, reserved = self._inventory.machine.online, self._inventory.reserved_cpus
+        return format_cpu_list(online - reserved - Ledger(self._files).held_cpus() or reserved)
+
+    def _document(self, wanted: Prepare) -> dict[str, Any]:
+        """Returns the claim as the scheduler leaves it in the API server."""
+        names = [request.name or f"request-{index}" for index, request in enumerate(wanted.requests)]
+        named = list(zip(names, wanted.requests, strict=True))
+        devices = {
+            "results": [self._result(wanted.uid, index, *pair) for index, pair in enumerate(named)],
+            "config": _configs(named),
+        }
+        return {
+            "metadata": {"uid": wanted.uid, "namespace": NODE, "name": wanted.uid},
+            "status": {
+                "allocation": {"devices": devices},
+                "reservedFor": [{"resource": "pods", "uid": f"pod-{wanted.uid}", "name": f"pod-{wanted.uid}"}],
+            },
+        }
+
+    def _result(self, uid: str, index: int, name: str, request: Request) -> dict[str, Any]:
+        result = {"request": name, "driver": CPU_DRIVER, "pool": NODE, "device": request.device}
+        device = self._inventory.device(CPU_DRIVER, NODE, request.device)
+        if isinstance(device, CpuDevice) and device.capacity is None:
+            return result
+        amount = str(1 if request.cpus is None else request.cpus)
+        return {**result, "shareID": f"{uid}-{index}", "consumedCapacity": {CPU_CAPACITY: amount}}
+
+
+def _configs(named: Sequence[tuple[str, Request]]) -> list[dict[str, Any]]:
+    configs = []
+    for name, request in named:
+        if request.parameters is not None:
+            whole = not request.parameters or bool(_WHOLE_KEYS & request.parameters.keys())
+            parameters = request.parameters if whole else {"apiVersion": "v1alpha1", "cpuConfig": request.parameters}
+            opaque = {"driver": CPU_DRIVER, "parameters": parameters}
+            configs.append({"source": "FromClaim", "requests": [name], "opaque": opaque})
+    return configs
+
+
+def simulate(inventory: Inventory, operations: Sequence[Operation]) -> dict[str, Any]:
+    """Runs operations one after another; returns an outcome for each, and the shared pool at the end."""
+    simulation = Simulation(inventory)
+    return {"operations": [simulation.run(operation) for operation in operations], "pool": simulation.pool()}

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters of claims, and an independent judge of what they allow: slow, simple, and no code of the allocator's."""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable
+from itertools import combinations
+
+from dra_frontend.machine import CoreType, Cpu, Machine
+from hypothesis import strategies as st
+from numa_contract.records import CpuParameters
+
+_TYPES = {"performance": CoreType.PERFORMANCE, "efficiency": CoreType.EFFICIENCY}
+
+
+@st.composite
+def wishes(draw: st.DrawFn) -> CpuParameters:
+    """Draws parameters that do not contradict themselves; most are the defaults."""
+
+    def rarely(default: str, *others: str) -> str:
+        return draw(st.sampled_from([default] * 3 + list(others)))
+
+    strategy = rarely("packed", "spread")
+    l3 = rarely("preferred", "required", "ignore")
+    return CpuParameters(
+        strategy=strategy,
+        full_physical_cores=strategy == "packed" and draw(st.booleans()),
+        l3=l3,
+        numa="group" if l3 == "required" else rarely("group", "distribute"),
+        isolated=rarely("ignore", "only", "never"),
+        core_type=rarely("any", "any", "performance", "efficiency"),
+    )
+
+
+def by(found: Machine, cpus: Iterable[int], key: Callable[[Cpu], Hashable]) -> dict[Hashable, set[int]]:
+    """Returns CPUs by something that is known of each."""
+    groups: dict[Hashable, set[int]] = defaultdict(set)
+    for number in cpus:
+        groups[key(found.cpus[number])].add(number)
+    return dict(groups)
+
+
+def suitable(found: Machine, cpus: Iterable[int], wish: CpuParameters) -> set[int]:
+    """Returns those CPUs that the parameters do not exclude."""
+    kept = set(cpus)
+    if wish.isolated == "only":
+        kept &= found.isolated
+    if wish.isolated == "never":
+        kept -= found.isolated
+    if wish.core_type in _TYPES:
+        kept = {cpu for cpu in kept if found.cpus[cpu].core_type is _TYPES[wish.core_type]}
+    return kept
+
+
+def whole_cores(found: Machine, cpus: Iterable[int]) -> list[set[int]]:
+    """Returns the cores of which every online thread is among the CPUs."""
+    mine = set(cpus)
+    return [core for core in by(found, found.cpus, lambda cpu: cpu.core).values() if core <= mine]
+
+
+def keeps(found: Machine, offered: Iterable[int], chosen: set[int], wish: CpuParameters) -> bool:
+    """Tells whether chosen CPUs keep everything that is required."""
+    allowed = suitable(found, offered, wish)
+    if not chosen <= allowed:
+        return False
+    if wish.full_physical_cores and sum(map(len, whole_cores(found, chosen))) != len(chosen):
+        return False
+    caches = {found.cpus[cpu].l3 for cpu in chosen}
+    if wish.l3 == "required" and (len(caches) != 1 or None in caches):
+        return False
+    if wish.numa == "distribute":
+        nodes = by(found, allowed, lambda cpu: cpu.numa_node)
+        shares = [len(cpus & chosen) for cpus in nodes.values()]
+        # Even means: no two differ by more than one CPU, or by more than one core, the largest that is to be had.
+        return max(shares) - min(shares) <= granularity(found, chosen, wish)
+    return True
+
+
+def granularity(found: Machine, free: Iterable[int], wish: CpuParameters) -> int:
+    """Returns by how many CPUs the shares of NUMA nodes may differ."""
+    return max(map(len, whole_cores(found, free)), default=1) if wish.full_physical_cores else 1
+
+
+def possible_by_trying(found: Machine, offered: Iterable[int], free: set[int], count: int, wish: CpuParameters) -> bool:
+    """Tells whether some choice of free CPUs keeps the parameters, by trying them all."""
+    offered = set(offered)
+    widest = granularity(found, suitable(found, free, wish), wish)
+    for chosen in combinations(sorted(suitable(found, free, wish)), count):
+        if wish.numa == "distribute":
+            plain = wish.model_copy(update={"numa": "group"})
+            nodes = by(found, suitable(found, offered, wish), lambda cpu: cpu.numa_node)
+            shares = [len(cpus & set(chosen)) for cpus in nodes.values()]
+            if keeps(found, offered, set(chosen), plain) and max(shares) - min(shares) <= widest:
+                return True
+        elif keeps(found, offered, set(chosen), wish):
+            return True
+    return False
+
+
+def _sums(sizes: Iterable[int], limit: int) -> set[int]:
+    reachable = {0}
+    for size in sizes:
+        reachable |= {total + size for total in reachable if total + size <= limit}
+    return reachable
+
+
+def possible_by_counting(
+    found: Machine, offered: Iterable[int], free: set[int], count: int, wish: CpuParameters
+) -> bool:
+    """Tells the same for machines that are too large for trying."""
+    kept = suitable(found, free, wish)
+    cores = whole_cores(found, kept) if wish.full_physical_cores else [{cpu} for cpu in kept]
+
+    def amounts(cpus: set[int]) -> set[int]:
+        return _sums((len(core) for core in cores if core <= cpus), count)
+
+    if wish.l3 == "required":
+        caches = by(found, kept, lambda cpu: cpu.l3)
+        return any(count in amounts(cpus) for l3, cpus in caches.items() if l3 is not None)
+    if wish.numa == "distribute":
+        nodes = by(found, suitable(found, offered, wish), lambda cpu: cpu.numa_node)
+        widest = granularity(found, kept, wish)
+        choices = [amounts(cpus & kept) for cpus in nodes.values()]
+        for low in range(count // max(1, len(choices)) + 1):
+            totals = {0}
+            for amount in choices:
+                totals = {total + share for total in totals for share in amount if low <= share <= low + widest}
+            if count in totals:
+                return True
+        return False
+    return count in amounts(kept)

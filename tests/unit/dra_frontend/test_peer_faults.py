@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the CPU peer gets wrong and the frontend must not, by the numbers of section 9 of its page of facts.
+
+What concerns the backend (9.1.4 on the runtime's side, 9.2.3-5, 9.2.10, 9.3.1-2, 9.4.4) is tested there.
+"""
+
+import argparse
+import ast
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dra_frontend
+import pytest
+from dra_frontend.allocator import NoCpusError, allocate
+from dra_frontend.claims import ClaimView, read_claim
+from dra_frontend.config import add_run_arguments, load_settings
+from dra_frontend.discovery import discover
+from dra_frontend.dra_values import ClaimName, Failure, Prepared
+from dra_frontend.driver import NodeClaims
+from dra_frontend.files import ClaimDirectory
+from dra_frontend.health import HealthBoard
+from dra_frontend.inventory import CpuDevice, Inventory, InventoryError, build_inventory
+from dra_frontend.lease import BackendView
+from dra_frontend.ledger import Ledger
+from dra_frontend.machine import Machine
+from dra_frontend.placement import Layout
+from dra_frontend.prepare import Refusal, make_record
+from dra_frontend.rundir import FileLock
+from dra_frontend.slices import slice_documents
+from dra_frontend.store import ClaimStore
+from numa_contract.cdi import CDI_VERSION, ClaimFile, cdi_document
+from numa_contract.config import Config, ConfigError, parse_config
+from numa_contract.records import AllocationRecord, CpuParameters
+from numa_contract.reports import BackendStatus
+
+from tests.fakes.trees import small_machine
+from tests.strategies.claims import NODE, claim, cpus, opaque, result
+from tests.strategies.machines import Core, assemble, even_cores, hybrid, isolating, machine, uneven
+
+NONE: frozenset[int] = frozenset()
+
+
+def given(found: Machine, free: set[int], count: int, **wish: Any) -> frozenset[int]:
+    """Returns what the allocator gives of some free CPUs."""
+    return allocate(frozenset(free), NONE, count, Layout.of(found), CpuParameters(**wish))
+
+
+def offered(found: Machine, **config: Any) -> Inventory:
+    """Returns what a machine offers."""
+    return build_inventory(found, Config(**config), NODE)
+
+
+def devices(inventory: Inventory) -> dict[str, CpuDevice]:
+    """Returns the CPU devices by name."""
+    return {device.name: device for device in inventory.pools[0].devices if isinstance(device, CpuDevice)}
+
+
+def decided(
+    inventory: Inventory, *results: dict[str, Any], ledger: Ledger | None = None, **more: Any
+) -> AllocationRecord | Refusal:
+    """Returns what becomes of the claim ``u``."""
+    view = read_claim(claim("u", *results, **more))
+    assert isinstance(view, ClaimView), view
+    return make_record(view, "dra.cpu", inventory, ledger or Ledger({}))
+
+
+def record(inventory: Inventory, *results: dict[str, Any], **more: Any) -> AllocationRecord:
+    """Returns the record of the claim ``u``."""
+    made = decided(inventory, *results, **more)
+    assert isinstance(made, AllocationRecord), made
+    return made
+
+
+def refusal(inventory: Inventory, *results: dict[str, Any], **more: Any) -> str:
+    """Returns why the claim ``u`` is refused."""
+    made = decided(inventory, *results, **more)
+    assert isinstance(made, Refusal), made
+    return made.text
+
+
+def test_peer_9_1_1_core_ids_repeat_on_every_socket() -> None:
+    """Claims stay on their node, take whole cores, and are not refused while the node has room."""
+    inventory = offered(machine(2, 1, 1, 4, 2), reserved_cpus=frozenset({0}))
+    node = inventory.machine.numa_nodes[0].cpus
+    assert {cpu.core_id for cpu in inventory.machine.cpus.values()} == {0, 1, 2, 3}
+    assert record(inventory, cpus(4)).cpus_of() == {1, 9, 2, 10}
+    assert record(inventory, cpus(2)).cpus_of() == {1, 9}
+    assert record(inventory, cpus(7)).cpus_of() == node - {0}
+
+
+def test_peer_9_1_2_sizes_are_not_averages() -> None:
+    """Uneven sockets are not taken whole by mistake, and P-cores are whole cores on a hybrid part."""
+    found = assemble(uneven(8, 2, per_l3=8))
+    assert given(found, set(found.online) - {0}, 4) == {8, 9, 18, 19}
+    assert given(found, set(found.online) - {0}, 6) == {1, 2, 3, 11, 12, 13}
+    mixed = assemble(hybrid(2, 1, 0), adjacent=True)
+    assert given(mixed, set(mixed.online), 2) == {0, 1}
+    assert given(mixed, set(mixed.online), 4, full_physical_cores=True, core_type="performance") == {0, 1, 2, 3}
+
+
+def test_peer_9_1_3_fragments_do_not_defeat_l3_alignment() -> None:
+    """Where the lowest cores of an L3 are broken, the whole ones behind them are found."""
+    found = assemble(even_cores(1, 1, 2, 4, 2))
+    free = set(found.online) - {0, 4, 5, 12}
+    assert given(found, free, 4, full_physical_cores=True, l3="required") == {6, 14, 7, 15}
+    assert given(found, free, 7, l3="required") == {8, 1, 9, 2, 10, 3, 11}
+
+
+@pytest.mark.parametrize("group_by", ["numanode", "socket", "machine", "l3", "coretype"])
+def test_peer_9_1_4_the_shared_pool_cannot_be_claimed_empty(group_by: str) -> None:
+    """Without reserved CPUs one is withheld, so that no empty cpuset is ever wanted."""
+    inventory = offered(machine(), group_by=group_by)
+    claims = [cpus(len(d.cpus), f"r{i}", name) for i, (name, d) in enumerate(devices(inventory).items())]
+    assert inventory.machine.online - record(inventory, *claims).cpus_of() == inventory.withheld_cpus != NONE
+
+
+def test_peer_9_1_5_cpus_without_cache_or_node_links_are_offered() -> None:
+    """No cache directories: one L3-less group; no NUMA directories: one node. No CPU gets lost."""
+    cpu, node = "/sys/devices/system/cpu", "/sys/devices/system/node"
+    gone = {f"{cpu}/cpu{n}/cache": None for n in range(8)} | {f"{node}/node{n}": None for n in range(2)}
+    found = discover(
+        small_machine().changed({**gone, f"{node}/online": None, "/proc/meminfo": "MemTotal: 4194304 kB\n"})
+    )
+    assert {d.cpus for d in devices(offered(found)).values()} == {frozenset(range(1, 8))}
+    assert devices(offered(found, group_by="l3")).keys() == {"cpudevnuma000"}
+
+
+def test_peer_9_1_6_the_socket_of_a_node_is_not_arbitrary() -> None:
+    """Where a node spans sockets, each start says the socket of the lowest CPU."""
+    found = assemble([Core(package=1), Core(package=0), Core(package=0)])
+    shuffled = replace(found, cpus=dict(reversed(found.cpus.items())))
+    for listed in (found, shuffled):
+        assert devices(offered(listed))["cpudevnuma000"].attributes["dra.cpu/socketID"] == 1
+
+
+def test_peer_9_1_7_a_container_gets_the_request_it_names() -> None:
+    """Each request is a CDI device of its own with its own environment."""
+    made = record(offered(machine()), cpus(1, "a"), cpus(2, "b"))
+    environment = {device["name"]: device["containerEdits"]["env"] for device in cdi_document(made)["devices"]}
+    assert environment == {"claim-u-a": ["DRA_CPUSET_u_a=0"], "claim-u-b": ["DRA_CPUSET_u_b=1,5"]}
+
+
+class Frontend:
+    """A frontend over one directory; like a new process each time it is made."""
+
+    def __init__(self, path: Path, *documents: dict[str, Any], enforced: bool = True) -> None:
+        self.documents = {document["metadata"]["uid"]: document for document in documents}
+        backend = BackendView(time.monotonic)
+        if enforced:
+            for _ in range(2):
+                backend.renew(BackendStatus(instance="i", epoch="e", complete=True, active=True, synchronized=True))
+        lock = path / "claims.lock"
+        self.store = ClaimStore(ClaimDirectory(path / "cdi", lock, path / "bad"), FileLock(lock), backend)
+        inventory = offered(machine(), reserved_cpus=frozenset({0}))
+        self._claims = NodeClaims(self, self.store, lambda: inventory, backend, self, backend_wait=0.01)
+
+    async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """Answers as the API server."""
+        return next((d for d in self.documents.values() if d["metadata"]["name"] == name), None)
+
+    async def recover(self) -> None:
+        """Nothing is lost here."""
+
+    async def prepare(self, uid: str) -> Prepared | Failure:
+        """Asks as the kubelet."""
+        names = self.documents[uid]["metadata"]
+        answers = await self._claims.prepare("dra.cpu", [ClaimName(names["namespace"], names["name"], uid)])
+        return answers[uid]
+
+
+async def test_peer_9_2_1_a_restart_keeps_claims_without_containers(tmp_path: Path) -> None:
+    """The files are the memory: what is prepared and not yet running is nobody else's after a restart."""
+    one, two = claim("u1", cpus(2)), claim("u2", cpus(2))
+    assert isinstance(await Frontend(tmp_path, one).prepare("u1"), Prepared)
+    answer = await Frontend(tmp_path, one, two).prepare("u2")
+    assert isinstance(answer, Failure)
+    assert "1 free" in answer.text
+
+
+async def test_peer_9_2_2_nothing_is_prepared_before_the_backend_knows_the_containers(tmp_path: Path) -> None:
+    """Without a synchronised backend the answer is an error that the kubelet retries."""
+    frontend = Frontend(tmp_path, claim("u", cpus(2)), enforced=False)
+    answer = await frontend.prepare("u")
+    assert isinstance(answer, Failure)
+    assert "without enforcement" in answer.text
+    assert not frontend.store.ledger.records
+
+
+async def test_peer_9_2_6_records_are_read_at_the_start(tmp_path: Path) -> None:
+    """A file that nobody remembers is found, with everything that was decided."""
+    first = Frontend(tmp_path, claim("u", cpus(2), config=[opaque({"strategy": "spread"})]))
+    await first.prepare("u")
+    second = Frontend(tmp_path)
+    await second.store.transact(lambda transaction: None)
+    assert second.store.ledger.records == first.store.ledger.records
+    assert second.store.ledger.records[0].parameters_of("cpus").strategy == "spread"
+
+
+def test_peer_9_2_7_single_cpus_keep_their_names() -> None:
+    """The name is the CPU's number, whatever is reserved or offline."""
+    one = devices(offered(machine(), cpu_device_mode="individual", reserved_cpus=frozenset({0})))
+    other = devices(offered(machine(offline=frozenset({1})), cpu_device_mode="individual"))
+    assert all(device.cpus == {int(name.removeprefix("cpudev"))} for name, device in {**one, **other}.items())
+
+
+def test_peer_9_2_8_a_changed_allocation_is_noticed() -> None:
+    """Prepared again with other results, the claim gets what they say."""
+    inventory = offered(machine())
+    first = record(inventory, cpus(2))
+    ledger = Ledger({("dra.cpu", "u"): ClaimFile("dra.cpu", "u", first, first.cpus_of())})
+    assert record(inventory, cpus(2), ledger=ledger).cpus == first.cpus
+    assert len(record(inventory, cpus(3), ledger=ledger).cpus_of()) == 3
+
+
+def test_peer_9_2_9_nothing_to_publish_withdraws_what_was_published() -> None:
+    """A pool without devices is a slice without devices, not silence."""
+    (pool, *_) = offered(machine(), reserved_cpus=frozenset(range(8))).pools
+    assert [document["spec"]["devices"] for document in slice_documents(pool, NODE)] == [[]]
+
+
+def quickest(action: Callable[[], object]) -> float:
+    """Returns the seconds of the quickest of some runs: the others were disturbed."""
+    times = []
+    for _ in range(15):
+        began = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def test_peer_9_3_3_the_allocator_is_not_quadratic() -> None:
+    """Eight times the CPUs take less than twenty times as long; quadratic would be sixty-four."""
+    layouts = [Layout.of(assemble(even_cores(2, 2, size, 4, 2))) for size in (2, 16)]
+    small, large = (
+        quickest(
+            lambda layout=layout, all_=frozenset(c for p in layout.cores for c in p.cpus): allocate(  # type: ignore[misc] # bound at once
+                all_, frozenset({0}), len(all_) // 2 + 1, layout
+            )
+        )
+        for layout in layouts
+    )
+    assert large < 20 * small
+
+
+def test_peer_9_3_4_devices_are_found_without_a_search() -> None:
+    """By an index made once: the list of devices is not looked at again."""
+    inventory = offered(machine(2, 4, 4, 8, 2), cpu_device_mode="individual")
+    object.__setattr__(inventory, "pools", None)
+    found = inventory.device("dra.cpu", NODE, "cpudev500")
+    assert isinstance(found, CpuDevice)
+    assert inventory.device("dra.cpu", NODE, "cpudev999") is None
+
+
+def test_peer_9_3_5_health_is_told_not_collected() -> None:
+    """Without a change there is no new report, however often somebody would have asked."""
+    board = HealthBoard()
+    first = board.report()
+    board.show(())
+    assert board.report() is first
+
+
+def test_peer_9_3_7_no_library_code_ends_the_process() -> None:
+    """Only the program's entry exits; everything else raises or returns."""
+    for source in Path(dra_frontend.__file__).parent.glob("*.py"):
+        calls = [node.func for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.Call)]
+        exits = {
+            f"{f.value.id}.{f.attr}" for f in calls if isinstance(f, ast.Attribute) and isinstance(f.value, ast.Name)
+        }
+        exits |= {f.id for f in calls if isinstance(f, ast.Name)}
+        forbidden = {"os._exit", "os.abort", "sys.exit", "exit", "quit"}
+        assert source.name == "__main__.py" or not exits & forbidden, source.name
+
+
+def test_peer_9_4_1_reserved_cpus_must_exist() -> None:
+    """A reserve of nothing is refused at the start, and so is an unknown group in every mode."""
+    with pytest.raises(InventoryError, match="CPU 8-9 does not exist"):
+        offered(machine(), reserved_cpus=frozenset({0, 8, 9}))
+    with pytest.raises(ConfigError, match="groupBy"):
+        parse_config({"cpuDeviceMode": "individual", "groupBy": "shelf"}, "f")
+
+
+def test_peer_9_4_2_the_scheduler_settles_fractions_and_missing_amounts() -> None:
+    """Every shared device has a policy: one CPU by default and at least, in whole CPUs, up to all."""
+    for group_by in ("numanode", "socket", "machine", "l3", "coretype"):
+        for document in slice_documents(offered(machine(), group_by=group_by).pools[0], NODE):
+            for device in document["spec"]["devices"]:
+                capacity = device["capacity"]["dra.cpu/cpu"]
+                assert capacity["requestPolicy"] == {
+                    "default": "1",
+                    "validRange": {"min": "1", "max": capacity["value"], "step": "1"},
+                }
+
+
+@pytest.mark.parametrize("group_by", ["numanode", "socket", "machine", "l3", "coretype"])
+def test_peer_9_4_3_parameters_are_read_in_every_mode_and_strictly(group_by: str) -> None:
+    """A field that is not known is refused, wherever it is; administrative access takes nothing; share ids are kept."""
+    inventory = offered(machine(), group_by=group_by)
+    device = next(iter(devices(inventory)))
+    assert "unknown field" in refusal(inventory, cpus(1, device=device), config=[opaque({"cpusets": "1"})])
+    watching = result("w", "dra.cpu", device, adminAccess=True)
+    made = record(inventory, cpus(1, device=device), watching)
+    assert [(r.request, r.share_id) for r in made.results] == [("cpus", "share-cpus")]
+
+
+async def test_peer_9_4_5_prepare_errors_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By claim and reason, also without the kubelet's log."""
+    await Frontend(tmp_path, claim("u", cpus(9))).prepare("u")
+    assert "9 CPUs wanted" in caplog.text
+    assert "ns/claim-u" in caplog.text
+
+
+def test_peer_9_4_8_the_node_name_comes_from_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The downward API beats the one override for all nodes, and both the host name."""
+    parser = argparse.ArgumentParser()
+    add_run_arguments(parser)
+    monkeypatch.setenv("NODE_NAME", "Node-7.example")
+    assert load_settings(parser.parse_args(["--hostname-override", "other"])).node_name == "node-7.example"
+    monkeypatch.delenv("NODE_NAME")
+    assert load_settings(parser.parse_args(["--hostname-override", "other"])).node_name == "other"
+
+
+def test_peer_9_4_9_the_lowest_cdi_version_that_suffices() -> None:
+    """Annotations need 0.6.0, nothing needs more; older libraries refuse a file of a newer version."""
+    assert CDI_VERSION == "0.6.0"
+    assert set(json.loads(json.dumps(cdi_document(record(offered(machine()), cpus(1)))))) == {
+        "cdiVersion",
+        "kind",
+        "annotations",
+        "devices",
+    }
+
+
+def test_peer_9_4_11_more_than_two_threads_per_core() -> None:
+    """SMT 4 and 8: whole cores are all threads, spreading takes one of each."""
+    for threads in (4, 8):
+        found = assemble(even_cores(1, 1, 1, 4, threads), adjacent=True)
+        assert given(found, set(found.online), threads, full_physical_cores=True) == set(range(threads))
+        assert given(found, set(found.online), 4, strategy="spread") == {n * threads for n in range(4)}
+
+
+def test_peer_9_4_12_strategies_that_it_lacks() -> None:
+    """Whole cores, distribution over NUMA nodes, spreading, isolated CPUs, and L3 and core-type devices are there."""
+    found = isolating(machine(1, 2, 1, 4, 2), {6, 7, 14, 15})
+    with pytest.raises(NoCpusError, match="the next amount that is one: 4"):
+        given(found, set(found.online), 3, full_physical_cores=True)
+    assert given(found, set(found.online), 4, numa="distribute") == {0, 8, 4, 12}
+    assert given(found, set(found.online), 4, strategy="spread") == {0, 1, 2, 3}
+    assert given(found, set(found.online), 4, isolated="only") == {6, 7, 14, 15}
+    assert devices(offered(found, group_by="l3")).keys() == {"cpudevl3000", "cpudevl3004"}
+    mixed = assemble(hybrid(2, 1, 0))
+    assert devices(offered(mixed, group_by="coretype")).keys() == {"cpudevpcore", "cpudevecore"}
+
+
+async def test_peer_9_4_13_an_upgrade_finds_what_the_old_release_decided(tmp_path: Path) -> None:
+    """Two instances over one directory: the second answers for the first one's claim as the first did."""
+    document = claim("u", cpus(2))
+    old, new = Frontend(tmp_path, document), Frontend(tmp_path, document)
+    assert await old.prepare("u") == await new.prepare("u")
+    assert new.store.ledger.records == old.store.ledger.records

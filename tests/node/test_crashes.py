@@ -73,6 +73,8 @@ def test_a_killed_frontend_has_lost_no_claim(cluster: Cluster) -> None:
     frontend.kill()
     with pytest.raises(AnsweredError):
         preparing.result(60)
+    box.stop()
+    assert first.run().cpus_allowed == given
     began = time.monotonic()
     cluster.wait_ready()
     figures.note("start of a killed frontend until claims are taken", f"{time.monotonic() - began:.2f} s")

@@ -30,6 +30,7 @@ def test_of_two_instances_one_adjusts_and_the_other_takes_over(cluster: Cluster)
 
     # The kubelet asks the newest instance; the older one's backend adjusts. Both read the same directory.
     second = cluster.pod(cpus(1, numa_node=1), hugepages(2 * MIB))
+    new.frontend.wait_for_log(second.claim_uid)
     created = second.create()
     assert new.held() == {first.claim_uid: first.cpus, second.claim_uid: second.cpus}
 

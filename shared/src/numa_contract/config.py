@@ -113,7 +113,7 @@ class Config(Section):
     group_by: Literal["numanode", "socket", "machine", "l3", "coretype"] = "numanode"
     """What a group is; of no effect in individual mode."""
     reserved_cpus: Annotated[CpuList, Field(alias="reservedCPUs")] = frozenset()
-    """CPUs for the system: never in a claim, never in the shared pool."""
+    """CPUs for the system: never in a claim; in the shared pool only when claims hold every other CPU."""
     reserved_memory: tuple[ReservedMemory, ...] = ()
     cdi_dir: Annotated[AbsolutePath, AfterValidator(_volatile)] = CDI_DIRECTORY
     run_dir: AbsolutePath = RUN_DIRECTORY

@@ -26,8 +26,9 @@ echo '127.0.0.1 localhost numa-node' >"$tree/etc/hosts"
 echo 'nameserver 10.0.2.3' >"$tree/etc/resolv.conf"
 rm -f "$dir/ssh_key" "$dir/ssh_key.pub"
 ssh-keygen -q -t ed25519 -N '' -C numa-node -f "$dir/ssh_key"
-install -d -m 700 "$tree/root/.ssh"
-install -m 600 "$dir/ssh_key.pub" "$tree/root/.ssh/authorized_keys"
+home=$tree/root
+install -d -m 700 "$home/.ssh"
+install -m 600 "$dir/ssh_key.pub" "$home/.ssh/authorized_keys"
 chroot "$tree" /bin/sh -euc '
   passwd -d root >/dev/null
   systemctl -q enable net ssh containerd

@@ -138,6 +138,19 @@ def test_a_record_that_vanishes_leaves_an_orphan_that_holds_its_cpus() -> None:
     assert state.pool == set(range(1, 8))
 
 
+def test_only_who_names_a_changed_file_is_looked_at_again() -> None:
+    """The frontend rewrites a record when a container starts; the others stay as they are."""
+    state = node(ONE, TWO)
+    one, two = started(state, "one", *env_of(ONE)), started(state, "two", *env_of(TWO), of="p2")
+    files = files_of(ONE, TWO)
+    state.take_files(files)
+    before = state.get("two")
+    later = dict(files) | files_of(ONE.model_copy(update={"owner": one.user}))
+    assert ids(state.take_files(later)) == ["one"]
+    assert state.get("two") is before
+    assert before == two
+
+
 def test_a_container_found_without_its_record_is_an_orphan_if_it_is_pinned() -> None:
     """The kernel is asked, not the environment: who is not pinned to what it names belongs to the pool."""
     env = env_of(ONE)

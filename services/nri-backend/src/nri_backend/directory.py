@@ -47,7 +47,8 @@ class _Entry:
 
 
 def _stamp(status: os.stat_result) -> _Stamp:
-    return status.st_ctime_ns, status.st_mtime_ns, status.st_size, status.st_ino, status.st_dev
+    # Every change of a file changes these, since nobody can set the change time. More would cost a third of a look.
+    return status.st_ctime_ns, status.st_ino
 
 
 class ClaimDirectory:
@@ -68,9 +69,10 @@ class ClaimDirectory:
         """
         looked_ns = self._clock_ns()
         try:
-            stamp = _stamp(os.stat(self._path))  # noqa: PTH116  in every hook; Path costs more than the call
+            status = os.stat(self._path)  # noqa: PTH116  in every hook; Path costs more than the call
             # The modification time, not the change time: chmod of the directory is no news.
-            if not thorough and stamp == self._stamp and stamp[1] < self._looked_ns - _TRUST_NS:
+            stamp: _Stamp = (status.st_mtime_ns, status.st_ino, status.st_dev)
+            if not thorough and stamp == self._stamp and stamp[0] < self._looked_ns - _TRUST_NS:
                 return self._view
             found = self._scan(looked_ns)
         except FileNotFoundError:
@@ -97,7 +99,7 @@ class ClaimDirectory:
         found: dict[str, _Entry] = {}
         with os.scandir(self._path) as entries:
             for entry in entries:
-                if parse_cdi_file_name(entry.name) is None:
+                if entry.name not in self._entries and parse_cdi_file_name(entry.name) is None:
                     continue
                 try:
                     found[entry.name] = self._look(entry, looked_ns)

@@ -59,7 +59,7 @@ class Enforcer:
 
     def records_changed(self) -> None:
         """Records may have changed: looks at once. For the frontend's events; every hook and every second look too."""
-        self.keeper.news.set()
+        self._rounds.request_look()
 
     def reports(self) -> list[ContainerReport]:
         """Returns a report of every container, for a new epoch."""
@@ -92,7 +92,6 @@ class Enforcer:
                 updates.append((not (known and known.own_cpus), Update(container.id, wanted)))
         updates.sort(key=lambda pair: pair[0])
         if len(updates) > MAX_SYNC_UPDATES:
-            # docs/adr/0004-stored-values.md
             text = "stored values stay as they are in the runtime; the audit holds the kernel's files true"
             _log.info(text, extra={"left": len(updates) - MAX_SYNC_UPDATES})
         return [update for _, update in updates[:MAX_SYNC_UPDATES]]

@@ -27,6 +27,12 @@ class Rounds:
         self.active = False
         self._keeper = keeper
         self._next_tick = self._next_full = 0.0
+        self._must_look = False
+
+    def request_look(self) -> None:
+        """Claim files may have changed: looks at once."""
+        self._must_look = True
+        self._keeper.news.set()
 
     def request_audit(self) -> None:
         """Nothing is certain any more: a full audit is due at once."""
@@ -54,7 +60,10 @@ class Rounds:
             self._next_tick = now + TICK_SECONDS
             self._next_full = now + FULL_SECONDS if full else self._next_full
             await self._keeper.refresh_host()
-        await self._keeper.refresh(thorough=tick)
+        # Other news come from hooks, which have just looked: a second look would only make the next hook wait.
+        if tick or self._must_look:
+            self._must_look = False
+            await self._keeper.refresh(thorough=tick)
         if self.active:
             await self.move()
             if tick:

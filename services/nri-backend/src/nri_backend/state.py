@@ -104,13 +104,17 @@ class NodeState:
             self._recompute()
 
     def take_files(self, files: Mapping[ClaimKey, ClaimFile]) -> list[Known]:
-        """Takes the present claim files; returns the containers for which something changed."""
+        """Takes the present claim files; returns the containers for which something changed.
+
+        A file that has not changed must be the same object as before; who names none but those is not looked at.
+        """
+        news = {key for key in self.files.keys() | files.keys() if self.files.get(key) is not files.get(key)}
         self.files = files
         used = {held.key for known in self if known.alive for held in known.holding.claims}
         self._first_users = {k: user for k, user in self._first_users.items() if k in files or k in used}
         changed = []
         for known in self:
-            if known.alive and (known.evidence.variables or known.evidence.fault):
+            if known.alive and known.evidence.names_any(news):
                 now = self.assessed(known)
                 if now != known:
                     self.put(now)

@@ -12,7 +12,7 @@ from nri_backend.keeper import Edges, Keeper
 from nri_backend.known import Known, Phase
 from nri_backend.state import NodeState
 
-from tests.fakes.claims import pod
+from tests.fakes.claims import cpu_record, pod, write_claim
 from tests.fakes.enforcement import Counts, Reports
 from tests.fakes.kernel_tree import KernelTree
 
@@ -67,6 +67,23 @@ async def test_a_cancelled_hook_does_not_let_a_second_look_in(tmp_path: Path, tr
     directory.gate.set()
     await other
     assert (directory.most, directory.looks) == (1, 2)
+
+
+async def test_who_waits_together_looks_together(tmp_path: Path, tree: KernelTree) -> None:
+    """A look that began after all have asked is one for all; that which was under way before is for nobody else."""
+    directory = SlowDirectory(str(tmp_path))
+    keeper = keeper_of(directory, tree)
+    first = asyncio.create_task(keeper.refresh())
+    assert await asyncio.to_thread(directory.began.wait, 5)
+    hooks = [asyncio.create_task(keeper.refresh()) for _ in range(5)]
+    write_claim(tmp_path, cpu_record("c1", "cpus=2-3"))
+    await asyncio.sleep(0)
+    directory.gate.set()
+    await asyncio.gather(first, *hooks)
+    assert directory.looks == 2
+    assert keeper.state.held == {2, 3}
+    await keeper.refresh(thorough=True)
+    assert directory.looks == 3
 
 
 async def test_a_container_without_a_cgroup_cannot_be_killed(

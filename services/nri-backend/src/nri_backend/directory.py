@@ -3,8 +3,9 @@
 
 Rules of this file. A file's CPUs are held as long as a file of that name is there, readable or not; what once could be
 read and no longer can keeps its CPUs. Nothing but the absence of the file lets go of them. The writer replaces files by
-rename, so the directory's own time tells of every change; time stamps in the kernel move in steps of a timer tick
-(up to 10 ms), so one that is younger than the look at it proves nothing.
+rename, so the directory's own time tells of every change. Time stamps in the kernel move in steps of a tick, up to
+10 ms. The clock that they are taken from is read before each look: a stamp that is older than that cannot come again,
+one that is not proves nothing (timekeeping.rst, ktime_get_coarse_real_ts64; multigrain stamps are never older).
 """
 
 import os
@@ -20,7 +21,7 @@ from numa_contract.names import parse_cdi_file_name
 
 from nri_backend.holdings import ClaimKey
 
-_TRUST_NS: Final = 50_000_000
+_CLOCK_REALTIME_COARSE: Final = 5  # linux/time.h; Python has no name for it
 # The largest record (32 results of one claim) has a few KB; whatever is larger was not written by us.
 _MAX_BYTES: Final = 1 << 22
 _Stamp = tuple[int, ...]
@@ -43,7 +44,12 @@ class _Entry:
     problem: str = ""
 
     def is_still(self, stamp: _Stamp) -> bool:
-        return stamp == self.stamp and stamp[0] < self.looked_ns - _TRUST_NS
+        return stamp == self.stamp and stamp[0] < self.looked_ns
+
+
+def stamp_clock_ns() -> int:
+    """Returns the time that the kernel would stamp a file with now."""
+    return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
 
 
 def _stamp(status: os.stat_result) -> _Stamp:
@@ -54,13 +60,14 @@ def _stamp(status: os.stat_result) -> _Stamp:
 class ClaimDirectory:
     """The directory as last seen. Not thread-safe: one ``refresh`` at a time."""
 
-    def __init__(self, path: str, clock_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, path: str, clock_ns: Callable[[], int] = stamp_clock_ns) -> None:
         self._path = path
         self._clock_ns = clock_ns
         self._entries: dict[str, _Entry] = {}
         self._stamp: _Stamp = ()
         self._looked_ns = 0
-        self._view = DirectoryView()
+        self.view = DirectoryView()
+        """The view as of the last refresh."""
 
     def refresh(self, *, thorough: bool = False) -> DirectoryView:
         """Returns the present view. ``thorough`` looks at every file even if the directory's time has not changed.
@@ -72,28 +79,28 @@ class ClaimDirectory:
             status = os.stat(self._path)  # noqa: PTH116  in every hook; Path costs more than the call
             # The modification time, not the change time: chmod of the directory is no news.
             stamp: _Stamp = (status.st_mtime_ns, status.st_ino, status.st_dev)
-            if not thorough and stamp == self._stamp and stamp[0] < self._looked_ns - _TRUST_NS:
-                return self._view
+            if not thorough and stamp == self._stamp and stamp[0] < self._looked_ns:
+                return self.view
             found = self._scan(looked_ns)
         except FileNotFoundError:
             stamp, found = (), {}
         except OSError as error:
             return self._keep(f"{self._path} cannot be read: {error.strerror}; the claims known so far stay in force")
         self._stamp, self._looked_ns = stamp, looked_ns
-        if found != self._entries or self._view.problems:
+        if found != self._entries or self.view.problems:
             self._entries = found
             self._show(tuple(entry.problem for entry in found.values() if entry.problem))
-        return self._view
+        return self.view
 
     def _keep(self, problem: str) -> DirectoryView:
         self._stamp = ()
         self._show((*(entry.problem for entry in self._entries.values() if entry.problem), problem))
-        return self._view
+        return self.view
 
     def _show(self, problems: tuple[str, ...]) -> None:
         files = {(e.file.driver, e.file.uid): e.file for e in self._entries.values() if e.file is not None}
-        if files != self._view.files or problems != self._view.problems:
-            self._view = DirectoryView(files, problems)
+        if files != self.view.files or problems != self.view.problems:
+            self.view = DirectoryView(files, problems)
 
     def _scan(self, looked_ns: int) -> dict[str, _Entry]:
         found: dict[str, _Entry] = {}

@@ -56,6 +56,7 @@ class Keeper:
         self._view = DirectoryView()
         self._host_problem = ""
         self._untold: set[str] = set()
+        self._looks = 0
         self._reading = asyncio.Lock()
         self._writing = asyncio.Lock()
         self._progress = asyncio.Event()
@@ -72,9 +73,9 @@ class Keeper:
 
     async def refresh(self, *, thorough: bool = False) -> None:
         """Brings the claim files up to date."""
+        asked = self._looks
         # In a thread, as all file access: 0.1 ms, and a stuck file system cannot keep an answer back.
-        look = partial(self._edges.directory.refresh, thorough=thorough)
-        view = await self._in_turn(self._reading, lambda: look)
+        view = await self._in_turn(self._reading, lambda: self._look(asked, thorough=thorough))
         if view is self._view:
             return
         if view.problems and view.problems != self._view.problems:
@@ -83,6 +84,13 @@ class Keeper:
         with self._pool_watched():
             for known in self.state.take_files(view.files):
                 self._edges.sink.put(report(known))
+
+    def _look(self, asked: int, *, thorough: bool) -> Callable[[], DirectoryView]:
+        if self._looks > asked and not thorough:
+            # One that began later than this was asked for has ended meanwhile: it has seen what this would see.
+            return lambda: self._edges.directory.view
+        self._looks += 1
+        return partial(self._edges.directory.refresh, thorough=thorough)
 
     async def refresh_host(self) -> None:
         """Brings the machine up to date; while it cannot be read, the last look stays in force."""

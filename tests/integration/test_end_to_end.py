@@ -89,7 +89,7 @@ def test_two_claims_share_nothing(stage: Stage) -> None:
         assert not first.cpus() & second.cpus()
 
 
-def test_a_container_that_restarts_keeps_its_cpus(stage: Stage) -> None:
+def test_trap_7_10_a_container_that_restarts_keeps_its_cpus_and_finds_its_file(stage: Stage) -> None:
     """A restart is another container id with the same name and pod: the claim stays with it."""
     with claim_pod(stage, "db", cpus(3)) as pod:
         pod.prepare()

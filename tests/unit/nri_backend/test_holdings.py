@@ -158,7 +158,7 @@ VALUES = st.sampled_from(["2-3", "6", "2-3,6", "0-7", "", "x", "3,2"])
 
 
 @given(st.lists(st.builds("{}={}".format, NAMES, VALUES), max_size=5))
-def test_no_environment_widens_what_the_records_give(env: list[str]) -> None:
+def test_trap_7_9_no_environment_widens_what_the_records_give(env: list[str]) -> None:
     """Whatever a pod writes, it holds CPUs of its claims or nothing, and there is always an answer."""
     result = assess(read_evidence(env), ME, files_of(ONE, TWO), {})
     if isinstance(result, Holding):

@@ -374,10 +374,39 @@ async def test_nothing_is_chosen_while_reports_are_incomplete(node: Instance, ap
             node.backend.renew(restarted)
             return api.documents[claim_name]
 
-    late = NodeClaims(Slow(), node.store, lambda: node.inventory, node.backend, node.lost)
+    late = NodeClaims(Slow(), node.store, lambda: node.inventory, node.backend, node.lost, backend_wait=0.05)
     answer = (await late.prepare("dra.cpu", [name]))["u"]
     assert isinstance(answer, Failure)
+    assert "not yet reported every container" in answer.text
     assert len(node.record("u").cpus_of()) == 2
+
+
+async def test_reports_on_their_way_cost_the_pod_no_retry(node: Instance, api: Claims) -> None:
+    """What the CPU driver gave a pod moves others, which is reported while the memory driver decides: it waits."""
+    name = api.add(claim("u", cpus(1)))
+
+    class Recovery:
+        """Reports are queued at the last moment, once."""
+
+        calls = 0
+
+        async def recover(self) -> None:
+            """The backend's lease says that there is more to tell."""
+            self.calls += 1
+            if self.calls == 1 and node.backend.status is not None:
+                node.backend.renew(node.backend.status.model_copy(update={"complete": False}))
+
+    recovery = Recovery()
+    claims = NodeClaims(api, node.store, lambda: node.inventory, node.backend, recovery, backend_wait=5)
+    async with asyncio.TaskGroup() as tasks:
+        answer = tasks.create_task(claims.prepare("dra.cpu", [name]))
+        await until(lambda: recovery.calls == 1)
+        # Transactions take turns: after this one the first attempt has ended.
+        await node.store.transact(lambda _: None)
+        node.enforce()
+        claims.backend_changed()
+    assert isinstance(answer.result()["u"], Prepared)
+    assert recovery.calls == 2
 
 
 async def test_what_was_unprepared_is_not_rebuilt(node: Instance, api: Claims) -> None:

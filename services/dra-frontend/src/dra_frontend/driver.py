@@ -79,10 +79,13 @@ class NodeClaims:
         self._news = asyncio.Event()
         self._store.settle()
 
-    async def backend_ready(self) -> str:
-        """Waits until the backend enforces; returns the problem when it does not in time, else an empty text."""
+    async def backend_ready(self, deadline: float | None = None) -> str:
+        """Waits until the backend enforces; returns the problem when it does not in time, else an empty text.
+
+        ``deadline`` is of the loop's clock; by default the usual wait from now on.
+        """
         try:
-            async with asyncio.timeout(self._backend_wait):
+            async with asyncio.timeout_at(deadline or self._deadline()):
                 while self._backend.problem:
                     await self._news.wait()
         except TimeoutError:
@@ -91,23 +94,17 @@ class NodeClaims:
 
     async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Prepared | Failure]:
         """Gives every claim what its allocation says, or tells why not; one bad claim never fails the others."""
-        problem = await self.backend_ready()
-        if problem:
-            # Fail closed: a node without enforcement starts no new claim.
+        deadline = self._deadline()
+        if problem := await self.backend_ready(deadline):
             _LOG.warning("prepare refused driver=%s claims=%d problem=%s", driver, len(claims), problem)
-            return {
-                claim.uid: Failure(f"{claim} is not prepared on a node without enforcement: {problem}")
-                for claim in claims
-            }
+            return {claim.uid: _unenforced(claim, problem) for claim in claims}
         async with asyncio.TaskGroup() as tasks:
             reading = {claim.uid: tasks.create_task(self._read(claim)) for claim in claims}
         read = {uid: task.result() for uid, task in reading.items()}
         views = [view for view in read.values() if isinstance(view, ClaimView)]
         answers: dict[str, Prepared | Failure] = {u: view for u, view in read.items() if isinstance(view, Failure)}
-        inventory = self._inventory()
         try:
-            await self._recovery.recover()
-            answers |= await self._store.transact(lambda t: {v.uid: _prepare(t, v, driver, inventory) for v in views})
+            answers |= await self._decide(driver, views, deadline)
         except OSError as error:
             answers |= {view.uid: Failure(f"the CDI directory cannot be used: {error}") for view in views}
         for claim in claims:
@@ -115,6 +112,27 @@ class NodeClaims:
             if isinstance(answer, Failure):
                 _LOG.warning("prepare failed driver=%s claim=%s error=%s", driver, claim, answer.text)
         return answers
+
+    async def _decide(
+        self, driver: str, views: Sequence[ClaimView], deadline: float
+    ) -> Mapping[str, Prepared | Failure]:
+        """Chooses and writes, at a moment when the backend's reports are complete. Raises OSError.
+
+        They may be on their way while the claims are read: what the first driver of a pod was given moves others, and
+        that is reported. Waiting for them takes milliseconds, the kubelet's retry a minute.
+        """
+        inventory = self._inventory()
+        while True:
+            await self._recovery.recover()
+            decided = await self._store.transact(lambda t: _prepare_all(t, views, driver, inventory))
+            if decided is not None:
+                return decided
+            problem = await self.backend_ready(deadline)
+            if problem or asyncio.get_running_loop().time() > deadline:
+                return {view.uid: _unenforced(view, problem or "its reports keep changing") for view in views}
+
+    def _deadline(self) -> float:
+        return asyncio.get_running_loop().time() + self._backend_wait
 
     async def _read(self, claim: ClaimName) -> ClaimView | Failure:
         try:
@@ -134,12 +152,24 @@ class NodeClaims:
             return {claim.uid: Failure(f"the CDI directory cannot be used: {error}") for claim in claims}
 
 
+def _unenforced(claim: ClaimName | ClaimView, problem: str) -> Failure:
+    # Fail closed: a node without enforcement starts no new claim.
+    shown = claim if isinstance(claim, ClaimName) else f"claim {claim.namespace}/{claim.name}"
+    return Failure(f"{shown} is not prepared on a node without enforcement: {problem}")
+
+
+def _prepare_all(
+    transaction: Transaction, claims: Sequence[ClaimView], driver: str, inventory: Inventory
+) -> dict[str, Prepared | Failure] | None:
+    """Returns an answer for every claim; None while it is not known who runs on what."""
+    if not transaction.certain:
+        return None
+    return {claim.uid: _prepare(transaction, claim, driver, inventory) for claim in claims}
+
+
 def _prepare(transaction: Transaction, claim: ClaimView, driver: str, inventory: Inventory) -> Prepared | Failure:
     if not own_results(claim, driver):
         return _devices(claim, driver, None)
-    if not transaction.certain:
-        # The backend began to report anew while the claim was read: who runs on what is not known for the moment.
-        return Failure(f"claim {claim.namespace}/{claim.name}: nri-backend is reporting its containers anew; retried")
     record = make_record(claim, driver, inventory, transaction.ledger)
     if isinstance(record, Refusal):
         return Failure(record.text)

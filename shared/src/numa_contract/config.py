@@ -100,6 +100,13 @@ class ReservedMemory(Section):
         return limits
 
 
+class SharedPool(Section):
+    """How containers without a CPU claim are treated."""
+
+    grow: Literal["immediate", "lazy"] = "immediate"
+    """When running ones get released CPUs: at once, or with their next change."""
+
+
 class Config(Section):
     """Everything an operator can choose. Flags of the two commands win over the file."""
 
@@ -115,6 +122,17 @@ class Config(Section):
     reserved_cpus: Annotated[CpuList, Field(alias="reservedCPUs")] = frozenset()
     """CPUs for the system: never in a claim; in the shared pool only when claims hold every other CPU."""
     reserved_memory: tuple[ReservedMemory, ...] = ()
+    shared_pool: SharedPool = SharedPool()
+    hugepage_guard: bool = True
+    """Containers without hugepages cannot reserve any: ``mmap(MAP_HUGETLB)`` fails instead of killing them later."""
+    device_metadata: bool = True
+    """Claim containers get the metadata files of KEP-5304."""
+    publish_node_allocatable_resource_mapping: bool = False
+    """KEP-5517; needs the cluster's gate DRANodeAllocatableResources."""
+    expose_pcie_roots: Annotated[bool, Field(alias="exposePCIeRoots")] = False
+    """CPU devices list the PCIe roots near them; needs the cluster's gate DRAListTypeAttributes."""
+    sysfs_overlay: AbsolutePath | Literal[""] = ""
+    """A file with contents that hide those of /sys, for tests and what-if questions."""
     cdi_dir: Annotated[AbsolutePath, AfterValidator(_volatile)] = CDI_DIRECTORY
     run_dir: AbsolutePath = RUN_DIRECTORY
     kubelet_root_dir: AbsolutePath = "/var/lib/kubelet"

@@ -114,6 +114,30 @@ class CpuParameters(Document):
     """``off`` (no CFS quota where the claim covers the limit) or ``keep``."""
 
 
+class MemoryMount(Document):
+    """A hugetlbfs that a request's pages are mounted as."""
+
+    path: str
+    """Where, in the container."""
+    mode: str = "0770"
+    """Permissions of its root, octal."""
+
+
+class MemoryParameters(Document):
+    """How a request's memory is enforced, resolved. Texts and not choices: a newer release may know more of them."""
+
+    binding: str = "strict"
+    """``strict`` (cpuset.mems), ``preferred`` or ``interleave`` (memory policy of the process)."""
+    limit: str = "none"
+    """``none``, or ``claim``: ``memory.max`` is the claimed bytes."""
+    protect: str = "none"
+    """``none``, ``low`` or ``min``: the claimed bytes are in ``memory.low`` or ``memory.min``."""
+    high: float | None = None
+    """``memory.high`` as a fraction of the claimed bytes."""
+    mount: MemoryMount | None = None
+    """Hugepage requests only."""
+
+
 class AllocationRecord(Document):
     """Everything one driver gave to one claim. Written by the frontend alone."""
 
@@ -128,6 +152,8 @@ class AllocationRecord(Document):
     memory: tuple[MemoryAllocation, ...] = ()
     parameters: dict[str, CpuParameters] = Field(default_factory=dict)
     """By base name of the request; none in records of releases that had no parameters."""
+    memory_parameters: dict[str, MemoryParameters] = Field(default_factory=dict)
+    """As ``parameters``, for requests of dra.memory."""
     sharing: Literal["container", "pod"] = "container"
     owner: Owner | None = None
     rebuilt: bool = False
@@ -165,6 +191,10 @@ class AllocationRecord(Document):
     def parameters_of(self, request: str) -> CpuParameters:
         """Returns the parameters of a request (base name), the defaults where none are recorded."""
         return self.parameters.get(request) or CpuParameters()
+
+    def memory_parameters_of(self, request: str) -> MemoryParameters:
+        """Returns the memory parameters of a request (base name), the defaults where none are recorded."""
+        return self.memory_parameters.get(request) or MemoryParameters()
 
     def reserves(self, pod_uid: str) -> bool:
         """Tells whether the pod may use the claim, as far as this snapshot knows."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.bench import scenarios
+from tests.bench import scenarios, simulate
 from tests.bench.figures import Figures, Line
 from tests.bench.load import Load
 from tests.fakes.trees import captured, write_tree
@@ -41,6 +41,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--claims", type=_numbers, default=[0, 250], help="claims on the node (default 0,250)")
     parser.add_argument("--containers", type=_numbers, default=[0, 500], help="running containers (default 0,500)")
     parser.add_argument("--rounds", type=int, default=40, help="how often each quantity is measured (default 40)")
+    parser.add_argument(
+        "--pairs", type=int, default=10_000, help="prepares simulated in memory (default 10000; 0: none)"
+    )
     parser.add_argument("--strict", action="store_true", help="end with status 3 when a budget is missed")
     parser.add_argument("-o", "--output", type=Path, default=Path("bench.json"), help="default bench.json")
     return parser.parse_args()
@@ -82,6 +85,8 @@ def main() -> int:
     about |= {"frontend": given.frontend, "backend": given.backend}
     figures = Figures(about)
     try:
+        if given.pairs:
+            figures.lines += simulate.lines(given.pairs)
         with _machine() as root:
             drivers = tuple(given.drivers.split(","))
             settings = StageSettings(

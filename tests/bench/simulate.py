@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from dra_frontend.cpu_groups import DeviceKind
-from dra_frontend.inventory import CpuDevice, Inventory, build_inventory
+from dra_frontend.devices import CpuDevice
+from dra_frontend.inventory import Inventory, build_inventory
 from dra_frontend.simulate import NODE, Operation, Prepare, Request, Simulation, Unprepare
 from numa_contract.config import Config
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 from dra_frontend.cpu_groups import CpuGroup, DeviceKind, cpu_groups
+from dra_frontend.devices import CpuDevice
 from dra_frontend.discovery import discover
-from dra_frontend.inventory import CpuDevice, build_inventory
+from dra_frontend.inventory import build_inventory
 from dra_frontend.machine import Machine
 from hypothesis import given
 from numa_contract.config import Config

@@ -5,17 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from dra_frontend.devices import Capacity, CpuDevice, MemoryDevice
 from dra_frontend.discovery import discover
-from dra_frontend.inventory import (
-    MEMORY_STEP,
-    Capacity,
-    CpuDevice,
-    Inventory,
-    InventoryError,
-    MemoryDevice,
-    build_inventory,
-)
+from dra_frontend.inventory import Inventory, InventoryError, build_inventory
 from dra_frontend.machine import HugepagePool, Machine
+from dra_frontend.memory_devices import MEMORY_STEP
 from hypothesis import given
 from hypothesis import strategies as st
 from numa_contract.config import Config, parse_config

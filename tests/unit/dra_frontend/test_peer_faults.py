@@ -18,12 +18,13 @@ import pytest
 from dra_frontend.allocator import NoCpusError, allocate
 from dra_frontend.claims import ClaimView, read_claim
 from dra_frontend.config import add_run_arguments, load_settings
+from dra_frontend.devices import CpuDevice
 from dra_frontend.discovery import discover
 from dra_frontend.dra_values import ClaimName, Failure, Prepared
 from dra_frontend.driver import NodeClaims
 from dra_frontend.files import ClaimDirectory
 from dra_frontend.health import HealthBoard
-from dra_frontend.inventory import CpuDevice, Inventory, InventoryError, build_inventory
+from dra_frontend.inventory import Inventory, InventoryError, build_inventory
 from dra_frontend.lease import BackendView
 from dra_frontend.ledger import Ledger
 from dra_frontend.machine import Machine

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service put together: every edge is built here and handed to those who use it; one TaskGroup runs it all.
+"""The service runs: one TaskGroup holds all of it.
 
 Order of start: records loaded, state endpoint up, backend's lease live, then registration with the kubelet and slices.
 Order of end: registration goes first, the state socket last. Slices stay; the kubelet wipes them if nobody comes back.
@@ -10,162 +10,24 @@ import gc
 import logging
 import signal
 import socket
-import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
-
-from numa_contract.names import CLAIMS_JOURNAL, DRIVERS
-from numa_contract.reports import ContainerReport
 
 from dra_frontend.config import Settings
 from dra_frontend.discovery import discover
-from dra_frontend.dra_values import DeviceHealth, Health
-from dra_frontend.driver import NodeClaims
-from dra_frontend.feed import EventFeed
-from dra_frontend.files import ClaimDirectory
-from dra_frontend.health import HealthBoard
 from dra_frontend.inventory import Inventory, build_inventory
-from dra_frontend.kube import KubeClient, connect
+from dra_frontend.kube import connect
 from dra_frontend.kube_errors import KubeError
-from dra_frontend.kubelet import KubeletPlugin, PluginPaths
-from dra_frontend.lease import BackendView
-from dra_frontend.publish_values import Notice
-from dra_frontend.publisher import Publisher
-from dra_frontend.recovery import LostRecords
 from dra_frontend.rundir import RunDirectory
-from dra_frontend.slices import slice_documents
+from dra_frontend.service import Service
 from dra_frontend.sockets import SocketPathError
-from dra_frontend.state_api import HttpServer, NodeState, probe_app, state_app
-from dra_frontend.store import Change, ClaimStore
+from dra_frontend.state_api import HttpServer, probe_app, state_app
 from dra_frontend.sysfs import HostTree
-from dra_frontend.telemetry import MeasuredClaims, Telemetry, set_up_logging
-from dra_frontend.upkeep import Upkeep
+from dra_frontend.telemetry import set_up_logging
 
 _LOG = logging.getLogger(__name__)
-
-
-class _Service:
-    """One run of the service: what it is made of."""
-
-    def __init__(
-        self, settings: Settings, inventory: Inventory, run_directory: RunDirectory, client: KubeClient
-    ) -> None:
-        self.settings = settings
-        self.inventory = inventory
-        self.run_directory = run_directory
-        self.client = client
-        config = settings.config
-        run_dir = Path(config.run_dir)
-        self.backend = BackendView(time.monotonic)
-        self.feed = EventFeed()
-        directory = ClaimDirectory(Path(config.cdi_dir), run_dir / CLAIMS_JOURNAL, run_dir / "quarantine")
-        self.store = ClaimStore(directory, self.run_directory.claims_lock, self.backend)
-        node = settings.node_name
-        self.lost = LostRecords(node, client, self.store, lambda: self.inventory, self.backend)
-        self.upkeep = Upkeep(node, client, self.store, self.lost, self.backend)
-        self.claims = NodeClaims(client, self.store, lambda: self.inventory, self.backend, self.lost)
-        self.telemetry = Telemetry(lambda: self.store.ledger, self.inventory, self.backend)
-        measured = MeasuredClaims(self.claims, self.telemetry)
-        root = Path(config.kubelet_root_dir)
-        self.plugins = {
-            driver: KubeletPlugin(
-                driver,
-                measured,
-                PluginPaths.below(root, driver, self.settings.pod_uid),
-                HealthBoard(self._health(driver)),
-            )
-            for driver in DRIVERS
-        }
-        self.publishers = {
-            driver: Publisher(self.client, driver, self.settings.node_name, notify=self._notify) for driver in DRIVERS
-        }
-        self.store.listeners.append(self._changed)
-
-    def _health(self, driver: str) -> list[DeviceHealth]:
-        return [
-            DeviceHealth(pool.name, device.name, Health.HEALTHY, "online")
-            for pool in self.inventory.pools
-            if pool.driver == driver
-            for device in pool.devices
-        ]
-
-    def _changed(self, change: Change) -> None:
-        self.feed.publish("record", {"change": change.kind, "driver": change.driver, "uid": change.uid})
-
-    async def _notify(self, notice: Notice) -> None:
-        _LOG.warning("notice reason=%s note=%s", notice.reason, notice.note)
-        name = self.settings.node_name
-        regarding = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": name}
-        await self.client.create_event("default", regarding, notice.reason, notice.note, notice.kind)
-
-    def reported(self, report: ContainerReport | None) -> None:
-        """The backend's lease or a container has changed."""
-        self.claims.backend_changed()
-        if report is not None:
-            self.upkeep.reported(report)
-
-    def unready(self) -> list[str]:
-        """Returns why the service is not ready."""
-        problems = [f"backend: {self.backend.problem}"] if self.backend.problem else []
-        for driver, plugin in self.plugins.items():
-            if not plugin.registered:
-                problems.append(f"{driver}: not registered with the kubelet {plugin.error}".rstrip())
-        for driver, publisher in self.publishers.items():
-            if not publisher.status.ready:
-                problems.append(f"{driver}: slices not published {publisher.status.error or ''}".rstrip())
-        return problems
-
-    def endless(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
-        """Returns what runs as long as the service does, by name."""
-        publishing = [(f"publisher {driver}", publisher.run()) for driver, publisher in self.publishers.items()]
-        return [
-            ("reports", self.upkeep.run_reports()),
-            ("disk", self.upkeep.run_disk()),
-            ("claims", self.upkeep.run_claims()),
-            ("link", self.lead()),
-            *publishing,
-        ]
-
-    def state(self) -> NodeState:
-        """Returns what the state endpoint needs."""
-        return NodeState(
-            node=self.settings.node_name,
-            instance=f"{self.settings.pod_uid}/{uuid4().hex[:8]}",
-            inventory=lambda: self.inventory,
-            ledger=lambda: self.store.ledger,
-            quarantined=lambda: self.store.quarantined,
-            backend=self.backend,
-            feed=self.feed,
-            reported=self.reported,
-            unready=self.unready,
-            metrics=self.telemetry.render,
-        )
-
-    async def lead(self) -> None:
-        """Lets ``state.sock`` lead here while this pod's backend enforces, or nobody's does yet. Runs for ever."""
-        led = False
-        while True:
-            leads = self.backend.leads
-            if (leads and not led) or not self.run_directory.active_link.exists():
-                await self.run_directory.become_active()
-            led = leads
-            await asyncio.sleep(0.5)
-
-    async def open_for_claims(self, stack: AsyncExitStack) -> None:
-        """Serves the kubelet, once the backend enforces: registered earlier, we would have to refuse claims."""
-        for plugin in self.plugins.values():
-            await stack.enter_async_context(plugin)
-        while problem := await self.claims.backend_ready():
-            _LOG.warning("not registering with the kubelet yet problem=%s", problem)
-        for plugin in self.plugins.values():
-            await plugin.register()
-        for driver, publisher in self.publishers.items():
-            pools = [pool for pool in self.inventory.pools if pool.driver == driver]
-            if pools:
-                publisher.set_pools({p.name: slice_documents(p, self.settings.node_name) for p in pools})
 
 
 def make_inventory(settings: Settings) -> Inventory:
@@ -193,7 +55,7 @@ async def _serve(settings: Settings) -> None:
     async with AsyncExitStack() as outer:
         run_directory = await outer.enter_async_context(RunDirectory(Path(settings.config.run_dir), settings.pod_uid))
         client = await outer.enter_async_context(await connect(settings.config.kubeconfig or None))
-        service = _Service(settings, inventory, run_directory, client)
+        service = Service(settings, inventory, run_directory, client)
         await service.store.start()
         outer.push_async_callback(service.store.close)
         state = service.state()

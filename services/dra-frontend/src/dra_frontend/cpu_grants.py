@@ -12,7 +12,8 @@ from numa_contract.records import CpuAllocation, CpuParameters
 from dra_frontend.allocator import NoCpusError, allocate
 from dra_frontend.claims import ClaimView, Result
 from dra_frontend.cpu_groups import DeviceKind
-from dra_frontend.inventory import CpuDevice, Inventory
+from dra_frontend.devices import CpuDevice
+from dra_frontend.inventory import Inventory
 from dra_frontend.ledger import Ledger
 from dra_frontend.parameters import ParametersError, claim_sharing, request_parameters
 

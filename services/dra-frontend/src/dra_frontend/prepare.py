@@ -16,7 +16,8 @@ from numa_contract.records import (
 
 from dra_frontend.claims import ClaimView, Result
 from dra_frontend.cpu_grants import RefusedError, amount, cpu_amount, cpu_wishes, give_cpus
-from dra_frontend.inventory import Inventory, MemoryDevice
+from dra_frontend.devices import MemoryDevice
+from dra_frontend.inventory import Inventory
 from dra_frontend.ledger import Ledger
 from dra_frontend.quantity import format_quantity
 

@@ -11,7 +11,8 @@ from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, check_uid
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dra_frontend.claims import ClaimRefusal, read_claim
-from dra_frontend.inventory import CpuDevice, Inventory
+from dra_frontend.devices import CpuDevice
+from dra_frontend.inventory import Inventory
 from dra_frontend.ledger import ClaimKey, Ledger
 from dra_frontend.prepare import Refusal, make_record
 

@@ -3,7 +3,7 @@
 
 from typing import Any, Final
 
-from dra_frontend.inventory import Capacity, Device, Pool
+from dra_frontend.devices import Capacity, Device, Pool
 from dra_frontend.quantity import format_quantity
 
 # The limit once a device of the slice has a taint, counters or a list attribute; so a later taint never splits a slice.

@@ -7,7 +7,8 @@ from typing import Any
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.pagesize import short_page_size
 
-from dra_frontend.inventory import CpuDevice, Inventory, MemoryDevice
+from dra_frontend.devices import CpuDevice, MemoryDevice
+from dra_frontend.inventory import Inventory
 from dra_frontend.ledger import Ledger
 from dra_frontend.machine import Machine
 

@@ -25,10 +25,19 @@ def memory(size: str, request: str = "memory", node: int = 0, kind: str = "memor
 
 def opaque(fields: dict[str, Any], *requests: str, from_class: bool = False, driver: str = "dra.cpu") -> dict[str, Any]:
     """Returns an entry of the allocation's config: the fields of ``cpuConfig``, for some requests or for all."""
+    return _config({"cpuConfig": fields}, requests, driver, from_class=from_class)
+
+
+def memory_opaque(fields: dict[str, Any], *requests: str, from_class: bool = False) -> dict[str, Any]:
+    """Returns an entry of the allocation's config: the fields of ``memoryConfig``, for some requests or for all."""
+    return _config({"memoryConfig": fields}, requests, "dra.memory", from_class=from_class)
+
+
+def _config(section: dict[str, Any], requests: Sequence[str], driver: str, *, from_class: bool) -> dict[str, Any]:
     return {
         "source": "FromClass" if from_class else "FromClaim",
         "requests": list(requests),
-        "opaque": {"driver": driver, "parameters": {"apiVersion": "v1alpha1", "cpuConfig": fields}},
+        "opaque": {"driver": driver, "parameters": {"apiVersion": "v1alpha1", **section}},
     }
 
 

@@ -10,10 +10,10 @@ from dra_frontend.ledger import Ledger
 from dra_frontend.prepare import Refusal, make_record, own_results, rebuild_record
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
-from numa_contract.records import AllocationRecord, Owner
+from numa_contract.records import AllocationRecord, MemoryMount, MemoryParameters, Owner
 from numa_contract.reports import ClaimUse, ContainerReport
 
-from tests.strategies.claims import NODE, claim, cpus, memory, opaque, result
+from tests.strategies.claims import NODE, claim, cpus, memory, memory_opaque, opaque, result
 from tests.strategies.machines import machine
 
 INVENTORY: Inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0})), NODE)
@@ -318,3 +318,57 @@ def test_a_rebuilt_record_keeps_cpus_whatever_its_parameters_are() -> None:
         ("pod", [4, 5]),
         ("container", [4, 5]),
     ]
+
+
+def test_each_memory_request_has_its_parameters_in_the_record() -> None:
+    """By base name, resolved; requests without any have the defaults, written down."""
+    config = (memory_opaque({"limit": "claim", "protect": "min"}, "m"), memory_opaque({"mount": {"path": "/h"}}, "h"))
+    results = (memory("64Mi", "m"), memory("4Mi", "h", kind="hugepages-2m"), memory("64Mi", "n", 1))
+    record = made(view("u", *results, config=config), "dra.memory")
+    assert record.memory_parameters == {
+        "m": MemoryParameters(limit="claim", protect="min"),
+        "h": MemoryParameters(mount=MemoryMount(path="/h")),
+        "n": MemoryParameters(),
+    }
+
+
+@pytest.mark.parametrize(("one", "other"), [("/h", "/h"), ("/h", "/h/1g"), ("/h/1g", "/h")])
+def test_mounts_of_one_claim_must_not_hide_each_other(one: str, other: str) -> None:
+    """A container that uses the whole claim would find only one of them; beside each other they are fine."""
+
+    def mounted(a: str, b: str) -> ClaimView:
+        config = (memory_opaque({"mount": {"path": a}}, "a"), memory_opaque({"mount": {"path": b}}, "b"))
+        return view("u", *(memory("4Mi", r, kind="hugepages-2m") for r in "ab"), config=config)
+
+    text = refused(mounted(one, other), "dra.memory")
+    assert "memoryConfig.mount.path: " in text
+    assert "requests " in text
+    assert made(mounted("/h/1", "/h/1-a"), "dra.memory").memory_parameters_of("b").mount == MemoryMount(path="/h/1-a")
+
+
+def test_bad_memory_parameters_are_refused_by_name() -> None:
+    """The refusal names claim, request, source and field."""
+    text = refused(view("u", memory("64Mi"), config=(memory_opaque({"mount": {"path": "/h"}}),)), "dra.memory")
+    assert text.startswith("claim ns/claim-u: request memory: parameters FromClaim: memoryConfig.mount: is for hugepag")
+
+
+def test_other_memory_parameters_under_the_same_results_make_another_record() -> None:
+    """Unless the record is of a release that did not record them."""
+    first = made(view("u", memory("64Mi")), "dra.memory")
+    limited = view("u", memory("64Mi"), config=(memory_opaque({"limit": "claim"}),))
+    assert made(limited, "dra.memory", holding(first)).memory_parameters_of("memory").limit == "claim"
+    old = first.model_copy(update={"memory_parameters": {}})
+    assert made(limited, "dra.memory", holding(old)).memory_parameters == {}
+
+
+def test_a_rebuilt_memory_record_has_its_parameters_where_they_can_be_read() -> None:
+    """Limits and protection are the same as before the loss; what cannot be read takes no memory away."""
+    good, bad = (
+        rebuild_record(view("u", memory("64Mi"), config=(memory_opaque(fields),)), "dra.memory", {}, INVENTORY)
+        for fields in ({"limit": "claim"}, {"limit": "all"})
+    )
+    assert isinstance(good, AllocationRecord)
+    assert isinstance(bad, AllocationRecord)
+    assert good.memory_parameters_of("memory").limit == "claim"
+    assert bad.memory_parameters == {}
+    assert bad.memory == good.memory

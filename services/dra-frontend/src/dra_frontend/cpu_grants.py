@@ -2,8 +2,6 @@
 """The CPUs of each result of a claim: chosen by the scheduler, named by the claim, or found by the allocator. Core."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
 
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import CPU_CAPACITY
@@ -13,35 +11,11 @@ from dra_frontend.allocator import NoCpusError, allocate
 from dra_frontend.claims import ClaimView, Result
 from dra_frontend.cpu_groups import DeviceKind
 from dra_frontend.devices import CpuDevice
+from dra_frontend.grants import RefusedError, amount
 from dra_frontend.inventory import Inventory
 from dra_frontend.ledger import Ledger
-from dra_frontend.parameters import ParametersError, claim_sharing, request_parameters
-
-
-class RefusedError(Exception):
-    """Ends the preparation of one claim; the text reaches the pod's events."""
-
-
-@dataclass(frozen=True, slots=True)
-class CpuWishes:
-    """What a claim asks for, resolved."""
-
-    by_request: dict[str, CpuParameters]
-    """By base name of the request."""
-    sharing: Literal["container", "pod"]
-
-
-def amount(result: Result, key: str, what: str) -> int:
-    """Returns how much of a capacity a result has; raises RefusedError unless that is a positive whole number."""
-    value = result.consumption(key)
-    if value is None:
-        raise RefusedError(
-            f"request {result.request}: the allocation of device {result.device} has no consumedCapacity {key!r}; "
-            "is the feature gate DRAConsumableCapacity on in API server and scheduler?"
-        )
-    if value <= 0 or value.denominator != 1:
-        raise RefusedError(f"request {result.request}: {value} of {key} is no positive whole number of {what}")
-    return int(value)
+from dra_frontend.parameters import ParametersError
+from dra_frontend.parameters_cpu import cpu_parameters
 
 
 def _device(result: Result, inventory: Inventory) -> CpuDevice:
@@ -62,25 +36,23 @@ def cpu_amount(result: Result, inventory: Inventory) -> int:
     return 1 if single else amount(result, CPU_CAPACITY, "CPUs")
 
 
-def cpu_wishes(claim: ClaimView, results: tuple[Result, ...], inventory: Inventory) -> CpuWishes:
-    """Returns the parameters of every request; raises RefusedError."""
-    by_request: dict[str, CpuParameters] = {}
-    sharing: dict[str, str | None] = {}
+def cpu_wishes(claim: ClaimView, results: tuple[Result, ...], inventory: Inventory) -> dict[str, CpuParameters]:
+    """Returns the parameters of every request by its base name; raises RefusedError."""
+    wishes: dict[str, CpuParameters] = {}
     for result in results:
         try:
-            wish = request_parameters(claim, result, _device(result, inventory).kind)
+            wishes[result.base_request] = cpu_parameters(claim, result, _device(result, inventory).kind)
         except ParametersError as error:
             raise RefusedError(f"request {result.request}: {error}") from error
-        by_request[result.base_request] = wish.cpus
-        sharing[result.base_request] = wish.sharing
-    try:
-        return CpuWishes(by_request, claim_sharing(sharing))
-    except ParametersError as error:
-        raise RefusedError(str(error)) from error
+    return wishes
 
 
 def give_cpus(
-    uid: str, results: tuple[Result, ...], wishes: CpuWishes, inventory: Inventory, ledger: Ledger
+    uid: str,
+    results: tuple[Result, ...],
+    wishes: Mapping[str, CpuParameters],
+    inventory: Inventory,
+    ledger: Ledger,
 ) -> tuple[CpuAllocation, ...]:
     """Returns the CPUs of every result, in order; none of them is anybody else's. Raises RefusedError."""
     holders = {cpu: holder for cpu, holder in ledger.cpu_holders().items() if holder != uid}
@@ -88,7 +60,7 @@ def give_cpus(
     given: list[CpuAllocation] = []
     for result in results:
         device = _device(result, inventory)
-        wish = wishes.by_request[result.base_request]
+        wish = wishes[result.base_request]
         if device.kind is DeviceKind.CPU:
             cpus = _single(result, device, holders, mine)
         elif wish.cpuset is not None:

@@ -3,23 +3,25 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from numa_contract.names import CPU_DRIVER, MEMORY_CAPACITY
+from numa_contract.names import CPU_DRIVER
 from numa_contract.records import (
     AllocationRecord,
     AllocationResult,
     ClaimReference,
     CpuAllocation,
-    MemoryAllocation,
     PodReference,
 )
 
 from dra_frontend.claims import ClaimView, Result
-from dra_frontend.cpu_grants import RefusedError, amount, cpu_amount, cpu_wishes, give_cpus
-from dra_frontend.devices import MemoryDevice
+from dra_frontend.cpu_grants import cpu_amount, cpu_wishes, give_cpus
+from dra_frontend.grants import RefusedError
 from dra_frontend.inventory import Inventory
 from dra_frontend.ledger import Ledger
+from dra_frontend.memory_grants import give_memory, memory_wishes
 from dra_frontend.quantity import format_quantity
+from dra_frontend.sharing import claim_sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,39 +49,6 @@ def _as_recorded(results: tuple[Result, ...]) -> tuple[AllocationResult, ...]:
     )
 
 
-def _memory(results: tuple[Result, ...], inventory: Inventory, claimed: dict[str, int]) -> tuple[MemoryAllocation, ...]:
-    given: list[MemoryAllocation] = []
-    for result in results:
-        device = inventory.device(result.driver, result.pool, result.device)
-        if not isinstance(device, MemoryDevice):
-            raise RefusedError(
-                f"request {result.request}: this node has no memory device {result.pool}/{result.device}"
-            )
-        size = amount(result, MEMORY_CAPACITY, "bytes")
-        if device.hugepages and size % device.page_bytes:
-            raise RefusedError(
-                f"request {result.request}: {size} bytes are no whole pages of {device.page_bytes} bytes"
-            )
-        total = claimed.get(result.device, 0) + size
-        if device.hugepages and total > device.capacity_bytes:
-            raise RefusedError(
-                f"request {result.request}: {size} bytes of {result.device} wanted, "
-                f"{max(0, device.capacity_bytes - total + size)} of {device.capacity_bytes} unclaimed"
-            )
-        claimed[result.device] = total
-        given.append(
-            MemoryAllocation(
-                request=result.base_request,
-                device=result.device,
-                numa_node=device.numa_node,
-                size=size,
-                page_bytes=device.page_bytes,
-                hugepages=device.hugepages,
-            )
-        )
-    return tuple(given)
-
-
 def with_pods(record: AllocationRecord, pods: tuple[PodReference, ...]) -> AllocationRecord:
     """Returns the record with another reservedFor; an owner whose pod has left cannot come back and gives way."""
     gone = record.owner is not None and record.owner.pod_uid not in {pod.uid for pod in pods}
@@ -91,15 +60,23 @@ def pods_of(claim: ClaimView) -> tuple[PodReference, ...]:
     return tuple(PodReference(uid=uid, name=name) for uid, name in claim.reserved_for)
 
 
+def _resolved(claim: ClaimView, driver: str, results: tuple[Result, ...], inventory: Inventory) -> dict[str, Any]:
+    """Returns the fields of the record that opaque parameters decide; raises RefusedError."""
+    sharing = claim_sharing(claim)
+    if driver == CPU_DRIVER:
+        return {"parameters": cpu_wishes(claim, results, inventory), "sharing": sharing}
+    return {"memory_parameters": memory_wishes(claim, results, inventory), "sharing": sharing}
+
+
 def _same_wishes(old: AllocationRecord, claim: ClaimView, results: tuple[Result, ...], inventory: Inventory) -> bool:
     """Tells whether the parameters are those of the record; what cannot be told never takes CPUs from a claim."""
-    if not old.parameters:
+    if not old.parameters and not old.memory_parameters:
         return True
     try:
-        wishes = cpu_wishes(claim, results, inventory)
+        resolved = _resolved(claim, old.driver, results, inventory)
     except RefusedError:
         return True
-    return (wishes.by_request, wishes.sharing) == (old.parameters, old.sharing)
+    return all(getattr(old, name) == value for name, value in resolved.items())
 
 
 def _blank(claim: ClaimView, driver: str, results: tuple[Result, ...]) -> AllocationRecord:
@@ -131,14 +108,14 @@ def make_record(claim: ClaimView, driver: str, inventory: Inventory, ledger: Led
                 f"{users[0].pod_namespace}/{users[0].pod_name} still runs on its old allocation; retried when it ended"
             )
     try:
-        if driver != CPU_DRIVER:
-            memory = _memory(results, inventory, ledger.claimed_bytes(uid))
-            return blank.model_copy(update={"memory": memory})
-        wishes = cpu_wishes(claim, results, inventory)
-        cpus = give_cpus(uid, results, wishes, inventory, ledger)
+        resolved = _resolved(claim, driver, results, inventory)
+        if driver == CPU_DRIVER:
+            resolved["cpus"] = give_cpus(uid, results, resolved["parameters"], inventory, ledger)
+        else:
+            resolved["memory"] = give_memory(results, inventory, ledger.claimed_bytes(uid))
     except RefusedError as error:
         return Refusal(f"claim {claim.namespace}/{claim.name}: {error}")
-    return blank.model_copy(update={"cpus": cpus, "parameters": wishes.by_request, "sharing": wishes.sharing})
+    return blank.model_copy(update=resolved)
 
 
 def rebuild_record(
@@ -150,23 +127,29 @@ def rebuild_record(
     """
     results = own_results(claim, driver)
     blank = _blank(claim, driver, results).model_copy(update={"rebuilt": True})
-    given: list[CpuAllocation] = []
     try:
-        if driver != CPU_DRIVER:
-            return blank.model_copy(update={"memory": _memory(results, inventory, {})})
-        for request in blank.requests:
-            seen = cpus.get(request) or (cpus.get("") if len(blank.requests) == 1 else None)
-            wanted = sum(cpu_amount(r, inventory) for r in results if r.base_request == request)
-            if seen is None or len(seen) != wanted:
-                raise RefusedError(f"request {request} has {wanted} CPUs, its containers hold {len(seen or ())}")
-            device = next(r.device for r in results if r.base_request == request)
-            given.append(CpuAllocation(request=request, device=device, cpus=seen))
+        if driver == CPU_DRIVER:
+            blank = blank.model_copy(update={"cpus": _seen_cpus(blank, results, cpus, inventory)})
+        else:
+            blank = blank.model_copy(update={"memory": give_memory(results, inventory, {})})
     except RefusedError as error:
         return Refusal(f"claim {claim.namespace}/{claim.name} cannot be rebuilt: {error}")
-    rebuilt = blank.model_copy(update={"cpus": tuple(given)})
     try:
-        wishes = cpu_wishes(claim, results, inventory)
+        return blank.model_copy(update=_resolved(claim, driver, results, inventory))
     except RefusedError:
-        # Its containers run: parameters that this release or configuration refuses do not take the CPUs from them.
-        return rebuilt
-    return rebuilt.model_copy(update={"parameters": wishes.by_request, "sharing": wishes.sharing})
+        # Its containers run: parameters that this release or configuration refuses take nothing from them.
+        return blank
+
+
+def _seen_cpus(
+    blank: AllocationRecord, results: tuple[Result, ...], cpus: Mapping[str, frozenset[int]], inventory: Inventory
+) -> tuple[CpuAllocation, ...]:
+    given: list[CpuAllocation] = []
+    for request in blank.requests:
+        seen = cpus.get(request) or (cpus.get("") if len(blank.requests) == 1 else None)
+        wanted = sum(cpu_amount(r, inventory) for r in results if r.base_request == request)
+        if seen is None or len(seen) != wanted:
+            raise RefusedError(f"request {request} has {wanted} CPUs, its containers hold {len(seen or ())}")
+        device = next(r.device for r in results if r.base_request == request)
+        given.append(CpuAllocation(request=request, device=device, cpus=seen))
+    return tuple(given)

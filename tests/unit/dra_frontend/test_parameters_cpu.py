@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opaque parameters: strict, claim over class, for each request by itself."""
+"""Opaque parameters for CPUs: strict, claim over class, for each request by itself."""
 
 from typing import Any
 
 import pytest
 from dra_frontend.claims import ClaimView, read_claim
 from dra_frontend.cpu_groups import DeviceKind
-from dra_frontend.parameters import ParametersError, RequestParameters, claim_sharing, request_parameters
+from dra_frontend.parameters import ParametersError
+from dra_frontend.parameters_cpu import cpu_parameters
 from numa_contract.records import CpuParameters
 
 from tests.strategies.claims import claim, cpus, opaque
 
 
-def wish(*config: dict[str, Any], request: str = "cpus", kind: DeviceKind = DeviceKind.NUMA_NODE) -> RequestParameters:
+def wish(*config: dict[str, Any], request: str = "cpus", kind: DeviceKind = DeviceKind.NUMA_NODE) -> CpuParameters:
     """Returns the parameters of one request."""
     view = read_claim(claim("u", cpus(2, "other"), cpus(2, request), config=config))
     assert isinstance(view, ClaimView), view
-    return request_parameters(view, view.results[1], kind)
+    return cpu_parameters(view, view.results[1], kind)
 
 
 def fault(*config: dict[str, Any], kind: DeviceKind = DeviceKind.NUMA_NODE) -> str:
@@ -35,7 +36,7 @@ def raw(parameters: Any) -> dict[str, Any]:
 
 def test_without_parameters_everything_is_the_default() -> None:
     """Nothing has to be given."""
-    assert wish() == RequestParameters(CpuParameters(), None)
+    assert wish() == CpuParameters()
     assert wish(raw({})) == wish(raw({"apiVersion": "v1alpha1"})) == wish(opaque({})) == wish()
 
 
@@ -45,11 +46,10 @@ def test_every_field_arrives() -> None:
         opaque({"fullPhysicalCores": True, "l3": "required", "isolated": "only", "coreType": "performance"}),
         opaque({"sharing": "pod", "quota": "keep"}),
     )
-    assert given.sharing == "pod"
-    assert given.cpus == CpuParameters(
+    assert given == CpuParameters(
         full_physical_cores=True, l3="required", isolated="only", core_type="performance", quota="keep"
     )
-    assert wish(opaque({"strategy": "spread", "numa": "distribute"})).cpus == CpuParameters(
+    assert wish(opaque({"strategy": "spread", "numa": "distribute"})) == CpuParameters(
         strategy="spread", numa="distribute"
     )
 
@@ -59,15 +59,15 @@ def test_the_claim_beats_the_class_field_by_field() -> None:
     class_says = opaque({"strategy": "spread", "l3": "ignore"}, from_class=True)
     claim_says = opaque({"l3": "required"})
     expected = CpuParameters(strategy="spread", l3="required")
-    assert wish(class_says, claim_says).cpus == wish(claim_says, class_says).cpus == expected
+    assert wish(class_says, claim_says) == wish(claim_says, class_says) == expected
 
 
 def test_each_request_has_its_own() -> None:
     """Parameters for another request change nothing; a subrequest is meant by its own name and by its request's."""
     config = (opaque({"strategy": "spread"}, "other"), opaque({"isolated": "never"}, "cpus"))
-    assert wish(*config).cpus == CpuParameters(isolated="never")
-    assert wish(*config, request="cpus/big").cpus == CpuParameters(isolated="never")
-    assert wish(opaque({"l3": "ignore"}, "cpus/big"), request="cpus/big").cpus == CpuParameters(l3="ignore")
+    assert wish(*config) == CpuParameters(isolated="never")
+    assert wish(*config, request="cpus/big") == CpuParameters(isolated="never")
+    assert wish(opaque({"l3": "ignore"}, "cpus/big"), request="cpus/big") == CpuParameters(l3="ignore")
 
 
 def test_parameters_of_other_drivers_are_not_ours() -> None:
@@ -83,14 +83,14 @@ def test_parameters_of_other_drivers_are_not_ours() -> None:
         ({"apiVersion": "v1alpha1", "cpuConfg": {}}, "cpuConfg: unknown field; known are apiVersion, cpuConfig"),
         ({"apiVersion": "v1alpha1", "kind": "X"}, "kind: unknown field"),
         ({"apiVersion": "v1alpha1", "memoryConfig": {}}, "memoryConfig: is for the driver dra.memory"),
-        ({"apiVersion": "v1alpha1", "cpuConfig": {"FullPhysicalCores": True}}, "known are cpuset, strategy, full"),
+        ({"apiVersion": "v1alpha1", "cpuConfig": {"FullPhysicalCores": True}}, "known are sharing, cpuset, strategy"),
         ({"apiVersion": "v1alpha1", "cpuConfig": {"full_physical_cores": True}}, "unknown field"),
         ({"apiVersion": "v1alpha1", "cpuConfig": {"strategy": "best"}}, "cpuConfig.strategy: 'best': input should be"),
         ({"apiVersion": "v1alpha1", "cpuConfig": {"fullPhysicalCores": "yes"}}, "cpuConfig.fullPhysicalCores: 'yes'"),
         ({"apiVersion": "v1alpha1", "cpuConfig": {"fullPhysicalCores": 1}}, "valid boolean"),
         ({"apiVersion": "v1alpha1", "cpuConfig": {"cpuset": "3-1"}}, "cpuConfig.cpuset: '3-1': the range 3-1 runs"),
         ({"apiVersion": "v1alpha1", "cpuConfig": {"cpuset": ""}}, "names no CPU"),
-        ({"apiVersion": "v1alpha1", "cpuConfig": {"cpuset": 3}}, "valid string"),
+        ({"apiVersion": "v1alpha1", "cpuConfig": {"cpuset": 3}}, "valid string; write it in quotes"),
         ({"apiVersion": "v1alpha1", "cpuConfig": []}, "cpuConfig: '[]'"),
     ],
 )
@@ -128,7 +128,7 @@ def test_a_claim_may_name_its_cpus_in_machine_mode() -> None:
     """Only there, only by the claim, once for a request, and beside it nothing that chooses CPUs."""
     machine = DeviceKind.MACHINE
     named = opaque({"cpuset": "2-3"}, "cpus")
-    assert wish(named, opaque({"quota": "keep", "sharing": "pod"}), kind=machine).cpus == CpuParameters(
+    assert wish(named, opaque({"quota": "keep", "sharing": "pod"}), kind=machine) == CpuParameters(
         cpuset=frozenset({2, 3}), quota="keep"
     )
     assert "only in groupBy machine, and this node publishes its CPUs by numanode" in fault(named)
@@ -141,13 +141,5 @@ def test_a_claim_may_name_its_cpus_in_machine_mode() -> None:
 def test_single_cpus_are_chosen_by_the_scheduler() -> None:
     """In individual mode only what does not choose CPUs is allowed."""
     kind = DeviceKind.CPU
-    assert wish(opaque({"sharing": "pod", "quota": "keep"}), kind=kind).sharing == "pod"
+    assert wish(opaque({"sharing": "pod", "quota": "keep"}), kind=kind) == CpuParameters(quota="keep")
     assert "the scheduler has chosen" in fault(opaque({"strategy": "spread"}), kind=kind)
-
-
-def test_a_claim_is_shared_as_a_whole() -> None:
-    """Requests that say nothing follow those that do; two that differ are refused."""
-    assert claim_sharing({"a": None, "b": None}) == "container"
-    assert claim_sharing({"a": "pod", "b": None}) == "pod"
-    with pytest.raises(ParametersError, match=r"requests differ \(a: pod, b: container\)"):
-        claim_sharing({"a": "pod", "b": "container"})

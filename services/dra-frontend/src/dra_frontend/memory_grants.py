@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory and hugepages of each result of a claim, and how they are enforced. Core."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from numa_contract.names import MEMORY_CAPACITY
+from numa_contract.records import MemoryAllocation, MemoryParameters
+
+from dra_frontend.claims import ClaimView, Result
+from dra_frontend.devices import MemoryDevice
+from dra_frontend.grants import RefusedError, amount
+from dra_frontend.inventory import Inventory
+from dra_frontend.parameters import ParametersError
+from dra_frontend.parameters_memory import memory_parameters
+
+
+def _device(result: Result, inventory: Inventory) -> MemoryDevice:
+    device = inventory.device(result.driver, result.pool, result.device)
+    if not isinstance(device, MemoryDevice):
+        raise RefusedError(f"request {result.request}: this node has no memory device {result.pool}/{result.device}")
+    return device
+
+
+def memory_wishes(claim: ClaimView, results: Sequence[Result], inventory: Inventory) -> dict[str, MemoryParameters]:
+    """Returns the parameters of every request by its base name; raises RefusedError."""
+    wishes: dict[str, MemoryParameters] = {}
+    for request in dict.fromkeys(result.base_request for result in results):
+        own = [result for result in results if result.base_request == request]
+        size = sum(amount(result, MEMORY_CAPACITY, "bytes") for result in own)
+        try:
+            wishes[request] = memory_parameters(claim, own, [_device(result, inventory) for result in own], size)
+        except ParametersError as error:
+            raise RefusedError(f"request {request}: {error}") from error
+    _check_mounts(wishes)
+    return wishes
+
+
+def _check_mounts(wishes: Mapping[str, MemoryParameters]) -> None:
+    """A mount that hides another would take its pages away from everybody."""
+    paths = sorted((f"{wish.mount.path}/", request) for request, wish in wishes.items() if wish.mount)
+    for (outer, one), (inner, other) in pairwise(paths):
+        if inner.startswith(outer):
+            raise RefusedError(
+                f"requests {one} and {other}: memoryConfig.mount.path: {outer[:-1]} would hide {inner[:-1]}, or the "
+                "other way round; give each request its own directory by an entry of config[] with its name in requests"
+            )
+
+
+def give_memory(
+    results: Sequence[Result], inventory: Inventory, claimed: Mapping[str, int]
+) -> tuple[MemoryAllocation, ...]:
+    """Returns the memory of every result, in order; hugepages are never anybody else's. Raises RefusedError.
+
+    ``claimed`` are the bytes by device that other claims have.
+    """
+    claimed = dict(claimed)
+    given: list[MemoryAllocation] = []
+    for result in results:
+        device = _device(result, inventory)
+        size = amount(result, MEMORY_CAPACITY, "bytes")
+        if device.hugepages and size % device.page_bytes:
+            raise RefusedError(
+                f"request {result.request}: {size} bytes are no whole pages of {device.page_bytes} bytes"
+            )
+        total = claimed.get(result.device, 0) + size
+        if device.hugepages and total > device.capacity_bytes:
+            raise RefusedError(
+                f"request {result.request}: {size} bytes of {result.device} wanted, "
+                f"{max(0, device.capacity_bytes - total + size)} of {device.capacity_bytes} unclaimed"
+            )
+        claimed[result.device] = total
+        given.append(
+            MemoryAllocation(
+                request=result.base_request,
+                device=result.device,
+                numa_node=device.numa_node,
+                size=size,
+                page_bytes=device.page_bytes,
+                hugepages=device.hugepages,
+            )
+        )
+    return tuple(given)

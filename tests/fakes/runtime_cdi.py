@@ -121,6 +121,8 @@ def _check_edits(edits: Mapping[str, Any]) -> None:
             raise InvalidSpecError(f"invalid env {entry!r}")
     for mount in edits.get("mounts", ()):
         _keys(mount, _MOUNT, {"hostPath", "containerPath"}, "mount")
+        if not mount["hostPath"] or not mount["containerPath"]:
+            raise InvalidSpecError("a mount has an empty path")
 
 
 def _keys(value: Any, known: set[str], needed: set[str], what: str) -> None:

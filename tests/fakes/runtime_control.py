@@ -140,7 +140,10 @@ def _describe(container: Container) -> dict[str, Any]:
         "pod_uid": container.pod.uid,
         "running": container.running,
         "env": container.env,
-        "mounts": [mount.destination for mount in container.message.mounts],
+        "mounts": [
+            {"destination": m.destination, "type": m.type, "source": m.source, "options": list(m.options)}
+            for m in container.message.mounts
+        ],
         "cpus": container.cpus,
         "mems": container.mems,
         "memory_limit": resources.memory.limit.value,

@@ -42,9 +42,21 @@ def hugepages(size: int | str, page: str = "2m", name: str = "pages", numa_node:
     return a_request(name, f"dra.hugepages-{page}", "size", size, numa_node)
 
 
-def make_claim(stage: Stage, name: str, requests: Sequence[Document], pods: Sequence[Mapping[str, str]]) -> Document:
+def opaque(driver: str, section: str, fields: Document, *requests: str) -> Document:
+    """An entry of a claim's config: parameters for a driver, for some requests or for all."""
+    parameters = {"apiVersion": "v1alpha1", section: fields}
+    return {"requests": list(requests), "opaque": {"driver": driver, "parameters": parameters}}
+
+
+def make_claim(
+    stage: Stage,
+    name: str,
+    requests: Sequence[Document],
+    pods: Sequence[Mapping[str, str]],
+    config: Sequence[Document] = (),
+) -> Document:
     """Creates a claim and lets the scheduler allocate it and reserve it for pods (``name`` and ``uid``)."""
-    devices: Document = {"requests": list(requests)}
+    devices: Document = {"requests": list(requests), "config": list(config)}
     if len(requests) > 1:
         devices["constraints"] = [{"matchAttribute": "resource.kubernetes.io/numaNode"}]
     stage.api(_CLAIMS, "POST", {"metadata": {"name": name}, "spec": {"devices": devices}})
@@ -184,10 +196,10 @@ class StagePod:
             self.claim = None
 
 
-def claim_pod(stage: Stage, name: str, *requests: Document) -> StagePod:
+def claim_pod(stage: Stage, name: str, *requests: Document, config: Sequence[Document] = ()) -> StagePod:
     """A pod with a claim that is allocated but not prepared yet."""
     pod = StagePod(stage, name)
-    pod.claim = make_claim(stage, f"{name}-claim", requests, [pod.reference])
+    pod.claim = make_claim(stage, f"{name}-claim", requests, [pod.reference], config)
     return pod
 
 

@@ -10,6 +10,8 @@ from numa_contract.records import (
     CpuAllocation,
     CpuParameters,
     MemoryAllocation,
+    MemoryMount,
+    MemoryParameters,
     Owner,
     PodReference,
 )
@@ -24,6 +26,13 @@ parameters = st.builds(
     strategy=st.sampled_from(["packed", "spread", "of tomorrow"]),
     full_physical_cores=st.booleans(),
     quota=st.sampled_from(["off", "keep"]),
+)
+memory_parameters = st.builds(
+    MemoryParameters,
+    binding=st.sampled_from(["strict", "preferred", "of tomorrow"]),
+    limit=st.sampled_from(["none", "claim"]),
+    high=st.none() | st.sampled_from([0.5, 1.0]),
+    mount=st.none() | st.builds(MemoryMount, path=st.sampled_from(["/dev/hugepages", "/mnt/ü"])),
 )
 
 
@@ -52,6 +61,9 @@ def records(draw: st.DrawFn) -> AllocationRecord:
         cpus=cpus if driver == CPU_DRIVER else (),
         memory=memory if driver == MEMORY_DRIVER else (),
         parameters=draw(st.dictionaries(st.sampled_from(names), parameters)) if driver == CPU_DRIVER else {},
+        memory_parameters=(
+            draw(st.dictionaries(st.sampled_from(names), memory_parameters)) if driver == MEMORY_DRIVER else {}
+        ),
         sharing=draw(st.sampled_from(["container", "pod"])),
         owner=draw(st.none() | st.builds(Owner, pod_uid=uids, container=requests)),
     )

@@ -24,10 +24,11 @@ from numa_contract.names import (
     parse_cdi_file_name,
     parse_env_key,
 )
-from numa_contract.pagesize import kubernetes_page_size, parse_page_size
+from numa_contract.pagesize import kubernetes_page_size, mount_page_size, parse_page_size
 from numa_contract.records import AllocationRecord, parse_record
 
-# The lowest version that allows annotations; a runtime refuses the whole file when it does not know the version.
+# The lowest version that allows annotations (a mount's type needs 0.4.0 only); a runtime refuses the whole file when it
+# does not know the version.
 CDI_VERSION: Final = "0.6.0"
 RECORD_ANNOTATION: Final = "dra-driver-numa/record"
 
@@ -75,6 +76,33 @@ def request_env(record: AllocationRecord, request: str) -> dict[str, str]:
     return env | {memory_env_key(uid, named, item): ";".join(values) for item, values in sorted(parts.items())}
 
 
+def request_mounts(record: AllocationRecord, request: str) -> list[dict[str, Any]]:
+    """Returns the CDI mounts that a container holding ``request`` (base name) gets: its hugepages as a file system.
+
+    The runtime makes them, for each container anew, and they end with it.
+    """
+    mount, allocations = record.memory_parameters_of(request).mount, record.memory_of([request])
+    if mount is None or not allocations:
+        return []
+    size = sum(allocation.size for allocation in allocations)
+    limits = [f"pagesize={mount_page_size(allocations[0].page_bytes)}", f"size={size}", f"mode={mount.mode}"]
+    # hostPath must not be empty (CDI), and hugetlbfs has no source: "none" is what mount(8) says of such.
+    return [
+        {
+            "hostPath": "none",
+            "containerPath": mount.path,
+            "type": "hugetlbfs",
+            "options": ["nosuid", "nodev", *limits],
+        }
+    ]
+
+
+def _edits(record: AllocationRecord, request: str) -> dict[str, Any]:
+    edits: dict[str, Any] = {"env": [f"{k}={v}" for k, v in request_env(record, request).items()]}
+    mounts = request_mounts(record, request)
+    return edits | ({"mounts": mounts} if mounts else {})
+
+
 def cdi_document(record: AllocationRecord) -> dict[str, Any]:
     """Returns the CDI document of a record: one device for each request."""
     return {
@@ -84,7 +112,7 @@ def cdi_document(record: AllocationRecord) -> dict[str, Any]:
         "devices": [
             {
                 "name": cdi_device_name(record.claim.uid, record.device_request(request)),
-                "containerEdits": {"env": [f"{k}={v}" for k, v in request_env(record, request).items()]},
+                "containerEdits": _edits(record, request),
             }
             for request in record.requests
         ],

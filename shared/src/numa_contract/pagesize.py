@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Page sizes and their spellings.
 
-Kubernetes writes ``2Mi``, the OCI and cgroups ``2MB``, sysfs ``2048kB``, our names ``2m``.
+Kubernetes writes ``2Mi``, the OCI and cgroups ``2MB``, sysfs ``2048kB``, mount options ``2M``, our names ``2m``.
 """
 
 import re
@@ -36,6 +36,12 @@ def oci_page_size(page_bytes: int) -> str:
     """Returns the spelling of the OCI and of cgroup files (``hugetlb.2MB.max``): ``2MB``, ``64KB``."""
     count, letter = _scaled(page_bytes)
     return f"{count}{letter.upper()}B"
+
+
+def mount_page_size(page_bytes: int) -> str:
+    """Returns the spelling of hugetlbfs's mount option ``pagesize=``: ``2M``."""
+    count, letter = _scaled(page_bytes)
+    return f"{count}{letter.upper()}"
 
 
 def sysfs_page_size(page_bytes: int) -> str:

@@ -23,6 +23,8 @@ from numa_contract.records import (
     ClaimReference,
     CpuAllocation,
     MemoryAllocation,
+    MemoryMount,
+    MemoryParameters,
 )
 
 from tests.strategies.contract import records
@@ -54,7 +56,10 @@ def test_trap_7_3_no_key_that_the_specification_does_not_have(record: Allocation
     document = cdi_document(record)
     assert set(document) == {"cdiVersion", "kind", "annotations", "devices"}
     assert all(set(device) == {"name", "containerEdits"} for device in document["devices"])
-    assert all(set(device["containerEdits"]) == {"env"} for device in document["devices"])
+    for device in document["devices"]:
+        assert {"env"} <= set(device["containerEdits"]) <= {"env", "mounts"}
+        for mount in device["containerEdits"].get("mounts", []):
+            assert set(mount) == {"hostPath", "containerPath", "type", "options"}
     assert all(isinstance(value, str) for value in document["annotations"].values())
 
 
@@ -113,6 +118,31 @@ def test_memory_is_told_by_node_and_size() -> None:
         "DRAMEMORY_6f1b-1_memory": "numanode:0,size:512Mi",
         "DRAMEMORY_6f1b-1_hugepages_2Mi": "numanode:1,size:64Mi;numanode:0,size:2Mi",
     }
+
+
+def test_hugepages_are_mounted_where_the_request_says() -> None:
+    """One mount for all of a request's nodes, of its page size and bytes; requests without a mount have none."""
+    pages = [("a", 0, 64 << 20, 2 << 20), ("a", 1, 2 << 20, 2 << 20), ("b", 0, 1 << 30, 1 << 30)]
+    record = AllocationRecord(
+        driver="dra.memory",
+        claim=CLAIM,
+        results=tuple(AllocationResult(request=r, pool="p", device=f"d{n}") for r, n, _, _ in pages),
+        memory=tuple(
+            MemoryAllocation(request=r, device=f"d{n}", numa_node=n, size=size, page_bytes=page, hugepages=True)
+            for r, n, size, page in pages
+        ),
+        memory_parameters={"a": MemoryParameters(mount=MemoryMount(path="/dev/hugepages", mode="1777"))},
+    )
+    first, second = (device["containerEdits"] for device in cdi_document(record)["devices"])
+    assert first["mounts"] == [
+        {
+            "hostPath": "none",
+            "containerPath": "/dev/hugepages",
+            "type": "hugetlbfs",
+            "options": ["nosuid", "nodev", "pagesize=2M", "size=69206016", "mode=1777"],
+        }
+    ]
+    assert "mounts" not in second
 
 
 def cpu_record() -> AllocationRecord:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three spellings of one page size (protocols, trap 8.7)."""
+"""The spellings of one page size (protocols, trap 8.7)."""
 
 import pytest
 from hypothesis import given
@@ -10,22 +10,24 @@ from tests.strategies.contract import page_sizes
 
 
 @pytest.mark.parametrize(
-    ("size", "short", "kubernetes", "oci", "sysfs"),
+    ("size", "short", "kubernetes", "oci", "sysfs", "mount"),
     [
-        (4096, "4k", "4Ki", "4KB", "hugepages-4kB"),
-        (65536, "64k", "64Ki", "64KB", "hugepages-64kB"),
-        (2 << 20, "2m", "2Mi", "2MB", "hugepages-2048kB"),
-        (512 << 20, "512m", "512Mi", "512MB", "hugepages-524288kB"),
-        (1 << 30, "1g", "1Gi", "1GB", "hugepages-1048576kB"),
-        (16 << 30, "16g", "16Gi", "16GB", "hugepages-16777216kB"),
+        (4096, "4k", "4Ki", "4KB", "hugepages-4kB", "4K"),
+        (65536, "64k", "64Ki", "64KB", "hugepages-64kB", "64K"),
+        (2 << 20, "2m", "2Mi", "2MB", "hugepages-2048kB", "2M"),
+        (32 << 20, "32m", "32Mi", "32MB", "hugepages-32768kB", "32M"),
+        (512 << 20, "512m", "512Mi", "512MB", "hugepages-524288kB", "512M"),
+        (1 << 30, "1g", "1Gi", "1GB", "hugepages-1048576kB", "1G"),
+        (16 << 30, "16g", "16Gi", "16GB", "hugepages-16777216kB", "16G"),
     ],
 )
-def test_trap_8_7_every_spelling(size: int, short: str, kubernetes: str, oci: str, sysfs: str) -> None:
-    """Our names, Kubernetes, OCI and sysfs each get their own spelling."""
+def test_trap_8_7_every_spelling(size: int, short: str, kubernetes: str, oci: str, sysfs: str, mount: str) -> None:
+    """Our names, Kubernetes, OCI, sysfs and mount options each get their own spelling, on x86_64 and arm64."""
     assert pagesize.short_page_size(size) == short
     assert pagesize.kubernetes_page_size(size) == kubernetes
     assert pagesize.oci_page_size(size) == oci
     assert pagesize.sysfs_page_size(size) == sysfs
+    assert pagesize.mount_page_size(size) == mount
 
 
 @given(page_sizes)
@@ -36,6 +38,7 @@ def test_every_spelling_is_read_back(size: int) -> None:
         pagesize.kubernetes_page_size,
         pagesize.oci_page_size,
         pagesize.sysfs_page_size,
+        pagesize.mount_page_size,
     ):
         assert pagesize.parse_page_size(write(size)) == size
 

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Both services with all stand-ins: what memory parameters of a claim become."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.stage.pods import claim_pod, cpus, hugepages, memory, opaque
+from tests.stage.stage import OpenStage, Stage
+from tests.stage.wires import AnsweredError
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def shared(open_shared_stage: OpenStage) -> Stage:
+    stage = open_shared_stage()
+    instance = stage.add_instance()
+    stage.wait_registered()
+    stage.wait_ready(instance)
+    return stage
+
+
+@pytest.fixture
+def stage(shared: Stage) -> Iterator[Stage]:
+    yield shared
+    print(shared.logs())
+
+
+def test_a_claim_brings_its_hugepages_as_a_file_system(stage: Stage) -> None:
+    """The runtime is told to mount it, by the CDI file alone; a restarted container has it again, others never."""
+    config = [opaque("dra.memory", "memoryConfig", {"mount": {"path": "/dev/hugepages", "mode": "1777"}}, "pages")]
+    with claim_pod(stage, "dpdk", memory(64 * MIB), hugepages(4 * MIB), config=config) as pod:
+        pod.prepare()
+        mount = {
+            "destination": "/dev/hugepages",
+            "type": "hugetlbfs",
+            "source": "none",
+            "options": ["nosuid", "nodev", "pagesize=2M", f"size={4 * MIB}", "mode=1777"],
+        }
+        box = pod.run()
+        assert box.described["mounts"] == [mount]
+        box.stop()
+        assert pod.run().described["mounts"] == [mount]
+        assert pod.create("log", cdi_devices=[]).described["mounts"] == []
+
+
+def test_drivers_that_are_told_different_things_both_refuse(stage: Stage) -> None:
+    """Nothing of the claim is given, and the reason reaches the kubelet."""
+    config = [
+        opaque("dra.cpu", "cpuConfig", {"sharing": "pod"}),
+        opaque("dra.memory", "memoryConfig", {"sharing": "container"}),
+    ]
+    with claim_pod(stage, "torn", cpus(1), memory(64 * MIB), config=config) as pod:
+        with pytest.raises(AnsweredError, match="sharing: holds for the whole claim, but its requests differ"):
+            pod.prepare()
+        assert stage.state("/v1/claims") == []

@@ -7,7 +7,8 @@
 # Runs the node tests inside a virtual machine with a real kernel, a real containerd and several NUMA nodes; one
 # machine after another when several profiles are named (default: all). pytest arguments count from tests/node/.
 #   --keep    leave the machine running and use it again next time
-# Variables: NODE_VM_CACHE (layers and logs), NODE_VM_MIRROR (Debian mirror), PYTHON (with pip; default .venv/bin/python).
+# Variables: NODE_VM_CACHE (layers and logs), NODE_VM_MIRROR (Debian mirror), PYTHON (with pip; default .venv/bin/python),
+# ALIGNED_PODS (how many pods test_aligned.py runs; default 12).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/vm/env.sh"
@@ -47,11 +48,12 @@ run_profile() { # run_profile NAME PYTEST-ARGUMENT...: the status of pytest
     machine_kill
     machine_start "$BASE" "$DISK" on
     machine_wait
+    [ -z "$OLDER_RUNTIME" ] || guest use-older-runtime || fail "the older runtime does not start"
     phase boot
   fi
   push_source || fail "the source could not be copied in"
   phase "copying the source"
-  guest "cd /opt/numa/src/tests/node && exec python3 -m pytest${1+$(printf ' %q' "$@")}" </dev/null &
+  guest "cd /opt/numa/src/tests/node && exec env ALIGNED_PODS=${ALIGNED_PODS:-12} python3 -m pytest${1+$(printf ' %q' "$@")}" </dev/null &
   wait $! || status=$? # in the background, so that a signal to this script is heard at once
   phase tests
   guest 'cat /var/log/numa-node/figures.txt 2>/dev/null' || true

@@ -13,6 +13,8 @@ private_apt "$dir/apt"
 mkdir -p "$dir/debs"
 download() { (cd "$dir/debs" && retry apt-get -q download "$@"); }
 download "containerd/$NEWER" "runc/$NEWER"
+mkdir -p "$dir/older-debs"
+(cd "$dir/older-debs" && retry apt-get -q download "containerd/$SUITE" "runc/$SUITE")
 kernel=$(apt-cache show "linux-image-cloud-amd64/$SUITE" | sed -n 's/^Depends: \(linux-image-[^ ]*\).*/\1/p' | head -1)
 [ -n "$kernel" ] || fail "linux-image-cloud-amd64 of $SUITE names no kernel package"
 download "$kernel/$SUITE"
@@ -38,6 +40,9 @@ chroot "$dir/rootfs" /bin/sh -euc '
   DEBIAN_FRONTEND=noninteractive dpkg -i containerd_*.deb runc_*.deb
   rm -f /usr/sbin/policy-rc.d *.deb
   rm -rf /var/lib/apt/lists/* /usr/share/doc/* /usr/share/man/* /usr/share/locale/*'
+# The runtime of the base suite lies beside the newer one, for machines that are to have it (guest/usr/local/sbin/use-older-runtime).
+for deb in "$dir"/older-debs/*.deb; do dpkg -x "$deb" "$dir/rootfs/opt/older-runtime"; done
+rm -rf "$dir/rootfs/opt/older-runtime/usr/share"
 dpkg -x "$dir"/debs/linux-image-*.deb "$dir/rootfs"
 version=$(basename "$dir"/rootfs/lib/modules/*)
 chroot "$dir/rootfs" depmod "$version"
@@ -71,6 +76,6 @@ exec switch_root /root /lib/systemd/systemd
 X
 chmod +x "$initrd/init"
 (cd "$initrd" && find . | cpio -o -H newc --quiet | gzip -1) >"$dir/initrd.gz"
-rm -rf "$initrd" "$dir/apt" "$dir/debs" "$dir/qemu-debs"
+rm -rf "$initrd" "$dir/apt" "$dir/debs" "$dir/older-debs" "$dir/qemu-debs"
 chmod -R a+rX "$dir/qemu" "$dir/images" "$dir/vmlinuz" "$dir/initrd.gz"
 chmod a+rx "$dir"

@@ -9,7 +9,7 @@ PATH=$PATH:/usr/sbin:/sbin # debootstrap and mke2fs are not on everybody's path
 # Where layers, logs and pid files go (about 2 GiB). Worth keeping between runs.
 CACHE=${NODE_VM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/dra-driver-numa/node-vm}
 PYTHON=${PYTHON:-$ROOT/.venv/bin/python}
-SUITE=${NODE_VM_SUITE:-trixie} # base system, kernel, Python
+SUITE=${NODE_VM_SUITE:-trixie} # base system, kernel, Python, containerd 1.7
 NEWER=${NODE_VM_NEWER:-sid}    # containerd 2.x, runc, QEMU
 GUEST_PYTHON=3.13              # of $SUITE
 KEYRING=${NODE_VM_KEYRING:-/usr/share/keyrings/debian-archive-keyring.gpg}
@@ -32,6 +32,7 @@ disk_key() { { base_key; requirements || exit 1; cd "$NODE_DIR" && cat vm/disk.s
 use_profile() { # use_profile NAME: sets the machine's shape and the run folder
   local file=$NODE_DIR/vm/profiles/$1.env
   [ -e "$file" ] || fail "no machine profile $1; there are: $(cd "$NODE_DIR/vm/profiles" && echo *.env | sed 's/\.env//g')"
+  OLDER_RUNTIME=
   # shellcheck source=/dev/null
   . "$file"
   PROFILE=$1 RUN=$CACHE/run/$1

@@ -17,7 +17,7 @@ from dra_frontend.kube_errors import UnavailableError
 from dra_frontend.lease import BackendView
 from dra_frontend.recovery import LostRecords
 from dra_frontend.rundir import FileLock
-from dra_frontend.store import ClaimStore
+from dra_frontend.store import Change, ClaimStore
 from dra_frontend.upkeep import Upkeep
 from numa_contract.config import Config
 from numa_contract.names import cdi_file_name
@@ -241,6 +241,20 @@ async def test_the_first_user_becomes_the_owner(node: Instance, api: Claims) -> 
     owner = node.record("u").owner
     assert owner is not None
     assert (owner.pod_uid, owner.container) == ("pod-1", "work")
+
+
+async def test_an_owner_is_stored_when_its_container_has_started(node: Instance, api: Claims) -> None:
+    """Records do not change between creation and start, where the backend would have to look at them all again."""
+    name = api.add(claim("u", cpus(1), memory("1Mi")))
+    await node.claims.prepare("dra.cpu", [name])
+    await node.claims.prepare("dra.memory", [name])
+    uses = [{"uid": "u", "driver": driver} for driver in ("dra.cpu", "dra.memory")]
+    written: list[Change] = []
+    node.store.listeners.append(written.append)
+    await node.upkeep._follow(node.report(state="created", claims=uses))
+    assert written == []
+    await node.upkeep._follow(node.report(state="running", claims=uses))
+    assert [(change.kind, change.driver) for change in written] == [("updated", "dra.cpu"), ("updated", "dra.memory")]
 
 
 async def test_a_pod_that_shows_up_later_is_read_from_the_api_server(node: Instance, api: Claims) -> None:

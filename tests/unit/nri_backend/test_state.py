@@ -253,6 +253,15 @@ EVENTS = st.lists(
 )
 
 
+def test_a_record_that_comes_back_belongs_to_the_first_who_names_it() -> None:
+    """Several containers may name a claim whose record was away; the order in which they came decides."""
+    state = node()
+    for number in range(8):
+        state.put(known_as(pod(), container(f"c{number}", *env_of(ONE), name=f"n{number}")))
+    state.take_files(files_of(ONE))
+    assert [known.id for known in state if known.refusal is None] == ["c0"]
+
+
 @given(EVENTS, st.sampled_from(["", "0", "0-7"]))
 def test_whatever_happens_no_cpu_is_in_two_hands(events: list[tuple[str, int, str, set[int]]], reserved: str) -> None:
     """The pool meets no claim; two running claim containers never want one CPU; nothing empty is wanted of a claim."""

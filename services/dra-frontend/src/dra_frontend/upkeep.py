@@ -3,6 +3,7 @@
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Protocol
 
@@ -66,11 +67,13 @@ class Upkeep:
 
     async def _follow(self, report: ContainerReport) -> None:
         ledger = self._store.ledger
-        for use in report.claims if report.alive and not report.refused else ():
-            record = ledger.record(use.driver, use.uid)
-            if record is not None and record.owner is None:
-                owner = Owner(pod_uid=report.pod_uid, container=report.name)
-                await self._store.transact(partial(_set_owner, key=(use.driver, use.uid), owner=owner))
+        # Not between creation and start: the backend would have to look at the directory again before the start. Until
+        # then it remembers the first user itself, and after its restart the runtime lists the container.
+        uses = report.claims if report.alive and report.state != "created" and not report.refused else ()
+        records = [record for use in uses if (record := ledger.record(use.driver, use.uid))]
+        if unowned := [(record.driver, record.claim.uid) for record in records if record.owner is None]:
+            owner = Owner(pod_uid=report.pod_uid, container=report.name)
+            await self._store.transact(partial(_set_owner, keys=unowned, owner=owner))
         for use in report.unknown_claims:
             record = ledger.record(use.driver, use.uid)
             if record is not None and not record.reserves(report.pod_uid):
@@ -133,10 +136,10 @@ class Upkeep:
         return view is None or not own_results(view, record.driver) or not view.allocated_to(self._node)
 
 
-def _set_owner(transaction: Transaction, key: ClaimKey, owner: Owner) -> None:
-    record = transaction.ledger.record(*key)
-    if record is not None and record.owner is None:
-        transaction.write(record.model_copy(update={"owner": owner}), "updated")
+def _set_owner(transaction: Transaction, keys: Iterable[ClaimKey], owner: Owner) -> None:
+    for record in [transaction.ledger.record(*key) for key in keys]:
+        if record is not None and record.owner is None:
+            transaction.write(record.model_copy(update={"owner": owner}), "updated")
 
 
 # The claim was read before the lock was had: a record that is another one by now was not compared with anything.

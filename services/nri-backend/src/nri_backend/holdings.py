@@ -7,7 +7,7 @@ refused; a container is never half believed.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -64,9 +64,10 @@ class Evidence:
     fault: str = ""
     """What is wrong with a variable that only pretends to be ours."""
 
-    def names_any(self, keys: Collection[ClaimKey]) -> bool:
-        """Tells whether one of these claims is named."""
-        return any((variable.key.driver, variable.key.uid) in keys for variable in self.variables)
+    @property
+    def keys(self) -> frozenset[ClaimKey]:
+        """The claims that are named."""
+        return frozenset((variable.key.driver, variable.key.uid) for variable in self.variables)
 
     def uses(self) -> tuple[ClaimUse, ...]:
         """Returns the claims as they are named, one entry for each request, with the CPUs that are named."""

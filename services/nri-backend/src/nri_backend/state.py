@@ -35,6 +35,8 @@ class NodeState:
         self._by_cpus: dict[tuple[frozenset[int] | None, frozenset[int]], set[str]] = {}
         """Containers that run, by the CPUs they were last seen on and those they alone may use: a few groups."""
         self._by_pod: dict[str, set[str]] = {}
+        self._by_claim: dict[ClaimKey, set[str]] = {}
+        """Containers by the claims that their environment names."""
         self._first_users: dict[ClaimKey, Owner] = {}
 
     def __iter__(self) -> Iterator[Known]:
@@ -75,7 +77,7 @@ class NodeState:
         # To a runtime the stopped are no more; that the last process of one is gone, only the kernel can tell.
         listed = {container.id for container in containers}
         ending = [k for k in self if k.phase is Phase.ENDING and k.id not in listed]
-        self._known, self._by_cpus, self._by_pod = {}, {}, {}
+        self._known, self._by_cpus, self._by_pod, self._by_claim = {}, {}, {}, {}
         for container in (*(replace(known, unlisted=True) for known in ending), *containers):
             known = self.assessed(container, pinned.get(container.id))
             self._known[known.id] = known
@@ -110,17 +112,20 @@ class NodeState:
         """
         news = {key for key in self.files.keys() | files.keys() if self.files.get(key) is not files.get(key)}
         self.files = files
-        used = {held.key for known in self if known.alive for held in known.holding.claims}
-        self._first_users = {k: user for k, user in self._first_users.items() if k in files or k in used}
+        self._first_users = {k: user for k, user in self._first_users.items() if k in files or self._is_used(k)}
         changed = []
-        for known in self:
-            if known.alive and known.evidence.names_any(news):
-                now = self.assessed(known)
-                if now != known:
-                    self.put(now)
-                    changed.append(now)
+        concerned = {container_id for key in news for container_id in self._by_claim.get(key, ())}
+        # In the order in which they came: of two who claim, the first wins.
+        for known in [known for container_id, known in self._known.items() if container_id in concerned]:
+            if known.alive and (now := self.assessed(known)) != known:
+                self.put(now)
+                changed.append(now)
         self._recompute()
         return changed
+
+    def _is_used(self, key: ClaimKey) -> bool:
+        users = (self._known[container_id] for container_id in self._by_claim.get(key, ()))
+        return any(known.alive and key in {held.key for held in known.holding.claims} for known in users)
 
     def assessed(self, known: Known, pinned: frozenset[int] | None = None) -> Known:
         """Returns the container as it stands with the present records.
@@ -153,8 +158,12 @@ class NodeState:
         if before is not None:
             _leave(self._by_cpus, (before.cpus, before.own_cpus), before.id)
             _leave(self._by_pod, before.pod.uid, before.id)
+            for key in before.evidence.keys:
+                _leave(self._by_claim, key, before.id)
         if after is not None:
             self._by_pod.setdefault(after.pod.uid, set()).add(after.id)
+            for key in after.evidence.keys:
+                self._by_claim.setdefault(key, set()).add(after.id)
             if after.phase in (Phase.STARTED, Phase.ENDING):
                 self._by_cpus.setdefault((after.cpus, after.own_cpus), set()).add(after.id)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a scheduler makes of published slices: usable devices, a little CEL, and how much a request consumes."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from tests.fakes import quantities
 Document = dict[str, Any]
 _ATTRIBUTE = r'device\.attributes\["([^"]+)"\]\.([A-Za-z_]\w*)'
 _COMPARED = re.compile(rf'{_ATTRIBUTE}\s*(==|!=)\s*("[^"]*"|-?\d+|true|false)')
+_LISTED = re.compile(rf"{_ATTRIBUTE}\s+in\s+(\[.*\])")
+_PRESENT = re.compile(rf"(!?)has\({_ATTRIBUTE}\)")
 _BARE = re.compile(rf"(!?){_ATTRIBUTE}")
 _DRIVER = re.compile(r'device\.driver\s*(==|!=)\s*"([^"]*)"')
 
@@ -58,19 +61,39 @@ def candidates(slices: Iterable[Document], node: str) -> Iterator[Candidate]:
 
 
 def selected(candidate: Candidate, expression: str) -> bool:
-    """Evaluates a CEL selector of comparisons joined by ``&&``; ValueError for any more CEL than that."""
-    return all(_term(candidate, term.strip()) for term in expression.split("&&"))
+    """Evaluates a CEL selector: terms, or ``(term || term)``, joined by ``&&``; ValueError for any more CEL than that.
+
+    As in CEL, an attribute that the device does not have is an error where it is reached.
+    """
+    return all(_any_term(candidate, part.strip()) for part in expression.split("&&"))
+
+
+def _any_term(candidate: Candidate, part: str) -> bool:
+    if part.startswith("(") and part.endswith(")"):
+        return any(_term(candidate, term.strip()) for term in part[1:-1].split("||"))
+    return _term(candidate, part)
 
 
 def _term(candidate: Candidate, term: str) -> bool:
     if match := _DRIVER.fullmatch(term):
         return bool(candidate.driver == match[2]) == (match[1] == "==")
+    if match := _PRESENT.fullmatch(term):
+        return (candidate.attribute(match[2], match[3]) is not None) != bool(match[1])
     if match := _COMPARED.fullmatch(term):
-        equal = bool(candidate.attribute(match[1], match[2]) == _literal(match[4]))
+        equal = bool(_known(candidate, match[1], match[2]) == _literal(match[4]))
         return equal == bool(match[3] == "==")
+    if match := _LISTED.fullmatch(term):
+        return _known(candidate, match[1], match[2]) in json.loads(match[3])
     if match := _BARE.fullmatch(term):
-        return bool(candidate.attribute(match[2], match[3])) != bool(match[1])
+        return bool(_known(candidate, match[2], match[3])) != bool(match[1])
     raise ValueError(f"this scheduler does not understand the CEL expression {term!r}")
+
+
+def _known(candidate: Candidate, domain: str, name: str) -> object:
+    value = candidate.attribute(domain, name)
+    if value is None:
+        raise ValueError(f"no such key: device {candidate.key} has no attribute {domain}/{name}")
+    return value
 
 
 def _literal(text: str) -> object:

@@ -82,6 +82,15 @@ def memory_device_name(hugepage_bytes: int | None, numa_node: int) -> str:
     return f"{kind}-numa{numa_node:03d}"
 
 
+def memory_class_name(hugepage_bytes: int | None, *, far: bool = False) -> str:
+    """Returns the DeviceClass of plain memory, or of hugepages of one size: ``dra.hugepages-2m``.
+
+    ``far`` is memory of NUMA nodes without CPUs, which is a class of its own.
+    """
+    kind = "memory" if hugepage_bytes is None else f"hugepages-{short_page_size(hugepage_bytes)}"
+    return f"dra.{kind}" + ("-far" if far else "")
+
+
 @dataclass(frozen=True, slots=True)
 class EnvKey:
     """The claim, and its request if the claim has several, that an environment variable of ours names."""

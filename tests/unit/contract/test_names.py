@@ -21,6 +21,9 @@ def test_names_are_those_of_the_contract() -> None:
     assert names.cpu_env_key(UID, "a") == f"DRA_CPUSET_{UID}_a"
     assert names.memory_env_key(UID, None, "NUMANodes") == f"DRAMEMORY_{UID}_NUMANodes"
     assert names.memory_env_key(UID, "r", "hugepages_2Mi") == f"DRAMEMORY_{UID}_r_hugepages_2Mi"
+    assert names.memory_class_name(None) == "dra.memory"
+    assert names.memory_class_name(2 << 20) == "dra.hugepages-2m"
+    assert names.memory_class_name(512 << 20, far=True) == "dra.hugepages-512m-far"
     assert names.state_socket_path("/run/dra-driver-numa", UID) == f"/run/dra-driver-numa/{UID}/state.sock"
 
 

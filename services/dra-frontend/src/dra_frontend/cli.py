@@ -9,6 +9,7 @@ from pathlib import Path
 
 from numa_contract.config import ConfigError
 
+from dra_frontend.classes import device_classes
 from dra_frontend.config import add_run_arguments, load_settings, read_yaml
 from dra_frontend.discovery import discover
 from dra_frontend.file_tree import HostTreeError
@@ -37,11 +38,13 @@ def _parser() -> argparse.ArgumentParser:
     # SUPPRESS: an absent flag must not hide the one given before the command.
     slices.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="configuration file (YAML)")
     slices.add_argument("--node", metavar="NAME", default=argparse.SUPPRESS, help="name of the Node object")
+    classes = commands.add_parser("classes", help="print the DeviceClasses that this machine's devices need")
+    classes.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml")
     what_if = commands.add_parser("simulate", help="tell which CPUs claims would get, one after another")
     what_if.add_argument("-o", "--output", choices=("json", "yaml"), default="json")
     what_if.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="configuration file (YAML)")
     what_if.add_argument("--claims", metavar="FILE", required=True, help="operations to run (YAML)")
-    for command in (inspect, slices, what_if):
+    for command in (inspect, slices, classes, what_if):
         command.add_argument("--host-root", metavar="DIR", default=argparse.SUPPRESS, help="another root than /")
     return parser
 
@@ -56,6 +59,12 @@ def _slices(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
     inventory = build_inventory(discover(HostTree(settings.host_root)), settings.config, settings.node_name)
     items = [document for pool in inventory.pools for document in slice_documents(pool, settings.node_name)]
+    print(structured({"apiVersion": "v1", "kind": "List", "items": items}, arguments.output))
+    return 0
+
+
+def _classes(arguments: argparse.Namespace) -> int:
+    items = device_classes(discover(HostTree(arguments.host_root)))
     print(structured({"apiVersion": "v1", "kind": "List", "items": items}, arguments.output))
     return 0
 
@@ -78,7 +87,9 @@ def _run(arguments: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code: 0, 2 for unusable input, 1 when the output cannot be written."""
     arguments = _parser().parse_args(argv)
-    command = {"inspect": _inspect, "slices": _slices, "simulate": _simulate, None: _run}[arguments.command]
+    command = {"inspect": _inspect, "slices": _slices, "classes": _classes, "simulate": _simulate, None: _run}[
+        arguments.command
+    ]
     try:
         code = command(arguments)
         sys.stdout.flush()

@@ -3,6 +3,10 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
+
+LOCAL_TIER: Final = "local"
+FAR_TIER: Final = "far"
 
 
 class CoreType(StrEnum):
@@ -57,6 +61,11 @@ class NumaNode:
     """Distance to every node by its id (10 is local). Empty where the kernel gives none."""
     online: bool = True
     """False for a node that only its CPUs name: it has no memory, and sysfs no directory for it."""
+
+    @property
+    def tier(self) -> str:
+        """Returns the word of the ``dra.memory/tier`` attribute: memory behind CXL and HBM has no CPUs of its own."""
+        return LOCAL_TIER if self.cpus else FAR_TIER
 
 
 @dataclass(frozen=True, slots=True)

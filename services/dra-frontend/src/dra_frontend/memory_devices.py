@@ -33,7 +33,7 @@ def _memory_attributes(machine: Machine, node: NumaNode, page_bytes: int, *, hug
         "resource.kubernetes.io/pageSize": short_page_size(page_bytes),
         "dra.memory/pageSize": kubernetes_page_size(page_bytes),
         "resource.kubernetes.io/hugeTLB": hugepages,
-        "dra.memory/tier": "local" if node.cpus else "far",
+        "dra.memory/tier": node.tier,
         "dra.memory/distance": _distance(machine, node),
     }
 

@@ -59,6 +59,9 @@ class FakeNode:
         """What ``runc create`` does, as far as a plugin can see it. Raises OperationError."""
         message = container.message
         message.pid = pid
+        for mount in message.mounts:
+            if "bind" in mount.options and not await asyncio.to_thread(Path(mount.source).exists):
+                raise OperationError(f"runc create failed: error mounting {mount.source!r}: no such file or directory")
         if not self.materialises:
             return
         parent = container.pod.message.linux.cgroup_parent

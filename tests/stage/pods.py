@@ -86,6 +86,11 @@ class Box:
         return dict(self.described["env"])
 
     @property
+    def mounts(self) -> dict[str, Path]:
+        """The host's side of each mount by its place in the container, as created."""
+        return {mount["destination"]: Path(mount["source"]) for mount in self.described["mounts"]}
+
+    @property
     def directory(self) -> Path:
         """Its group in the imitated tree; only while it runs."""
         return Path(self.described["cgroup"])

@@ -12,6 +12,7 @@ from numa_contract.records import (
     MemoryAllocation,
     MemoryMount,
     MemoryParameters,
+    MetadataFile,
     Owner,
     PodReference,
 )
@@ -33,6 +34,9 @@ memory_parameters = st.builds(
     limit=st.sampled_from(["none", "claim"]),
     high=st.none() | st.sampled_from([0.5, 1.0]),
     mount=st.none() | st.builds(MemoryMount, path=st.sampled_from(["/dev/hugepages", "/mnt/ü"])),
+)
+metadata = st.builds(
+    MetadataFile, host_path=st.just("/h/metadata.json"), mount_path=st.just("/m/metadata.json"), content=st.text()
 )
 
 
@@ -64,6 +68,7 @@ def records(draw: st.DrawFn) -> AllocationRecord:
         memory_parameters=(
             draw(st.dictionaries(st.sampled_from(names), memory_parameters)) if driver == MEMORY_DRIVER else {}
         ),
+        metadata=draw(st.dictionaries(st.sampled_from(names), metadata)),
         sharing=draw(st.sampled_from(["container", "pod"])),
         owner=draw(st.none() | st.builds(Owner, pod_uid=uids, container=requests)),
     )

@@ -76,11 +76,14 @@ def request_env(record: AllocationRecord, request: str) -> dict[str, str]:
     return env | {memory_env_key(uid, named, item): ";".join(values) for item, values in sorted(parts.items())}
 
 
-def request_mounts(record: AllocationRecord, request: str) -> list[dict[str, Any]]:
-    """Returns the CDI mounts that a container holding ``request`` (base name) gets: its hugepages as a file system.
+def _metadata_mount(record: AllocationRecord, request: str) -> list[dict[str, Any]]:
+    file = record.metadata.get(request)
+    if file is None:
+        return []
+    return [{"hostPath": file.host_path, "containerPath": file.mount_path, "options": ["ro", "bind"]}]
 
-    The runtime makes them, for each container anew, and they end with it.
-    """
+
+def _hugepages_mount(record: AllocationRecord, request: str) -> list[dict[str, Any]]:
     mount, allocations = record.memory_parameters_of(request).mount, record.memory_of([request])
     if mount is None or not allocations:
         return []
@@ -95,6 +98,14 @@ def request_mounts(record: AllocationRecord, request: str) -> list[dict[str, Any
             "options": ["nosuid", "nodev", *limits],
         }
     ]
+
+
+def request_mounts(record: AllocationRecord, request: str) -> list[dict[str, Any]]:
+    """Returns the CDI mounts that a container holding ``request`` (base name) gets: metadata, and its hugepages.
+
+    The runtime makes the file system of the hugepages, for each container anew, and it ends with the container.
+    """
+    return [*_metadata_mount(record, request), *_hugepages_mount(record, request)]
 
 
 def _edits(record: AllocationRecord, request: str) -> dict[str, Any]:

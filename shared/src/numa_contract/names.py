@@ -28,6 +28,11 @@ ACTIVE_LOCK: Final = "active.lock"
 CLAIMS_LOCK: Final = "claims.lock"
 CLAIMS_JOURNAL: Final = "claims.journal"
 
+METADATA_DIRECTORY: Final = "dra-device-metadata"
+"""Below a driver's plugin directory; the kubelet's own helper has its files there, too."""
+METADATA_MOUNTS: Final = "/var/run/kubernetes.io/dra-device-attributes"
+"""Where containers look for metadata files (KEP-5304)."""
+
 CDI_VENDOR: Final = "dra.k8s.io"
 CDI_CLASSES: Final = {CPU_DRIVER: "cpu", MEMORY_DRIVER: "memory"}
 CDI_KINDS: Final = {driver: f"{CDI_VENDOR}/{name}" for driver, name in CDI_CLASSES.items()}
@@ -38,6 +43,7 @@ MEMORY_ENV_PREFIX: Final = "DRAMEMORY_"
 # A UID becomes part of a file name and of a CDI device name, which may hold letters, digits and "_-.:" (CDI SPEC.md).
 _UID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,126}[A-Za-z0-9])?", re.ASCII)
 _REQUEST = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+_OBJECT = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 
 
 def check_uid(uid: str) -> str:
@@ -74,6 +80,37 @@ def parse_cdi_file_name(name: str) -> tuple[str, str] | None:
     """Returns (driver, claim UID) of a file of ours, None for every other file of the CDI directory."""
     match = _CDI_FILE.fullmatch(name)
     return (f"dra.{match[1]}", match[2]) if match else None
+
+
+def _one_path_part(kind: str, text: str, form: re.Pattern[str]) -> str:
+    if not form.fullmatch(text):
+        raise MalformedError(kind, text, "is no DNS name, so it may not become part of a path")
+    return text
+
+
+def metadata_claim_directory(namespace: str, claim: str) -> str:
+    """Returns the directory of a claim's metadata files, below METADATA_DIRECTORY. Raises MalformedError."""
+    return f"{_one_path_part('namespace', namespace, _REQUEST)}_{_one_path_part('claim', claim, _OBJECT)}"
+
+
+def metadata_host_path(plugins: str, driver: str, namespace: str, claim: str, request: str) -> str:
+    """Returns the metadata file of a request (base name) on the host; ``plugins`` is the kubelet's directory of them.
+
+    The names are those of the kubelet's helper for drivers. Raises MalformedError for what is no object's name.
+    """
+    directory = f"{plugins}/{driver}/{METADATA_DIRECTORY}/{metadata_claim_directory(namespace, claim)}"
+    return f"{directory}/{_one_path_part('request', request, _REQUEST)}/metadata.json"
+
+
+def metadata_mount_path(driver: str, claim: str, pod_claim_name: str | None, request: str) -> str:
+    """Returns where a container finds the metadata file of a request (base name).
+
+    A claim made from a template is found by its name inside the pod, the only one that a manifest can know.
+    """
+    place = f"resourceclaims/{_one_path_part('claim', claim, _OBJECT)}"
+    if pod_claim_name is not None:
+        place = f"resourceclaimtemplates/{_one_path_part('claim name in the pod', pod_claim_name, _REQUEST)}"
+    return f"{METADATA_MOUNTS}/{place}/{_one_path_part('request', request, _REQUEST)}/{driver}-metadata.json"
 
 
 def memory_device_name(hugepage_bytes: int | None, numa_node: int) -> str:

@@ -138,6 +138,16 @@ class MemoryParameters(Document):
     """Hugepage requests only."""
 
 
+class MetadataFile(Document):
+    """What a request's containers are told of their devices (KEP-5304): a file of the host, mounted read-only."""
+
+    host_path: str
+    mount_path: str
+    """Where, in the container."""
+    content: str
+    """Compact JSON. A text, since nobody but the container reads it and hundreds of records are held in memory."""
+
+
 class AllocationRecord(Document):
     """Everything one driver gave to one claim. Written by the frontend alone."""
 
@@ -154,6 +164,8 @@ class AllocationRecord(Document):
     """By base name of the request; none in records of releases that had no parameters."""
     memory_parameters: dict[str, MemoryParameters] = Field(default_factory=dict)
     """As ``parameters``, for requests of dra.memory."""
+    metadata: dict[str, MetadataFile] = Field(default_factory=dict)
+    """By base name of the request; none where metadata is off, or its file could not be written."""
     sharing: Literal["container", "pod"] = "container"
     owner: Owner | None = None
     rebuilt: bool = False

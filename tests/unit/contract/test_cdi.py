@@ -25,6 +25,7 @@ from numa_contract.records import (
     MemoryAllocation,
     MemoryMount,
     MemoryParameters,
+    MetadataFile,
 )
 
 from tests.strategies.contract import records
@@ -59,7 +60,7 @@ def test_trap_7_3_no_key_that_the_specification_does_not_have(record: Allocation
     for device in document["devices"]:
         assert {"env"} <= set(device["containerEdits"]) <= {"env", "mounts"}
         for mount in device["containerEdits"].get("mounts", []):
-            assert set(mount) == {"hostPath", "containerPath", "type", "options"}
+            assert {"hostPath", "containerPath", "options"} == set(mount) - {"type"}
     assert all(isinstance(value, str) for value in document["annotations"].values())
 
 
@@ -153,6 +154,21 @@ def cpu_record() -> AllocationRecord:
         results=(AllocationResult(request="a", pool="p", device="d"),),
         cpus=(CpuAllocation(request="a", device="d", cpus=frozenset({0, 1})),),
     )
+
+
+def test_metadata_is_mounted_by_the_claims_own_device() -> None:
+    """The file of a request is seen, read-only, by the containers that hold this very request, and by no others."""
+    file = MetadataFile(host_path="/var/lib/kubelet/x.json", mount_path="/var/run/x.json", content="{}")
+    record = AllocationRecord(
+        driver="dra.cpu",
+        claim=CLAIM,
+        results=tuple(AllocationResult(request=r, pool="p", device="d") for r in "ab"),
+        metadata={"a": file},
+    )
+    first, second = (device["containerEdits"] for device in cdi_document(record)["devices"])
+    mount = {"hostPath": "/var/lib/kubelet/x.json", "containerPath": "/var/run/x.json", "options": ["ro", "bind"]}
+    assert first["mounts"] == [mount]
+    assert "mounts" not in second
 
 
 @pytest.mark.parametrize("annotation", ["{", "null", '{"version": 99}', "[]", '{"version": 1, "driver": "dra.cpu"}'])

@@ -27,6 +27,31 @@ def test_names_are_those_of_the_contract() -> None:
     assert names.state_socket_path("/run/dra-driver-numa", UID) == f"/run/dra-driver-numa/{UID}/state.sock"
 
 
+def test_metadata_paths_are_those_of_the_kubelets_helper() -> None:
+    """Workloads look for these very files (KEP-5304); a claim of a template goes by its name inside the pod."""
+    host = names.metadata_host_path("/var/lib/kubelet/plugins", "dra.cpu", "ns", "my.claim", "cpus")
+    assert host == "/var/lib/kubelet/plugins/dra.cpu/dra-device-metadata/ns_my.claim/cpus/metadata.json"
+    root = "/var/run/kubernetes.io/dra-device-attributes"
+    named = names.metadata_mount_path("dra.cpu", "my.claim", None, "cpus")
+    assert named == f"{root}/resourceclaims/my.claim/cpus/dra.cpu-metadata.json"
+    templated = names.metadata_mount_path("dra.cpu", "pod-cpu-x7k2p", "cpu", "cpus")
+    assert templated == f"{root}/resourceclaimtemplates/cpu/cpus/dra.cpu-metadata.json"
+
+
+@given(
+    st.lists(st.text(max_size=8) | st.sampled_from(["..", ".", "a/b", "", "-", "A"]) | requests, min_size=3, max_size=3)
+)
+def test_metadata_paths_never_escape(parts: list[str]) -> None:
+    """Whatever the names are, the path has exactly the parts it should have, or there is none."""
+    try:
+        host = names.metadata_host_path("/p", "dra.cpu", *parts)
+        mounted = names.metadata_mount_path("dra.cpu", *parts)
+    except MalformedError:
+        return
+    assert [len(path.split("/")) for path in (host, mounted)] == [7, 9]
+    assert not {"", ".", ".."} & {*host.split("/")[1:], *mounted.split("/")[1:]}
+
+
 @given(st.sampled_from(names.DRIVERS), uids)
 def test_file_names_are_read_back(driver: str, uid: str) -> None:
     """A file of ours is recognised by its name."""

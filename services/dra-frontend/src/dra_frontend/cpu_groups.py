@@ -9,8 +9,9 @@ from typing import Final
 
 from dra_frontend.machine import CoreType, Cpu, Machine
 
-Attributes = Mapping[str, int | bool | str]
-_Attributes = dict[str, int | bool | str]
+AttributeValue = int | bool | str | tuple[str, ...]
+Attributes = Mapping[str, AttributeValue]
+_Attributes = dict[str, AttributeValue]
 
 
 class DeviceKind(StrEnum):

@@ -174,7 +174,7 @@ def _prepare(transaction: Transaction, claim: ClaimView, driver: str, inventory:
     if isinstance(record, Refusal):
         return Failure(record.text)
     try:
-        transaction.write(record)
+        transaction.write(transaction.metadata.describe(record, claim, inventory))
     except OSError as error:
         return Failure(f"claim {claim.namespace}/{claim.name}: its CDI file cannot be written: {error}")
     _LOG.info(

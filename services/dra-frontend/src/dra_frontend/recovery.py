@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from numa_contract.names import CPU_DRIVER
 from numa_contract.records import AllocationRecord
 
-from dra_frontend.claims import ClaimRefusal, read_claim
+from dra_frontend.claims import ClaimRefusal, ClaimView, read_claim
 from dra_frontend.inventory import Inventory
 from dra_frontend.kube_errors import KubeError
 from dra_frontend.lease import BackendView
@@ -126,10 +126,11 @@ class LostRecords:
         file = ledger.files.get((driver, view.uid))
         if file is not None and not seen:
             seen[""] = file.cpus
-        record = rebuild_record(view, driver, seen, self._inventory())
+        inventory = self._inventory()
+        record = rebuild_record(view, driver, seen, inventory)
         if isinstance(record, Refusal):
             _LOG.warning("lost record not rebuilt error=%s", record.text)
-        elif await self._store.transact(partial(_write_lost, record=record)):
+        elif await self._store.transact(partial(_write_lost, record=record, claim=view, inventory=inventory)):
             _LOG.warning("lost record rebuilt driver=%s claim=%s/%s", driver, view.namespace, view.name)
 
     async def _part_overlaps(self) -> None:
@@ -151,14 +152,14 @@ def _uses(ledger: Ledger, driver: str, uid: str) -> list[Any]:
     ]
 
 
-def _write_lost(transaction: Transaction, record: AllocationRecord) -> bool:
+def _write_lost(transaction: Transaction, record: AllocationRecord, claim: ClaimView, inventory: Inventory) -> bool:
     """Writes a rebuilt record, if it is still missing: it may have been prepared or released while claims were read."""
     key = (record.driver, record.claim.uid)
     file = transaction.files.get(key)
     released = key in transaction.releasing or key in transaction.directory.releases()
     if (file is not None and file.record is not None) or (file is None and released):
         return False
-    transaction.write(record)
+    transaction.write(transaction.metadata.describe(record, claim, inventory))
     return True
 
 

@@ -23,6 +23,7 @@ from dra_frontend.inventory import Inventory
 from dra_frontend.kube import KubeClient
 from dra_frontend.kubelet import KubeletPlugin, PluginPaths
 from dra_frontend.lease import BackendView
+from dra_frontend.metadata_files import MetadataFiles
 from dra_frontend.publish_values import Notice
 from dra_frontend.publisher import Publisher
 from dra_frontend.recovery import LostRecords
@@ -50,15 +51,18 @@ class Service:
         run_dir = Path(config.run_dir)
         self.backend = BackendView(time.monotonic)
         self.feed = EventFeed()
+        self.telemetry = Telemetry(lambda: self.store.ledger, self.inventory, self.backend)
         directory = ClaimDirectory(Path(config.cdi_dir), run_dir / CLAIMS_JOURNAL, run_dir / "quarantine")
-        self.store = ClaimStore(directory, self.run_directory.claims_lock, self.backend)
+        root = Path(config.kubelet_root_dir)
+        metadata = MetadataFiles(
+            str(root / "plugins"), enabled=config.device_metadata, failed=self.telemetry.no_metadata
+        )
+        self.store = ClaimStore(directory, self.run_directory.claims_lock, self.backend, metadata)
         node = settings.node_name
         self.lost = LostRecords(node, client, self.store, lambda: self.inventory, self.backend)
         self.upkeep = Upkeep(node, client, self.store, self.lost, self.backend)
         self.claims = NodeClaims(client, self.store, lambda: self.inventory, self.backend, self.lost)
-        self.telemetry = Telemetry(lambda: self.store.ledger, self.inventory, self.backend)
         measured = MeasuredClaims(self.claims, self.telemetry)
-        root = Path(config.kubelet_root_dir)
         self.plugins = {
             driver: KubeletPlugin(
                 driver,

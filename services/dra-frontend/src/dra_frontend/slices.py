@@ -3,6 +3,7 @@
 
 from typing import Any, Final
 
+from dra_frontend.cpu_groups import AttributeValue
 from dra_frontend.devices import Capacity, Device, Pool
 from dra_frontend.quantity import format_quantity
 
@@ -45,7 +46,7 @@ def _owner(node_name: str, uid: str) -> dict[str, Any]:
 
 
 def _device(device: Device) -> dict[str, Any]:
-    attributes = {name: _attribute(value) for name, value in device.attributes.items()}
+    attributes = {name: attribute_document(value) for name, value in device.attributes.items()}
     if device.capacity is None:
         return {"name": device.name, "attributes": attributes}
     return {
@@ -56,7 +57,10 @@ def _device(device: Device) -> dict[str, Any]:
     }
 
 
-def _attribute(value: int | bool | str) -> dict[str, int | bool | str]:
+def attribute_document(value: AttributeValue) -> dict[str, Any]:
+    """Returns an attribute's value in the form of the API, ``{"int": 1}``."""
+    if isinstance(value, tuple):
+        return {"strings": list(value)}
     kind = {bool: "bool", int: "int", str: "string"}[type(value)]
     return {kind: value}
 

@@ -17,6 +17,7 @@ from numa_contract.reports import ContainerReport
 from dra_frontend.files import ClaimDirectory
 from dra_frontend.lease import BackendView
 from dra_frontend.ledger import ClaimKey, Ledger
+from dra_frontend.metadata_files import MetadataFiles
 
 T = TypeVar("T")
 
@@ -44,6 +45,7 @@ class Transaction:
     containers: tuple[ContainerReport, ...]
     certain: bool
     """Whether the reports are complete, so that silence about a container means that there is none."""
+    metadata: MetadataFiles = field(default_factory=MetadataFiles)
     changes: list[Change] = field(default_factory=list)
 
     @property
@@ -52,9 +54,15 @@ class Transaction:
         return Ledger(self.files, self.releasing, self.containers)
 
     def write(self, record: AllocationRecord, kind: str = "prepared") -> None:
-        """Writes a record."""
+        """Writes a record, before it the metadata files that its CDI devices mount."""
         key = (record.driver, record.claim.uid)
-        self.directory.write(record)
+        record = self.metadata.place(record)
+        try:
+            self.directory.write(record)
+        except OSError:
+            if key not in self.files:
+                self.metadata.remove(record, self.files.values())
+            raise
         self.files[key] = ClaimFile.of(record)
         self.releasing.pop(key, None)
         self.changes.append(Change(kind, *key))
@@ -67,13 +75,27 @@ class Transaction:
         file = self.files.pop(key, None)
         if file is not None and in_use:
             self.releasing[key] = file
+        if file is not None and file.record is not None:
+            self.metadata.remove(file.record, self.files.values())
         self.changes.append(Change("released", driver, uid))
 
     def quarantine(self, record: AllocationRecord, reason: str) -> None:
         """Takes a record out of use, keeping a copy of its file."""
         self.directory.quarantine(record, reason)
         self.files.pop((record.driver, record.claim.uid), None)
+        self.metadata.remove(record, self.files.values())
         self.changes.append(Change("quarantined", record.driver, record.claim.uid))
+
+    def restore_metadata(self) -> None:
+        """Writes metadata files again that are gone: without its source a mount keeps a container from starting."""
+        for file in list(self.files.values()):
+            if file.record is not None and self.metadata.missing(file.record):
+                self.write(file.record, "restored")
+
+    def clean_up(self) -> None:
+        """Removes what a death in the middle of a write has left, and metadata of claims that are gone."""
+        self.directory.remove_leftovers()
+        self.metadata.sweep(self.files.values())
 
 
 class ClaimsLock(Protocol):
@@ -89,8 +111,15 @@ class ClaimsLock(Protocol):
 class ClaimStore:
     """The one way to the claims. Reading is free; changing goes through :meth:`transact`."""
 
-    def __init__(self, directory: ClaimDirectory, lock: ClaimsLock, backend: BackendView) -> None:
+    def __init__(
+        self,
+        directory: ClaimDirectory,
+        lock: ClaimsLock,
+        backend: BackendView,
+        metadata: MetadataFiles | None = None,
+    ) -> None:
         self._directory = directory
+        self._metadata = metadata or MetadataFiles()
         self._lock = lock
         self._backend = backend
         self._files: dict[ClaimKey, ClaimFile] = {}
@@ -108,8 +137,8 @@ class ClaimStore:
         return self._directory.problems
 
     async def start(self) -> None:
-        """Loads the directory and clears away what a death in the middle of a write has left."""
-        await self.transact(lambda t: t.directory.remove_leftovers(), thorough=True)
+        """Loads the directory and clears away what nobody needs any more."""
+        await self.transact(lambda t: t.clean_up(), thorough=True)
 
     async def close(self) -> None:
         """Waits for a transaction whose caller has gone; after this the lock may be closed."""
@@ -126,7 +155,7 @@ class ClaimStore:
         try:
             containers = tuple(self._backend.containers.values())
             transaction = Transaction(
-                self._directory, self._files, dict(self._releasing), containers, self._backend.live
+                self._directory, self._files, dict(self._releasing), containers, self._backend.live, self._metadata
             )
             run = asyncio.get_running_loop().run_in_executor
             job = run(None, self._run, transaction, change, thorough, self._backend.leads)

@@ -100,9 +100,19 @@ class Telemetry:
         self.cpu_seconds = Histogram(
             "dra_cpu_prepare_claim_duration_seconds", "Time of preparing", buckets=_SECONDS, registry=self._registry
         )
+        self.metadata_failures = Counter(
+            "dra_numa_metadata_failures",
+            "Metadata files that could not be written, so that a container does without",
+            ["driver"],
+            registry=self._registry,
+        )
         for counter in (self.prepared, self.unprepared):
             for result in ("success", "error", "unknown"):
                 counter.labels(result)
+
+    def no_metadata(self, driver: str) -> None:
+        """Counts a metadata file that could not be written."""
+        self.metadata_failures.labels(driver).inc()
 
     def render(self) -> bytes:
         """Returns the metrics in the text format of Prometheus."""

@@ -85,7 +85,8 @@ class Upkeep:
         while True:
             await asyncio.sleep(1.0)
             try:
-                await self._store.transact(lambda _: None, thorough=True)
+                look = Transaction.restore_metadata if self._backend.leads else _only_look
+                await self._store.transact(look, thorough=True)
             except OSError as error:
                 _LOG.warning("the CDI directory cannot be looked at error=%s", error)
 
@@ -134,6 +135,10 @@ class Upkeep:
         if isinstance(view, ClaimRefusal):
             return view.kind in (RefusalKind.REPLACED, RefusalKind.NOT_ALLOCATED)
         return view is None or not own_results(view, record.driver) or not view.allocated_to(self._node)
+
+
+def _only_look(_: Transaction) -> None:
+    """Changes nothing: reading the directory is done before every change."""
 
 
 def _set_owner(transaction: Transaction, keys: Iterable[ClaimKey], owner: Owner) -> None:

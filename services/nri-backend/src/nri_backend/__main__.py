@@ -1,9 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``nri-backend``."""
+"""The command ``nri-backend``: runs the service, or sets up a container runtime for it."""
 
 import sys
+from collections.abc import Sequence
 
-from nri_backend.app import main
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    # Neither pays for the modules of the other.
+    if arguments[:1] == ["setup-runtime"]:
+        from nri_backend.setup_runtime import main as set_up  # noqa: PLC0415
+
+        return set_up(arguments[1:])
+    from nri_backend.app import main as run  # noqa: PLC0415
+
+    return run(arguments)
+
 
 if __name__ == "__main__":
     sys.exit(main())

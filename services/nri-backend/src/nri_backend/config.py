@@ -74,7 +74,10 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        COMMAND, description="NRI plugin: enforces what dra-frontend decided on containers.", allow_abbrev=False
+        COMMAND,
+        description="NRI plugin: enforces what dra-frontend decided on containers.",
+        epilog=f"{COMMAND} setup-runtime --help: switches CDI and NRI on in a containerd configuration.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"{COMMAND} {__version__}")
     parser.add_argument("--config", metavar="FILE", help="YAML configuration that both containers read")

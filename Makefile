@@ -10,10 +10,10 @@ ENVIRONMENTS := .venv/.done .venv-frontend/.done .venv-backend/.done
 SOURCES := shared/src services/dra-frontend/src services/nri-backend/src
 CHECKED := $(SOURCES) tests hack
 
-.PHONY: help demo test test-node check bench lock proto clean
+.PHONY: help demo test test-node check bench lock proto chart-schema clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/.done ## Run the main job on this machine's topology: no root, no cluster, under a minute
 	@$(BIN)/python -m tests.demo
@@ -21,7 +21,7 @@ demo: .venv/.done ## Run the main job on this machine's topology: no root, no cl
 test: $(ENVIRONMENTS) ## Unit and integration tests; no root. Units run in their own service's environment
 	.venv-frontend/bin/pytest -q -n $(JOBS) tests/unit/contract tests/unit/dra_frontend
 	.venv-backend/bin/pytest -q -n $(JOBS) tests/unit/contract tests/unit/nri_backend
-	$(BIN)/pytest -q -n $(JOBS) tests/integration
+	$(BIN)/pytest -q -n $(JOBS) tests/integration tests/chart
 
 test-node: .venv/.done ## Tests on a real kernel and a real containerd, in a virtual machine (root; first run makes the image)
 	tests/node/run.sh
@@ -29,10 +29,11 @@ test-node: .venv/.done ## Tests on a real kernel and a real containerd, in a vir
 check: .venv/.done ## Linters, types, import law, drift of generated code and locks
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
-	$(BIN)/mypy $(SOURCES) tests
+	$(BIN)/mypy $(CHECKED)
 	$(BIN)/lint-imports --no-cache
 	hack/proto.sh --check
 	tests/node/cri.sh --check
+	$(BIN)/python -m hack.chart_schema --check
 	UV=$(BIN)/uv locks/compile.sh --check
 
 bench: .venv/.done ## Measure both services through the stand-ins; writes bench.json
@@ -44,6 +45,9 @@ lock: .venv/.done ## Renew the locks from the pyproject files
 proto: .venv/.done ## Generate code from proto/
 	hack/proto.sh
 	tests/node/cri.sh
+
+chart-schema: .venv/.done ## Generate the chart's values.schema.json from the models
+	$(BIN)/python -m hack.chart_schema
 
 clean: ## Remove environments and caches
 	rm -rf .venv .venv-frontend .venv-backend .mypy_cache .ruff_cache .hypothesis build dist

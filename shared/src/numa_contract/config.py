@@ -14,6 +14,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     ValidationError,
+    WithJsonSchema,
     field_validator,
 )
 from pydantic.alias_generators import to_camel
@@ -53,10 +54,17 @@ def _text_only(value: object) -> object:
     return parse_cpu_list(value) if isinstance(value, str) else value
 
 
-AbsolutePath = Annotated[str, AfterValidator(_absolute)]
+# What JSON Schema cannot say (no "..", no list that runs backwards) is said when the file is read.
+_CpuListSchema = Annotated[str, Field(pattern=r"^([0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?$")]
+_ByteSchema = Annotated[str, Field(pattern=r"^[0-9]+([kMGT]|[KMGT]i)?$")] | Annotated[int, Field(ge=0)]
+_LimitName = Annotated[
+    str, WithJsonSchema({"type": "string", "pattern": "^(memory|hugepages-[0-9]+[kmgKMG](i|[bB])?)$"})
+]
+
+AbsolutePath = Annotated[str, AfterValidator(_absolute), WithJsonSchema({"type": "string", "pattern": "^/"})]
 CpuList = Annotated[
     frozenset[int],
-    BeforeValidator(_text_only, json_schema_input_type=str),
+    BeforeValidator(_text_only, json_schema_input_type=_CpuListSchema),
     PlainSerializer(format_cpu_list, return_type=str),
 ]
 _SIZES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -71,7 +79,7 @@ def _bytes(value: object) -> object:
     return value
 
 
-Bytes = Annotated[int, Field(ge=0, strict=True), BeforeValidator(_bytes, json_schema_input_type=str | int)]
+Bytes = Annotated[int, Field(ge=0, strict=True), BeforeValidator(_bytes, json_schema_input_type=_ByteSchema)]
 
 
 class Section(BaseModel):
@@ -86,7 +94,7 @@ class ReservedMemory(Section):
     """Memory of one NUMA node that is never offered, in the form of the kubelet's ``reservedMemory``."""
 
     numa_node: Annotated[int, Field(ge=0, strict=True)]
-    limits: dict[str, Bytes]
+    limits: dict[_LimitName, Bytes]
     """Bytes by ``memory`` or ``hugepages-<size>``."""
 
     @field_validator("limits")

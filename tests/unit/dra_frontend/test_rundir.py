@@ -88,6 +88,7 @@ def test_release_without_holding_is_our_mistake(short: Path) -> None:
 
 async def test_the_link_leads_to_the_instance_that_became_active_last(short: Path) -> None:
     """Whoever follows state.sock reaches the active instance, relative, wherever the directory is mounted."""
+    (short / "run").mkdir(mode=0o755)  # as the kubelet makes it
     async with RunDirectory(short / "run", "old") as old, RunDirectory(short / "run", "new") as new:
         for instance in (old, new):
             listening = await instance.listen()

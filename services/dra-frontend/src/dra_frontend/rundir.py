@@ -128,6 +128,8 @@ class RunDirectory:
     async def __aenter__(self) -> Self:
         """Makes the directories, readable by root alone."""
         await asyncio.to_thread(make_directory, self._root, 0o700)
+        # The kubelet makes a missing hostPath directory for everybody (0755).
+        await asyncio.to_thread(self._root.chmod, 0o700)
         await asyncio.to_thread(make_directory, self._own, 0o700)
         return self
 

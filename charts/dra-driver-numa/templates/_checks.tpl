@@ -1,0 +1,86 @@
+{{/* SPDX-License-Identifier: Apache-2.0 */}}
+{{/* What the schema cannot say. Every fault names the value and the remedy. */}}
+{{- define "numa.checks" -}}
+{{- if and (eq (include "numa.namespace" .) "default") (not .Values.allowDefaultNamespace) -}}
+{{- fail "namespace: the pods mount host paths and should not run in \"default\": install with --namespace dra-driver-numa --create-namespace, or set allowDefaultNamespace=true" -}}
+{{- end -}}
+{{- if and (lookup "v1" "Namespace" "" "kube-system") (not (.Capabilities.APIVersions.Has "resource.k8s.io/v1")) -}}
+{{- fail (printf "this cluster (%s) does not serve resource.k8s.io/v1: Kubernetes 1.34 or later is needed" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- range $key := list "kubeletRootDir" "cdiDir" "runDir" "nriSocket" "cgroupRoot" -}}
+{{- $path := get $.Values.driverConfig $key | toString -}}
+{{- if regexMatch "(^|/)[.][.](/|$)" $path -}}
+{{- fail (printf "driverConfig.%s: %s must be an absolute path without '..'" $key $path) -}}
+{{- end -}}
+{{- if contains ":" $path -}}
+{{- fail (printf "driverConfig.%s: %s must not contain ':', it is mounted" $key $path) -}}
+{{- end -}}
+{{- end -}}
+{{- if regexMatch "^/etc(/|$)" (include "numa.cdiDir" .) -}}
+{{- fail "driverConfig.cdiDir: must not be below /etc: that survives a reboot, and claims do not; use /var/run/cdi" -}}
+{{- end -}}
+{{- include "numa.checkDirectories" . -}}
+{{- include "numa.checkSockets" . -}}
+{{- include "numa.checkPods" . -}}
+{{- end -}}
+
+{{- define "numa.checkDirectories" -}}
+{{- $nri := dir (include "numa.nriSocket" .) -}}
+{{- $places := dict "driverConfig.kubeletRootDir" (include "numa.kubeletRoot" .) "driverConfig.cdiDir" (include "numa.cdiDir" .) "driverConfig.runDir" (include "numa.runDir" .) "the directory of driverConfig.nriSocket" $nri "driverConfig.cgroupRoot" (include "numa.cgroupRoot" .) -}}
+{{- $seen := dict -}}
+{{- range $key, $path := $places -}}
+{{- if has $path (list "/" "/run" "/var" "/var/run" "/var/lib" "/etc" "/proc" "/sys" "/dev" "/usr") -}}
+{{- fail (printf "%s: %s is mounted into the pod and must be a directory of its own" $key $path) -}}
+{{- end -}}
+{{- $place := regexReplaceAll "^/var/run/" $path "/run/" -}}
+{{- with get $seen $place -}}
+{{- fail (printf "%s and %s are both %s: choose different directories" . $key $path) -}}
+{{- end -}}
+{{- $_ := set $seen $place $key -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A unix socket's path may have 107 bytes (unix(7)); 36 of them are the pod's UID. */}}
+{{- define "numa.checkSockets" -}}
+{{- $uid := repeat 36 "x" -}}
+{{- $sockets := dict "driverConfig.kubeletRootDir" (printf "%s/plugins_registry/dra.memory-%s-reg.sock" (include "numa.kubeletRoot" .) $uid) "driverConfig.runDir" (printf "%s/%s/state.sock" (include "numa.runDir" .) $uid) "driverConfig.nriSocket" (include "numa.nriSocket" .) -}}
+{{- range $key, $path := $sockets -}}
+{{- if gt (len $path) 107 -}}
+{{- fail (printf "%s: the socket %s would have %d bytes, the kernel allows 107: shorten the path by %d, for example by a symbolic link on the nodes" $key $path (len $path) (sub (len $path) 107)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "numa.checkPods" -}}
+{{- if eq (int .Values.frontend.port) (int .Values.backend.port) -}}
+{{- fail (printf "frontend.port and backend.port are both %d: the containers share one network, choose different ones" (int .Values.backend.port)) -}}
+{{- end -}}
+{{- range $key := keys (include "numa.selector" . | fromYaml) -}}
+{{- if hasKey $.Values.podLabels $key -}}
+{{- fail (printf "podLabels: %s is the selector's own and cannot be set" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- with .Values.updateStrategy.rollingUpdate -}}
+{{- if and (has (toString .maxSurge) (list "0" "0%")) (has (toString .maxUnavailable) (list "0" "0%")) -}}
+{{- fail "updateStrategy.rollingUpdate: maxSurge and maxUnavailable are both 0, nothing could ever be updated" -}}
+{{- end -}}
+{{- if not (or (has (toString .maxSurge) (list "0" "0%")) (has (toString .maxUnavailable) (list "0" "0%"))) -}}
+{{- fail "updateStrategy.rollingUpdate: with maxSurge, maxUnavailable must be 0" -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq .Values.updateStrategy.type "OnDelete") .Values.updateStrategy.rollingUpdate -}}
+{{- fail "updateStrategy: type OnDelete goes with rollingUpdate: null" -}}
+{{- end -}}
+{{- if and .Values.hugepageProvision.enabled (not .Values.hugepageProvision.pages) -}}
+{{- fail "hugepageProvision.pages: says nothing although hugepageProvision.enabled is true" -}}
+{{- end -}}
+{{- $classes := include "numa.classNames" . | fromYamlArray -}}
+{{- if ne (len $classes) (len (uniq $classes)) -}}
+{{- fail (printf "deviceClasses: a class is named twice: %s" (join ", " $classes)) -}}
+{{- end -}}
+{{- range $name := keys .Values.deviceClasses.extraSelectors -}}
+{{- if not (has $name $classes) -}}
+{{- fail (printf "deviceClasses.extraSelectors: there is no class %s; the chart makes %s" $name (join ", " $classes)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

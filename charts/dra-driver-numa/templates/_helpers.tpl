@@ -1,0 +1,114 @@
+{{/* SPDX-License-Identifier: Apache-2.0 */}}
+{{- define "numa.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "numa.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
+{{- else if contains (include "numa.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "numa.name" .) | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "numa.namespace" -}}
+{{- default .Release.Namespace .Values.namespaceOverride -}}
+{{- end -}}
+
+{{- define "numa.serviceAccount" -}}
+{{- default (include "numa.fullname" .) .Values.serviceAccount.name -}}
+{{- end -}}
+
+{{- define "numa.selector" -}}
+app.kubernetes.io/name: {{ include "numa.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "numa.labels" -}}
+{{ include "numa.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* The image of a component: a digest wins over a tag. Takes (dict "image" IMAGE "root" $). */}}
+{{- define "numa.image" -}}
+{{- if .image.digest -}}
+{{- printf "%s@%s" .image.repository .image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" .image.repository (default .root.Chart.AppVersion .image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Host paths: what the configuration says, else the defaults of the services. */}}
+{{- define "numa.kubeletRoot" -}}
+{{- default "/var/lib/kubelet" .Values.driverConfig.kubeletRootDir | clean -}}
+{{- end -}}
+{{- define "numa.cdiDir" -}}
+{{- default "/var/run/cdi" .Values.driverConfig.cdiDir | clean -}}
+{{- end -}}
+{{- define "numa.runDir" -}}
+{{- default "/run/dra-driver-numa" .Values.driverConfig.runDir | clean -}}
+{{- end -}}
+{{- define "numa.nriSocket" -}}
+{{- default "/var/run/nri/nri.sock" .Values.driverConfig.nriSocket | clean -}}
+{{- end -}}
+{{- define "numa.cgroupRoot" -}}
+{{- default "/sys/fs/cgroup" .Values.driverConfig.cgroupRoot | clean -}}
+{{- end -}}
+
+{{- define "numa.config" -}}
+apiVersion: v1alpha1
+{{- with omit .Values.driverConfig "apiVersion" }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Root, because sockets and cgroup files are root's; and nothing that root may do beyond that. */}}
+{{- define "numa.containerSecurity" -}}
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+readOnlyRootFilesystem: true
+{{- end -}}
+
+{{/* A probe over HTTP. Takes (dict "probe" PROBE "path" PATH "port" PORT). */}}
+{{- define "numa.probe" -}}
+httpGet:
+  path: {{ .path }}
+  port: {{ .port }}
+{{ toYaml .probe }}
+{{- end -}}
+
+{{/* Classes of hugepages are named in lower case without the i: 2Mi becomes 2m. */}}
+{{- define "numa.shortSize" -}}
+{{- . | lower | trimSuffix "i" -}}
+{{- end -}}
+
+{{- define "numa.env" -}}
+- name: NODE_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: spec.nodeName
+- name: POD_UID
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.uid
+{{- with .extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Names of all classes, as a YAML list. */}}
+{{- define "numa.classNames" -}}
+- dra.cpu
+- dra.memory
+{{- range .Values.deviceClasses.hugepageSizes }}
+- dra.hugepages-{{ include "numa.shortSize" . }}
+{{- end }}
+{{- range .Values.deviceClasses.additional }}
+- {{ .name }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the chart's ``values.schema.json`` from the configuration model and the model of the chart's own values.
+
+``python -m hack.chart_schema`` writes it; with ``--check`` it compares instead, and fails where the file differs.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from hack.chart_values import ChartValues
+
+SCHEMA = Path(__file__).parents[1] / "charts/dra-driver-numa/values.schema.json"
+_DROPPED = ("$defs", "$ref", "title", "default")
+
+
+def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
+    """Returns the schema without references, titles and defaults; what is not listed may not be in an object."""
+    if isinstance(node, list):
+        return [_inlined(item, definitions) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if reference := node.get("$ref"):
+        node = {**definitions[reference.removeprefix("#/$defs/")], **node}
+    result = {
+        key: {name: _inlined(inner, definitions) for name, inner in value.items()}
+        if key == "properties"  # a property may have a keyword's name
+        else _inlined(value, definitions)
+        for key, value in node.items()
+        if key not in _DROPPED
+    }
+    if "patternProperties" in result:
+        result["additionalProperties"] = False
+    return result
+
+
+def values_schema() -> dict[str, Any]:
+    """Returns the schema of all values in JSON Schema draft 7, which every Helm 3 and 4 reads."""
+    document = ChartValues.model_json_schema(by_alias=True)
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **_inlined(document, document.get("$defs", {}))}
+
+
+def main(arguments: list[str]) -> int:
+    """Writes or compares; returns the exit code."""
+    text = json.dumps(values_schema(), indent=2) + "\n"
+    if "--check" not in arguments:
+        SCHEMA.write_text(text)
+        return 0
+    if not SCHEMA.exists() or SCHEMA.read_text() != text:
+        print(f"{SCHEMA.name} is not what the models say: run make chart-schema", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chart's own values, as a model: what ``values.schema.json`` says beside the configuration of the services.
+
+Objects of the Kubernetes API (affinity, resources, ...) are checked by the API server, not here.
+"""
+
+from typing import Annotated, Any, Literal
+
+from numa_contract.config import Config
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+Kubernetes = dict[str, Any]
+"""An object or a part of one that goes to the API server as it is."""
+Texts = dict[str, str]
+Name = Annotated[str, Field(max_length=63, pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$")]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Duration = Annotated[str, Field(pattern=r"^[0-9]+(ms|s|m|h)$")]
+Fraction = Annotated[str, Field(pattern=r"^(100|[1-9]?[0-9])%$")] | Annotated[int, Field(ge=0)]
+
+
+class Values(BaseModel):
+    """Base of all parts: camelCase, unknown keys refused, descriptions from the lines below the fields."""
+
+    model_config = ConfigDict(
+        extra="forbid", alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
+    )
+
+
+class Image(Values):
+    """Where a container's image comes from."""
+
+    repository: Annotated[str, Field(pattern=r"^[a-z0-9]+([._:/-]+[a-z0-9]+)*$")]
+    tag: Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$")]
+    """Empty: the chart's appVersion."""
+    digest: Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64})?$")]
+    """Wins over the tag."""
+    pull_policy: Literal["Always", "IfNotPresent", "Never"]
+
+
+class Resources(Values):
+    """As in a container of a pod."""
+
+    requests: dict[str, str | int | float]
+    limits: dict[str, str | int | float]
+    claims: list[Kubernetes] = []
+
+
+class Component(Values):
+    """One container of the pod."""
+
+    image: Image
+    port: Port
+    """TCP port of /metrics, /healthz and /readyz in the pod's own network namespace."""
+    resources: Resources
+    extra_args: list[str]
+    extra_env: list[Kubernetes]
+    extra_volume_mounts: list[Kubernetes]
+
+
+class Backend(Component):
+    """The container nri-backend."""
+
+    plugin_index: Annotated[str, Field(pattern=r"^[0-9]{2}$")]
+    """Place among the runtime's NRI plugins."""
+
+
+class ServiceAccount(Values):
+    """Who the frontend is for the API server."""
+
+    create: bool
+    name: Name
+    """Empty: the full name."""
+    annotations: Texts
+
+
+class Rbac(Values):
+    """What it may do there."""
+
+    create: bool
+
+
+class AdmissionPolicy(Values):
+    """What RBAC cannot say."""
+
+    enabled: bool
+    """Let the driver's service account write slices of its own node only (ValidatingAdmissionPolicy)."""
+
+
+class RollingUpdate(Values):
+    """As in a DaemonSet."""
+
+    max_surge: Fraction
+    max_unavailable: Fraction
+
+
+class UpdateStrategy(Values):
+    """As in a DaemonSet."""
+
+    type: Literal["RollingUpdate", "OnDelete"]
+    rolling_update: RollingUpdate | None = None
+
+
+class Probe(Values):
+    """When a probe fails."""
+
+    period_seconds: Annotated[int, Field(ge=1)]
+    timeout_seconds: Annotated[int, Field(ge=1)]
+    failure_threshold: Annotated[int, Field(ge=1)]
+
+
+class Probes(Values):
+    """The three probes of both containers."""
+
+    startup: Probe
+    liveness: Probe
+    readiness: Probe
+
+
+class AdditionalClass(Values):
+    """A DeviceClass of the operator's own."""
+
+    name: Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+    selectors: list[str]
+    config: list[Kubernetes] = []
+
+
+class DeviceClasses(Values):
+    """The DeviceClasses of the cluster."""
+
+    create: bool
+    hugepage_sizes: list[Annotated[str, Field(pattern=r"^[1-9][0-9]*[KMG]i$")]]
+    """One class dra.hugepages-<size> each."""
+    extra_selectors: dict[str, list[str]]
+    """More CEL expressions, by class name."""
+    additional: list[AdditionalClass]
+
+
+class HugePages(Values):
+    """Hugepages of one size."""
+
+    size: Annotated[str, Field(pattern=r"^[1-9][0-9]*[kKmMgG](i|[bB])?$")]
+    count: Annotated[int, Field(ge=0)]
+    node: Annotated[int, Field(ge=0)] | None = None
+    """NUMA node; left out: spread evenly."""
+
+
+class HugePageProvision(Values):
+    """The init container that sets the number of hugepages."""
+
+    enabled: bool
+    """Set the number of hugepages in an init container, before anything is published."""
+    pages: list[HugePages]
+
+
+class NetworkPolicy(Values):
+    """Who may speak with the pods."""
+
+    enabled: bool
+    metrics_from: list[Kubernetes]
+    """Peers that may read metrics; empty: everybody."""
+    api_server_ports: list[Port]
+
+
+class Monitor(Values):
+    """A PodMonitor or ServiceMonitor of the Prometheus operator."""
+
+    enabled: bool
+    interval: Duration
+    labels: Texts
+
+
+class PrometheusRule(Values):
+    """The alerts."""
+
+    enabled: bool
+    labels: Texts
+    extra_rules: list[Kubernetes]
+
+
+class Dashboard(Values):
+    """The ConfigMap with the Grafana dashboard."""
+
+    enabled: bool
+    labels: Texts
+    annotations: Texts
+
+
+class Metrics(Values):
+    """Objects for those who watch."""
+
+    pod_monitor: Monitor
+    service_monitor: Monitor
+    prometheus_rule: PrometheusRule
+    dashboard: Dashboard
+
+
+class Scc(Values):
+    """The SecurityContextConstraints."""
+
+    create: bool
+
+
+class OpenShift(Values):
+    """What OpenShift wants."""
+
+    scc: Scc
+
+
+class Tests(Values):
+    """The pod of ``helm test``."""
+
+    create: bool
+    node_selector: Texts
+
+
+class ChartValues(Values):
+    """Every value of the chart."""
+
+    name_override: Name
+    fullname_override: Name
+    namespace_override: Name
+    allow_default_namespace: bool
+    image_pull_secrets: list[Kubernetes]
+    frontend: Component
+    backend: Backend
+    driver_config: Config
+    """The configuration file of both services, docs/configuration.md."""
+    service_account: ServiceAccount
+    rbac: Rbac
+    admission_policy: AdmissionPolicy
+    device_classes: DeviceClasses
+    update_strategy: UpdateStrategy
+    min_ready_seconds: Annotated[int, Field(ge=0)]
+    termination_grace_period_seconds: Annotated[int, Field(ge=1)]
+    priority_class_name: str
+    pod_annotations: Texts
+    pod_labels: Texts
+    node_selector: Texts
+    tolerations: list[Kubernetes]
+    affinity: Kubernetes
+    dns_policy: Literal["ClusterFirst", "Default"]
+    selinux_type: Annotated[str, Field(alias="selinuxType", pattern=r"^[a-z0-9_]*$")]
+    probes: Probes
+    extra_volumes: list[Kubernetes]
+    hugepage_provision: HugePageProvision
+    metrics: Metrics
+    network_policy: NetworkPolicy
+    open_shift: Annotated[OpenShift, Field(alias="openshift")]
+    tests: Tests
+    global_: Annotated[Kubernetes, Field(alias="global")] = {}
+    """Set by Helm where this chart is a dependency of another."""

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chart rendered by the real Helm, as the objects that a cluster would get."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CHART = Path(__file__).parents[2] / "charts/dra-driver-numa"
+HELM = Path(sys.executable).with_name("helm")
+NAMESPACE = "dra-driver-numa"
+Document = dict[str, Any]
+
+# Every switch on: each object that the chart can make is in it.
+EVERYTHING: Document = {
+    "networkPolicy": {"enabled": True},
+    "openshift": {"scc": {"create": True}},
+    "hugepageProvision": {
+        "enabled": True,
+        "pages": [{"size": "2Mi", "count": 4, "node": 0}, {"size": "1G", "count": 1}],
+    },
+    "metrics": {name: {"enabled": True} for name in ("podMonitor", "serviceMonitor", "prometheusRule", "dashboard")},
+}
+
+
+class HelmError(Exception):
+    """Helm refused; the text is what it told."""
+
+
+def run(*arguments: str) -> str:
+    """Returns what Helm printed; HelmError with its complaint."""
+    done = subprocess.run([HELM, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        raise HelmError(done.stderr)
+    return done.stdout
+
+
+def render(
+    values: Mapping[str, Any] | None = None, *, release: str = "dra-driver-numa", namespace: str = NAMESPACE
+) -> list[Document]:
+    """Returns the objects that ``helm install`` would create with these values. HelmError."""
+    text = _rendered(json.dumps(values or {}), release, namespace)
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+@lru_cache(256)
+def _rendered(values: str, release: str, namespace: str) -> str:
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        file.write(values)
+        file.flush()
+        return run("template", release, str(CHART), "--namespace", namespace, "--values", file.name)
+
+
+def only(documents: list[Document], kind: str) -> Document:
+    """Returns the one object of a kind."""
+    (found,) = [document for document in documents if document["kind"] == kind]
+    return found
+
+
+def pod_of(documents: list[Document]) -> Document:
+    """Returns the pod specification of the DaemonSet."""
+    spec: Document = only(documents, "DaemonSet")["spec"]["template"]["spec"]
+    return spec
+
+
+def container(documents: list[Document], name: str) -> Document:
+    """Returns a container of the DaemonSet, also an init container."""
+    pod = pod_of(documents)
+    every = [*pod.get("initContainers", []), *pod["containers"]]
+    found: Document = next(one for one in every if one["name"] == name)
+    return found
+
+
+def host_mounts(documents: list[Document], name: str) -> dict[str, tuple[str, bool]]:
+    """Returns a container's mounts of host paths: path inside to (path on the host, whether it is read-only)."""
+    paths = {
+        volume["name"]: volume["hostPath"]["path"] for volume in pod_of(documents)["volumes"] if "hostPath" in volume
+    }
+    return {
+        mount["mountPath"]: (paths[mount["name"]], mount.get("readOnly", False))
+        for mount in container(documents, name)["volumeMounts"]
+        if mount["name"] in paths
+    }

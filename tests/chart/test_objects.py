@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the chart renders is accepted by Kubernetes 1.34 to 1.37, and asks for no more than it needs."""
+
+import copy
+import json
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from tests.chart import helm
+from tests.chart.helm import EVERYTHING, Document, container, only, pod_of, render
+
+VERSIONS = ("1.34", "1.35", "1.36", "1.37")
+# Their schemas are not Kubernetes' own.
+FOREIGN = {"PodMonitor", "ServiceMonitor", "PrometheusRule", "SecurityContextConstraints"}
+MATRIX: dict[str, Document] = {
+    "defaults": {},
+    "everything": EVERYTHING,
+    "peer": {"fullnameOverride": "dracpu", "podLabels": {"app": "dracpu"}, "namespaceOverride": "kube-system"},
+    "bare": {
+        "rbac": {"create": False},
+        "serviceAccount": {"create": False, "name": "given"},
+        "admissionPolicy": {"enabled": False},
+        "deviceClasses": {"create": False},
+        "tests": {"create": False},
+        "selinuxType": "",
+        "priorityClassName": "",
+    },
+    "own": {
+        "driverConfig": {
+            "reservedCPUs": "0-1,64",
+            "reservedMemory": [{"numaNode": 0, "limits": {"memory": "1Gi", "hugepages-2Mi": 4096}}],
+            "kubeletRootDir": "/var/lib/k0s/kubelet/",
+            "nriSocket": "/run/k3s/nri/nri.sock",
+            "logFormat": "json",
+        },
+        "updateStrategy": {"type": "OnDelete", "rollingUpdate": None},
+        "frontend": {"image": {"digest": "sha256:" + "ab" * 32}, "extraArgs": ["--log-level=debug"], "port": 9090},
+        "backend": {"extraEnv": [{"name": "A", "value": "b"}], "resources": {"limits": {"memory": "200Mi"}}},
+        "deviceClasses": {
+            "hugepageSizes": ["64Ki", "512Mi"],
+            "extraSelectors": {"dra.cpu": ['device.attributes["dra.cpu"].smtEnabled']},
+            "additional": [{"name": "whole-cores", "selectors": ['device.driver == "dra.cpu"']}],
+        },
+        "imagePullSecrets": [{"name": "secret"}],
+        "podAnnotations": {"a": "b"},
+        "affinity": {"nodeAffinity": {}},
+        "tolerations": [],
+        "extraVolumes": [{"name": "more", "emptyDir": {}}],
+    },
+}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_object_is_valid(version: str) -> None:
+    """The schemas of the Kubernetes versions that are supported accept every object, unknown fields refused."""
+    different = {json.dumps(document) for values in MATRIX.values() for document in render(values)}
+    assert len(different) > 30
+    for document in map(json.loads, sorted(different)):
+        if document["kind"] not in FOREIGN:
+            kubernetes_validate.validate(document, version, strict=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_schemas_do_refuse(version: str) -> None:
+    """The judge of the test above knows the version itself, and minds a field that does not exist."""
+    daemon_set = copy.deepcopy(only(render(), "DaemonSet"))
+    assert kubernetes_validate.validate(daemon_set, version, strict=True) == version
+    daemon_set["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError, match="readinesProbe"):
+        kubernetes_validate.validate(daemon_set, version, strict=True)
+
+
+def test_lint_is_silent() -> None:
+    """``helm lint --strict`` finds nothing, with the default values and with everything switched on."""
+    assert "0 chart(s) failed" in helm.run("lint", "--strict", str(helm.CHART))
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_no_more_rights_than_needed(name: str) -> None:
+    """Neither privileged nor in a namespace of the host; no capability, no writable root, a seccomp profile."""
+    documents = render(MATRIX[name])
+    pod = pod_of(documents)
+    assert not {"hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"} & pod.keys()
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for one in [*pod.get("initContainers", []), *pod["containers"]]:
+        assert one["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        }
+        assert not any("hostPort" in port for port in one.get("ports", []))
+
+
+def test_each_half_has_only_its_own_paths() -> None:
+    """The frontend cannot touch cgroups or the runtime; the backend can write cgroups and its run directory alone."""
+    documents = render()
+    run = ("/run/dra-driver-numa", False)
+    assert helm.host_mounts(documents, "frontend") == {
+        "/run/dra-driver-numa": run,
+        "/var/run/cdi": ("/var/run/cdi", False),
+        "/var/lib/kubelet/plugins_registry": ("/var/lib/kubelet/plugins_registry", False),
+        "/var/lib/kubelet/plugins/dra.cpu": ("/var/lib/kubelet/plugins/dra.cpu", False),
+        "/var/lib/kubelet/plugins/dra.memory": ("/var/lib/kubelet/plugins/dra.memory", False),
+    }
+    assert helm.host_mounts(documents, "backend") == {
+        "/run/dra-driver-numa": run,
+        "/var/run/cdi": ("/var/run/cdi", True),
+        "/var/run/nri": ("/var/run/nri", True),
+        "/sys/fs/cgroup": ("/sys/fs/cgroup", False),
+    }
+
+
+def test_only_the_frontend_can_speak_to_the_api_server() -> None:
+    """The backend gets no token; the frontend's is bound to its pod, so that the admission policy knows the node."""
+    documents = render()
+    assert pod_of(documents)["automountServiceAccountToken"] is False
+    mounts = {name: [m["name"] for m in container(documents, name)["volumeMounts"]] for name in ("frontend", "backend")}
+    assert "token" in mounts["frontend"]
+    assert "token" not in mounts["backend"]
+
+
+def test_the_contract_with_readers_of_the_peers_chart() -> None:
+    """Container 0 is the frontend and says --config; ConfigMap, key, ports and environment have the agreed names."""
+    documents = render({"driverConfig": {"reservedCPUs": "0"}})
+    first, second = pod_of(documents)["containers"]
+    assert (first["name"], second["name"]) == ("frontend", "backend")
+    for one, port in ((first, 8080), (second, 8081)):
+        assert "--config=/etc/dra-driver-numa/config.yaml" in one["args"]
+        assert [p["containerPort"] for p in one["ports"]] == [port]
+        assert {env["name"] for env in one["env"]} == {"NODE_NAME", "POD_UID"}
+    config = next(d for d in documents if d["kind"] == "ConfigMap")
+    assert config["metadata"]["name"] == "dra-driver-numa-config"
+    assert config["data"]["config.yaml"] == 'apiVersion: v1alpha1\nreservedCPUs: "0"\n'
+
+
+def test_it_can_stand_in_for_the_cpu_peer() -> None:
+    """Names, label and namespace can be those that tools of the CPU peer look for."""
+    documents = render({"fullnameOverride": "dracpu", "podLabels": {"app": "dracpu"}}, namespace="kube-system")
+    daemon_set = only(documents, "DaemonSet")
+    assert (daemon_set["metadata"]["name"], daemon_set["metadata"]["namespace"]) == ("dracpu", "kube-system")
+    assert daemon_set["spec"]["template"]["metadata"]["labels"]["app"] == "dracpu"
+    assert "dracpu-config" in {d["metadata"]["name"] for d in documents if d["kind"] == "ConfigMap"}
+
+
+def test_an_update_leaves_no_gap() -> None:
+    """The new pod is ready before the old one leaves, and nothing binds a port of the host."""
+    strategy = only(render(), "DaemonSet")["spec"]["updateStrategy"]
+    assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+
+
+def test_each_image_is_rolled_out_alone() -> None:
+    """A tag or digest of one component leaves the other as it was; a digest wins."""
+    digest = "sha256:" + "0f" * 32
+    image = {"repository": "registry.example:5000/a/nri-backend", "tag": "1.2.3", "digest": digest}
+    documents = render({"backend": {"image": image}})
+    assert container(documents, "backend")["image"] == f"registry.example:5000/a/nri-backend@{digest}"
+    assert container(documents, "frontend")["image"] == container(render(), "frontend")["image"]
+    tagged = render({"backend": {"image": {"tag": "1.2.3"}}})
+    assert container(tagged, "backend")["image"].endswith(":1.2.3")
+
+
+@pytest.mark.parametrize("name", ["frontend", "backend"])
+def test_probes_never_ask_for_others(name: str) -> None:
+    """The probes that kill ask /healthz, which needs neither API server nor runtime; readiness asks /readyz."""
+    one = container(render(), name)
+    paths = {kind: one[kind]["httpGet"]["path"] for kind in ("startupProbe", "livenessProbe", "readinessProbe")}
+    assert paths == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
+    assert {one[kind]["httpGet"]["port"] for kind in paths} == {name}
+    assert one["resources"]["requests"].keys() == {"cpu", "memory"}
+
+
+def test_pods_restart_when_the_configuration_changes() -> None:
+    """The services read their file once, so its checksum is part of the pod."""
+
+    def checksum(values: Document) -> Any:
+        return only(render(values), "DaemonSet")["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
+
+    assert checksum({}) != checksum({"driverConfig": {"logLevel": "debug"}})
+    assert checksum({}) == checksum({"podLabels": {"a": "b"}})
+
+
+def test_host_paths_follow_the_configuration() -> None:
+    """One setting moves both what the services use and what is mounted."""
+    documents = render({"driverConfig": {"kubeletRootDir": "/data/kubelet/", "nriSocket": "/run/k3s/nri/nri.sock"}})
+    assert "/data/kubelet/plugins_registry" in helm.host_mounts(documents, "frontend")
+    assert helm.host_mounts(documents, "backend")["/run/k3s/nri"] == ("/run/k3s/nri", True)
+
+
+def test_all_objects_are_in_the_namespace() -> None:
+    """namespaceOverride moves every namespaced object, and the subjects that name it."""
+    documents = render({**EVERYTHING, "namespaceOverride": "elsewhere"})
+    assert {d["metadata"]["namespace"] for d in documents if "namespace" in d["metadata"]} == {"elsewhere"}
+    assert only(documents, "ClusterRoleBinding")["subjects"][0]["namespace"] == "elsewhere"
+    (condition,) = only(documents, "ValidatingAdmissionPolicy")["spec"]["matchConditions"]
+    assert '"system:serviceaccount:elsewhere:' in condition["expression"]
+
+
+def test_device_classes_are_the_contract() -> None:
+    """The four classes by default, one more for each size, and selectors of the operator's own."""
+    names = {d["metadata"]["name"] for d in render() if d["kind"] == "DeviceClass"}
+    assert names == {"dra.cpu", "dra.memory", "dra.hugepages-2m", "dra.hugepages-1g"}
+    own = {d["metadata"]["name"]: d["spec"]["selectors"] for d in render(MATRIX["own"]) if d["kind"] == "DeviceClass"}
+    assert own.keys() == {"dra.cpu", "dra.memory", "dra.hugepages-64k", "dra.hugepages-512m", "whole-cores"}
+    assert [s["cel"]["expression"] for s in own["dra.cpu"]] == [
+        'device.driver == "dra.cpu"',
+        'device.attributes["dra.cpu"].smtEnabled',
+    ]

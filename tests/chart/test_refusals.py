@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values that cannot work are refused when the chart is rendered, with the key that is wrong."""
+
+import pytest
+
+from tests.chart.helm import Document, HelmError, render
+
+UID_SOCKET = "/plugins_registry/dra.memory-00000000-0000-0000-0000-000000000000-reg.sock"
+LONGEST_KUBELET_ROOT = "/" + "k" * (107 - len(UID_SOCKET) - 1)
+LONGEST_RUN_DIRECTORY = "/run/" + "r" * (107 - len("/run/") - 1 - 36 - len("/state.sock"))
+
+BAD: list[tuple[Document, str]] = [
+    # Keys that do not exist, at every level.
+    ({"driverconfig": {}}, "driverconfig"),
+    ({"driverConfig": {"reservedCpus": "0"}}, "reservedCpus"),
+    ({"frontend": {"image": {"name": "x"}}}, "name"),
+    ({"backend": {"pluginindex": "00"}}, "pluginindex"),
+    ({"metrics": {"podMonitor": {"interval": "30s", "scrape": True}}}, "scrape"),
+    ({"image": {"tag": "1"}}, "image"),
+    ({"hostNetwork": True}, "hostNetwork"),
+    # Settings of the services.
+    ({"driverConfig": {"reservedCPUs": 0}}, "driverConfig.reservedCPUs"),
+    ({"driverConfig": {"reservedCPUs": "0..3"}}, "driverConfig.reservedCPUs"),
+    ({"driverConfig": {"cpuDeviceMode": "both"}}, "driverConfig.cpuDeviceMode"),
+    ({"driverConfig": {"groupBy": "numa"}}, "driverConfig.groupBy"),
+    ({"driverConfig": {"apiVersion": "v1"}}, "driverConfig.apiVersion"),
+    ({"driverConfig": {"logLevel": 4}}, "driverConfig.logLevel"),
+    ({"driverConfig": {"hugepageGuard": "yes"}}, "driverConfig.hugepageGuard"),
+    ({"driverConfig": {"reservedMemory": [{"numaNode": -1, "limits": {}}]}}, "driverConfig.reservedMemory.0.numaNode"),
+    ({"driverConfig": {"reservedMemory": [{"numaNode": 0, "limits": {"gold": 1}}]}}, "gold"),
+    (
+        {"driverConfig": {"reservedMemory": [{"numaNode": 0, "limits": {"memory": "1.5Gi"}}]}},
+        "driverConfig.reservedMemory.0.limits.memory",
+    ),
+    ({"driverConfig": {"reservedMemory": {"memory": "1Gi"}}}, "driverConfig.reservedMemory"),
+    # Host paths.
+    ({"driverConfig": {"kubeletRootDir": "var/lib/kubelet"}}, "driverConfig.kubeletRootDir"),
+    ({"driverConfig": {"kubeletRootDir": ""}}, "driverConfig.kubeletRootDir"),
+    ({"driverConfig": {"kubeletRootDir": LONGEST_KUBELET_ROOT + "k"}}, "driverConfig.kubeletRootDir: the socket"),
+    ({"driverConfig": {"runDir": LONGEST_RUN_DIRECTORY + "r"}}, "driverConfig.runDir: the socket"),
+    ({"driverConfig": {"nriSocket": "/run/" + "n" * 100 + "/nri.sock"}}, "driverConfig.nriSocket: the socket"),
+    ({"driverConfig": {"nriSocket": "/run/nri.sock"}}, "the directory of driverConfig.nriSocket"),
+    ({"driverConfig": {"runDir": "/run/../etc"}}, "driverConfig.runDir"),
+    ({"driverConfig": {"runDir": "/run"}}, "driverConfig.runDir"),
+    ({"driverConfig": {"cdiDir": "/etc/cdi"}}, "driverConfig.cdiDir"),
+    ({"driverConfig": {"cdiDir": "/run/dra-driver-numa"}}, "driverConfig.cdiDir"),
+    ({"driverConfig": {"cgroupRoot": "/a:b"}}, "driverConfig.cgroupRoot"),
+    # The pods.
+    ({"frontend": {"image": {"tag": "a b"}}}, "frontend.image.tag"),
+    ({"frontend": {"image": {"digest": "sha256:1234"}}}, "frontend.image.digest"),
+    ({"backend": {"image": {"repository": "Upper/Case"}}}, "backend.image.repository"),
+    ({"backend": {"image": {"pullPolicy": "Sometimes"}}}, "backend.image.pullPolicy"),
+    ({"frontend": {"port": 0}}, "frontend.port"),
+    ({"frontend": {"port": 8081}}, "frontend.port and backend.port"),
+    ({"backend": {"pluginIndex": 0}}, "backend.pluginIndex"),
+    ({"backend": {"resources": {"request": {}}}}, "request"),
+    ({"fullnameOverride": "Not_A_Name"}, "fullnameOverride"),
+    ({"podLabels": {"app.kubernetes.io/name": "x"}}, "podLabels"),
+    ({"updateStrategy": {"type": "Recreate"}}, "updateStrategy.type"),
+    ({"updateStrategy": {"rollingUpdate": {"maxSurge": 0}}}, "updateStrategy.rollingUpdate"),
+    ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": 1}}}, "updateStrategy.rollingUpdate"),
+    ({"updateStrategy": {"rollingUpdate": {"maxSurge": "all"}}}, "updateStrategy.rollingUpdate"),
+    ({"updateStrategy": {"type": "OnDelete"}}, "rollingUpdate: null"),
+    ({"probes": {"liveness": {"periodSeconds": 0}}}, "probes.liveness.periodSeconds"),
+    ({"tolerations": {"operator": "Exists"}}, "tolerations"),
+    ({"terminationGracePeriodSeconds": None}, "terminationGracePeriodSeconds"),
+    # Classes, hugepages, monitoring.
+    ({"deviceClasses": {"hugepageSizes": ["2M"]}}, "deviceClasses.hugepageSizes.0"),
+    ({"deviceClasses": {"hugepageSizes": ["2Mi", "2Mi"]}}, "deviceClasses"),
+    ({"deviceClasses": {"extraSelectors": {"dra.gpu": ["true"]}}}, "deviceClasses.extraSelectors"),
+    ({"deviceClasses": {"additional": [{"name": "a"}]}}, "deviceClasses.additional.0"),
+    ({"hugepageProvision": {"enabled": True}}, "hugepageProvision.pages"),
+    ({"hugepageProvision": {"pages": [{"size": "2Mi"}]}}, "count"),
+    ({"metrics": {"podMonitor": {"interval": "often"}}}, "metrics.podMonitor.interval"),
+    ({"networkPolicy": {"apiServerPorts": ["https"]}}, "networkPolicy.apiServerPorts.0"),
+]
+
+
+@pytest.mark.parametrize(("values", "named"), BAD, ids=[str(index) for index in range(len(BAD))])
+def test_what_is_wrong_is_named(values: Document, named: str) -> None:
+    """Nothing is rendered, and the message names the key."""
+    with pytest.raises(HelmError) as caught:
+        render(values)
+    assert named in str(caught.value)
+
+
+def test_the_longest_paths_are_accepted() -> None:
+    """The check refuses no path that the kernel would take."""
+    assert render({"driverConfig": {"kubeletRootDir": LONGEST_KUBELET_ROOT, "runDir": LONGEST_RUN_DIRECTORY}})
+
+
+def test_the_default_namespace_is_refused() -> None:
+    """Pods with host paths do not belong there; who wants them there says so."""
+    with pytest.raises(HelmError, match="allowDefaultNamespace"):
+        render(namespace="default")
+    assert render({"allowDefaultNamespace": True}, namespace="default")

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chart's schema, its default values and the services' own model of the configuration say the same."""
+
+import itertools
+import json
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+import yaml
+from numa_contract.config import Config, parse_config
+from pydantic import BaseModel
+
+from hack.chart_schema import SCHEMA, values_schema
+from hack.chart_values import ChartValues
+from tests.chart.helm import CHART, Document, render
+
+DEFAULTS: Document = yaml.safe_load((CHART / "values.yaml").read_text())
+
+
+def test_the_schema_is_generated() -> None:
+    """Nobody edits values.schema.json; "make chart-schema" writes it."""
+    assert json.loads(SCHEMA.read_text()) == values_schema()
+
+
+def objects(schema: Any) -> list[Document]:
+    """Every schema of an object with known properties."""
+    if isinstance(schema, list):
+        return list(itertools.chain.from_iterable(map(objects, schema)))
+    if not isinstance(schema, dict):
+        return []
+    own = [schema] if "properties" in schema and schema.get("type") == "object" else []
+    return own + list(itertools.chain.from_iterable(map(objects, schema.values())))
+
+
+def test_nothing_unknown_is_accepted_anywhere() -> None:
+    """A misspelt key is an error, not a default."""
+    found = objects(values_schema())
+    assert len(found) > 25
+    assert all(one["additionalProperties"] is False for one in found)
+
+
+def keys(model: type[BaseModel], prefix: str = "") -> set[str]:
+    """The paths of all values that a model knows, without those of the services' configuration."""
+    found = set()
+    for name, field in model.model_fields.items():
+        path = prefix + (field.alias or name)
+        found.add(path)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel) and path != "driverConfig":
+            found |= keys(field.annotation, f"{path}.")
+    return found
+
+
+def given(values: Document, prefix: str = "") -> set[str]:
+    """The paths in a values file."""
+    found = set()
+    for name, value in values.items():
+        found.add(prefix + name)
+        if isinstance(value, dict):
+            found |= given(value, f"{prefix}{name}.")
+    return found
+
+
+def test_values_yaml_lists_every_value() -> None:
+    """What can be set is seen in values.yaml, with its default."""
+    ChartValues.model_validate(DEFAULTS)
+    optional = {"global", "frontend.resources.claims", "backend.resources.claims"}
+    assert keys(ChartValues) - given(DEFAULTS) == optional
+
+
+def some_value(annotation: Any, default: Any) -> Any:
+    """A value other than the default, as far as there is one."""
+    if get_origin(annotation) is Literal:
+        return next((choice for choice in get_args(annotation) if choice != default), default)
+    if isinstance(default, bool):
+        return not default
+    return {"": "/some/where", frozenset(): "0-1", (): [{"numaNode": 0, "limits": {"memory": "1Gi"}}]}.get(
+        default, {"grow": "lazy"} if isinstance(default, BaseModel) else f"{default}/other"
+    )
+
+
+@pytest.mark.parametrize("name", Config.model_fields)
+def test_every_setting_passes_through_the_chart(name: str) -> None:
+    """What the services can be told, the chart can tell them, unchanged."""
+    field = Config.model_fields[name]
+    value = some_value(field.annotation, field.default)
+    documents = render({"driverConfig": {field.alias or name: value}})
+    config = next(d["data"]["config.yaml"] for d in documents if d["kind"] == "ConfigMap")
+    assert parse_config(yaml.safe_load(config), "config.yaml") == parse_config({field.alias or name: value}, "told")
+
+
+def test_host_paths_default_to_those_of_the_services() -> None:
+    """What is mounted when nothing is configured is what the services then use."""
+    helpers = (CHART / "templates/_helpers.tpl").read_text()
+    for key in ("kubelet_root_dir", "cdi_dir", "run_dir", "nri_socket", "cgroup_root"):
+        field = Config.model_fields[key]
+        assert f'default "{field.default}" .Values.driverConfig.{field.alias}' in helpers

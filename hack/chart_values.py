@@ -131,6 +131,8 @@ class DeviceClasses(Values):
     create: bool
     hugepage_sizes: list[Annotated[str, Field(pattern=r"^[1-9][0-9]*[KMG]i$")]]
     """One class dra.hugepages-<size> each."""
+    far_memory: bool
+    """Classes for NUMA nodes without CPUs as well."""
     extra_selectors: dict[str, list[str]]
     """More CEL expressions, by class name."""
     additional: list[AdditionalClass]

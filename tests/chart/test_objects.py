@@ -2,14 +2,19 @@
 """What the chart renders is accepted by Kubernetes 1.34 to 1.37, and asks for no more than it needs."""
 
 import copy
+import dataclasses
 import json
 from typing import Any
 
 import kubernetes_validate
 import pytest
+from dra_frontend.classes import device_classes
+from dra_frontend.discovery import discover
+from dra_frontend.machine import HugepagePool, NumaNode
 
 from tests.chart import helm
 from tests.chart.helm import EVERYTHING, Document, container, only, pod_of, render
+from tests.fakes.trees import captured
 
 VERSIONS = ("1.34", "1.35", "1.36", "1.37")
 # Their schemas are not Kubernetes' own.
@@ -85,10 +90,12 @@ def test_no_more_rights_than_needed(name: str) -> None:
     assert not {"hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"} & pod.keys()
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     for one in [*pod.get("initContainers", []), *pod["containers"]]:
+        allowed = {"appArmorProfile": {"type": "Unconfined"}} if one["name"] == "provision-hugepages" else {}
         assert one["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": True,
+            **allowed,
         }
         assert not any("hostPort" in port for port in one.get("ports", []))
 
@@ -197,13 +204,29 @@ def test_all_objects_are_in_the_namespace() -> None:
     assert '"system:serviceaccount:elsewhere:' in condition["expression"]
 
 
+def classes(values: Document) -> dict[str, list[str]]:
+    """The CEL of every DeviceClass, by name."""
+    documents = [one for one in render(values) if one["kind"] == "DeviceClass"]
+    return {one["metadata"]["name"]: [s["cel"]["expression"] for s in one["spec"]["selectors"]] for one in documents}
+
+
 def test_device_classes_are_the_contract() -> None:
-    """The four classes by default, one more for each size, and selectors of the operator's own."""
-    names = {d["metadata"]["name"] for d in render() if d["kind"] == "DeviceClass"}
-    assert names == {"dra.cpu", "dra.memory", "dra.hugepages-2m", "dra.hugepages-1g"}
-    own = {d["metadata"]["name"]: d["spec"]["selectors"] for d in render(MATRIX["own"]) if d["kind"] == "DeviceClass"}
+    """The four classes by default; other sizes and selectors of the operator's own where they are given."""
+    assert classes({}).keys() == {"dra.cpu", "dra.memory", "dra.hugepages-2m", "dra.hugepages-1g"}
+    own = classes(MATRIX["own"])
     assert own.keys() == {"dra.cpu", "dra.memory", "dra.hugepages-64k", "dra.hugepages-512m", "whole-cores"}
-    assert [s["cel"]["expression"] for s in own["dra.cpu"]] == [
-        'device.driver == "dra.cpu"',
-        'device.attributes["dra.cpu"].smtEnabled',
-    ]
+    assert own["dra.cpu"] == ['device.driver == "dra.cpu"', 'device.attributes["dra.cpu"].smtEnabled']
+
+
+def test_device_classes_are_those_that_the_frontend_prints() -> None:
+    """A machine with far memory gets the same classes from the chart and from "dra-frontend classes"."""
+    numa_nodes = {
+        0: NumaNode(0, frozenset({0}), 1 << 30, (HugepagePool(2 << 20, 8, 8), HugepagePool(1 << 30, 8, 8))),
+        1: NumaNode(1, frozenset(), 1 << 30, (HugepagePool(2 << 20, 8, 8), HugepagePool(1 << 30, 8, 8))),
+    }
+    machine = dataclasses.replace(discover(captured("64fake-4n2s2ca2c2t")), numa_nodes=numa_nodes)
+    printed = {
+        one["metadata"]["name"]: [s["cel"]["expression"] for s in one["spec"]["selectors"]]
+        for one in device_classes(machine)
+    }
+    assert classes({"deviceClasses": {"farMemory": True}}) == printed

@@ -104,9 +104,11 @@ httpGet:
 {{/* Names of all classes, as a YAML list. */}}
 {{- define "numa.classNames" -}}
 - dra.cpu
-- dra.memory
-{{- range .Values.deviceClasses.hugepageSizes }}
-- dra.hugepages-{{ include "numa.shortSize" . }}
+{{- range $suffix := ternary (list "" "-far") (list "") .Values.deviceClasses.farMemory }}
+- dra.memory{{ $suffix }}
+{{- range $.Values.deviceClasses.hugepageSizes }}
+- dra.hugepages-{{ include "numa.shortSize" . }}{{ $suffix }}
+{{- end }}
 {{- end }}
 {{- range .Values.deviceClasses.additional }}
 - {{ .name }}

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Alerts and dashboard speak of metrics that exist, in expressions that Prometheus can read."""
+
+import json
+import re
+import time
+
+import nri_backend.telemetry as backend
+import promql_parser
+import pytest
+import yaml
+from dra_frontend import telemetry as frontend
+from dra_frontend.discovery import discover
+from dra_frontend.inventory import build_inventory
+from dra_frontend.lease import BackendView
+from dra_frontend.ledger import Ledger
+from numa_contract.config import Config
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.chart.helm import CHART, EVERYTHING, Document, only, render
+from tests.fakes.trees import captured
+
+_SERIES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
+
+
+def of_frontend() -> frontend.Telemetry:
+    """The metrics of a frontend that has done nothing yet."""
+    inventory = build_inventory(discover(captured("32intel64-2p8co2t+8ve")), Config(), "node")
+    return frontend.Telemetry(lambda: Ledger({}), inventory, BackendView(time.monotonic))
+
+
+def series() -> set[str]:
+    """The names of all time series that both services can have."""
+    scraped = (of_frontend().render() + backend.Telemetry(backend.Facts).render()).decode()
+    families = text_string_to_metric_families(scraped)
+    return {family.name + ending for family in families for ending in _SERIES.get(family.type, ("",))}
+
+
+def alerts() -> list[Document]:
+    """The rules as Prometheus gets them."""
+    groups: list[Document] = only(render(EVERYTHING), "PrometheusRule")["spec"]["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def dashboard() -> Document:
+    """The dashboard as Grafana gets it."""
+    maps = [document["data"] for document in render(EVERYTHING) if document["kind"] == "ConfigMap"]
+    text = next(data["dra-driver-numa.json"] for data in maps if "dra-driver-numa.json" in data)
+    loaded: Document = json.loads(text)
+    return loaded
+
+
+def expressions() -> list[str]:
+    """Every PromQL of the chart; Grafana's own variables are filled in as Grafana does."""
+    asked = [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
+    filled = [one.replace("$__rate_interval", "1m").replace("$node", ".*") for one in asked]
+    return [rule["expr"] for rule in alerts()] + filled
+
+
+def selected(tree: object) -> set[str]:
+    """The metrics that an expression reads."""
+    return set(re.findall(r"\bdra_[a-z_]+", str(tree)))
+
+
+def test_every_expression_is_promql_of_metrics_that_exist() -> None:
+    """A metric that was renamed takes its alerts and panels with it."""
+    known = series()
+    for expression in expressions():
+        read = selected(promql_parser.parse(expression))
+        assert read
+        assert read <= known, expression
+
+
+def test_the_judge_refuses() -> None:
+    """The parser of the test above minds what is no PromQL."""
+    with pytest.raises(ValueError, match="parenthesis"):
+        promql_parser.parse("sum by (node (dra_numa_backend_live)")
+
+
+def test_labels_of_alerts_are_labels_of_their_result() -> None:
+    """A text that names a label which the expression has aggregated away would stay empty."""
+    for rule in alerts():
+        text = " ".join(rule["annotations"].values())
+        kept = set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", rule["expr"]))))
+        assert set(re.findall(r"\$labels\.(\w+)", text)) <= kept, rule["alert"]
+        assert rule["labels"]["severity"] in {"critical", "warning"}
+        assert re.fullmatch("DraNuma[A-Za-z]+", rule["alert"])
+
+
+def test_outcomes_and_calls_in_expressions_exist() -> None:
+    """An alert on a label value that nobody writes would never fire."""
+    values = set(re.findall(r'\b(?:call|result|outcome)!?=~?"([^"]*)"', " ".join(expressions())))
+    assert values == {"prepare", "error", "timeout|error", "ok"}
+    telemetry = of_frontend()
+    telemetry.note("dra.cpu", "prepare", 0.1, [True])
+    written = 'dra_numa_claims_handled_total{call="prepare",driver="dra.cpu",result="error"} 1.0'
+    assert written in telemetry.render().decode()
+
+
+@pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
+def test_monitors_find_both_containers(kind: str) -> None:
+    """Both ports are scraped, and each sample says its node."""
+    documents = render(EVERYTHING)
+    spec = only(documents, kind)["spec"]
+    endpoints = spec.get("podMetricsEndpoints") or spec["endpoints"]
+    assert [one["port"] for one in endpoints] == ["frontend", "backend"]
+    assert all(one["relabelings"][0]["targetLabel"] == "node" for one in endpoints)
+    template = only(documents, "DaemonSet")["spec"]["template"]
+    assert spec["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+
+
+def test_operators_rules_are_added() -> None:
+    """Rules of one's own come with ours, in a group of their own."""
+    own = {"alert": "Mine", "expr": "vector(1)"}
+    values = {"metrics": {"prometheusRule": {"enabled": True, "extraRules": [own]}}}
+    groups = only(render(values), "PrometheusRule")["spec"]["groups"]
+    assert [group["name"] for group in groups] == ["dra-driver-numa", "dra-driver-numa-extra"]
+    assert groups[1]["rules"] == [own]
+
+
+def test_the_rules_are_a_rule_file() -> None:
+    """files/rules.yaml is what promtool and Prometheus read without the operator."""
+    assert yaml.safe_load((CHART / "files/rules.yaml").read_text()).keys() == {"groups"}

@@ -18,6 +18,9 @@ DRIVERS: Final = (CPU_DRIVER, MEMORY_DRIVER)
 CPU_CAPACITY: Final = "dra.cpu/cpu"
 MEMORY_CAPACITY: Final = "size"
 
+OVERCLAIMED_TAINTS: Final = {driver: f"{driver}/overclaimed" for driver in DRIVERS}
+"""Key of the taint on a device of which claims hold more than the machine has left; its value is ``true``."""
+
 NRI_PLUGIN_NAME: Final = "dra-driver-numa"
 NRI_PLUGIN_INDEX: Final = "00"
 

@@ -16,16 +16,21 @@ from dra_frontend.lease import BackendView
 from dra_frontend.ledger import Ledger
 from dra_frontend.prepare import make_record
 from dra_frontend.sockets import listen_unix
+from dra_frontend.standing import Picture, picture
 from dra_frontend.state_api import HttpServer, NodeState, probe_app, state_app
+from dra_frontend.watch import HostTrees, MachineWatch
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import BackendStatus, ContainerReport
 
+from tests.fakes.trees import MemoryTree
 from tests.strategies.claims import NODE, claim, cpus, memory
 from tests.strategies.machines import machine
 
-INVENTORY = build_inventory(machine(), Config(reserved_cpus=frozenset({0})), NODE)
+CONFIG = Config(reserved_cpus=frozenset({0}))
+INVENTORY = build_inventory(machine(), CONFIG, NODE)
+LIVE = MachineWatch(HostTrees(MemoryTree({}), MemoryTree({})), CONFIG, NODE, INVENTORY, lambda: Ledger({}))
 
 
 def ledger() -> Ledger:
@@ -55,7 +60,8 @@ class Endpoint:
         return NodeState(
             node=NODE,
             instance="pod/1",
-            inventory=lambda: INVENTORY,
+            live=LIVE,
+            picture=lambda: picture(INVENTORY, ledger(), Picture()),
             ledger=ledger,
             quarantined=lambda: {"x.json": "broken"},
             backend=self.backend,
@@ -92,7 +98,9 @@ async def endpoint(tmp_path: Path) -> AsyncIterator[Endpoint]:
 async def test_everything_can_be_looked_at(endpoint: Endpoint) -> None:
     """Machine, devices, claims, CPUs, memory, containers, lease, versions: plain JSON."""
     assert (await endpoint.get("/v1/machine"))["cpus"] == "0-7"
-    assert {d["name"] for d in await endpoint.get("/v1/devices")} >= {"cpudevnuma000", "memory-numa001"}
+    devices = {device["name"]: device for device in await endpoint.get("/v1/devices")}
+    assert devices.keys() >= {"cpudevnuma000", "memory-numa001"}
+    assert (devices["cpudevnuma000"]["claimed"], devices["cpudevnuma000"]["health"]) == (2, "healthy")
     assert [r["driver"] for r in await endpoint.get("/v1/claims/u")] == ["dra.cpu", "dra.memory"]
     assert len(await endpoint.get("/v1/claims")) == 2
     by_cpu = {entry["cpu"]: entry for entry in await endpoint.get("/v1/cpus")}

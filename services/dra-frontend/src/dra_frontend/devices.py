@@ -30,6 +30,15 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
+class Taint:
+    """Keeps new claims away from a device (``NoSchedule``), unless they tolerate it."""
+
+    key: str
+    value: str
+    effect: str = "NoSchedule"
+
+
+@dataclass(frozen=True, slots=True)
 class CpuDevice:
     """A group of CPUs, or a single one."""
 
@@ -40,6 +49,7 @@ class CpuDevice:
     """None for a single CPU: one claim has all of it."""
     cpus: frozenset[int]
     """What claims are given; neither reserved CPUs nor the one that is kept for the shared pool."""
+    taints: tuple[Taint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,7 @@ class MemoryDevice:
     numa_node: int
     page_bytes: int
     hugepages: bool
+    taints: tuple[Taint, ...] = ()
 
     @property
     def capacity_bytes(self) -> int:

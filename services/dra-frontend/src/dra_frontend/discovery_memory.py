@@ -19,8 +19,8 @@ def read_nodes(reader: Reader, online: frozenset[int]) -> dict[int, NumaNode]:
     for node in sorted(listed - set(present or {})):
         raise HostTreeError(f"{NODE_DIRECTORY}/online", f"names node {node}, which has no directory")
     if not present:
-        hugepages = _read_hugepages(reader, "/sys/kernel/mm/hugepages")
-        return {0: NumaNode(0, online, _read_memory(reader, "/proc/meminfo"), hugepages)}
+        hugepages = read_hugepages(reader, "/sys/kernel/mm/hugepages")
+        return {0: NumaNode(0, online, read_memory(reader, "/proc/meminfo"), hugepages)}
     cpus = _read_node_cpus(reader, list(present), online)
     gpu_nodes = {node for node in _read_gpu_nodes(reader) if not cpus.get(node)}
     kept = {node: found for node, found in cpus.items() if node not in gpu_nodes}
@@ -38,8 +38,8 @@ def _read_node(reader: Reader, node: int, cpus: frozenset[int], present: list[in
     return NumaNode(
         id=node,
         cpus=cpus,
-        memory_bytes=_read_memory(reader, f"{directory}/meminfo"),
-        hugepages=_read_hugepages(reader, f"{directory}/hugepages"),
+        memory_bytes=read_memory(reader, f"{directory}/meminfo"),
+        hugepages=read_hugepages(reader, f"{directory}/hugepages"),
         distances={other: distances[other] for other in kept if other in distances},
     )
 
@@ -84,7 +84,8 @@ def _read_gpu_nodes(reader: Reader) -> set[int]:
     }
 
 
-def _read_memory(reader: Reader, path: str) -> int:
+def read_memory(reader: Reader, path: str) -> int:
+    """Returns the bytes of ``MemTotal`` in a meminfo file."""
     text = reader.text(path)
     if text is None:
         raise HostTreeError(path, "is missing: the memory of this machine is unknown")
@@ -94,7 +95,8 @@ def _read_memory(reader: Reader, path: str) -> int:
     return int(match[1]) << 10
 
 
-def _read_hugepages(reader: Reader, directory: str) -> tuple[HugepagePool, ...]:
+def read_hugepages(reader: Reader, directory: str) -> tuple[HugepagePool, ...]:
+    """Returns the pools of every page size that the kernel offers, empty ones included."""
     pools = []
     for kilobytes, name in (reader.names(directory, r"hugepages-([1-9]\d{0,12})kB") or {}).items():
         path = f"{directory}/{name}"

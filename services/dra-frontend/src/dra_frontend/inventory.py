@@ -2,7 +2,7 @@
 """What this node offers: pools of devices from the machine and the configuration. Core."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,6 +13,7 @@ from numa_contract.pagesize import kubernetes_page_size, parse_page_size, short_
 
 from dra_frontend.cpu_groups import CpuGroup, DeviceKind, cpu_groups
 from dra_frontend.devices import Capacity, CpuDevice, Device, Pool
+from dra_frontend.host_pages import PageKey
 from dra_frontend.machine import Machine
 from dra_frontend.memory_devices import hugepages, plain_memory
 from dra_frontend.placement import Layout
@@ -53,19 +54,37 @@ class Inventory:
         return self._devices.get((driver, pool, name))
 
 
-def build_inventory(machine: Machine, config: Config, node_name: str) -> Inventory:
-    """Returns what the node offers; the same for the same machine and configuration. Raises InventoryError."""
+@dataclass(frozen=True, slots=True)
+class InUse:
+    """What claims and host processes hold of a machine that runs."""
+
+    cpus: frozenset[int] = frozenset()
+    """Held by claims."""
+    host_pages: Mapping[PageKey, int] = field(default_factory=dict)
+    """Hugepages held by host processes."""
+
+
+def build_inventory(machine: Machine, config: Config, node_name: str, in_use: InUse | None = None) -> Inventory:
+    """Returns what the node offers; the same for the same arguments.
+
+    Raises InventoryError where names are unusable, and at a start, that is without ``in_use``, for the first misfit.
+    """
     _check_names(node_name)
-    _check_reserves(machine, config)
+    for misfit in misfits(machine, config) if in_use is None else ():
+        raise misfit
+    in_use = in_use or InUse()
     groups = cpu_groups(machine, config.cpu_device_mode, config.group_by)
-    withheld = frozenset() if config.reserved_cpus else frozenset({min(groups[-1].cpus)})
+    withheld = _withheld(machine, config, groups, in_use.cpus)
     cpus = [_cpu_device(machine, group, group.cpus - config.reserved_cpus - withheld) for group in groups]
     pools = [Pool(CPU_DRIVER, node_name, tuple(device for device in cpus if device is not None))]
     nodes = [machine.numa_nodes[node] for node in sorted(machine.numa_nodes)]
     plain = [plain_memory(machine, node, config) for node in nodes]
     pools.append(Pool(MEMORY_DRIVER, f"{node_name}-memory", tuple(device for device in plain if device is not None)))
     for page_bytes in sorted({pool.page_bytes for node in nodes for pool in node.hugepages}):
-        huge = [hugepages(machine, node, page_bytes, config) for node in nodes]
+        huge = [
+            hugepages(machine, node, page_bytes, config, in_use.host_pages.get((node.id, page_bytes), 0))
+            for node in nodes
+        ]
         devices = tuple(device for device in huge if device is not None)
         if devices:
             pools.append(Pool(MEMORY_DRIVER, f"{node_name}-hugepages-{short_page_size(page_bytes)}", devices))
@@ -82,7 +101,23 @@ def _check_names(node_name: str) -> None:
         )
 
 
-def _check_reserves(machine: Machine, config: Config) -> None:
+def _withheld(machine: Machine, config: Config, groups: Sequence[CpuGroup], held: frozenset[int]) -> frozenset[int]:
+    """Returns the CPU that no claim may have: the lowest of the last group that none has yet."""
+    if config.reserved_cpus & machine.online:
+        return frozenset()
+    free = next((group.cpus - held for group in reversed(groups) if group.cpus - held), groups[-1].cpus)
+    return frozenset({min(free)})
+
+
+def misfits(machine: Machine, config: Config) -> list[InventoryError]:
+    """Returns where the reserves of the configuration are not those of the machine.
+
+    A mistake at a start; later a CPU has gone offline or a node away, and the service goes on without it.
+    """
+    return [*_cpu_misfits(machine, config), *_memory_misfits(machine, config)]
+
+
+def _cpu_misfits(machine: Machine, config: Config) -> Iterator[InventoryError]:
     missing = config.reserved_cpus - machine.online
     if missing:
         offline = missing & machine.offline
@@ -92,16 +127,19 @@ def _check_reserves(machine: Machine, config: Config) -> None:
             if cpus
         ]
         online = format_cpu_list(machine.online)
-        raise InventoryError("reservedCPUs", f"{' and '.join(faults)}; online are {online}")
+        yield InventoryError("reservedCPUs", f"{' and '.join(faults)}; online are {online}")
+
+
+def _memory_misfits(machine: Machine, config: Config) -> Iterator[InventoryError]:
     sizes = {pool.page_bytes for node in machine.numa_nodes.values() for pool in node.hugepages}
     for entry in config.reserved_memory:
         if entry.numa_node not in machine.numa_nodes:
             known = format_cpu_list(machine.numa_nodes)
-            raise InventoryError("reservedMemory", f"NUMA node {entry.numa_node} does not exist; there are {known}")
+            yield InventoryError("reservedMemory", f"NUMA node {entry.numa_node} does not exist; there are {known}")
         for name in entry.limits:
             if name != "memory" and parse_page_size(name) not in sizes:
                 known = ", ".join(f"hugepages-{kubernetes_page_size(size)}" for size in sorted(sizes)) or "none"
-                raise InventoryError("reservedMemory", f"this kernel has no {name}; it has {known}")
+                yield InventoryError("reservedMemory", f"this kernel has no {name}; it has {known}")
 
 
 def _cpu_device(machine: Machine, group: CpuGroup, cpus: frozenset[int]) -> CpuDevice | None:

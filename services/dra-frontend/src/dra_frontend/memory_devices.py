@@ -50,10 +50,16 @@ def plain_memory(machine: Machine, node: NumaNode, config: Config) -> MemoryDevi
     return MemoryDevice(memory_device_name(None, node.id), attributes, capacity, node.id, page, hugepages=False)
 
 
-def hugepages(machine: Machine, node: NumaNode, page_bytes: int, config: Config) -> MemoryDevice | None:
-    """Returns the pages of one size on a node without reserved and surplus ones; None where there is none."""
+def hugepages(
+    machine: Machine, node: NumaNode, page_bytes: int, config: Config, host_pages: int
+) -> MemoryDevice | None:
+    """Returns the pages of one size on a node without reserved and surplus ones; None where there is none.
+
+    The reserve is for host processes: only pages that they hold beyond it (``host_pages`` are all) cost more.
+    """
     total = sum(pool.total - pool.surplus for pool in node.hugepages if pool.page_bytes == page_bytes)
-    size = (total * page_bytes - config.reserved_bytes(node.id, page_bytes)) // page_bytes * page_bytes
+    kept = max(config.reserved_bytes(node.id, page_bytes), host_pages * page_bytes)
+    size = (total * page_bytes - kept) // page_bytes * page_bytes
     if size <= 0:
         return None
     capacity = Capacity.of(MEMORY_CAPACITY, size, default=page_bytes, step=page_bytes, binary=True)

@@ -28,6 +28,8 @@ def _colour(uid: str) -> str:
 def _cpus(inventory: Inventory, ledger: Ledger) -> str:
     nodes: dict[int, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for cpu in cpus_view(inventory, ledger):
+        if cpu["use"] == "offline":
+            continue
         uid = str(cpu.get("claimUid", ""))
         style = f' style="background:{_colour(uid)}"' if uid else ""
         title = escape(str(cpu.get("claim", cpu["use"])) or uid, quote=True)

@@ -14,7 +14,6 @@ from numa_contract.names import CLAIMS_JOURNAL, DRIVERS
 from numa_contract.reports import ContainerReport
 
 from dra_frontend.config import Settings
-from dra_frontend.dra_values import DeviceHealth, Health
 from dra_frontend.driver import NodeClaims
 from dra_frontend.feed import EventFeed
 from dra_frontend.files import ClaimDirectory
@@ -24,15 +23,16 @@ from dra_frontend.kube import KubeClient
 from dra_frontend.kubelet import KubeletPlugin, PluginPaths
 from dra_frontend.lease import BackendView
 from dra_frontend.metadata_files import MetadataFiles
+from dra_frontend.offer import Offer
 from dra_frontend.publish_values import Notice
 from dra_frontend.publisher import Publisher
 from dra_frontend.recovery import LostRecords
 from dra_frontend.rundir import RunDirectory
-from dra_frontend.slices import slice_documents
 from dra_frontend.state_api import NodeState
 from dra_frontend.store import Change, ClaimStore
 from dra_frontend.telemetry import MeasuredClaims, Telemetry
 from dra_frontend.upkeep import Upkeep
+from dra_frontend.watch import HostTrees, MachineWatch
 
 _LOG = logging.getLogger(__name__)
 
@@ -41,34 +41,38 @@ class Service:
     """One run of the service: what it is made of."""
 
     def __init__(
-        self, settings: Settings, inventory: Inventory, run_directory: RunDirectory, client: KubeClient
+        self,
+        settings: Settings,
+        trees: HostTrees,
+        inventory: Inventory,
+        run_directory: RunDirectory,
+        client: KubeClient,
     ) -> None:
         self.settings = settings
-        self.inventory = inventory
         self.run_directory = run_directory
         self.client = client
         config = settings.config
         run_dir = Path(config.run_dir)
         self.backend = BackendView(time.monotonic)
         self.feed = EventFeed()
-        self.telemetry = Telemetry(lambda: self.store.ledger, self.inventory, self.backend)
+        node = settings.node_name
+        self.watch = MachineWatch(trees, config, node, inventory, lambda: self.store.ledger)
+        self.telemetry = Telemetry(lambda: self.store.ledger, self.watch, self.backend)
         directory = ClaimDirectory(Path(config.cdi_dir), run_dir / CLAIMS_JOURNAL, run_dir / "quarantine")
         root = Path(config.kubelet_root_dir)
         metadata = MetadataFiles(
             str(root / "plugins"), enabled=config.device_metadata, failed=self.telemetry.no_metadata
         )
         self.store = ClaimStore(directory, self.run_directory.claims_lock, self.backend, metadata)
-        node = settings.node_name
-        self.lost = LostRecords(node, client, self.store, lambda: self.inventory, self.backend)
+        self.lost = LostRecords(node, client, self.store, self._inventory, self.backend)
         self.upkeep = Upkeep(node, client, self.store, self.lost, self.backend)
-        self.claims = NodeClaims(client, self.store, lambda: self.inventory, self.backend, self.lost)
+        self.claims = NodeClaims(client, self.store, self._inventory, self.backend, self.lost)
+        boards = {driver: HealthBoard() for driver in DRIVERS}
+        self.offer = Offer(node, self._inventory, lambda: self.store.ledger, boards)
         measured = MeasuredClaims(self.claims, self.telemetry)
         self.plugins = {
             driver: KubeletPlugin(
-                driver,
-                measured,
-                PluginPaths.below(root, driver, self.settings.pod_uid),
-                HealthBoard(self._health(driver)),
+                driver, measured, PluginPaths.below(root, driver, self.settings.pod_uid), boards[driver]
             )
             for driver in DRIVERS
         }
@@ -77,13 +81,8 @@ class Service:
         }
         self.store.listeners.append(self._changed)
 
-    def _health(self, driver: str) -> list[DeviceHealth]:
-        return [
-            DeviceHealth(pool.name, device.name, Health.HEALTHY, "online")
-            for pool in self.inventory.pools
-            if pool.driver == driver
-            for device in pool.devices
-        ]
+    def _inventory(self) -> Inventory:
+        return self.watch.inventory
 
     def _changed(self, change: Change) -> None:
         self.feed.publish("record", {"change": change.kind, "driver": change.driver, "uid": change.uid})
@@ -119,6 +118,7 @@ class Service:
             ("disk", self.upkeep.run_disk()),
             ("claims", self.upkeep.run_claims()),
             ("link", self.lead()),
+            ("machine", self.watch.run(self.offer.refresh)),
             *publishing,
         ]
 
@@ -127,7 +127,8 @@ class Service:
         return NodeState(
             node=self.settings.node_name,
             instance=f"{self.settings.pod_uid}/{uuid4().hex[:8]}",
-            inventory=lambda: self.inventory,
+            live=self.watch,
+            picture=lambda: self.offer.picture,
             ledger=lambda: self.store.ledger,
             quarantined=lambda: self.store.quarantined,
             backend=self.backend,
@@ -147,6 +148,12 @@ class Service:
             led = leads
             await asyncio.sleep(0.5)
 
+    async def start(self) -> None:
+        """Loads the claims and looks at the machine that they are on. Raises OSError."""
+        await self.store.start()
+        await self.watch.look()
+        self.offer.refresh()
+
     async def open_for_claims(self, stack: AsyncExitStack) -> None:
         """Serves the kubelet, once the backend enforces: registered earlier, we would have to refuse claims."""
         for plugin in self.plugins.values():
@@ -155,7 +162,4 @@ class Service:
             _LOG.warning("not registering with the kubelet yet problem=%s", problem)
         for plugin in self.plugins.values():
             await plugin.register()
-        for driver, publisher in self.publishers.items():
-            pools = [pool for pool in self.inventory.pools if pool.driver == driver]
-            if pools:
-                publisher.set_pools({p.name: slice_documents(p, self.settings.node_name) for p in pools})
+        self.offer.open(self.publishers)

@@ -46,15 +46,16 @@ def _owner(node_name: str, uid: str) -> dict[str, Any]:
 
 
 def _device(device: Device) -> dict[str, Any]:
-    attributes = {name: attribute_document(value) for name, value in device.attributes.items()}
-    if device.capacity is None:
-        return {"name": device.name, "attributes": attributes}
-    return {
+    document: dict[str, Any] = {
         "name": device.name,
-        "allowMultipleAllocations": True,
-        "attributes": attributes,
-        "capacity": {device.capacity.key: _capacity(device.capacity)},
+        "attributes": {name: attribute_document(value) for name, value in device.attributes.items()},
     }
+    if device.capacity is not None:
+        document["allowMultipleAllocations"] = True
+        document["capacity"] = {device.capacity.key: _capacity(device.capacity)}
+    if device.taints:
+        document["taints"] = [{"key": t.key, "value": t.value, "effect": t.effect} for t in device.taints]
+    return document
 
 
 def attribute_document(value: AttributeValue) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from numa_contract import __version__
 from numa_contract.records import RECORD_VERSION
 from numa_contract.reports import REPORT_VERSION, BackendStatus, ContainerReport
 
-from dra_frontend.inventory import Inventory
 from dra_frontend.lease import BackendView
 from dra_frontend.ledger import Ledger
 from dra_frontend.page import node_page
-from dra_frontend.views import cpus_view, devices_view, machine_view, memory_view
+from dra_frontend.standing import Picture
+from dra_frontend.views import LiveMachine, cpus_view, devices_view, machine_view, memory_view
 
 
 class Feed(Protocol):
@@ -33,7 +33,8 @@ class NodeState:
 
     node: str
     instance: str
-    inventory: Callable[[], Inventory]
+    live: LiveMachine
+    picture: Callable[[], Picture]
     ledger: Callable[[], Ledger]
     quarantined: Callable[[], dict[str, str]]
     backend: BackendView
@@ -68,13 +69,13 @@ def probe_routes(app: FastAPI, state: NodeState) -> None:
 def _resource_routes(app: FastAPI, state: NodeState) -> None:
     @app.get("/v1/machine")
     async def machine() -> dict[str, Any]:
-        """The machine by NUMA node."""
-        return machine_view(state.inventory().machine)
+        """The machine by NUMA node, as of the latest look."""
+        return machine_view(state.live)
 
     @app.get("/v1/devices")
     async def devices() -> list[dict[str, Any]]:
-        """The devices as published."""
-        return devices_view(state.inventory())
+        """The devices as published, with their health."""
+        return devices_view(state.picture())
 
     @app.get("/v1/claims")
     async def claims() -> list[dict[str, Any]]:
@@ -92,12 +93,12 @@ def _resource_routes(app: FastAPI, state: NodeState) -> None:
     @app.get("/v1/cpus")
     async def cpus() -> list[dict[str, Any]]:
         """Who holds each CPU."""
-        return cpus_view(state.inventory(), state.ledger())
+        return cpus_view(state.live.inventory, state.ledger())
 
     @app.get("/v1/memory")
     async def memory() -> list[dict[str, Any]]:
         """Capacity, claimed and free bytes per NUMA node and page size."""
-        return memory_view(state.inventory(), state.ledger())
+        return memory_view(state.live.inventory, state.ledger())
 
 
 def _service_routes(app: FastAPI, state: NodeState) -> None:
@@ -132,7 +133,7 @@ def _service_routes(app: FastAPI, state: NodeState) -> None:
     @app.get("/", response_class=HTMLResponse)
     async def page() -> str:
         """A page that draws the node."""
-        return node_page(state.node, state.inventory(), state.ledger(), state.backend)
+        return node_page(state.node, state.live.inventory, state.ledger(), state.backend)
 
 
 def _report_routes(app: FastAPI, state: NodeState) -> None:

@@ -11,14 +11,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from numa_contract.pagesize import kubernetes_page_size
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from dra_frontend.dra_values import ClaimName, Failure, Prepared
-from dra_frontend.inventory import Inventory
 from dra_frontend.lease import BackendView
 from dra_frontend.ledger import Ledger
+from dra_frontend.views import LiveMachine
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20)
 
@@ -57,22 +58,24 @@ class Claims(Protocol):
 class _NodeGauges(Collector):
     """Computes the state of the node at the moment of a scrape."""
 
-    def __init__(self, ledger: Callable[[], Ledger], inventory: Inventory, backend: BackendView) -> None:
+    def __init__(self, ledger: Callable[[], Ledger], live: LiveMachine, backend: BackendView) -> None:
         self._ledger = ledger
-        self._inventory = inventory
+        self._live = live
         self._backend = backend
 
     def collect(self) -> Iterable[Metric]:
         ledger = self._ledger()
+        inventory = self._live.inventory
         held = ledger.held_cpus()
-        pool = self._inventory.machine.online - self._inventory.reserved_cpus - held
+        pool = inventory.machine.online - inventory.reserved_cpus - held
         values = {
             "dra_cpu_allocated_cpus": ("CPUs in claims", len(held)),
             "dra_cpu_available_cpus": ("CPUs of the shared pool", len(pool)),
-            "dra_cpu_reserved_cpus": ("CPUs reserved by configuration", len(self._inventory.reserved_cpus)),
+            "dra_cpu_reserved_cpus": ("CPUs reserved by configuration", len(inventory.reserved_cpus)),
             "dra_cpu_resource_claims_active": ("Prepared CPU claims", sum(d == "dra.cpu" for d, _ in ledger.files)),
             "dra_numa_claims": ("Prepared claims of both drivers", len(ledger.files)),
             "dra_numa_claims_releasing": ("Claims whose last container has not ended", len(ledger.releasing)),
+            "dra_numa_machine_readable": ("Whether the latest look at the machine went well", not self._live.problem),
             "dra_numa_backend_live": ("Whether the backend's lease is live", int(self._backend.live)),
         }
         for name, (text, value) in values.items():
@@ -81,14 +84,21 @@ class _NodeGauges(Collector):
         for device, size in sorted(ledger.claimed_bytes().items()):
             claimed.add_metric([device], size)
         yield claimed
+        held_by_host = GaugeMetricFamily(
+            "dra_numa_hugepages_held_by_host", "Hugepages in use by no pod", labels=["numa_node", "page_size"]
+        )
+        for (node, size), pages in sorted(self._live.host_pages.items()):
+            held_by_host.add_metric([str(node), kubernetes_page_size(size)], pages)
+        yield held_by_host
+        yield CounterMetricFamily("dra_numa_discovery_failures", "Failed looks", value=self._live.failures)
 
 
 class Telemetry:
     """The metrics of one process, in a registry of its own."""
 
-    def __init__(self, ledger: Callable[[], Ledger], inventory: Inventory, backend: BackendView) -> None:
+    def __init__(self, ledger: Callable[[], Ledger], live: LiveMachine, backend: BackendView) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_NodeGauges(ledger, inventory, backend))
+        self._registry.register(_NodeGauges(ledger, live, backend))
         self.prepared = Counter("dra_cpu_prepare_claims", "CPU claims prepared", ["result"], registry=self._registry)
         self.unprepared = Counter(
             "dra_cpu_unprepare_claims", "CPU claims unprepared", ["result"], registry=self._registry

@@ -2,32 +2,44 @@
 """What the state endpoint shows, as plain values made from machine, devices, ledger and the backend's reports."""
 
 from collections import defaultdict
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.pagesize import short_page_size
 
 from dra_frontend.devices import CpuDevice, MemoryDevice
+from dra_frontend.host_pages import PageKey
 from dra_frontend.inventory import Inventory
 from dra_frontend.ledger import Ledger
-from dra_frontend.machine import Machine
+from dra_frontend.machine import Machine, NumaNode
+from dra_frontend.standing import Picture
 
 
-def machine_view(machine: Machine) -> dict[str, Any]:
+class LiveMachine(Protocol):
+    """The machine as it is now."""
+
+    inventory: Inventory
+    problem: str
+    """Why it cannot be read; empty when it can."""
+    warnings: tuple[str, ...]
+    failures: int
+
+    @property
+    def machine(self) -> Machine:
+        """The machine with the free hugepages of the latest look."""
+
+    @property
+    def host_pages(self) -> Mapping[PageKey, int]:
+        """Hugepages that count as held by host processes."""
+
+
+def machine_view(live: LiveMachine) -> dict[str, Any]:
     """Returns the machine by NUMA node."""
-    nodes = [
-        {
-            "id": node.id,
-            "cpus": format_cpu_list(node.cpus),
-            "memoryBytes": node.memory_bytes,
-            "distances": node.distances,
-            "hugepages": [
-                {"pageSize": short_page_size(h.page_bytes), "total": h.total, "free": h.free} for h in node.hugepages
-            ],
-        }
-        for node in machine.numa_nodes.values()
-    ]
+    machine = live.machine
     return {
+        "problem": live.problem,
+        "warnings": list(live.warnings),
         "cpus": format_cpu_list(machine.online),
         "offline": format_cpu_list(machine.offline),
         "isolated": format_cpu_list(machine.isolated),
@@ -35,27 +47,50 @@ def machine_view(machine: Machine) -> dict[str, Any]:
         "packages": len({cpu.package for cpu in machine.cpus.values()}),
         "smt": machine.smt,
         "basePageBytes": machine.base_page_bytes,
-        "numaNodes": nodes,
+        "numaNodes": [_node_view(node, live.host_pages) for node in machine.numa_nodes.values()],
     }
 
 
-def devices_view(inventory: Inventory) -> list[dict[str, Any]]:
-    """Returns every device with its pool and what it holds."""
+def _node_view(node: NumaNode, host_pages: Mapping[PageKey, int]) -> dict[str, Any]:
+    return {
+        "id": node.id,
+        "cpus": format_cpu_list(node.cpus),
+        "memoryBytes": node.memory_bytes,
+        "distances": node.distances,
+        "hugepages": [
+            {
+                "pageSize": short_page_size(pool.page_bytes),
+                "total": pool.total,
+                "free": pool.free,
+                "heldByHost": host_pages.get((node.id, pool.page_bytes), 0),
+            }
+            for pool in node.hugepages
+        ],
+    }
+
+
+def devices_view(picture: Picture) -> list[dict[str, Any]]:
+    """Returns every published device with what it has, what claims hold of it, and how it is."""
+    health = {(driver, h.device): h for driver, devices in picture.health.items() for h in devices}
     shown: list[dict[str, Any]] = []
-    for pool in inventory.pools:
+    for pool in picture.pools:
         for device in pool.devices:
+            key = (pool.driver, device.name)
             entry: dict[str, Any] = {"driver": pool.driver, "pool": pool.name, "name": device.name}
             entry["attributes"] = dict(device.attributes)
             if isinstance(device, CpuDevice):
                 entry |= {"cpus": format_cpu_list(device.cpus), "capacity": len(device.cpus)}
             else:
                 entry |= {"numaNode": device.numa_node, "capacity": device.capacity.value}
+            entry["claimed"] = picture.holdings[key].amount if key in picture.holdings else 0
+            entry |= {"health": health[key].health.name.lower(), "message": health[key].message}
+            entry["taints"] = [taint.key for taint in device.taints]
             shown.append(entry)
     return shown
 
 
 def cpus_view(inventory: Inventory, ledger: Ledger) -> list[dict[str, Any]]:
-    """Returns one entry for each online CPU: where it is, and who holds it."""
+    """Returns one entry for each CPU that is online or in a claim: where it is, and who holds it."""
     holders = ledger.cpu_holders()
     names = {record.claim.uid: f"{record.claim.namespace}/{record.claim.name}" for record in ledger.records}
     shown = []
@@ -66,6 +101,9 @@ def cpus_view(inventory: Inventory, ledger: Ledger) -> list[dict[str, Any]]:
         if holder is not None:
             entry |= {"claimUid": holder, "claim": names.get(holder, "")}
         shown.append(entry)
+    for cpu_id in sorted(holders.keys() - inventory.machine.online):
+        holder = holders[cpu_id]
+        shown.append({"cpu": cpu_id, "use": "offline", "claimUid": holder, "claim": names.get(holder, "")})
     return shown
 
 

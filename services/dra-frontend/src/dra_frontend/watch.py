@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine as it is now: a cheap look every second, and a full discovery when something of it has changed."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from numa_contract.config import Config
+
+from dra_frontend.discovery import discover
+from dra_frontend.file_tree import FileTree, HostTreeError
+from dra_frontend.host_pages import HostPages, PageKey, PodPages, find_pods_group, held_pages, read_pod_pages
+from dra_frontend.inventory import InUse, Inventory, InventoryError, build_inventory, misfits
+from dra_frontend.ledger import Ledger
+from dra_frontend.machine import Machine
+from dra_frontend.machine_signs import Signs, read_signs, with_free_pages
+
+_LOG = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostTrees:
+    """Where the machine is read."""
+
+    host: FileTree
+    cgroups: FileTree
+    """Rooted at the cgroup2 mount."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    signs: Signs
+    pods: dict[int, PodPages | None]
+    """By page size."""
+
+    def held(self) -> dict[PageKey, int]:
+        return {
+            (number, pool.page_bytes): held_pages(number, pool, self.pods.get(pool.page_bytes))
+            for number, node in self.signs.nodes.items()
+            for pool in node.hugepages
+        }
+
+
+def _take_look(trees: HostTrees, sizes: frozenset[int]) -> _Look:
+    """Looks at the machine between two looks at the pods: pages that a pod takes or frees meanwhile stay the pod's."""
+    before = _pod_pages(trees.cgroups, sizes)
+    signs = read_signs(trees.host)
+    after = _pod_pages(trees.cgroups, sizes)
+    pods = {size: one.most(two) if (one := before[size]) and (two := after[size]) else None for size in sizes}
+    return _Look(signs, pods)
+
+
+def _pod_pages(cgroups: FileTree, sizes: frozenset[int]) -> dict[int, PodPages | None]:
+    try:
+        group = find_pods_group(cgroups) if sizes else None
+        return {size: read_pod_pages(cgroups, group, size) if group else None for size in sizes}
+    except HostTreeError as error:
+        _LOG.debug("pods' hugepages not read error=%s", error)
+        return dict.fromkeys(sizes)
+
+
+class MachineWatch:
+    """Holds the inventory. It is replaced as a whole; after an error the last good one stays."""
+
+    def __init__(
+        self,
+        trees: HostTrees,
+        config: Config,
+        node: str,
+        inventory: Inventory,
+        ledger: Callable[[], Ledger],
+    ) -> None:
+        self._trees = trees
+        self._config = config
+        self._node = node
+        self._ledger = ledger
+        self._host_pages = HostPages()
+        self._signs: Signs | None = None
+        self._built_from: tuple[object, object] | None = None
+        self.inventory = inventory
+        self.problem = ""
+        """Why the machine cannot be read; what was seen last still counts then."""
+        self.warnings: tuple[str, ...] = ()
+        """What does not fit, while everything works on."""
+        self.failures = 0
+        """Looks that failed since the start."""
+
+    @property
+    def machine(self) -> Machine:
+        """The machine with the free hugepages of the latest look."""
+        machine = self.inventory.machine
+        return with_free_pages(machine, self._signs) if self._signs else machine
+
+    @property
+    def host_pages(self) -> dict[PageKey, int]:
+        """Hugepages that count as held by host processes."""
+        return self._host_pages.counted
+
+    async def run(self, changed: Callable[[], None]) -> None:
+        """Looks every second, and calls ``changed`` after each look, as claims change too. Runs for ever."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await self.look()
+            changed()
+
+    async def look(self) -> None:
+        """Looks once; reads the whole machine again if something of it has changed."""
+        sizes = frozenset(pool.page_bytes for node in self.machine.numa_nodes.values() for pool in node.hugepages)
+        try:
+            look = await asyncio.to_thread(_take_look, self._trees, sizes)
+            self._host_pages.look(look.held())
+            facts = (look.signs.shape, self.host_pages)
+            if facts != self._built_from:
+                in_use = InUse(self._ledger().held_cpus(), self.host_pages)
+                self.inventory = await asyncio.to_thread(self._read, in_use)
+                self._built_from = facts
+            self._signs = look.signs
+        except (HostTreeError, InventoryError) as error:
+            self._failed(str(error))
+            return
+        if self.problem:
+            _LOG.info("the machine can be read again")
+        self.problem = ""
+        self._warn(look)
+
+    def _read(self, in_use: InUse) -> Inventory:
+        began = time.perf_counter()
+        inventory = build_inventory(discover(self._trees.host), self._config, self._node, in_use)
+        machine = inventory.machine
+        _LOG.info(
+            "machine read cpus=%d nodes=%d seconds=%.3f",
+            len(machine.cpus),
+            len(machine.numa_nodes),
+            time.perf_counter() - began,
+        )
+        return inventory
+
+    def _failed(self, problem: str) -> None:
+        self.failures += 1
+        if problem != self.problem:
+            _LOG.error("the machine cannot be read, what was seen last counts error=%s", problem)
+        self.problem = problem
+
+    def _warn(self, look: _Look) -> None:
+        warnings = [str(misfit) for misfit in misfits(self.inventory.machine, self._config)]
+        if look.pods and None in look.pods.values():
+            root = self._config.cgroup_root
+            warnings.append(
+                "hugepages held by host processes are not known and count as free: below "
+                f"{root} is no kubepods group with hugetlb.<size>.numa_stat; mount the node's cgroup2 tree there "
+                "(read-only, Linux 5.17 or newer, controller hugetlb)"
+            )
+        for warning in warnings:
+            if warning not in self.warnings:
+                _LOG.warning("%s", warning)
+        self.warnings = tuple(warnings)

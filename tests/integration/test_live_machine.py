@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine changes under the running services: slices, health and the state endpoint follow within 5 s."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+from tests.fakes.trees import captured, write_tree
+from tests.stage.machine import HostDirectory
+from tests.stage.pods import claim_pod, cpu_list, cpus, hugepages
+from tests.stage.process import wait_for
+from tests.stage.settings import StageSettings
+from tests.stage.stage import Stage
+from tests.stage.wires import ask_unix
+
+pytestmark = pytest.mark.timeout(60)
+
+T = TypeVar("T")
+SECONDS = 5.0
+"""How soon a change must be seen (issue: hotplug and hugepages)."""
+PAGE = 2 << 20
+NODE_1 = {*range(8, 16), *range(24, 32)}
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> HostDirectory:
+    """Two nodes of 16 CPUs in 8 cores, 2048 hugepages of 2 MiB on each."""
+    host = HostDirectory(write_tree(captured("32intel64-2p8co2t+8ve"), tmp_path_factory.mktemp("live")))
+    for node in (0, 1):
+        host.set_pages(node, 2048, 2048)
+    return host
+
+
+@pytest.fixture(scope="module")
+def shared(machine: HostDirectory) -> Iterator[Stage]:
+    with Stage(StageSettings(host_root=machine.root, reserved_cpus="0,16")) as stage:
+        instance = stage.add_instance()
+        stage.wait_registered()
+        stage.wait_ready(instance)
+        yield stage
+
+
+@pytest.fixture
+def stage(shared: Stage) -> Iterator[Stage]:
+    yield shared
+    print(shared.logs())
+
+
+def soon(what: str, condition: Callable[[], T]) -> T:
+    """Waits as long as a change may take."""
+    return wait_for(what, condition, SECONDS)
+
+
+def published(stage: Stage) -> dict[str, Any]:
+    """The devices of all slices by name."""
+    return {device["name"]: device for one in stage.slices() for device in one["spec"].get("devices") or []}
+
+
+def amount(stage: Stage, device: str) -> str:
+    """The published capacity of a device; empty when there is no such device."""
+    found = published(stage).get(device)
+    return next(iter(found["capacity"].values()))["value"] if found else ""
+
+
+def taints(stage: Stage, device: str) -> list[tuple[str, str, str]]:
+    """The taints of a published device."""
+    return [(t["key"], t["value"], t["effect"]) for t in published(stage)[device].get("taints", [])]
+
+
+def health(stage: Stage, device: str) -> tuple[str, str]:
+    """What the kubelet was told of a device last: status and message."""
+    return next((one["health"], one["message"]) for one in stage.kubelet("health") if one["device"] == device)
+
+
+def shown(stage: Stage, device: str) -> dict[str, Any]:
+    """A device at the state endpoint."""
+    found: dict[str, Any] = next(one for one in stage.state("/v1/devices") if one["name"] == device)
+    return found
+
+
+def test_a_cpu_goes_and_comes(stage: Stage, machine: HostDirectory) -> None:
+    """CPUs that go offline leave the capacity, and come back to it, while the device keeps its name."""
+    assert amount(stage, "cpudevnuma001") == "16"
+    machine.take_offline({15, 31})
+    soon("a smaller capacity", lambda: amount(stage, "cpudevnuma001") == "14")
+    assert stage.state("/v1/machine")["offline"] == "15,31"
+    assert shown(stage, "cpudevnuma001")["capacity"] == 14
+    machine.take_online({15, 31})
+    soon("the old capacity", lambda: amount(stage, "cpudevnuma001") == "16")
+    assert stage.state("/v1/machine")["offline"] == ""
+
+
+def test_a_claimed_cpu_goes_offline(stage: Stage, machine: HostDirectory) -> None:
+    """The claim keeps its CPUs in the books, its device is unhealthy, and nobody else gets what is left of a core."""
+    with claim_pod(stage, "db", cpus(4, numa_node=1)) as pod:
+        pod.prepare()
+        held = {one["cpu"] for one in stage.state("/v1/cpus") if one.get("claimUid") == pod.claim_uid}
+        assert held < NODE_1
+        lost = max(held)
+        machine.take_offline({lost})
+        soon("an unhealthy device", lambda: health(stage, "cpudevnuma001")[0] == "UNHEALTHY")
+        assert f"CPU {lost} is offline" in health(stage, "cpudevnuma001")[1]
+        assert health(stage, "cpudevnuma000") == ("HEALTHY", "online")
+        soon("a smaller capacity", lambda: amount(stage, "cpudevnuma001") == "15")
+        (record,) = stage.state(f"/v1/claims/{pod.claim_uid}")
+        assert record["cpus"][0]["cpus"] == cpu_list(held)
+        assert {"cpu": lost, "use": "offline", "claimUid": pod.claim_uid, "claim": "default/db-claim"} in stage.state(
+            "/v1/cpus"
+        )
+        pod.prepare()
+        assert [one["cpus"] for one in stage.state(f"/v1/claims/{pod.claim_uid}")[0]["cpus"]] == [cpu_list(held)]
+        machine.take_online({lost})
+        soon("health again", lambda: health(stage, "cpudevnuma001") == ("HEALTHY", "online"))
+
+
+def test_reserved_cpus_go_offline(stage: Stage, machine: HostDirectory) -> None:
+    """What would be an error at the start is a warning later."""
+    machine.take_offline({16})
+    soon("a warning", lambda: "reservedCPUs: CPU 16 is offline" in str(stage.state("/v1/machine")["warnings"]))
+    machine.take_online({16})
+    soon("no warning", lambda: "reservedCPUs" not in str(stage.state("/v1/machine")["warnings"]))
+
+
+def test_an_unreadable_machine_changes_nothing(stage: Stage, machine: HostDirectory) -> None:
+    """What cannot be read is told, and what was seen last goes on being offered."""
+    online = machine.root / "sys/devices/system/cpu/online"
+    before, text = published(stage), online.read_text()
+    machine.write(online, "nonsense")
+    problem = soon("a problem", lambda: stage.state("/v1/machine")["problem"])
+    assert "/sys/devices/system/cpu/online" in problem
+    metrics = ask_unix(stage.instances[0].state_socket, "/metrics")
+    assert "dra_numa_machine_readable 0.0" in metrics
+    assert published(stage) == before
+    assert not stage.unready(stage.instances[0])
+    machine.write(online, text.strip())
+    soon("no problem", lambda: not stage.state("/v1/machine")["problem"])
+
+
+def test_hugepages_come_and_go(stage: Stage, machine: HostDirectory) -> None:
+    """nr_hugepages is followed, what pages take is taken from plain memory, and an empty size has no devices."""
+    plain = shown(stage, "memory-numa001")["capacity"]
+    machine.set_pages(1, 1024, 1024)
+    soon("half of the pages", lambda: amount(stage, "hugepages-2m-numa001") == "2Gi")
+    assert shown(stage, "memory-numa001")["capacity"] == plain + 1024 * PAGE
+    for node in (0, 1):
+        machine.set_pages(node, 0, 0)
+    soon("no pages", lambda: "node-a-hugepages-2m" not in {one["spec"]["pool"]["name"] for one in stage.slices()})
+    assert "hugepages-2m-numa000" not in published(stage)
+    for node in (0, 1):
+        machine.set_pages(node, 2048, 2048)
+    soon("all pages", lambda: amount(stage, "hugepages-2m-numa001") == "4Gi")
+
+
+def test_pages_of_a_claim_are_taken_back(stage: Stage, machine: HostDirectory) -> None:
+    """A device with fewer pages than claims hold is tainted and unhealthy, an empty one stays, until it fits again."""
+    with claim_pod(stage, "db", hugepages(200 * PAGE, numa_node=1)) as pod:
+        pod.prepare()
+        machine.set_pages(1, 100, 100)
+        taint = ("dra.memory/overclaimed", "true", "NoSchedule")
+        soon("a taint", lambda: taints(stage, "hugepages-2m-numa001") == [taint])
+        assert amount(stage, "hugepages-2m-numa001") == "200Mi"
+        soon("ill health", lambda: health(stage, "hugepages-2m-numa001")[0] == "UNHEALTHY")
+        assert "default/db-claim" in health(stage, "hugepages-2m-numa001")[1]
+        machine.set_pages(1, 0, 0)
+        soon("one page for show", lambda: amount(stage, "hugepages-2m-numa001") == "2Mi")
+        assert taints(stage, "hugepages-2m-numa001") == [taint]
+        machine.set_pages(1, 2048, 2048)
+        soon("no taint", lambda: taints(stage, "hugepages-2m-numa001") == [])
+        assert amount(stage, "hugepages-2m-numa001") == "4Gi"
+
+
+def test_pages_of_host_processes_are_no_capacity(stage: Stage, machine: HostDirectory) -> None:
+    """Pages in use count as the host's unless pods have them; pages of pods stay in the capacity."""
+    pods = stage.paths.cgroup_root / "kubepods.slice"
+    machine.write(pods / "hugetlb.2MB.numa_stat", f"total={300 * PAGE} N0=0 N1={300 * PAGE}")
+    machine.write(pods / "hugetlb.1GB.numa_stat", "total=0 N0=0 N1=0")
+    machine.set_pages(1, 2048, 2048 - 300)
+    soon("knowledge", lambda: not stage.state("/v1/machine")["warnings"])
+    machine.set_pages(1, 2048, 2048 - 364)
+    soon("64 pages less", lambda: amount(stage, "hugepages-2m-numa001") == f"{(2048 - 64) * 2}Mi")
+    node = stage.state("/v1/machine")["numaNodes"][1]
+    assert {"pageSize": "2m", "total": 2048, "free": 1684, "heldByHost": 64} in node["hugepages"]
+    machine.set_pages(1, 2048, 2048 - 300)
+    wait_for("all pages", lambda: amount(stage, "hugepages-2m-numa001") == "4Gi", 15.0)
+
+
+def test_a_server_without_taints_says_so(machine: HostDirectory) -> None:
+    """Where the gate DRADeviceTaints is off the dropped taint is told in an Event, and the capacity is true still."""
+    settings = StageSettings(host_root=machine.root, gates_off=("DRADeviceTaints",))
+    with Stage(settings) as stage:
+        stage.wait_ready(stage.add_instance())
+        with claim_pod(stage, "db", hugepages(200 * PAGE, numa_node=1)) as pod:
+            pod.prepare()
+            machine.set_pages(1, 100, 100)
+            soon("a smaller capacity", lambda: amount(stage, "hugepages-2m-numa001") == "200Mi")
+            events = soon("an event", lambda: _events(stage, "ResourceSliceFieldsDropped"))
+            assert "devices[*].taints" in events[0]["note"]
+            machine.set_pages(1, 2048, 2048)
+            soon("all pages", lambda: amount(stage, "hugepages-2m-numa001") == "4Gi")
+
+
+def _events(stage: Stage, reason: str) -> list[dict[str, Any]]:
+    items = stage.api("/apis/events.k8s.io/v1/events")["items"]
+    return [one for one in items if one["reason"] == reason]

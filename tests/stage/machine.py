@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A captured machine in a directory, whose CPUs and hugepages come and go as they do in a kernel."""
+
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from tests.stage.pods import cpu_list, cpu_set
+
+
+class HostDirectory:
+    """The host root of a stage, to be changed while services look at it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._cpu = root / "sys/devices/system/cpu"
+        self._aside = root / "aside"
+
+    @staticmethod
+    def write(path: Path, text: str) -> None:
+        """Writes a file in one step: a kernel never shows half a value."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f".{path.name}.new")
+        new.write_text(f"{text}\n")
+        new.replace(path)
+
+    def online(self) -> set[int]:
+        """The CPUs that are online."""
+        return cpu_set((self._cpu / "online").read_text())
+
+    def take_offline(self, cpus: Collection[int]) -> None:
+        """Takes CPUs offline: their topology and caches go with them."""
+        self.write(self._cpu / "online", cpu_list(self.online() - set(cpus)))
+        for cpu in cpus:
+            self.write(self._cpu / f"cpu{cpu}/online", "0")
+            for name in ("topology", "cache"):
+                (self._aside / str(cpu)).mkdir(parents=True, exist_ok=True)
+                shutil.move(self._cpu / f"cpu{cpu}" / name, self._aside / str(cpu) / name)
+
+    def take_online(self, cpus: Collection[int]) -> None:
+        """Brings back CPUs that were taken offline."""
+        for cpu in cpus:
+            for name in ("topology", "cache"):
+                shutil.move(self._aside / str(cpu) / name, self._cpu / f"cpu{cpu}" / name)
+            self.write(self._cpu / f"cpu{cpu}/online", "1")
+        self.write(self._cpu / "online", cpu_list(self.online() | set(cpus)))
+
+    def set_pages(self, node: int, total: int, free: int, kib: int = 2048) -> None:
+        """Sets the hugepages of one size on a node."""
+        directory = self.root / f"sys/devices/system/node/node{node}/hugepages/hugepages-{kib}kB"
+        for name, count in (("free_hugepages", free), ("nr_hugepages", total), ("surplus_hugepages", 0)):
+            self.write(directory / name, str(count))

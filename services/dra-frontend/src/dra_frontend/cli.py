@@ -4,8 +4,9 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from numa_contract.config import ConfigError
 
@@ -13,8 +14,12 @@ from dra_frontend.classes import device_classes
 from dra_frontend.config import add_run_arguments, load_settings, read_yaml
 from dra_frontend.discovery import discover
 from dra_frontend.file_tree import HostTreeError
+from dra_frontend.hugepage_pools import KernelPools
 from dra_frontend.inspect import report
 from dra_frontend.inventory import InventoryError, build_inventory
+from dra_frontend.provision import Effort, preview, provision, table
+from dra_frontend.provision import report as provision_report
+from dra_frontend.provision_plan import plan, read_wishes
 from dra_frontend.render import machine_table, structured
 from dra_frontend.simulate import NODE, read_operations, simulate
 from dra_frontend.slices import slice_documents
@@ -44,7 +49,12 @@ def _parser() -> argparse.ArgumentParser:
     what_if.add_argument("-o", "--output", choices=("json", "yaml"), default="json")
     what_if.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="configuration file (YAML)")
     what_if.add_argument("--claims", metavar="FILE", required=True, help="operations to run (YAML)")
-    for command in (inspect, slices, classes, what_if):
+    pages = commands.add_parser("provision", help="allocate hugepages as HugePageProvision files say")
+    pages.add_argument("files", metavar="FILE", nargs="+", help="HugePageProvision (YAML)")
+    pages.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    pages.add_argument("--dry-run", action="store_true", help="check the files and show what there is; change nothing")
+    pages.add_argument("--timeout", metavar="SECONDS", type=float, default=60.0, help="give up after (default: 60)")
+    for command in (inspect, slices, classes, what_if, pages):
         command.add_argument("--host-root", metavar="DIR", default=argparse.SUPPRESS, help="another root than /")
     return parser
 
@@ -78,18 +88,36 @@ def _simulate(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _provision(arguments: argparse.Namespace) -> int:
+    tree = HostTree(arguments.host_root)
+    wishes = [wish for file in arguments.files for wish in read_wishes(read_yaml(Path(file)), file)]
+    targets, pools = plan(discover(tree), wishes), KernelPools(tree)
+    outcomes = preview(targets, pools) if arguments.dry_run else provision(targets, pools, Effort(arguments.timeout))
+    told = table(outcomes) if arguments.output == "table" else structured(provision_report(outcomes), "json")
+    print(told)
+    return _FAILED if any(outcome.failed for outcome in outcomes) else 0
+
+
 def _run(arguments: argparse.Namespace) -> int:
     from dra_frontend.app import main as run_service  # noqa: PLC0415 - grpc and kubernetes cost the other commands 1 s
 
     return run_service(load_settings(arguments))
 
 
+_COMMANDS: Final[dict[str | None, Callable[[argparse.Namespace], int]]] = {
+    "inspect": _inspect,
+    "slices": _slices,
+    "classes": _classes,
+    "simulate": _simulate,
+    "provision": _provision,
+    None: _run,
+}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code: 0, 2 for unusable input, 1 when the output cannot be written."""
+    """Runs the command line; returns the exit code: 0, 2 for unusable input, 1 for output or pages that are missing."""
     arguments = _parser().parse_args(argv)
-    command = {"inspect": _inspect, "slices": _slices, "classes": _classes, "simulate": _simulate, None: _run}[
-        arguments.command
-    ]
+    command = _COMMANDS[arguments.command]
     try:
         code = command(arguments)
         sys.stdout.flush()

@@ -28,7 +28,7 @@ def machine_table(machine: Machine) -> str:
     sizes = sorted({pool.page_bytes for node in nodes for pool in node.hugepages})
     hugepages = [f"{kubernetes_page_size(size)} FREE/TOTAL" for size in sizes]
     header = ["NODE", "CPUS", "CORES", "L3", "MEMORY", *hugepages, "DISTANCES"]
-    return "\n".join([*lines, "", *_columns([header, *(_row(machine, node, sizes) for node in nodes)])])
+    return "\n".join([*lines, "", *columns([header, *(_row(machine, node, sizes) for node in nodes)])])
 
 
 def _summary(machine: Machine) -> Iterable[tuple[str, str]]:
@@ -60,7 +60,8 @@ def _row(machine: Machine, node: NumaNode, sizes: Sequence[int]) -> list[str]:
     ]
 
 
-def _columns(rows: list[list[str]]) -> list[str]:
+def columns(rows: list[list[str]]) -> list[str]:
+    """Returns one line for each row, its cells below those of the row before."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

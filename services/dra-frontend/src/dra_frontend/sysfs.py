@@ -30,7 +30,7 @@ class HostTree:
         """Returns the text of a file; None when there is none, HostTreeError when it is no readable text."""
         try:
             # Not blocking: a captured tree may hold a FIFO where a file belongs.
-            descriptor = os.open(self._real(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = os.open(self.real(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -55,14 +55,15 @@ class HostTree:
     def names(self, path: str) -> list[str] | None:
         """Returns the sorted names in a directory; None when there is none, HostTreeError when it cannot be listed."""
         try:
-            with os.scandir(self._real(path)) as entries:
+            with os.scandir(self.real(path)) as entries:
                 return sorted(entry.name for entry in entries)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise HostTreeError(path, f"cannot be listed: {error.strerror}") from error
 
-    def _real(self, path: str) -> str:
+    def real(self, path: str) -> str:
+        """Returns where a path of the host really is; links lead nowhere outside the root."""
         if self._is_live:
             return path
         directory, name = posixpath.split(path)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every example is valid, can be applied to a cluster with the chart's classes, is scheduled, and is prepared."""
+
+import asyncio
+import dataclasses
+import json
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from dra_frontend.claims import ClaimView, read_claim
+from dra_frontend.discovery import discover
+from dra_frontend.inventory import Inventory, build_inventory
+from dra_frontend.ledger import Ledger
+from dra_frontend.machine import HugepagePool
+from dra_frontend.prepare import make_record
+from dra_frontend.slices import slice_documents
+from numa_contract.config import Config
+from numa_contract.names import DRIVERS
+from numa_contract.records import AllocationRecord
+
+from tests.chart.helm import Document, render
+from tests.fakes.apiserver import ApiServer
+from tests.fakes.scheduler import schedule
+from tests.fakes.trees import captured
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+NODE = "node-a"
+# Kinds of others, whose schema is not Kubernetes' own and which the API stand-in does not serve.
+FOREIGN = {"VirtualMachineInstance"}
+PATHS = {
+    "ResourceClaim": "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims",
+    "ResourceClaimTemplate": "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates",
+    "ResourceSlice": "/apis/resource.k8s.io/v1/resourceslices",
+    "DeviceClass": "/apis/resource.k8s.io/v1/deviceclasses",
+    "Pod": "/api/v1/namespaces/default/pods",
+}
+
+
+def documents(path: Path) -> list[Document]:
+    """The objects of an example."""
+    return [document for document in yaml.safe_load_all(path.read_text()) if document]
+
+
+def inventory(group_by: Any) -> Inventory:
+    """Two NUMA nodes of 16 CPUs, 64 GiB, and 2048 pages of 2 MiB and 8 of 1 GiB each."""
+    machine = discover(captured("32intel64-2p8co2t+8ve"))
+    pages = (HugepagePool(2 << 20, 2048, 2048), HugepagePool(1 << 30, 8, 8))
+    nodes = {
+        number: dataclasses.replace(node, memory_bytes=64 << 30, hugepages=pages)
+        for number, node in machine.numa_nodes.items()
+    }
+    return build_inventory(dataclasses.replace(machine, numa_nodes=nodes), Config(group_by=group_by), NODE)
+
+
+def foreign_slice(driver: str, attribute: str) -> Document:
+    """A device of somebody else's on NUMA node 1."""
+    device = {"name": "one", "attributes": {attribute: {"int": 1}}}
+    pool = {"name": NODE, "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": driver, "nodeName": NODE, "pool": pool, "devices": [device]}
+    return {"kind": "ResourceSlice", "metadata": {"name": driver}, "spec": spec}
+
+
+def foreign_class(name: str) -> Document:
+    """The class that comes with somebody else's driver."""
+    selector = {"cel": {"expression": f'device.driver == "{name}"'}}
+    return {"kind": "DeviceClass", "metadata": {"name": name}, "spec": {"selectors": [selector]}}
+
+
+def cluster(published: Inventory) -> list[Document]:
+    """What a cluster has before the example comes: the chart's classes, our slices, and a NIC and a GPU."""
+    slices = [document for pool in published.pools for document in slice_documents(pool, NODE)]
+    others = {"dra.net": "dra.net/numaNode", "gpu.nvidia.com": "resource.kubernetes.io/numaNode"}
+    return [
+        *(document for document in render() if document["kind"] == "DeviceClass"),
+        *slices,
+        *(foreign_slice(driver, attribute) for driver, attribute in others.items()),
+        *map(foreign_class, others),
+    ]
+
+
+def create(server: str, document: Document) -> Document:
+    """POSTs an object; a refusal of the server is an error."""
+    body = {**document, "metadata": {key: value for key, value in document["metadata"].items() if key != "labels"}}
+    request = urllib.request.Request(
+        server + PATHS[document["kind"]], json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as response:
+        answer: Document = json.load(response)
+    return answer
+
+
+def claims_of(found: list[Document]) -> list[Document]:
+    """The claims that Kubernetes makes of the templates, and those that stand for themselves."""
+    made = [
+        {"kind": "ResourceClaim", "metadata": {"name": one["metadata"]["name"]}, "spec": one["spec"]["spec"]}
+        for one in found
+        if one["kind"] == "ResourceClaimTemplate"
+    ]
+    return made + [one for one in found if one["kind"] == "ResourceClaim"]
+
+
+def scheduled(server: str, found: list[Document], published: Inventory) -> list[Document]:
+    """Applies the example to the cluster and lets the scheduler allocate its claims."""
+    claims = claims_of(found)
+    others = [one for one in found if one["kind"] in PATHS and one["kind"] != "ResourceClaim"]
+    for document in [*cluster(published), *others, *claims]:
+        create(server, document)
+    pods = [{"name": "pod", "uid": "11111111-2222-3333-4444-555555555555"}]
+    return [schedule(server, "default", claim["metadata"]["name"], pods=pods) for claim in claims]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+async def test_the_example_works(path: Path) -> None:
+    """It is applied, its claims are allocated on one node, and the frontend prepares them with their parameters."""
+    found = documents(path)
+    published = inventory("machine" if path.stem == "slurm-bridge" else "numanode")
+    async with ApiServer() as server:
+        allocated = await asyncio.to_thread(scheduled, server.url, found, published)
+    assert allocated
+    for document in allocated:
+        view = read_claim(document)
+        assert isinstance(view, ClaimView)
+        for driver in sorted({result.driver for result in view.results} & set(DRIVERS)):
+            record = make_record(view, driver, published, Ledger({}))
+            assert isinstance(record, AllocationRecord), record
+
+
+@pytest.mark.parametrize("version", ["1.34", "1.35", "1.36", "1.37"])
+def test_every_object_is_valid(version: str) -> None:
+    """The schemas of the Kubernetes versions that are supported accept every object, unknown fields refused."""
+    for path in EXAMPLES:
+        for document in documents(path):
+            if document["kind"] not in FOREIGN:
+                kubernetes_validate.validate(document, version, strict=True)
+
+
+def pod_spec(document: Document) -> Document | None:
+    """The pod specification in an object; a virtual machine names its claims in the same place."""
+    if document["kind"] == "StatefulSet":
+        inner: Document = document["spec"]["template"]["spec"]
+        return inner
+    return document["spec"] if document["kind"] in {"Pod", *FOREIGN} else None
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_claim_is_used(path: Path) -> None:
+    """A pod names the template or claim of its file, and its containers name what the pod has."""
+    found = documents(path)
+    names = {one["metadata"]["name"] for one in found if one["kind"].startswith("ResourceClaim")}
+    (spec,) = [spec for spec in map(pod_spec, found) if spec]
+    refers = {one.get("resourceClaimTemplateName") or one.get("resourceClaimName") for one in spec["resourceClaims"]}
+    assert refers == names
+    used = {claim["name"] for one in spec.get("containers", []) for claim in one["resources"]["claims"]}
+    used |= {claim["claimName"] for claim in spec.get("domain", {}).get("cpu", {}).get("dra", [])}
+    assert used == {one["name"] for one in spec["resourceClaims"]}
+
+
+def test_the_issues_examples_are_there() -> None:
+    """One for each thing that people ask for."""
+    assert {path.stem for path in EXAMPLES} >= {
+        "cpus",
+        "memory",
+        "hugepages-2m",
+        "hugepages-1g",
+        "one-numa-node",
+        "nic-same-node",
+        "gpu-same-node",
+        "postgresql",
+        "dpdk",
+        "kubevirt",
+        "slurm-bridge",
+    }

@@ -101,7 +101,7 @@ def test_no_more_rights_than_needed(name: str) -> None:
 
 
 def test_each_half_has_only_its_own_paths() -> None:
-    """The frontend cannot touch cgroups or the runtime; the backend can write cgroups and its run directory alone."""
+    """The frontend can only read cgroups and not touch the runtime; the backend can write cgroups and its run directory."""
     documents = render()
     run = ("/run/dra-driver-numa", False)
     assert helm.host_mounts(documents, "frontend") == {
@@ -110,6 +110,8 @@ def test_each_half_has_only_its_own_paths() -> None:
         "/var/lib/kubelet/plugins_registry": ("/var/lib/kubelet/plugins_registry", False),
         "/var/lib/kubelet/plugins/dra.cpu": ("/var/lib/kubelet/plugins/dra.cpu", False),
         "/var/lib/kubelet/plugins/dra.memory": ("/var/lib/kubelet/plugins/dra.memory", False),
+        "/sys/fs/cgroup": ("/sys/fs/cgroup", True),
+        "/var/lib/kubelet/cpu_manager_state": ("/var/lib/kubelet/cpu_manager_state", True),
     }
     assert helm.host_mounts(documents, "backend") == {
         "/run/dra-driver-numa": run,

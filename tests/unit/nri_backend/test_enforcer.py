@@ -186,6 +186,18 @@ async def test_the_kubelets_update_keeps_what_we_decide(node: Node) -> None:
     await eventually(lambda: node.kernel.get(f"{cgroup_of(container('claim'))}", "hugetlb.2MB.max") == str(66 * MI))
 
 
+async def test_a_static_cpu_manager_does_not_move_anybody(node: Node) -> None:
+    """B41: it sets every container to CPUs of its own choice, again and again; claim and pool hold each time."""
+    node.claim(ONE)
+    await node.run("claim", *env_of(ONE))
+    await node.run("plain", of="p2")
+    for cpus in ("0-7", "0,4-7", "2-3"):
+        (update,) = await node.enforcer.update_container(pod(), container("claim"), Resources(cpus=cpus))
+        assert update.resources.cpus == "2-3"
+        (update,) = await node.enforcer.update_container(pod("p2"), container("plain", of="p2"), Resources(cpus=cpus))
+        assert update.resources.cpus == "1,4-7"
+
+
 async def test_what_we_answered_is_not_taken_for_the_kubelets_wish(node: Node, memory: Path) -> None:
     """A standby is asked with the active one's answer inside, a snapshot shows it too: the claim counts once."""
     env = node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))

@@ -20,7 +20,9 @@ from dra_frontend.files import ClaimDirectory
 from dra_frontend.health import HealthBoard
 from dra_frontend.inventory import Inventory
 from dra_frontend.kube import KubeClient
+from dra_frontend.kube_errors import KubeError
 from dra_frontend.kubelet import KubeletPlugin, PluginPaths
+from dra_frontend.kubelet_managers import read_policies, static_note
 from dra_frontend.lease import BackendView
 from dra_frontend.metadata_files import MetadataFiles
 from dra_frontend.offer import Offer
@@ -30,6 +32,7 @@ from dra_frontend.recovery import LostRecords
 from dra_frontend.rundir import RunDirectory
 from dra_frontend.state_api import NodeState
 from dra_frontend.store import Change, ClaimStore
+from dra_frontend.sysfs import HostTree
 from dra_frontend.telemetry import MeasuredClaims, Telemetry
 from dra_frontend.upkeep import Upkeep
 from dra_frontend.watch import HostTrees, MachineWatch
@@ -163,3 +166,16 @@ class Service:
         for plugin in self.plugins.values():
             await plugin.register()
         self.offer.open(self.publishers)
+        await self._tell_managers()
+
+    async def _tell_managers(self) -> None:
+        """Says once whether the kubelet pins containers, too."""
+        root = HostTree(self.settings.config.kubelet_root_dir)
+        policies = await asyncio.to_thread(read_policies, root)
+        for one in policies:
+            self.telemetry.kubelet_manager(one.manager, is_static=one.is_static)
+        if note := static_note(policies):
+            try:
+                await self._notify(Notice("KubeletManagerStatic", note))
+            except KubeError as error:
+                _LOG.warning("event not recorded error=%s", error)

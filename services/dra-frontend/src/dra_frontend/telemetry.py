@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from numa_contract.pagesize import kubernetes_page_size
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -116,6 +116,9 @@ class Telemetry:
             ["driver"],
             registry=self._registry,
         )
+        self._static = Gauge(
+            "dra_numa_kubelet_static_manager", "Whether it is static", ["manager"], registry=self._registry
+        )
         for counter in (self.prepared, self.unprepared):
             for result in ("success", "error", "unknown"):
                 counter.labels(result)
@@ -123,6 +126,10 @@ class Telemetry:
     def no_metadata(self, driver: str) -> None:
         """Counts a metadata file that could not be written."""
         self.metadata_failures.labels(driver).inc()
+
+    def kubelet_manager(self, manager: str, *, is_static: bool) -> None:
+        """Tells whether a manager of the kubelet (``cpu``, ``memory``) pins containers."""
+        self._static.labels(manager).set(is_static)
 
     def render(self) -> bytes:
         """Returns the metrics in the text format of Prometheus."""

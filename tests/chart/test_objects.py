@@ -101,7 +101,7 @@ def test_no_more_rights_than_needed(name: str) -> None:
 
 
 def test_each_half_has_only_its_own_paths() -> None:
-    """The frontend can only read cgroups and not touch the runtime; the backend can write cgroups and its run directory."""
+    """The frontend reads cgroups and does not reach the runtime; the backend writes cgroups and its run directory."""
     documents = render()
     run = ("/run/dra-driver-numa", False)
     assert helm.host_mounts(documents, "frontend") == {

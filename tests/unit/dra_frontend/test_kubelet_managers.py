@@ -52,7 +52,7 @@ def test_only_static_is_worth_a_note() -> None:
     assert note.startswith("the kubelet's cpu manager (/cpu_manager_state) and memory manager (/config.yaml) is static")
 
 
-@given(st.text(), st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner)).map(json.dumps))
+@given(st.text(), st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
 def test_any_content_is_survived(configuration: str, state: str) -> None:
     """Files of another program never stop the service."""
     assert policies({CPU: state, MEMORY: configuration, CONFIGURATION: configuration}) == ()

@@ -47,10 +47,8 @@ def _policies(kubelet_root: FileTree) -> Iterator[ManagerPolicy]:
     configured = _map(kubelet_root, _CONFIGURATION)
     for manager, key in _KEYS.items():
         path = f"/{manager}_manager_state"
-        for source, policy in (
-            (path, _map(kubelet_root, path).get("policyName")),
-            (_CONFIGURATION, configured.get(key)),
-        ):
+        said = ((path, _map(kubelet_root, path).get("policyName")), (_CONFIGURATION, configured.get(key)))
+        for source, policy in said:
             if isinstance(policy, str) and policy:
                 yield ManagerPolicy(manager, policy, source)
                 break
@@ -71,6 +69,6 @@ def static_note(policies: tuple[ManagerPolicy, ...]) -> str:
     if not static:
         return ""
     return (
-        f"the kubelet's {' and '.join(static)} is static: claims keep their CPUs, since the driver answers and audits, but "
-        "the kubelet gives CPUs of claims to Guaranteed pods as well, which then share the pool; set the policies to none"
+        f"the kubelet's {' and '.join(static)} is static: claims keep their CPUs, since the driver answers and audits, "
+        "but Guaranteed pods may be given CPUs of claims, and then share the pool; set the policies to none"
     )

@@ -14,19 +14,22 @@ from dra_frontend.discovery import discover
 from dra_frontend.inventory import build_inventory
 from dra_frontend.lease import BackendView
 from dra_frontend.ledger import Ledger
+from dra_frontend.watch import HostTrees, MachineWatch
 from numa_contract.config import Config
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.chart.helm import CHART, EVERYTHING, Document, only, render
-from tests.fakes.trees import captured
+from tests.fakes.trees import MemoryTree, captured
 
 _SERIES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
 
 
 def of_frontend() -> frontend.Telemetry:
     """The metrics of a frontend that has done nothing yet."""
-    inventory = build_inventory(discover(captured("32intel64-2p8co2t+8ve")), Config(), "node")
-    return frontend.Telemetry(lambda: Ledger({}), inventory, BackendView(time.monotonic))
+    trees = HostTrees(captured("32intel64-2p8co2t+8ve"), MemoryTree({}))
+    inventory = build_inventory(discover(trees.host), Config(), "node")
+    watch = MachineWatch(trees, Config(), "node", inventory, lambda: Ledger({}))
+    return frontend.Telemetry(lambda: Ledger({}), watch, BackendView(time.monotonic))
 
 
 def series() -> set[str]:

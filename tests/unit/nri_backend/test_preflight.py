@@ -7,6 +7,7 @@ from nri_backend.preflight import (
     cgroup_fault,
     check_node,
     make_run_directory,
+    mount_fault,
     parse_mounts,
     socket_fault,
 )
@@ -60,7 +61,45 @@ def test_a_hybrid_node_is_refused() -> None:
     """A v2 hierarchy whose cpuset is bound to v1 cannot enforce anything; the error says where it is."""
     fault = cgroup_fault("/sys/fs/cgroup/unified", "io pids\n", parse_mounts(HYBRID))
     assert "bound to cgroup v1 at /sys/fs/cgroup/cpuset" in fault
-    assert "a parent withholds it" in cgroup_fault("/c", "", parse_mounts(UNIFIED))
+    assert "withheld by the kernel or a parent" in cgroup_fault("/c", "", parse_mounts(UNIFIED))
+
+
+def test_memory_limits_in_another_tree_are_refused() -> None:
+    """Hybrid mode can have cpuset where it belongs and memory or hugetlb in cgroup v1: nothing of it would be true."""
+    mounts = parse_mounts(UNIFIED + "33 30 0:29 / /sys/fs/cgroup/memory rw shared:7 - cgroup cgroup rw,memory\n")
+    fault = cgroup_fault("/sys/fs/cgroup", "cpuset cpu hugetlb\n", mounts)
+    assert "does not list memory: it is bound to cgroup v1 at /sys/fs/cgroup/memory" in fault
+    assert "cgroup_no_v1=all" in fault
+    assert cgroup_fault("/sys/fs/cgroup", "cpuset cpu\n", parse_mounts(UNIFIED)) == ""
+
+
+def test_hugepages_must_not_count_as_memory() -> None:
+    """memory_hugetlb_accounting is an option of the whole tree; the error names it, the mount and the remedy."""
+    mounts = parse_mounts(UNIFIED.replace("nsdelegate", "nsdelegate,memory_hugetlb_accounting"))
+    fault = mount_fault("/sys/fs/cgroup", mounts)
+    assert "/sys/fs/cgroup has the option memory_hugetlb_accounting" in fault
+    assert "take it out of the node's mount options and remount" in fault
+    assert mount_fault("/sys/fs/cgroup/nested", mounts) == fault
+    assert mount_fault("/elsewhere", mounts) == ""
+
+
+def test_one_tree_is_mounted_once() -> None:
+    """Twice the same is refused; a container's view of its own cgroup beside the node's tree is normal."""
+    again = "50 23 0:26 / /run/other/cgroup rw - cgroup2 cgroup2 rw\n"
+    fault = mount_fault("/sys/fs/cgroup", parse_mounts(UNIFIED + again))
+    assert "several times, at /sys/fs/cgroup and /run/other/cgroup; unmount all but /sys/fs/cgroup" in fault
+    own_view = "50 23 0:26 / /host/cgroup rw - cgroup2 cgroup2 rw\n"
+    node_tree = UNIFIED.replace("0:26 / ", "0:26 /../../.. ")
+    assert mount_fault("/sys/fs/cgroup", parse_mounts(node_tree + own_view)) == ""
+
+
+def test_the_mounts_are_part_of_the_check(tmp_path: Path) -> None:
+    """The start ends with the fault of the mount that is really used."""
+    root, host = node(tmp_path, "", "cpuset memory hugetlb\n")
+    mounts = f"30 23 0:26 / {root} rw shared:4 - cgroup2 cgroup2 rw,memory_hugetlb_accounting\n"
+    (tmp_path / "proc/self/mountinfo").write_text(mounts)
+    with pytest.raises(PreflightError, match="memory_hugetlb_accounting"):
+        check_node(root, host, [])
 
 
 def test_other_v1_hierarchies_are_only_mentioned(tmp_path: Path) -> None:

@@ -10,6 +10,10 @@ MAX_SOCKET_PATH: Final = 107
 """Bytes of a unix socket's path: sun_path has 108 with the final zero (unix(7))."""
 # Without cpuset nothing can be enforced. Others that are missing fail only the claims that need them.
 _NEEDED: Final = "cpuset"
+# Bound to cgroup v1, these would be enforced in a tree that this program does not look at.
+_OURS: Final = (_NEEDED, "memory", "hugetlb")
+# With it hugepages count as memory: a limit of the claimed bytes would kill whoever touches his claimed pages.
+_COUNTS_HUGEPAGES: Final = "memory_hugetlb_accounting"
 
 
 class PreflightError(Exception):
@@ -20,9 +24,12 @@ class PreflightError(Exception):
 class Mount:
     """One line of mountinfo (proc_pid_mountinfo(5)), as far as cgroups need it."""
 
+    root: str
+    """Which part of the file system is seen there."""
     point: str
     kind: str
     options: frozenset[str]
+    """Of the file system itself, the same at all its mounts."""
 
 
 def parse_mounts(text: str) -> tuple[Mount, ...]:
@@ -32,7 +39,7 @@ def parse_mounts(text: str) -> tuple[Mount, ...]:
         head, separator, tail = line.partition(" - ")
         fields, kinds = head.split(" "), tail.split(" ")
         if separator and len(fields) >= 6 and len(kinds) >= 3:
-            found.append(Mount(fields[4], kinds[0], frozenset(kinds[2].split(","))))
+            found.append(Mount(fields[3], fields[4], kinds[0], frozenset(kinds[2].split(","))))
     return tuple(found)
 
 
@@ -49,14 +56,41 @@ def cgroup_fault(root: str, controllers: str | None, mounts: Iterable[Mount]) ->
             f"{root} is no cgroup v2 hierarchy: {root}/cgroup.controllers does not exist; mount the node's "
             "/sys/fs/cgroup there or set cgroupRoot"
         )
-    if _NEEDED in controllers.split():
+    known = controllers.split()
+    for controller in _OURS:
+        taken = [mount.point for mount in legacy if controller in mount.options]
+        if controller not in known and (taken or controller == _NEEDED):
+            where = f"bound to cgroup v1 at {taken[0]} (hybrid mode)" if taken else "withheld by the kernel or a parent"
+            return (
+                f"{root}/cgroup.controllers does not list {controller}: it is {where}; boot the node with "
+                "systemd.unified_cgroup_hierarchy=1 and cgroup_no_v1=all"
+            )
+    return ""
+
+
+def mount_fault(root: str, mounts: Iterable[Mount]) -> str:
+    """Returns why the cgroup v2 mount at or above the cgroup root cannot be used, or ""; "" also where there is none.
+
+    Another mount with the same root is the same tree once more. Mounts with other roots are no harm: a container has
+    its own view of its own cgroup beside the node's tree.
+    """
+    unified = [mount for mount in mounts if mount.kind == "cgroup2"]
+    above = [mount for mount in unified if f"{root}/".startswith(f"{mount.point.rstrip('/')}/")]
+    if not above:
         return ""
-    taken = [mount.point for mount in legacy if _NEEDED in mount.options]
-    where = f"it is bound to cgroup v1 at {taken[0]} (hybrid mode)" if taken else "the kernel or a parent withholds it"
-    return (
-        f"{root}/cgroup.controllers does not list {_NEEDED}: {where}; boot the node with "
-        "systemd.unified_cgroup_hierarchy=1 and cgroup_no_v1=all"
-    )
+    ours = max(above, key=lambda mount: len(mount.point))
+    if _COUNTS_HUGEPAGES in ours.options:
+        return (
+            f"the cgroup v2 mount at {ours.point} has the option {_COUNTS_HUGEPAGES}, with which limits of memory "
+            "would count claimed hugepages, too; take it out of the node's mount options and remount"
+        )
+    others = sorted({mount.point for mount in unified if mount.root == ours.root} - {ours.point})
+    if others:
+        return (
+            f"the node's cgroup v2 tree is mounted several times, at {ours.point} and {', '.join(others)}; "
+            f"unmount all but {ours.point}, or mount only that into this container"
+        )
+    return ""
 
 
 def socket_fault(path: str) -> str:
@@ -92,6 +126,8 @@ def check_node(cgroup_root: str, host_root: str, sockets: Iterable[str]) -> list
             raise PreflightError(fault)
     mounts = parse_mounts(_text(Path(host_root, "proc/self/mountinfo")) or "")
     if fault := cgroup_fault(cgroup_root, _text(Path(cgroup_root, "cgroup.controllers")), mounts):
+        raise PreflightError(fault)
+    if fault := mount_fault(cgroup_root, mounts):
         raise PreflightError(fault)
     legacy = sorted(mount.point for mount in mounts if mount.kind == "cgroup")
     strange = [f"the node also has cgroup v1 mounts, which this program leaves alone: {', '.join(legacy)}"]

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the CPU peer gets wrong and the frontend must not, by the numbers of section 9 of its page of facts.
 
-What concerns the backend (9.1.4 on the runtime's side, 9.2.3-5, 9.2.10, 9.3.1-2, 9.4.4) is tested there.
+The backend's are in the file of this name there, what needs processes and sockets in ``tests/integration/``.
 """
 
 import argparse
 import ast
+import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 
 import dra_frontend
 import pytest
+from dra_frontend import cli
 from dra_frontend.allocator import NoCpusError, allocate
 from dra_frontend.claims import ClaimView, read_claim
 from dra_frontend.config import add_run_arguments, load_settings
@@ -38,7 +40,7 @@ from numa_contract.config import Config, ConfigError, parse_config
 from numa_contract.records import AllocationRecord, CpuParameters
 from numa_contract.reports import BackendStatus
 
-from tests.fakes.trees import small_machine
+from tests.fakes.trees import small_machine, write_tree
 from tests.strategies.claims import NODE, claim, cpus, opaque, result
 from tests.strategies.machines import Core, assemble, even_cores, hybrid, isolating, machine, uneven
 
@@ -154,8 +156,8 @@ class Frontend:
         if enforced:
             for _ in range(2):
                 backend.renew(BackendStatus(instance="i", epoch="e", complete=True, active=True, synchronized=True))
-        lock = path / "claims.lock"
-        self.store = ClaimStore(ClaimDirectory(path / "cdi", lock, path / "bad"), FileLock(lock), backend)
+        self.directory = ClaimDirectory(path / "cdi", path / "claims.journal", path / "bad")
+        self.store = ClaimStore(self.directory, FileLock(path / "claims.lock"), backend)
         inventory = offered(machine(), reserved_cpus=frozenset({0}))
         self._claims = NodeClaims(self, self.store, lambda: inventory, backend, self, backend_wait=0.01)
 
@@ -189,6 +191,19 @@ async def test_peer_9_2_2_nothing_is_prepared_before_the_backend_knows_the_conta
     assert isinstance(answer, Failure)
     assert "without enforcement" in answer.text
     assert not frontend.store.ledger.records
+
+
+async def test_peer_9_2_3_nothing_is_chosen_on_a_state_that_changes_meanwhile(tmp_path: Path) -> None:
+    """A choice waits for whoever is changing the claims, and is made on what that one leaves behind."""
+    frontend, writer = Frontend(tmp_path, claim("v", cpus(1))), Frontend(tmp_path)
+    lock = FileLock(tmp_path / "claims.lock")
+    await lock.acquire()
+    preparing = asyncio.create_task(frontend.prepare("v"))
+    await asyncio.sleep(0.1)
+    writer.directory.write(record(offered(machine(), reserved_cpus=frozenset({0})), cpus(2)))
+    lock.close()
+    assert isinstance(await preparing, Prepared)
+    assert {uid: file.cpus for (_, uid), file in frontend.store.ledger.files.items()} == {"u": {1, 5}, "v": {4}}
 
 
 async def test_peer_9_2_6_records_are_read_at_the_start(tmp_path: Path) -> None:
@@ -333,6 +348,21 @@ def test_peer_9_4_9_the_lowest_cdi_version_that_suffices() -> None:
         "annotations",
         "devices",
     }
+
+
+def test_peer_9_4_10_tools_show_what_they_are_told_to_look_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No process is searched for, and a configuration that cannot be read is an error, not the defaults."""
+    root = write_tree(small_machine().changed({"/proc/7/comm": "dra-frontend\n"}), tmp_path / "host")
+    command = ["--node", NODE, "slices", "--host-root", str(root), "-o", "json", "--config"]
+    (tmp_path / "config.yaml").write_text("cpuDeviceMode: individual\n")
+    assert cli.main([*command, str(tmp_path / "config.yaml")]) == 0
+    assert '"cpudev001"' in capsys.readouterr().out
+    assert cli.main([*command, str(tmp_path / "other.yaml")]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "other.yaml" in shown.err
 
 
 def test_peer_9_4_11_more_than_two_threads_per_core() -> None:

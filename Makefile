@@ -10,7 +10,7 @@ ENVIRONMENTS := .venv/.done .venv-frontend/.done .venv-backend/.done
 SOURCES := shared/src services/dra-frontend/src services/nri-backend/src
 CHECKED := $(SOURCES) tests hack
 
-.PHONY: help demo test test-node check bench lock proto chart-schema clean
+.PHONY: help demo test test-node check bench lock proto chart-schema manifests kind-up kind-down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,7 @@ check: .venv/.done ## Linters, types, import law, drift of generated code and lo
 	hack/proto.sh --check
 	tests/node/cri.sh --check
 	$(BIN)/python -m hack.chart_schema --check
+	$(BIN)/shellcheck hack/*.sh locks/*.sh
 	UV=$(BIN)/uv locks/compile.sh --check
 
 bench: .venv/.done ## Measure both services through the stand-ins; writes bench.json
@@ -48,6 +49,16 @@ proto: .venv/.done ## Generate code from proto/
 
 chart-schema: .venv/.done ## Generate the chart's values.schema.json from the models
 	$(BIN)/python -m hack.chart_schema
+
+manifests: .venv/.done ## Render everything that the chart installs to build/dra-driver-numa.yaml (VALUES=FILE for other values)
+	@mkdir -p build
+	HELM=$(BIN)/helm hack/manifests.sh $(if $(VALUES),--values $(VALUES)) >build/dra-driver-numa.yaml
+
+kind-up: ## Make a kind cluster with the driver in it (docker, kind, kubectl, helm)
+	hack/kind.sh up
+
+kind-down: ## Delete it
+	hack/kind.sh down
 
 clean: ## Remove environments and caches
 	rm -rf .venv .venv-frontend .venv-backend .mypy_cache .ruff_cache .hypothesis build dist

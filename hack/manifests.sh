@@ -1,0 +1,21 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# manifests.sh [HELM ARGUMENT...]: prints everything that the chart installs as one file, for those without Helm.
+# Takes what "helm template" takes, for example --values FILE. HELM is the command, default "helm".
+set -eu
+cd "$(dirname "$0")/.."
+namespace=dra-driver-numa
+cat <<END
+# SPDX-License-Identifier: Apache-2.0
+# Made from charts/dra-driver-numa by "make manifests". Change it there, or with values.
+---
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: $namespace
+  labels:
+    # The pods mount host paths.
+    pod-security.kubernetes.io/enforce: privileged
+END
+# --skip-tests: the pod of "helm test" is nothing to keep in a cluster.
+"${HELM:-helm}" template dra-driver-numa charts/dra-driver-numa --namespace "$namespace" --skip-tests "$@"

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is made from the chart beside an installation: the plain manifest, the kind cluster, the provisioning file."""
+
+import subprocess
+from pathlib import Path
+
+import yaml
+from dra_frontend.discovery import discover
+from dra_frontend.provision_plan import plan, read_wishes
+from numa_contract.config import Config
+
+from tests.chart.helm import CHART, EVERYTHING, HELM, Document, only, render
+from tests.fakes.trees import captured
+
+HACK = Path(__file__).parents[2] / "hack"
+
+
+def manifest(directory: Path, *arguments: str, **environment: str) -> str:
+    """What ``make manifests`` writes."""
+    command = [str(HACK / "manifests.sh"), *arguments]
+    env = {"PATH": "/usr/bin:/bin", "HELM": str(HELM), "HOME": str(directory), **environment}
+    return subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_plain_manifest_is_what_the_chart_installs(tmp_path: Path) -> None:
+    """The same objects, in a namespace that lets the pods run; the test pod stays out of the cluster."""
+    found = [document for document in yaml.safe_load_all(manifest(tmp_path)) if document]
+    namespace = found.pop(0)
+    assert namespace["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "privileged"}
+    assert found == render({"tests": {"create": False}}, namespace=namespace["metadata"]["name"])
+
+
+def test_the_plain_manifest_is_reproducible(tmp_path: Path) -> None:
+    """Nobody's language, time zone or working directory is in it, so two releases differ in what was changed."""
+    assert manifest(tmp_path) == manifest(Path("/"), LC_ALL="tr_TR.UTF-8", TZ="Pacific/Chatham")
+
+
+def test_the_plain_manifest_takes_values(tmp_path: Path) -> None:
+    """Who needs another one says what is different, as to Helm."""
+    assert 'reservedCPUs: "0"' in manifest(tmp_path, "--set-string", "driverConfig.reservedCPUs=0")
+
+
+def test_the_kind_cluster_has_what_the_driver_needs() -> None:
+    """The gate is on, a worker is there, and the containerd patches switch CDI and NRI on."""
+    cluster: Document = yaml.safe_load((HACK / "kind.yaml").read_text())
+    assert cluster["featureGates"] == {"DRAConsumableCapacity": True}
+    assert {node["role"] for node in cluster["nodes"]} == {"control-plane", "worker"}
+    (patch,) = cluster["containerdConfigPatches"]
+    assert "enable_cdi = true" in patch
+    assert "disable = false" in patch
+
+
+def test_the_frontend_reads_the_provisioning_file() -> None:
+    """The init container's file, mounted where its arguments say, is one that the command takes."""
+    documents = render({**EVERYTHING, "hugepageProvision": {"enabled": True, "pages": [{"size": "2Mi", "count": 4}]}})
+    (init,) = only(documents, "DaemonSet")["spec"]["template"]["spec"]["initContainers"]
+    assert init["args"] == ["provision", "/etc/dra-driver-numa/hugepages.yaml"]
+    text = next(d["data"]["hugepages.yaml"] for d in documents if "hugepages.yaml" in d.get("data", {}))
+    targets = plan(discover(captured("32intel64-2p8co2t+8ve")), read_wishes(yaml.safe_load(text), "hugepages.yaml"))
+    assert sum(target.wanted for target in targets) == 4
+
+
+def test_the_charts_readme_names_every_default_path() -> None:
+    """What the pods mount from the host is told where people look first."""
+    text = (CHART / "README.md").read_text()
+    for key in ("kubelet_root_dir", "cdi_dir", "run_dir", "nri_socket", "cgroup_root"):
+        assert str(Config.model_fields[key].default) in text

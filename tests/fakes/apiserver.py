@@ -18,7 +18,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from tests.fakes.apiserver_rules import admit
-from tests.fakes.apiserver_store import RESOURCES, ApiError, Document, Store
+from tests.fakes.apiserver_store import RESOURCES, VERSION, ApiError, Document, Store
 from tests.fakes.apiserver_values import Fault, Options, Served, Target
 from tests.fakes.apiserver_watch import Watch, matches
 
@@ -30,7 +30,9 @@ class ApiServer:
 
     def __init__(self, options: Options | None = None, *, port: int = 0) -> None:
         self.options = options or Options()
-        self.store = Store(admit=lambda resource, new, old: admit(self.options.gates, resource, new, old))
+        self.store = Store(
+            admit=lambda resource, new, old: admit(self.options.gates, resource, new, old, self.options.version)
+        )
         self.served: list[Served] = []
         self.faults: list[Fault] = []
         self.watches: list[Watch] = []
@@ -146,6 +148,8 @@ class ApiServer:
         return response
 
     def _target(self, path: str) -> Target:
+        if path == "/version":
+            return Target(VERSION, "", VERSION.name, "")
         group, parts = "", path.strip("/").split("/")
         if parts[:2] == ["api", "v1"]:
             parts = parts[2:]
@@ -186,6 +190,9 @@ class ApiServer:
         resource, namespace, name = target.resource, target.namespace, target.name
         if verb == "watch":
             return await self._watch(Watch(self.store, request, resource, namespace, self.options.bookmark_seconds))
+        if resource is VERSION:
+            major, minor = self.options.version.split(".")
+            return {"major": major, "minor": minor, "gitVersion": f"v{major}.{minor}.0"}
         if verb == "get":
             return self.store.get(resource, namespace, name)
         if verb in {"list", "deletecollection"}:
@@ -252,8 +259,8 @@ def _merged(old: Any, patch: Any) -> Any:
 
 async def _main(arguments: argparse.Namespace) -> None:
     options = Options(tokens=set(arguments.token) or None)
-    for gate in arguments.gate_off:
-        options.gates[gate] = False
+    options.version = arguments.version
+    options.gates |= dict.fromkeys(arguments.gate_off, False) | dict.fromkeys(arguments.gate_on, True)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -277,5 +284,7 @@ if __name__ == "__main__":
     parser.add_argument("--kubeconfig-out", type=Path)
     parser.add_argument("--token", action="append", default=[], help="accept only these bearer tokens")
     parser.add_argument("--gate-off", action="append", default=[], help="a feature gate that is off")
+    parser.add_argument("--gate-on", action="append", default=[], help="a feature gate that is on")
+    parser.add_argument("--version", default="1.36", help="release of Kubernetes that is played")
     parser.add_argument("--node", action="append", default=[], help="a Node to create at the start")
     asyncio.run(_main(parser.parse_args()))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the API server does to a ResourceSlice or ResourceClaim before storing it: fields of gates that are off are
-dropped, defaults filled in, the rest validated by the rules of Kubernetes 1.36."""
+dropped, defaults filled in, the rest validated by the rules of Kubernetes 1.36 (1.37 where it differs)."""
 
 import copy
 import re
@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from tests.fakes import apiserver_allocatable as allocatable
 from tests.fakes import quantities
 from tests.fakes.apiserver_store import ApiError, Document, Resource
 
@@ -22,7 +23,7 @@ _DEVICE_FIELDS = {
     "DRAConsumableCapacity": ("allowMultipleAllocations",),
     "DRADeviceTaints": ("taints",),
     "DRAPartitionableDevices": ("consumesCounters", "nodeName", "nodeSelector", "allNodes"),
-    "DRANodeAllocatableResources": ("nodeAllocatableResourceMappings",),
+    "DRANodeAllocatableResources": tuple(allocatable.FIELDS.values()),
 }
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
@@ -31,14 +32,17 @@ _SEMVER = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)
 _VALUES = ("int", "bool", "string", "version", "ints", "bools", "strings", "versions")
 
 
-def admit(gates: Mapping[str, bool], resource: Resource, new: Document, old: Document | None) -> Document:
-    """The document as it will be stored; ApiError 422 with every cause when it is not valid."""
+def admit(
+    gates: Mapping[str, bool], resource: Resource, new: Document, old: Document | None, version: str = "1.36"
+) -> Document:
+    """The document as a server of this release will store it; ApiError 422 with every cause when it is not valid."""
     new = copy.deepcopy(new)
     if resource.name == "resourceclaims":
         _prepare_claim(gates, new, old)
     if resource.name != "resourceslices":
         return new
     spec = new.get("spec") or {}
+    allocatable.drop_unknown(version, spec)
     _drop(gates, spec, (old or {}).get("spec") or {})
     try:
         causes = [*_validate(spec), *_immutable(spec, (old or {}).get("spec"))]
@@ -65,7 +69,10 @@ def _prepare_claim(gates: Mapping[str, bool], new: Document, old: Document | Non
 
 
 def _drop(gates: Mapping[str, bool], spec: Document, old: Document) -> None:
-    """Fields of a gate that is off go, unless the stored object uses that gate already."""
+    """Fields of a gate that is off go, unless the stored object uses that gate already.
+
+    Of a list attribute the name is left, without any value: the validation then refuses the slice.
+    """
     for gate, fields in _DEVICE_FIELDS.items():
         if gates[gate] or any(field in device for device in old.get("devices") or [] for field in fields):
             continue
@@ -75,7 +82,7 @@ def _drop(gates: Mapping[str, bool], spec: Document, old: Document) -> None:
             if gate == "DRAConsumableCapacity":
                 for capacity in (device.get("capacity") or {}).values():
                     capacity.pop("requestPolicy", None)
-    if not gates["DRAListTypeAttributes"]:
+    if not gates["DRAListTypeAttributes"] and not any(_has_lists(device) for device in old.get("devices") or []):
         for device in spec.get("devices") or []:
             for attribute in (device.get("attributes") or {}).values():
                 for field in _VALUES[4:]:
@@ -135,9 +142,12 @@ def _validate(spec: Document) -> Iterator[str]:
         yield from _validate_device(f"spec.devices[{index}]", device)
 
 
+def _has_lists(device: Document) -> bool:
+    return any(key in value for value in (device.get("attributes") or {}).values() for key in _VALUES[4:])
+
+
 def _needs_room(device: Document) -> bool:
-    lists = any(key in value for value in (device.get("attributes") or {}).values() for key in _VALUES[4:])
-    return bool(device.get("taints") or device.get("consumesCounters") or lists)
+    return bool(device.get("taints") or device.get("consumesCounters") or _has_lists(device))
 
 
 def _validate_device(path: str, device: Document) -> Iterator[str]:
@@ -146,6 +156,10 @@ def _validate_device(path: str, device: Document) -> Iterator[str]:
     attributes, capacity = device.get("attributes") or {}, device.get("capacity") or {}
     if len(attributes) + len(capacity) > 32:
         yield f"{path}: at most 32 attributes and capacities together, has {len(attributes) + len(capacity)}"
+    values = [attribute.get(key) for attribute in attributes.values() for key in _VALUES]
+    count = sum(len(value) if isinstance(value, list) else value is not None for value in values)
+    if count > 48:
+        yield f"{path}: the total number of attribute values must not exceed 48, is {count}"
     for key in (*attributes, *capacity):
         domain, slash, name = key.rpartition("/")
         if not _IDENTIFIER.fullmatch(name) or (slash and (len(domain) > 63 or not _SUBDOMAIN.fullmatch(domain))):
@@ -157,6 +171,7 @@ def _validate_device(path: str, device: Document) -> Iterator[str]:
         yield from validate_capacity(f"{path}.capacity[{key}]", value, shared=shared)
     if len(device.get("taints") or []) > 16:
         yield f"{path}.taints: at most 16"
+    yield from allocatable.validate(path, device)
 
 
 def _validate_attribute(path: str, value: Document) -> Iterator[str]:
@@ -169,10 +184,16 @@ def _validate_attribute(path: str, value: Document) -> Iterator[str]:
     kind = types.get(given[0], list)
     if not isinstance(content, kind) or (kind is int and isinstance(content, bool)):
         yield f"{path}.{given[0]}: {content!r} is not of this type"
+    elif isinstance(content, list) and (len(content) != len(set(content)) or not content or _longest(content) > 64):
+        yield f"{path}.{given[0]}: items must be there, unique and not longer than 64 bytes"
     elif kind is str and len(str(content).encode()) > 64:
         yield f"{path}.{given[0]}: may not be longer than 64 bytes"
     elif given[0] == "version" and not _SEMVER.fullmatch(str(content)):
         yield f"{path}.version: {content!r} must be a semantic version"
+
+
+def _longest(items: list[Any]) -> int:
+    return max(len(str(item).encode()) for item in items)
 
 
 def validate_capacity(path: str, capacity: Document, *, shared: bool) -> Iterator[str]:

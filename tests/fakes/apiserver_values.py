@@ -36,6 +36,8 @@ class Options:
     """How this server is set up."""
 
     gates: dict[str, bool] = field(default_factory=lambda: dict(GATES_OF_1_36))
+    version: str = "1.36"
+    """Release of Kubernetes, as far as it matters for the fields of slices."""
     tokens: set[str] | None = None
     """Accepted bearer tokens; None lets everybody in."""
     forbidden: set[tuple[str, str]] = field(default_factory=set)

@@ -14,9 +14,10 @@ from dra_frontend.file_tree import HostTreeError
 
 _DATA: Final = Path(__file__).parents[1] / "data" / "topologies"
 NAMES: Final = tuple(sorted(path.name.removesuffix(".tar.bz2") for path in _DATA.glob("*.tar.bz2")))
-# The rest of a capture (PCI, DMI, frequencies, thousands of memory blocks) has nothing to do with what we test.
+# The rest of a capture (PCI devices, DMI, frequencies, thousands of memory blocks) has nothing to do with what we test.
 _WANTED: Final = re.compile(
-    r"/(proc|sys/kernel/mm|sys/devices/cpu_\w+|sys/devices/system/(cpu|node))"
+    r"/(proc|sys/kernel/mm|sys/devices/cpu_\w+|sys/devices/pci[^/]+/pci_bus/[^/]+/cpulistaffinity|"
+    r"sys/devices/system/(cpu|node))"
     r"(?!.*/(memory\d+|cpuidle|cpufreq|acpi_cppc|crash_notes|thermal_throttle|microcode|power|access\d|memory_side_cache)\b)"
     r"(?!.*/cache/index\d/(?!id$|level$|type$|shared_cpu))(?!.*/topology/(die|cluster)_)"
     r"(/.*)?"

@@ -12,6 +12,7 @@ from dra_frontend.inventory import build_inventory
 from dra_frontend.kube import KubeClient, connect
 from dra_frontend.kube_errors import ForbiddenError
 from dra_frontend.machine import Cpu, HugepagePool, Machine, NumaNode
+from dra_frontend.node_allocatable import MappingForm, mapping_form
 from dra_frontend.publish_values import Notice, Timing
 from dra_frontend.publisher import Publisher
 from dra_frontend.slices import slice_documents
@@ -228,6 +229,86 @@ async def test_trap_5_4_other_dropped_fields_are_adopted(rig: Rig) -> None:
         assert publisher.status.ready
     assert len(rig.server.writes()) == 1
     assert [notice.reason for notice in rig.notices] == ["ResourceSliceFieldsDropped"]
+
+
+def listed() -> Document:
+    attribute = {"resource.kubernetes.io/pcieRoot": {"strings": ["pci0000:00", "pci0000:80"]}}
+    one = device("cpudevnuma000")
+    return wanted({**one, "attributes": {**one["attributes"], **attribute}})
+
+
+def attributes(rig: Rig) -> set[str]:
+    """The names of the published attributes."""
+    return {name for one in rig.slices() for each in one["spec"]["devices"] for name in each["attributes"]}
+
+
+async def test_lists_that_the_server_refuses_are_left_out(rig: Rig) -> None:
+    """Without DRAListTypeAttributes a list costs the whole slice (needs B62): published without, an Event says so."""
+    async with rig.publisher({NODE: [listed()]}) as publisher:
+        await rig.published(publisher, 1)
+        await until(lambda: rig.notices, "notice")
+        assert publisher.status.ready
+        assert publisher.status.error is None
+        publisher.set_pools({NODE: [listed(), wanted(device("cpudevnuma001"))]})
+        await rig.published(publisher, 2)
+    assert attributes(rig) == {"resource.kubernetes.io/numaNode"}
+    (notice,) = rig.notices
+    assert notice.reason == "ResourceSliceListsRefused"
+    assert "resource.kubernetes.io/pcieRoot" in notice.note
+    assert "DRAListTypeAttributes" in notice.note
+
+
+async def test_lists_come_when_the_gate_is_on(rig: Rig) -> None:
+    """As they are; and when the gate is switched on later, with the next look at the whole."""
+    async with rig.publisher({NODE: [listed()]}) as publisher:
+        await rig.published(publisher, 1)
+        rig.server.options.gates["DRAListTypeAttributes"] = True
+        await until(lambda: rig.server.watches, "watch")
+        rig.server.compact()
+        await until(lambda: "resource.kubernetes.io/pcieRoot" in attributes(rig), "lists")
+    async with rig.publisher({NODE: [listed()]}) as publisher:
+        await until(lambda: publisher.status.published, "second publication")
+        assert publisher.status.writes == 0
+
+
+async def test_another_fault_is_not_blamed_on_lists(rig: Rig) -> None:
+    """A slice that is invalid without its lists, too, is reported for what is wrong with it."""
+    bad = listed()
+    bad["spec"]["devices"][0]["name"] = "Not A Label"
+    async with rig.publisher({NODE: [bad]}) as publisher:
+        await until(lambda: rig.notices, "notice")
+        assert "DNS label" in (publisher.status.error or "")
+    assert [notice.reason for notice in rig.notices] == ["ResourceSlicesNotPublished"]
+
+
+@pytest.mark.parametrize(("version", "form"), [("1.36", MappingForm.V1_36), ("1.37", MappingForm.V1_37)])
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_claims_are_counted_against_the_node(rig: Rig, version: str, form: MappingForm, driver: str) -> None:
+    """With the gate on, the field of the server's release comes back as it was sent; a restart writes nothing."""
+    rig.server.options.version = version
+    rig.server.options.gates["DRANodeAllocatableResources"] = True
+    inventory = build_inventory(MACHINE, Config(), NODE)
+    mapping = mapping_form(await rig.client.get_version())
+    pools = {p.name: slice_documents(p, NODE, mapping=mapping) for p in inventory.pools if p.driver == driver}
+    count = sum(map(len, pools.values()))
+    for writes in (count, 0):
+        async with rig.publisher(pools, driver=driver) as publisher:
+            await rig.published(publisher, count)
+        assert (publisher.status.writes, publisher.status.dropped) == (writes, ())
+    assert all(form in each for one in rig.slices() for each in one["spec"]["devices"])
+
+
+async def test_a_mapping_that_the_server_drops_is_told_with_its_gate(rig: Rig) -> None:
+    """DRANodeAllocatableResources is off by default: published without it, one Event says what is missing."""
+    inventory = build_inventory(MACHINE, Config(), NODE)
+    pool = inventory.pools[0]
+    async with rig.publisher({NODE: slice_documents(pool, NODE, mapping=MappingForm.V1_36)}) as publisher:
+        await rig.published(publisher, 1)
+        await until(lambda: rig.notices, "notice")
+        assert publisher.status.ready
+    (notice,) = rig.notices
+    assert notice.reason == "ResourceSliceFieldsDropped"
+    assert "DRANodeAllocatableResources" in notice.note
 
 
 async def test_outage_at_the_start_is_waited_out(rig: Rig) -> None:

@@ -4,7 +4,7 @@
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 OUR_FRONTEND = (
@@ -28,6 +28,11 @@ class StageSettings:
     cgroup_driver: str = "systemd"
     nri_level: str = "0.12"
     gates_off: tuple[str, ...] = ()
+    gates_on: tuple[str, ...] = ()
+    kubernetes: str = "1.36"
+    """Release that the API server plays."""
+    config: Mapping[str, object] = field(default_factory=dict)
+    """Further keys of the configuration file."""
     request_seconds: float = 2.0
     """Patience of the runtime for one call of a plugin."""
     frontend: str = OUR_FRONTEND

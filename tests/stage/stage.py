@@ -93,9 +93,11 @@ class Stage:
         for directory in (paths.logs, paths.cdi_dir, paths.kubelet_root):
             directory.mkdir()
         gates = [word for gate in settings.gates_off for word in ("--gate-off", gate)]
+        gates += [word for gate in settings.gates_on for word in ("--gate-on", gate)]
         self._stand_in(
             "apiserver",
             *("--port-file", paths.port, "--kubeconfig-out", paths.kubeconfig, "--node", settings.node, *gates),
+            *("--version", settings.kubernetes),
         )
         self._stand_in("kubelet", "--root", paths.kubelet_root, "--control", paths.kubelet_control)
         self._stand_in(
@@ -133,7 +135,8 @@ class Stage:
             "reservedCPUs": self.settings.reserved_cpus,
         }
         # JSON is YAML.
-        paths.config.write_text(json.dumps({key: str(value) for key, value in values.items()}, indent=1) + "\n")
+        document = {key: str(value) for key, value in values.items()} | dict(self.settings.config)
+        paths.config.write_text(json.dumps(document, indent=1) + "\n")
 
     def add_instance(self) -> Instance:
         """Starts one more pod of the DaemonSet and returns at once."""

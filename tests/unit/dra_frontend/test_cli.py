@@ -66,6 +66,20 @@ def test_slices_follow_file_and_flags(host: str, tmp_path: Path, capsys: pytest.
         assert len(json.loads(capsys.readouterr().out)["items"][0]["spec"]["devices"]) == devices
 
 
+@pytest.mark.parametrize(("spelling", "shown"), [("=true", True), ("=F", False), ("=1", True)])
+def test_pcie_roots_by_the_flag_of_the_cpu_peer(
+    spelling: str, shown: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--expose-pcie-roots=BOOL`` in Go's spellings wins over the file."""
+    affinity = {"/sys/devices/pci10000:e0/pci_bus/10000:e0/cpulistaffinity": "0-7\n"}
+    root = write_tree(small_machine().changed(affinity), tmp_path / "host")
+    (tmp_path / "config.yaml").write_text(f"exposePCIeRoots: {str(not shown).lower()}\n")
+    arguments = [f"--expose-pcie-roots{spelling}", "--config", str(tmp_path / "config.yaml")]
+    assert cli.main([*arguments, "slices", "--node", "n", "--host-root", str(root), "-o", "json"]) == 0
+    printed = json.loads(capsys.readouterr().out)["items"][0]["spec"]["devices"][0]["attributes"]
+    assert printed.get("resource.kubernetes.io/pcieRoot") == ({"strings": ["pci10000:e0"]} if shown else None)
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -97,7 +111,9 @@ def test_damage_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert printed.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [["inspect", "-o", "xml"], ["explode"], ["inspect", "--nonsense"]])
+@pytest.mark.parametrize(
+    "arguments", [["inspect", "-o", "xml"], ["explode"], ["inspect", "--nonsense"], ["--expose-pcie-roots=yes"]]
+)
 def test_bad_usage_ends_with_2(arguments: list[str]) -> None:
     """Unknown commands, flags and formats are bad usage."""
     with pytest.raises(SystemExit) as caught:

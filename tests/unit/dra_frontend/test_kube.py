@@ -74,6 +74,15 @@ async def test_reads_claims_and_nodes(pair: Pair) -> None:
     assert await client.get_node("node-a") == node
 
 
+async def test_reads_the_release(tmp_path: Path) -> None:
+    """/version is no object: who may not read it is told the rule for such paths."""
+    async with client_of(tmp_path, Options(version="1.37")) as (server, client):
+        assert await client.get_version() == (1, 37)
+        server.options.forbidden = {("get", "version")}
+        with pytest.raises(ForbiddenError, match=r'nonResourceURLs: \["/version"\]'):
+            await client.get_version()
+
+
 async def test_only_the_server_itself_can_say_that_a_claim_is_gone(tmp_path: Path) -> None:
     """A 404 for the whole API, or from a proxy, is no proof that a claim is gone: that would release its CPUs."""
     async with client_of(tmp_path, Options(not_served={"resource.k8s.io"})) as (_, client):

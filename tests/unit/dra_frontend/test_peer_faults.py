@@ -30,6 +30,7 @@ from dra_frontend.inventory import Inventory, InventoryError, build_inventory
 from dra_frontend.lease import BackendView
 from dra_frontend.ledger import Ledger
 from dra_frontend.machine import Machine
+from dra_frontend.pcie_roots import PCIE_ROOT
 from dra_frontend.placement import Layout
 from dra_frontend.prepare import Refusal, make_record
 from dra_frontend.rundir import FileLock
@@ -371,6 +372,26 @@ def test_peer_9_4_11_more_than_two_threads_per_core() -> None:
         found = assemble(even_cores(1, 1, 1, 4, threads), adjacent=True)
         assert given(found, set(found.online), threads, full_physical_cores=True) == set(range(threads))
         assert given(found, set(found.online), 4, strategy="spread") == {n * threads for n in range(4)}
+
+
+@pytest.mark.parametrize("name", ["0000:00", "10000:e0", "7fffffff:00"])
+def test_peer_9_4_11_pcie_roots_of_every_machine_and_domain(name: str) -> None:
+    """Not only amd64, and domains of more than four digits (Intel VMD): no architecture is asked for."""
+    files = {f"/sys/devices/pci{name}/pci_bus/{name}/cpulistaffinity": "0-3\n"}
+    found = discover(small_machine().changed({**files, "/proc/cpuinfo": "CPU implementer\t: 0x41\n"}))
+    listed = {n: d.attributes.get(PCIE_ROOT) for n, d in devices(offered(found, expose_pcie_roots=True)).items()}
+    assert listed == {"cpudevnuma000": (f"pci{name}",), "cpudevnuma001": None}
+
+
+def test_peer_9_4_11_a_pcie_root_leads_to_cpus_near_it() -> None:
+    """Groups are no larger than what the root is near to, and a claim's CPUs are of its device: none is elsewhere."""
+    files = {f"/sys/devices/pci0000:{n}/pci_bus/0000:{n}/cpulistaffinity": c for n, c in (("00", "0-3"), ("80", "4-7"))}
+    found = discover(small_machine().changed(files))
+    inventory = offered(found, expose_pcie_roots=True, reserved_cpus=frozenset({0}))
+    for device in devices(inventory).values():
+        roots = device.attributes[PCIE_ROOT]
+        assert isinstance(roots, tuple)
+        assert record(inventory, cpus(2, device=device.name)).cpus_of() <= found.pcie_roots[roots[0]]
 
 
 def test_peer_9_4_12_strategies_that_it_lacks() -> None:

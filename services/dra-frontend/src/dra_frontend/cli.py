@@ -17,6 +17,7 @@ from dra_frontend.file_tree import HostTreeError
 from dra_frontend.hugepage_pools import KernelPools
 from dra_frontend.inspect import report
 from dra_frontend.inventory import InventoryError, build_inventory
+from dra_frontend.node_allocatable import MappingForm
 from dra_frontend.provision import Effort, preview, provision, table
 from dra_frontend.provision import report as provision_report
 from dra_frontend.provision_plan import plan, read_wishes
@@ -68,7 +69,9 @@ def _inspect(arguments: argparse.Namespace) -> int:
 def _slices(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
     inventory = build_inventory(discover(HostTree(settings.host_root)), settings.config, settings.node_name)
-    items = [document for pool in inventory.pools for document in slice_documents(pool, settings.node_name)]
+    # No server is asked: the newest form is shown.
+    mapping = MappingForm.V1_37 if settings.config.publish_node_allocatable_resource_mapping else None
+    items = [one for pool in inventory.pools for one in slice_documents(pool, settings.node_name, mapping=mapping)]
     print(structured({"apiVersion": "v1", "kind": "List", "items": items}, arguments.output))
     return 0
 

@@ -80,10 +80,27 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="configuration file (YAML)")
     for flag, key in _CONFIG_FLAGS.items():
         parser.add_argument(flag, dest=key, metavar="VALUE", help=f"overrides {key} of the configuration file")
+    parser.add_argument(
+        "--expose-pcie-roots",
+        dest="exposePCIeRoots",
+        type=_flag,
+        nargs="?",
+        const=True,
+        metavar="BOOL",
+        help="overrides exposePCIeRoots of the configuration file",
+    )
     parser.add_argument("--node", metavar="NAME", help="node name (default: NODE_NAME, hostnameOverride, host name)")
     parser.add_argument("--pod-uid", metavar="UID", help="UID of this pod (default: POD_UID)")
     parser.add_argument("--host-root", metavar="DIR", default="/", help="where the host's sys and proc are mounted")
     parser.add_argument("--bind-address", metavar="HOST:PORT", default=":8080", help="metrics listener, or 'off'")
+
+
+def _flag(text: str) -> bool:
+    # The spellings of Go's strconv.ParseBool: existing arguments of the CPU peer must go on to work.
+    values = {"1": True, "t": True, "true": True, "0": False, "f": False, "false": False}
+    if text.lower() not in values:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return values[text.lower()]
 
 
 def _bind_address(text: str) -> str:
@@ -107,7 +124,7 @@ def _node_name(given: str | None, config: Config) -> str:
 
 def load_settings(arguments: argparse.Namespace) -> Settings:
     """Resolves flags, file and environment; raises ConfigError."""
-    flags = {key: getattr(arguments, key) for key in set(_CONFIG_FLAGS.values())}
+    flags = {key: getattr(arguments, key) for key in {*_CONFIG_FLAGS.values(), "exposePCIeRoots"}}
     config = load_config(arguments.config, {key: value for key, value in flags.items() if value is not None})
     return Settings(
         config=config,

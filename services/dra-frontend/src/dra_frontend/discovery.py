@@ -7,6 +7,7 @@ from dra_frontend.discovery_cpu import Groups, read_core_types, read_cores, read
 from dra_frontend.discovery_memory import read_base_page_bytes, read_nodes
 from dra_frontend.file_tree import FileTree, Reader
 from dra_frontend.machine import Cpu, Machine, NumaNode
+from dra_frontend.pcie_roots import read_pcie_roots
 
 
 def discover(tree: FileTree) -> Machine:
@@ -38,6 +39,7 @@ def discover(tree: FileTree) -> Machine:
         offline=cpus.offline,
         smt=any(len(core) > 1 for core in cores.values()),
         base_page_bytes=read_base_page_bytes(reader),
+        pcie_roots=read_pcie_roots(reader),
     )
 
 

@@ -5,6 +5,8 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from numa_contract.cpuset import format_cpu_list
+
 from dra_frontend.machine import CoreType, Cpu, Machine
 
 
@@ -43,6 +45,7 @@ def report(machine: Machine) -> dict[str, Any]:
         "hugepagesSurplus": {
             str(node.id): {str(pool.page_bytes): pool.surplus for pool in node.hugepages} for node in nodes
         },
+        "pcieRoots": {name: format_cpu_list(cpus) for name, cpus in machine.pcie_roots.items()},
         "distances": {str(node.id): {str(other): value for other, value in node.distances.items()} for node in nodes},
     }
 

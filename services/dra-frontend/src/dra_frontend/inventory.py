@@ -11,11 +11,12 @@ from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, MEMORY_DRIVER
 from numa_contract.pagesize import kubernetes_page_size, parse_page_size, short_page_size
 
-from dra_frontend.cpu_groups import CpuGroup, DeviceKind, cpu_groups
+from dra_frontend.cpu_groups import Attributes, CpuGroup, DeviceKind, cpu_groups
 from dra_frontend.devices import Capacity, CpuDevice, Device, Pool
 from dra_frontend.host_pages import PageKey
 from dra_frontend.machine import Machine
 from dra_frontend.memory_devices import hugepages, plain_memory
+from dra_frontend.pcie_roots import pcie_attribute
 from dra_frontend.placement import Layout
 
 _LONGEST_POOL_NAME: Final = 253
@@ -75,7 +76,8 @@ def build_inventory(machine: Machine, config: Config, node_name: str, in_use: In
     in_use = in_use or InUse()
     groups = cpu_groups(machine, config.cpu_device_mode, config.group_by)
     withheld = _withheld(machine, config, groups, in_use.cpus)
-    cpus = [_cpu_device(machine, group, group.cpus - config.reserved_cpus - withheld) for group in groups]
+    roots = machine.pcie_roots if config.expose_pcie_roots else {}
+    cpus = [_cpu_device(machine, group, group.cpus - config.reserved_cpus - withheld, roots) for group in groups]
     pools = [Pool(CPU_DRIVER, node_name, tuple(device for device in cpus if device is not None))]
     nodes = [machine.numa_nodes[node] for node in sorted(machine.numa_nodes)]
     plain = [plain_memory(machine, node, config) for node in nodes]
@@ -142,11 +144,15 @@ def _memory_misfits(machine: Machine, config: Config) -> Iterator[InventoryError
                 yield InventoryError("reservedMemory", f"this kernel has no {name}; it has {known}")
 
 
-def _cpu_device(machine: Machine, group: CpuGroup, cpus: frozenset[int]) -> CpuDevice | None:
+def _cpu_device(
+    machine: Machine, group: CpuGroup, cpus: frozenset[int], roots: Mapping[str, frozenset[int]]
+) -> CpuDevice | None:
     if not cpus:
         return None
-    attributes = {**group.attributes, "dra.cpu/smtEnabled": machine.smt}
-    if group.kind is DeviceKind.CPU:
-        return CpuDevice(group.kind, group.name, attributes, None, cpus)
-    capacity = Capacity.of(CPU_CAPACITY, len(cpus), default=1, step=1, binary=False)
-    return CpuDevice(group.kind, group.name, {**attributes, "dra.cpu/numCPUs": len(cpus)}, capacity, cpus)
+    attributes: Attributes = {**group.attributes, "dra.cpu/smtEnabled": machine.smt}
+    capacity = None
+    if group.kind is not DeviceKind.CPU:
+        attributes = {**attributes, "dra.cpu/numCPUs": len(cpus)}
+        capacity = Capacity.of(CPU_CAPACITY, len(cpus), default=1, step=1, binary=False)
+    attributes = {**attributes, **pcie_attribute(roots, cpus, len(attributes))}
+    return CpuDevice(group.kind, group.name, attributes, capacity, cpus)

@@ -16,7 +16,7 @@ from uuid import uuid4
 import aiohttp
 
 from dra_frontend.kube_access import Access, Settings, in_cluster, kubeconfig
-from dra_frontend.kube_calls import Call, Document, Pace, lines, translate, watch_failure
+from dra_frontend.kube_calls import Call, Document, Pace, lines, server_version, translate, watch_failure
 from dra_frontend.kube_errors import KubeError, NotFoundError, UnavailableError
 from dra_frontend.kube_partial import ApiException, RESTClientObject
 
@@ -86,6 +86,10 @@ class KubeClient:
             if not token:
                 return found
             query = {"limit": "500", "continue": token}
+
+    async def get_version(self) -> tuple[int, int]:
+        """The server's release, (1, 36); (0, 0) when it does not tell."""
+        return server_version(await self._call(Call("get", "", "version", url="/version")))
 
     async def get_node(self, name: str) -> Document | None:
         """The Node, None when it does not exist (the kubelet has not registered yet)."""

@@ -2,6 +2,7 @@
 """What a call to the API server is, and what its failure means; no I/O."""
 
 import json
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from dra_frontend.kube_errors import (
     WatchExpiredError,
 )
 
-__all__ = ["Call", "Document", "Pace", "lines", "translate", "watch_failure"]
+__all__ = ["Call", "Document", "Pace", "lines", "server_version", "translate", "watch_failure"]
 
 Document = dict[str, Any]
 
@@ -37,6 +38,8 @@ class Call:
     namespace: str = ""
     query: dict[str, str] = field(default_factory=dict)
     body: Document | None = None
+    url: str = ""
+    """A path of its own, beside the API's objects: what RBAC calls a nonResourceURL."""
 
     @property
     def method(self) -> str:
@@ -46,6 +49,8 @@ class Call:
     @property
     def path(self) -> str:
         """The path on the server. Raises InvalidError for a name that would make it the path of something else."""
+        if self.url:
+            return self.url
         parts = ["apis", self.group, "v1"] if self.group else ["api", "v1"]
         if self.namespace:
             parts += ["namespaces", self._segment(self.namespace)]
@@ -103,6 +108,13 @@ async def lines(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
                 yield line
 
 
+def server_version(document: Document) -> tuple[int, int]:
+    """Returns (major, minor) of a server's answer to /version; (0, 0) where it does not tell."""
+    numbers = [re.match(r"\d+", str(document.get(key, ""))) for key in ("major", "minor")]
+    major, minor = (int(number[0]) if number else 0 for number in numbers)  # vendors write "36+"
+    return major, minor
+
+
 def translate(call: Call, code: int, body: bytes | str, headers: dict[str, str]) -> KubeError:
     """Makes an error of ours of an HTTP answer that is not a success."""
     status = _status(body)
@@ -144,6 +156,8 @@ def _not_found(call: Call, status: Document, said: str) -> KubeError:
 def _remedy(call: Call, code: int) -> str:
     if code == 401:
         return "the token or certificate is not accepted: check the kubeconfig or the service account of the pod"
+    if call.url:
+        return f'grant the service account nonResourceURLs: ["{call.url}"], verbs: ["{call.verb}"] in a ClusterRole'
     return (
         f'grant the service account apiGroups: ["{call.group}"], resources: ["{call.resource}"], '
         f'verbs: ["{call.verb}"] in its ClusterRole'

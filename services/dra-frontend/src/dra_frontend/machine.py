@@ -78,6 +78,8 @@ class Machine:
     offline: frozenset[int] = frozenset()
     smt: bool = False
     base_page_bytes: int = 4096
+    pcie_roots: dict[str, frozenset[int]] = field(default_factory=dict)
+    """CPUs near each PCIe root complex, offline ones included, by its name in sysfs (``pci0000:00``)."""
 
     @property
     def online(self) -> frozenset[int]:

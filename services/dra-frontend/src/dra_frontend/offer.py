@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from dra_frontend.dra_values import DeviceHealth
 from dra_frontend.inventory import Inventory
 from dra_frontend.ledger import Ledger
+from dra_frontend.node_allocatable import MappingForm
 from dra_frontend.slices import slice_documents
 from dra_frontend.standing import Picture, picture
 
@@ -32,12 +33,19 @@ class Offer:
     """Keeps slices and health true to the machine and the books."""
 
     def __init__(
-        self, node: str, inventory: Callable[[], Inventory], ledger: Callable[[], Ledger], boards: Mapping[str, Board]
+        self,
+        node: str,
+        inventory: Callable[[], Inventory],
+        ledger: Callable[[], Ledger],
+        boards: Mapping[str, Board],
+        *,
+        mapping: Callable[[], MappingForm | None] = lambda: None,
     ) -> None:
         self._node = node
         self._inventory = inventory
         self._ledger = ledger
         self._boards = boards
+        self._mapping = mapping
         self._slices: Mapping[str, Slices] = {}
         self.picture = Picture()
 
@@ -51,14 +59,16 @@ class Offer:
         for driver, board in self._boards.items():
             board.show(self.picture.health[driver])
         if self.picture.pools != before.pools:
-            self._publish()
+            self.publish()
 
     def open(self, slices: Mapping[str, Slices]) -> None:
         """Publishes from now on."""
         self._slices = slices
-        self._publish()
+        self.publish()
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
+        """Hands the slices to their publishers, in the form of the API server's release."""
         for driver, slices in self._slices.items():
             pools = self.picture.pools_of(driver)
-            slices.set_pools({pool.name: slice_documents(pool, self._node) for pool in pools})
+            mapping = self._mapping()
+            slices.set_pools({pool.name: slice_documents(pool, self._node, mapping=mapping) for pool in pools})

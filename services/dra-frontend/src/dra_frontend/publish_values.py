@@ -3,13 +3,13 @@
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from dra_frontend.kube_errors import KubeError
 
-__all__ = ["CONSUMABLE_CAPACITY", "GateOffError", "Notice", "PublishStatus", "Timing", "gate_is_off"]
+__all__ = ["CONSUMABLE_CAPACITY", "GateOffError", "Notice", "PublishStatus", "Timing", "gate_is_off", "gates_of"]
 
 CONSUMABLE_CAPACITY: Final = "DRAConsumableCapacity"
 _GATED: Final = ("allowMultipleAllocations", "requestPolicy")
@@ -25,6 +25,18 @@ class GateOffError(KubeError):
             f"the API server drops {' and '.join(_GATED)}: switch on the feature gate {CONSUMABLE_CAPACITY} "
             "in the API server and the scheduler (on by default from Kubernetes 1.36); nothing is published until then",
         )
+
+
+_OPTIONAL_GATES: Final = {
+    "nodeAllocatableResourceMappings": "DRANodeAllocatableResources",
+    "nodeAllocatableResources": "DRANodeAllocatableResources",
+    "taints": "DRADeviceTaints",
+}
+
+
+def gates_of(dropped: Iterable[str]) -> list[str]:
+    """Returns the gates without which the server drops fields at these paths, as far as they are known."""
+    return sorted({gate for path in dropped for field, gate in _OPTIONAL_GATES.items() if f".{field}" in path})
 
 
 def gate_is_off(dropped: tuple[str, ...]) -> bool:

@@ -12,8 +12,9 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 
 from dra_frontend.kube_errors import ForbiddenError, InvalidError, KubeError, WatchExpiredError
-from dra_frontend.publish_values import CONSUMABLE_CAPACITY, GateOffError, Notice, PublishStatus, Timing
+from dra_frontend.publish_values import CONSUMABLE_CAPACITY, GateOffError, Notice, PublishStatus, Timing, gates_of
 from dra_frontend.slice_compare import Document
+from dra_frontend.slice_lists import LIST_ATTRIBUTES, Pools, list_attributes, without_lists
 from dra_frontend.slice_mirror import SliceClient, SliceMirror
 
 __all__ = ["Publisher"]
@@ -22,6 +23,7 @@ _LOG = logging.getLogger(__name__)
 # An outage of the API server of a second or two is its restart, and nobody's business.
 _FAILURES_BEFORE_NOTICE = 3
 _REPAIRS_FORGOTTEN_SECONDS = 60.0
+_LISTS_REFUSED = "ResourceSliceListsRefused"
 
 
 async def _only_log(notice: Notice) -> None:
@@ -52,6 +54,7 @@ class Publisher:
         self._expired = False
         self._repairs: list[float] = []
         self._told: set[str] = set()
+        self._lists_refused = False
         self.status = PublishStatus()
 
     def set_pools(self, pools: Mapping[str, Sequence[Document]]) -> None:
@@ -73,6 +76,8 @@ class Publisher:
             try:
                 items, version = await self._client.list_slices(self._driver, self._node_name)
                 self._mirror.reset(items)
+                # The gate may have been switched on meanwhile; while writes fail, nothing more is tried.
+                self._lists_refused = self._lists_refused and failures > 0
                 await self._write()
                 failures = 0
                 await self._keep(version)
@@ -152,18 +157,38 @@ class Publisher:
     async def _write(self) -> None:
         self._due = None
         try:
-            await self._mirror.write(self._pools or {})
+            await self._write_pools(self._pools or {})
         finally:
             self.status = replace(self.status, dropped=tuple(self._mirror.dropped), writes=self._mirror.writes)
         self.status = replace(self.status, published=True, error=None, gate_missing=None)
-        self._told.intersection_update(self._mirror.dropped)
+        self._told.intersection_update({*self._mirror.dropped, _LISTS_REFUSED})
         await self._tell_dropped()
+
+    async def _write_pools(self, pools: Pools) -> None:
+        """Writes the pools, without their list attributes where the server refuses these."""
+        lists = list_attributes(pools)
+        if lists and not self._lists_refused:
+            try:
+                await self._mirror.write(pools)
+            except InvalidError as error:
+                self._lists_refused = True
+                _LOG.warning("trying without list attributes driver=%s error=%s", self._driver, error)
+            else:
+                self._told.discard(_LISTS_REFUSED)
+                return
+        await self._mirror.write(without_lists(pools) if lists else pools)
+        if lists and _LISTS_REFUSED not in self._told:
+            self._told.add(_LISTS_REFUSED)
+            note = f"{self._driver}: the API server refuses {', '.join(lists)}; devices are published without"
+            await self._send(Notice(_LISTS_REFUSED, f"{note}: they need {LIST_ATTRIBUTES} in API server and scheduler"))
 
     async def _tell_dropped(self) -> None:
         new = [path for path in self._mirror.dropped if path not in self._told]
         if new:
             self._told.update(new)
-            note = f"{self._driver}: the API server dropped or changed {', '.join(new)}; its version is kept"
+            gates = gates_of(new)
+            remedy = f"; they need {', '.join(gates)} in API server and scheduler" if gates else ""
+            note = f"{self._driver}: the API server dropped or changed {', '.join(new)}; its version is kept{remedy}"
             await self._send(Notice("ResourceSliceFieldsDropped", note))
 
     async def _failed(self, error: KubeError, failures: int) -> None:

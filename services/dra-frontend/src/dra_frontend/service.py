@@ -26,10 +26,12 @@ from dra_frontend.kubelet_managers import read_policies, static_note
 from dra_frontend.lease import BackendView
 from dra_frontend.metadata_files import MetadataFiles
 from dra_frontend.offer import Offer
+from dra_frontend.pcie_roots import cut_devices
 from dra_frontend.publish_values import Notice
 from dra_frontend.publisher import Publisher
 from dra_frontend.recovery import LostRecords
 from dra_frontend.rundir import RunDirectory
+from dra_frontend.server_release import ServerRelease
 from dra_frontend.state_api import NodeState
 from dra_frontend.store import Change, ClaimStore
 from dra_frontend.sysfs import HostTree
@@ -71,7 +73,10 @@ class Service:
         self.upkeep = Upkeep(node, client, self.store, self.lost, self.backend)
         self.claims = NodeClaims(client, self.store, self._inventory, self.backend, self.lost)
         boards = {driver: HealthBoard() for driver in DRIVERS}
-        self.offer = Offer(node, self._inventory, lambda: self.store.ledger, boards)
+        self.release = ServerRelease(client, self._notify, enabled=config.publish_node_allocatable_resource_mapping)
+        self.offer = Offer(
+            node, self._inventory, lambda: self.store.ledger, boards, mapping=lambda: self.release.mapping
+        )
         measured = MeasuredClaims(self.claims, self.telemetry)
         self.plugins = {
             driver: KubeletPlugin(
@@ -122,6 +127,7 @@ class Service:
             ("claims", self.upkeep.run_claims()),
             ("link", self.lead()),
             ("machine", self.watch.run(self.offer.refresh)),
+            ("release", self.release.follow(self.offer.publish)),
             *publishing,
         ]
 
@@ -165,6 +171,9 @@ class Service:
             _LOG.warning("not registering with the kubelet yet problem=%s", problem)
         for plugin in self.plugins.values():
             await plugin.register()
+        await self.release.learn()
+        if cut := cut_devices(self._inventory().machine.pcie_roots, self._inventory().pools):
+            _LOG.warning("near more PCIe roots than a slice can list, use a smaller groupBy devices=%s", cut)
         self.offer.open(self.publishers)
         await self._tell_managers()
 

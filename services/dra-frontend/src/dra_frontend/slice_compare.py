@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from numa_contract.errors import MalformedError
 
+from dra_frontend.node_allocatable import MappingForm
 from dra_frontend.quantity import parse_quantity
 
 __all__ = ["Document", "canonical", "differences", "keep_taint_times"]
@@ -54,12 +55,18 @@ def _device(device: Document) -> Document:
         known["capacity"] = _quantities(known["capacity"])
     if known.get("consumesCounters"):
         known["consumesCounters"] = [_counters(entry) for entry in known["consumesCounters"]]
-    if known.get("nodeAllocatableResourceMappings"):
-        known["nodeAllocatableResourceMappings"] = {
-            resource: {**entry, "allocationMultiplier": _quantities(entry.get("allocationMultiplier"))}
-            for resource, entry in known["nodeAllocatableResourceMappings"].items()
+    if known.get(MappingForm.V1_36):
+        known[MappingForm.V1_36] = {key: _multipliers(entry) for key, entry in known[MappingForm.V1_36].items()}
+    if known.get(MappingForm.V1_37):
+        known[MappingForm.V1_37] = {
+            key: {**entry, "mapping": _multipliers(entry.get("mapping") or {})}
+            for key, entry in known[MappingForm.V1_37].items()
         }
     return known
+
+
+def _multipliers(entry: Document) -> Document:
+    return {key: value if key == "capacityKey" else _quantities(value) for key, value in entry.items()}
 
 
 def _counters(entry: Document) -> Document:

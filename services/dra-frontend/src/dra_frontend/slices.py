@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from dra_frontend.cpu_groups import AttributeValue
 from dra_frontend.devices import Capacity, Device, Pool
+from dra_frontend.node_allocatable import MappingForm, resource_mapping
 from dra_frontend.quantity import format_quantity
 
 # The limit once a device of the slice has a taint, counters or a list attribute; so a later taint never splits a slice.
@@ -13,11 +14,17 @@ _FEWEST_INDEX_DIGITS: Final = 5
 
 
 def slice_documents(
-    pool: Pool, node_name: str, *, owner_uid: str | None = None, generation: int = 1
+    pool: Pool,
+    node_name: str,
+    *,
+    owner_uid: str | None = None,
+    generation: int = 1,
+    mapping: MappingForm | None = None,
 ) -> list[dict[str, Any]]:
     """Returns the slices of a pool, one without devices for an empty pool.
 
-    Without the Node's UID there is no owner reference: the server refuses one without UID.
+    Without the Node's UID there is no owner reference: the server refuses one without UID. With ``mapping`` devices
+    say which of the node's allocatable resources they take from.
     """
     starts = range(0, len(pool.devices), DEVICES_PER_SLICE) or range(1)
     digits = max(_FEWEST_INDEX_DIGITS, len(f"{len(starts) - 1:x}"))
@@ -34,7 +41,7 @@ def slice_documents(
                 "driver": pool.driver,
                 "nodeName": node_name,
                 "pool": {"name": pool.name, "generation": generation, "resourceSliceCount": len(starts)},
-                "devices": [_device(device) for device in pool.devices[start : start + DEVICES_PER_SLICE]],
+                "devices": [_device(device, mapping) for device in pool.devices[start : start + DEVICES_PER_SLICE]],
             },
         }
         for index, start in enumerate(starts)
@@ -45,7 +52,7 @@ def _owner(node_name: str, uid: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Node", "name": node_name, "uid": uid, "controller": True}
 
 
-def _device(device: Device) -> dict[str, Any]:
+def _device(device: Device, mapping: MappingForm | None) -> dict[str, Any]:
     document: dict[str, Any] = {
         "name": device.name,
         "attributes": {name: attribute_document(value) for name, value in device.attributes.items()},
@@ -55,6 +62,8 @@ def _device(device: Device) -> dict[str, Any]:
         document["capacity"] = {device.capacity.key: _capacity(device.capacity)}
     if device.taints:
         document["taints"] = [{"key": t.key, "value": t.value, "effect": t.effect} for t in device.taints]
+    if mapping is not None:
+        document[mapping.value] = resource_mapping(device, mapping)
     return document
 
 

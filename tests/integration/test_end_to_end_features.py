@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What depends on the API server's release and gates, with all stand-ins."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.stage.pods import NAMESPACE
+from tests.stage.process import wait_for
+from tests.stage.stage import OpenStage, Stage
+
+# Each test starts everything.
+pytestmark = pytest.mark.timeout(60)
+
+BOTH = {"publishNodeAllocatableResourceMapping": True, "exposePCIeRoots": True}
+ROOTS = {"strings": ["pci0000:17", "pci0000:3a", "pci0000:5d"]}
+
+
+def published(stage: Stage) -> Mapping[str, Any]:
+    """The devices by name, once both drivers have published."""
+    instance = stage.add_instance()
+    stage.wait_registered()
+    stage.wait_ready(instance)
+    return {device["name"]: device for one in stage.slices() for device in one["spec"]["devices"]}
+
+
+def reasons(stage: Stage) -> set[str]:
+    """Of the Events so far."""
+    events = stage.api(f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events")["items"]
+    return {event["reason"] for event in events}
+
+
+@pytest.mark.parametrize(
+    ("kubernetes", "field"), [("1.36", "nodeAllocatableResourceMappings"), ("1.37", "nodeAllocatableResources")]
+)
+def test_with_the_gates_on_devices_say_it(open_stage: OpenStage, kubernetes: str, field: str) -> None:
+    """The mapping in the server's form, and the PCIe roots near the CPUs of this machine's first socket."""
+    gates = ("DRANodeAllocatableResources", "DRAListTypeAttributes")
+    stage = open_stage(kubernetes=kubernetes, gates_on=gates, config=BOTH)
+    devices = published(stage)
+    assert set(devices["cpudevnuma000"][field]) == {"cpu"}
+    assert set(devices["memory-numa000"][field]) == {"memory"}
+    assert set(devices["hugepages-2m-numa000"][field]) == {"hugepages-2Mi"}
+    assert devices["cpudevnuma000"]["attributes"]["resource.kubernetes.io/pcieRoot"] == ROOTS
+    assert "resource.kubernetes.io/pcieRoot" not in devices["cpudevnuma001"]["attributes"]
+    assert reasons(stage) == set()
+
+
+def test_without_the_gates_the_node_works_and_says_so(open_stage: OpenStage) -> None:
+    """An older server with everything switched on in the configuration: devices as ever, and an Event for each wish."""
+    stage = open_stage(kubernetes="1.35", config=BOTH)
+    devices = published(stage)
+    assert "resource.kubernetes.io/pcieRoot" not in devices["cpudevnuma000"]["attributes"]
+    assert not [name for device in devices.values() for name in device if name.startswith("nodeAllocatable")]
+    wait_for("events", lambda: reasons(stage) == {"NodeAllocatableMappingUnsupported", "ResourceSliceListsRefused"}, 5)

@@ -98,10 +98,19 @@ class _Search:
             for slot, candidate, _ in self.results
             if not names or slot.request in names or slot.request.partition("/")[0] in names
         ]
-        distinct = {(type(value), value) for value in values}
-        return None not in values and (
-            len(distinct) <= 1 if "matchAttribute" in constraint else len(distinct) == len(values)
-        )
+        return None not in values and _agree([_as_set(value) for value in values], match="matchAttribute" in constraint)
+
+
+def _as_set(value: object) -> frozenset[tuple[type, object]]:
+    """A list attribute as a set, any other as a set of one (KEP-5491); values of different types are never equal."""
+    return frozenset((type(one), one) for one in (value if isinstance(value, list) else [value]))
+
+
+def _agree(values: Sequence[frozenset[tuple[type, object]]], *, match: bool) -> bool:
+    """Matching: something is common to all. Distinct: nothing is common to any two."""
+    if match:
+        return not values or bool(frozenset.intersection(*values))
+    return sum(map(len, values)) == len(frozenset().union(*values))
 
 
 def allocate(

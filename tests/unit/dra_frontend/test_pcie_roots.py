@@ -13,6 +13,7 @@ from numa_contract.config import Config
 
 from tests.fakes.apiserver_rules import GATES_OF_1_36, admit
 from tests.fakes.apiserver_store import ApiError, Resource
+from tests.fakes.scheduler import allocate
 from tests.fakes.trees import captured, small_machine
 from tests.strategies.modes import MODES
 
@@ -104,3 +105,27 @@ def test_order_of_sysfs_does_not_matter() -> None:
     shuffled = replace(found, pcie_roots=dict(reversed(found.pcie_roots.items())))
     config = Config.model_validate({"exposePCIeRoots": True, "groupBy": "machine"})
     assert lists(build_inventory(shuffled, config, "n")) == lists(build_inventory(found, config, "n"))
+
+
+@pytest.mark.parametrize("near", [{"string": "pci0000:80"}, {"strings": ["pci0000:40", "pci0000:80"]}])
+def test_cpus_are_found_near_another_drivers_device(near: dict[str, object]) -> None:
+    """What the list is for: a claim for a GPU and CPUs that match by root gets the CPUs of the GPU's socket."""
+    gpu = {"name": "gpu0", "attributes": {PCIE_ROOT: near}}
+    pool = {"name": "gpus", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "gpu.example", "nodeName": "n", "pool": pool, "devices": [gpu]}
+    slices = [{"metadata": {"name": "gpu"}, "spec": spec}]
+    for index, document in enumerate(slice_documents(offered(TWO).pools[0], "n")):
+        slices.append({**document, "metadata": {"name": f"cpu{index}"}})
+    classes = {
+        name: {"spec": {"selectors": [{"cel": {"expression": f'device.driver == "{name}"'}}]}}
+        for name in ("gpu.example", "dra.cpu")
+    }
+    amount = {"requests": {"dra.cpu/cpu": "2"}}
+    requests = [
+        {"name": "gpu", "exactly": {"deviceClassName": "gpu.example"}},
+        {"name": "cpus", "exactly": {"deviceClassName": "dra.cpu", "capacity": amount}},
+    ]
+    devices = {"requests": requests, "constraints": [{"matchAttribute": PCIE_ROOT}]}
+    claim = allocate({"metadata": {"name": "c"}, "spec": {"devices": devices}}, slices, classes)
+    results = claim["status"]["allocation"]["devices"]["results"]
+    assert [result["device"] for result in results] == ["gpu0", "cpudevnuma001"]

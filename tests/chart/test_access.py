@@ -11,12 +11,14 @@ from tests.chart.helm import only, render
 
 
 def calls() -> Iterator[tuple[str, str, str]]:
-    """(verb, group, resource) of every Call that kube.py makes."""
+    """(verb, group, resource) of every Call that kube.py makes; what is no resource has its path instead."""
     for node in ast.walk(ast.parse(inspect.getsource(kube))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Call":
             verb = ast.literal_eval(node.args[0])
             shared = any(isinstance(argument, ast.Starred) for argument in node.args)
             group, resource = kube._SLICES if shared else map(ast.literal_eval, node.args[1:3])
+            urls = [ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg == "url"]
+            group, resource = ("", urls[0]) if urls else (group, resource)
             yield verb, group, resource
 
 
@@ -25,8 +27,8 @@ def test_the_role_is_what_the_code_calls() -> None:
     granted = {
         (verb, group, resource)
         for rule in only(render(), "ClusterRole")["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
+        for group in rule.get("apiGroups", [""])
+        for resource in rule.get("resources") or rule["nonResourceURLs"]
         for verb in rule["verbs"]
     }
     assert granted == set(calls())

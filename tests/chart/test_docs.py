@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages name every setting, and nothing that does not exist."""
+
+import argparse
+import re
+from pathlib import Path
+
+import pytest
+from dra_frontend.config import add_run_arguments
+from nri_backend.config import _parser
+from numa_contract.config import Config, parse_config
+
+from hack.chart_values import ChartValues
+from tests.chart.helm import CHART
+from tests.chart.test_values import DEFAULTS, given, keys
+
+ROOT = CHART.parents[1]
+CONFIGURATION = (ROOT / "docs/configuration.md").read_text()
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *ROOT.glob("*.md"), ROOT / "examples/README.md", CHART / "README.md"]
+
+
+def rows() -> dict[str, str]:
+    """The rows of the table of keys: key to default, as written."""
+    table = CONFIGURATION.split("## Keys")[1].split("\n\n")[1]
+    found = re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE)
+    assert len(found) == len(table.splitlines()) - 2
+    return dict(found)
+
+
+def test_every_key_has_a_row() -> None:
+    """An operator finds each setting in one place."""
+    known = {field.alias or name for name, field in Config.model_fields.items()}
+    assert rows().keys() == known
+
+
+@pytest.mark.parametrize("key", [field.alias or name for name, field in Config.model_fields.items()])
+def test_the_default_is_told(key: str) -> None:
+    """The page says what holds when nothing is said: a configuration that spells the default out is the default."""
+    told = rows()[key].strip("`")
+    values = {"none": None, "true": True, "false": False, "{grow: immediate}": {"grow": "immediate"}}
+    assert parse_config({key: values.get(told, told)}, "docs") == Config()
+    assert told != "none" or Config().model_dump(by_alias=True)[key] in ("", ())
+
+
+def test_flags_exist() -> None:
+    """Every flag that the page names is one of the two commands'."""
+    frontend = argparse.ArgumentParser()
+    add_run_arguments(frontend)
+    known = set(frontend._option_string_actions) | set(_parser()._option_string_actions)
+    assert set(re.findall(r"`(--[a-z-]+)", CONFIGURATION)) - known == set()
+
+
+def test_values_that_pages_set_exist() -> None:
+    """A command line that a page shows is one that the chart takes."""
+    known = keys(ChartValues) | given(DEFAULTS) | {f"driverConfig.{key}" for key in rows()} | {"podLabels.app"}
+    text = "\n".join(page.read_text() for page in PAGES)
+    named = set(re.findall(r"--set[a-z-]* ([\w.]+)=", text)) | set(re.findall(r"`(driverConfig\.\w+)", text))
+    assert len(named) > 8
+    assert named - known == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    """A relative link names a file of this tree, and its anchor a heading there."""
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#:]*(?:#[^)]*)?)\)", prose):
+        path, _, anchor = target.partition("#")
+        there = page.parent / path if path else page
+        assert there.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", there.read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings}, target
+
+
+def test_every_make_target_that_pages_name_exists() -> None:
+    """Nobody types a command from a page in vain."""
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    named = {name for page in PAGES for name in re.findall(r"`make ([a-z-]+)", page.read_text())}
+    assert named - targets == set()

@@ -22,12 +22,9 @@ from dra_frontend.claims import ClaimView, read_claim
 from dra_frontend.config import add_run_arguments, load_settings
 from dra_frontend.devices import CpuDevice
 from dra_frontend.discovery import discover
-from dra_frontend.dra_values import ClaimName, Failure, Prepared
-from dra_frontend.driver import NodeClaims
-from dra_frontend.files import ClaimDirectory
+from dra_frontend.dra_values import Failure, Prepared
 from dra_frontend.health import HealthBoard
 from dra_frontend.inventory import Inventory, InventoryError, build_inventory
-from dra_frontend.lease import BackendView
 from dra_frontend.ledger import Ledger
 from dra_frontend.machine import Machine
 from dra_frontend.pcie_roots import PCIE_ROOT
@@ -35,12 +32,11 @@ from dra_frontend.placement import Layout
 from dra_frontend.prepare import Refusal, make_record
 from dra_frontend.rundir import FileLock
 from dra_frontend.slices import slice_documents
-from dra_frontend.store import ClaimStore
 from numa_contract.cdi import CDI_VERSION, ClaimFile, cdi_document
 from numa_contract.config import Config, ConfigError, parse_config
 from numa_contract.records import AllocationRecord, CpuParameters
-from numa_contract.reports import BackendStatus
 
+from tests.fakes import frontend
 from tests.fakes.trees import small_machine, write_tree
 from tests.strategies.claims import NODE, claim, cpus, opaque, result
 from tests.strategies.machines import Core, assemble, even_cores, hybrid, isolating, machine, uneven
@@ -148,32 +144,11 @@ def test_peer_9_1_7_a_container_gets_the_request_it_names() -> None:
     assert environment == {"claim-u-a": ["DRA_CPUSET_u_a=0"], "claim-u-b": ["DRA_CPUSET_u_b=1,5"]}
 
 
-class Frontend:
-    """A frontend over one directory; like a new process each time it is made."""
+class Frontend(frontend.Frontend):
+    """A frontend of a node whose CPU 0 is reserved."""
 
     def __init__(self, path: Path, *documents: dict[str, Any], enforced: bool = True) -> None:
-        self.documents = {document["metadata"]["uid"]: document for document in documents}
-        backend = BackendView(time.monotonic)
-        if enforced:
-            for _ in range(2):
-                backend.renew(BackendStatus(instance="i", epoch="e", complete=True, active=True, synchronized=True))
-        self.directory = ClaimDirectory(path / "cdi", path / "claims.journal", path / "bad")
-        self.store = ClaimStore(self.directory, FileLock(path / "claims.lock"), backend)
-        inventory = offered(machine(), reserved_cpus=frozenset({0}))
-        self._claims = NodeClaims(self, self.store, lambda: inventory, backend, self, backend_wait=0.01)
-
-    async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
-        """Answers as the API server."""
-        return next((d for d in self.documents.values() if d["metadata"]["name"] == name), None)
-
-    async def recover(self) -> None:
-        """Nothing is lost here."""
-
-    async def prepare(self, uid: str) -> Prepared | Failure:
-        """Asks as the kubelet."""
-        names = self.documents[uid]["metadata"]
-        answers = await self._claims.prepare("dra.cpu", [ClaimName(names["namespace"], names["name"], uid)])
-        return answers[uid]
+        super().__init__(path, offered(machine(), reserved_cpus=frozenset({0})), *documents, enforced=enforced)
 
 
 async def test_peer_9_2_1_a_restart_keeps_claims_without_containers(tmp_path: Path) -> None:

@@ -99,6 +99,16 @@ async def test_trap_2_4_a_runtime_that_restarts_is_found_again_at_its_new_socket
         assert [change.synchronized for change in rig.observer.changes if change.connected].count(True) == 3
 
 
+async def test_peer_nri_reconnection_has_no_limit_for_the_life_of_a_process(tmp_path: Path) -> None:
+    """The memory peer gives up at the sixth loss of its runtime; we are back after each, and as quick."""
+    async with nri_rig(tmp_path) as rig:
+        for epoch in range(2, 10):
+            await rig.runtime.restart()
+            started = time.monotonic()
+            await rig.synchronized(epoch)
+            assert time.monotonic() - started < 2
+
+
 async def test_trap_2_9_one_registration_for_each_connection(tmp_path: Path) -> None:
     """A second one can block the runtime's plugin for good; the stand-in answers it with an error."""
     async with nri_rig(tmp_path) as rig:

@@ -10,7 +10,7 @@ ENVIRONMENTS := .venv/.done .venv-frontend/.done .venv-backend/.done
 SOURCES := shared/src services/dra-frontend/src services/nri-backend/src
 CHECKED := $(SOURCES) tests hack
 
-.PHONY: help demo test test-node check bench lock proto chart-schema manifests kind-up kind-down clean
+.PHONY: help demo test test-node images check bench lock proto chart-schema manifests kind-up kind-down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ test: $(ENVIRONMENTS) ## Unit and integration tests; no root. Units run in their
 test-node: .venv/.done ## Tests on a real kernel and a real containerd, in a virtual machine (root; first run makes the image)
 	tests/node/run.sh
 
+images: .venv/.done ## Build both images from Debian packages, without an engine, with an SBOM each (root)
+	hack/images.sh
+
 check: .venv/.done ## Linters, types, import law, drift of generated code and locks
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
@@ -34,7 +37,8 @@ check: .venv/.done ## Linters, types, import law, drift of generated code and lo
 	hack/proto.sh --check
 	tests/node/cri.sh --check
 	$(BIN)/python -m hack.chart_schema --check
-	$(BIN)/shellcheck hack/*.sh locks/*.sh
+	$(BIN)/shellcheck hack/*.sh hack/image/*.sh locks/*.sh
+	$(BIN)/python -m hack.version --check
 	UV=$(BIN)/uv locks/compile.sh --check
 
 bench: .venv/.done ## Measure both services through the stand-ins; writes bench.json

@@ -68,7 +68,7 @@ class Stage:
 
     def __enter__(self) -> Self:
         compile_sources()
-        self.paths = Paths(_make_base(self.settings.in_memory))
+        self.paths = self._make_paths()
         try:
             self._start_stand_ins()
         except BaseException:
@@ -88,10 +88,13 @@ class Stage:
                 process.kill()
             shutil.rmtree(self.paths.base, ignore_errors=True)
 
+    def _make_paths(self) -> Paths:
+        return Paths(_make_base(self.settings.in_memory))
+
     def _start_stand_ins(self) -> None:
         paths, settings = self.paths, self.settings
         for directory in (paths.logs, paths.cdi_dir, paths.kubelet_root):
-            directory.mkdir()
+            directory.mkdir(exist_ok=True)
         gates = [word for gate in settings.gates_off for word in ("--gate-off", gate)]
         gates += [word for gate in settings.gates_on for word in ("--gate-on", gate)]
         self._stand_in(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from numa_contract import __version__
 from numa_contract.config import ConfigError
 
 from dra_frontend.classes import device_classes
@@ -35,6 +36,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="dra-frontend",
         description="DRA drivers for CPUs, memory and hugepages. Without a command: runs the service.",
     )
+    parser.add_argument("--version", action="version", version=f"dra-frontend {__version__}")
     add_run_arguments(parser)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     inspect = commands.add_parser("inspect", help="show the machine as discovery sees it")

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+# Both images of the driver and the stand-ins of docker-compose.yaml, from one file:
+#
+#   docker build --target dra-frontend --build-arg VERSION=... -t dra-frontend .
+#
+# Final stages hold Debian's Python and what it needs, one virtual environment and nothing else: no shell, no package
+# manager, no pip, no compiler. "make images" builds the same without an engine; docs/release.md has the rest.
+ARG BASE=docker.io/library/debian:trixie-slim
+
+FROM ${BASE} AS python
+RUN apt-get -q update && apt-get -q -y install --no-install-recommends python3 libstdc++6 && rm -rf /var/lib/apt/lists/*
+
+# Identical below both images, so each node stores and maps it once.
+FROM python AS rootfs
+ARG PACKAGES="base-files libc6 libgcc-s1 libstdc++6 zlib1g libbz2-1.0 liblzma5 libexpat1 libffi8 libuuid1 libssl3t64 libzstd1 \
+  python3-minimal python3.13-minimal libpython3.13-minimal libpython3.13-stdlib"
+COPY hack/image/rootfs.sh /
+RUN sh /rootfs.sh /rootfs ${PACKAGES}
+
+FROM python AS build
+RUN apt-get -q update && apt-get -q -y install --no-install-recommends python3-pip && \
+  python3 -m venv --without-pip /opt/app && rm /opt/app/bin/[Aa]ctivate*
+ENV PIP_NO_COMPILE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /src
+COPY locks/build.txt locks/
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
+  pip install --break-system-packages --require-hashes --only-binary :all: -r locks/build.txt
+COPY hack/image/install.sh /
+
+FROM build AS build-dra-frontend
+COPY locks/dra-frontend.txt locks/
+COPY shared shared
+COPY services/dra-frontend services/dra-frontend
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf sh /install.sh dra-frontend
+
+FROM build AS build-nri-backend
+COPY locks/nri-backend.txt locks/
+COPY shared shared
+COPY services/nri-backend services/nri-backend
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf sh /install.sh nri-backend
+
+FROM scratch AS runtime
+COPY --from=rootfs /rootfs /
+# Root, since the sockets of kubelet and runtime and the cgroup files are root's; nothing else of root is needed.
+USER 0:0
+ENV PATH=/opt/app/bin:/usr/bin LANG=C.UTF-8 PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1
+ARG VERSION=0.0.0
+LABEL org.opencontainers.image.version=${VERSION} org.opencontainers.image.licenses=Apache-2.0 \
+  org.opencontainers.image.vendor=dra-driver-numa
+
+FROM runtime AS dra-frontend
+LABEL org.opencontainers.image.title=dra-frontend \
+  org.opencontainers.image.description="DRA drivers for CPUs, NUMA-local memory and hugepages: decides"
+COPY --from=build-dra-frontend /opt/app /opt/app
+ENTRYPOINT ["/opt/app/bin/dra-frontend"]
+
+FROM runtime AS nri-backend
+LABEL org.opencontainers.image.title=nri-backend \
+  org.opencontainers.image.description="NRI plugin for CPUs, NUMA-local memory and hugepages: enforces"
+COPY --from=build-nri-backend /opt/app /opt/app
+ENTRYPOINT ["/opt/app/bin/nri-backend"]
+
+# For docker-compose.yaml: API server, kubelet and runtime stand-ins, and the demo that gives them orders. Never deployed.
+FROM runtime AS stand-ins
+LABEL org.opencontainers.image.title=stand-ins
+COPY --from=build-dra-frontend /opt/app /opt/app
+COPY services/nri-backend/src /opt/stand-ins
+COPY tests /opt/stand-ins/tests
+ENV PYTHONPATH=/opt/stand-ins
+ENTRYPOINT ["/opt/app/bin/python", "-m", "tests.demo.compose"]

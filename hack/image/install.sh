@@ -1,0 +1,12 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# install.sh SERVICE: installs one service and what its lock names into /opt/app, with byte code. Run in /src.
+set -eu
+service=$1
+export SOURCE_DATE_EPOCH=315532800 # 1980: no file can be older in a wheel, which is a ZIP archive
+pip --python /opt/app/bin/python3 install --require-hashes --only-binary :all: -r "locks/$service.txt"
+pip wheel --no-deps --no-index --no-build-isolation --wheel-dir /tmp/wheels ./shared "./services/$service"
+pip --python /opt/app/bin/python3 install --no-deps --no-index /tmp/wheels/*.whl
+# Of the Kubernetes client, the largest package by far, a small part is imported (docs/adr/0001); the rest stays as it is.
+python3 -m compileall -q --invalidation-mode unchecked-hash -x '/kubernetes_asyncio/client/(api|models)/' /opt/app/lib
+find /opt/app/bin -type f ! -name "$service" -delete

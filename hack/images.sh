@@ -1,0 +1,116 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# images.sh [TARGET...]
+# images.sh --where     the folder in which the results are
+#
+# Builds targets of the Dockerfile (default: both images) without an engine: buildah, in a chroot, from Debian packages.
+# The base image is made with mmdebstrap from the mirror that this machine's apt uses and gets the name that the
+# Dockerfile has for it; Python packages are fetched by this machine's pip, whatever its index, and installed without one.
+# Neither leaves a trace in an image. Per target: TARGET.tar (an OCI archive) and TARGET.cdx.json (its SBOM).
+# A target is made again when something that it is made from has changed.
+# Variables: IMAGES_CACHE (buildah's storage, wheels, results), NODE_VM_MIRROR (Debian mirror), PYTHON (with pip).
+set -euo pipefail
+# shellcheck source=/dev/null
+. "$(dirname "${BASH_SOURCE[0]}")/../tests/node/vm/env.sh"
+# shellcheck source=/dev/null
+. "$NODE_DIR/vm/debian.sh"
+say() { printf 'images: %s\n' "$*" >&2; }
+
+CACHE=${IMAGES_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/dra-driver-numa/images}
+BASE=docker.io/library/debian:$SUITE-slim
+TIME=315532800 # of every file in an image: 1980, before which the wheels of our own packages cannot be
+OUT=$CACHE/out
+
+install_tools() {
+  local missing=()
+  command -v buildah >/dev/null || missing+=(buildah)
+  command -v mmdebstrap >/dev/null || missing+=(mmdebstrap)
+  [ -e "$KEYRING" ] || missing+=(debian-archive-keyring)
+  ((${#missing[@]})) || return 0
+  command -v apt-get >/dev/null || fail "needs ${missing[*]}: install them (this machine has no apt-get)"
+  retry apt-get -q -o Acquire::Retries=5 update
+  retry env DEBIAN_FRONTEND=noninteractive apt-get -y -q -o Acquire::Retries=5 --no-install-recommends install "${missing[@]}"
+}
+
+private() { # private COMMAND...: mounts made by it are seen by nobody else and end with it
+  BUILDAH_ISOLATION=chroot TMPDIR=$CACHE/tmp unshare --mount --propagation private "$@"
+}
+storage() { printf -- '--root %s/storage --runroot %s/run' "$CACHE" "$CACHE"; }
+# shellcheck disable=SC2046 # words
+engine() { private buildah $(storage) "$@"; }
+
+make_base() {
+  local mirror container
+  mirror=$(debian_mirror)
+  mkdir -p "$CACHE"/apt/{apt.conf.d,preferences.d,sources.list.d,trusted.gpg.d,auth.conf.d}
+  echo "deb [signed-by=$KEYRING] $mirror $SUITE main" >"$CACHE/apt/sources.list"
+  ! engine inspect --type image "$BASE" >/dev/null 2>&1 || return 0
+  say "making $BASE from Debian packages"
+  retry mmdebstrap --quiet --mode=root --variant=minbase --keyring="$KEYRING" "$SUITE" "$CACHE/base.tar" "$mirror"
+  container=$(engine from scratch)
+  engine add --quiet "$container" "$CACHE/base.tar" / >/dev/null
+  engine commit --quiet --rm --timestamp "$TIME" "$container" "$BASE" >/dev/null
+  rm "$CACHE/base.tar"
+}
+
+fetch_wheels() { # hashes and wheels only, for the image's Python
+  local platforms=() glibc locks=("$ROOT"/locks/{dra-frontend,nri-backend,build}.txt)
+  local key; key=$(cat "${locks[@]}" | digest)
+  [ "$(cat "$CACHE/wheels/key" 2>/dev/null)" != "$key" ] || return 0
+  say "fetching Python packages"
+  for glibc in $(seq 5 41); do platforms+=(--platform "manylinux_2_${glibc}_x86_64"); done
+  "$PYTHON" "$NODE_DIR/vm/locks.py" "$GUEST_PYTHON" "${locks[@]}" >"$CACHE/wheels.txt"
+  mkdir -p "$CACHE/wheels"
+  retry "$PYTHON" -m pip download -q --disable-pip-version-check --no-deps --require-hashes --only-binary=:all: \
+    --implementation cp --python-version "$GUEST_PYTHON" --abi "cp${GUEST_PYTHON/./}" --abi abi3 --abi none \
+    "${platforms[@]}" --platform manylinux2014_x86_64 --platform manylinux1_x86_64 -d "$CACHE/wheels" -r "$CACHE/wheels.txt"
+  printf '[global]\nno-index = true\nfind-links = /wheels\n' >"$CACHE/pip.conf"
+  echo "$key" >"$CACHE/wheels/key"
+}
+
+sources() { # sources TARGET: what its image is made from
+  local of=(services/nri-backend/src tests/fakes tests/stage tests/demo services/dra-frontend locks/dra-frontend.txt)
+  [ ! -d "$ROOT/services/$1" ] || of=("services/$1" "locks/$1.txt")
+  cd "$ROOT" && find Dockerfile .dockerignore hack/image hack/images.sh locks/build.txt shared "${of[@]}" \
+    -type f ! -path '*/__pycache__/*' ! -path '*.egg-info/*' -print0 | LC_ALL=C sort -z
+}
+
+build() { # build TARGET
+  local target=$1 key container
+  key=$( (cd "$ROOT" && sources "$target" | xargs -0 sha256sum && echo "$VERSION") | digest)
+  [ "$(cat "$OUT/$target.key" 2>/dev/null)" != "$key" ] || return 0
+  say "building $target $VERSION"
+  engine bud --layers --pull-never --quiet --timestamp "$TIME" -v "$CACHE/apt:/etc/apt:ro" -v "$CACHE/wheels:/wheels:ro" \
+    --secret "id=pip,src=$CACHE/pip.conf" --build-arg "BASE=$BASE" --build-arg "VERSION=$VERSION" \
+    --target "$target" -t "localhost/$target:$VERSION" "$ROOT" >"$CACHE/$target.log" 2>&1 ||
+    { tail -n 30 "$CACHE/$target.log" >&2; fail "$target failed: $CACHE/$target.log"; }
+  rm -f "$OUT/$target.tar"
+  engine push --quiet --disable-compression "localhost/$target:$VERSION" "oci-archive:$OUT/$target.tar:localhost/$target:$VERSION" 2>>"$CACHE/$target.log"
+  container=$(engine from "localhost/$target:$VERSION")
+  # shellcheck disable=SC2016 # for the inner shell
+  private sh -c '"$1" "$2" "$(buildah $3 mount "$4")" "$5" "$6"' sh "$PYTHON" "$ROOT/hack/image/sbom.py" "$(storage)" "$container" \
+    "$target" "$VERSION" >"$OUT/$target.cdx.json"
+  engine rm "$container" >/dev/null
+  echo "$key" >"$OUT/$target.key"
+}
+
+main() {
+  local targets=("$@") target
+  if [ "${1:-}" = --where ]; then echo "$OUT"; return; fi
+  if [ "$(id -u)" != 0 ]; then
+    command -v sudo >/dev/null || fail "needs root: run as root or install sudo"
+    exec sudo --preserve-env=PATH,NODE_VM_MIRROR IMAGES_CACHE="$CACHE" PYTHON="$PYTHON" "$0" "$@"
+  fi
+  ((${#targets[@]})) || targets=(dra-frontend nri-backend)
+  [ -x "$PYTHON" ] || fail "no $PYTHON: run make, or set PYTHON to one with pip and packaging"
+  VERSION=$("$PYTHON" "$ROOT/hack/version.py")
+  mkdir -p "$CACHE"/{tmp,run} "$OUT"
+  exec 9>"$CACHE/lock"
+  flock 9
+  install_tools >&2
+  make_base
+  fetch_wheels
+  for target in "${targets[@]}"; do build "$target"; done
+  (cd "$OUT" && du -h --apparent-size "${targets[@]/%/.tar}")
+}
+main "$@"

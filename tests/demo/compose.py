@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The third service of docker-compose.yaml: stand-ins for API server, kubelet and runtime, and the demo over and over.
+
+Both drivers are services of their own and are met in the directories that they share. Whatever is shown was checked.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from tests.demo.play import NotAsItMustBeError, play
+from tests.demo.tables import say
+from tests.stage.process import StageError, end_by_interrupt, wait_for
+from tests.stage.settings import Paths, StageSettings
+from tests.stage.stage import Instance, Stage
+from tests.stage.wires import AnsweredError
+
+_STARTING = 120.0  # seconds; images may have to be pulled
+_PAUSE = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPaths(Paths):
+    """Directories shared with other containers; all else is below the base."""
+
+    cdi_dir: Path
+    run_dir: Path
+    kubelet_root: Path
+    cgroup_root: Path
+    nri_socket: Path
+    kubeconfig: Path
+
+
+class SharedStage(Stage):
+    """A stage on which only the stand-ins are processes of ours."""
+
+    def __init__(self, paths: SharedPaths, pod_uid: str, node: str) -> None:
+        super().__init__(StageSettings(frontend="", backend="", node=node))
+        self._shared = paths
+        self._pod_uid = pod_uid
+
+    def _make_paths(self) -> Paths:
+        return self._shared
+
+    def add_instance(self) -> Instance:
+        """The drivers' pod, as soon as it is ready."""
+        instance = Instance(self._pod_uid, None, None, self.paths.run_dir / self._pod_uid / "state.sock")
+        wait_for("both drivers", lambda: not self.unready(instance), _STARTING)
+        return instance
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.demo.compose", description=__doc__)
+    for field in fields(SharedPaths):
+        if field.name != "base":
+            parser.add_argument(f"--{field.name.replace('_', '-')}", type=Path, required=True)
+    parser.add_argument("--pod-uid", required=True, help="the UID that both drivers were given")
+    parser.add_argument("--node", required=True)
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Plays until it is interrupted; returns the exit status."""
+    given = vars(_arguments())
+    pod_uid, node = given.pop("pod_uid"), given.pop("node")
+    end_by_interrupt()
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="dn-") as base,
+            SharedStage(SharedPaths(Path(base), **given), pod_uid, node) as stage,
+        ):
+            while True:
+                say(f"\nShown: {play(stage)}\n\n{'-' * 100}")
+                sys.stdout.flush()
+                time.sleep(_PAUSE)
+    except KeyboardInterrupt:
+        return 0
+    except (NotAsItMustBeError, StageError, AnsweredError, OSError) as error:
+        sys.stdout.flush()
+        print(f"\ndemo: failed: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

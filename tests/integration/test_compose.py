@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docker-compose.yaml without an engine: its commands are started with directories in place of its volumes."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+ENTRYPOINTS = {
+    "dra-frontend": ["-m", "dra_frontend"],
+    "nri-backend": ["-m", "nri_backend"],
+    "stand-ins": ["-m", "tests.demo.compose"],
+}
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
+    return document
+
+
+def volumes(service: dict[str, Any]) -> dict[str, str]:
+    """Name of each volume to its place in the container."""
+    return dict(one.split(":")[:2] for one in service["volumes"])
+
+
+def test_the_two_services_share_the_directory_and_the_socket_alone(compose: dict[str, Any]) -> None:
+    """They meet in the CDI directory and in the run directory, in which the state socket is; nowhere else."""
+    services = compose["services"]
+    frontend, backend = volumes(services["dra-frontend"]), volumes(services["nri-backend"])
+    assert set(frontend) & set(backend) == {"cdi", "state"}
+    assert services["nri-backend"]["network_mode"] == "none"
+    assert "cdi:/var/run/cdi:ro" in services["nri-backend"]["volumes"]
+    for name in ("dra-frontend", "nri-backend"):
+        assert services[name]["cap_drop"] == ["ALL"]
+        assert services[name]["read_only"] is True
+        assert "privileged" not in services[name]
+    assert set(compose["volumes"]) == set(volumes(services["stand-ins"]))
+
+
+def test_targets_and_modules_are_those_of_the_dockerfile(compose: dict[str, Any]) -> None:
+    """Each service is built from a target that exists, whose entry point this test starts."""
+    stages = (ROOT / "Dockerfile").read_text().split("\nFROM ")
+    for name, service in compose["services"].items():
+        (stage,) = [one for one in stages if one.split("\n")[0].endswith(f" AS {service['build']['target']}")]
+        entry = f'"{ENTRYPOINTS[name][1]}"]' if name == "stand-ins" else f'["/opt/app/bin/{name}"]'
+        assert f"ENTRYPOINT {entry}" in stage or stage.rstrip().endswith(entry)
+
+
+class Project:
+    """All services of the file as processes, below one directory."""
+
+    def __init__(self, compose: dict[str, Any], base: Path) -> None:
+        self._compose = compose
+        self.base = base
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str) -> None:
+        service = self._compose["services"][name]
+        places = {inside: self.base / volume for volume, inside in volumes(service).items()}
+        for place in places.values():
+            place.mkdir(exist_ok=True)
+        command = [self._translated(word, places) for word in service["command"]]
+        environment = os.environ | service.get("environment", {})
+        with self.log(name).open("wb") as log:
+            self._running[name] = subprocess.Popen(
+                [sys.executable, *ENTRYPOINTS[name], *command], cwd=ROOT, env=environment, stdout=log, stderr=log
+            )
+
+    @staticmethod
+    def _translated(word: str, places: dict[str, Path]) -> str:
+        option, _, value = word.partition("=")
+        if option == "--bind-address":
+            return f"{option}=off"  # The ports may be taken here.
+        for inside, place in places.items():
+            if value == inside or value.startswith(f"{inside}/"):
+                return f"{option}={place}{value.removeprefix(inside)}"
+        assert not value.startswith("/"), f"{word} is in no volume"
+        return word
+
+    def log(self, name: str) -> Path:
+        return self.base / f"{name}.log"
+
+    def wait(self, condition: Any, seconds: float = 60) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            ended = {name: one.poll() for name, one in self._running.items() if one.poll() is not None}
+            if ended or time.monotonic() > deadline:
+                raise AssertionError(f"{ended}\n" + "\n".join(self.log(name).read_text() for name in self._running))
+            time.sleep(0.1)
+
+    def stop(self) -> dict[str, int]:
+        for one in self._running.values():
+            one.send_signal(signal.SIGTERM)
+        return {name: one.wait(20) for name, one in self._running.items()}
+
+    def kill(self) -> None:
+        for one in self._running.values():
+            one.kill()
+            one.wait()
+
+
+@pytest.fixture
+def project(compose: dict[str, Any]) -> Iterator[Project]:
+    with tempfile.TemporaryDirectory(prefix="dc-", dir="/tmp") as base:
+        project = Project(compose, Path(base))
+        yield project
+        project.kill()
+
+
+@pytest.mark.timeout(120)
+def test_the_flow_is_shown_again_and_again(project: Project, compose: dict[str, Any]) -> None:
+    """The three commands find each other through the volumes; the demo passes twice; all end with status 0."""
+    project.start("stand-ins")
+    check = compose["services"]["stand-ins"]["healthcheck"]["test"]
+    # Volumes lie side by side below the base, under the names that they have in this container.
+    program = check[-1].replace("stat('/", f"stat('{project.base}/")
+    project.wait(
+        lambda: subprocess.run([sys.executable, "-c", program], stderr=subprocess.DEVNULL, check=False).returncode == 0
+    )
+    project.start("dra-frontend")
+    project.start("nri-backend")
+    project.wait(lambda: project.log("stand-ins").read_text().count("\nShown: ") == 2, 90)
+    assert project.stop() == {"stand-ins": 0, "dra-frontend": 0, "nri-backend": 0}

@@ -18,6 +18,7 @@ from typing import Any
 from dra_frontend.config import Settings
 from dra_frontend.discovery import discover
 from dra_frontend.file_tree import FileTree
+from dra_frontend.host import open_host
 from dra_frontend.inventory import Inventory, build_inventory
 from dra_frontend.kube import connect
 from dra_frontend.kube_errors import KubeError
@@ -50,7 +51,7 @@ def _tcp_socket(address: str) -> socket.socket:
 
 
 async def _serve(settings: Settings) -> None:
-    trees = HostTrees(HostTree(settings.host_root), HostTree(settings.config.cgroup_root))
+    trees = HostTrees(open_host(settings), HostTree(settings.config.cgroup_root))
     inventory = make_inventory(settings, trees.host)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -15,6 +15,7 @@ from dra_frontend.classes import device_classes
 from dra_frontend.config import add_run_arguments, load_settings, read_yaml
 from dra_frontend.discovery import discover
 from dra_frontend.file_tree import HostTreeError
+from dra_frontend.host import open_host
 from dra_frontend.hugepage_pools import KernelPools
 from dra_frontend.inspect import report
 from dra_frontend.inventory import InventoryError, build_inventory
@@ -44,13 +45,11 @@ def _parser() -> argparse.ArgumentParser:
     slices = commands.add_parser("slices", help="print the ResourceSlices that would be published")
     slices.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml")
     # SUPPRESS: an absent flag must not hide the one given before the command.
-    slices.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="configuration file (YAML)")
     slices.add_argument("--node", metavar="NAME", default=argparse.SUPPRESS, help="name of the Node object")
     classes = commands.add_parser("classes", help="print the DeviceClasses that this machine's devices need")
     classes.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml")
     what_if = commands.add_parser("simulate", help="tell which CPUs claims would get, one after another")
     what_if.add_argument("-o", "--output", choices=("json", "yaml"), default="json")
-    what_if.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="configuration file (YAML)")
     what_if.add_argument("--claims", metavar="FILE", required=True, help="operations to run (YAML)")
     pages = commands.add_parser("provision", help="allocate hugepages as HugePageProvision files say")
     pages.add_argument("files", metavar="FILE", nargs="+", help="HugePageProvision (YAML)")
@@ -58,19 +57,20 @@ def _parser() -> argparse.ArgumentParser:
     pages.add_argument("--dry-run", action="store_true", help="check the files and show what there is; change nothing")
     pages.add_argument("--timeout", metavar="SECONDS", type=float, default=60.0, help="give up after (default: 60)")
     for command in (inspect, slices, classes, what_if, pages):
+        command.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="configuration file (YAML)")
         command.add_argument("--host-root", metavar="DIR", default=argparse.SUPPRESS, help="another root than /")
     return parser
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    machine = discover(HostTree(arguments.host_root))
+    machine = discover(open_host(load_settings(arguments)))
     print(machine_table(machine) if arguments.output == "table" else structured(report(machine), arguments.output))
     return 0
 
 
 def _slices(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
-    inventory = build_inventory(discover(HostTree(settings.host_root)), settings.config, settings.node_name)
+    inventory = build_inventory(discover(open_host(settings)), settings.config, settings.node_name)
     # No server is asked: the newest form is shown.
     mapping = MappingForm.V1_37 if settings.config.publish_node_allocatable_resource_mapping else None
     items = [one for pool in inventory.pools for one in slice_documents(pool, settings.node_name, mapping=mapping)]
@@ -79,7 +79,7 @@ def _slices(arguments: argparse.Namespace) -> int:
 
 
 def _classes(arguments: argparse.Namespace) -> int:
-    items = device_classes(discover(HostTree(arguments.host_root)))
+    items = device_classes(discover(open_host(load_settings(arguments))))
     print(structured({"apiVersion": "v1", "kind": "List", "items": items}, arguments.output))
     return 0
 
@@ -88,7 +88,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
     operations = read_operations(read_yaml(Path(arguments.claims)), arguments.claims)
     # Any name does: nothing is published, and a made-up machine may have been captured under one that is none.
-    inventory = build_inventory(discover(HostTree(settings.host_root)), settings.config, NODE)
+    inventory = build_inventory(discover(open_host(settings)), settings.config, NODE)
     print(structured(simulate(inventory, operations), arguments.output))
     return 0
 

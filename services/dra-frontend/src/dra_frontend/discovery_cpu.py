@@ -67,9 +67,20 @@ def read_cores(reader: Reader, online: frozenset[int]) -> tuple[Groups, dict[int
     """Returns the core of every CPU, as its set of sibling threads, and the raw core ids (-1 where unknown)."""
     ids = {cpu: _topology_integer(reader, cpu, "core_id") for cpu in online}
     cores = _siblings(reader, online, _CORE_FILES)
+    cores |= _cores_by_id(reader, online - set(cores), ids)
     if any(len({ids[cpu] for cpu in core}) > 1 for core in set(cores.values())) and _has_compute_units(reader):
         cores = {cpu: frozenset(other for other in core if ids[other] == ids[cpu]) for cpu, core in cores.items()}
     return {cpu: cores.get(cpu, frozenset({cpu})) for cpu in online}, ids
+
+
+def _cores_by_id(reader: Reader, cpus: frozenset[int], ids: dict[int, int]) -> Groups:
+    """Groups CPUs without a file of siblings by package, cluster and core id. No kernel lacks it, but trees do."""
+    cores: dict[tuple[int, int, int], set[int]] = defaultdict(set)
+    for cpu in cpus:
+        if ids[cpu] >= 0:
+            package = _topology_integer(reader, cpu, "physical_package_id")
+            cores[package, _topology_integer(reader, cpu, "cluster_id"), ids[cpu]].add(cpu)
+    return {cpu: frozenset(core) for core in cores.values() for cpu in core}
 
 
 def _has_compute_units(reader: Reader) -> bool:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from dra_frontend.kubelet_managers import ManagerPolicy, read_policies, static_note
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.trees import MemoryTree
@@ -52,6 +52,7 @@ def test_only_static_is_worth_a_note() -> None:
     assert note.startswith("the kubelet's cpu manager (/cpu_manager_state) and memory manager (/config.yaml) is static")
 
 
+@settings(max_examples=50)
 @given(st.text(), st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
 def test_any_content_is_survived(configuration: str, state: str) -> None:
     """Files of another program never stop the service."""

@@ -12,7 +12,7 @@ from dra_frontend.ledger import Ledger
 from dra_frontend.machine import HugepagePool, Machine
 from dra_frontend.slices import slice_documents
 from dra_frontend.standing import Picture, picture
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
@@ -177,6 +177,7 @@ CLAIMS = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 1)), max_size=4)
 History = list[tuple[tuple[int, int], list[tuple[int, int]]]]
 
 
+@settings(max_examples=50)
 @given(st.lists(st.tuples(COUNTS, CLAIMS), min_size=1, max_size=4))
 def test_every_history_is_publishable_and_true(history: History) -> None:
     """Pages come and go, claims too: the server takes every slice, and a taint says exactly "claimed over capacity"."""
@@ -185,7 +186,7 @@ def test_every_history_is_publishable_and_true(history: History) -> None:
         books = ledger(*(page_claim(f"c{number}", *wish) for number, wish in enumerate(claims)))
         held = {node: sum(count for count, where in claims if where == node) for node in (0, 1)}
         seen = picture(offered(pages(*counts)), books, seen)
-        for pool in seen.pools:
+        for pool in seen.pools_of("dra.memory"):
             for document in slice_documents(pool, NODE):
                 document["metadata"]["name"] = "slice"
                 admit(GATES_OF_1_36, SLICES, document, None)

@@ -120,7 +120,7 @@ class ClaimDirectory:
         path = self._directory / cdi_file_name(*key)
         if path.exists():
             self._move(path, reason)
-        self._changed(path.name, None)
+        self._changed(key, None)
         self._journal.released(key)
 
     def write(self, record: AllocationRecord) -> None:
@@ -143,9 +143,9 @@ class ClaimDirectory:
             raise
         self._sync()
         self._moved.pop(name, None)
-        self._changed(name, ClaimFile.of(record))
-        self._journal.written((record.driver, record.claim.uid))
-        self._note_seen()
+        key = (record.driver, record.claim.uid)
+        self._changed(key, ClaimFile.of(record))
+        self._note_seen(self._journal.written(key))
 
     def remove(self, driver: str, uid: str) -> None:
         """Removes the claim's file and notes the release, so that no instance takes the file for lost."""
@@ -153,19 +153,24 @@ class ClaimDirectory:
         (self._directory / name).unlink(missing_ok=True)
         self._sync()
         self._moved.pop(name, None)
-        self._changed(name, None)
+        self._changed((driver, uid), None)
         # Last: a death before it brings the file back, and the kubelet asks again; the other order would lose CPUs.
-        self._journal.released((driver, uid))
-        self._note_seen()
+        self._note_seen(self._journal.released((driver, uid)))
 
-    def _changed(self, name: str, file: ClaimFile | None) -> None:
-        parsed = {other: entry for other, entry in self._parsed.items() if other != name}
-        if file is not None:
+    def _changed(self, key: ClaimKey, file: ClaimFile | None) -> None:
+        """Takes one change into what is remembered of all files; those of the other claims are not looked at."""
+        name = cdi_file_name(*key)
+        parsed, view = dict(self._parsed), dict(self._view)
+        if file is None:
+            parsed.pop(name, None)
+            view.pop(key, None)
+        else:
             parsed[name] = (_stamp((self._directory / name).stat()), file)
-        self._show(parsed)
+            view[key] = file
+        self._parsed, self._view = parsed, MappingProxyType(view)
 
-    def _note_seen(self) -> None:
-        self._seen = (self._directory.stat().st_mtime_ns, self._journal.generation)
+    def _note_seen(self, generation: int) -> None:
+        self._seen = (self._directory.stat().st_mtime_ns, generation)
 
     def _sync(self) -> None:
         descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)

@@ -29,11 +29,12 @@ class Journal:
         except (OSError, ValueError, TypeError, KeyError):
             return {"generation": 0, "releases": []}
 
-    def _store(self, releases: list[ClaimKey], generation: int) -> None:
+    def _store(self, releases: list[ClaimKey], generation: int) -> int:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}")
         fresh.write_text(json.dumps({"generation": generation, "releases": releases[-_RELEASES_KEPT:]}))
         fresh.rename(self._path)
+        return generation
 
     @property
     def generation(self) -> int:
@@ -45,12 +46,12 @@ class Journal:
         """The latest releases."""
         return frozenset(self._load()["releases"])
 
-    def written(self, key: ClaimKey) -> None:
-        """A claim's file was written: it is no longer released."""
+    def written(self, key: ClaimKey) -> int:
+        """A claim's file was written: it is no longer released. Returns the new generation."""
         state = self._load()
-        self._store([other for other in state["releases"] if other != key], state["generation"] + 1)
+        return self._store([other for other in state["releases"] if other != key], state["generation"] + 1)
 
-    def released(self, key: ClaimKey) -> None:
-        """A claim's file was removed on purpose."""
+    def released(self, key: ClaimKey) -> int:
+        """A claim's file was removed on purpose. Returns the new generation."""
         state = self._load()
-        self._store([other for other in state["releases"] if other != key] + [key], state["generation"] + 1)
+        return self._store([other for other in state["releases"] if other != key] + [key], state["generation"] + 1)

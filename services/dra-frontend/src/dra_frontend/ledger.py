@@ -37,14 +37,14 @@ class Ledger:
             for file in files.values():
                 yield file.uid, file.cpus
         for report in self.containers:
-            if report.alive:
-                for use in report.unknown_claims:
+            for use in report.unknown_claims:
+                if report.alive:
                     yield use.uid, use.cpus
 
     def cpu_holders(self) -> dict[int, str]:
         """Returns the claim UID by CPU; where two claims hold one CPU, the lower UID."""
         held: dict[int, str] = {}
-        for uid, cpus in sorted(self._cpu_sources(), key=lambda source: source[0]):
+        for uid, cpus in sorted((source for source in self._cpu_sources() if source[1]), key=lambda source: source[0]):
             for cpu in cpus:
                 held.setdefault(cpu, uid)
         return held
@@ -68,13 +68,18 @@ class Ledger:
         return [
             report
             for report in self.containers
-            if report.alive
+            # Most containers have no claim at all, and this is asked in every prepare.
+            if (uses := report.claims + report.unknown_claims)
+            and report.alive
             and not report.refused
-            and any(use.uid == uid for use in report.claims + report.unknown_claims)
+            and any(use.uid == uid for use in uses)
         ]
 
     def overlaps(self) -> list[tuple[AllocationRecord, AllocationRecord]]:
         """Returns the pairs of CPU records that hold a CPU in common: damage, or a mistake of ours."""
+        sets = [file.cpus for file in self.files.values()]
+        if len(frozenset().union(*sets)) == sum(map(len, sets)):
+            return []
         first: dict[int, AllocationRecord] = {}
         pairs: dict[tuple[str, str], tuple[AllocationRecord, AllocationRecord]] = {}
         for record in self.records:

@@ -80,9 +80,8 @@ class LostRecords:
         named = {
             (use.driver, use.uid)
             for container in ledger.containers
-            if container.alive and not container.refused
             for use in container.unknown_claims
-            if use.cpus or use.driver != CPU_DRIVER
+            if container.alive and not container.refused and (use.cpus or use.driver != CPU_DRIVER)
         }
         broken = {key for key, file in ledger.files.items() if file.record is None}
         return {key for key in named if key not in ledger.files and key not in ledger.releasing} | broken

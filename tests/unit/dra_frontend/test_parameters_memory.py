@@ -9,7 +9,9 @@ from dra_frontend.devices import MemoryDevice
 from dra_frontend.discovery import discover
 from dra_frontend.inventory import build_inventory
 from dra_frontend.parameters import ParametersError
-from dra_frontend.parameters_memory import memory_parameters
+from dra_frontend.parameters_memory import MemoryConfig, memory_parameters
+from hypothesis import given
+from hypothesis import strategies as st
 from numa_contract.config import Config
 from numa_contract.records import MemoryMount, MemoryParameters
 
@@ -143,3 +145,27 @@ def test_high_bounds_at_least_a_page() -> None:
 def test_paths_are_recorded_plainly(path: str, plain: str) -> None:
     """One directory has one spelling, so that two requests cannot hide each other unnoticed."""
     assert wish(memory_opaque({"mount": {"path": path}}), kinds=(HUGE,)).mount == MemoryMount(path=plain)
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.just(10**400),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["path", "mode"]) | st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+_FIELDS = st.sampled_from([*MemoryConfig.model_fields, "mount", "other"])
+
+
+@given(st.dictionaries(_FIELDS, _JSON, max_size=4) | _JSON, st.sampled_from(["memory", HUGE]))
+def test_any_json_is_parameters_or_a_refusal(fields: Any, kind: str) -> None:
+    """Claims are written by anybody: what comes out can be recorded, or the text names the field."""
+    try:
+        found: MemoryParameters | ParametersError = wish(memory_opaque(fields), kinds=(kind,))
+    except ParametersError as error:
+        found = error
+    if isinstance(found, ParametersError):
+        assert found.field.startswith("memoryConfig")
+    else:
+        assert MemoryParameters.model_validate_json(found.model_dump_json()) == found

@@ -6,6 +6,7 @@ reads what N-1 and N+1 wrote.
 """
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
@@ -121,6 +122,13 @@ class MemoryMount(Document):
     """Where, in the container."""
     mode: str = "0770"
     """Permissions of its root, octal."""
+
+
+def hiding_mounts(paths: Iterable[str]) -> tuple[str, str] | None:
+    """Returns two mount paths of which the first would hide the second, or is the same; None where there are none."""
+    # In this order whatever lies in a directory follows it at once.
+    ordered = sorted(f"{path}/" for path in paths)
+    return next(((a[:-1], b[:-1]) for a, b in pairwise(ordered) if b.startswith(a)), None)
 
 
 class MemoryParameters(Document):

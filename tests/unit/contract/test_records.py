@@ -5,8 +5,9 @@ import json
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from numa_contract.errors import MalformedError, UnsupportedVersionError
-from numa_contract.records import RECORD_VERSION, AllocationRecord, parse_record
+from numa_contract.records import RECORD_VERSION, AllocationRecord, hiding_mounts, parse_record
 from numa_contract.reports import BackendStatus, ContainerReport
 from pydantic import ValidationError
 
@@ -116,3 +117,18 @@ def test_a_request_with_several_results_is_one_request() -> None:
     )
     assert record.requests == ("r",)
     assert record.cdi_id("r") == "dra.k8s.io/cpu=claim-u"
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(["a", "a-", "b", "!"]), min_size=1, max_size=3).map(lambda p: "/" + "/".join(p)))
+)
+def test_mounts_that_hide_each_other_are_found(paths: list[str]) -> None:
+    """Whatever stands between them in the list or in the alphabet; only whole directory names count."""
+    pairs = {
+        (one, other)
+        for index, one in enumerate(paths)
+        for place, other in enumerate(paths)
+        if index != place and (one == other or other.startswith(f"{one}/"))
+    }
+    found = hiding_mounts(paths)
+    assert found in pairs if pairs else found is None

@@ -2,10 +2,9 @@
 """The memory and hugepages of each result of a claim, and how they are enforced. Core."""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 from numa_contract.names import MEMORY_CAPACITY
-from numa_contract.records import MemoryAllocation, MemoryParameters
+from numa_contract.records import MemoryAllocation, MemoryParameters, hiding_mounts
 
 from dra_frontend.claims import ClaimView, Result
 from dra_frontend.devices import MemoryDevice
@@ -38,13 +37,13 @@ def memory_wishes(claim: ClaimView, results: Sequence[Result], inventory: Invent
 
 def _check_mounts(wishes: Mapping[str, MemoryParameters]) -> None:
     """A mount that hides another would take its pages away from everybody."""
-    paths = sorted((f"{wish.mount.path}/", request) for request, wish in wishes.items() if wish.mount)
-    for (outer, one), (inner, other) in pairwise(paths):
-        if inner.startswith(outer):
-            raise RefusedError(
-                f"requests {one} and {other}: memoryConfig.mount.path: {outer[:-1]} would hide {inner[:-1]}, or the "
-                "other way round; give each request its own directory by an entry of config[] with its name in requests"
-            )
+    pair = hiding_mounts(wish.mount.path for wish in wishes.values() if wish.mount)
+    if pair is not None:
+        requests = ", ".join(name for name, wish in wishes.items() if wish.mount and wish.mount.path in pair)
+        raise RefusedError(
+            f"requests {requests}: memoryConfig.mount.path: {pair[0]} would hide {pair[1]}; "
+            "give each request its own directory by an entry of config[] with its name in requests"
+        )
 
 
 def give_memory(

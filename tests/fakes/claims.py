@@ -3,8 +3,10 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from nri_backend.containers import Container, ContainerState, Pod, Resources
+from nri_backend.grants import Held, Holding, hold
 from numa_contract.cdi import ClaimFile, dump_claim_file, request_env
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER, cdi_file_name
@@ -13,7 +15,9 @@ from numa_contract.records import (
     AllocationResult,
     ClaimReference,
     CpuAllocation,
+    CpuParameters,
     MemoryAllocation,
+    MemoryParameters,
     Owner,
     PodReference,
 )
@@ -22,7 +26,12 @@ MI = 1 << 20
 
 
 def cpu_record(
-    uid: str, *requests: str, pods: Iterable[str] = ("p1",), pool: bool = False, owner: Owner | None = None
+    uid: str,
+    *requests: str,
+    pods: Iterable[str] = ("p1",),
+    pool: bool = False,
+    owner: Owner | None = None,
+    quota: str = "off",
 ) -> AllocationRecord:
     """A CPU claim; requests as ``name=0-3``. ``pool`` lets the containers of the owner's pod share it."""
     pairs = [request.split("=") for request in requests]
@@ -32,13 +41,16 @@ def cpu_record(
         reserved_for=tuple(PodReference(uid=pod, name=pod) for pod in pods),
         results=tuple(AllocationResult(request=n, pool="node", device="d") for n, _ in pairs),
         cpus=tuple(CpuAllocation(request=n, device="d", cpus=parse_cpu_list(cpus)) for n, cpus in pairs),
+        parameters={n: CpuParameters(quota=quota) for n, _ in pairs},
         sharing="pod" if pool else "container",
         owner=owner,
     )
 
 
-def memory_record(uid: str, *parts: tuple[str, int, int, int], pods: Iterable[str] = ("p1",)) -> AllocationRecord:
-    """A memory claim; parts are request, NUMA node, bytes, page size (4096: no hugepages)."""
+def memory_record(
+    uid: str, *parts: tuple[str, int, int, int], pods: Iterable[str] = ("p1",), pool: bool = False, **parameters: Any
+) -> AllocationRecord:
+    """A memory claim; parts are request, NUMA node, bytes, page size (4096: no hugepages); parameters by request."""
     names = dict.fromkeys(request for request, *_ in parts)
     return AllocationRecord(
         driver=MEMORY_DRIVER,
@@ -49,6 +61,8 @@ def memory_record(uid: str, *parts: tuple[str, int, int, int], pods: Iterable[st
             MemoryAllocation(request=r, device="d", numa_node=node, size=size, page_bytes=page, hugepages=page > 65536)
             for r, node, size, page in parts
         ),
+        memory_parameters={name: MemoryParameters(**given) for name, given in parameters.items()},
+        sharing="pod" if pool else "container",
     )
 
 
@@ -73,6 +87,11 @@ def write_claim(directory: Path, record: AllocationRecord) -> Path:
 def env_of(record: AllocationRecord, *requests: str) -> tuple[str, ...]:
     """The environment that CDI gives a container which holds these requests, all by default."""
     return tuple(f"{k}={v}" for r in requests or record.requests for k, v in request_env(record, r).items())
+
+
+def holding_of(*records: AllocationRecord) -> Holding:
+    """What a container holds that has all requests of the records."""
+    return hold(Held(record, record.requests) for record in records)
 
 
 def pod(uid: str = "p1") -> Pod:

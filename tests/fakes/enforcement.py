@@ -66,6 +66,8 @@ class Node:
     """A node of eight CPUs, CPU 0 reserved, and what the runtime would do to it."""
 
     def __init__(self, root: Path, reserved: str = "0") -> None:
+        self.pod_quota = "max"
+        """What the kubelet writes to ``cpu.max`` of a pod."""
         self.cdi = root / "cdi"
         self.cdi.mkdir(exist_ok=True)
         self.kernel = KernelTree(root / "cgroup")
@@ -91,25 +93,43 @@ class Node:
             self.kernel.make(parent)
             for size in ("2MB", "1GB"):
                 self.kernel.set(parent, f"hugetlb.{size}.max", "0")
+            self.kernel.set(parent, "cpu.max", f"{self.pod_quota} 100000")
         if not self.kernel.path(path).exists():
             self.kernel.make(path, sizes=sizes)
+        if (quota := one.resources.cpu_quota) is not None:
+            self.kernel.set(path, "cpu.max", f"{'max' if quota < 0 else quota} 100000")
+        if one.resources.memory_limit is not None:
+            self.kernel.set(path, "memory.max", str(one.resources.memory_limit))
         # Stock containerd passes cpus and mems on, and throws hugepage limits away.
         for name, text in (("cpuset.cpus", one.resources.cpus), ("cpuset.mems", one.resources.mems)):
             if text:
                 self.kernel.set(path, name, text)
         return path
 
-    async def create(self, id_: str, *env: str, of: str = "p1", name: str = "main") -> tuple[Container, Adjustment]:
-        """Creates a container; returns it as the runtime stores it then."""
+    async def create(
+        self,
+        id_: str,
+        *env: str,
+        of: str = "p1",
+        name: str = "main",
+        quota: int | None = None,
+        limit: int | None = None,
+    ) -> tuple[Container, Adjustment]:
+        """Creates a container with these limits of the kubelet's; returns it as the runtime stores it then."""
         asked = container(id_, *env, of=of, name=name)
+        asked = replace(asked, resources=replace(asked.resources, cpu_quota=quota, memory_limit=limit))
         answer = await self.enforcer.create_container(pod(of), asked)
         stored_env = (*asked.env, *(f"{key}={value}" for key, value in answer.env.items()))
-        stored = replace(asked, env=stored_env, resources=answer.resources, state=ContainerState.CREATED)
-        return stored, answer
+        given = answer.resources
+        if given.cpu_quota is None:
+            given = replace(given, cpu_quota=quota)
+        if given.memory_limit is None:
+            given = replace(given, memory_limit=limit)
+        return replace(asked, env=stored_env, resources=given, state=ContainerState.CREATED), answer
 
-    async def run(self, id_: str, *env: str, of: str = "p1", name: str = "main") -> str:
-        """Creates and starts a container; returns its cgroup."""
-        stored, _ = await self.create(id_, *env, of=of, name=name)
+    async def run(self, id_: str, *env: str, of: str = "p1", name: str = "main", **limits: int) -> str:
+        """Creates and starts a container, limits as in create(); returns its cgroup."""
+        stored, _ = await self.create(id_, *env, of=of, name=name, **limits)
         path = self.make_cgroups(pod(of), stored)
         await self.enforcer.start_container(pod(of), stored)
         return path
@@ -127,6 +147,10 @@ class Node:
         containers = [replace(container(i, of=of, cpus=cpus.get(i, "")), state=ContainerState.RUNNING) for i, of in ids]
         pods = [pod(uid) for uid in dict.fromkeys(of for _, of in ids)]
         return await self.enforcer.synchronize(pods, containers)
+
+    def quota(self, path: str) -> str:
+        """The CPU limit that the kernel has for a cgroup, in microseconds."""
+        return self.kernel.get(path, "cpu.max").partition(" ")[0]
 
     def cpus(self, path: str) -> str:
         """What the kernel shows."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A directory tree that behaves like cgroup2 as far as cpuset and hugetlb go (Linux, cgroup-v2.rst)."""
+"""A directory tree that behaves like cgroup2 as far as cpusets and limits go (Linux, cgroup-v2.rst)."""
 
 import errno
 import os
@@ -32,7 +32,7 @@ class KernelTree(CgroupTree):
         """The directory of a cgroup."""
         return Path(self.root, path)
 
-    def make(self, path: str, *, cpuset: bool = True, sizes: tuple[int, ...] = SIZES) -> None:
+    def make(self, path: str, *, cpuset: bool = True, sizes: tuple[int, ...] = SIZES, limits: bool = True) -> None:
         """Makes a cgroup, and those above it, with the controllers wanted."""
         for part in range(1, path.count("/") + 2):
             above = "/".join(path.split("/")[:part])
@@ -41,6 +41,9 @@ class KernelTree(CgroupTree):
                 continue
             directory.mkdir()
             files = {"cgroup.kill": "", "cgroup.events": "populated 1\nfrozen 0"}
+            if limits:
+                files |= {"cpu.max": "max 100000", "memory.max": "max", "memory.high": "max"}
+                files |= {"memory.low": "0", "memory.min": "0"}
             if cpuset:
                 files |= dict.fromkeys(("cpuset.cpus", "cpuset.mems"), "")
             for size in sizes:
@@ -67,7 +70,10 @@ class KernelTree(CgroupTree):
         """Writes as the kernel would let us."""
         if number := self.refused.get((path, name)):
             raise CgroupRefusedError(f"{self.root}/{path}/{name}", os.strerror(number), number, text)
-        super().write(path, name, text)
+        if name == "cpu.max":
+            super().write(path, name, f"{text} {self.get(path, name).partition(' ')[2]}")
+        else:
+            super().write(path, name, text)
         self.written.append((path, name, text))
         if name.startswith("cpuset"):
             self.settle(path)

@@ -28,6 +28,7 @@ _FILES = {
     "cpu.max": "max 100000",
     "cpu.weight": "100",
     "memory.max": "max",
+    "memory.high": "max",
     "memory.min": "0",
     "memory.low": "0",
     "memory.current": "0",

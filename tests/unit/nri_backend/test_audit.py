@@ -4,8 +4,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nri_backend.audit import Fault, Seen, faults, limit_files
+from nri_backend.audit import Fault, Seen, faults
 from nri_backend.enforce import CgroupWants
+from nri_backend.hugepages import limit_files
+from nri_backend.limits import Rule, Wanted
 from numa_contract.cpuset import parse_cpu_list
 
 TWO = 2 << 20
@@ -49,7 +51,8 @@ def test_without_the_controller_only_who_needs_it_fails() -> None:
     assert [f.absent for f in faults(POOL, Seen())] == [True]
     free = CgroupWants(POOL.cpus, POOL.shown, shared=True, needs_cpuset=False)
     assert faults(free, Seen()) == []
-    hugepages = CgroupWants(limits={TWO: TWO, 1 << 30: 0}, needed_sizes=frozenset({TWO}))
+    needed = {file: Wanted(TWO, needed=True) for file in limit_files(TWO)}
+    hugepages = CgroupWants(files=needed | {"hugetlb.1GB.max": Wanted(0)})
     assert [f.file for f in faults(hugepages, Seen())] == list(limit_files(TWO))
 
 
@@ -58,11 +61,23 @@ def test_a_fault_says_file_wanted_and_seen() -> None:
     assert str(Fault("mems", "cpuset.mems", "1", "0-1 (effective)")) == "cpuset.mems must be 1, is 0-1 (effective)"
 
 
-def test_limits_are_compared_in_pages() -> None:
-    """The kernel rounds a limit down to whole pages; that is no fault."""
-    wants = CgroupWants(limits={TWO: TWO})
-    assert faults(wants, Seen(limits=dict.fromkeys(limit_files(TWO), TWO + 1))) == []
-    assert len(faults(wants, Seen(limits=dict.fromkeys(limit_files(TWO))))) == 2
+@pytest.mark.parametrize(
+    ("rule", "right", "wrong"),
+    [(Rule.EXACTLY, [7], [None, 6, 8]), (Rule.AT_MOST, [6, 7], [None, 8]), (Rule.AT_LEAST, [None, 8, 7], [6])],
+)
+def test_limits_are_compared_by_their_rule(rule: Rule, right: list[int | None], wrong: list[int | None]) -> None:
+    """A lower limit of somebody else holds beside ours, and so does a higher protection; ``max`` is the highest."""
+    wants = CgroupWants(files={"memory.max": Wanted(7, rule)})
+    assert [faults(wants, Seen(limits={"memory.max": seen})) for seen in right] == [[] for _ in right]
+    found = [fault for seen in wrong for fault in faults(wants, Seen(limits={"memory.max": seen}))]
+    assert [(fault.kind, fault.wanted) for fault in found] == [("memory", "7")] * len(wrong)
+
+
+def test_no_limit_is_met_by_none_alone() -> None:
+    """``cpu.max`` of a container that is not to be throttled."""
+    wants = CgroupWants(files={"cpu.max": Wanted(None)})
+    assert faults(wants, Seen(limits={"cpu.max": None})) == []
+    assert [str(f) for f in faults(wants, Seen(limits={"cpu.max": 7}))] == ["cpu.max must be max, is 7"]
 
 
 @given(some, sets, st.booleans(), sets, sets, limits, limits)
@@ -76,7 +91,9 @@ def test_repairing_leads_to_a_fixed_point(
     seen_limit: int | None,
 ) -> None:
     """Once every fault's text is what the file says, nothing is left to repair, and no text is empty."""
-    wants = CgroupWants(cpus=wanted, shown=wanted, shared=shared, mems=mems, limits={TWO: limit})
+    wants = CgroupWants(
+        cpus=wanted, shown=wanted, shared=shared, mems=mems, files={f: Wanted(limit) for f in limit_files(TWO)}
+    )
     seen = Seen(seen_cpus, seen_mems, seen_cpus, dict.fromkeys(limit_files(TWO), seen_limit))
     found = {fault.file: fault.wanted for fault in faults(wants, seen)}
     assert all(found.values())

@@ -2,11 +2,12 @@
 """The kernel's files, on a real directory tree."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
-from nri_backend.cgroup import CgroupGoneError, CgroupRefusedError, CgroupTree, MissingFileError, PodNotes
-from nri_backend.enforce import PodNote
+from nri_backend.cgroup import CgroupGoneError, CgroupRefusedError, CgroupTree, MissingFileError, Notes
+from nri_backend.limits import Note
 
 
 @pytest.fixture
@@ -68,6 +69,8 @@ def test_limits(tree: CgroupTree, tmp_path: Path) -> None:
     """``max`` is no limit; a file that does not exist is left out."""
     (tmp_path / "a/b/hugetlb.2MB.max").write_text("max\n")
     (tmp_path / "a/b/hugetlb.1GB.max").write_text("1073741824\n")
+    (tmp_path / "a/b/cpu.max").write_text("150000 100000\n")
+    assert tree.read_limits("a/b", ["cpu.max"]) == {"cpu.max": 150000}
     names = ["hugetlb.2MB.max", "hugetlb.1GB.max", "hugetlb.64KB.max"]
     assert tree.read_limits("a/b", names) == {"hugetlb.2MB.max": None, "hugetlb.1GB.max": 1 << 30}
 
@@ -96,18 +99,29 @@ def test_crun_puts_the_processes_one_level_down(tree: CgroupTree, tmp_path: Path
 def test_notes_live_on_the_pods_cgroup(tmp_path: Path) -> None:
     """A restart of ours finds them; a new pod of the same path does not."""
     (tmp_path / "pod").mkdir()
-    notes = {2 << 20: PodNote(None, (5, 6)), 1 << 30: PodNote(0, (1 << 30,))}
-    PodNotes(str(tmp_path)).store("pod", notes)
-    assert PodNotes(str(tmp_path)).load("pod") == notes
+    notes = {"cpu.max": Note(None, (5, 6)), "hugetlb.1GB.max": Note(0, (1 << 30,))}
+    Notes(str(tmp_path)).store("pod", notes)
+    assert Notes(str(tmp_path)).load("pod") == notes
     (tmp_path / "pod").rmdir()
     (tmp_path / "pod").mkdir()
-    assert PodNotes(str(tmp_path)).load("pod") == {}
+    assert Notes(str(tmp_path)).load("pod") == {}
+
+
+def test_nothing_to_note_leaves_no_attribute(tmp_path: Path) -> None:
+    """What was noted is gone then, and to note nothing where nothing was noted is no fault."""
+    (tmp_path / "pod").mkdir()
+    store = Notes(str(tmp_path))
+    store.store("pod", {})
+    store.store("pod", {"cpu.max": Note(0, (1,))})
+    store.store("pod", {})
+    assert os.listxattr(tmp_path / "pod") == []
+    assert store.load("pod") == {}
 
 
 def test_without_attributes_memory_has_to_do(tmp_path: Path) -> None:
     """Where no attribute can be stored the notes are kept in memory, until the pod goes."""
-    store = PodNotes(str(tmp_path))
-    store.store("absent", {1: PodNote(0, (1,))})
-    assert store.load("absent") == {1: PodNote(0, (1,))}
+    store = Notes(str(tmp_path))
+    store.store("absent", {"cpu.max": Note(0, (1,))})
+    assert store.load("absent") == {"cpu.max": Note(0, (1,))}
     store.forget("absent")
     assert store.load("absent") == {}

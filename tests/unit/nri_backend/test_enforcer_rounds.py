@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 from nri_backend.containers import Adjustment, ContainerState, RefusedError, Resources
-from nri_backend.enforcer import MAX_SYNC_UPDATES
+from nri_backend.stored import MAX_SYNC_UPDATES
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.fakes.claims import MI, cgroup_of, container, cpu_record, env_of, memory_record, pod

@@ -4,7 +4,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nri_backend.holdings import Holding, Reason, Refusal, assess, read_evidence
+from nri_backend.grants import Holding
+from nri_backend.holdings import Reason, Refusal, assess, read_evidence
 from numa_contract.cdi import ClaimFile
 from numa_contract.records import AllocationRecord, Owner
 

@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from nri_backend.cgroup import PodNotes
-from nri_backend.enforce import CgroupWants, HugeWants
-from nri_backend.impose import Outcome, Target, impose, impose_some
+from nri_backend.cgroup import Notes
+from nri_backend.enforce import CgroupWants
+from nri_backend.hugepages import HugeWants, pod_raises
+from nri_backend.impose import Outcome, impose, impose_some
+from nri_backend.targets import GroupTarget, Target
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.fakes.kernel_tree import DENIED, MI, SIZES, KernelTree
@@ -32,9 +34,18 @@ def wants(cpus: str, mems: str = "", *, shared: bool = False) -> CgroupWants:
     return CgroupWants(parse_cpu_list(cpus), parse_cpu_list(cpus), shared=shared, mems=parse_cpu_list(mems))
 
 
-def run(tree: KernelTree, wanted: CgroupWants, huge: HugeWants | None = None, *, full: bool = True) -> Outcome:
-    """One job, with an instance of ours that has just started."""
-    return impose(tree, PodNotes(tree.root), Target("c1", CGROUP, wanted, POD, huge, SIZES, full))
+def run(
+    tree: KernelTree,
+    wanted: CgroupWants,
+    own: dict[int, int] | None = None,
+    of_pod: dict[int, int] | None = None,
+    *,
+    full: bool = True,
+) -> Outcome:
+    """One job, with an instance of ours that has just started; hugepages of the container and of its pod."""
+    groups = () if of_pod is None else (GroupTarget(POD, pod_raises(of_pod, SIZES)),)
+    huge = None if own is None else HugeWants(own)
+    return impose(tree, Notes(tree.root), Target("c1", CGROUP, wanted, POD, groups, huge, SIZES, full))
 
 
 def hugetlb(tree: KernelTree, path: str) -> Mapping[str, str]:
@@ -62,7 +73,7 @@ def test_what_differs_is_written_and_read_back(tree: KernelTree) -> None:
 
 def test_limits_at_container_and_pod_level(tree: KernelTree) -> None:
     """A9, A10, B42, B43, B44: what stock containerd drops and the kubelet sets to 0, max and rsvd.max alike."""
-    run(tree, wants("2-3", "1"), HugeWants({TWO: 64 * MI}, {TWO: 96 * MI}))
+    run(tree, wants("2-3", "1"), {TWO: 64 * MI}, {TWO: 96 * MI})
     assert hugetlb(tree, CGROUP) == limits(64 * MI, 0)
     assert hugetlb(tree, POD) == limits(96 * MI, 0)
     order = [path for path, name, _ in tree.written if name.startswith("hugetlb")]
@@ -73,23 +84,23 @@ def test_the_pods_limit_is_constant_over_restarts(tree: KernelTree) -> None:
     """B34: twenty restarts, each with a driver that has just started, and a kubelet that resets its value."""
     tree.set(POD, "hugetlb.2MB.max", str(8 * MI))
     for turn in range(20):
-        run(tree, wants("2-3"), HugeWants({TWO: 64 * MI}, {TWO: 64 * MI}))
+        run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})
         assert hugetlb(tree, POD) == limits(72 * MI, 0)
         if turn % 3 == 0:
             tree.set(POD, "hugetlb.2MB.max", str(8 * MI))
         if turn % 4 == 0:
-            run(tree, wants("2-3"), HugeWants({TWO: 64 * MI}, {TWO: 128 * MI}))
+            run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 128 * MI})
             assert hugetlb(tree, POD) == limits(136 * MI, 0)
 
 
 def test_a_crash_between_note_and_write_loses_nothing(tree: KernelTree) -> None:
     """Our own value is never taken for the kubelet's, wherever the process dies."""
-    run(tree, wants("2-3"), HugeWants({TWO: 64 * MI}, {TWO: 64 * MI}))
+    run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})
     for path, name in ((POD, "hugetlb.2MB.max"), (POD, "hugetlb.2MB.rsvd.max")):
         tree.refused[path, name] = DENIED
-    assert run(tree, wants("2-3"), HugeWants({TWO: 64 * MI}, {TWO: 128 * MI})).left
+    assert run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 128 * MI}).left
     tree.refused.clear()
-    run(tree, wants("2-3"), HugeWants({TWO: 64 * MI}, {TWO: 128 * MI}))
+    run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 128 * MI})
     assert hugetlb(tree, POD) == limits(128 * MI, 0)
 
 
@@ -97,7 +108,7 @@ def test_no_limit_of_the_pod_stays_none(tree: KernelTree) -> None:
     """``max`` plus claims is ``max``; the container is limited all the same."""
     for size in ("2MB", "1GB"):
         tree.set(POD, f"hugetlb.{size}.max", "max")
-    assert run(tree, wants("2-3"), HugeWants({TWO: 64 * MI}, {TWO: 64 * MI})).left == ()
+    assert run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI}).left == ()
     assert set(hugetlb(tree, POD).values()) == {"max"}
     assert hugetlb(tree, CGROUP) == limits(64 * MI, 0)
 
@@ -132,8 +143,8 @@ def test_a_missing_controller_fails_only_who_needs_it(tmp_path: Path) -> None:
     """The error names the controller and the parent's cgroup.subtree_control."""
     tree = KernelTree(tmp_path / "bare")
     tree.make(CGROUP, sizes=())
-    assert run(tree, wants("2-3", "1"), HugeWants({}, {})).left == ()
-    outcome = run(tree, wants("2-3", "1"), HugeWants({TWO: TWO}, {TWO: TWO}))
+    assert run(tree, wants("2-3", "1"), {}, {}).left == ()
+    outcome = run(tree, wants("2-3", "1"), {TWO: TWO}, {TWO: TWO})
     assert any(
         "hugetlb controller is not in" in text and "kubepods/cgroup.subtree_control" in text for text in outcome.left
     )
@@ -144,7 +155,7 @@ def test_the_sub_cgroup_of_crun_is_made_true_as_well(tree: KernelTree) -> None:
     tree.make(f"{CGROUP}/container")
     tree.set(f"{CGROUP}/container", "cpuset.cpus", "0-1")
     tree.set(f"{CGROUP}/container", "hugetlb.2MB.max", "0")
-    outcome = run(tree, wants("2-3"), HugeWants({TWO: TWO}, {TWO: TWO}))
+    outcome = run(tree, wants("2-3"), {TWO: TWO}, {TWO: TWO})
     assert outcome.seen is not None
     assert outcome.seen.cpus == {2, 3}
     assert hugetlb(tree, f"{CGROUP}/container") == limits(TWO, 0)
@@ -153,7 +164,7 @@ def test_the_sub_cgroup_of_crun_is_made_true_as_well(tree: KernelTree) -> None:
 @pytest.mark.parametrize("cgroup", ["kubepods/pod1/none", ""])
 def test_a_container_without_a_cgroup_is_told_as_such(tree: KernelTree, cgroup: str) -> None:
     """Gone, or never named by the runtime: nothing is seen, nothing is written, above all not at the root."""
-    outcome = impose(tree, PodNotes(tree.root), Target("x", cgroup, wants("2-3")))
+    outcome = impose(tree, Notes(tree.root), Target("x", cgroup, wants("2-3")))
     assert outcome.seen is None
     assert outcome.left
     assert tree.written == []
@@ -166,6 +177,6 @@ def test_one_bad_container_does_not_stop_the_rest(tree: KernelTree) -> None:
     targets = [Target("c1", CGROUP, wants("2-3")), Target("c2", f"{POD}/c2", wants("2-3"))]
     done: dict[str, Outcome] = {}
     while rest := [target for target in targets if target.id not in done]:
-        done |= {outcome.id: outcome for outcome in impose_some(tree, PodNotes(tree.root), rest)}
+        done |= {outcome.id: outcome for outcome in impose_some(tree, Notes(tree.root), rest)}
     assert done["c1"].left
     assert done["c2"].left == ()

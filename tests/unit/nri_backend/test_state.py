@@ -10,10 +10,11 @@ from nri_backend.holdings import Reason
 from nri_backend.known import Known, Phase, known_as
 from nri_backend.report import report
 from nri_backend.state import NodeState
+from nri_backend.targets import cpuset_wants
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
 
-from tests.fakes.claims import MI, container, cpu_record, env_of, files_of, memory_record, pod
+from tests.fakes.claims import MI, container, cpu_record, env_of, files_of, pod
 
 ONE = cpu_record("c1", "cpus=2-3")
 TWO = cpu_record("c2", "cpus=4-5", pods=("p2",))
@@ -126,7 +127,7 @@ def test_a_record_that_vanishes_leaves_an_orphan_that_holds_its_cpus() -> None:
     assert ids(changed) == ["claim"]
     assert changed[0].orphan
     assert state.pool == {1, 4, 5, 6, 7}
-    assert state.wants(changed[0]).cpus == {2, 3}
+    assert cpuset_wants(state, changed[0]).cpus == {2, 3}
     told = report(changed[0])
     assert (told.refused, [(use.uid, use.cpus) for use in told.unknown_claims]) == ("", [("c1", {2, 3})])
     state.take_files(files_of(ONE))
@@ -188,7 +189,7 @@ def test_a_running_container_with_forged_variables_belongs_to_the_pool() -> None
         [replace(known_as(pod("p9"), container("x", *env_of(ONE), of="p9")), phase=Phase.STARTED)], {}
     )
     known = next(iter(state))
-    assert state.wants(known).cpus == state.pool
+    assert cpuset_wants(state, known).cpus == state.pool
     assert known.kind == "refused"
     assert report(known).refused
 
@@ -220,25 +221,6 @@ def test_the_runtimes_state_replaces_ours_whole() -> None:
     assert [known.id for known in state] == ["new"]
     assert state.pool == {1, 4, 5, 6, 7}
     assert state.kinds() == {"plain": 1}
-
-
-def test_hugepages_of_a_pod_are_those_of_its_living_containers() -> None:
-    """Own sum, pod's sum with the one that is starting, nothing for who is stopped or elsewhere."""
-    one, two = memory_record("m1", ("m", 0, 64 * MI, 2 * MI)), memory_record("m2", ("m", 0, 2 * MI, 2 * MI))
-    far = memory_record("m3", ("m", 0, 8 * MI, 2 * MI), pods=("p2",))
-    state = node(one, two, far)
-    first = started(state, "a", *env_of(one))
-    second = state.assessed(known_as(pod(), container("b", *env_of(two), name="side")))
-    state.put(second)
-    started(state, "c", *env_of(far), of="p2")
-    wants = state.huge_wants(first)
-    assert wants is not None
-    assert (wants.claimed, wants.pod_claimed) == ({2 * MI: 64 * MI}, {2 * MI: 66 * MI})
-    state.put(replace(second, phase=Phase.STOPPED))
-    wants = state.huge_wants(first)
-    assert wants is not None
-    assert wants.pod_claimed == {2 * MI: 64 * MI}
-    assert state.huge_wants(started(state, "plain")) is None
 
 
 RECORDS = [cpu_record(f"c{n}", f"cpus={2 * n}-{2 * n + 1}", pods=("p1", "p2")) for n in range(4)]
@@ -288,6 +270,6 @@ def test_whatever_happens_no_cpu_is_in_two_hands(events: list[tuple[str, int, st
         assert not state.pool & state.held
         assert frozenset().union(*own) <= state.held
         for known in running:
-            wants = state.wants(known)
+            wants = cpuset_wants(state, known)
             assert wants.cpus == wants.shown
             assert wants.cpus == (known.own_cpus or state.pool)

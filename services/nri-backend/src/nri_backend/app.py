@@ -96,6 +96,7 @@ class Backend:
 
     def link_changed(self, status: LinkStatus) -> None:
         """Begins a new telling for the frontend when the runtime came, and stops it when it went."""
+        self._enforcer.runtime = status
         if status.synchronized and not self._synchronized:
             self._client.runtime_connected()
         elif self._synchronized and not status.synchronized:

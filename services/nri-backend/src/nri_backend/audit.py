@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from numa_contract.cpuset import format_cpu_list
-from numa_contract.pagesize import oci_page_size
 
-from nri_backend.enforce import CgroupWants, Limit
+from nri_backend.enforce import CgroupWants
+from nri_backend.limits import Limit, limit_text
 
 CPUS: Final = "cpuset.cpus"
 MEMS: Final = "cpuset.mems"
@@ -25,7 +25,7 @@ class Seen:
     configured: frozenset[int] | None = None
     """``cpuset.cpus``; read only where the effective set is not the wanted one."""
     limits: Mapping[str, Limit] = field(default_factory=dict)
-    """Hugepage limits by file; a file that is not here does not exist."""
+    """By file; a file that is not here does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Fault:
     """One file that does not say what it must."""
 
     kind: str
-    """``cpus``, ``mems`` or ``hugetlb``."""
+    """``cpus``, ``mems``, or the controller of a limit: ``cpu``, ``memory``, ``hugetlb``."""
     file: str
     """The file to write."""
     wanted: str
@@ -44,17 +44,6 @@ class Fault:
     def __str__(self) -> str:
         """The fault for people."""
         return f"{self.file} must be {self.wanted}, is {self.seen or 'empty'}"
-
-
-def limit_files(size: int) -> tuple[str, str]:
-    """Returns the files that limit hugepages of a size: in use, and reserved (so that mmap fails instead of use)."""
-    name = oci_page_size(size)
-    return f"hugetlb.{name}.max", f"hugetlb.{name}.rsvd.max"
-
-
-def limit_text(limit: Limit) -> str:
-    """Returns a limit as the kernel writes it."""
-    return "max" if limit is None else str(limit)
 
 
 def cpu_faults(wants: CgroupWants, seen: Seen) -> list[Fault]:
@@ -70,20 +59,16 @@ def cpu_faults(wants: CgroupWants, seen: Seen) -> list[Fault]:
     return [Fault("cpus", CPUS, wanted, f"{format_cpu_list(seen.cpus)} (effective)")]
 
 
-def _same_pages(one: Limit, other: Limit, size: int) -> bool:
-    return one == other if one is None or other is None else one // size == other // size
-
-
 def limit_faults(wants: CgroupWants, seen: Seen) -> list[Fault]:
-    """Returns what is wrong with the hugepage limits."""
+    """Returns what is wrong with the limits."""
     faults: list[Fault] = []
-    for size, limit in wants.limits.items():
-        for file in limit_files(size):
-            if file not in seen.limits:
-                if size in wants.needed_sizes:
-                    faults.append(Fault("hugetlb", file, limit_text(limit), "absent", absent=True))
-            elif not _same_pages(seen.limits[file], limit, size):
-                faults.append(Fault("hugetlb", file, limit_text(limit), limit_text(seen.limits[file])))
+    for file, wanted in wants.files.items():
+        kind, text = file.partition(".")[0], limit_text(wanted.limit)
+        if file not in seen.limits:
+            if wanted.needed:
+                faults.append(Fault(kind, file, text, "absent", absent=True))
+        elif not wanted.met_by(seen.limits[file]):
+            faults.append(Fault(kind, file, text, limit_text(seen.limits[file])))
     return faults
 
 

@@ -4,13 +4,13 @@
 import errno
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.errors import MalformedError
 
-from nri_backend.enforce import Limit, PodNote
+from nri_backend.limits import Limit, Note
 
 _ATTRIBUTE: Final = "user.dra-driver-numa"
 _READ_BYTES: Final = 1 << 16
@@ -117,12 +117,13 @@ class CgroupTree:
         except (CgroupGoneError, CgroupRefusedError):
             return None
 
-    def read_limits(self, path: str, names: list[str]) -> dict[str, Limit]:
+    def read_limits(self, path: str, names: Iterable[str]) -> dict[str, Limit]:
         """Returns the limits that exist, by file."""
         found: dict[str, Limit] = {}
         for name in names:
             try:
-                text = self.read(path, name)
+                # cpu.max holds a period behind its limit, which stays when the limit alone is written.
+                text = self.read(path, name).partition(" ")[0]
                 found[name] = None if text == "max" else int(text)
             except MissingFileError:
                 continue
@@ -145,35 +146,41 @@ class CgroupTree:
             return
 
 
-class PodNotes:
-    """What was written over the kubelet's limits of each pod: kept on the pod's cgroup, so that it dies with the pod.
+class Notes:
+    """What was written over the kubelet's limits: kept on each cgroup, so that it dies with it.
 
     cgroup2 has user attributes since Linux 5.7; where they are not supported, memory has to do.
     """
 
     def __init__(self, root: str) -> None:
         self._root = root.rstrip("/")
-        self._memory: dict[str, Mapping[int, PodNote]] = {}
+        self._memory: dict[str, Mapping[str, Note]] = {}
 
-    def load(self, path: str) -> Mapping[int, PodNote]:
-        """Returns the notes by page size in bytes; none where there are none or they make no sense."""
+    def load(self, path: str) -> Mapping[str, Note]:
+        """Returns the notes by file; none where there are none or they make no sense."""
         if path in self._memory:
             return self._memory[path]
         try:
             document = json.loads(os.getxattr(f"{self._root}/{path}", _ATTRIBUTE))
-            return {int(size): PodNote(own, tuple(ours)) for size, (own, *ours) in document.items()}
+            return {file: Note(own, tuple(ours)) for file, (own, *ours) in document.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}
 
-    def store(self, path: str, notes: Mapping[int, PodNote]) -> None:
-        """Keeps the notes as ``{size: [own, written, ...]}``."""
-        document = {str(size): [note.own, *note.ours] for size, note in notes.items()}
+    def store(self, path: str, notes: Mapping[str, Note]) -> None:
+        """Keeps the notes as ``{file: [own, written, ...]}``."""
+        document = {file: [note.own, *note.ours] for file, note in notes.items()}
         try:
-            os.setxattr(f"{self._root}/{path}", _ATTRIBUTE, json.dumps(document).encode())
+            if document:
+                os.setxattr(f"{self._root}/{path}", _ATTRIBUTE, json.dumps(document).encode())
+            else:
+                os.removexattr(f"{self._root}/{path}", _ATTRIBUTE)
             self._memory.pop(path, None)
         except OSError:
-            self._memory[path] = notes
+            if notes:
+                self._memory[path] = notes
+            else:
+                self.forget(path)
 
     def forget(self, path: str) -> None:
-        """The pod is gone."""
+        """The cgroup is gone."""
         self._memory.pop(path, None)

@@ -62,11 +62,21 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryPolicy:
+    """Where the first process of a container, and what it forks, gets its memory (set_mempolicy(2))."""
+
+    mode: str
+    """``preferred`` or ``interleave``."""
+    nodes: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Adjustment:
     """What a container that is being created shall get beyond what the runtime has planned."""
 
     resources: Resources = Resources()
     env: dict[str, str] = field(default_factory=dict)
+    memory_policy: MemoryPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True)

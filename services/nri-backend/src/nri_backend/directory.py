@@ -19,7 +19,7 @@ from numa_contract.cdi import ClaimFile, parse_claim_file
 from numa_contract.errors import ContractError
 from numa_contract.names import parse_cdi_file_name
 
-from nri_backend.holdings import ClaimKey
+from nri_backend.grants import ClaimKey
 
 _CLOCK_REALTIME_COARSE: Final = 5  # linux/time.h; Python has no name for it
 # The largest record (32 results of one claim) has a few KB; whatever is larger was not written by us.

@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a container shall get: the answer for the runtime, and the values that its cgroup must show."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from numa_contract.cpuset import format_cpu_list
-from numa_contract.errors import MalformedError
-from numa_contract.pagesize import oci_page_size, parse_page_size
+from numa_contract.pagesize import oci_page_size
 
 from nri_backend.containers import Adjustment, Resources
-from nri_backend.holdings import Holding
-
-Limit = int | None
-"""Bytes; None is no limit, the kernel's ``max``."""
+from nri_backend.cpu_time import UNLIMITED, CpuLimit, stated_cpu_limit, unthrottled
+from nri_backend.grants import Holding
+from nri_backend.hugepages import claimed_bytes, stated_limits
+from nri_backend.limits import Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +22,6 @@ class Host:
     """CPUs."""
     page_sizes: tuple[int, ...] = ()
     """Hugepage sizes in bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class HugeWants:
-    """From what the hugepage limits of a container and of its pod are computed; bytes by page size in bytes."""
-
-    claimed: Mapping[int, int]
-    pod_claimed: Mapping[int, int]
-    """What the claims of all live containers of the pod have in sum, this one's included."""
-    stated: Mapping[int, int] = field(default_factory=dict)
-    """What the kubelet asked for this container; empty where the runtime has dropped it (stock containerd)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +36,8 @@ class CgroupWants:
     """The pool: a parent that allows fewer CPUs is no fault, and without claims on the node nothing is needed."""
     needs_cpuset: bool = True
     mems: frozenset[int] = frozenset()
-    limits: Mapping[int, Limit] = field(default_factory=dict)
-    """For ``hugetlb.<size>.max`` and ``.rsvd.max``, by page size in bytes."""
-    needed_sizes: frozenset[int] = frozenset()
-    """Page sizes whose limit must exist; the others are set where the kernel has them."""
+    files: Mapping[str, Wanted] = field(default_factory=dict)
+    """Limits by file."""
 
 
 def cpu_wants(own: frozenset[int], pool: frozenset[int], host: Host, *, claims: bool) -> CgroupWants:
@@ -66,94 +51,56 @@ def cpu_wants(own: frozenset[int], pool: frozenset[int], host: Host, *, claims: 
     return CgroupWants(cpus=pool, shown=pool, shared=True, needs_cpuset=claims)
 
 
-def stated_limits(resources: Resources) -> dict[int, int]:
-    """Returns the hugepage limits that runtime or kubelet state, by page size in bytes."""
-    found: dict[int, int] = {}
-    for size, limit in resources.hugepage_limits.items():
-        try:
-            found[parse_page_size(size)] = limit
-        except MalformedError:
-            continue
-    return found
-
-
-def asked_limits(shown: Mapping[int, int], claimed: Mapping[int, int]) -> dict[int, int]:
-    """Returns what the kubelet asked for, out of the limits that a runtime shows after our answer at the creation.
-
-    The answer has added the claimed bytes. A size of which nothing else is left counts as not stated: the runtime may
-    have dropped the statement.
-    """
-    return {
-        size: limit - claimed.get(size, 0) if limit > claimed.get(size, 0) else limit
-        for size, limit in shown.items()
-        if size not in claimed or limit != claimed[size]
-    }
-
-
-def claimed_bytes(holdings: Iterable[Holding]) -> dict[int, int]:
-    """Returns the bytes claimed by page size; a request that several of the containers hold counts once."""
-    distinct: dict[tuple[str, str, int], int] = {}
-    for holding in holdings:
-        distinct |= holding.hugepages
-    total: dict[int, int] = defaultdict(int)
-    for (_, _, size), amount in distinct.items():
-        total[size] += amount
-    return dict(total)
-
-
-def container_limits(wants: HugeWants, pod_own: Mapping[int, Limit]) -> dict[int, Limit]:
-    """Returns a claim container's limits: what the kubelet stated plus what is claimed, else 0.
-
-    Where the runtime has dropped the kubelet's statement, the pod's own limit stands in for it: that bounds the sum of
-    what its containers asked for, and is 0 for a pod that asked for none. Limits are whole pages, as in the kernel.
-    """
-    limits: dict[int, Limit] = {}
-    for size in sorted({*pod_own, *wants.claimed}):
-        base = wants.stated.get(size, 0) if wants.stated else pod_own.get(size) or 0
-        limits[size] = (base + wants.claimed.get(size, 0)) // size * size
-    return limits
-
-
-def pod_limits(own: Mapping[int, Limit], claimed: Mapping[int, int]) -> dict[int, Limit]:
-    """Returns a pod's limits: the kubelet's own plus all claims; no limit stays no limit."""
-    return {
-        size: None if limit is None else (limit + claimed.get(size, 0)) // size * size for size, limit in own.items()
-    }
-
-
 @dataclass(frozen=True, slots=True)
-class PodNote:
-    """What we remember of one limit of a pod: the kubelet's value, and the values that we have written over it."""
+class Stated:
+    """What runtime or kubelet state about a container's resources, as far as claims have to do with it."""
 
-    own: Limit
-    ours: tuple[Limit, ...]
-    """Two while a write is under way: a crash in between must not make our own value look like the kubelet's."""
+    hugepages: Mapping[int, int] = field(default_factory=dict)
+    """Bytes by page size in bytes."""
+    cpu: CpuLimit | None = None
+    memory: int | None = None
+    """Bytes."""
+
+    def updated(self, wanted: Resources) -> "Stated":
+        """Returns what is stated after an update, which mentions only what changes."""
+        return Stated(
+            hugepages={**self.hugepages, **stated_limits(wanted)},
+            cpu=self.cpu if wanted.cpu_quota is None else stated_cpu_limit(wanted),
+            memory=self.memory if wanted.memory_limit is None else wanted.memory_limit,
+        )
 
 
-def own_limit(current: Limit, note: PodNote | None) -> Limit:
-    """Returns the kubelet's value: a value that we have not written was written by the kubelet."""
-    return note.own if note is not None and current in note.ours else current
+def stated(resources: Resources) -> Stated:
+    """Returns what the resources of a container state."""
+    return Stated(stated_limits(resources), stated_cpu_limit(resources), resources.memory_limit)
 
 
-def adjustment(holding: Holding, pool: frozenset[int], stated: Mapping[int, int]) -> Adjustment:
+def adjustment(holding: Holding, pool: frozenset[int], stated: Stated) -> Adjustment:
     """Returns the answer for a container that is being created."""
-    return Adjustment(_resources(holding.cpus or pool, holding, stated), dict(holding.env))
+    resources = amendment(frozenset(), holding, pool, stated, huge=True)
+    policy = holding.memory.policy if holding.memory is not None else None
+    return Adjustment(resources, dict(holding.env), policy)
 
 
 def amendment(
-    own: frozenset[int], holding: Holding, pool: frozenset[int], stated: Mapping[int, int], *, huge: bool = False
+    own: frozenset[int], holding: Holding, pool: frozenset[int], stated: Stated, *, huge: bool = False
 ) -> Resources:
     """Returns the answer to other resources for a container that exists; ``huge``: whether hugepages are among them.
 
     They are left out otherwise: containerd appends a hugepage limit to its list instead of replacing it.
     """
-    return _resources(own or pool, holding, stated if huge else None)
+    maximum = holding.memory.maximum if holding.memory is not None else None
+    lower = maximum is not None and (stated.memory is None or stated.memory > maximum)
+    return Resources(
+        cpus=format_cpu_list(own or holding.cpus or pool),
+        mems=format_cpu_list(holding.mems),
+        cpu_quota=UNLIMITED if stated.cpu is not None and unthrottled(holding, stated.cpu) else None,
+        memory_limit=maximum if lower else None,
+        hugepage_limits=_hugepage_limits(holding, stated) if huge and holding.memory is not None else {},
+    )
 
 
-def _resources(cpus: frozenset[int], holding: Holding, stated: Mapping[int, int] | None) -> Resources:
-    limits: dict[str, int] = {}
-    if holding.mems and stated is not None:
-        claimed = claimed_bytes([holding])
-        sizes = sorted({*stated, *claimed})
-        limits = {oci_page_size(size): stated.get(size, 0) + claimed.get(size, 0) for size in sizes}
-    return Resources(cpus=format_cpu_list(cpus), mems=format_cpu_list(holding.mems), hugepage_limits=limits)
+def _hugepage_limits(holding: Holding, stated: Stated) -> dict[str, int]:
+    claimed = claimed_bytes([holding])
+    sizes = sorted({*stated.hugepages, *claimed})
+    return {oci_page_size(size): stated.hugepages.get(size, 0) + claimed.get(size, 0) for size in sizes}

@@ -9,24 +9,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from numa_contract.cpuset import format_cpu_list, parse_cpu_list
-from numa_contract.errors import MalformedError
+from numa_contract.cpuset import format_cpu_list
 from numa_contract.reports import ContainerReport
 
 from nri_backend.containers import Adjustment, Container, ContainerState, Pod, RefusedError, Resources, Update
-from nri_backend.enforce import Host, adjustment, amendment, stated_limits
+from nri_backend.enforce import Host, adjustment, amendment
+from nri_backend.feasible import impossible
 from nri_backend.holdings import Reason, Refusal
 from nri_backend.keeper import Edges, Keeper
 from nri_backend.known import Known, Phase, known_as
+from nri_backend.ports import LinkStatus
 from nri_backend.report import report
 from nri_backend.rounds import Rounds
 from nri_backend.state import NodeState
+from nri_backend.stored import stored_updates
+from nri_backend.targets import cpuset_wants
 
 # Under the 1.5 s after which plugin.py answers for us, with a text that helps less.
 CLEAR_SECONDS: Final = 1.2
-# containerd applies these one by one under its node-wide lock, some 30 ms each, and CRI-O fails the synchronisation
-# when one fails. Only the runtime's memory is at stake: the kernel's files are written by us.
-MAX_SYNC_UPDATES: Final = 32
 _TRIES: Final = 3  # how often the pool may change while a container is being started
 _log = logging.getLogger(__name__)
 
@@ -40,6 +40,8 @@ class Enforcer:
         self.keeper = Keeper(self.state, edges)
         self._rounds = Rounds(self.keeper)
         self._own_pod_uid = own_pod_uid
+        self.runtime = LinkStatus()
+        """What the runtime can do; whoever has the connection sets it."""
 
     @property
     def active(self) -> bool:
@@ -81,20 +83,8 @@ class Enforcer:
         return self._stored_updates(containers) if self.active else []
 
     def _stored_updates(self, containers: Sequence[Container]) -> list[Update]:
-        updates = []
-        for container in containers:
-            known = self.state.get(container.id)
-            wanted = self._amendment(known) if known is not None else Resources()
-            if wanted.cpus and not (
-                _same_set(wanted.cpus, container.resources.cpus)
-                and (not wanted.mems or _same_set(wanted.mems, container.resources.mems))
-            ):
-                updates.append((not (known and known.own_cpus), Update(container.id, wanted)))
-        updates.sort(key=lambda pair: pair[0])
-        if len(updates) > MAX_SYNC_UPDATES:
-            text = "stored values stay as they are in the runtime; the audit holds the kernel's files true"
-            _log.info(text, extra={"left": len(updates) - MAX_SYNC_UPDATES})
-        return [update for _, update in updates[:MAX_SYNC_UPDATES]]
+        known = [(container, known) for container in containers if (known := self.state.get(container.id)) is not None]
+        return stored_updates((container, one, self._amendment(one)) for container, one in known)
 
     def _amendment(self, known: Known, *, huge: bool = False) -> Resources:
         return amendment(known.own_cpus, known.rightful, self.state.pool, known.asked, huge=huge)
@@ -109,7 +99,7 @@ class Enforcer:
         if not self.active:
             self.keeper.note(known)
             return Adjustment()
-        refusal = known.refusal or self._impossible(known) or await self._crowded(known)
+        refusal = known.refusal or impossible(known, self.state, self.runtime) or await self._crowded(known)
         if refusal is None:
             # The records may have changed while we waited.
             known = self.state.assessed(known)
@@ -135,7 +125,7 @@ class Enforcer:
         if not self.active:
             self.keeper.note(replace(known, phase=Phase.STARTED))
             return
-        refusal = known.refusal or self._impossible(known) or await self._crowded(known)
+        refusal = known.refusal or impossible(known, self.state, self.runtime) or await self._crowded(known)
         if refusal is None:
             known, refusal = await self._imposed(known)
         if refusal is not None:
@@ -147,12 +137,12 @@ class Enforcer:
         """Makes the container's cgroup true; its phase tells when that is done."""
         for _ in range(_TRIES):
             self.keeper.note(known)
-            wants = self.state.wants(known)
+            wants = cpuset_wants(self.state, known)
             outcome = await self.keeper.impose(known)
             known = self.state.assessed(self.state.get(known.id) or known)
             if known.refusal is not None:
                 return known, known.refusal
-            if self.state.wants(known) == wants:
+            if cpuset_wants(self.state, known) == wants:
                 break
         trespass = outcome.seen is not None and (outcome.seen.cpus is None or outcome.seen.cpus & self.state.held)
         if known.holding.claims:
@@ -171,12 +161,13 @@ class Enforcer:
         known = self.state.get(container.id) or self.state.assessed(known_as(pod, container, answered=True))
         if not known.alive:
             return []
-        if stated := stated_limits(wanted):
-            known = replace(known, stated={**known.asked, **stated}, answered=False)
-            if self.state.get(known.id) is not None:
-                self.keeper.note(known)
+        huge = bool(wanted.hugepage_limits)
+        stated = (known.asked if huge else known.stated).updated(wanted)
+        known = replace(known, stated=stated, answered=known.answered and not huge)
+        if self.state.get(known.id) is not None:
+            self.keeper.note(known)
         self._rounds.request_full()
-        resources = self._amendment(known, huge=bool(stated))
+        resources = self._amendment(known, huge=huge)
         return [] if resources == Resources() else [Update(container.id, resources)]
 
     async def stop_container(self, _pod: Pod, container: Container) -> list[Update]:
@@ -189,6 +180,9 @@ class Enforcer:
         if (known := self.state.get(container.id)) is not None:
             self.keeper.note(replace(known, phase=Phase.ENDING if lives else Phase.STOPPED))
             self.keeper.progressed()
+            if known.kept.claims:
+                # What its claims needed of the pod, and above it, is to go.
+                self._rounds.request_full()
         return []
 
     async def remove_container(self, pod: Pod, container: Container) -> None:
@@ -209,18 +203,6 @@ class Enforcer:
     def _is_own(self, pod: Pod) -> bool:
         return bool(pod.uid) and pod.uid == self._own_pod_uid
 
-    def _impossible(self, known: Known) -> Refusal | None:
-        """Returns why nobody could run the container here."""
-        if known.holding.claims and known.problem:
-            return Refusal(Reason.KERNEL, f"its claim cannot be enforced: {known.problem}")
-        if known.holding.cpus and not known.holding.cpus & self.state.host.online:
-            cpus = format_cpu_list(known.holding.cpus)
-            return Refusal(Reason.OFFLINE, f"every CPU of its claim is offline ({cpus}); bring one back, it is retried")
-        if not known.holding.cpus and not self.state.pool:
-            text = "claims hold every CPU of the node and none is reserved; release a claim or set reservedCPUs"
-            return Refusal(Reason.NO_POOL, text)
-        return None
-
     async def _crowded(self, known: Known) -> Refusal | None:
         """Returns who is on the container's CPUs and could not be moved in time."""
         strangers = await self.keeper.cleared(known, CLEAR_SECONDS)
@@ -239,13 +221,6 @@ class Enforcer:
         fields = {"reason": str(refusal.reason), "container": known.name, "id": known.id, "error": refusal.text}
         _log.warning("refused", extra={**fields, "pod": f"{known.pod.namespace}/{known.pod.name}"})
         return RefusedError(f"dra-driver-numa: {refusal.text}")
-
-
-def _same_set(one: str, other: str) -> bool:
-    try:
-        return parse_cpu_list(one) == parse_cpu_list(other)
-    except MalformedError:
-        return False
 
 
 def _kernel_text(left: Sequence[str]) -> str:

@@ -8,18 +8,18 @@ refused; a container is never half believed.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from numa_contract.cdi import ClaimFile, request_env
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 from numa_contract.errors import MalformedError
-from numa_contract.names import CPU_DRIVER, CPU_ENV_PREFIX, MEMORY_ENV_PREFIX, EnvKey, cpu_env_key, parse_env_key
+from numa_contract.names import CPU_DRIVER, CPU_ENV_PREFIX, MEMORY_ENV_PREFIX, EnvKey, parse_env_key
 from numa_contract.records import AllocationRecord, Owner
 from numa_contract.reports import ClaimUse
 
-ClaimKey = tuple[str, str]
-"""Driver and claim UID."""
+from nri_backend.grants import ClaimKey, Held, Holding, hold
+
 _PREFIXES = (CPU_ENV_PREFIX, MEMORY_ENV_PREFIX)
 
 
@@ -35,6 +35,7 @@ class Reason(StrEnum):
     OVERLAP = "overlap"
     OFFLINE = "offline"
     KERNEL = "kernel"
+    UNSUPPORTED = "unsupported"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,34 +82,6 @@ class Evidence:
             for (driver, uid, request), cpus in named.items()
             if request or (driver, uid) not in several
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A claim, and those of its requests (base names) that a container holds."""
-
-    record: AllocationRecord
-    requests: tuple[str, ...]
-
-    @property
-    def key(self) -> ClaimKey:
-        """Driver and UID."""
-        return self.record.driver, self.record.claim.uid
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """Everything that a container holds; nothing of it is empty by accident."""
-
-    claims: tuple[Held, ...] = ()
-    cpus: frozenset[int] = frozenset()
-    """Empty without a CPU claim."""
-    mems: frozenset[int] = frozenset()
-    """NUMA nodes; empty without a memory claim."""
-    hugepages: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
-    """Bytes by claim UID, request and page size in bytes."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the container shall get beyond those of CDI."""
 
 
 def _cpus(variable: Variable) -> frozenset[int]:
@@ -207,26 +180,6 @@ container a claim of its own"
     return Held(record, requests)
 
 
-def _hold(claims: Iterable[Held]) -> Holding:
-    claims = tuple(claims)
-    memory = [(h, a) for h in claims for a in h.record.memory_of(h.requests)]
-    hugepages: dict[tuple[str, str, int], int] = defaultdict(int)
-    for held, allocation in memory:
-        if allocation.hugepages:
-            hugepages[held.record.claim.uid, allocation.request, allocation.page_bytes] += allocation.size
-    return Holding(
-        claims=claims,
-        cpus=frozenset().union(*(h.record.cpus_of(h.requests) for h in claims)),
-        mems=frozenset(a.numa_node for _, a in memory),
-        hugepages=dict(hugepages),
-        env={
-            cpu_env_key(h.record.claim.uid, None): format_cpu_list(h.record.cpus_of(h.requests))
-            for h in claims
-            if h.record.driver == CPU_DRIVER and len(h.requests) > 1
-        },
-    )
-
-
 def assess(
     evidence: Evidence, user: Owner, files: Mapping[ClaimKey, ClaimFile], first_users: Mapping[ClaimKey, Owner]
 ) -> Holding | Refusal:
@@ -244,4 +197,4 @@ def assess(
     if refusals:
         unknown = tuple(use for refusal in refusals for use in refusal.unknown)
         return Refusal(refusals[0].reason, refusals[0].text, unknown)
-    return _hold(result for result in found if isinstance(result, Held))
+    return hold(result for result in found if isinstance(result, Held))

@@ -10,24 +10,26 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 from numa_contract.cpuset import format_cpu_list
 
-from nri_backend.cgroup import CgroupRefusedError, CgroupTree, PodNotes
+from nri_backend.cgroup import CgroupRefusedError, CgroupTree, Notes
 from nri_backend.directory import ClaimDirectory, DirectoryView
 from nri_backend.enforce import Host
 from nri_backend.host import HostError
-from nri_backend.impose import Outcome, Target, impose_some
+from nri_backend.impose import SLICE_SECONDS, Outcome, impose_some
+from nri_backend.impose_groups import GroupOutcome, impose_groups
 from nri_backend.known import Known, Phase
 from nri_backend.ports import EnforcementObserver, ReportSink
 from nri_backend.report import report
 from nri_backend.state import NodeState
+from nri_backend.targets import Target, group_targets, target, target_at_start
+from nri_backend.turn import Turn
 
 _log = logging.getLogger(__name__)
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +54,14 @@ class Keeper:
         self.news = asyncio.Event()
         """Set when the rounds have something to look at."""
         self._edges = edges
-        self._notes = PodNotes(edges.tree.root)
+        self._notes = Notes(edges.tree.root)
         self._view = DirectoryView()
         self._host_problem = ""
+        self._group_problems: dict[str, str] = {}
         self._untold: set[str] = set()
         self._looks = 0
-        self._reading = asyncio.Lock()
-        self._writing = asyncio.Lock()
+        self._reading = Turn()
+        self._writing = Turn()
         self._progress = asyncio.Event()
 
     @property
@@ -69,13 +72,14 @@ class Keeper:
             for known in self.state
             if known.alive and (text := known.problem or (known.refusal.text if known.refusal else ""))
         ]
-        return tuple(filter(None, (self._host_problem, *self._view.problems, *containers)))
+        groups = self._group_problems.values()
+        return tuple(filter(None, (self._host_problem, *self._view.problems, *groups, *containers)))
 
     async def refresh(self, *, thorough: bool = False) -> None:
         """Brings the claim files up to date."""
         asked = self._looks
         # In a thread, as all file access: 0.1 ms, and a stuck file system cannot keep an answer back.
-        view = await self._in_turn(self._reading, lambda: self._look(asked, thorough=thorough))
+        view = await self._reading.work(lambda: self._look(asked, thorough=thorough))
         if view is self._view:
             return
         if view.problems and view.problems != self._view.problems:
@@ -140,8 +144,8 @@ class Keeper:
         self._edges.sink.delete(container_id)
 
     async def impose(self, known: Known) -> Outcome:
-        """Makes the cgroup of one container true, as the state then wants it."""
-        (outcome,) = await self._imposed(lambda: [self._target(self.state.get(known.id) or known, full=True)])
+        """Makes the cgroup of one container, and those above it, true, as the state then wants it."""
+        (outcome,) = await self._imposed(lambda: [target_at_start(self.state, self.state.get(known.id) or known)])
         return outcome
 
     async def impose_some(self, ids: Sequence[str], *, full: bool) -> list[Outcome]:
@@ -149,30 +153,31 @@ class Keeper:
 
         def targets() -> list[Target]:
             found = [self.state.get(container_id) for container_id in ids]
-            return [self._target(k, full=full) for k in found if k is not None and k.phase is Phase.STARTED]
+            return [target(self.state, k, full=full) for k in found if k is not None and k.phase is Phase.STARTED]
 
         return await self._imposed(targets)
 
     async def _imposed(self, targets: Callable[[], Sequence[Target]]) -> list[Outcome]:
         tree, notes = self._edges.tree, self._notes
-        return await self._in_turn(self._writing, lambda: partial(impose_some, tree, notes, targets()))
+        return await self._writing.work(lambda: partial(impose_some, tree, notes, targets()))
 
-    def _target(self, known: Known, *, full: bool) -> Target:
-        huge = self.state.huge_wants(known) if full else None
-        sizes = self.state.host.page_sizes
-        return Target(known.id, known.cgroup, self.state.wants(known), known.pod_cgroup, huge, sizes, full)
+    async def impose_groups(self, done: AbstractSet[str]) -> list[GroupOutcome]:
+        """Makes pods, and what is above them, true for 10 ms, without those done; returns what became of some."""
+        tree, notes = self._edges.tree, self._notes
 
-    async def _in_turn(self, turn: asyncio.Lock, work: Callable[[], Callable[[], _Result]]) -> _Result:
-        """Does work in a thread, alone; what exactly is asked when its turn comes."""
-        await turn.acquire()
-        try:
-            # Not to_thread: a caller that is cancelled goes, but its turn lasts as long as its thread works.
-            job = asyncio.get_running_loop().run_in_executor(None, work())
-        except BaseException:
-            turn.release()
-            raise
-        job.add_done_callback(lambda _: turn.release())
-        return await asyncio.shield(job)
+        def work() -> Callable[[], list[GroupOutcome]]:
+            left = [group for group in group_targets(self.state) if group.path not in done]
+            return partial(impose_groups, tree, notes, left, SLICE_SECONDS)
+
+        outcomes = await self._writing.work(work)
+        for outcome in outcomes:
+            problem = "; ".join(outcome.left)
+            if problem and problem != self._group_problems.get(outcome.path):
+                _log.warning("a cgroup above containers is not as it must be", extra={"error": problem})
+            self._group_problems.pop(outcome.path, None)
+            if problem:
+                self._group_problems[outcome.path] = problem
+        return outcomes
 
     def apply(self, known: Known, outcome: Outcome) -> None:
         """Takes what a job has seen of a running container into the state."""

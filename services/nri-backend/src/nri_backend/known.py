@@ -6,7 +6,7 @@ process of it still lives; then STOPPED until the runtime forgets it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
 
@@ -15,11 +15,16 @@ from numa_contract.reports import ClaimUse
 
 from nri_backend.cgroup_path import CgroupPathError, container_directory, pod_directory
 from nri_backend.containers import Container, Pod
-from nri_backend.enforce import asked_limits, claimed_bytes, stated_limits
-from nri_backend.holdings import Evidence, Holding, Refusal, read_evidence
+from nri_backend.cpu_time import unthrottled
+from nri_backend.enforce import Stated, stated
+from nri_backend.grants import Holding
+from nri_backend.holdings import Evidence, Refusal, read_evidence
+from nri_backend.hugepages import asked_limits, claimed_bytes
+from nri_backend.memory import Protected
 
 NOTHING: Final = Holding()
 NO_EVIDENCE: Final = Evidence()
+NOTHING_STATED: Final = Stated()
 
 
 class Phase(Enum):
@@ -51,10 +56,10 @@ class Known:
     """The runtime does not list it any more, so no event will tell of its removal."""
     orphan: tuple[ClaimUse, ...] = ()
     """What it keeps though the record is gone or no longer allows it."""
-    stated: Mapping[int, int] = field(default_factory=dict)
-    """Hugepage limits as the runtime tells them, by page size in bytes."""
+    stated: Stated = NOTHING_STATED
+    """Its limits as the runtime tells them."""
     answered: bool = False
-    """It told them after an instance of ours had answered at the creation: the claimed bytes are among them."""
+    """It told them after an instance of ours had answered at the creation: the claimed hugepages are among them."""
     cpus: frozenset[int] | None = None
     """``cpuset.cpus.effective`` as last read; None before that."""
     mems: frozenset[int] | None = None
@@ -77,9 +82,27 @@ class Known:
         return self.holding if self.refusal is None else NOTHING
 
     @property
-    def asked(self) -> Mapping[int, int]:
-        """Hugepage limits that the kubelet asked for, by page size in bytes."""
-        return asked_limits(self.stated, claimed_bytes([self.holding])) if self.answered else self.stated
+    def kept(self) -> Holding:
+        """What it holds, or still has of a claim whose record is gone."""
+        return self.holding if self.refusal is None or self.orphan else NOTHING
+
+    @property
+    def unthrottled(self) -> bool:
+        """Whether it runs without a CFS quota."""
+        return unthrottled(self.kept, self.stated.cpu)
+
+    @property
+    def protected(self) -> Mapping[Protected, int]:
+        """Bytes of memory that are protected while it lives."""
+        memory = self.kept.memory if self.alive else None
+        return memory.protected if memory is not None else {}
+
+    @property
+    def asked(self) -> Stated:
+        """Limits that the kubelet asked for."""
+        if not self.answered:
+            return self.stated
+        return replace(self.stated, hugepages=asked_limits(self.stated.hugepages, claimed_bytes([self.holding])))
 
     @property
     def alive(self) -> bool:
@@ -114,6 +137,6 @@ def known_as(pod: Pod, container: Container, *, answered: bool = False) -> Known
         cgroup=cgroup,
         pod_cgroup=pod_cgroup,
         problem=problem,
-        stated=stated_limits(container.resources),
+        stated=stated(container.resources),
         answered=answered,
     )

@@ -3,8 +3,10 @@
 
 from collections.abc import Sequence
 
+from numa_contract.cpuset import format_cpu_list
+
 from nri_backend._pb import nri_pb2 as pb
-from nri_backend.containers import Adjustment, Container, ContainerState, Pod, Resources, Update
+from nri_backend.containers import Adjustment, Container, ContainerState, MemoryPolicy, Pod, Resources, Update
 
 _STATES = {
     pb.CONTAINER_CREATED: ContainerState.CREATED,
@@ -59,7 +61,16 @@ def write_adjustment(adjustment: Adjustment) -> pb.ContainerAdjustment:
     message = pb.ContainerAdjustment(env=[pb.KeyValue(key=k, value=v) for k, v in adjustment.env.items()])
     if adjustment.resources != Resources():
         message.linux.resources.CopyFrom(_write_resources(adjustment.resources))
+    if adjustment.memory_policy is not None:
+        message.linux.memory_policy.CopyFrom(_write_policy(adjustment.memory_policy))
     return message
+
+
+def _write_policy(policy: MemoryPolicy) -> pb.LinuxMemoryPolicy:
+    # Linux takes one node only as MPOL_PREFERRED, and several as MPOL_PREFERRED_MANY since 5.15.
+    preferred = pb.MPOL_PREFERRED if len(policy.nodes) == 1 else pb.MPOL_PREFERRED_MANY
+    mode = pb.MPOL_INTERLEAVE if policy.mode == "interleave" else preferred
+    return pb.LinuxMemoryPolicy(mode=mode, nodes=format_cpu_list(policy.nodes))
 
 
 def write_updates(updates: Sequence[Update], limit: int) -> tuple[list[pb.ContainerUpdate], int]:

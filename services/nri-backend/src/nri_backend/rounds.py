@@ -4,10 +4,11 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from nri_backend.audit import Fault
 from nri_backend.impose import Outcome
 from nri_backend.keeper import Keeper
 from nri_backend.known import Phase
@@ -84,7 +85,9 @@ class Rounds:
             keeper.observer.moved(time.monotonic() - started)
 
     async def audit(self, *, full: bool) -> None:
-        """Compares every running container with the kernel's files and repairs them. ``full``: hugepage limits too."""
+        """Compares every running container with the kernel's files and repairs them. ``full``: limits too."""
+        if full:
+            await self._audit_groups()
         plan = [known.id for known in self._keeper.state if known.phase is Phase.STARTED]
         while plan:
             batch = plan[:_BATCH]
@@ -93,14 +96,24 @@ class Rounds:
         self._keeper.counters["audits"] += 1
         self._keeper.progressed()
 
+    async def _audit_groups(self) -> None:
+        done: set[str] = set()
+        while outcomes := await self._keeper.impose_groups(done):
+            done |= {outcome.path for outcome in outcomes}
+            self._count([fault for outcome in outcomes for fault in outcome.repaired])
+
+    def _count(self, repaired: Iterable[Fault]) -> None:
+        for fault in repaired:
+            self._keeper.counters[f"repaired_{fault.kind}"] += 1
+            self._keeper.observer.repaired(fault.kind)
+
     def _taken(self, batch: Sequence[str], outcomes: Sequence[Outcome], *, audit: bool) -> set[str]:
         """Takes outcomes into the state; returns who needs no further look, those included that have ended since."""
         keeper = self._keeper
         done = {outcome.id for outcome in outcomes}
         for outcome in outcomes:
-            for fault in outcome.repaired if audit else ():
-                keeper.counters[f"repaired_{fault.kind}"] += 1
-                keeper.observer.repaired(fault.kind)
+            if audit:
+                self._count(outcome.repaired)
             known = keeper.state.get(outcome.id)
             if known is not None and known.phase is Phase.STARTED:
                 keeper.apply(known, outcome)

@@ -13,8 +13,9 @@ from typing import TypeVar
 from numa_contract.cdi import ClaimFile
 from numa_contract.records import Owner
 
-from nri_backend.enforce import CgroupWants, Host, HugeWants, claimed_bytes, cpu_wants
-from nri_backend.holdings import ClaimKey, Evidence, Holding, Refusal, assess, present_owner
+from nri_backend.enforce import Host
+from nri_backend.grants import ClaimKey, Holding
+from nri_backend.holdings import Evidence, Refusal, assess, present_owner
 from nri_backend.known import NOTHING, Known, Phase
 from nri_backend.pool import claimed_cpus, shared_pool
 
@@ -37,6 +38,8 @@ class NodeState:
         self._by_pod: dict[str, set[str]] = {}
         self._by_claim: dict[ClaimKey, set[str]] = {}
         """Containers by the claims that their environment names."""
+        self._protecting: set[str] = set()
+        """Containers that keep memory protected."""
         self._first_users: dict[ClaimKey, Owner] = {}
 
     def __iter__(self) -> Iterator[Known]:
@@ -78,6 +81,7 @@ class NodeState:
         listed = {container.id for container in containers}
         ending = [k for k in self if k.phase is Phase.ENDING and k.id not in listed]
         self._known, self._by_cpus, self._by_pod, self._by_claim = {}, {}, {}, {}
+        self._protecting = set()
         for container in (*(replace(known, unlisted=True) for known in ending), *containers):
             known = self.assessed(container, pinned.get(container.id))
             self._known[known.id] = known
@@ -158,12 +162,15 @@ class NodeState:
         if before is not None:
             _leave(self._by_cpus, (before.cpus, before.own_cpus), before.id)
             _leave(self._by_pod, before.pod.uid, before.id)
+            self._protecting.discard(before.id)
             for key in before.evidence.keys:
                 _leave(self._by_claim, key, before.id)
         if after is not None:
             self._by_pod.setdefault(after.pod.uid, set()).add(after.id)
             for key in after.evidence.keys:
                 self._by_claim.setdefault(key, set()).add(after.id)
+            if after.protected:
+                self._protecting.add(after.id)
             if after.phase in (Phase.STARTED, Phase.ENDING):
                 self._by_cpus.setdefault((after.cpus, after.own_cpus), set()).add(after.id)
 
@@ -200,21 +207,13 @@ class NodeState:
                 group += [known for i in ids if (known := self._known[i]).phase is Phase.STARTED]
         return first + others
 
-    def wants(self, known: Known) -> CgroupWants:
-        """Returns what the container's cgroup must show."""
-        wants = cpu_wants(known.own_cpus, self.pool, self.host, claims=bool(self.held))
-        return replace(wants, mems=known.rightful.mems) if known.rightful.mems else wants
-
-    def huge_wants(self, known: Known) -> HugeWants | None:
-        """Returns what its hugepage limits are made of; None without a memory claim."""
-        if not known.rightful.mems:
-            return None
-        pod = [k.rightful for k in self.of_pod(known.pod.uid) if k.alive]
-        return HugeWants(claimed_bytes([known.holding]), claimed_bytes(pod), known.asked)
-
     def of_pod(self, pod_uid: str) -> list[Known]:
         """Returns the containers of a pod."""
         return [self._known[container_id] for container_id in self._by_pod.get(pod_uid, ())]
+
+    def protecting(self) -> list[Known]:
+        """Returns the living containers that have memory protected."""
+        return [self._known[container_id] for container_id in self._protecting]
 
     def kinds(self) -> Counter[str]:
         """Returns how many containers there are of each kind."""

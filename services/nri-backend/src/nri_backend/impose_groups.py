@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the limits of pods, and of the cgroups above them, true: the kubelet's own value plus what claims need. Blocks.
+
+A container's limit is of no use while one above it is lower; so these come first.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nri_backend.audit import Fault, Seen
+from nri_backend.cgroup import CgroupGoneError, CgroupRefusedError, CgroupTree, Notes
+from nri_backend.enforce import CgroupWants
+from nri_backend.limits import Limit, own_limit, plan
+from nri_backend.mend import Work, mend
+from nri_backend.targets import GroupTarget
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOutcome:
+    """What became of a cgroup above containers."""
+
+    path: str
+    repaired: tuple[Fault, ...] = ()
+    left: tuple[str, ...] = ()
+    """What could not be made true, in words."""
+
+
+def own_limits(tree: CgroupTree, notes: Notes, path: str, files: Sequence[str]) -> dict[str, Limit]:
+    """Returns the kubelet's own limits by file, of those that exist. CgroupGoneError, CgroupRefusedError."""
+    noted = notes.load(path)
+    return {file: own_limit(limit, noted.get(file)) for file, limit in tree.read_limits(path, files).items()}
+
+
+def impose_group(tree: CgroupTree, notes: Notes, target: GroupTarget, work: Work) -> None:
+    """Makes the limits of one cgroup true. CgroupGoneError, CgroupRefusedError."""
+    path, noted = target.path, notes.load(target.path)
+    if not noted and not target.raises:
+        return
+    made = plan(tree.read_limits(path, tuple({**target.raises, **noted})), noted, target.raises)
+    if made.ahead != noted:
+        notes.store(path, made.ahead)
+    files = tuple(made.wanted)
+    wants = CgroupWants(files=made.wanted)
+    # What claims change by coming and going is no repair.
+    current = work if made.after == noted else Work(left=work.left)
+    seen = mend(tree, path, wants, lambda: Seen(limits=tree.read_limits(path, files)), current)
+    if made.after != made.ahead and all(wanted.met_by(seen.limits.get(f, 0)) for f, wanted in made.wanted.items()):
+        notes.store(path, made.after)
+
+
+def impose_groups(tree: CgroupTree, notes: Notes, targets: Sequence[GroupTarget], seconds: float) -> list[GroupOutcome]:
+    """Goes through the targets, at least one, until the time is over; returns the outcomes of those done."""
+    end = time.monotonic() + seconds
+    outcomes: list[GroupOutcome] = []
+    for target in targets:
+        work = Work()
+        try:
+            impose_group(tree, notes, target, work)
+        except CgroupGoneError:
+            notes.forget(target.path)
+        except CgroupRefusedError as error:
+            work.left.append(str(error))
+        outcomes.append(GroupOutcome(target.path, tuple(work.repaired), tuple(work.left)))
+        if time.monotonic() >= end:
+            break
+    return outcomes

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a runtime has stored of containers that exist, compared with what it should have stored."""
+
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from numa_contract.cpuset import parse_cpu_list
+from numa_contract.errors import MalformedError
+
+from nri_backend.containers import Container, Resources, Update
+from nri_backend.known import Known
+
+# containerd applies these one by one under its node-wide lock, some 30 ms each, and CRI-O fails the synchronisation
+# when one fails. Only the runtime's memory is at stake: the kernel's files are written by us.
+MAX_SYNC_UPDATES: Final = 32
+_log = logging.getLogger(__name__)
+
+
+def stored_updates(containers: Iterable[tuple[Container, Known, Resources]]) -> list[Update]:
+    """Returns the updates that are most worth while, those of containers with CPUs of their own first.
+
+    ``containers``: as the runtime shows them, as they are known, and what they should have.
+    """
+    updates = []
+    for container, known, wanted in containers:
+        stored = container.resources
+        if wanted.cpus and not (
+            _same_set(wanted.cpus, stored.cpus) and (not wanted.mems or _same_set(wanted.mems, stored.mems))
+        ):
+            updates.append((not known.own_cpus, Update(container.id, wanted)))
+    updates.sort(key=lambda pair: pair[0])
+    if len(updates) > MAX_SYNC_UPDATES:
+        text = "stored values stay as they are in the runtime; the audit holds the kernel's files true"
+        _log.info(text, extra={"left": len(updates) - MAX_SYNC_UPDATES})
+    return [update for _, update in updates[:MAX_SYNC_UPDATES]]
+
+
+def _same_set(one: str, other: str) -> bool:
+    try:
+        return parse_cpu_list(one) == parse_cpu_list(other)
+    except MalformedError:
+        return False

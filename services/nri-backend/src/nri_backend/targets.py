@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the cgroups of containers and those above them must say, from the state as it is now."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from nri_backend import cpu_time, hugepages, memory
+from nri_backend.ancestors import ancestors, protections
+from nri_backend.enforce import CgroupWants, cpu_wants
+from nri_backend.hugepages import HugeWants, claimed_bytes
+from nri_backend.known import Known
+from nri_backend.limits import Raise, Wanted
+from nri_backend.state import NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTarget:
+    """A cgroup above containers, and what the claims below it need there; what they do not need any more goes back."""
+
+    path: str
+    raises: Mapping[str, Raise] = field(default_factory=dict)
+    """By file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One container and what its cgroup must say."""
+
+    id: str
+    cgroup: str
+    wants: CgroupWants
+    pod_cgroup: str = ""
+    groups: tuple[GroupTarget, ...] = ()
+    """What must be true above it first."""
+    huge: HugeWants | None = None
+    """For containers that hold a memory claim."""
+    page_sizes: tuple[int, ...] = ()
+    full: bool = True
+    """False: CPUs, and mems where they are claimed; no limits."""
+
+
+def cpuset_wants(state: NodeState, known: Known) -> CgroupWants:
+    """Returns the CPUs and nodes that a container's cgroup must show."""
+    wants = cpu_wants(known.own_cpus, state.pool, state.host, claims=bool(state.held))
+    return replace(wants, mems=known.rightful.mems) if known.rightful.mems else wants
+
+
+def target(state: NodeState, known: Known, *, full: bool) -> Target:
+    """Returns what a container's own cgroup must say."""
+    wants = cpuset_wants(state, known)
+    if not full:
+        return Target(known.id, known.cgroup, wants, full=False)
+    huge = None
+    if known.rightful.memory is not None:
+        huge = HugeWants(claimed_bytes([known.holding]), known.asked.hugepages)
+    if files := _own_files(known):
+        wants = replace(wants, files=files)
+    return Target(known.id, known.cgroup, wants, known.pod_cgroup, (), huge, state.host.page_sizes)
+
+
+def target_at_start(state: NodeState, known: Known) -> Target:
+    """Returns what a container's cgroup must say, and those above it because of this container."""
+    groups: list[GroupTarget] = []
+    if known.rightful.claims:
+        paths = (known.pod_cgroup, *ancestors(known.cgroup)) if known.protected else (known.pod_cgroup,)
+        above = dict(_above(state, [known]))
+        groups = [GroupTarget(path, above[path]) for path in dict.fromkeys(paths) if path in above]
+    return replace(target(state, known, full=True), groups=tuple(groups))
+
+
+def group_targets(state: NodeState) -> list[GroupTarget]:
+    """Returns every cgroup above the containers, those included that need nothing, or nothing any more."""
+    return [GroupTarget(path, raises) for path, raises in _above(state, state)]
+
+
+def _own_files(known: Known) -> dict[str, Wanted]:
+    held = known.rightful
+    files = cpu_time.container_limit() if held.cpus and known.unthrottled else {}
+    return files | memory.container_limits(held.memory) if held.memory is not None else files
+
+
+def _above(state: NodeState, containers: Iterable[Known]) -> Iterator[tuple[str, dict[str, Raise]]]:
+    """Yields what is above these containers, with what all containers of the node need there."""
+    passed_on = protections((known.cgroup, known.protected) for known in state.protecting())
+    pods: dict[str, str] = {}
+    others: dict[str, None] = {}
+    for known in containers:
+        if known.pod_cgroup:
+            pods[known.pod_cgroup] = known.pod.uid
+            others |= dict.fromkeys(ancestors(known.cgroup))
+    for path in (*pods, *(path for path in others if path not in pods)):
+        if path not in pods:
+            yield path, passed_on.get(path, {})
+        elif (raises := _pod_raises(state, pods[path])) is not None:
+            yield path, raises | passed_on.get(path, {})
+
+
+def _pod_raises(state: NodeState, pod_uid: str) -> dict[str, Raise] | None:
+    """Returns what a pod's claims need; None while one is held of which nothing is known, and all is left as it is."""
+    alive = [known for known in state.of_pod(pod_uid) if known.alive]
+    if any(known.orphan and not known.holding.claims for known in alive):
+        return None
+    raises: dict[str, Raise] = {}
+    if any(known.kept.memory is not None for known in alive):
+        claimed = claimed_bytes(known.kept for known in alive)
+        raises |= hugepages.pod_raises(claimed, state.host.page_sizes)
+    if any(known.kept.cpus and known.unthrottled for known in alive):
+        raises |= cpu_time.pod_raise()
+    return raises

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What cgroups must say, from the state."""
+
+from dataclasses import replace
+
+from nri_backend.containers import Resources
+from nri_backend.enforce import Host, stated
+from nri_backend.known import Known, Phase, known_as
+from nri_backend.limits import Raise
+from nri_backend.state import NodeState
+from nri_backend.targets import GroupTarget, group_targets, target, target_at_start
+from numa_contract.cpuset import parse_cpu_list
+from numa_contract.records import AllocationRecord
+
+from tests.fakes.claims import MI, container, cpu_record, env_of, files_of, memory_record, pod
+
+TWO = 2 * MI
+PODS = "kubepods.slice/kubepods-burstable.slice"
+POD = f"{PODS}/kubepods-burstable-podp1.slice"
+
+
+def node(*records: AllocationRecord) -> NodeState:
+    """A node of eight CPUs with pages of 2 MiB and these claims."""
+    state = NodeState()
+    state.take_host(Host(parse_cpu_list("0-7"), (TWO,)))
+    state.take_files(files_of(*records))
+    return state
+
+
+def put(state: NodeState, id_: str, *env: str, of: str = "p1", quota: int | None = None, name: str = "main") -> Known:
+    """Puts a running container with this CPU quota of the kubelet's."""
+    known = state.assessed(known_as(pod(of), container(id_, *env, of=of, name=name)))
+    known = replace(known, phase=Phase.STARTED, stated=stated(Resources(cpu_quota=quota)))
+    state.put(known)
+    return known
+
+
+def raises(state: NodeState, path: str = POD) -> dict[str, Raise] | None:
+    """What a cgroup above containers needs; None where it is not looked at."""
+    found = {group.path: dict(group.raises) for group in group_targets(state)}
+    return found.get(path)
+
+
+def test_hugepages_of_a_pod_are_those_of_its_living_containers() -> None:
+    """Own sum, pod's sum with the one that is starting, nothing for who is stopped or elsewhere."""
+    one, two = memory_record("m1", ("m", 0, 64 * MI, TWO)), memory_record("m2", ("m", 0, TWO, TWO))
+    far = memory_record("m3", ("m", 0, 8 * MI, TWO), pods=("p2",))
+    state = node(one, two, far)
+    first, second = put(state, "a", *env_of(one)), put(state, "b", *env_of(two), name="side")
+    put(state, "c", *env_of(far), of="p2")
+    huge = target(state, first, full=True).huge
+    assert huge is not None
+    assert huge.claimed == {TWO: 64 * MI}
+    assert target_at_start(state, first).groups == (
+        GroupTarget(POD, {"hugetlb.2MB.max": Raise(plus=66 * MI, needed=True)}),
+    )
+    state.put(replace(second, phase=Phase.STOPPED))
+    assert raises(state) == {"hugetlb.2MB.max": Raise(plus=64 * MI, needed=True)}
+    state.put(replace(first, phase=Phase.STOPPED))
+    assert raises(state) == {}, "it is looked at all the same: the kubelet's value goes back"
+
+
+def test_a_plain_container_asks_for_nothing() -> None:
+    """Neither of itself nor above it."""
+    state = node()
+    plain = target_at_start(state, put(state, "plain", quota=50_000))
+    assert (plain.groups, plain.huge, plain.wants.files) == ((), None, {})
+    assert raises(state) == {}
+
+
+def test_the_pod_of_an_unthrottled_container_has_no_quota() -> None:
+    """B50: until the last such container has gone; one whose limit is above its claim does not count."""
+    one, big = cpu_record("c1", "cpus=2-3"), cpu_record("c2", "cpus=4")
+    state = node(one, big)
+    put(state, "plain", quota=50_000, name="side")
+    put(state, "big", *env_of(big), quota=200_000, name="big")
+    assert raises(state) == {}
+    free = put(state, "free", *env_of(one), quota=200_000)
+    assert set(target_at_start(state, free).wants.files) == {"cpu.max"}
+    assert raises(state) == {"cpu.max": Raise(lifted=True)}
+    state.put(replace(free, phase=Phase.STOPPED))
+    assert raises(state) == {}
+
+
+def test_who_loses_its_record_keeps_what_its_pod_has() -> None:
+    """Nothing is taken from a container that runs; one of which nothing is known any more leaves its pod alone."""
+    one = cpu_record("c1", "cpus=2-3")
+    state = node(one)
+    orphan = put(state, "free", *env_of(one), quota=200_000)
+    state.take_files({})
+    assert raises(state) == {"cpu.max": Raise(lifted=True)}
+    state.replace_containers([replace(known_as(orphan.pod, container("free", *env_of(one))), phase=Phase.STARTED)], {})
+    assert raises(state) == {}
+    state.replace_containers(
+        [replace(known_as(orphan.pod, container("free", *env_of(one))), phase=Phase.STARTED)],
+        {"free": parse_cpu_list("2-3")},
+    )
+    assert raises(state) is None
+
+
+def test_protection_reaches_from_the_pod_to_the_top() -> None:
+    """A5: with every protected container of the node in the sums, at the start and in the audit alike."""
+    one = memory_record("m1", ("m", 0, 64 * MI, 4096), m={"protect": "min"})
+    two = memory_record("m2", ("m", 0, 32 * MI, 4096), pods=("p2",), m={"protect": "min"})
+    state = node(one, two)
+    first = put(state, "a", *env_of(one))
+    put(state, "b", *env_of(two), of="p2")
+    both, own = {"memory.min": Raise(plus=96 * MI, needed=True)}, {"memory.min": Raise(plus=64 * MI, needed=True)}
+    huge = {"hugetlb.2MB.max": Raise()}
+    groups = {group.path: group.raises for group in target_at_start(state, first).groups}
+    assert groups == {POD: huge | own, PODS: both, "kubepods.slice": both}
+    assert raises(state, "kubepods.slice") == both
+    assert raises(state, POD) == huge | own
+
+
+def test_a_quick_look_has_no_limits() -> None:
+    """The audit of every second is about CPUs and nodes."""
+    one = memory_record("m1", ("m", 0, 64 * MI, 4096), m={"limit": "claim"})
+    state = node(one)
+    quick = target(state, put(state, "a", *env_of(one)), full=False)
+    assert (quick.wants.files, quick.huge, quick.wants.mems) == ({}, None, {0})

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures of the node tests. They run as root inside the virtual machine of run.sh and nowhere else."""
 
+import json
 import re
 import shutil
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 
@@ -25,7 +27,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves only the tests for this machine (mark `profile`; without: default), in an order that restarts little.
 
-    First what wants a bare node, then what wants our services, then both again with the other cgroup driver, backwards.
+    First what wants a bare node, then what wants our services, by their configuration, then both again with the other
+    cgroup driver.
     """
     here = Profile.read().name
     marks = [(item, item.get_closest_marker("profile")) for item in items]
@@ -34,9 +37,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = sorted(wanted, key=_place)
 
 
-def _place(item: pytest.Item) -> tuple[bool, bool]:
+def _place(item: pytest.Item) -> tuple[bool, bool, str]:
     second = "[cgroupfs" in item.name
-    return second, second != ("cluster" in getattr(item, "fixturenames", ()))
+    settings = _settings(item)
+    wants_cluster = "cluster" in getattr(item, "fixturenames", ())
+    return second, second != wants_cluster, json.dumps(settings, sort_keys=True) if settings else ""
+
+
+def _settings(item: pytest.Item) -> dict[str, Any]:
+    mark = item.get_closest_marker("configuration")
+    return dict(mark.kwargs) if mark else {}
 
 
 @pytest.hookimpl(wrapper=True)
@@ -55,6 +65,7 @@ def machine() -> Iterator[Node]:
     """The node itself, once for all tests; tests use `node`, which is clean."""
     machine = Node()
     machine.reset()
+    machine.be_patient()
     yield machine
     machine.runtime.close()
 
@@ -112,6 +123,7 @@ def node(
 def cluster(request: pytest.FixtureRequest, node: Node, running_cluster: RunningCluster) -> Iterator[Cluster]:
     """The node with both services and the stand-ins of a cluster; no claim and no pod on it, before and after."""
     cluster = running_cluster.get(request.node)
+    cluster.configure(_settings(request.node))
     cluster.wait_ready()
     yield cluster
     try:

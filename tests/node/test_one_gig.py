@@ -15,8 +15,7 @@ HOLD = ["python3", "-IS", "/programs/touch_memory.py", "--hold", "1G:1"]
 @pytest.mark.profile("one-gig")
 def test_the_only_page_of_a_node_can_be_claimed_once(cluster: Cluster) -> None:
     """The device is published, a claim touches the page, and a second claim for it is refused by the driver."""
-    slices = cluster.api("/apis/resource.k8s.io/v1/resourceslices")["items"]
-    devices = {device["name"]: device for one in slices for device in one["spec"]["devices"]}
+    devices = cluster.devices()
     for number in (0, 1):
         size = devices[f"hugepages-1g-numa00{number}"]["capacity"]["size"]
         assert size["value"] == "1Gi"

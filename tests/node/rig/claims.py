@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pod with a claim, as the kubelet brings it to the node: prepare, sandbox, containers with CDI devices, and back."""
+"""A pod with claims, as the kubelet brings it to the node: prepare, sandbox, containers with CDI devices, and back."""
 
 import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from numa_contract.cpuset import parse_cpu_list
-from numa_contract.names import CPU_DRIVER, cdi_file_name, cpu_env_key
+from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER, cdi_file_name, cpu_env_key
 
 from tests.node.rig.node import CDI_DIRECTORY
 from tests.node.rig.pods import FOREVER, Container, Pod, Resources
+from tests.stage.pods import opaque
 
 if TYPE_CHECKING:
     from tests.node.rig.cluster import Cluster
@@ -21,48 +23,79 @@ if TYPE_CHECKING:
 NO_PAGES = Resources(hugepages={"2MB": 0, "1GB": 0})
 
 
-class ClaimPod:
-    """The claim is allocated when this is built; everything else happens when it is asked for."""
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One claim, before it is made."""
 
-    def __init__(
-        self, cluster: "Cluster", name: str, requests: Sequence[Mapping[str, Any]], *, overcommit: bool = False
-    ) -> None:
+    requests: Sequence[Mapping[str, Any]]
+    config: Sequence[Mapping[str, Any]] = ()
+    """Opaque parameters: cpu_config(), memory_config()."""
+    aligned: bool = True
+    """Whether all its devices are to be on one NUMA node."""
+
+    def spec(self) -> dict[str, Any]:
+        """The claim's spec."""
+        devices: dict[str, Any] = {"requests": list(self.requests), "config": list(self.config)}
+        if self.aligned and len(self.requests) > 1:
+            devices["constraints"] = [{"matchAttribute": "resource.kubernetes.io/numaNode"}]
+        return {"devices": {key: value for key, value in devices.items() if value}}
+
+
+def cpu_config(*requests: str, **fields: Any) -> dict[str, Any]:
+    """Parameters for dra.cpu, for some requests of the claim or for all."""
+    return opaque(CPU_DRIVER, "cpuConfig", fields, *requests)
+
+
+def memory_config(*requests: str, **fields: Any) -> dict[str, Any]:
+    """Parameters for dra.memory, for some requests of the claim or for all."""
+    return opaque(MEMORY_DRIVER, "memoryConfig", fields, *requests)
+
+
+class ClaimPod:
+    """Its claims are allocated when this is built; everything else happens when it is asked for."""
+
+    def __init__(self, cluster: "Cluster", name: str, wishes: Sequence[Wish], *, overcommit: bool = False) -> None:
         self._cluster = cluster
         self.name = name
         self.uid = str(uuid.uuid4())
-        self.claim = cluster.claim(f"{name}-claim", requests, {"name": name, "uid": self.uid}, overcommit=overcommit)
+        made = [(f"{name}-claim{number or ''}", wish) for number, wish in enumerate(wishes)]
+        reference = {"name": name, "uid": self.uid}
+        self.claims = [cluster.claim(name, wish, reference, overcommit=overcommit) for name, wish in made]
         self.cdi: list[str] = []
+        """Devices of all its claims."""
         self._starts = 0
         self._sandbox: Future[Pod] | None = cluster.at_once(lambda: cluster.node.pod(name, uid=self.uid))
 
     @property
     def claim_uid(self) -> str:
-        """UID of the claim."""
-        return str(self.claim["metadata"]["uid"])
+        """UID of the claim, or of the first one."""
+        return str(self.claims[0]["metadata"]["uid"])
 
     def prepare(self) -> float:
-        """Lets the kubelet prepare the claim; seconds that it took. AnsweredError when it cannot."""
+        """Lets the kubelet prepare the claims; seconds that it took. AnsweredError when it cannot."""
         began = time.monotonic()
+        names = [claim["metadata"]["name"] for claim in self.claims]
         spec = {
-            "containers": [{"name": "main", "resources": {"claims": [{"name": "claim"}]}}],
-            "resourceClaims": [{"name": "claim", "resourceClaimName": self.claim["metadata"]["name"]}],
+            "containers": [{"name": "main", "resources": {"claims": [{"name": name} for name in names]}}],
+            "resourceClaims": [{"name": name, "resourceClaimName": name} for name in names],
         }
         document = {"metadata": {"namespace": "default", "name": self.name, "uid": self.uid}, "spec": spec}
-        given = self._cluster.kubelet("prepare", pod=document, claims=[self.claim])
+        given = self._cluster.kubelet("prepare", pod=document, claims=self.claims)
         # A repeated Prepare appends to what the kubelet remembers; containerd takes each id once.
         self.cdi = list(dict.fromkeys(given["main"]))
         return time.monotonic() - began
 
     def unprepare(self) -> None:
-        """Lets the kubelet take the claim back."""
+        """Lets the kubelet take the claims back."""
         self._cluster.kubelet("unprepare", podUID=self.uid)
 
     @property
     def cpus(self) -> frozenset[int]:
-        """The CPUs that the claim's CDI file gives; needs no service."""
+        """The CPUs that the first claim's CDI file gives to all its requests; needs no service."""
         document = json.loads((CDI_DIRECTORY / cdi_file_name(CPU_DRIVER, self.claim_uid)).read_text())
         env = [entry for device in document["devices"] for entry in device["containerEdits"]["env"]]
-        return parse_cpu_list(next(e.split("=", 1)[1] for e in env if e.startswith(cpu_env_key(self.claim_uid, None))))
+        named = [e.split("=", 1)[1] for e in env if e.startswith(cpu_env_key(self.claim_uid, None))]
+        return frozenset().union(*map(parse_cpu_list, named))
 
     @property
     def sandbox(self) -> Pod:
@@ -72,7 +105,7 @@ class ClaimPod:
         return self._sandbox.result()
 
     def create(self, name: str = "main", command: Sequence[str] = FOREVER, **options: Any) -> Container:
-        """A container with the claim's devices; CriError when it is refused."""
+        """A container with the devices of all claims; CriError when it is refused."""
         self._starts += 1
         wanted: dict[str, Any] = {"cdi": self.cdi, "resources": NO_PAGES, "attempt": self._starts} | options
         return self.sandbox.create(name, command, **wanted)
@@ -88,9 +121,10 @@ class ClaimPod:
             self._sandbox = None
 
     def end(self) -> None:
-        """Ends the pod: containers, then the claim. Ending it twice changes nothing."""
+        """Ends the pod: containers, then the claims. Ending it twice changes nothing."""
         self.remove_sandbox()
-        if self.claim:
+        if self.claims:
             self.unprepare()
-            self._cluster.delete_claim(self.claim["metadata"]["name"])
-            self.claim = {}
+            for claim in self.claims:
+                self._cluster.delete_claim(claim["metadata"]["name"])
+            self.claims = []

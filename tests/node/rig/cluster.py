@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rest of a cluster around the node: API server and scheduler, the kubelet's DRA part, and our driver's pods."""
 
+import json
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from numa_contract.cpuset import format_cpu_list
+
 from tests.fakes.scheduler import allocate, schedule
 from tests.node.rig import figures
-from tests.node.rig.claims import ClaimPod
+from tests.node.rig.claims import ClaimPod, Wish
 from tests.node.rig.hooks import HookTimes
 from tests.node.rig.instance import Instance
 from tests.node.rig.node import Node
@@ -51,6 +54,7 @@ class Cluster:
         self._threads = ThreadPoolExecutor(4)
         self._made = 0
         self._server = ""
+        self._settings: dict[str, Any] = {}
 
     def start(self) -> None:
         """Starts everything from nothing and waits until the node can take claims."""
@@ -59,8 +63,7 @@ class Cluster:
         _KUBELET_ROOT.mkdir(exist_ok=True)
         for left in (_PORT, _CONTROL):
             left.unlink(missing_ok=True)
-        config = f'kubeconfig: {_KUBECONFIG}\nreservedCPUs: "{",".join(map(str, sorted(RESERVED)))}"\n'
-        _CONFIG.write_text(config)
+        self._write_config({})
         access = ("--port-file", str(_PORT), "--kubeconfig-out", str(_KUBECONFIG), "--node", NODE_NAME)
         self._stand_in("apiserver", *access)
         kubelet = ("--root", str(_KUBELET_ROOT), "--control", str(_CONTROL))
@@ -76,6 +79,22 @@ class Cluster:
         instance.start()
         self.wait_ready()
         figures.note("start of stand-ins and services", f"{time.monotonic() - began:.1f} s")
+
+    def configure(self, settings: Mapping[str, Any]) -> None:
+        """Restarts both services with other settings, where they are not in force; keys of the configuration file."""
+        if settings == self._settings:
+            return
+        self.instance.note_times()
+        for service in (self.instance.frontend, self.instance.backend):
+            service.stop()
+        self._write_config(settings)
+        self.wait_ready()
+
+    def _write_config(self, settings: Mapping[str, Any]) -> None:
+        self._settings = dict(settings)
+        base = {"kubeconfig": str(_KUBECONFIG), "reservedCPUs": format_cpu_list(RESERVED)}
+        # JSON is YAML.
+        _CONFIG.write_text(json.dumps(base | self._settings))
 
     def _stand_in(self, name: str, *arguments: str) -> None:
         self.services.module(name, f"tests.fakes.{name}", *arguments, env={"PYTHONPATH": str(_SOURCE)}).start()
@@ -139,17 +158,12 @@ class Cluster:
         """Begins something that will have to wait."""
         return self._threads.submit(work)
 
-    def claim(
-        self, name: str, requests: Sequence[Mapping[str, Any]], pod: Mapping[str, str], *, overcommit: bool = False
-    ) -> dict[str, Any]:
+    def claim(self, name: str, wish: Wish, pod: Mapping[str, str], *, overcommit: bool = False) -> dict[str, Any]:
         """A claim, allocated by the scheduler and reserved for a pod (`name`, `uid`).
 
         `overcommit`: by a scheduler that has forgotten every other claim.
         """
-        devices: dict[str, Any] = {"requests": list(requests)}
-        if len(requests) > 1:
-            devices["constraints"] = [{"matchAttribute": "resource.kubernetes.io/numaNode"}]
-        document = self.api(_CLAIMS, "POST", {"metadata": {"name": name}, "spec": {"devices": devices}})
+        document = self.api(_CLAIMS, "POST", {"metadata": {"name": name}, "spec": wish.spec()})
         if not overcommit:
             return dict(schedule(self._server, "default", name, pods=[dict(pod)], node=NODE_NAME))
         slices = self.api("/apis/resource.k8s.io/v1/resourceslices")["items"]
@@ -161,14 +175,25 @@ class Cluster:
         """As the claim's controller does it once the pod is gone."""
         self.api(f"{_CLAIMS}/{name}", "DELETE")
 
-    def pod(self, *requests: Mapping[str, Any], prepare: bool = True, overcommit: bool = False) -> ClaimPod:
-        """A pod with a claim, prepared unless told otherwise; its sandbox is being made."""
+    def pod(
+        self, *requests: Mapping[str, Any], prepare: bool = True, overcommit: bool = False, **wish: Any
+    ) -> ClaimPod:
+        """A pod with one claim, prepared unless told otherwise; its sandbox is being made. `wish`: as Wish."""
+        return self.pod_of(Wish(requests, **wish), prepare=prepare, overcommit=overcommit)
+
+    def pod_of(self, *wishes: Wish, prepare: bool = True, overcommit: bool = False) -> ClaimPod:
+        """As pod, with several claims, all used by every container of it."""
         self._made += 1
-        pod = ClaimPod(self, f"pod-{self._made}", requests, overcommit=overcommit)
+        pod = ClaimPod(self, f"pod-{self._made}", wishes, overcommit=overcommit)
         self._pods.append(pod)
         if prepare:
             pod.prepare()
         return pod
+
+    def devices(self) -> dict[str, Any]:
+        """What is published now: each device by its name."""
+        slices = self.api("/apis/resource.k8s.io/v1/resourceslices")["items"]
+        return {device["name"]: device for one in slices for device in one["spec"].get("devices") or []}
 
     def clean(self) -> None:
         """Ends every pod and its claim, as the kubelet does; both services run afterwards."""

@@ -11,9 +11,10 @@ import grpc
 
 from tests.node._pb import cri_pb2 as pb
 from tests.node._pb.cri_pb2_grpc import RuntimeServiceStub
+from tests.node.rig.wait import PATIENCE
 
 SOCKET = "unix:///run/containerd/containerd.sock"
-CALL_LIMIT = 60.0  # seconds; a hook that hangs is the runtime's to cut off (2 s), not ours
+CALL_LIMIT = 60.0 * PATIENCE  # seconds; a hook that hangs is the runtime's to cut off (2 s), not ours
 
 
 class CriError(Exception):
@@ -119,6 +120,7 @@ class Runtime:
 
     def exec(self, container: str, command: list[str], limit: int = 60) -> ExecResult:
         """Runs a command inside a container and waits at most `limit` seconds for its end."""
+        limit = int(limit * PATIENCE)
         request = pb.ExecSyncRequest(container_id=container, cmd=command, timeout=limit)
         answer = self.call("ExecSync", request, limit=limit + 10.0)
         return ExecResult(answer.stdout.decode(), answer.stderr.decode(), answer.exit_code)

@@ -116,6 +116,13 @@ def siblings(cpu: int) -> frozenset[int]:
     return parse_cpu_list(Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
 
 
+def below_l3(cpu: int) -> frozenset[int]:
+    """The online CPUs that share the level 3 cache of `cpu`."""
+    caches = Path(f"/sys/devices/system/cpu/cpu{cpu}/cache").glob("index*")
+    cache = next(one for one in caches if (one / "level").read_text().strip() == "3")
+    return parse_cpu_list((cache / "shared_cpu_list").read_text())
+
+
 def hugepages(node: int, size: str, what: str = "nr_hugepages") -> int:
     """Pages of a size ("2MB", "1GB") on a node; `what` is nr_hugepages or free_hugepages."""
     return int((NODES / f"node{node}/hugepages/hugepages-{PAGE_KIB[size]}kB/{what}").read_text())

@@ -5,3 +5,4 @@ import pytest
 
 both_drivers = pytest.mark.parametrize("cgroup_driver", ["systemd", "cgroupfs"], indirect=True)
 every_machine = pytest.mark.profile("default", "one-gig")
+each_runtime = pytest.mark.profile("default", "containerd-1.7")

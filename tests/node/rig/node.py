@@ -12,11 +12,13 @@ from tests.node._pb import cri_pb2 as pb
 from tests.node.rig.cri import Runtime
 from tests.node.rig.pod_cgroups import Driver, PodCgroups, Qos
 from tests.node.rig.pods import Pod, labels
-from tests.node.rig.wait import until
+from tests.node.rig.wait import PATIENCE, until
 
 CONTAINERD_CONFIG = Path("/etc/containerd/config.toml")
 NRI_SOCKET = Path("/var/run/nri/nri.sock")
 CDI_DIRECTORY = Path("/var/run/cdi")
+_NRI_TABLE = "io.containerd.nri.v1.nri"
+_NRI_SECONDS = 2  # the runtime's default patience with a plugin
 MARKER = Path("/opt/numa/profile.env")  # written by run.sh: only the virtual machine has it
 
 
@@ -79,6 +81,18 @@ class Node:
             ),
         )
         return Pod(self.runtime, config, group)
+
+    def be_patient(self) -> None:
+        """On a host that is busy with other work the runtime waits longer for plugins, too."""
+        if PATIENCE == 1:
+            return
+        lines = CONTAINERD_CONFIG.read_text().splitlines()
+        if not any(_NRI_TABLE in line for line in lines):
+            lines.append(f"[plugins.'{_NRI_TABLE}']")
+        place = next(number for number, line in enumerate(lines) if _NRI_TABLE in line) + 1
+        lines.insert(place, f'plugin_request_timeout = "{_NRI_SECONDS * PATIENCE:g}s"')
+        CONTAINERD_CONFIG.write_text("\n".join(lines) + "\n")
+        self.restart_containerd()
 
     def reset(self) -> None:
         """Removes every pod, their groups and all CDI files: the node as it was."""

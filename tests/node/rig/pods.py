@@ -24,6 +24,7 @@ class Resources:
     cpus: str = ""
     mems: str = ""
     shares: int = 0
+    quota: int = 0  # microseconds of every 100000
     memory: int = 0  # bytes
     hugepages: Mapping[str, int] = field(default_factory=dict)  # "2MB" -> bytes
     unified: Mapping[str, str] = field(default_factory=dict)
@@ -33,6 +34,8 @@ class Resources:
             cpuset_cpus=self.cpus,
             cpuset_mems=self.mems,
             cpu_shares=self.shares,
+            cpu_quota=self.quota,
+            cpu_period=100_000 if self.quota else 0,
             memory_limit_in_bytes=self.memory,
             hugepage_limits=[pb.HugepageLimit(page_size=size, limit=limit) for size, limit in self.hugepages.items()],
             unified=dict(self.unified),
@@ -82,6 +85,11 @@ class Container:
     @property
     def exit_code(self) -> int:
         return int(self._runtime.state(self.id).exit_code)
+
+    @property
+    def reason(self) -> str:
+        """Why it ended, in the runtime's word, e.g. OOMKilled."""
+        return str(self._runtime.state(self.id).reason)
 
     def wait_exited(self, within: float = 30.0) -> int:
         """The exit code, once the container has ended."""

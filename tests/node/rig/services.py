@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from tests.node.rig.wait import until
+from tests.node.rig.wait import PATIENCE, until
 
 LOGS = Path("/var/log/numa-node")
 
@@ -70,9 +70,9 @@ class Service:
         if self.alive:
             self._process.send_signal(number)
             if number is signal.SIGKILL:
-                return self._process.wait(within)
+                return self._process.wait(within * PATIENCE)
             self._process.send_signal(signal.SIGCONT)
-        return self._process.wait(within)
+        return self._process.wait(within * PATIENCE)
 
     def log(self) -> str:
         """What it wrote since its latest start."""

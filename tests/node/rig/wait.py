@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waiting for a condition, with a deadline that suits an emulated machine."""
 
+import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+PATIENCE = float(os.environ.get("PATIENCE", "1"))
+"""How many times as long everything may take; run.sh passes it on, for hosts with other work."""
 
 
 def until(condition: Callable[[], T], what: str, within: float = 30.0, every: float = 0.1) -> T:
     """Asks again until the answer is true and returns it; TimeoutError names `what` after `within` seconds."""
+    within *= PATIENCE
     deadline = time.monotonic() + within
     while True:
         answer = condition()

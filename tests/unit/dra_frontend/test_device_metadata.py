@@ -25,7 +25,7 @@ from numa_contract.config import Config
 from numa_contract.errors import MalformedError
 from numa_contract.names import cdi_file_name
 from numa_contract.records import AllocationRecord
-from numa_contract.reports import BackendStatus
+from numa_contract.reports import BackendStatus, ClaimUse, ContainerReport
 
 from tests.strategies.claims import NODE, claim, cpus, memory, result
 from tests.strategies.machines import machine
@@ -249,8 +249,8 @@ async def test_a_lost_file_comes_back_with_the_same_content(node: Node) -> None:
     before = node.file().read_text(), cdi.read_text()
     node.file().unlink()
     node.file().parent.rmdir()
-    lost = LostRecords(NODE, NoClaims(), node.store, lambda: node.inventory, node.backend)
-    keeping = asyncio.create_task(Upkeep(NODE, NoClaims(), node.store, lost, node.backend).run_disk())
+    lost = LostRecords(NODE, Claims(), node.store, lambda: node.inventory, node.backend)
+    keeping = asyncio.create_task(Upkeep(NODE, Claims(), node.store, lost, node.backend).run_disk())
     async with asyncio.timeout(5):
         while not node.file().exists():  # noqa: ASYNC110 - a file tells nobody
             await asyncio.sleep(0.02)
@@ -300,13 +300,35 @@ async def test_nothing_is_swept_while_a_claim_has_no_name(node: Node) -> None:
     assert sorted(path.name for path in node.root.iterdir()) == ["ns_claim-u", "ns_peer"]
 
 
-class NoClaims:
-    """An API server without claims."""
+async def test_a_rebuilt_claim_mounts_what_it_mounted(node: Node) -> None:
+    """Record and files lost while the driver was down: containers that restart find the same file in the same place."""
+    document = claim("u", cpus(2))
+    document["metadata"]["annotations"] = {"resource.kubernetes.io/pod-claim-name": "pinned"}
+    await node.prepare(view(cpus(2), pod_claim="pinned"))
+    before = node.mounts(), node.file().read_text()
+    (node.path / "cdi" / cdi_file_name("dra.cpu", "u")).unlink()
+    again = Node(node.path)
+    await again.store.start()
+    assert not again.root.exists() or not list(again.root.iterdir())
+    use = ClaimUse(uid="u", driver="dra.cpu", cpus=next(iter(node.store.ledger.records)).cpus_of())
+    known = {"id": "c", "name": "work", "podUid": "pod-1", "podNamespace": "ns", "podName": "p", "state": "running"}
+    report = ContainerReport.model_validate(known | {"unknownClaims": [use.model_dump(mode="json", by_alias=True)]})
+    again.backend.containers["c"] = report
+    await LostRecords(NODE, Claims(document), again.store, lambda: again.inventory, again.backend).recover()
+    assert again.store.ledger.records[0].rebuilt
+    assert (again.mounts(), again.file().read_text()) == before
+
+
+class Claims:
+    """An API server with some claims, by default none."""
+
+    def __init__(self, *documents: dict[str, Any]) -> None:
+        self._documents = list(documents)
 
     async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
-        """There is none."""
-        return None
+        """By name."""
+        return next((one for one in self._documents if one["metadata"]["name"] == name), None)
 
     async def list_claims(self) -> list[dict[str, Any]]:
-        """There is none."""
-        return []
+        """All of them."""
+        return self._documents

@@ -101,6 +101,13 @@ class UpdateStrategy(Values):
     rolling_update: RollingUpdate | None = None
 
 
+class ResourceQuota(Values):
+    """Room for pods of the chart's priority class."""
+
+    enabled: bool
+    pods: Annotated[int, Field(ge=1)]
+
+
 class Probe(Values):
     """When a probe fails."""
 
@@ -236,6 +243,7 @@ class ChartValues(Values):
     min_ready_seconds: Annotated[int, Field(ge=0)]
     termination_grace_period_seconds: Annotated[int, Field(ge=1)]
     priority_class_name: str
+    resource_quota: ResourceQuota
     pod_annotations: Texts
     pod_labels: Texts
     node_selector: Texts

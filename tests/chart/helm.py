@@ -20,6 +20,7 @@ Document = dict[str, Any]
 # Every switch on: each object that the chart can make is in it.
 EVERYTHING: Document = {
     "networkPolicy": {"enabled": True},
+    "resourceQuota": {"enabled": True},
     "openshift": {"scc": {"create": True}},
     "hugepageProvision": {
         "enabled": True,

@@ -129,6 +129,16 @@ async def test_the_example_works(path: Path) -> None:
             assert isinstance(record, AllocationRecord), record
 
 
+@pytest.mark.parametrize("name", ["nic-same-node", "gpu-same-node"])
+async def test_everything_is_near_the_device(name: str) -> None:
+    """CPUs and memory come from the NUMA node of somebody else's device, which is not the first."""
+    found = documents(Path(__file__).parents[2] / f"examples/{name}.yaml")
+    async with ApiServer() as server:
+        (claim,) = await asyncio.to_thread(scheduled, server.url, found, inventory("numanode"))
+    devices = {result["device"] for result in claim["status"]["allocation"]["devices"]["results"]}
+    assert devices == {"cpudevnuma001", "memory-numa001", "one"}
+
+
 @pytest.mark.parametrize("version", ["1.34", "1.35", "1.36", "1.37"])
 def test_every_object_is_valid(version: str) -> None:
     """The schemas of the Kubernetes versions that are supported accept every object, unknown fields refused."""

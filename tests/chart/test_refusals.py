@@ -64,6 +64,8 @@ BAD: list[tuple[Document, str]] = [
     ({"probes": {"liveness": {"periodSeconds": 0}}}, "probes.liveness.periodSeconds"),
     ({"tolerations": {"operator": "Exists"}}, "tolerations"),
     ({"terminationGracePeriodSeconds": None}, "terminationGracePeriodSeconds"),
+    ({"resourceQuota": {"enabled": True}, "priorityClassName": ""}, "resourceQuota"),
+    ({"resourceQuota": {"pods": "many"}}, "resourceQuota.pods"),
     # Classes, hugepages, monitoring.
     ({"deviceClasses": {"hugepageSizes": ["2M"]}}, "deviceClasses.hugepageSizes.0"),
     ({"deviceClasses": {"hugepageSizes": ["2Mi", "2Mi"]}}, "deviceClasses"),

@@ -71,6 +71,9 @@
 {{- if and (eq .Values.updateStrategy.type "OnDelete") .Values.updateStrategy.rollingUpdate -}}
 {{- fail "updateStrategy: type OnDelete goes with rollingUpdate: null" -}}
 {{- end -}}
+{{- if and .Values.resourceQuota.enabled (not .Values.priorityClassName) -}}
+{{- fail "resourceQuota: is for pods of a priority class, and priorityClassName is empty" -}}
+{{- end -}}
 {{- if and .Values.hugepageProvision.enabled (not .Values.hugepageProvision.pages) -}}
 {{- fail "hugepageProvision.pages: says nothing although hugepageProvision.enabled is true" -}}
 {{- end -}}

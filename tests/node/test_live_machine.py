@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A machine that changes under a running driver: CPUs offline and online, hugepages made and freed."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.node.rig import figures, kernel
+from tests.node.rig.cluster import RESERVED, Cluster
+from tests.node.rig.wait import until
+from tests.stage.pods import cpus
+
+ALL = kernel.online_cpus()
+POOL = ALL - RESERVED
+
+
+def switch(cpu: int, online: bool) -> None:
+    """Takes a CPU from the kernel, or gives it back."""
+    Path(f"/sys/devices/system/cpu/cpu{cpu}/online").write_text(str(int(online)))
+
+
+@contextmanager
+def offline(*cpus: int) -> Iterator[None]:
+    """Some CPUs are gone for the length of a block."""
+    try:
+        for cpu in cpus:
+            switch(cpu, online=False)
+        yield
+    finally:
+        for cpu in cpus:
+            switch(cpu, online=True)
+
+
+def size_of(cluster: Cluster, device: str, capacity: str) -> str:
+    """What a device offers now; "" when it is not published."""
+    published = cluster.devices().get(device)
+    return str(published["capacity"][capacity]["value"]) if published else ""
+
+
+def noted(change: str, condition: Callable[[], bool]) -> None:
+    """Waits for a condition and notes how long that took; no duration counts on an emulated machine."""
+    began = time.monotonic()
+    until(condition, change)
+    figures.note(change, f"{time.monotonic() - began:.1f} s")
+
+
+def test_slices_follow_cpus_that_go_and_come(cluster: Cluster) -> None:
+    """Capacity, pool and a claim's cpuset follow a CPU offline and back; a claim keeps what it was given."""
+    plain = cluster.node.pod("web").run()
+    db = cluster.pod(cpus(2, numa_node=1))
+    box, claimed = db.run(), db.cpus
+    free, taken = max(kernel.node_cpus(1) - claimed), max(claimed)
+    assert size_of(cluster, "cpudevnuma001", "dra.cpu/cpu") == "4"
+    with offline(free, taken):
+        noted(
+            "CPUs offline until the slice is smaller", lambda: size_of(cluster, "cpudevnuma001", "dra.cpu/cpu") == "2"
+        )
+        assert box.cpus_allowed == db.cpus - {taken}
+        assert db.cpus == claimed
+        until(lambda: plain.cpus_allowed == POOL - claimed - {free}, "the pool is smaller")
+    noted("CPUs online until the slice is as before", lambda: size_of(cluster, "cpudevnuma001", "dra.cpu/cpu") == "4")
+    until(lambda: box.cpus_allowed == claimed, "the claim's container has its CPU back")
+    until(lambda: plain.cpus_allowed == POOL - claimed, "the pool has its CPU back")
+
+
+def test_slices_follow_the_number_of_hugepages(cluster: Cluster) -> None:
+    """nr_hugepages of one node, written at run time, is what that node's device offers, up and down."""
+    pages = kernel.NODES / "node1/hugepages/hugepages-2048kB/nr_hugepages"
+    before = pages.read_text().strip()
+    assert size_of(cluster, "hugepages-2m-numa001", "size") == "512Mi"
+    try:
+        pages.write_text("300")
+        noted(
+            "more hugepages until they are offered", lambda: size_of(cluster, "hugepages-2m-numa001", "size") == "600Mi"
+        )
+        assert size_of(cluster, "hugepages-2m-numa000", "size") == "512Mi"
+    finally:
+        pages.write_text(before)
+    noted(
+        "fewer hugepages until so many are offered", lambda: size_of(cluster, "hugepages-2m-numa001", "size") == "512Mi"
+    )

@@ -43,7 +43,7 @@ class KernelTree(CgroupTree):
             files = {"cgroup.kill": "", "cgroup.events": "populated 1\nfrozen 0"}
             if limits:
                 files |= {"cpu.max": "max 100000", "memory.max": "max", "memory.high": "max"}
-                files |= {"memory.low": "0", "memory.min": "0"}
+                files |= {"memory.low": "0", "memory.min": "0", "memory.events": "oom 0\noom_kill 0"}
             if cpuset:
                 files |= dict.fromkeys(("cpuset.cpus", "cpuset.mems"), "")
             for size in sizes:
@@ -61,6 +61,13 @@ class KernelTree(CgroupTree):
         _write(f"{self.root}/{path}/{name}", text)
         if name.startswith("cpuset"):
             self.settle(path)
+
+    def kill_for_memory(self, path: str) -> None:
+        """Kills a process of a cgroup for want of memory: counted there and in all above it."""
+        while path:
+            count = int(self.get(path, "memory.events").split()[-1]) + 1
+            self.set(path, "memory.events", f"oom {count}\noom_kill {count}")
+            path = path.rpartition("/")[0]
 
     def get(self, path: str, name: str) -> str:
         """What a file says."""

@@ -56,6 +56,8 @@ class ContainerReport(Document):
     """Path below the cgroup root."""
     refused: str = ""
     """Why the container was refused, when it was."""
+    memory_kills: int = 0
+    """How many of its processes the kernel has killed for want of memory; counted where a memory claim is held."""
 
     @property
     def alive(self) -> bool:

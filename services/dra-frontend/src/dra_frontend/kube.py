@@ -140,15 +140,18 @@ class KubeClient:
             await self._call(Call("delete", *_SLICES, name, body=body))
 
     async def create_event(
-        self, namespace: str, regarding: Document, reason: str, note: str, kind: str = "Normal"
+        self, namespace: str, regarding: Document, reason: str, note: str, kind: str = "Normal", *, key: str = ""
     ) -> None:
-        """Records an events.k8s.io/v1 Event, ``Normal`` or ``Warning``. One about a Node has no namespace: pass ""."""
+        """Records an events.k8s.io/v1 Event, ``Normal`` or ``Warning``. One about a Node has no namespace: pass "".
+
+        A ``key`` becomes part of its name: what has been told with the same key is a ConflictError.
+        """
         where = namespace or "default"  # events about cluster-scoped objects must be there
         instance = regarding.get("name") or "unknown"
         document = {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            "metadata": {"name": f"{instance[:200]}.{uuid4().hex[:16]}", "namespace": where},
+            "metadata": {"name": f"{instance[:200]}.{key or uuid4().hex[:16]}", "namespace": where},
             "eventTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "reportingController": _CONTROLLER,
             "reportingInstance": f"{_CONTROLLER}-{instance}"[:128],

@@ -24,6 +24,7 @@ from dra_frontend.kube_errors import KubeError
 from dra_frontend.kubelet import KubeletPlugin, PluginPaths
 from dra_frontend.kubelet_managers import read_policies, static_note
 from dra_frontend.lease import BackendView
+from dra_frontend.memory_kills import MemoryKills
 from dra_frontend.metadata_files import MetadataFiles
 from dra_frontend.offer import Offer
 from dra_frontend.pcie_roots import cut_devices
@@ -71,6 +72,7 @@ class Service:
         self.store = ClaimStore(directory, self.run_directory.claims_lock, self.backend, metadata)
         self.lost = LostRecords(node, client, self.store, self._inventory, self.backend)
         self.upkeep = Upkeep(node, client, self.store, self.lost, self.backend)
+        self.kills = MemoryKills(node, lambda: self.store.ledger, client)
         self.claims = NodeClaims(client, self.store, self._inventory, self.backend, self.lost)
         boards = {driver: HealthBoard() for driver in DRIVERS}
         self.release = ServerRelease(client, self._notify, enabled=config.publish_node_allocatable_resource_mapping)
@@ -104,8 +106,11 @@ class Service:
     def reported(self, report: ContainerReport | None) -> None:
         """The backend's lease or a container has changed."""
         self.claims.backend_changed()
-        if report is not None:
+        if report is None:
+            self.kills.keep(self.backend.containers)
+        else:
             self.upkeep.reported(report)
+            self.kills.reported(report)
 
     def unready(self) -> list[str]:
         """Returns why the service is not ready."""
@@ -123,6 +128,7 @@ class Service:
         publishing = [(f"publisher {driver}", publisher.run()) for driver, publisher in self.publishers.items()]
         return [
             ("reports", self.upkeep.run_reports()),
+            ("kills", self.kills.run()),
             ("disk", self.upkeep.run_disk()),
             ("claims", self.upkeep.run_claims()),
             ("link", self.lead()),

@@ -17,6 +17,7 @@ from nri_backend.enforce import Host, adjustment, amendment
 from nri_backend.feasible import impossible
 from nri_backend.holdings import Reason, Refusal
 from nri_backend.keeper import Edges, Keeper
+from nri_backend.kills import KillWatch
 from nri_backend.known import Known, Phase, known_as
 from nri_backend.ports import LinkStatus
 from nri_backend.report import report
@@ -38,7 +39,8 @@ class Enforcer:
         self.state = NodeState(reserved)
         self.state.take_host(host)
         self.keeper = Keeper(self.state, edges)
-        self._rounds = Rounds(self.keeper)
+        self._kills = KillWatch(self.keeper, edges.tree)
+        self._rounds = Rounds(self.keeper, self._kills)
         self._own_pod_uid = own_pod_uid
         self.runtime = LinkStatus()
         """What the runtime can do; whoever has the connection sets it."""
@@ -132,6 +134,8 @@ class Enforcer:
             await self.keeper.kill(known)
             self.keeper.forget(known.id)
             raise self._refused(known, refusal)
+        if known.holding.memory is not None:
+            await self._kills.look(pod.uid)
 
     async def _imposed(self, known: Known) -> tuple[Known, Refusal | None]:
         """Makes the container's cgroup true; its phase tells when that is done."""
@@ -177,6 +181,8 @@ class Enforcer:
             return []
         ran = known.phase is Phase.STARTED and bool(known.holding.claims or known.orphan)
         lives = ran and await self.keeper.populated(known)
+        if self.active:
+            await self._kills.look(known.pod.uid, ended=known.id)
         if (known := self.state.get(container.id)) is not None:
             self.keeper.note(replace(known, phase=Phase.ENDING if lives else Phase.STOPPED))
             self.keeper.progressed()

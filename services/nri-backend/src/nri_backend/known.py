@@ -63,6 +63,8 @@ class Known:
     cpus: frozenset[int] | None = None
     """``cpuset.cpus.effective`` as last read; None before that."""
     mems: frozenset[int] | None = None
+    memory_kills: int = 0
+    """How many of its processes the kernel has killed for want of memory, as far as seen."""
 
     @property
     def user(self) -> Owner:

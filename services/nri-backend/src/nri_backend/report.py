@@ -38,6 +38,7 @@ def report(known: Known, *, refused_now: bool = False) -> ContainerReport:
         mems=known.mems or frozenset(),
         cgroup=known.cgroup,
         refused="" if refusal is None or lost else refusal.text,
+        memory_kills=known.memory_kills,
     )
 
 

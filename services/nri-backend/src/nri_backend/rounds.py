@@ -11,6 +11,7 @@ from typing import Final
 from nri_backend.audit import Fault
 from nri_backend.impose import Outcome
 from nri_backend.keeper import Keeper
+from nri_backend.kills import KillWatch
 from nri_backend.known import Phase
 
 TICK_SECONDS: Final = 1.0
@@ -24,9 +25,10 @@ _BATCH: Final = 24
 class Rounds:
     """The one loop of enforcement."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: Keeper, kills: KillWatch) -> None:
         self.active = False
         self._keeper = keeper
+        self._kills = kills
         self._next_tick = self._next_full = 0.0
         self._must_look = False
 
@@ -88,6 +90,7 @@ class Rounds:
         """Compares every running container with the kernel's files and repairs them. ``full``: limits too."""
         if full:
             await self._audit_groups()
+            await self._kills.look_at_all()
         plan = [known.id for known in self._keeper.state if known.phase is Phase.STARTED]
         while plan:
             batch = plan[:_BATCH]

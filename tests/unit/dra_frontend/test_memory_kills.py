@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events about containers killed for want of memory: one for each kill, with node, claim and rule."""
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+from dra_frontend.kube_errors import ConflictError
+from dra_frontend.ledger import Ledger
+from dra_frontend.memory_kills import REASON, MemoryKills, kill_note
+from numa_contract.cdi import ClaimFile
+from numa_contract.names import MEMORY_DRIVER
+from numa_contract.records import AllocationRecord, AllocationResult, ClaimReference, MemoryAllocation, MemoryParameters
+from numa_contract.reports import ClaimUse, ContainerReport
+
+UID = "6f2ef9e5-2140-4fe6-8a0c-ab36ea3ff0d5"
+RECORD = AllocationRecord(
+    driver=MEMORY_DRIVER,
+    claim=ClaimReference(uid=UID, namespace="default", name="db-claim"),
+    results=(AllocationResult(request="memory", pool="node-a-memory", device="memory-numa001"),),
+    memory=(
+        MemoryAllocation(request="memory", device="memory-numa001", numa_node=1, size=48 << 20, page_bytes=4096),
+        MemoryAllocation(
+            request="pages",
+            device="hugepages-2m-numa001",
+            numa_node=1,
+            size=1 << 21,
+            page_bytes=1 << 21,
+            hugepages=True,
+        ),
+    ),
+    memory_parameters={"memory": MemoryParameters(limit="claim")},
+)
+
+
+def report(kills: int, container: str = "c1") -> ContainerReport:
+    """A report of a container that holds the claim."""
+    return ContainerReport(
+        id=container,
+        name="main",
+        pod_uid="pod-uid",
+        pod_namespace="default",
+        pod_name="db",
+        claims=(ClaimUse(uid=UID, driver=MEMORY_DRIVER, requests=("memory", "pages")),),
+        mems=frozenset({1}),
+        memory_kills=kills,
+    )
+
+
+class Sink:
+    """Keeps Events by key, as the API server keeps names."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, tuple[str, dict[str, Any], str, str]] = {}
+        self.attempts = 0
+
+    async def create_event(
+        self, namespace: str, regarding: dict[str, Any], reason: str, note: str, kind: str = "Normal", *, key: str = ""
+    ) -> None:
+        self.attempts += 1
+        if key in self.events:
+            raise ConflictError("create event", "exists")
+        self.events[key] = (namespace, regarding, f"{kind} {reason}", note)
+
+
+async def told(kills: MemoryKills, *reports: ContainerReport) -> None:
+    """Lets reports come in, and their Events be created."""
+    for one in reports:
+        kills.reported(one)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await kills.run()
+
+
+def test_the_note_names_node_claim_and_rule() -> None:
+    """Who reads the pod's events learns which NUMA node was full and what the claim allowed there."""
+    assert kill_note(report(1), [RECORD], "node-a") == (
+        "container main was killed by the kernel, out of memory on NUMA node 1 of node-a: "
+        "claim default/db-claim gives it 48Mi on NUMA node 1, it may use no more (limit: claim)"
+    )
+    unlimited = RECORD.model_copy(update={"memory_parameters": {}})
+    assert kill_note(report(1), [unlimited], "node-a").endswith("48Mi on NUMA node 1, binding: strict")
+    assert kill_note(report(1), [], "node-a").endswith("out of memory on NUMA node 1 of node-a")
+
+
+async def test_each_kill_is_one_event() -> None:
+    """Reports come again and again, after a new epoch and after our own restart; the Event does not."""
+    sink = Sink()
+    ledger = Ledger({(MEMORY_DRIVER, UID): ClaimFile.of(RECORD)})
+    kills = MemoryKills("node-a", lambda: ledger, sink)
+    await told(kills, report(0), report(1), report(1), report(2))
+    assert len(sink.events) == sink.attempts == 2
+    namespace, regarding, reason, note = next(iter(sink.events.values()))
+    assert (namespace, reason) == ("default", f"Warning {REASON}")
+    assert regarding == {"apiVersion": "v1", "kind": "Pod", "namespace": "default", "name": "db", "uid": "pod-uid"}
+    assert "claim default/db-claim" in note
+    await told(MemoryKills("node-a", lambda: ledger, sink), report(2))
+    assert len(sink.events) == 2
+    kills.keep({})
+    await told(kills, report(1, "c2"))
+    assert len(sink.events) == 3

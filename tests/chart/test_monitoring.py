@@ -10,11 +10,9 @@ import promql_parser
 import pytest
 import yaml
 from dra_frontend import telemetry as frontend
-from dra_frontend.discovery import discover
-from dra_frontend.inventory import build_inventory
 from dra_frontend.lease import BackendView
 from dra_frontend.ledger import Ledger
-from dra_frontend.watch import HostTrees, MachineWatch
+from dra_frontend.watch import FirstLook, HostTrees, MachineWatch
 from numa_contract.config import Config
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -27,8 +25,8 @@ _SERIES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
 def of_frontend() -> frontend.Telemetry:
     """The metrics of a frontend that has done nothing yet."""
     trees = HostTrees(captured("32intel64-2p8co2t+8ve"), MemoryTree({}))
-    inventory = build_inventory(discover(trees.host), Config(), "node")
-    watch = MachineWatch(trees, Config(), "node", inventory, lambda: Ledger({}))
+    first = FirstLook.at(trees.host, Config(), "node")
+    watch = MachineWatch(trees, Config(), "node", first, lambda: Ledger({}))
     return frontend.Telemetry(lambda: Ledger({}), watch, BackendView(time.monotonic))
 
 

@@ -174,6 +174,8 @@ def test_pages_of_a_claim_are_taken_back(stage: Stage, machine: HostDirectory) -
         machine.set_pages(1, 0, 0)
         soon("one page for show", lambda: amount(stage, "hugepages-2m-numa001") == "2Mi")
         assert taints(stage, "hugepages-2m-numa001") == [taint]
+        gone = next(one for one in stage.state("/v1/memory") if one["device"] == "hugepages-2m-numa001")
+        assert (gone["capacityBytes"], gone["claimedBytes"], gone["freeBytes"]) == (0, 200 * PAGE, 0)
         machine.set_pages(1, 2048, 2048)
         soon("no taint", lambda: taints(stage, "hugepages-2m-numa001") == [])
         assert amount(stage, "hugepages-2m-numa001") == "4Gi"

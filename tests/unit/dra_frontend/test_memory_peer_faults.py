@@ -21,7 +21,7 @@ from dra_frontend.prepare import make_record
 from dra_frontend.provision import WAITS, Effort, provision
 from dra_frontend.provision_plan import plan, read_wishes
 from dra_frontend.slices import slice_documents
-from dra_frontend.watch import HostTrees, MachineWatch
+from dra_frontend.watch import FirstLook, HostTrees, MachineWatch
 from hypothesis import given
 from hypothesis import strategies as st
 from numa_contract.cdi import cdi_document, request_env
@@ -111,7 +111,7 @@ async def test_peer_discovery_the_machine_is_not_read_only_once() -> None:
     """Pages that are allocated after the start are offered at the next look, without a restart."""
     tree = small_machine()
     trees = HostTrees(tree, MemoryTree({}))
-    watch = MachineWatch(trees, Config(), NODE, build_inventory(discover(tree), Config(), NODE), lambda: Ledger({}))
+    watch = MachineWatch(trees, Config(), NODE, FirstLook.at(tree, Config(), NODE), lambda: Ledger({}))
     path = "/sys/devices/system/node/node0/hugepages/hugepages-2048kB"
     tree.files |= {f"{path}/nr_hugepages": b"512\n", f"{path}/free_hugepages": b"512\n"}
     before = memory_devices(watch.inventory)["hugepages-2m-numa000"].capacity_bytes

@@ -14,23 +14,25 @@ from dra_frontend.feed import EventFeed
 from dra_frontend.inventory import build_inventory
 from dra_frontend.lease import BackendView
 from dra_frontend.ledger import Ledger
+from dra_frontend.machine_signs import read_signs
 from dra_frontend.prepare import make_record
 from dra_frontend.sockets import listen_unix
 from dra_frontend.standing import Picture, picture
 from dra_frontend.state_api import HttpServer, NodeState, probe_app, state_app
-from dra_frontend.watch import HostTrees, MachineWatch
+from dra_frontend.watch import FirstLook, HostTrees, MachineWatch
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import BackendStatus, ContainerReport
 
-from tests.fakes.trees import MemoryTree
+from tests.fakes.trees import MemoryTree, small_machine
 from tests.strategies.claims import NODE, claim, cpus, memory
 from tests.strategies.machines import machine
 
 CONFIG = Config(reserved_cpus=frozenset({0}))
 INVENTORY = build_inventory(machine(), CONFIG, NODE)
-LIVE = MachineWatch(HostTrees(MemoryTree({}), MemoryTree({})), CONFIG, NODE, INVENTORY, lambda: Ledger({}))
+FIRST = FirstLook(read_signs(small_machine()), INVENTORY)
+LIVE = MachineWatch(HostTrees(MemoryTree({}), MemoryTree({})), CONFIG, NODE, FIRST, lambda: Ledger({}))
 
 
 def ledger() -> Ledger:

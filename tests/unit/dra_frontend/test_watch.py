@@ -4,10 +4,9 @@
 from collections.abc import Mapping
 
 from dra_frontend.devices import MemoryDevice
-from dra_frontend.discovery import discover
-from dra_frontend.inventory import Inventory, build_inventory
+from dra_frontend.inventory import Inventory
 from dra_frontend.ledger import Ledger
-from dra_frontend.watch import HostTrees, MachineWatch
+from dra_frontend.watch import FirstLook, HostTrees, MachineWatch
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config, parse_config
 
@@ -53,9 +52,9 @@ class Rig:
             {} if pods is None else {f"/kubepods/hugetlb.{size}.numa_stat": pods.encode() for size in ("2MB", "1GB")}
         )
         self.config = config or Config()
-        inventory = build_inventory(discover(small_machine()), self.config, "n")
         trees = HostTrees(self.host, MemoryTree(files))
-        self.watch = MachineWatch(trees, self.config, "n", inventory, lambda: ledger or Ledger({}))
+        first = FirstLook.at(self.host, self.config, "n")
+        self.watch = MachineWatch(trees, self.config, "n", first, lambda: ledger or Ledger({}))
 
     def capacity(self, device: str) -> int:
         """Bytes of a memory device; 0 when there is none."""
@@ -68,15 +67,28 @@ def capacity(inventory: Inventory, device: str) -> int:
     return sum(one.capacity_bytes for one in found if isinstance(one, MemoryDevice))
 
 
+# Two lists of CPUs; of each of two nodes meminfo, and three files of each of two page sizes.
+ONE_LOOK = 2 + 2 * (1 + 2 * 3)
+
+
 async def test_an_unchanged_machine_costs_a_look() -> None:
-    """After the first look nothing is discovered again: some tens of reads, and the same inventory."""
+    """Nothing is discovered again after the start: some tens of reads, and the same inventory."""
     rig = Rig()
+    rig.host.reads = 0
     await rig.watch.look()
+    assert rig.host.reads == ONE_LOOK
     inventory, rig.host.reads = rig.watch.inventory, 0
     await rig.watch.look()
     assert rig.watch.inventory is inventory
-    # Two lists of CPUs; of each of two nodes meminfo, and three files of each of two page sizes.
-    assert rig.host.reads == 2 + 2 * (1 + 2 * 3)
+    assert rig.host.reads == ONE_LOOK
+
+
+async def test_a_change_since_the_start_is_seen_by_the_first_look() -> None:
+    """What goes between the start's discovery and the first look is not missed."""
+    rig = Rig()
+    rig.host.change({"cpu/online": "0-3,5-7", "cpu/cpu4/topology": None})
+    await rig.watch.look()
+    assert 4 not in rig.watch.inventory.machine.online
 
 
 async def test_a_change_is_seen_at_the_next_look() -> None:

@@ -16,10 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dra_frontend.config import Settings
-from dra_frontend.discovery import discover
-from dra_frontend.file_tree import FileTree
 from dra_frontend.host import open_host
-from dra_frontend.inventory import Inventory, build_inventory
 from dra_frontend.kube import connect
 from dra_frontend.kube_errors import KubeError
 from dra_frontend.rundir import RunDirectory
@@ -28,14 +25,9 @@ from dra_frontend.sockets import SocketPathError
 from dra_frontend.state_api import HttpServer, probe_app, state_app
 from dra_frontend.sysfs import HostTree
 from dra_frontend.telemetry import set_up_logging
-from dra_frontend.watch import HostTrees
+from dra_frontend.watch import FirstLook, HostTrees
 
 _LOG = logging.getLogger(__name__)
-
-
-def make_inventory(settings: Settings, host: FileTree) -> Inventory:
-    """Looks at the machine; raises the errors of discovery and inventory, which name file or setting."""
-    return build_inventory(discover(host), settings.config, settings.node_name)
 
 
 async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
@@ -52,14 +44,14 @@ def _tcp_socket(address: str) -> socket.socket:
 
 async def _serve(settings: Settings) -> None:
     trees = HostTrees(open_host(settings), HostTree(settings.config.cgroup_root))
-    inventory = make_inventory(settings, trees.host)
+    first = FirstLook.at(trees.host, settings.config, settings.node_name)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as outer:
         run_directory = await outer.enter_async_context(RunDirectory(Path(settings.config.run_dir), settings.pod_uid))
         client = await outer.enter_async_context(await connect(settings.config.kubeconfig or None))
-        service = Service(settings, trees, inventory, run_directory, client)
+        service = Service(settings, trees, first, run_directory, client)
         await service.start()
         outer.push_async_callback(service.store.close)
         state = service.state()

@@ -38,7 +38,7 @@ from dra_frontend.store import Change, ClaimStore
 from dra_frontend.sysfs import HostTree
 from dra_frontend.telemetry import MeasuredClaims, Telemetry
 from dra_frontend.upkeep import Upkeep
-from dra_frontend.watch import HostTrees, MachineWatch
+from dra_frontend.watch import FirstLook, HostTrees, MachineWatch
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Service:
         self,
         settings: Settings,
         trees: HostTrees,
-        inventory: Inventory,
+        first: FirstLook,
         run_directory: RunDirectory,
         client: KubeClient,
     ) -> None:
@@ -62,7 +62,7 @@ class Service:
         self.backend = BackendView(time.monotonic)
         self.feed = EventFeed()
         node = settings.node_name
-        self.watch = MachineWatch(trees, config, node, inventory, lambda: self.store.ledger)
+        self.watch = MachineWatch(trees, config, node, first, lambda: self.store.ledger)
         self.telemetry = Telemetry(lambda: self.store.ledger, self.watch, self.backend)
         directory = ClaimDirectory(Path(config.cdi_dir), run_dir / CLAIMS_JOURNAL, run_dir / "quarantine")
         root = Path(config.kubelet_root_dir)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.pagesize import short_page_size
+from numa_contract.records import MemoryAllocation
 
 from dra_frontend.devices import CpuDevice, MemoryDevice
 from dra_frontend.host_pages import PageKey
@@ -108,27 +109,29 @@ def cpus_view(inventory: Inventory, ledger: Ledger) -> list[dict[str, Any]]:
 
 
 def memory_view(inventory: Inventory, ledger: Ledger) -> list[dict[str, Any]]:
-    """Returns capacity, claimed and free bytes of each memory device."""
+    """Returns capacity, claimed and free bytes of each memory device; those of claims that are gone have nothing."""
     claimed = ledger.claimed_bytes()
     holders: dict[str, list[str]] = defaultdict(list)
+    gone: dict[str, MemoryAllocation] = {}
+    devices = [device for pool in inventory.pools for device in pool.devices if isinstance(device, MemoryDevice)]
     for record in ledger.records:
         for allocation in record.memory:
             holders[allocation.device].append(f"{record.claim.namespace}/{record.claim.name}")
-    shown = []
-    for pool in inventory.pools:
-        for device in pool.devices:
-            if isinstance(device, MemoryDevice):
-                used = claimed.get(device.name, 0)
-                shown.append(
-                    {
-                        "device": device.name,
-                        "numaNode": device.numa_node,
-                        "pageSize": short_page_size(device.page_bytes),
-                        "hugepages": device.hugepages,
-                        "capacityBytes": device.capacity_bytes,
-                        "claimedBytes": used,
-                        "freeBytes": max(0, device.capacity_bytes - used),
-                        "claims": sorted(set(holders[device.name])),
-                    }
-                )
-    return shown
+            gone[allocation.device] = allocation
+    for device in devices:
+        gone.pop(device.name, None)
+    whats: list[tuple[str, MemoryDevice | MemoryAllocation, int]] = [(d.name, d, d.capacity_bytes) for d in devices]
+    whats += [(name, allocation, 0) for name, allocation in sorted(gone.items())]
+    return [
+        {
+            "device": name,
+            "numaNode": what.numa_node,
+            "pageSize": short_page_size(what.page_bytes),
+            "hugepages": what.hugepages,
+            "capacityBytes": capacity,
+            "claimedBytes": claimed.get(name, 0),
+            "freeBytes": max(0, capacity - claimed.get(name, 0)),
+            "claims": sorted(set(holders[name])),
+        }
+        for name, what, capacity in whats
+    ]

@@ -32,6 +32,21 @@ class HostTrees:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstLook:
+    """The machine as it was when the service started."""
+
+    signs: Signs
+    inventory: Inventory
+
+    @classmethod
+    def at(cls, host: FileTree, config: Config, node: str) -> "FirstLook":
+        """Looks at the machine; raises HostTreeError and InventoryError, which name file or setting."""
+        # Signs first: what changes meanwhile is then seen by the second look.
+        signs = read_signs(host)
+        return cls(signs, build_inventory(discover(host), config, node))
+
+
+@dataclass(frozen=True, slots=True)
 class _Look:
     signs: Signs
     pods: dict[int, PodPages | None]
@@ -71,7 +86,7 @@ class MachineWatch:
         trees: HostTrees,
         config: Config,
         node: str,
-        inventory: Inventory,
+        first: FirstLook,
         ledger: Callable[[], Ledger],
     ) -> None:
         self._trees = trees
@@ -79,9 +94,10 @@ class MachineWatch:
         self._node = node
         self._ledger = ledger
         self._host_pages = HostPages()
-        self._signs: Signs | None = None
-        self._built_from: tuple[object, object] | None = None
-        self.inventory = inventory
+        self._signs = first.signs
+        self._shape = first.signs.shape
+        self._counted: dict[PageKey, int] | None = None
+        self.inventory = first.inventory
         self.problem = ""
         """Why the machine cannot be read; what was seen last still counts then."""
         self.warnings: tuple[str, ...] = ()
@@ -92,8 +108,7 @@ class MachineWatch:
     @property
     def machine(self) -> Machine:
         """The machine with the free hugepages of the latest look."""
-        machine = self.inventory.machine
-        return with_free_pages(machine, self._signs) if self._signs else machine
+        return with_free_pages(self.inventory.machine, self._signs)
 
     @property
     def host_pages(self) -> dict[PageKey, int]:
@@ -113,11 +128,8 @@ class MachineWatch:
         try:
             look = await asyncio.to_thread(_take_look, self._trees, sizes)
             self._host_pages.look(look.held())
-            facts = (look.signs.shape, self.host_pages)
-            if facts != self._built_from:
-                in_use = InUse(self._ledger().held_cpus(), self.host_pages)
-                self.inventory = await asyncio.to_thread(self._read, in_use)
-                self._built_from = facts
+            if look.signs.shape != self._shape or self.host_pages != self._counted:
+                await self._renew(look.signs.shape)
             self._signs = look.signs
         except (HostTreeError, InventoryError) as error:
             self._failed(str(error))
@@ -127,17 +139,21 @@ class MachineWatch:
         self.problem = ""
         self._warn(look)
 
-    def _read(self, in_use: InUse) -> Inventory:
+    async def _renew(self, shape: tuple[object, ...]) -> None:
+        """Makes a new inventory: of the same machine, if only what is in use has changed."""
+        machine = self.inventory.machine
+        if shape != self._shape:
+            machine = await asyncio.to_thread(self._discover)
+        in_use = InUse(self._ledger().held_cpus(), self.host_pages)
+        self.inventory = await asyncio.to_thread(build_inventory, machine, self._config, self._node, in_use)
+        self._shape, self._counted = shape, self.host_pages
+
+    def _discover(self) -> Machine:
         began = time.perf_counter()
-        inventory = build_inventory(discover(self._trees.host), self._config, self._node, in_use)
-        machine = inventory.machine
-        _LOG.info(
-            "machine read cpus=%d nodes=%d seconds=%.3f",
-            len(machine.cpus),
-            len(machine.numa_nodes),
-            time.perf_counter() - began,
-        )
-        return inventory
+        machine = discover(self._trees.host)
+        seconds = time.perf_counter() - began
+        _LOG.info("machine read cpus=%d nodes=%d seconds=%.3f", len(machine.cpus), len(machine.numa_nodes), seconds)
+        return machine
 
     def _failed(self, problem: str) -> None:
         self.failures += 1

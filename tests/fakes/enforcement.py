@@ -16,6 +16,7 @@ from nri_backend.directory import ClaimDirectory
 from nri_backend.enforce import Host
 from nri_backend.enforcer import Enforcer
 from nri_backend.keeper import Edges
+from nri_backend.state import Choices
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
@@ -65,7 +66,7 @@ class Counts:
 class Node:
     """A node of eight CPUs, CPU 0 reserved, and what the runtime would do to it."""
 
-    def __init__(self, root: Path, reserved: str = "0") -> None:
+    def __init__(self, root: Path, reserved: str = "0", *, lazy: bool = False, guard: bool = False) -> None:
         self.pod_quota = "max"
         """What the kubelet writes to ``cpu.max`` of a pod."""
         self.cdi = root / "cdi"
@@ -75,7 +76,7 @@ class Node:
         self.sink = Reports()
         self.counts = Counts()
         edges = Edges(ClaimDirectory(str(self.cdi)), self.kernel, lambda: self.host, self.sink, self.counts)
-        self.enforcer = Enforcer(edges, self.host, parse_cpu_list(reserved), "own-pod")
+        self.enforcer = Enforcer(edges, self.host, Choices(parse_cpu_list(reserved), lazy, guard), "own-pod")
 
     def claim(self, record: AllocationRecord) -> tuple[str, ...]:
         """Prepares a claim; returns the environment of a container that holds it."""

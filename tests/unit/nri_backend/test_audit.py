@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The difference between what a cgroup must show and what it shows."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +25,7 @@ def cpus(text: str) -> frozenset[int]:
 
 CLAIM = CgroupWants(cpus=cpus("2-3"), shown=cpus("2-3"))
 POOL = CgroupWants(cpus=cpus("0-3"), shown=cpus("0-3"), shared=True)
+LAZY = replace(POOL, lazy=True)
 HALF = CgroupWants(cpus=cpus("2-3"), shown=cpus("2"))
 
 
@@ -38,11 +41,19 @@ HALF = CgroupWants(cpus=cpus("2-3"), shown=cpus("2"))
         (POOL, Seen(cpus=cpus("0-1"), configured=cpus("0-1")), "0-1 (effective)"),
         (POOL, Seen(cpus=cpus("4-7"), configured=cpus("0-3")), "4-7 (effective)"),
         (CgroupWants(), Seen(cpus=cpus("0-7")), None),
+        (LAZY, Seen(cpus=cpus("1")), None),
+        (LAZY, Seen(cpus=cpus("1-4")), "1-4 (effective)"),
     ],
 )
 def test_cpus(wants: CgroupWants, seen: Seen, fault: str | None) -> None:
     """A claim is exact; the pool may be cut by a parent, and never reaches beyond itself."""
     assert [f.seen for f in faults(wants, seen)] == ([fault] if fault else [])
+
+
+@pytest.mark.parametrize(("seen", "wanted"), [("0-1,4-5", "0-1"), ("4-7", "0-3"), ("2", None)])
+def test_a_lazy_member_loses_at_once_and_gains_nothing(seen: str, wanted: str | None) -> None:
+    """What it has of the pool stays, what it must leave goes, and who has nothing left gets the whole pool."""
+    assert [f.wanted for f in faults(LAZY, Seen(cpus=cpus(seen)))] == ([wanted] if wanted else [])
 
 
 def test_without_the_controller_only_who_needs_it_fails() -> None:

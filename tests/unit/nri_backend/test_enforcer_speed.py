@@ -44,7 +44,7 @@ def memory() -> Iterator[Path]:
 @pytest.fixture
 async def node(memory: Path) -> AsyncIterator[Node]:
     """A node on which 500 containers run."""
-    node = Node(memory)
+    node = Node(memory, guard=True)
     pods = [pod(f"q{n // 5}") for n in range(CONTAINERS)]
     listed = [
         replace(container(f"old-{n}", *(f"V{i}=x" for i in range(40)), of=pods[n].uid), state=ContainerState.RUNNING)

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hugepage limits: what the kubelet asked for, and what is claimed."""
 
+import pytest
 from nri_backend.containers import Resources
 from nri_backend.hugepages import (
+    Guard,
     HugeWants,
     asked_limits,
     claimed_bytes,
     container_limits,
+    guard_limits,
     limit_files,
     pod_raises,
     stated_limits,
 )
-from nri_backend.limits import Limit, Raise
+from nri_backend.limits import Limit, Raise, Wanted
 
 from tests.fakes.claims import MI, holding_of, memory_record
 
@@ -64,3 +67,31 @@ def test_the_claims_part_is_taken_out_of_what_a_runtime_shows() -> None:
     assert asked_limits({TWO: 64 * MI}, claimed) == {}
     assert asked_limits({TWO: 2 * MI}, claimed) == {TWO: 2 * MI}
     assert asked_limits({TWO: 64 * MI}, {}) == {TWO: 64 * MI}
+
+
+RSVD = {size: limit_files(size)[1] for size in (TWO, GIGA)}
+
+
+@pytest.mark.parametrize(
+    ("told", "pod_own", "guarded"),
+    [
+        (False, {TWO: 0, GIGA: 0}, {TWO, GIGA}),
+        (False, {TWO: 8 * MI, GIGA: 0}, {GIGA}),
+        (False, {TWO: None, GIGA: 0}, {GIGA}),
+        (False, {}, set()),
+        (True, {TWO: 8 * MI, GIGA: GIGA}, {TWO, GIGA}),
+    ],
+)
+def test_who_asked_for_no_pages_can_reserve_none(told: bool, pod_own: dict[int, Limit], guarded: set[int]) -> None:
+    """A11: the pod tells where the runtime does not; one that may have pages, or is not limited, is left alone."""
+    wanted = guard_limits(Guard((TWO, GIGA), told), dict.fromkeys(RSVD.values()), lambda: pod_own)
+    assert wanted == {RSVD[size]: Wanted(0) for size in guarded}
+
+
+def test_a_guard_that_stands_asks_nobody() -> None:
+    """The audit of a node full of containers reads no file of their pods; a size without a file cannot be reserved."""
+
+    def never() -> dict[int, Limit]:
+        raise AssertionError("the pod was asked")
+
+    assert guard_limits(Guard((TWO, GIGA), told=False), {RSVD[TWO]: 0}, never) == {}

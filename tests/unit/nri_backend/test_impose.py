@@ -45,7 +45,8 @@ def run(
     """One job, with an instance of ours that has just started; hugepages of the container and of its pod."""
     groups = () if of_pod is None else (GroupTarget(POD, pod_raises(of_pod, SIZES)),)
     huge = None if own is None else HugeWants(own)
-    return impose(tree, Notes(tree.root), Target("c1", CGROUP, wanted, POD, groups, huge, SIZES, full))
+    target = Target("c1", CGROUP, wanted, POD, groups, huge, page_sizes=SIZES, full=full)
+    return impose(tree, Notes(tree.root), target)
 
 
 def hugetlb(tree: KernelTree, path: str) -> Mapping[str, str]:

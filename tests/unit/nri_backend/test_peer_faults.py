@@ -18,7 +18,7 @@ import pytest
 from nri_backend.containers import Container, ContainerState, Pod, RefusedError, Resources
 from nri_backend.holdings import Reason
 from nri_backend.known import known_as
-from nri_backend.state import NodeState
+from nri_backend.state import Choices, NodeState
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.fakes.claims import cgroup_of, container, cpu_record, env_of, files_of, pod
@@ -180,7 +180,7 @@ def test_peer_9_3_7_no_library_code_ends_the_process() -> None:
 
 def test_peer_9_4_4_who_knows_uid_and_cpus_gets_nothing() -> None:
     """A pod that the claim is not reserved for is refused with the right values too, and the claim stays free."""
-    state = NodeState(parse_cpu_list("0"))
+    state = NodeState(Choices(parse_cpu_list("0")))
     state.take_files(files_of(ONE))
     thief = state.assessed(known_as(pod("p2"), container("thief", *env_of(ONE), of="p2")))
     assert thief.refusal is not None

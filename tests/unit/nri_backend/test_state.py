@@ -9,7 +9,7 @@ from nri_backend.enforce import Host
 from nri_backend.holdings import Reason
 from nri_backend.known import Known, Phase, known_as
 from nri_backend.report import report
-from nri_backend.state import NodeState
+from nri_backend.state import Choices, NodeState
 from nri_backend.targets import cpuset_wants
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
@@ -22,7 +22,7 @@ TWO = cpu_record("c2", "cpus=4-5", pods=("p2",))
 
 def node(*records: AllocationRecord, reserved: str = "0", online: str = "0-7") -> NodeState:
     """A node with these claims."""
-    state = NodeState(parse_cpu_list(reserved))
+    state = NodeState(Choices(parse_cpu_list(reserved)))
     state.take_host(Host(parse_cpu_list(online), (2 * MI,)))
     state.take_files(files_of(*records))
     return state
@@ -68,6 +68,17 @@ def test_who_is_misplaced_trespassers_first() -> None:
     started(state, "right", cpus="1,4-7")
     state.take_files(files_of(ONE))
     assert [known.id for known in state.misplaced()] == ["wide", "narrow"]
+
+
+def test_a_lazy_pool_moves_only_who_must_leave() -> None:
+    """``sharedPool.grow: lazy``: a member on part of the pool is where it belongs; nobody is allowed to trespass."""
+    state = NodeState(Choices(parse_cpu_list("0"), lazy_pool=True))
+    state.take_host(Host(parse_cpu_list("0-7")))
+    started(state, "narrow", cpus="1")
+    started(state, "wide", cpus="1-7")
+    state.take_files(files_of(ONE))
+    started(state, "slipped", *env_of(ONE), cpus="2")
+    assert ids(state.misplaced()) == ["slipped", "wide"]
 
 
 def test_a_claim_container_that_slipped_is_misplaced_too() -> None:

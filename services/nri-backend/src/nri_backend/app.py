@@ -35,6 +35,7 @@ from nri_backend.outbox import Outbox
 from nri_backend.ports import LinkStatus
 from nri_backend.preflight import PreflightError, check_node, make_run_directory
 from nri_backend.session import RuntimeSession
+from nri_backend.state import Choices
 from nri_backend.state_client import StateClient
 from nri_backend.telemetry import METRICS_TYPE, Facts, Telemetry, set_up_logging
 from nri_backend.transport import Link, dial
@@ -72,7 +73,8 @@ class Backend:
             sink=self._client,
             observer=self.telemetry,
         )
-        self._enforcer = Enforcer(edges, read_host(settings.host_root), settings.reserved_cpus, settings.pod_uid)
+        choices = Choices(settings.reserved_cpus, settings.lazy_pool, settings.hugepage_guard)
+        self._enforcer = Enforcer(edges, read_host(settings.host_root), choices, settings.pod_uid)
         self._synchronized = False
         self._session = RuntimeSession(self._enforcer, name=NRI_PLUGIN_NAME, index=settings.plugin_index, observer=self)
 

@@ -53,6 +53,10 @@ def cpu_faults(wants: CgroupWants, seen: Seen) -> list[Fault]:
     wanted = format_cpu_list(wants.cpus)
     if seen.cpus is None:
         return [Fault("cpus", CPUS, wanted, "absent", absent=True)] if wants.needs_cpuset else []
+    if wants.lazy and (kept := seen.cpus & wants.shown):
+        if kept == seen.cpus:
+            return []
+        wanted = format_cpu_list(kept)
     # Fewer CPUs than the pool because a parent or a CPU that just went offline takes some away: nothing to repair.
     if wants.shared and seen.cpus and seen.cpus <= wants.shown and seen.configured == wants.cpus:
         return []

@@ -56,6 +56,9 @@ class Settings:
     """Host ("" for every address) and TCP port of metrics and probes; None switches them off."""
     plugin_index: str
     reserved_cpus: frozenset[int]
+    lazy_pool: bool
+    """Running containers without a claim get released CPUs with their next change only."""
+    hugepage_guard: bool
     log_level: str
     log_format: str
     notes: tuple[str, ...] = ()
@@ -185,6 +188,8 @@ def load_settings(arguments: Sequence[str], environment: Mapping[str, str] | Non
         bind=parse_bind_address(flags["bind_address"]),
         plugin_index=flags["plugin_index"],
         reserved_cpus=config.reserved_cpus,
+        lazy_pool=config.shared_pool.grow == "lazy",
+        hugepage_guard=config.hugepage_guard,
         log_level=config.log_level,
         log_format=config.log_format,
         notes=tuple(

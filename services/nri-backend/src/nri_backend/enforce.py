@@ -34,6 +34,8 @@ class CgroupWants:
     """What ``cpuset.cpus.effective`` must then be: the same without CPUs that are offline."""
     shared: bool = False
     """The pool: a parent that allows fewer CPUs is no fault, and without claims on the node nothing is needed."""
+    lazy: bool = False
+    """It keeps what it has of the pool."""
     needs_cpuset: bool = True
     mems: frozenset[int] = frozenset()
     files: Mapping[str, Wanted] = field(default_factory=dict)

@@ -22,7 +22,7 @@ from nri_backend.known import Known, Phase, known_as
 from nri_backend.ports import LinkStatus
 from nri_backend.report import report
 from nri_backend.rounds import Rounds
-from nri_backend.state import NodeState
+from nri_backend.state import Choices, NodeState
 from nri_backend.stored import stored_updates
 from nri_backend.targets import cpuset_wants
 
@@ -35,8 +35,8 @@ _log = logging.getLogger(__name__)
 class Enforcer:
     """Implements ports.ContainerHooks."""
 
-    def __init__(self, edges: Edges, host: Host, reserved: frozenset[int], own_pod_uid: str) -> None:
-        self.state = NodeState(reserved)
+    def __init__(self, edges: Edges, host: Host, choices: Choices, own_pod_uid: str) -> None:
+        self.state = NodeState(choices)
         self.state.take_host(host)
         self.keeper = Keeper(self.state, edges)
         self._kills = KillWatch(self.keeper, edges.tree)
@@ -86,7 +86,8 @@ class Enforcer:
 
     def _stored_updates(self, containers: Sequence[Container]) -> list[Update]:
         known = [(container, known) for container in containers if (known := self.state.get(container.id)) is not None]
-        return stored_updates((container, one, self._amendment(one)) for container, one in known)
+        compared = [(container, one, self._amendment(one)) for container, one in known]
+        return stored_updates(compared, lazy=self.state.choices.lazy_pool)
 
     def _amendment(self, known: Known, *, huge: bool = False) -> Resources:
         return amendment(known.own_cpus, known.rightful, self.state.pool, known.asked, huge=huge)

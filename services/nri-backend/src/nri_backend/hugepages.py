@@ -2,7 +2,7 @@
 """Hugepage limits of containers and pods: what the kubelet asked for, and what is claimed. Bytes by page size."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from numa_contract.errors import MalformedError
@@ -20,6 +20,36 @@ class HugeWants:
     claimed: Mapping[int, int]
     stated: Mapping[int, int] = field(default_factory=dict)
     """What the kubelet asked for this container; empty where the runtime has dropped it (stock containerd)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """For a container without a hugepage claim: it is not to reserve pages, so that mmap fails and not their use.
+
+    The kubelet limits use alone: without this ``mmap(MAP_HUGETLB)`` succeeds and the first touch kills (PostgreSQL's
+    "Bus error").
+    """
+
+    sizes: tuple[int, ...]
+    """Page sizes in bytes that the kubelet has not stated a limit for, or one of 0."""
+    told: bool
+    """The runtime tells what the kubelet states; else the pod's own limit must be 0, or it may have asked for pages."""
+
+
+def guard_limits(
+    guard: Guard, reservable: Mapping[str, Limit], pod_own: Callable[[], Mapping[int, Limit]]
+) -> dict[str, Wanted]:
+    """Returns what to limit, out of the reservation limits as they are; ``pod_own`` is asked for only when needed."""
+    files = {file: size for size in guard.sizes if reservable.get(file := reservation_file(size), 0) != 0}
+    if not files:
+        return {}
+    own = {} if guard.told else pod_own()
+    return {file: Wanted(0) for file, size in files.items() if guard.told or own.get(size) == 0}
+
+
+def reservation_file(size: int) -> str:
+    """Returns the file that limits the reservations of a size."""
+    return limit_files(size)[1]
 
 
 def limit_files(size: int) -> tuple[str, ...]:

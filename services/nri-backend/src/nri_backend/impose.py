@@ -14,7 +14,7 @@ from typing import Final
 from nri_backend.audit import Fault, Seen, cpu_faults
 from nri_backend.cgroup import CgroupGoneError, CgroupRefusedError, CgroupTree, Notes
 from nri_backend.enforce import CgroupWants
-from nri_backend.hugepages import container_limits, limit_files
+from nri_backend.hugepages import container_limits, guard_limits, limit_files, reservation_file
 from nri_backend.impose_groups import impose_group, own_limits
 from nri_backend.limits import Limit
 from nri_backend.mend import Work, mend
@@ -70,6 +70,11 @@ def impose(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
         if target.huge is not None:
             limits = container_limits(target.huge, _pod_own(tree, notes, target))
             wants = replace(wants, files={**wants.files, **limits})
+        elif target.guard is not None:
+            # Most often all is as it must be, and these are the only files that are read for it.
+            reservable = tree.read_limits(target.cgroup, map(reservation_file, target.guard.sizes))
+            limits = guard_limits(target.guard, reservable, partial(_pod_own, tree, notes, target))
+            wants = replace(wants, files={**wants.files, **limits}) if limits else wants
         seen = Seen()
         for path in tree.directories(target.cgroup):
             seen = mend(tree, path, wants, partial(look, tree, path, wants, full=target.full), work)

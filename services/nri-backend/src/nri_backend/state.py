@@ -7,7 +7,7 @@ it is then an orphan, and its CPUs are held. Whatever else may no longer hold a 
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from numa_contract.cdi import ClaimFile
@@ -22,11 +22,23 @@ from nri_backend.pool import claimed_cpus, shared_pool
 _Group = TypeVar("_Group")
 
 
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the operator has chosen."""
+
+    reserved: frozenset[int] = frozenset()
+    """CPUs that are never in a claim."""
+    lazy_pool: bool = False
+    """Running members of the pool get released CPUs with their next change only."""
+    hugepage_guard: bool = False
+    """Containers without hugepages cannot reserve any."""
+
+
 class NodeState:
     """The whole of it. Mutable, and changed on the event loop alone."""
 
-    def __init__(self, reserved: frozenset[int] = frozenset()) -> None:
-        self.reserved = reserved
+    def __init__(self, choices: Choices | None = None) -> None:
+        self.choices = choices or Choices()
         self.host = Host()
         self.files: Mapping[ClaimKey, ClaimFile] = {}
         self.pool: frozenset[int] = frozenset()
@@ -177,7 +189,7 @@ class NodeState:
     def _recompute(self) -> None:
         orphaned = frozenset().union(*(k.own_cpus for k in self._known.values() if k.orphan and k.alive))
         self.held = claimed_cpus(self.files.values()) | orphaned
-        self.pool = shared_pool(self.host.online, self.reserved, self.held)
+        self.pool = shared_pool(self.host.online, self.choices.reserved, self.held)
 
     def overlapping(self, known: Known) -> list[Known]:
         """Returns the running containers that are, or may be, on the CPUs of a claim container.
@@ -202,10 +214,15 @@ class NodeState:
         first: list[Known] = []
         others: list[Known] = []
         for (cpus, own), ids in self._by_cpus.items():
-            if cpus and cpus != (own & self.host.online or self.pool):
+            if cpus and not self._is_placed(cpus, own & self.host.online):
                 group = others if own or self.held.isdisjoint(cpus) else first
                 group += [known for i in ids if (known := self._known[i]).phase is Phase.STARTED]
         return first + others
+
+    def _is_placed(self, cpus: frozenset[int], own: frozenset[int]) -> bool:
+        if own or not self.choices.lazy_pool:
+            return cpus == (own or self.pool)
+        return cpus <= self.pool
 
     def of_pod(self, pod_uid: str) -> list[Known]:
         """Returns the containers of a pod."""

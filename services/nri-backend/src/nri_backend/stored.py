@@ -3,9 +3,10 @@
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
-from numa_contract.cpuset import parse_cpu_list
+from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 from numa_contract.errors import MalformedError
 
 from nri_backend.containers import Container, Resources, Update
@@ -17,14 +18,16 @@ MAX_SYNC_UPDATES: Final = 32
 _log = logging.getLogger(__name__)
 
 
-def stored_updates(containers: Iterable[tuple[Container, Known, Resources]]) -> list[Update]:
+def stored_updates(containers: Iterable[tuple[Container, Known, Resources]], *, lazy: bool = False) -> list[Update]:
     """Returns the updates that are most worth while, those of containers with CPUs of their own first.
 
-    ``containers``: as the runtime shows them, as they are known, and what they should have.
+    ``containers``: as the runtime shows them, as they are known, and what they should have. The runtime writes what it
+    stores, too; so with ``lazy`` a member of the pool keeps what is stored, as far as that is in the pool.
     """
     updates = []
-    for container, known, wanted in containers:
+    for container, known, full in containers:
         stored = container.resources
+        wanted = replace(full, cpus=_kept(stored.cpus, full.cpus)) if lazy and not known.own_cpus else full
         if wanted.cpus and not (
             _same_set(wanted.cpus, stored.cpus) and (not wanted.mems or _same_set(wanted.mems, stored.mems))
         ):
@@ -34,6 +37,13 @@ def stored_updates(containers: Iterable[tuple[Container, Known, Resources]]) -> 
         text = "stored values stay as they are in the runtime; the audit holds the kernel's files true"
         _log.info(text, extra={"left": len(updates) - MAX_SYNC_UPDATES})
     return [update for _, update in updates[:MAX_SYNC_UPDATES]]
+
+
+def _kept(stored: str, pool: str) -> str:
+    try:
+        return format_cpu_list(parse_cpu_list(stored) & parse_cpu_list(pool)) or pool
+    except MalformedError:
+        return pool
 
 
 def _same_set(one: str, other: str) -> bool:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from nri_backend import cpu_time, hugepages, memory
 from nri_backend.ancestors import ancestors, protections
 from nri_backend.enforce import CgroupWants, cpu_wants
-from nri_backend.hugepages import HugeWants, claimed_bytes
-from nri_backend.known import Known
+from nri_backend.hugepages import Guard, HugeWants, claimed_bytes
+from nri_backend.known import Known, Phase
 from nri_backend.limits import Raise, Wanted
 from nri_backend.state import NodeState
 
@@ -34,6 +34,8 @@ class Target:
     """What must be true above it first."""
     huge: HugeWants | None = None
     """For containers that hold a memory claim."""
+    guard: Guard | None = None
+    """For those that hold none."""
     page_sizes: tuple[int, ...] = ()
     full: bool = True
     """False: CPUs, and mems where they are claimed; no limits."""
@@ -42,6 +44,8 @@ class Target:
 def cpuset_wants(state: NodeState, known: Known) -> CgroupWants:
     """Returns the CPUs and nodes that a container's cgroup must show."""
     wants = cpu_wants(known.own_cpus, state.pool, state.host, claims=bool(state.held))
+    if wants.shared and state.choices.lazy_pool and known.phase is Phase.STARTED:
+        wants = replace(wants, lazy=True)
     return replace(wants, mems=known.rightful.mems) if known.rightful.mems else wants
 
 
@@ -55,7 +59,15 @@ def target(state: NodeState, known: Known, *, full: bool) -> Target:
         huge = HugeWants(claimed_bytes([known.holding]), known.asked.hugepages)
     if files := _own_files(known):
         wants = replace(wants, files=files)
-    return Target(known.id, known.cgroup, wants, known.pod_cgroup, (), huge, state.host.page_sizes)
+    return Target(
+        id=known.id,
+        cgroup=known.cgroup,
+        wants=wants,
+        pod_cgroup=known.pod_cgroup,
+        huge=huge,
+        guard=_guard(state, known),
+        page_sizes=state.host.page_sizes,
+    )
 
 
 def target_at_start(state: NodeState, known: Known) -> Target:
@@ -71,6 +83,14 @@ def target_at_start(state: NodeState, known: Known) -> Target:
 def group_targets(state: NodeState) -> list[GroupTarget]:
     """Returns every cgroup above the containers, those included that need nothing, or nothing any more."""
     return [GroupTarget(path, raises) for path, raises in _above(state, state)]
+
+
+def _guard(state: NodeState, known: Known) -> Guard | None:
+    if not state.choices.hugepage_guard or known.kept.memory is not None or known.orphan:
+        return None
+    stated = known.stated.hugepages
+    sizes = tuple(size for size in state.host.page_sizes if not stated.get(size))
+    return Guard(sizes, told=bool(stated)) if sizes else None
 
 
 def _own_files(known: Known) -> dict[str, Wanted]:

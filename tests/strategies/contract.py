@@ -35,8 +35,11 @@ memory_parameters = st.builds(
     high=st.none() | st.sampled_from([0.5, 1.0]),
     mount=st.none() | st.builds(MemoryMount, path=st.sampled_from(["/dev/hugepages", "/mnt/ü"])),
 )
-metadata = st.builds(
-    MetadataFile, host_path=st.just("/h/metadata.json"), mount_path=st.just("/m/metadata.json"), content=st.text()
+metadata = st.sampled_from(
+    [
+        MetadataFile(host_path="/h/metadata.json", mount_path="/m/metadata.json", content=c)
+        for c in ("{}", '{"ä": "\\n"}')
+    ]
 )
 
 

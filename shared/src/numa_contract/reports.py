@@ -52,6 +52,8 @@ class ContainerReport(Document):
     cpus: CpuSet = frozenset()
     """``cpuset.cpus.effective`` as last read; empty when it could not be read."""
     mems: CpuSet = frozenset()
+    limits: dict[str, str] = Field(default_factory=dict)
+    """Limits that its claims have set, as last read: the files of its cgroup by name, ``max`` is none."""
     cgroup: str = ""
     """Path below the cgroup root."""
     refused: str = ""

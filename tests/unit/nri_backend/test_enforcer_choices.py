@@ -42,6 +42,7 @@ async def test_a_container_without_hugepages_can_reserve_none() -> None:
         assert reservable(node, holder) == [str(64 * MI), "0"]
         assert reservable(node, beside) == reservable(node, claim) == ["0", "0"]
         assert node.kernel.get(beside, "hugetlb.2MB.max") == "max", "use is the kubelet's affair"
+        assert [node.sink.latest[one].limits for one in ("beside", "claim")] == [{}, {"cpu.max": "max"}]
         node.kernel.set(beside, "hugetlb.2MB.rsvd.max", "max")
         await eventually(lambda: reservable(node, beside) == ["0", "0"])
 

@@ -2,7 +2,7 @@
 """The difference between what a cgroup must show and what it shows. Rings 2 and 3 ask the same question."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from numa_contract.cpuset import format_cpu_list
@@ -24,8 +24,8 @@ class Seen:
     """Effective."""
     configured: frozenset[int] | None = None
     """``cpuset.cpus``; read only where the effective set is not the wanted one."""
-    limits: Mapping[str, Limit] = field(default_factory=dict)
-    """By file; a file that is not here does not exist."""
+    limits: Mapping[str, Limit] | None = None
+    """By file; a file that is not here does not exist. None: not looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,14 @@ def cpu_faults(wants: CgroupWants, seen: Seen) -> list[Fault]:
 def limit_faults(wants: CgroupWants, seen: Seen) -> list[Fault]:
     """Returns what is wrong with the limits."""
     faults: list[Fault] = []
+    limits = seen.limits or {}
     for file, wanted in wants.files.items():
         kind, text = file.partition(".")[0], limit_text(wanted.limit)
-        if file not in seen.limits:
+        if file not in limits:
             if wanted.needed:
                 faults.append(Fault(kind, file, text, "absent", absent=True))
-        elif not wanted.met_by(seen.limits[file]):
-            faults.append(Fault(kind, file, text, limit_text(seen.limits[file])))
+        elif not wanted.met_by(limits[file]):
+            faults.append(Fault(kind, file, text, limit_text(limits[file])))
     return faults
 
 

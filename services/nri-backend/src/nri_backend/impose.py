@@ -46,8 +46,8 @@ def look(tree: CgroupTree, path: str, wants: CgroupWants, *, full: bool) -> Seen
         seen = replace(seen, configured=tree.read_set(path, "cpuset.cpus"))
     if not full and not wants.mems:
         return seen
-    mems = tree.read_set(path, "cpuset.mems.effective")
-    return replace(seen, mems=mems, limits=tree.read_limits(path, tuple(wants.files)))
+    seen = replace(seen, mems=tree.read_set(path, "cpuset.mems.effective"))
+    return replace(seen, limits=tree.read_limits(path, wants.files)) if full else seen
 
 
 def _pod_own(tree: CgroupTree, notes: Notes, target: Target) -> dict[int, Limit]:
@@ -82,6 +82,9 @@ def impose(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
         return Outcome(target.id, None, tuple(work.repaired), (*work.left, str(error)))
     except CgroupRefusedError as error:
         return Outcome(target.id, Seen(), tuple(work.repaired), (*work.left, str(error)))
+    if target.guard is not None and seen.limits:
+        # The guard is no limit of a claim, and would be in the reports of all containers of the node.
+        seen = replace(seen, limits={file: limit for file, limit in seen.limits.items() if file in target.wants.files})
     return Outcome(target.id, seen, tuple(work.repaired), tuple(work.left))
 
 

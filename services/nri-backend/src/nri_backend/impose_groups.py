@@ -45,7 +45,8 @@ def impose_group(tree: CgroupTree, notes: Notes, target: GroupTarget, work: Work
     # What claims change by coming and going is no repair.
     current = work if made.after == noted else Work(left=work.left)
     seen = mend(tree, path, wants, lambda: Seen(limits=tree.read_limits(path, files)), current)
-    if made.after != made.ahead and all(wanted.met_by(seen.limits.get(f, 0)) for f, wanted in made.wanted.items()):
+    limits = seen.limits or {}
+    if made.after != made.ahead and all(wanted.met_by(limits.get(f, 0)) for f, wanted in made.wanted.items()):
         notes.store(path, made.after)
 
 

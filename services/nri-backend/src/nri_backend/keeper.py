@@ -188,13 +188,15 @@ class Keeper:
             else:
                 self.note(replace(known, cpus=frozenset()))
         else:
-            mems = known.mems if outcome.seen.mems is None else outcome.seen.mems
+            seen = outcome.seen
+            mems = known.mems if seen.mems is None else seen.mems
+            limits = known.limits if seen.limits is None else seen.limits
             problem = "; ".join(outcome.left)
             if problem and problem != known.problem:
                 fields = {"container": known.name, "pod": f"{known.pod.namespace}/{known.pod.name}", "error": problem}
                 _log.warning("a cgroup is not as it must be", extra=fields)
-            if (outcome.seen.cpus, mems, problem) != (known.cpus, known.mems, known.problem):
-                known = replace(known, cpus=outcome.seen.cpus, mems=mems, problem=problem)
+            if (seen.cpus, mems, limits, problem) != (known.cpus, known.mems, known.limits, known.problem):
+                known = replace(known, cpus=seen.cpus, mems=mems, limits=limits, problem=problem)
             self.note(known)
 
     def progressed(self) -> None:

@@ -6,7 +6,7 @@ process of it still lives; then STOPPED until the runtime forgets it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Final
 
@@ -20,6 +20,7 @@ from nri_backend.enforce import Stated, stated
 from nri_backend.grants import Holding
 from nri_backend.holdings import Evidence, Refusal, read_evidence
 from nri_backend.hugepages import asked_limits, claimed_bytes
+from nri_backend.limits import Limit
 from nri_backend.memory import Protected
 
 NOTHING: Final = Holding()
@@ -63,6 +64,8 @@ class Known:
     cpus: frozenset[int] | None = None
     """``cpuset.cpus.effective`` as last read; None before that."""
     mems: frozenset[int] | None = None
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+    """Those that its claims have set, by file as last read."""
     memory_kills: int = 0
     """How many of its processes the kernel has killed for want of memory, as far as seen."""
 

@@ -7,6 +7,7 @@ from numa_contract.reports import ClaimUse, ContainerReport
 
 from nri_backend.holdings import Reason
 from nri_backend.known import Known, Phase
+from nri_backend.limits import limit_text
 
 _State = Literal["unknown", "created", "running", "stopped"]
 _STATES: Final[dict[Phase, _State]] = {
@@ -36,6 +37,7 @@ def report(known: Known, *, refused_now: bool = False) -> ContainerReport:
         unknown_claims=known.orphan or _without_cpus(refusal.unknown if refusal else ()),
         cpus=known.cpus or frozenset(),
         mems=known.mems or frozenset(),
+        limits={file: limit_text(limit) for file, limit in known.limits.items()},
         cgroup=known.cgroup,
         refused="" if refusal is None or lost else refusal.text,
         memory_kills=known.memory_kills,

@@ -3,8 +3,9 @@
 
 import pytest
 from nri_backend._pb import nri_pb2 as pb
-from nri_backend.containers import Adjustment, Container, ContainerState, Pod, Resources, Update
+from nri_backend.containers import Adjustment, Container, ContainerState, MemoryPolicy, Pod, Resources, Update
 from nri_backend.plugin_messages import read_container, read_pod, read_resources, write_adjustment, write_updates
+from numa_contract.cpuset import format_cpu_list
 
 _EVERYTHING = Resources(
     cpus="0-3,8",
@@ -100,6 +101,22 @@ def test_an_adjustment_of_the_environment_claims_only_that() -> None:
     message = write_adjustment(Adjustment(env={"A": "b=c"}))
     assert [(entry.key, entry.value) for entry in message.env] == [("A", "b=c")]
     assert not message.HasField("linux")
+
+
+@pytest.mark.parametrize(
+    ("mode", "nodes", "sent"),
+    [
+        ("preferred", {1}, pb.MPOL_PREFERRED),
+        ("preferred", {0, 1, 3}, pb.MPOL_PREFERRED_MANY),
+        ("interleave", {0, 1}, pb.MPOL_INTERLEAVE),
+    ],
+)
+def test_a_memory_policy_goes_out_by_itself(mode: str, nodes: set[int], sent: pb.MpolMode) -> None:
+    """Linux prefers several nodes by another mode; no resource of the container is claimed by it."""
+    message = write_adjustment(Adjustment(memory_policy=MemoryPolicy(mode, frozenset(nodes))))
+    assert message.linux.memory_policy.mode == sent
+    assert message.linux.memory_policy.nodes == format_cpu_list(nodes)
+    assert not message.linux.HasField("resources")
 
 
 def test_updates_that_do_not_fit_are_left_out_and_counted() -> None:

@@ -216,6 +216,18 @@ async def test_what_we_answered_is_not_taken_for_the_kubelets_wish(node: Node, m
             assert node.kernel.get(path, f"hugetlb.2MB.{name}") == str(64 * MI)
 
 
+async def test_a_claim_of_a_created_container_is_its_own_before_its_owner_is_stored(node: Node, memory: Path) -> None:
+    """Owners are stored after the start; between creation and start a restart gives the claim to nobody else."""
+    env = node.claim(ONE)
+    stored, _ = await node.create("claim", *env)
+    node.make_cgroups(pod(), stored)
+    restarted = Node(memory)
+    await restarted.enforcer.activate()
+    await restarted.enforcer.synchronize([pod()], [stored])
+    with pytest.raises(RefusedError, match="belongs to container main"):
+        await restarted.create("thief", *env, name="side")
+
+
 async def test_stopping_is_idempotent_and_late_events_change_nothing(node: Node) -> None:
     """3.11: both events can come twice, or for a container that never started."""
     env = node.claim(ONE)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # kind.sh up|down: a kind cluster with the driver from this tree. Wants docker, kind, kubectl and helm.
 #
-# FRONTEND_IMAGE and BACKEND_IMAGE are images that docker has (default: localhost/NAME:VERSION); KIND_NODE_IMAGE is a node
-# image of Kubernetes 1.34 or later (default: kind's own).
+# FRONTEND_IMAGE and BACKEND_IMAGE name the images (default: localhost/NAME:VERSION), which are built where docker does not
+# have them; KIND_NODE_IMAGE is a node image of Kubernetes 1.34 or later (default: kind's own).
 set -eu
 cd "$(dirname "$0")/.."
 cluster=dra-driver-numa namespace=dra-driver-numa
@@ -19,9 +19,8 @@ need() {
 
 up() {
   need docker kind kubectl helm
-  for image in "$frontend" "$backend"; do
-    docker image inspect "$image" >/dev/null 2>&1 || fail "docker has no image $image; build it, or set FRONTEND_IMAGE and BACKEND_IMAGE"
-  done
+  image dra-frontend "$frontend"
+  image nri-backend "$backend"
   kind create cluster --config hack/kind.yaml ${KIND_NODE_IMAGE:+--image "$KIND_NODE_IMAGE"}
   kind load docker-image --name "$cluster" "$frontend" "$backend"
   kubectl create namespace "$namespace"
@@ -32,6 +31,10 @@ up() {
   kubectl --namespace "$namespace" rollout status daemonset/dra-driver-numa --timeout 180s
   wait_for_slices
   echo "kind: ready; try kubectl apply -f examples/cpus.yaml"
+}
+
+image() { # image TARGET NAME: builds what docker does not have
+  docker image inspect "$2" >/dev/null 2>&1 || docker build --target "$1" --build-arg "VERSION=$version" --tag "$2" .
 }
 
 wait_for_slices() {

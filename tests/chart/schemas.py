@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The schemas of the Kubernetes versions that are supported, strict: a field that does not exist is an error.
+
+They are those of the package kubernetes-validate, whose own function reads 5 MB anew for each object.
+"""
+
+from functools import lru_cache
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError
+from kubernetes_validate.utils import all_versions, schema_contents
+from referencing import Registry, Resource
+
+from tests.chart.helm import Document
+
+VERSIONS = ("1.34", "1.35", "1.36", "1.37")
+# Their schemas are not Kubernetes' own.
+FOREIGN = {"PodMonitor", "ServiceMonitor", "PrometheusRule", "SecurityContextConstraints", "VirtualMachineInstance"}
+
+__all__ = ["FOREIGN", "VERSIONS", "ValidationError", "check_object"]
+
+
+def check_object(document: Document, version: str) -> None:
+    """Raises ValidationError for an object that this version would refuse; KeyError for a version without schemas."""
+    if document["kind"] not in FOREIGN:
+        _validator(version, document["kind"], document["apiVersion"]).validate(document)
+
+
+@lru_cache
+def _definitions(version: str) -> tuple[str, Registry]:
+    # The newest patch of the version: 1.34 is in the directory of 1.34.0.
+    exact = {one.rpartition(".")[0]: one for one in all_versions()}[version]
+    directory = f"kubernetes-json-schema/v{exact}-local-strict"
+    definitions = Resource.from_contents(schema_contents(f"{directory}/_definitions.json", version))
+    return directory, definitions @ Registry()
+
+
+@lru_cache
+def _validator(version: str, kind: str, api_version: str) -> Draft202012Validator:
+    directory, registry = _definitions(version)
+    group, _, name = api_version.rpartition("/")
+    file = "-".join(part for part in (kind.lower(), group.partition(".")[0], name) if part)
+    schema = schema_contents(f"{directory}/{file}.json", version)
+    return Draft202012Validator(schema, registry=Resource.from_contents(schema) @ registry)

@@ -3,117 +3,20 @@
 
 import asyncio
 import contextlib
-import os
-import signal
-import sys
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
-from numa_contract.cdi import dump_claim_file
 from numa_contract.names import CPU_DRIVER, cdi_file_name
-from numa_contract.records import AllocationRecord
 
-from tests.fakes.runtime import FakeRuntime
+from tests.fakes.backend_process import POD, UID, Node, backend, eventually, last, leave, made_up_node, plain, process
 from tests.fakes.runtime import running as running_runtime
-from tests.fakes.runtime_levels import RuntimeOptions
-from tests.fakes.state_server import StateServer, state_server
-
-UID = "5f0d3a52-0000-4000-8000-00000000000a"
-POD = "pod-of-the-claim"
-
-
-@dataclass(frozen=True)
-class Node:
-    """The directories of a made-up node: 8 CPUs, no hugepages."""
-
-    root: Path
-
-    @property
-    def options(self) -> RuntimeOptions:
-        return RuntimeOptions(
-            socket=self.root / "nri.sock", cdi_dirs=(self.root / "cdi",), cgroup_root=self.root / "cgroup"
-        )
-
-    def state_socket(self, pod_uid: str) -> Path:
-        return self.root / "run" / pod_uid / "state.sock"
-
-    def claim(self, cpus: str) -> str:
-        """Writes the file of a claim, as the frontend does, and returns its CDI device."""
-        record = AllocationRecord.model_validate(
-            {
-                "driver": CPU_DRIVER,
-                "claim": {"uid": UID, "namespace": "default", "name": "claim"},
-                "reservedFor": [{"uid": POD, "name": "db"}],
-                "results": [{"request": "cpus", "pool": "node", "device": "cpudevnuma000"}],
-                "cpus": [{"request": "cpus", "device": "cpudevnuma000", "cpus": cpus}],
-            }
-        )
-        fresh = self.root / "cdi" / ".fresh"
-        fresh.write_bytes(dump_claim_file(record))
-        fresh.replace(self.root / "cdi" / cdi_file_name(CPU_DRIVER, UID))
-        return record.cdi_id("cpus")
+from tests.fakes.state_server import state_server
 
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    # Not tmp_path: a socket's path has a limit of 107 bytes.
-    with tempfile.TemporaryDirectory(prefix="nb") as directory:
-        root = Path(directory)
-        for made in ("cdi", "host/proc/self", "host/sys/devices/system/cpu", "host/sys/kernel/mm/hugepages"):
-            (root / made).mkdir(parents=True)
-        (root / "host/sys/devices/system/cpu/online").write_text("0-7\n")
-        yield Node(root)
-
-
-@contextlib.asynccontextmanager
-async def process(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Starts the command; kills it if it is still there at the end."""
-    environment = {key: value for key, value in os.environ.items() if key not in ("POD_UID", "NODE_NAME")}
-    started = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "nri_backend", *arguments, stderr=asyncio.subprocess.PIPE, env=environment
-    )
-    try:
-        yield started
-    finally:
-        if started.returncode is None:
-            started.kill()
-        _, log = await started.communicate()
-        print(log.decode())
-
-
-def backend(node: Node, pod_uid: str, *more: str) -> contextlib.AbstractAsyncContextManager[asyncio.subprocess.Process]:
-    paths = {"run-dir": "run", "cdi-dir": "cdi", "nri-socket": "nri.sock", "cgroup-root": "cgroup", "host-root": "host"}
-    arguments = [f"--{flag}={node.root / name}" for flag, name in paths.items()]
-    return process(*arguments, f"--pod-uid={pod_uid}", *(more or ("--bind-address=off",)))
-
-
-async def leave(started: asyncio.subprocess.Process) -> int:
-    """Asks the process to leave; its exit code. TimeoutError after 2 s."""
-    started.send_signal(signal.SIGTERM)
-    async with asyncio.timeout(2):
-        return await started.wait()
-
-
-async def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    """Looks at something that tells nobody when it changes."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110  a file of the imitated kernel
-            await asyncio.sleep(0.01)
-
-
-def last(server: StateServer, key: str) -> object:
-    return server.leases[-1][key] if server.leases else None
-
-
-async def plain(runtime: FakeRuntime, name: str) -> Callable[[], str]:
-    """Runs a container without a claim; what the kernel shows of its CPUs."""
-    pod = await runtime.run_pod_sandbox(name)
-    container = await runtime.create_container(pod, name)
-    await runtime.start_container(container)
-    return lambda: container.cgroup_file("cpuset.cpus.effective")
+    with made_up_node() as node:
+        yield node
 
 
 async def test_it_connects_tells_and_leaves(node: Node) -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random but well-formed contract values for property tests."""
 
+from typing import Any
+
 from hypothesis import strategies as st
 from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER
 from numa_contract.records import (
@@ -42,35 +44,35 @@ metadata = st.sampled_from(
     ]
 )
 
+memory_allocations = st.builds(
+    MemoryAllocation,
+    request=st.just("r"),
+    device=st.just("memory-numa000"),
+    numa_node=st.integers(0, 15),
+    size=st.integers(1, 1 << 40),
+    page_bytes=page_sizes,
+    hugepages=st.booleans(),
+)
+
 
 @st.composite
 def records(draw: st.DrawFn) -> AllocationRecord:
     """Draws a record of either driver with one to three requests."""
     names = draw(st.lists(requests, min_size=1, max_size=3, unique=True))
     driver = draw(st.sampled_from([CPU_DRIVER, MEMORY_DRIVER]))
-    cpus = tuple(CpuAllocation(request=n, device="cpudevnuma000", cpus=draw(cpu_sets)) for n in names)
-    memory = tuple(
-        MemoryAllocation(
-            request=n,
-            device="memory-numa000",
-            numa_node=draw(st.integers(0, 15)),
-            size=draw(st.integers(1, 1 << 40)),
-            page_bytes=draw(page_sizes),
-            hugepages=draw(st.booleans()),
-        )
-        for n in names
-    )
+    given: dict[str, Any] = {}
+    if driver == CPU_DRIVER:
+        given["cpus"] = tuple(CpuAllocation(request=n, device="cpudevnuma000", cpus=draw(cpu_sets)) for n in names)
+        given["parameters"] = draw(st.dictionaries(st.sampled_from(names), parameters))
+    else:
+        given["memory"] = tuple(draw(memory_allocations).model_copy(update={"request": n}) for n in names)
+        given["memory_parameters"] = draw(st.dictionaries(st.sampled_from(names), memory_parameters))
     return AllocationRecord(
         driver=driver,
         claim=ClaimReference(uid=draw(uids), namespace="default", name="claim"),
         reserved_for=tuple(PodReference(uid=uid, name="pod") for uid in draw(st.lists(uids, max_size=3))),
         results=tuple(AllocationResult(request=n, pool="node", device="d", consumed={"size": "1Gi"}) for n in names),
-        cpus=cpus if driver == CPU_DRIVER else (),
-        memory=memory if driver == MEMORY_DRIVER else (),
-        parameters=draw(st.dictionaries(st.sampled_from(names), parameters)) if driver == CPU_DRIVER else {},
-        memory_parameters=(
-            draw(st.dictionaries(st.sampled_from(names), memory_parameters)) if driver == MEMORY_DRIVER else {}
-        ),
+        **given,
         metadata=draw(st.dictionaries(st.sampled_from(names), metadata)),
         sharing=draw(st.sampled_from(["container", "pod"])),
         owner=draw(st.none() | st.builds(Owner, pod_uid=uids, container=requests)),

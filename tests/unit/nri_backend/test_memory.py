@@ -8,6 +8,7 @@ import pytest
 from nri_backend.containers import MemoryPolicy
 from nri_backend.limits import Rule, Wanted
 from nri_backend.memory import MemoryGrant, container_limits
+from numa_contract.records import MemoryMount
 
 from tests.fakes.claims import MI, holding_of, memory_record
 
@@ -79,3 +80,24 @@ def test_what_cannot_be_enforced_is_said(a: Mapping[str, object], b: Mapping[str
     found = grant(("a", 0, MI, PLAIN), ("b", 1, MI, PLAIN), a=a, b=b).fault
     assert fault in found
     assert bool(fault) is bool(found)
+
+
+@pytest.mark.parametrize(("one", "other", "hidden"), [("/h", "/h", True), ("/h/a", "/h", True), ("/h", "/h-a", False)])
+def test_two_claims_must_not_mount_over_each_other(one: str, other: str, hidden: bool) -> None:
+    """Each is right by itself, so that only here both are seen; the runtime would keep one and say nothing."""
+    records = [
+        memory_record(uid, ("r", 0, TWO, TWO), r={"mount": MemoryMount(path=path)})
+        for uid, path in (("m", one), ("n", other))
+    ]
+    memory = holding_of(*records).memory
+    assert memory is not None
+    assert memory.fault == (
+        "of its claims' mounts that at /h would hide that at " + max(one, other) + "; give each a directory of its own"
+        if hidden
+        else ""
+    )
+
+
+def test_two_nodes_of_one_request_are_one_mount() -> None:
+    """It has one path, however many results it has."""
+    assert grant(("r", 0, TWO, TWO), ("r", 1, TWO, TWO), r={"mount": MemoryMount(path="/h")}).fault == ""

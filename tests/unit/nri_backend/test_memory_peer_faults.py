@@ -147,6 +147,14 @@ async def test_peer_nri_one_claim_is_one_container(node: Node) -> None:
     assert node.kernel.get(await node.run("first-again", *env), "cpuset.mems") == "1"
 
 
+async def test_peer_nri_a_memory_claim_is_more_than_mems(node: Node) -> None:
+    """Where it asks for them it has a limit, and protection that every cgroup above it passes on (needs A5)."""
+    record = memory_record("m", ("a", 1, 64 * MI, 4096), a={"limit": "claim", "protect": "min"})
+    path = await node.run("c", *node.claim(record))
+    assert node.kernel.get(path, "memory.max") == str(64 * MI)
+    assert [node.kernel.get(where, "memory.min") for where in (path, POD)] == [str(64 * MI)] * 2
+
+
 async def test_peer_nri_evidence_that_lies_is_refused(node: Node) -> None:
     """Claims are what the record says, not what a variable says: more nodes or bytes than claimed is no container."""
     variables = node.claim(memory_record("m", ("a", 1, 64 * MI, TWO)))

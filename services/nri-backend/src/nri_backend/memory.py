@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from numa_contract.records import MemoryAllocation, MemoryParameters
+from numa_contract.records import MemoryAllocation, MemoryParameters, hiding_mounts
 
 from nri_backend.containers import MemoryPolicy
 from nri_backend.limits import Rule, Wanted
@@ -113,4 +113,8 @@ def _fault(parts: Sequence[Part]) -> str:
                 return f"{what} is unknown to this release of nri-backend; upgrade it or use {known[0]}"
     if {"preferred", "interleave"} <= {parameters.binding for _, _, parameters in parts}:
         return "its claims ask for binding: preferred and for binding: interleave, and a process has one memory policy"
+    mounts = {(uid, a.request): parameters.mount.path for uid, a, parameters in parts if parameters.mount}
+    if pair := hiding_mounts(mounts.values()):
+        # The runtime would silently keep one of them.
+        return f"of its claims' mounts that at {pair[0]} would hide that at {pair[1]}; give each a directory of its own"
     return ""

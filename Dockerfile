@@ -65,6 +65,8 @@ FROM runtime AS stand-ins
 LABEL org.opencontainers.image.title=stand-ins
 COPY --from=build-dra-frontend /opt/app /opt/app
 COPY services/nri-backend/src /opt/stand-ins
-COPY tests /opt/stand-ins/tests
+COPY tests/fakes /opt/stand-ins/tests/fakes
+COPY tests/stage /opt/stand-ins/tests/stage
+COPY tests/demo /opt/stand-ins/tests/demo
 ENV PYTHONPATH=/opt/stand-ins
 ENTRYPOINT ["/opt/app/bin/python", "-m", "tests.demo.compose"]

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The selectors of the DeviceClasses, evaluated as CEL with the device as the scheduler presents it."""
+
+from dataclasses import replace
+from typing import Any
+
+import cel
+import pytest
+from dra_frontend.classes import device_classes
+from dra_frontend.discovery import discover
+from dra_frontend.inventory import build_inventory
+from dra_frontend.machine import HugepagePool, NumaNode
+from dra_frontend.slices import slice_documents
+from numa_contract.config import Config
+
+from tests.chart.helm import Document
+from tests.fakes.trees import small_machine
+
+FOUND = discover(small_machine())
+FAR = NumaNode(2, frozenset(), 8 << 30, (HugepagePool(2 << 20, 64, 64), HugepagePool(1 << 30, 0, 0)), {0: 24, 1: 17})
+MACHINE = replace(FOUND, numa_nodes={**FOUND.numa_nodes, 2: FAR})
+DOMAINS = ("resource.kubernetes.io", "dra.cpu", "dra.net", "dra.memory")
+
+
+def presented(driver: str, attributes: dict[str, Any]) -> dict[str, Any]:
+    """A device in the scheduler's form: attributes by domain, and an empty map for a domain that it does not have."""
+    domains: dict[str, Any] = {domain: {} for domain in DOMAINS}
+    for name, value in attributes.items():
+        domain, _, short = name.rpartition("/")
+        domains[domain or driver][short] = next(iter(value.values()))
+    return {"device": {"driver": driver, "attributes": domains}}
+
+
+def classes_of(device: dict[str, Any]) -> list[str]:
+    """The classes that a device belongs to."""
+    return [
+        document["metadata"]["name"]
+        for document in device_classes(MACHINE)
+        if all(cel.evaluate(selector["cel"]["expression"], device) for selector in document["spec"]["selectors"])
+    ]
+
+
+def test_each_device_has_the_class_of_its_kind() -> None:
+    """Plain memory, pages by size, near and far, CPUs; none is in two, and no missing attribute is reached."""
+    pools = build_inventory(MACHINE, Config(), "n").pools
+    slices: list[Document] = [document for pool in pools for document in slice_documents(pool, "n")]
+    found = {
+        device["name"]: classes_of(presented(document["spec"]["driver"], device["attributes"]))
+        for document in slices
+        for device in document["spec"]["devices"]
+    }
+    assert found == {
+        "cpudevnuma000": ["dra.cpu"],
+        "cpudevnuma001": ["dra.cpu"],
+        "memory-numa000": ["dra.memory"],
+        "memory-numa001": ["dra.memory"],
+        "memory-numa002": ["dra.memory-far"],
+        "hugepages-2m-numa000": ["dra.hugepages-2m"],
+        "hugepages-2m-numa001": ["dra.hugepages-2m"],
+        "hugepages-2m-numa002": ["dra.hugepages-2m-far"],
+        "hugepages-1g-numa001": ["dra.hugepages-1g"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("size", "huge", "expected"),
+    [("4Ki", False, "dra.memory"), ("2Mi", True, "dra.hugepages-2m"), ("1Gi", True, "dra.hugepages-1g")],
+)
+def test_the_memory_peers_devices_fit(size: str, huge: bool, expected: str) -> None:
+    """They write sizes otherwise and have no tier."""
+    names = ("pageSize", "hugeTLB")
+    values = zip(names, ({"string": size}, {"bool": huge}), strict=True)
+    attributes = {f"resource.kubernetes.io/{name}": value for name, value in values}
+    assert classes_of(presented("dra.memory", attributes)) == [expected]
+
+
+def test_devices_of_other_drivers_fit_nowhere() -> None:
+    """Whatever they have."""
+    assert classes_of(presented("gpu.example.com", {})) == []

@@ -9,6 +9,7 @@ from nri_backend.cgroup import Notes
 from nri_backend.enforce import CgroupWants
 from nri_backend.hugepages import HugeWants, pod_raises
 from nri_backend.impose import Outcome, impose, impose_some
+from nri_backend.limits import Raise
 from nri_backend.targets import GroupTarget, Target
 from numa_contract.cpuset import parse_cpu_list
 
@@ -169,6 +170,15 @@ def test_a_container_without_a_cgroup_is_told_as_such(tree: KernelTree, cgroup: 
     assert outcome.seen is None
     assert outcome.left
     assert tree.written == []
+
+
+@pytest.mark.parametrize(("needed", "told"), [(False, 0), (True, 1)])
+def test_a_pod_without_a_cgroup_fails_only_who_needs_it(tree: KernelTree, needed: bool, told: int) -> None:
+    """A runtime may keep containers elsewhere: what is not there throttles nobody, and cannot protect anybody."""
+    group = GroupTarget("kubepods/none", {"memory.min": Raise(plus=MI, needed=needed)})
+    outcome = impose(tree, Notes(tree.root), Target("c1", CGROUP, wants("2-3"), "kubepods/none", (group,)))
+    assert len(outcome.left) == told
+    assert (outcome.seen is None) is needed
 
 
 def test_one_bad_container_does_not_stop_the_rest(tree: KernelTree) -> None:

@@ -3,12 +3,13 @@
 
 from dataclasses import replace
 
+from nri_backend.cgroup_path import pod_directory
 from nri_backend.containers import Resources
 from nri_backend.enforce import Host, stated
 from nri_backend.known import Known, Phase, known_as
 from nri_backend.limits import Raise
 from nri_backend.state import NodeState
-from nri_backend.targets import GroupTarget, group_targets, target, target_at_start
+from nri_backend.targets import GROUPS_AT_ONCE, GroupTarget, next_groups, target, target_at_start
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
 
@@ -37,7 +38,7 @@ def put(state: NodeState, id_: str, *env: str, of: str = "p1", quota: int | None
 
 def raises(state: NodeState, path: str = POD) -> dict[str, Raise] | None:
     """What a cgroup above containers needs; None where it is not looked at."""
-    found = {group.path: dict(group.raises) for group in group_targets(state)}
+    found = {group.path: dict(group.raises) for group in next_groups(state)}
     return found.get(path)
 
 
@@ -111,6 +112,19 @@ def test_protection_reaches_from_the_pod_to_the_top() -> None:
     assert groups == {POD: huge | own, PODS: both, "kubepods.slice": both}
     assert raises(state, "kubepods.slice") == both
     assert raises(state, POD) == huge | own
+
+
+def test_groups_come_in_portions() -> None:
+    """Every pod and what is above it, each once, until none is left: hooks run in between."""
+    state = node()
+    for number in range(60):
+        put(state, f"c{number}", of=f"p{number}")
+    done: set[str] = set()
+    while some := next_groups(state, done):
+        assert len(some) <= GROUPS_AT_ONCE
+        assert done.isdisjoint(group.path for group in some)
+        done |= {group.path for group in some}
+    assert done == {PODS, "kubepods.slice"} | {pod_directory(pod(f"p{number}").cgroup_parent) for number in range(60)}
 
 
 def test_a_quick_look_has_no_limits() -> None:

@@ -18,7 +18,7 @@ from nri_backend.hugepages import container_limits, guard_limits, limit_files, r
 from nri_backend.impose_groups import impose_group, own_limits
 from nri_backend.limits import Limit
 from nri_backend.mend import Work, mend
-from nri_backend.targets import Target
+from nri_backend.targets import GroupTarget, Target
 
 SLICE_SECONDS: Final = 0.01
 """How long one job may go on with the next container; a hook waits at most for one job."""
@@ -58,6 +58,15 @@ def _pod_own(tree: CgroupTree, notes: Notes, target: Target) -> dict[int, Limit]
     return {sizes[file]: limit for file, limit in own_limits(tree, notes, target.pod_cgroup, tuple(sizes)).items()}
 
 
+def _impose_above(tree: CgroupTree, notes: Notes, group: GroupTarget, work: Work) -> None:
+    try:
+        impose_group(tree, notes, group, work)
+    except CgroupGoneError:
+        # Without the pod's cgroup there is no quota of it either; what a claim cannot do without is another matter.
+        if any(raised.needed for raised in group.raises.values()):
+            raise
+
+
 def impose(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
     """Makes a container's cgroup true, those above it first. Raises nothing."""
     work = Work()
@@ -66,7 +75,7 @@ def impose(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
         return Outcome(target.id, None, left=("the runtime names no cgroup for it",))
     try:
         for group in target.groups:
-            impose_group(tree, notes, group, work)
+            _impose_above(tree, notes, group, work)
         if target.huge is not None:
             limits = container_limits(target.huge, _pod_own(tree, notes, target))
             wants = replace(wants, files={**wants.files, **limits})

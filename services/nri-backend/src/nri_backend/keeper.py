@@ -26,7 +26,7 @@ from nri_backend.known import Known, Phase
 from nri_backend.ports import EnforcementObserver, ReportSink
 from nri_backend.report import report
 from nri_backend.state import NodeState
-from nri_backend.targets import Target, group_targets, target, target_at_start
+from nri_backend.targets import Target, next_groups, target, target_at_start
 from nri_backend.turn import Turn
 
 _log = logging.getLogger(__name__)
@@ -166,8 +166,7 @@ class Keeper:
         tree, notes = self._edges.tree, self._notes
 
         def work() -> Callable[[], list[GroupOutcome]]:
-            left = [group for group in group_targets(self.state) if group.path not in done]
-            return partial(impose_groups, tree, notes, left, SLICE_SECONDS)
+            return partial(impose_groups, tree, notes, next_groups(self.state, done), SLICE_SECONDS)
 
         outcomes = await self._writing.work(work)
         for outcome in outcomes:

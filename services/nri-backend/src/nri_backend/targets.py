@@ -2,7 +2,10 @@
 """What the cgroups of containers and those above them must say, from the state as it is now."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Final
 
 from nri_backend import cpu_time, hugepages, memory
 from nri_backend.ancestors import ancestors, protections
@@ -11,6 +14,8 @@ from nri_backend.hugepages import Guard, HugeWants, claimed_bytes
 from nri_backend.known import Known, Phase
 from nri_backend.limits import Raise, Wanted
 from nri_backend.state import NodeState
+
+GROUPS_AT_ONCE: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +85,13 @@ def target_at_start(state: NodeState, known: Known) -> Target:
     return replace(target(state, known, full=True), groups=tuple(groups))
 
 
-def group_targets(state: NodeState) -> list[GroupTarget]:
-    """Returns every cgroup above the containers, those included that need nothing, or nothing any more."""
-    return [GroupTarget(path, raises) for path, raises in _above(state, state)]
+def next_groups(state: NodeState, done: AbstractSet[str] = frozenset()) -> tuple[GroupTarget, ...]:
+    """Returns some of the cgroups above the containers that are not done, those included that need nothing (any more).
+
+    Not all at once: this is computed on the event loop.
+    """
+    groups = (GroupTarget(path, raises) for path, raises in _above(state, state, done))
+    return tuple(islice(groups, GROUPS_AT_ONCE))
 
 
 def _guard(state: NodeState, known: Known) -> Guard | None:
@@ -99,16 +108,20 @@ def _own_files(known: Known) -> dict[str, Wanted]:
     return files | memory.container_limits(held.memory) if held.memory is not None else files
 
 
-def _above(state: NodeState, containers: Iterable[Known]) -> Iterator[tuple[str, dict[str, Raise]]]:
+def _above(
+    state: NodeState, containers: Iterable[Known], done: AbstractSet[str] = frozenset()
+) -> Iterator[tuple[str, dict[str, Raise]]]:
     """Yields what is above these containers, with what all containers of the node need there."""
     passed_on = protections((known.cgroup, known.protected) for known in state.protecting())
     pods: dict[str, str] = {}
     others: dict[str, None] = {}
     for known in containers:
-        if known.pod_cgroup:
+        if known.pod_cgroup and known.pod_cgroup not in pods:
             pods[known.pod_cgroup] = known.pod.uid
             others |= dict.fromkeys(ancestors(known.cgroup))
     for path in (*pods, *(path for path in others if path not in pods)):
+        if path in done:
+            continue
         if path not in pods:
             yield path, passed_on.get(path, {})
         elif (raises := _pod_raises(state, pods[path])) is not None:

@@ -6,7 +6,7 @@
 # Builds targets of the Dockerfile (default: both images) without an engine: buildah, in a chroot, from Debian packages.
 # The base image is made with mmdebstrap from the mirror that this machine's apt uses and gets the name that the
 # Dockerfile has for it; Python packages are fetched by this machine's pip, whatever its index, and installed without one.
-# Neither leaves a trace in an image. Per target: TARGET.tar (an OCI archive) and TARGET.cdx.json (its SBOM).
+# Neither leaves a trace in an image. Per target: TARGET.tar (for docker load or ctr import) and TARGET.cdx.json (its SBOM).
 # A target is made again when something that it is made from has changed.
 # Variables: IMAGES_CACHE (buildah's storage, wheels, results), NODE_VM_MIRROR (Debian mirror), PYTHON (with pip).
 set -euo pipefail
@@ -85,7 +85,8 @@ build() { # build TARGET
     --target "$target" -t "localhost/$target:$VERSION" "$ROOT" >"$CACHE/$target.log" 2>&1 ||
     { tail -n 30 "$CACHE/$target.log" >&2; fail "$target failed: $CACHE/$target.log"; }
   rm -f "$OUT/$target.tar"
-  engine push --quiet --disable-compression "localhost/$target:$VERSION" "oci-archive:$OUT/$target.tar:localhost/$target:$VERSION" 2>>"$CACHE/$target.log"
+  # Not compressed: importing is several times as fast where the processor is emulated, and registries compress anyway.
+  engine push --quiet "localhost/$target:$VERSION" "docker-archive:$OUT/$target.tar:localhost/$target:$VERSION" 2>>"$CACHE/$target.log"
   container=$(engine from "localhost/$target:$VERSION")
   # shellcheck disable=SC2016 # for the inner shell
   private sh -c '"$1" "$2" "$(buildah $3 mount "$4")" "$5" "$6"' sh "$PYTHON" "$ROOT/hack/image/sbom.py" "$(storage)" "$container" \

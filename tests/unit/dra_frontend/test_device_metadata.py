@@ -289,6 +289,14 @@ async def test_a_start_sweeps_what_belongs_to_no_claim(node: Node) -> None:
     assert [path.name for path in node.root.iterdir()] == ["ns_claim-u"]
 
 
+async def test_metadata_that_cannot_be_listed_stops_nothing(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """Somebody's file where the directory should be costs the metadata, never the driver."""
+    node.root.parent.mkdir(parents=True, exist_ok=True)
+    node.root.write_text("")
+    await node.store.start()
+    assert "metadata files cannot be listed driver=dra.cpu" in caplog.text
+
+
 async def test_nothing_is_swept_while_a_claim_has_no_name(node: Node) -> None:
     """A file without a record, such as the CPU peer's, does not tell which directory is its claim's."""
     await node.prepare(view(cpus(2)))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages that host processes hold: counted from what is in use and what pods have, and steadied."""
 
+from pathlib import Path
+
 import pytest
 from dra_frontend.host_pages import (
     FALL_LOOKS,
@@ -12,6 +14,7 @@ from dra_frontend.host_pages import (
     read_pod_pages,
 )
 from dra_frontend.machine import HugepagePool
+from dra_frontend.sysfs import HostTree
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +40,14 @@ def test_the_group_of_all_pods_is_found(directory: str, found: str | None) -> No
     """Both cgroup drivers and a kubelet with a root of its own; nothing that merely looks like it."""
     tree = MemoryTree({f"{directory}/cgroup.procs": b"", "/init.scope/cgroup.procs": b""})
     assert find_pods_group(tree) == found
+
+
+def test_files_of_the_root_group_are_passed_over(tmp_path: Path) -> None:
+    """A kubelet below a root of its own, as in kind, beside the files that every cgroup has."""
+    (tmp_path / "cgroup.controllers").write_text("cpu hugetlb\n")
+    (tmp_path / "kubelet.slice" / "kubelet-kubepods.slice").mkdir(parents=True)
+    (tmp_path / "kubelet.slice" / "cgroup.procs").touch()
+    assert find_pods_group(HostTree(tmp_path)) == "/kubelet.slice/kubelet-kubepods.slice"
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,8 @@ def test_a_cpu_that_two_claims_hold_is_not_free_for_either() -> None:
     }
     assert Ledger(files).held_cpus("a") == {1, 2}
     assert Ledger(files).held_cpus("b") == {0, 1}
+    assert Ledger(files).cpu_holders("a") == {1: "b", 2: "b"}
+    assert Ledger(files).cpu_holders("b") == {0: "a", 1: "a"}
 
 
 def test_an_unreadable_record_holds_its_hugepages() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dra_frontend.sockets import NotASocketError, SocketPathError, check_socket_path, listen_unix
+from dra_frontend.sockets import NotASocketError, SocketPathError, check_socket_path, listen_tcp, listen_unix
 
 
 @pytest.fixture
@@ -61,3 +61,11 @@ def test_trap_4_12_a_successors_socket_of_the_same_name_survives(short: Path) ->
         assert (short / "s.sock").is_socket()
         assert placed_by_new.remove()
         assert not placed_by_new.remove()
+
+
+@pytest.mark.parametrize("client", ["127.0.0.1", "::1"])
+def test_without_a_host_both_ip_versions_are_heard(client: str) -> None:
+    """The kubelet probes the pod's address, whichever version the cluster uses."""
+    with listen_tcp(":0") as server, socket.create_connection((client, server.getsockname()[1])):
+        peer, _ = server.accept()
+        peer.close()

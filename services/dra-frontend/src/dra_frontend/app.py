@@ -9,7 +9,6 @@ import asyncio
 import gc
 import logging
 import signal
-import socket
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -21,7 +20,7 @@ from dra_frontend.kube import connect
 from dra_frontend.kube_errors import KubeError
 from dra_frontend.rundir import RunDirectory
 from dra_frontend.service import Service
-from dra_frontend.sockets import SocketPathError
+from dra_frontend.sockets import SocketPathError, listen_tcp
 from dra_frontend.state_api import HttpServer, probe_app, state_app
 from dra_frontend.sysfs import HostTree
 from dra_frontend.telemetry import set_up_logging
@@ -34,12 +33,6 @@ async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
     """Runs what must never end by itself: a service that has lost a part of it must not go on as if nothing were."""
     await work
     raise RuntimeError(f"{name} ended; report this bug")
-
-
-def _tcp_socket(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    return socket.create_server((host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
 
 
 async def _serve(settings: Settings) -> None:
@@ -57,7 +50,7 @@ async def _serve(settings: Settings) -> None:
         state = service.state()
         servers = [(HttpServer(state_app(state)), await run_directory.listen())]
         if settings.bind_address != "off":
-            servers.append((HttpServer(probe_app(state)), _tcp_socket(settings.bind_address)))
+            servers.append((HttpServer(probe_app(state)), listen_tcp(settings.bind_address)))
         async with asyncio.TaskGroup() as tasks:
             listening = [tasks.create_task(server.serve(sockets=[where])) for server, where in servers]
             running = [tasks.create_task(_essential(name, work)) for name, work in service.endless()]

@@ -55,7 +55,7 @@ def give_cpus(
     ledger: Ledger,
 ) -> tuple[CpuAllocation, ...]:
     """Returns the CPUs of every result, in order; none of them is anybody else's. Raises RefusedError."""
-    holders = {cpu: holder for cpu, holder in ledger.cpu_holders().items() if holder != uid}
+    holders = ledger.cpu_holders(besides=uid)
     mine: set[int] = set()
     given: list[CpuAllocation] = []
     for result in results:

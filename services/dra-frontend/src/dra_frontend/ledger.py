@@ -41,11 +41,11 @@ class Ledger:
                 if report.alive:
                     yield use.uid, use.cpus
 
-    def cpu_holders(self) -> dict[int, str]:
-        """Returns the claim UID by CPU; where two claims hold one CPU, the lower UID."""
+    def cpu_holders(self, besides: str = "") -> dict[int, str]:
+        """Returns the claim UID by CPU, without the claim ``besides``; where two hold one CPU, the lower UID."""
         held: dict[int, str] = {}
         for uid, cpus in sorted((source for source in self._cpu_sources() if source[1]), key=lambda source: source[0]):
-            for cpu in cpus:
+            for cpu in cpus if uid != besides else ():
                 held.setdefault(cpu, uid)
         return held
 

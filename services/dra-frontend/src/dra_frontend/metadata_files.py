@@ -76,11 +76,20 @@ class MetadataFiles:
         for driver in DRIVERS if self._plugins else ():
             if any(file.record is None and file.driver == driver for file in known):
                 continue
-            root = self._root(driver)
-            for path in root.iterdir() if root.is_dir() else ():
+            for path in self._places(driver):
                 if (driver, path.name) not in in_use:
                     _LOG.info("metadata of no claim removed path=%s", path)
                     shutil.rmtree(path, ignore_errors=True)
+
+    def _places(self, driver: str) -> list[Path]:
+        """Returns the directories of all claims; none where they cannot be listed: no claim needs that."""
+        try:
+            return sorted(self._root(driver).iterdir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            _LOG.warning("metadata files cannot be listed driver=%s error=%s", driver, error)
+            return []
 
     def _root(self, driver: str) -> Path:
         return Path(self._plugins) / driver / METADATA_DIRECTORY

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unix sockets that are placed whole and removed only by the one who made them.
+"""Sockets to listen on. Those of unix are placed whole, and removed only by the one who made them.
 
 During a rolling update another instance may have put its own socket under our name (a fixed ``dra.sock``), so a file
 is removed only while it still is the very inode that was placed. All functions here touch the file system and block.
@@ -101,3 +101,13 @@ def listen_unix(path: Path, mode: int = 0o600) -> tuple[socket.socket, PlacedSoc
         bound.unlink(missing_ok=True)
         listening.close()
         raise
+
+
+def listen_tcp(address: str) -> socket.socket:
+    """Listens at ``host:port``; without a host, or with ``[::]``, at every address of both IP versions. OSError."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    if host in ("", "::") and socket.has_dualstack_ipv6():
+        # The kubelet probes the pod's address, which is an IPv6 one on some clusters.
+        return socket.create_server(("", int(port)), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server((host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -57,7 +57,7 @@ class HostTree:
         try:
             with os.scandir(self.real(path)) as entries:
                 return sorted(entry.name for entry in entries)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise HostTreeError(path, f"cannot be listed: {error.strerror}") from error

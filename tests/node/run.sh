@@ -49,7 +49,7 @@ run_profile() { # run_profile NAME PYTEST-ARGUMENT...: the status of pytest
     machine_kill
     machine_start "$BASE" "$DISK" on
     machine_wait
-    [ -z "$OLDER_RUNTIME" ] || guest use-older-runtime || fail "the older runtime does not start"
+    [ -z "$OLDER_RUNTIME" ] || guest /usr/local/sbin/use-older-runtime || fail "the older runtime does not start"
     phase boot
   fi
   push_source || fail "the source could not be copied in"
@@ -81,7 +81,7 @@ main() {
       *) arguments+=("$1"); shift ;;
     esac
   done
-  ((${#profiles[@]})) || profiles=(default one-gig)
+  ((${#profiles[@]})) || profiles=(default one-gig containerd-1.7)
   trap '[ -n "$KEEP" ] || [ -z "$PROFILE" ] || machine_kill' EXIT
   trap 'exit 130' INT TERM
   [ -x "$PYTHON" ] || fail "no $PYTHON: run make setup, or set PYTHON to one with pip and packaging"

@@ -8,7 +8,7 @@ from numa_contract.names import cpu_env_key
 from tests.node.rig import kernel
 from tests.node.rig.cluster import RESERVED, Cluster
 from tests.node.rig.cri import CriError
-from tests.node.rig.marks import both_drivers
+from tests.node.rig.marks import both_drivers, each_runtime
 from tests.node.rig.wait import until
 from tests.stage.pods import cpus, hugepages, memory
 
@@ -19,6 +19,7 @@ HOLD = ["python3", "-IS", "/programs/touch_memory.py", "--hold", "2M:3", "1G:1",
 SHOW = "print(open('/proc/self/status').read())"
 
 
+@each_runtime
 @both_drivers
 def test_a_claim_becomes_a_container_on_one_numa_node(cluster: Cluster) -> None:
     """CPUs, memory and hugepages of both sizes come from the claimed NUMA node, and no page more than claimed."""

@@ -10,14 +10,21 @@ import pytest
 
 from tests.node.rig import figures, kernel
 from tests.node.rig.cri import CriError
-from tests.node.rig.marks import both_drivers, every_machine
+from tests.node.rig.marks import both_drivers, each_runtime, every_machine
 from tests.node.rig.node import CDI_DIRECTORY, Node
 from tests.node.rig.pod_cgroups import Driver
-from tests.node.rig.pods import Resources
+from tests.node.rig.pods import Container, Resources
 from tests.node.rig.services import Services
 from tests.node.rig.wait import until
 
 MIB = 1 << 20
+LIMIT = str(4 * MIB)
+SOURCE = Path(__file__).parents[2]
+
+
+def limits(box: Container) -> list[str]:
+    """The container's two limits of 2 MiB pages."""
+    return [box.cgroup.hugetlb("2MB")[what] for what in ("max", "rsvd.max")]
 
 
 def library_version(package: str, library: str) -> str:
@@ -41,15 +48,18 @@ def test_the_machine_is_the_profile(node: Node) -> None:
     figures.note("kernel", Path("/proc/sys/kernel/osrelease").read_text().strip())
 
 
-def test_the_runtime_is_containerd_2_with_nri(node: Node) -> None:
-    """containerd 2.x answers CRI and has its NRI socket, so the tests see what today's nodes run."""
+@each_runtime
+def test_the_runtime_is_the_profiles_and_has_nri(node: Node) -> None:
+    """containerd of the profile's release answers CRI and has its NRI socket."""
     name, version = node.runtime.version()
     assert name == "containerd"
-    assert version.startswith("2.")
+    older = node.profile.name == "containerd-1.7"
+    assert version.startswith("1.7." if older else "2.")
     assert node.cgroups.driver == "systemd"
     node.wait_for_containerd()
     figures.note("containerd", version)
-    figures.note("NRI library", library_version("containerd", "golang-github-containerd-nri"))
+    if not older:
+        figures.note("NRI library", library_version("containerd", "golang-github-containerd-nri"))
 
 
 @both_drivers
@@ -70,26 +80,37 @@ def test_a_container_runs_in_its_pods_group(node: Node, cgroup_driver: Driver) -
     assert pod.cgroup.hugetlb("2MB")["max"] == pod.cgroup.hugetlb("2MB")["rsvd.max"] == "0"
 
 
+@each_runtime
 @both_drivers
 def test_stock_containerd_drops_hugepage_limits_but_not_unified_keys(node: Node, cgroup_driver: Driver) -> None:
     """An update leaves a limit written by others alone, and writes unified keys and cpusets again as stored."""
     pod = node.pod(hugetlb={"2MB": 8 * MIB})
-    limit = str(4 * MIB)
     dropped = pod.run("dropped", resources=Resources(hugepages={"2MB": 4 * MIB}))
-    unified = {"hugetlb.2MB.max": limit, "hugetlb.2MB.rsvd.max": limit}
+    unified = {"hugetlb.2MB.max": LIMIT, "hugetlb.2MB.rsvd.max": LIMIT}
     kept = pod.run("kept", resources=Resources(unified=unified))
-    assert [dropped.cgroup.hugetlb("2MB")[what] for what in ("max", "rsvd.max")] == ["max", "max"]
-    assert [kept.cgroup.hugetlb("2MB")[what] for what in ("max", "rsvd.max")] == [limit, limit]
+    assert [limits(dropped), limits(kept)] == [["max", "max"], [LIMIT, LIMIT]]
     for container in (dropped, kept):
         container.update(Resources(cpus="1-2"))
         container.cgroup.write("hugetlb.2MB.max", 2 * MIB)
         container.cgroup.write("cpuset.cpus", "4-5")
         container.update(Resources(shares=512))
-    assert [one.cgroup.hugetlb("2MB")["max"] for one in (dropped, kept)] == [str(2 * MIB), limit]
+    assert [one.cgroup.hugetlb("2MB")["max"] for one in (dropped, kept)] == [str(2 * MIB), LIMIT]
     assert [one.cpus_allowed for one in (dropped, kept)] == [{1, 2}, {1, 2}]
-    no_file = pod.create("no-file", resources=Resources(unified={"hugetlb.3MB.max": limit}))
+    no_file = pod.create("no-file", resources=Resources(unified={"hugetlb.3MB.max": LIMIT}))
     with pytest.raises(CriError, match=r"hugetlb\.3MB\.max"):
         no_file.start()
+
+
+@each_runtime
+def test_what_becomes_of_limits_that_a_plugin_answers(node: Node, services: Services) -> None:
+    """Stock containerd drops a plugin's hugepage limits; its unified keys reach the kernel."""
+    plugin = services.module("answering", "tests.node.rig.answering_plugin", env={"PYTHONPATH": str(SOURCE)})
+    plugin.start().wait_for_log("synchronised")
+    pod = node.pod(hugetlb={"2MB": 8 * MIB})
+    unified = {"hugetlb.2MB.max": LIMIT, "hugetlb.2MB.rsvd.max": LIMIT}
+    answers = {"dropped": {"hugepage_limits": {"2MB": 4 * MIB}}, "kept": {"unified": unified}}
+    boxes = {name: pod.run(name, env={"ANSWER": json.dumps(answer)}) for name, answer in answers.items()}
+    assert {name: limits(box) for name, box in boxes.items()} == {"dropped": ["max", "max"], "kept": [LIMIT, LIMIT]}
 
 
 def test_systemd_restores_a_cpuset_when_a_property_is_set(node: Node) -> None:

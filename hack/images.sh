@@ -85,7 +85,7 @@ build() { # build TARGET
     --target "$target" -t "localhost/$target:$VERSION" "$ROOT" >"$CACHE/$target.log" 2>&1 ||
     { tail -n 30 "$CACHE/$target.log" >&2; fail "$target failed: $CACHE/$target.log"; }
   rm -f "$OUT/$target.tar"
-  # Not compressed: importing is several times as fast where the processor is emulated, and registries compress anyway.
+  # Not compressed: an emulated processor takes minutes to unpack it, and registries compress anyway.
   engine push --quiet "localhost/$target:$VERSION" "docker-archive:$OUT/$target.tar:localhost/$target:$VERSION" 2>>"$CACHE/$target.log"
   container=$(engine from "localhost/$target:$VERSION")
   # shellcheck disable=SC2016 # for the inner shell

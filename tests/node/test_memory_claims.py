@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory and hugepages of claims: what adds up, what is refused, and when, and what a mount holds."""
+
+import signal
+
+from tests.node.rig import kernel
+from tests.node.rig.claims import memory_config
+from tests.node.rig.cluster import Cluster
+from tests.node.rig.marks import each_runtime
+from tests.node.rig.wait import until
+from tests.stage.pods import cpus, hugepages
+
+MIB = 1 << 20
+GIB = 1 << 30
+NODES = (0, 1)
+KEEP = """
+import os
+file = os.open("/dev/hugepages/mine", os.O_CREAT | os.O_RDWR)
+os.posix_fallocate(file, 0, {size})
+"""
+
+
+def free_pages() -> int:
+    """Free 2 MiB pages of the whole machine."""
+    return sum(kernel.hugepages(node, "2MB", "free_hugepages") for node in NODES)
+
+
+def test_the_pod_alone_stops_a_page_too_many(cluster: Cluster) -> None:
+    """Where a container's own limit is gone for a moment, its pod's still answers ENOMEM at mmap, for both sizes."""
+    db = cluster.pod(hugepages(4 * MIB), hugepages(GIB, "1g", "gigs"))
+    box = db.run(image="python")
+    cluster.instance.backend.send(signal.SIGSTOP)
+    try:
+        for size in ("2MB", "1GB"):
+            for file in ("max", "rsvd.max"):
+                box.cgroup.write(f"hugetlb.{size}.{file}", "max")
+        fits, over, large, too_large = box.touch_memory("2M:2", "2M:1", "1G:1", "1G:1")
+    finally:
+        cluster.instance.backend.send(signal.SIGCONT)
+    assert [one["error"] for one in (fits, over, large, too_large)] == [None, "ENOMEM", None, "ENOMEM"]
+    until(lambda: box.cgroup.hugetlb("2MB")["rsvd.max"] == str(4 * MIB), "the audit puts the limit back")
+
+
+@each_runtime
+def test_a_mount_comes_and_goes_with_its_container(cluster: Cluster) -> None:
+    """A hugetlbfs of the claim's size is there at the first instruction; its pages are back when the container ends."""
+    before = free_pages()
+    wish = [memory_config("pages", mount={"path": "/dev/hugepages"})]
+    db = cluster.pod(cpus(1, numa_node=1), hugepages(4 * MIB), config=wish)
+    for _ in range(2):
+        box = db.run(command=["sh", "-c", "cat /proc/mounts; exec sleep 1000"], image="python")
+        (line,) = [line for line in until(box.log, "the mounts").splitlines() if " /dev/hugepages " in line]
+        assert line.split()[2] == "hugetlbfs"
+        assert {"pagesize=2M", f"size={4 * MIB}"} <= set(line.split()[3].split(","))
+        assert box.exec("python3", "-IS", "-c", KEEP.format(size=4 * MIB)).code == 0
+        assert free_pages() == before - 2
+        assert kernel.hugepages(1, "2MB", "free_hugepages") == kernel.hugepages(1, "2MB") - 2
+        over = box.exec("python3", "-IS", "-c", KEEP.format(size=6 * MIB))
+        assert over.code == 1
+        assert "No space left on device" in over.err or "Cannot allocate memory" in over.err
+        box.stop()
+        box.remove()
+        until(lambda: free_pages() == before, "the pages are back")

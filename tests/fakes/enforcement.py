@@ -66,12 +66,20 @@ class Counts:
 class Node:
     """A node of eight CPUs, CPU 0 reserved, and what the runtime would do to it."""
 
-    def __init__(self, root: Path, reserved: str = "0", *, lazy: bool = False, guard: bool = False) -> None:
+    def __init__(
+        self,
+        root: Path,
+        reserved: str = "0",
+        *,
+        lazy: bool = False,
+        guard: bool = False,
+        tree: Callable[[Path], KernelTree] = KernelTree,
+    ) -> None:
         self.pod_quota = "max"
         """What the kubelet writes to ``cpu.max`` of a pod."""
         self.cdi = root / "cdi"
         self.cdi.mkdir(exist_ok=True)
-        self.kernel = KernelTree(root / "cgroup")
+        self.kernel = tree(root / "cgroup")
         self.host = Host(parse_cpu_list("0-7"), SIZES)
         self.sink = Reports()
         self.counts = Counts()

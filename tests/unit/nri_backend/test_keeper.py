@@ -86,16 +86,6 @@ async def test_who_waits_together_looks_together(tmp_path: Path, tree: KernelTre
     assert directory.looks == 3
 
 
-async def test_a_container_without_a_cgroup_cannot_be_killed(
-    tmp_path: Path, tree: KernelTree, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The refusal must reach the pod's events, so the kill that is not possible is logged and raises nothing."""
-    keeper = keeper_of(ClaimDirectory(str(tmp_path)), tree)
-    await keeper.kill(Known("c", "main", pod(), problem="its cgroup path makes no sense"))
-    assert "cannot be killed" in caplog.text
-    assert tree.written == []
-
-
 async def test_who_cannot_be_looked_at_may_live(
     tmp_path: Path, tree: KernelTree, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from numa_contract.cpuset import format_cpu_list
 from numa_contract.reports import ContainerReport
 
 from nri_backend.containers import Adjustment, Container, ContainerState, Pod, RefusedError, Resources, Update
 from nri_backend.enforce import Host, adjustment, amendment
-from nri_backend.feasible import impossible
-from nri_backend.holdings import Reason, Refusal
+from nri_backend.feasible import crowded, impossible, untrue
+from nri_backend.holdings import Refusal
 from nri_backend.keeper import Edges, Keeper
+from nri_backend.killer import Killer
 from nri_backend.kills import KillWatch
-from nri_backend.known import Known, Phase, known_as
+from nri_backend.known import NO_EVIDENCE, Known, Phase, known_as
 from nri_backend.ports import LinkStatus
 from nri_backend.report import report
 from nri_backend.rounds import Rounds
@@ -39,6 +39,7 @@ class Enforcer:
         self.state = NodeState(choices)
         self.state.take_host(host)
         self.keeper = Keeper(self.state, edges)
+        self._killer = Killer(self.keeper, edges.tree)
         self._kills = KillWatch(self.keeper, edges.tree)
         self._rounds = Rounds(self.keeper, self._kills)
         self._own_pod_uid = own_pod_uid
@@ -120,6 +121,16 @@ class Enforcer:
         """Makes the kernel's files true before the first instruction, or kills the container."""
         if self._is_own(pod):
             return
+        try:
+            await self._start(pod, container)
+        except RefusedError:
+            raise
+        except BaseException:
+            # Our deadline above all: it is answered as an error, in spite of which CRI-O starts the container.
+            await self._start_failed(pod, container)
+            raise
+
+    async def _start(self, pod: Pod, container: Container) -> None:
         await self.keeper.refresh()
         known = self.state.get(container.id) or known_as(pod, container, answered=True)
         if known.phase in (Phase.ENDING, Phase.STOPPED):
@@ -132,11 +143,27 @@ class Enforcer:
         if refusal is None:
             known, refusal = await self._imposed(known)
         if refusal is not None:
-            await self.keeper.kill(known)
-            self.keeper.forget(known.id)
+            if await self._killer.kill(known):
+                self.keeper.forget(known.id)
+            else:
+                self._note_unseen(known)
             raise self._refused(known, refusal)
         if known.holding.memory is not None:
             await self._kills.look(pod.uid)
+
+    async def _start_failed(self, pod: Pod, container: Container) -> None:
+        """Takes a container of which nothing is certain for one that runs; with a claim it is not to run."""
+        known = self.state.get(container.id) or self.state.assessed(known_as(pod, container, answered=True))
+        if known.phase in (Phase.ENDING, Phase.STOPPED):
+            return
+        self._note_unseen(known)
+        if self.active and known.evidence != NO_EVIDENCE:
+            await self._killer.kill(known)
+
+    def _note_unseen(self, known: Known) -> None:
+        """It may run, nobody knows on which CPUs; claims wait until the audit has seen it."""
+        self.keeper.note(replace(known, phase=Phase.STARTED, cpus=None))
+        self._rounds.request_audit()
 
     async def _imposed(self, known: Known) -> tuple[Known, Refusal | None]:
         """Makes the container's cgroup true; its phase tells when that is done."""
@@ -152,9 +179,9 @@ class Enforcer:
         trespass = outcome.seen is not None and (outcome.seen.cpus is None or outcome.seen.cpus & self.state.held)
         if known.holding.claims:
             if outcome.left or outcome.seen is None:
-                return known, Refusal(Reason.KERNEL, _kernel_text(outcome.left))
+                return known, untrue(outcome.left)
         elif outcome.left and self.state.held and trespass:
-            return known, Refusal(Reason.KERNEL, _kernel_text(outcome.left))
+            return known, untrue(outcome.left)
         # A container in a virtual machine has no cgroup of its own on the node; without a claim that is its affair.
         self.keeper.apply(replace(known, phase=Phase.STARTED), outcome)
         return known, None
@@ -212,14 +239,7 @@ class Enforcer:
 
     async def _crowded(self, known: Known) -> Refusal | None:
         """Returns who is on the container's CPUs and could not be moved in time."""
-        strangers = await self.keeper.cleared(known, CLEAR_SECONDS)
-        if not strangers:
-            return None
-        names = ", ".join(f"{k.name} of pod {k.pod.namespace}/{k.pod.name}" for k in strangers[:3])
-        more = f" and {len(strangers) - 3} more" if len(strangers) > 3 else ""
-        why = next((f" ({known.problem})" for known in strangers if known.problem), "")
-        text = f"container {names}{more} still runs on CPUs of its claim ({format_cpu_list(known.holding.cpus)}){why}"
-        return Refusal(Reason.OVERLAP, f"{text}; it is being moved, and the kubelet retries")
+        return crowded(known, await self.keeper.cleared(known, CLEAR_SECONDS))
 
     def _refused(self, known: Known, refusal: Refusal) -> RefusedError:
         self.keeper.counters[f"refused_{refusal.reason}"] += 1
@@ -228,7 +248,3 @@ class Enforcer:
         fields = {"reason": str(refusal.reason), "container": known.name, "id": known.id, "error": refusal.text}
         _log.warning("refused", extra={**fields, "pod": f"{known.pod.namespace}/{known.pod.name}"})
         return RefusedError(f"dra-driver-numa: {refusal.text}")
-
-
-def _kernel_text(left: Sequence[str]) -> str:
-    return f"its cgroup cannot be made as it must be: {'; '.join(left)}; the kubelet retries"

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why a container could not be run as its claims want it, whoever enforced them here."""
 
+from collections.abc import Sequence
+
 from numa_contract.cpuset import format_cpu_list
 
 from nri_backend.holdings import Reason, Refusal
@@ -20,6 +22,22 @@ def impossible(known: Known, state: NodeState, runtime: LinkStatus) -> Refusal |
         text = "claims hold every CPU of the node and none is reserved; release a claim or set reservedCPUs"
         return Refusal(Reason.NO_POOL, text)
     return _no_policy(known, runtime)
+
+
+def crowded(known: Known, strangers: Sequence[Known]) -> Refusal | None:
+    """Returns that these are on the container's CPUs and could not be moved in time; None when there are none."""
+    if not strangers:
+        return None
+    names = ", ".join(f"{k.name} of pod {k.pod.namespace}/{k.pod.name}" for k in strangers[:3])
+    more = f" and {len(strangers) - 3} more" if len(strangers) > 3 else ""
+    why = next((f" ({stranger.problem})" for stranger in strangers if stranger.problem), "")
+    text = f"container {names}{more} still runs on CPUs of its claim ({format_cpu_list(known.holding.cpus)}){why}"
+    return Refusal(Reason.OVERLAP, f"{text}; it is being moved, and the kubelet retries")
+
+
+def untrue(left: Sequence[str]) -> Refusal:
+    """Returns that the kernel's files could not be made true; ``left`` as in impose.Outcome."""
+    return Refusal(Reason.KERNEL, f"its cgroup cannot be made as it must be: {'; '.join(left)}; the kubelet retries")
 
 
 def _no_policy(known: Known, runtime: LinkStatus) -> Refusal | None:

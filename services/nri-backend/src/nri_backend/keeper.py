@@ -236,14 +236,3 @@ class Keeper:
             return True
         self._untold.discard(known.id)
         return lives
-
-    async def kill(self, known: Known) -> None:
-        """Kills every process of the container; one that cannot be is logged."""
-        if not known.cgroup:
-            fields = {"id": known.id, "error": known.problem or "the runtime names no cgroup for it"}
-            _log.warning("a refused container cannot be killed", extra=fields)
-            return
-        try:
-            await asyncio.to_thread(self._edges.tree.kill, known.cgroup)
-        except CgroupRefusedError as error:
-            _log.warning("a refused container cannot be killed", extra={"id": known.id, "error": str(error)})

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Both services with all stand-ins: a container that the kernel kills at its claim is told to whoever reads its pod."""
+
+from typing import Any
+
+from tests.stage.pods import claim_pod, memory, opaque
+from tests.stage.process import wait_for
+from tests.stage.stage import OpenStage, Stage
+
+MIB = 1 << 20
+
+
+def kill_events(stage: Stage) -> list[dict[str, Any]]:
+    """The Events about kills."""
+    events = stage.api("/apis/events.k8s.io/v1/namespaces/default/events")["items"]
+    return [event for event in events if event["reason"] == "OutOfClaimedMemory"]
+
+
+def test_a_kill_becomes_one_event_that_names_the_numa_node(open_stage: OpenStage) -> None:
+    """The kernel's count of the pod grows, the container ends: one Event, also after a restart of the backend."""
+    stage = open_stage()
+    instance = stage.add_instance()
+    stage.wait_registered()
+    stage.wait_ready(instance)
+    config = [opaque("dra.memory", "memoryConfig", {"limit": "claim"})]
+    with claim_pod(stage, "db", memory(64 * MIB, numa_node=1), config=config) as pod:
+        pod.prepare()
+        pod.run_sandbox()
+        counts = stage.paths.cgroup_root / pod.sandbox["cgroup_parent"].lstrip("/") / "memory.events"
+        counts.write_text("oom 0\noom_kill 0\n")
+        box = pod.run()
+        counts.write_text("oom 1\noom_kill 1\n")
+        box.stop()
+        (event,) = wait_for("an event", lambda: kill_events(stage), 20.0)
+        assert event["type"] == "Warning"
+        assert (event["regarding"]["kind"], event["regarding"]["uid"]) == ("Pod", pod.uid)
+        assert event["note"] == (
+            "container app was killed by the kernel, out of memory on NUMA node 1 of node-a: "
+            "claim default/db-claim gives it 64Mi on NUMA node 1, it may use no more (limit: claim)"
+        )
+        assert instance.backend is not None
+        instance.backend.kill()
+        instance.backend.start()
+        stage.wait_ready(instance)
+        pod.run().stop()
+        assert len(kill_events(stage)) == 1

@@ -88,6 +88,13 @@ def test_a_static_cpu_manager_is_told(stage: Stage) -> None:
     assert 'dra_numa_kubelet_static_manager{manager="cpu"} 1.0' in metrics
 
 
+def test_published_slices_are_told(stage: Stage) -> None:
+    """A gauge for each driver, for the alert on slices that cannot be written."""
+    metrics = ask_unix(stage.instances[0].state_socket, "/metrics")
+    assert 'dra_numa_slices_published{driver="dra.cpu"} 1.0' in metrics
+    assert 'dra_numa_slices_published{driver="dra.memory"} 1.0' in metrics
+
+
 def test_a_cpu_goes_and_comes(stage: Stage, machine: HostDirectory) -> None:
     """CPUs that go offline leave the capacity, and come back to it, while the device keeps its name."""
     assert amount(stage, "cpudevnuma001") == "16"

@@ -89,6 +89,8 @@ class Service:
         self.publishers = {
             driver: Publisher(self.client, driver, self.settings.node_name, notify=self._notify) for driver in DRIVERS
         }
+        for driver, publisher in self.publishers.items():
+            self.telemetry.follow_slices(driver, publisher)
         self.store.listeners.append(self._changed)
 
     def _inventory(self) -> Inventory:

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from dra_frontend.dra_values import ClaimName, Failure, Prepared
 from dra_frontend.lease import BackendView
 from dra_frontend.ledger import Ledger
+from dra_frontend.publisher import Publisher
 from dra_frontend.views import LiveMachine
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20)
@@ -75,6 +76,10 @@ class _NodeGauges(Collector):
             "dra_cpu_resource_claims_active": ("Prepared CPU claims", sum(d == "dra.cpu" for d, _ in ledger.files)),
             "dra_numa_claims": ("Prepared claims of both drivers", len(ledger.files)),
             "dra_numa_claims_releasing": ("Claims whose last container has not ended", len(ledger.releasing)),
+            "dra_numa_records_unreadable": (
+                "Claim files without a record that can be read",
+                sum(file.record is None for file in ledger.files.values()),
+            ),
             "dra_numa_machine_readable": ("Whether the latest look at the machine went well", not self._live.problem),
             "dra_numa_backend_live": ("Whether the backend's lease is live", int(self._backend.live)),
         }
@@ -119,6 +124,9 @@ class Telemetry:
         self._static = Gauge(
             "dra_numa_kubelet_static_manager", "Whether it is static", ["manager"], registry=self._registry
         )
+        self._published = Gauge(
+            "dra_numa_slices_published", "Whether the slices are as they should be", ["driver"], registry=self._registry
+        )
         for counter in (self.prepared, self.unprepared):
             for result in ("success", "error", "unknown"):
                 counter.labels(result)
@@ -126,6 +134,10 @@ class Telemetry:
     def no_metadata(self, driver: str) -> None:
         """Counts a metadata file that could not be written."""
         self.metadata_failures.labels(driver).inc()
+
+    def follow_slices(self, driver: str, publisher: Publisher) -> None:
+        """Asks at every scrape whether the slices of a driver are published."""
+        self._published.labels(driver).set_function(lambda: publisher.status.ready)
 
     def kubelet_manager(self, manager: str, *, is_static: bool) -> None:
         """Tells whether a manager of the kubelet (``cpu``, ``memory``) pins containers."""

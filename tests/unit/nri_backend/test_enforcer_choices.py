@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from nri_backend.containers import Resources
+from nri_backend.containers import ContainerState, Resources
 
 from tests.fakes.claims import MI, container, cpu_record, memory_record, pod
 from tests.fakes.enforcement import Node, eventually, memory_directory
@@ -61,6 +61,25 @@ async def test_pages_that_the_kubelet_gave_are_never_taken() -> None:
         node.enforcer.keeper.forget("told")
         await node.enforcer.start_container(pod("p2"), told)
         assert reservable(node, path) == ["max", "0"]
+
+
+async def test_who_has_lost_its_record_keeps_its_pages_over_our_restart() -> None:
+    """It names no CPUs that it could be known by; what it has reserved and not touched would kill it (SIGBUS)."""
+    with memory_directory() as path:
+        record = memory_record("m1", ("m", 1, 64 * MI, 2 * MI))
+        before = Node(path, guard=True)
+        await before.enforcer.activate()
+        env = before.claim(record)
+        cgroup = await before.run("claim", *env)
+        assert reservable(before, cgroup) == [str(64 * MI), "0"]
+        assert before.kernel.get(POD, "hugetlb.2MB.max") == str(64 * MI)
+        before.unprepare(record)
+        after = Node(path, guard=True)
+        listed = replace(container("claim", *env), state=ContainerState.RUNNING)
+        await after.enforcer.synchronize([pod()], [listed])
+        await after.enforcer.activate()
+        assert reservable(after, cgroup) == [str(64 * MI), "0"]
+        assert after.kernel.get(POD, "hugetlb.2MB.max") == str(64 * MI)
 
 
 async def test_the_guard_can_be_switched_off() -> None:

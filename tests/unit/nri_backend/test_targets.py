@@ -90,13 +90,12 @@ def test_who_loses_its_record_keeps_what_its_pod_has() -> None:
     orphan = put(state, "free", *env_of(one), quota=200_000)
     state.take_files({})
     assert raises(state) == {"cpu.max": Raise(lifted=True)}
-    state.replace_containers([replace(known_as(orphan.pod, container("free", *env_of(one))), phase=Phase.STARTED)], {})
+    nameless = replace(known_as(orphan.pod, container("free", *env_of(one))), phase=Phase.STARTED)
+    for pinned in ({}, {"free": parse_cpu_list("2-3")}):
+        state.replace_containers([nameless], pinned)
+        assert raises(state) is None
+    state.put(replace(nameless, phase=Phase.STOPPED))
     assert raises(state) == {}
-    state.replace_containers(
-        [replace(known_as(orphan.pod, container("free", *env_of(one))), phase=Phase.STARTED)],
-        {"free": parse_cpu_list("2-3")},
-    )
-    assert raises(state) is None
 
 
 def test_protection_reaches_from_the_pod_to_the_top() -> None:

@@ -92,6 +92,13 @@ class Known:
         return self.holding if self.refusal is None or self.orphan else NOTHING
 
     @property
+    def unsettled(self) -> bool:
+        """Whether it runs with claims of which nothing is known here: what it has of them must stay."""
+        running = self.phase in (Phase.STARTED, Phase.ENDING)
+        doubtful = self.orphan or (self.refusal is not None and self.refusal.unknown)
+        return running and bool(doubtful) and not self.holding.claims
+
+    @property
     def unthrottled(self) -> bool:
         """Whether it runs without a CFS quota."""
         return unthrottled(self.kept, self.stated.cpu)

@@ -97,6 +97,9 @@ def next_groups(state: NodeState, done: AbstractSet[str] = frozenset()) -> tuple
 def _guard(state: NodeState, known: Known) -> Guard | None:
     if not state.choices.hugepage_guard or known.kept.memory is not None or known.orphan:
         return None
+    if any(other.unsettled for other in state.of_pod(known.pod.uid)):
+        # A page that it has reserved and not touched yet would kill it (SIGBUS).
+        return None
     stated = known.stated.hugepages
     sizes = tuple(size for size in state.host.page_sizes if not stated.get(size))
     return Guard(sizes, told=bool(stated)) if sizes else None
@@ -129,9 +132,9 @@ def _above(
 
 
 def _pod_raises(state: NodeState, pod_uid: str) -> dict[str, Raise] | None:
-    """Returns what a pod's claims need; None while one is held of which nothing is known, and all is left as it is."""
+    """Returns what a pod's claims need; None while one is unsettled, and all is left as it is."""
     alive = [known for known in state.of_pod(pod_uid) if known.alive]
-    if any(known.orphan and not known.holding.claims for known in alive):
+    if any(known.unsettled for known in alive):
         return None
     raises: dict[str, Raise] = {}
     if any(known.kept.memory is not None for known in alive):

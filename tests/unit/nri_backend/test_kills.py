@@ -1,16 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """Containers killed for want of memory, from the kernel's counts to the report for the frontend."""
 
+import asyncio
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nri_backend.containers import ContainerState
 
-from tests.fakes.claims import MI, memory_record
+from tests.fakes.claims import MI, container, memory_record, pod
 from tests.fakes.enforcement import Node, memory_directory
+from tests.fakes.kernel_tree import KernelTree
 
 POD = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podp1.slice"
 PLAIN = 4096
+
+
+class SlowTree(KernelTree):
+    """Shows a count that it has read before only when it is told to."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.held = ""
+        """The cgroup whose count is read once and then held back."""
+        self.began, self.gate = threading.Event(), threading.Event()
+
+    def read(self, path: str, name: str) -> str:
+        """Waits behind the read."""
+        text = super().read(path, name)
+        if name == "memory.events" and path == self.held:
+            self.held = ""
+            self.began.set()
+            assert self.gate.wait(5)
+        return text
 
 
 @pytest.fixture
@@ -76,3 +100,38 @@ async def test_without_counts_nothing_is_told(node: Node) -> None:
         node.kernel.path(group).joinpath("memory.events").unlink()
     await node.stop("main")
     assert kills(node) == {"main": 0}
+
+
+async def test_counts_go_on_over_a_reconnection(node: Node) -> None:
+    """The runtime lists its containers anew; what was told of them before is not forgotten."""
+    env = node.claim(memory_record("m1", ("a", 1, 48 * MI, PLAIN)))
+    path = await node.run("main", *env)
+    node.kernel.kill_for_memory(path)
+    await node.enforcer.activate()
+    assert kills(node) == {"main": 1}
+    listed = replace(container("main", *env), state=ContainerState.RUNNING)
+    await node.enforcer.synchronize([pod()], [listed])
+    assert [told.memory_kills for told in node.enforcer.reports()] == [1]
+    node.kernel.kill_for_memory(path)
+    await node.enforcer.activate()
+    assert kills(node) == {"main": 2}
+
+
+async def test_a_hook_and_the_audit_that_look_at_once_count_a_kill_once(memory: Path) -> None:
+    """The audit has read the count before the kill and takes it after the hook has taken the later one."""
+    node = Node(memory, tree=SlowTree)
+    assert isinstance(node.kernel, SlowTree)
+    await node.enforcer.activate()
+    env = node.claim(memory_record("m1", ("a", 1, 48 * MI, PLAIN)))
+    second = node.claim(memory_record("m2", ("a", 1, 48 * MI, PLAIN)))
+    path = await node.run("main", *env)
+    node.kernel.held = path
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(node.enforcer.activate())
+        assert await asyncio.to_thread(node.kernel.began.wait, 5)
+        node.kernel.kill_for_memory(path)
+        hook = tasks.create_task(node.run("other", *second, name="other"))
+        await asyncio.wait({hook}, timeout=0.3)
+        node.kernel.gate.set()
+    await node.enforcer.activate()
+    assert kills(node) == {"main": 1, "other": 0}

@@ -5,12 +5,15 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from nri_backend.cgroup import CgroupGoneError, CgroupRefusedError, CgroupTree
 from nri_backend.keeper import Keeper
 from nri_backend.known import Known
 from nri_backend.oom import EVENTS, PodKills, kill_count
 
+# A hook waits for one such look at most.
+_PODS_AT_ONCE: Final = 24
 _log = logging.getLogger(__name__)
 
 
@@ -38,16 +41,21 @@ class KillWatch:
         self._keeper = keeper
         self._tree = tree
         self._pods: dict[str, PodKills] = {}
+        self._looking = asyncio.Lock()
+        """Counts are taken in the order in which they were read; older ones would look like new kills later."""
 
     async def look(self, pod_uid: str, ended: str = "") -> None:
         """Looks at one pod, at the start and at the end (``ended``) of its containers."""
-        await self._look([pod_uid], ended)
+        async with self._looking:
+            await self._look([pod_uid], ended)
 
     async def look_at_all(self) -> None:
         """Looks at every pod: a container may outlive a child of it that was killed."""
-        present = {known.pod.uid for known in self._keeper.state}
+        present = list(dict.fromkeys(known.pod.uid for known in self._keeper.state))
         self._pods = {uid: pod for uid, pod in self._pods.items() if uid in present}
-        await self._look(present)
+        for uids in (present[start : start + _PODS_AT_ONCE] for start in range(0, len(present), _PODS_AT_ONCE)):
+            async with self._looking:
+                await self._look(uids)
 
     async def _look(self, pod_uids: Iterable[str], ended: str = "") -> None:
         groups = {uid: found for uid in pod_uids if (found := self._groups(uid)) is not None}

@@ -92,10 +92,12 @@ class NodeState:
         # To a runtime the stopped are no more; that the last process of one is gone, only the kernel can tell.
         listed = {container.id for container in containers}
         ending = [k for k in self if k.phase is Phase.ENDING and k.id not in listed]
+        kills = {known.id: known.memory_kills for known in self}
         self._known, self._by_cpus, self._by_pod, self._by_claim = {}, {}, {}, {}
         self._protecting = set()
         for container in (*(replace(known, unlisted=True) for known in ending), *containers):
             known = self.assessed(container, pinned.get(container.id))
+            known = replace(known, memory_kills=kills.get(known.id, known.memory_kills))
             self._known[known.id] = known
             self._index(None, known)
             self._note_users(known)

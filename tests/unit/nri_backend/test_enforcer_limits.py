@@ -12,6 +12,7 @@ from nri_backend.ports import LinkStatus
 
 from tests.fakes.claims import MI, container, cpu_record, env_of, memory_record, pod
 from tests.fakes.enforcement import Node, eventually, memory_directory
+from tests.fakes.kernel_tree import DENIED
 
 ONE = cpu_record("c1", "cpus=2-3")
 TOP = "kubepods.slice"
@@ -158,6 +159,21 @@ async def test_a_missing_memory_controller_fails_the_claim_that_needs_it_alone(n
     with pytest.raises(RefusedError, match=r"the memory controller is not in .*cgroup\.subtree_control"):
         await node.run("claim", *node.claim(wanted))
     await node.run("other", *node.claim(memory_record("m2", ("a", 1, 64 * MI, PLAIN))), name="other")
+
+
+async def test_what_is_wrong_with_a_pod_is_forgotten_with_it(node: Node) -> None:
+    """A problem is told as long as somebody could mend it."""
+    node.kernel.make(POD)
+    await node.run("claim", *node.claim(ONE), quota=200_000)
+    node.kernel.refused[POD, "cpu.max"] = DENIED
+    node.kernel.set(POD, "cpu.max", "300000 100000")
+    await node.enforcer.activate()
+    assert any("cpu.max" in problem for problem in node.enforcer.keeper.problems)
+    await node.stop("claim")
+    await node.enforcer.remove_container(pod(), container("claim"))
+    node.kernel.remove(POD)
+    await node.enforcer.activate()
+    assert node.enforcer.keeper.problems == ()
 
 
 async def test_a_memory_policy_needs_a_runtime_that_can_set_one(node: Node) -> None:

@@ -45,6 +45,14 @@ def test_limits_are_whole_pages() -> None:
     assert set(odd.protected.values()) == {3 * PLAIN}
 
 
+def test_a_fraction_is_rounded_once_and_is_never_nothing() -> None:
+    """Several allocations of one page each: a fraction of their sum, and at least one page."""
+    pages = [(name, node, PLAIN, PLAIN) for node, name in enumerate("abcd")]
+    half = {name: {"high": 0.5} for name in "abcd"}
+    assert grant(*pages, **half).high == 2 * PLAIN
+    assert grant(pages[0], a={"high": 0.5}).high == PLAIN
+
+
 def test_protection_is_by_file_and_request() -> None:
     """Each request chooses; ``low`` and ``min`` are two files, and more than is claimed does no harm."""
     parts = ("a", 0, 64 * MI, PLAIN), ("b", 1, 32 * MI, PLAIN), ("c", 1, MI, PLAIN), ("h", 1, TWO, TWO)

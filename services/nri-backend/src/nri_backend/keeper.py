@@ -169,6 +169,9 @@ class Keeper:
             return partial(impose_groups, tree, notes, next_groups(self.state, done), SLICE_SECONDS)
 
         outcomes = await self._writing.work(work)
+        if not outcomes:
+            # All were looked at; what is not among them is nobody's any more.
+            self._group_problems = {path: text for path, text in self._group_problems.items() if path in done}
         for outcome in outcomes:
             problem = "; ".join(outcome.left)
             if problem and problem != self._group_problems.get(outcome.path):

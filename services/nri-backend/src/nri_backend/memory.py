@@ -55,12 +55,11 @@ def granted(parts: Sequence[Part]) -> MemoryGrant:
         if file := PROTECTIONS.get(parameters.protect):
             protected[file, uid, allocation.request] += _whole_pages(allocation.size, allocation)
     sizes = [_whole_pages(allocation.size, allocation) for _, allocation, _ in plain]
-    highs = [_whole_pages(int(a.size * (1 if p.high is None else p.high)), a) for _, a, p in plain]
     return MemoryGrant(
         nodes=_nodes(parts) if any(p.binding == "strict" for _, _, p in parts) else frozenset(),
         policy=_policy(parts),
         maximum=sum(sizes) if any(p.limit == "claim" for _, _, p in plain) else None,
-        high=sum(highs) if any(p.high is not None for _, _, p in plain) else None,
+        high=_high(plain) if any(p.high is not None for _, _, p in plain) else None,
         protected=dict(protected),
         fault=_fault(parts),
     )
@@ -94,6 +93,13 @@ def protected_bytes(shares: Iterable[Mapping[Protected, int]]) -> dict[str, int]
 
 def _whole_pages(size: int, allocation: MemoryAllocation) -> int:
     return size // allocation.page_bytes * allocation.page_bytes
+
+
+def _high(plain: Sequence[Part]) -> int:
+    wanted = sum(a.size * (1 if p.high is None else p.high) for _, a, p in plain)
+    page = plain[0][1].page_bytes
+    # 0 would stop the container with its first page.
+    return max(int(wanted) // page, 1) * page
 
 
 def _nodes(parts: Iterable[Part]) -> frozenset[int]:

@@ -102,6 +102,18 @@ def test_the_mounts_are_part_of_the_check(tmp_path: Path) -> None:
         check_node(root, host, [])
 
 
+def test_a_kernel_without_cgroup_kill_is_refused(tmp_path: Path) -> None:
+    """A container that must not run has to be killed before it does; cgroups that end meanwhile are no fault."""
+    root, host = node(tmp_path, UNIFIED, "cpuset memory")
+    (tmp_path / "cgroup/kubepods.slice").mkdir()
+    assert check_node(root, host, []) == []
+    (tmp_path / "cgroup/kubepods.slice/cgroup.events").write_text("populated 1")
+    with pytest.raises(PreflightError, match=r"kubepods\.slice has no cgroup\.kill: the kernel is older than 5\.14"):
+        check_node(root, host, [])
+    (tmp_path / "cgroup/kubepods.slice/cgroup.kill").write_text("")
+    assert check_node(root, host, []) == []
+
+
 def test_other_v1_hierarchies_are_only_mentioned(tmp_path: Path) -> None:
     """A named v1 hierarchy beside a complete v2 one is strange, not wrong."""
     named = UNIFIED + "40 23 0:30 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd\n"

@@ -149,7 +149,8 @@ class CgroupTree:
 class Notes:
     """What was written over the kubelet's limits: kept on each cgroup, so that it dies with it.
 
-    cgroup2 has user attributes since Linux 5.7; where they are not supported, memory has to do.
+    cgroup2 has user attributes since Linux 5.7, and preflight.py wants 5.14. Where setting one fails all the same (a
+    security module, a stand-in's tree) memory has to do: then what is raised at a restart of ours is raised twice.
     """
 
     def __init__(self, root: str) -> None:

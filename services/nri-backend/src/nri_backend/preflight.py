@@ -101,6 +101,17 @@ def socket_fault(path: str) -> str:
     return f"the socket path {path} has {size} bytes, the kernel allows {MAX_SOCKET_PATH}: choose a shorter directory"
 
 
+def kernel_fault(root: str) -> str:
+    """Returns why the kernel is too old, or "": cgroup.kill, of Linux 5.14, is in every cgroup but the topmost.
+
+    User attributes of cgroups, where cgroup.Notes keeps what must not be forgotten, are older: Linux 5.7.
+    """
+    for directory in filter(Path.is_dir, Path(root).iterdir()):
+        if not (directory / "cgroup.kill").exists() and (directory / "cgroup.events").exists():
+            return f"{directory} has no cgroup.kill: the kernel is older than 5.14; boot the node with a newer one"
+    return ""
+
+
 def _text(path: Path) -> str | None:
     try:
         return path.read_text(errors="replace")
@@ -127,7 +138,7 @@ def check_node(cgroup_root: str, host_root: str, sockets: Iterable[str]) -> list
     mounts = parse_mounts(_text(Path(host_root, "proc/self/mountinfo")) or "")
     if fault := cgroup_fault(cgroup_root, _text(Path(cgroup_root, "cgroup.controllers")), mounts):
         raise PreflightError(fault)
-    if fault := mount_fault(cgroup_root, mounts):
+    if fault := mount_fault(cgroup_root, mounts) or kernel_fault(cgroup_root):
         raise PreflightError(fault)
     legacy = sorted(mount.point for mount in mounts if mount.kind == "cgroup")
     strange = [f"the node also has cgroup v1 mounts, which this program leaves alone: {', '.join(legacy)}"]

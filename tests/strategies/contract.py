@@ -44,13 +44,14 @@ metadata = st.sampled_from(
     ]
 )
 
+# By the names of the signature: what it requires and does not get, builds() makes up.
 memory_allocations = st.builds(
     MemoryAllocation,
     request=st.just("r"),
     device=st.just("memory-numa000"),
-    numa_node=st.integers(0, 15),
+    numaNode=st.integers(0, 15),
     size=st.integers(1, 1 << 40),
-    page_bytes=page_sizes,
+    pageBytes=page_sizes,
     hugepages=st.booleans(),
 )
 
@@ -75,5 +76,5 @@ def records(draw: st.DrawFn) -> AllocationRecord:
         **given,
         metadata=draw(st.dictionaries(st.sampled_from(names), metadata)),
         sharing=draw(st.sampled_from(["container", "pod"])),
-        owner=draw(st.none() | st.builds(Owner, pod_uid=uids, container=requests)),
+        owner=draw(st.none() | st.builds(Owner, podUid=uids, container=requests)),
     )

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a claim was given: the record that the frontend writes into a claim's CDI file and the backend enforces.
 
-Records ignore fields they do not know and carry a version: the two images are rolled out one at a time, so release N
-reads what N-1 and N+1 wrote.
+Records carry a version and keep fields they do not know: the two images are rolled out one at a time, so release N
+reads what N-1 and N+1 wrote, and what it writes again loses nothing.
 """
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
@@ -39,7 +39,17 @@ class Document(BaseModel):
     )
 
 
-class ClaimReference(Document):
+class RecordPart(Document):  # noqa: PLW1641 - pydantic gives frozen models a hash of their fields
+    """Base of everything in a record. Unknown fields are kept and written again; they do not make two values differ."""
+
+    model_config = ConfigDict(extra="allow")
+
+    def __eq__(self, other: object) -> bool:
+        # A release that does not know a field cannot tell whether it matters: an owner is still the same container.
+        return type(self) is type(other) and self.__dict__ == other.__dict__
+
+
+class ClaimReference(RecordPart):
     """A ResourceClaim object."""
 
     uid: str
@@ -47,21 +57,21 @@ class ClaimReference(Document):
     name: str
 
 
-class PodReference(Document):
+class PodReference(RecordPart):
     """A pod that the claim is reserved for; it lives in the claim's namespace."""
 
     uid: str
     name: str
 
 
-class Owner(Document):
+class Owner(RecordPart):
     """The container that first used a claim; a restart of it has another container id but the same owner."""
 
     pod_uid: str
     container: str
 
 
-class AllocationResult(Document):
+class AllocationResult(RecordPart):
     """One entry of ``status.allocation.devices.results``, as the scheduler wrote it."""
 
     request: str
@@ -73,7 +83,7 @@ class AllocationResult(Document):
     """Capacity consumed, canonical quantities by the name under which they were found."""
 
 
-class CpuAllocation(Document):
+class CpuAllocation(RecordPart):
     """The CPUs that one allocation result was given."""
 
     request: str
@@ -82,7 +92,7 @@ class CpuAllocation(Document):
     cpus: CpuSet
 
 
-class MemoryAllocation(Document):
+class MemoryAllocation(RecordPart):
     """The memory or hugepages that one allocation result was given."""
 
     request: str
@@ -95,7 +105,7 @@ class MemoryAllocation(Document):
     hugepages: bool = False
 
 
-class CpuParameters(Document):
+class CpuParameters(RecordPart):
     """What a request was given its CPUs by, resolved. Texts and not choices: a newer release may know more of them."""
 
     cpuset: CpuSet | None = None
@@ -115,7 +125,7 @@ class CpuParameters(Document):
     """``off`` (no CFS quota where the claim covers the limit) or ``keep``."""
 
 
-class MemoryMount(Document):
+class MemoryMount(RecordPart):
     """A hugetlbfs that a request's pages are mounted as."""
 
     path: str
@@ -131,7 +141,7 @@ def hiding_mounts(paths: Iterable[str]) -> tuple[str, str] | None:
     return next(((a[:-1], b[:-1]) for a, b in pairwise(ordered) if b.startswith(a)), None)
 
 
-class MemoryParameters(Document):
+class MemoryParameters(RecordPart):
     """How a request's memory is enforced, resolved. Texts and not choices: a newer release may know more of them."""
 
     binding: str = "strict"
@@ -146,7 +156,7 @@ class MemoryParameters(Document):
     """Hugepage requests only."""
 
 
-class MetadataFile(Document):
+class MetadataFile(RecordPart):
     """What a request's containers are told of their devices (KEP-5304): a file of the host, mounted read-only."""
 
     host_path: str
@@ -156,7 +166,7 @@ class MetadataFile(Document):
     """Compact JSON. A text, since nobody but the container reads it and hundreds of records are held in memory."""
 
 
-class AllocationRecord(Document):
+class AllocationRecord(RecordPart):
     """Everything one driver gave to one claim. Written by the frontend alone."""
 
     version: int = RECORD_VERSION
@@ -174,7 +184,8 @@ class AllocationRecord(Document):
     """As ``parameters``, for requests of dra.memory."""
     metadata: dict[str, MetadataFile] = Field(default_factory=dict)
     """By base name of the request; none where metadata is off, or its file could not be written."""
-    sharing: Literal["container", "pod"] = "container"
+    sharing: str = "container"
+    """``pod``, or ``container``, the stricter one, as which every other word is enforced."""
     owner: Owner | None = None
     rebuilt: bool = False
     """True when the record was put together again from the API server and the kernel after its file was lost."""

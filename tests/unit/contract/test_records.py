@@ -2,16 +2,19 @@
 """Records and reports across versions: the two images are rolled out one at a time."""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numa_contract.cdi import dump_claim_file, parse_claim_file
 from numa_contract.errors import MalformedError, UnsupportedVersionError
-from numa_contract.records import RECORD_VERSION, AllocationRecord, hiding_mounts, parse_record
+from numa_contract.names import cdi_file_name
+from numa_contract.records import RECORD_VERSION, AllocationRecord, Owner, hiding_mounts, parse_record
 from numa_contract.reports import BackendStatus, ContainerReport
 from pydantic import ValidationError
 
-from tests.strategies.contract import records
+from tests.strategies.contract import records, requests, uids
 
 
 @given(records())
@@ -22,7 +25,7 @@ def test_a_record_survives_json(record: AllocationRecord) -> None:
 
 @given(records())
 def test_the_next_version_can_be_read(record: AllocationRecord) -> None:
-    """Release N reads what N+1 wrote: fields it does not know are ignored, at every level."""
+    """Release N reads what N+1 wrote: fields it does not know disturb nothing, at every level."""
     document = json.loads(record.model_dump_json())
     document["version"] = RECORD_VERSION + 1
     document["invention"] = {"of": "tomorrow"}
@@ -45,6 +48,55 @@ def test_the_first_version_needs_only_what_it_had() -> None:
     read = parse_record(document)
     assert read.cpus_of() == {0, 1}
     assert (read.parameters_of("r").strategy, read.parameters_of("r").quota) == ("packed", "off")
+
+
+def _from_tomorrow(part: Any) -> Any:
+    """The same with a field that nobody knows at every level."""
+    if isinstance(part, dict):
+        return {**{key: _from_tomorrow(value) for key, value in part.items()}, "anInvention": {"of": ["tomorrow", 1]}}
+    return [_from_tomorrow(each) for each in part] if isinstance(part, list) else part
+
+
+# Dictionaries whose keys are names of requests or of capacity have no fields, so none that are unknown.
+_BY_NAME = ("parameters", "memoryParameters", "metadata")
+
+
+def _newer(record: AllocationRecord) -> dict[str, Any]:
+    """The document of a record as the next release would write it."""
+    document: dict[str, Any] = {**_from_tomorrow(json.loads(record.model_dump_json())), "version": RECORD_VERSION + 1}
+    for part in [*(document[name] for name in _BY_NAME), *(result["consumed"] for result in document["results"])]:
+        del part["anInvention"]
+    return document
+
+
+@given(records(), st.builds(Owner, podUid=uids, container=requests))
+def test_what_the_next_version_wrote_is_not_lost(record: AllocationRecord, owner: Owner) -> None:
+    """An older frontend that stores an owner writes every field again, at every level, that it does not know."""
+    document = _newer(record)
+    owned = parse_record(document).model_copy(update={"owner": owner})
+    written = parse_claim_file(cdi_file_name(record.driver, record.claim.uid), dump_claim_file(owned)).record
+    assert written is not None
+    assert json.loads(written.model_dump_json()) == {**document, "owner": json.loads(owner.model_dump_json())}
+
+
+@given(records())
+def test_unknown_fields_make_no_difference(record: AllocationRecord) -> None:
+    """Who is compared with what an older release would have written is the same: owners, pods, results, parameters."""
+    read = parse_record({**_newer(record), "version": RECORD_VERSION})
+    assert read == record
+    assert (hash(read.claim), {*read.reserved_for, read.owner}) == (
+        hash(record.claim),
+        {*record.reserved_for, record.owner},
+    )
+    assert read.claim != record.owner
+    assert read.claim != record.claim.model_copy(update={"name": "other"})
+
+
+def test_a_sharing_of_tomorrow_is_kept() -> None:
+    """One new word makes no record unreadable."""
+    document = {"version": 2, "driver": "dra.cpu", "claim": {"uid": "u", "namespace": "n", "name": "c"}}
+    assert parse_record({**document, "sharing": "node"}).sharing == "node"
+    assert parse_record(document).sharing == "container"
 
 
 @pytest.mark.parametrize("version", [None, 0, RECORD_VERSION + 2, "1", True, 1.0])

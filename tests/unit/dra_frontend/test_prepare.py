@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From an allocated claim to its record."""
 
+import json
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from dra_frontend.ledger import Ledger
 from dra_frontend.prepare import Refusal, make_record, own_results, rebuild_record
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
-from numa_contract.records import AllocationRecord, MemoryMount, MemoryParameters, Owner
+from numa_contract.records import AllocationRecord, MemoryMount, MemoryParameters, Owner, parse_record
 from numa_contract.reports import ClaimUse, ContainerReport
 
 from tests.strategies.claims import NODE, claim, cpus, memory, memory_opaque, opaque, result
@@ -320,6 +321,19 @@ def test_a_rebuilt_record_keeps_cpus_whatever_its_parameters_are() -> None:
         ("pod", [4, 5]),
         ("container", [4, 5]),
     ]
+
+
+def test_a_record_of_the_next_release_stays_whole() -> None:
+    """Fields that this release does not know make no new record, and stay with the pods that stay."""
+    now = view("u", memory("64Mi"), config=(memory_opaque({"limit": "claim"}),))
+    document = json.loads(made(now, "dra.memory").model_dump_json())
+    for part in (document["results"][0], document["memoryParameters"]["memory"], document["reservedFor"][0]):
+        part["invention"] = 1
+    newer = parse_record(document)
+    more = view("u", memory("64Mi"), config=(memory_opaque({"limit": "claim"}),), pods=("pod-1", "pod-2"))
+    again = json.loads(made(more, "dra.memory", holding(newer)).model_dump_json())
+    assert again.pop("reservedFor") == [document.pop("reservedFor")[0], {"uid": "pod-2", "name": "name-pod-2"}]
+    assert again == document
 
 
 def test_each_memory_request_has_its_parameters_in_the_record() -> None:

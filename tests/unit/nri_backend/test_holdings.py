@@ -167,3 +167,11 @@ def test_trap_7_9_no_environment_widens_what_the_records_give(env: list[str]) ->
         assert result.cpus <= {2, 3, 6}
     else:
         assert result.text
+
+
+def test_a_sharing_of_tomorrow_is_the_stricter_one() -> None:
+    """A word that a newer frontend wrote lets nobody in beside the owner."""
+    record = cpu_record("c1", "cpus=2-3", pool=True, owner=SIDE)
+    assert held(env_of(record), record).cpus == {2, 3}
+    strict = record.model_copy(update={"sharing": "of tomorrow"})
+    assert refused(env_of(strict), strict).reason == Reason.SHARED

@@ -52,7 +52,9 @@ def _as_recorded(results: tuple[Result, ...]) -> tuple[AllocationResult, ...]:
 def with_pods(record: AllocationRecord, pods: tuple[PodReference, ...]) -> AllocationRecord:
     """Returns the record with another reservedFor; an owner whose pod has left cannot come back and gives way."""
     gone = record.owner is not None and record.owner.pod_uid not in {pod.uid for pod in pods}
-    return record.model_copy(update={"reserved_for": pods, "owner": None if gone else record.owner})
+    known = {pod: pod for pod in record.reserved_for}  # with what a newer release has said of them
+    kept = tuple(known.get(pod, pod) for pod in pods)
+    return record.model_copy(update={"reserved_for": kept, "owner": None if gone else record.owner})
 
 
 def pods_of(claim: ClaimView) -> tuple[PodReference, ...]:

@@ -151,8 +151,9 @@ def _set_owner(transaction: Transaction, keys: Iterable[ClaimKey], owner: Owner)
 
 
 def _set_pods(transaction: Transaction, seen: AllocationRecord, pods: tuple[PodReference, ...]) -> None:
-    if transaction.ledger.record(seen.driver, seen.claim.uid) == seen:
-        transaction.write(with_pods(seen, pods), "updated")
+    present = transaction.ledger.record(seen.driver, seen.claim.uid)
+    if present is not None and present == seen:
+        transaction.write(with_pods(present, pods), "updated")
 
 
 def _release_unused(transaction: Transaction, seen: AllocationRecord) -> None:

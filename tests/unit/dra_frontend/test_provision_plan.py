@@ -136,6 +136,16 @@ def test_what_the_machine_does_not_have_is_refused() -> None:
     assert "no NUMA node of this machine has memory" in fault(file({"size": "2M", "count": 1}), on=empty)
 
 
+def test_pages_of_other_sizes_count_as_they_are() -> None:
+    """A file for one size does not ask for the memory that pages of another size hold, unless it gives them up."""
+    half = replace(node(0, frozenset({0})), hugepages=(HugepagePool(M2, 0, 0), HugepagePool(G1, 32, 32)))
+    most = {"size": "2M", "count": 57 * 512}
+    text = fault(file(most), on=host(half))
+    assert f"{57 * GIB} bytes of hugepages on node 0 beside {32 * GIB} bytes of other sizes, which stay, which" in text
+    assert planned(file({"size": "2M", "count": 32 * 512}), on=host(half)) == {(M2, 0): 32 * 512}
+    assert planned(file(most, {"size": "1G", "count": 7}), on=host(half)) == {(M2, 0): 57 * 512, (G1, 0): 7}
+
+
 @given(st.integers(0, 1000), st.sets(st.integers(0, 15), min_size=1))
 def test_nothing_is_lost_by_splitting(count: int, ids: set[int]) -> None:
     """The parts add up, differ by one page at most, and never grow with the node's number."""

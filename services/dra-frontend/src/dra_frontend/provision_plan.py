@@ -137,12 +137,18 @@ def _split(wish: Wish, nodes: Sequence[NumaNode]) -> list[Target]:
 
 
 def _check_memory(machine: Machine, targets: Sequence[Target]) -> None:
-    """A slip of the pen must not make the kernel throw out everything else that is in memory."""
+    """A slip of the pen must not make the kernel throw out everything else that is in memory.
+
+    Pools of sizes that no file names for a node stay as they are, and count as they are.
+    """
     for node in machine.numa_nodes.values():
         own = [target for target in targets if target.node == node.id]
+        sizes = {target.page_bytes for target in own}
         wanted = sum(target.wanted * target.page_bytes for target in own)
-        if wanted > node.memory_bytes:
+        present = sum(pool.total * pool.page_bytes for pool in node.hugepages if pool.page_bytes not in sizes)
+        if own and wanted + present > node.memory_bytes:
             sources = ", ".join(dict.fromkeys(target.source for target in own))
+            beside = f" beside {present} bytes of other sizes, which stay" if present else ""
             raise ConfigError(
-                sources, [f"{wanted} bytes of hugepages on node {node.id}, which has {node.memory_bytes}"]
+                sources, [f"{wanted} bytes of hugepages on node {node.id}{beside}, which has {node.memory_bytes}"]
             )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from numa_contract.errors import MalformedError
-from numa_contract.pagesize import short_page_size
+from numa_contract.pagesize import parse_page_size, short_page_size
 
 CPU_DRIVER: Final = "dra.cpu"
 MEMORY_DRIVER: Final = "dra.memory"
@@ -120,6 +120,17 @@ def memory_device_name(hugepage_bytes: int | None, numa_node: int) -> str:
     """Returns the device of a NUMA node's plain memory, or of its hugepages of one size: ``hugepages-2m-numa000``."""
     kind = "memory" if hugepage_bytes is None else f"hugepages-{short_page_size(hugepage_bytes)}"
     return f"{kind}-numa{numa_node:03d}"
+
+
+_MEMORY_DEVICE = re.compile(r"(?:memory|hugepages-(\d+[kmg]))-numa(\d{3,})", re.ASCII)
+
+
+def parse_memory_device_name(name: str) -> tuple[int | None, int]:
+    """Returns bytes of the hugepages (None for plain memory) and NUMA node; MalformedError for every other name."""
+    match = _MEMORY_DEVICE.fullmatch(name)
+    if match is None:
+        raise MalformedError("memory device", name, "is neither memory-numa<node> nor hugepages-<size>-numa<node>")
+    return parse_page_size(match[1]) if match[1] else None, int(match[2])
 
 
 def memory_class_name(hugepage_bytes: int | None, *, far: bool = False) -> str:

@@ -27,6 +27,16 @@ def test_names_are_those_of_the_contract() -> None:
     assert names.state_socket_path("/run/dra-driver-numa", UID) == f"/run/dra-driver-numa/{UID}/state.sock"
 
 
+@given(st.none() | st.sampled_from([64 << 10, 2 << 20, 32 << 20, 1 << 30, 16 << 30]), st.integers(0, 4095))
+def test_a_memory_device_is_told_by_its_name(hugepage_bytes: int | None, node: int) -> None:
+    """What a device was is known when it is gone."""
+    name = names.memory_device_name(hugepage_bytes, node)
+    assert names.parse_memory_device_name(name) == (hugepage_bytes, node)
+    for other in (f"{name}x", f"x{name}", name.replace("numa", "node"), name.replace("-numa", "-2q-numa")):
+        with pytest.raises(MalformedError):
+            names.parse_memory_device_name(other)
+
+
 def test_metadata_paths_are_those_of_the_kubelets_helper() -> None:
     """Workloads look for these very files (KEP-5304); a claim of a template goes by its name inside the pod."""
     host = names.metadata_host_path("/var/lib/kubelet/plugins", "dra.cpu", "ns", "my.claim", "cpus")

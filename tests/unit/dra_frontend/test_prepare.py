@@ -377,6 +377,26 @@ def test_other_memory_parameters_under_the_same_results_make_another_record() ->
     assert made(limited, "dra.memory", holding(old)).memory_parameters == {}
 
 
+def test_lost_memory_is_rebuilt_whatever_its_device_has_left() -> None:
+    """Pages in use stay the claim's when their device shrank or is gone: its name tells NUMA node and page size."""
+    limit = (memory_opaque({"limit": "claim"}, "plain"), memory_opaque({"mount": {"path": "/h"}}, "huge"))
+    shrunk = memory("1Ti", "huge", kind="hugepages-2m")
+    gone = (memory("4Gi", "gone", node=12, kind="hugepages-1g"), memory("64Mi", "plain", node=12))
+    record = rebuild_record(view("u", shrunk, *gone, config=limit), "dra.memory", {}, INVENTORY)
+    assert isinstance(record, AllocationRecord)
+    assert [(a.request, a.numa_node, a.size, a.page_bytes, a.hugepages) for a in record.memory] == [
+        ("huge", 0, 1 << 40, 2 << 20, True),
+        ("gone", 12, 4 << 30, 1 << 30, True),
+        ("plain", 12, 64 << 20, INVENTORY.machine.base_page_bytes, False),
+    ]
+    assert record.memory_parameters_of("plain").limit == "claim"
+    assert record.memory_parameters_of("huge").mount == MemoryMount(path="/h")
+    strange = view("u", memory("64Mi", kind="hugepages-3x"))
+    outcome = rebuild_record(strange, "dra.memory", {}, INVENTORY)
+    assert isinstance(outcome, Refusal)
+    assert "request memory: memory device 'hugepages-3x-numa000'" in outcome.text
+
+
 def test_a_rebuilt_memory_record_has_its_parameters_where_they_can_be_read() -> None:
     """Limits and protection are the same as before the loss; what cannot be read takes no memory away."""
     good, bad = (

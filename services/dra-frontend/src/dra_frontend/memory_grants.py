@@ -2,12 +2,14 @@
 """The memory and hugepages of each result of a claim, and how they are enforced. Core."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from numa_contract.names import MEMORY_CAPACITY
+from numa_contract.errors import MalformedError
+from numa_contract.names import MEMORY_CAPACITY, parse_memory_device_name
 from numa_contract.records import MemoryAllocation, MemoryParameters, hiding_mounts
 
 from dra_frontend.claims import ClaimView, Result
-from dra_frontend.devices import MemoryDevice
+from dra_frontend.devices import Capacity, MemoryDevice, Pool
 from dra_frontend.grants import RefusedError, amount
 from dra_frontend.inventory import Inventory
 from dra_frontend.parameters import ParametersError
@@ -54,10 +56,9 @@ def give_memory(
     ``claimed`` are the bytes by device that other claims have.
     """
     claimed = dict(claimed)
-    given: list[MemoryAllocation] = []
-    for result in results:
-        device = _device(result, inventory)
-        size = amount(result, MEMORY_CAPACITY, "bytes")
+    given = held_memory(results, inventory)
+    for result, part in zip(results, given, strict=True):
+        device, size = _device(result, inventory), part.size
         if device.hugepages and size % device.page_bytes:
             raise RefusedError(
                 f"request {result.request}: {size} bytes are no whole pages of {device.page_bytes} bytes"
@@ -69,14 +70,40 @@ def give_memory(
                 f"{max(0, device.capacity_bytes - total + size)} of {device.capacity_bytes} unclaimed"
             )
         claimed[result.device] = total
-        given.append(
-            MemoryAllocation(
-                request=result.base_request,
-                device=result.device,
-                numa_node=device.numa_node,
-                size=size,
-                page_bytes=device.page_bytes,
-                hugepages=device.hugepages,
-            )
+    return given
+
+
+def held_memory(results: Sequence[Result], inventory: Inventory) -> tuple[MemoryAllocation, ...]:
+    """Returns the memory of every result as it was allocated, whatever the devices have left. Raises RefusedError."""
+    return tuple(
+        MemoryAllocation(
+            request=result.base_request,
+            device=result.device,
+            numa_node=device.numa_node,
+            size=amount(result, MEMORY_CAPACITY, "bytes"),
+            page_bytes=device.page_bytes,
+            hugepages=device.hugepages,
         )
-    return tuple(given)
+        for result in results
+        for device in [_device(result, inventory)]
+    )
+
+
+def with_gone(results: Sequence[Result], inventory: Inventory) -> Inventory:
+    """Returns the inventory and in it, without capacity, the memory devices of results that it no longer has.
+
+    They are made from their names. Raises RefusedError where one is no name of ours.
+    """
+    gone = {(r.pool, r.device): r for r in results if inventory.device(r.driver, r.pool, r.device) is None}
+    pools = tuple(Pool(r.driver, r.pool, (_gone_device(r, inventory.machine.base_page_bytes),)) for r in gone.values())
+    return replace(inventory, pools=inventory.pools + pools) if pools else inventory
+
+
+def _gone_device(result: Result, base_page_bytes: int) -> MemoryDevice:
+    try:
+        hugepage_bytes, node = parse_memory_device_name(result.device)
+    except MalformedError as error:
+        raise RefusedError(f"request {result.request}: {error}") from error
+    page = hugepage_bytes or base_page_bytes
+    none = Capacity.of(MEMORY_CAPACITY, 0, default=page, step=page, binary=True)
+    return MemoryDevice(result.device, {}, none, node, page, hugepages=hugepage_bytes is not None)

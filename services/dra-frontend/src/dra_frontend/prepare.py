@@ -19,7 +19,7 @@ from dra_frontend.cpu_grants import cpu_amount, cpu_wishes, give_cpus
 from dra_frontend.grants import RefusedError
 from dra_frontend.inventory import Inventory
 from dra_frontend.ledger import Ledger
-from dra_frontend.memory_grants import give_memory, memory_wishes
+from dra_frontend.memory_grants import give_memory, held_memory, memory_wishes, with_gone
 from dra_frontend.quantity import format_quantity
 from dra_frontend.sharing import claim_sharing
 
@@ -133,7 +133,9 @@ def rebuild_record(
         if driver == CPU_DRIVER:
             blank = blank.model_copy(update={"cpus": _seen_cpus(blank, results, cpus, inventory)})
         else:
-            blank = blank.model_copy(update={"memory": give_memory(results, inventory, {})})
+            # Its pages are in use: a device that shrank below them, or is gone, takes nothing away.
+            inventory = with_gone(results, inventory)
+            blank = blank.model_copy(update={"memory": held_memory(results, inventory)})
     except RefusedError as error:
         return Refusal(f"claim {claim.namespace}/{claim.name} cannot be rebuilt: {error}")
     try:

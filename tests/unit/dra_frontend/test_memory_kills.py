@@ -5,7 +5,7 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
-from dra_frontend.kube_errors import ConflictError
+from dra_frontend.kube_errors import ConflictError, InvalidError, KubeError, UnavailableError
 from dra_frontend.ledger import Ledger
 from dra_frontend.memory_kills import REASON, MemoryKills, kill_note
 from numa_contract.cdi import ClaimFile
@@ -53,11 +53,14 @@ class Sink:
     def __init__(self) -> None:
         self.events: dict[str, tuple[str, dict[str, Any], str, str]] = {}
         self.attempts = 0
+        self.failures: dict[str, list[KubeError]] = {}
 
     async def create_event(
         self, namespace: str, regarding: dict[str, Any], reason: str, note: str, kind: str = "Normal", *, key: str = ""
     ) -> None:
         self.attempts += 1
+        if self.failures.get(regarding["name"]):
+            raise self.failures[regarding["name"]].pop()
         if key in self.events:
             raise ConflictError("create event", "exists")
         self.events[key] = (namespace, regarding, f"{kind} {reason}", note)
@@ -99,3 +102,23 @@ async def test_each_kill_is_one_event() -> None:
     kills.keep({})
     await told(kills, report(1, "c2"))
     assert len(sink.events) == 3
+
+
+async def test_an_event_outlives_a_restart_of_the_api_server() -> None:
+    """It is tried again after a pause, in which others are told; what is refused for good is not."""
+    sink = Sink()
+    gone: list[KubeError] = [UnavailableError("create event", "connection refused") for _ in range(3)]
+    sink.failures = {"db": gone, "bad": [InvalidError("create event", "no")]}
+    kills = MemoryKills("node-a", lambda: Ledger({}), sink, pauses=(0.001, 0.002, 0.003))
+    bad = report(1, "c2").model_copy(update={"pod_name": "bad"})
+    await told(kills, report(1), bad, report(1, "c3").model_copy(update={"pod_name": "other"}))
+    assert [regarding["name"] for _, regarding, _, _ in sink.events.values()] == ["other", "db"]
+    assert sink.attempts == 1 + 1 + 4
+
+
+async def test_attempts_to_create_an_event_end() -> None:
+    """An API server that never comes back leaves nothing behind that goes on for ever."""
+    sink = Sink()
+    sink.failures = {"db": [UnavailableError("create event", "connection refused") for _ in range(9)]}
+    await told(MemoryKills("node-a", lambda: Ledger({}), sink, pauses=(0.001, 0.001)), report(1))
+    assert (sink.attempts, sink.events) == (3, {})

@@ -4,6 +4,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from numa_contract.cpuset import format_cpu_list
@@ -16,6 +17,8 @@ from dra_frontend.ledger import Ledger
 from dra_frontend.quantity import format_quantity
 
 REASON: Final = "OutOfClaimedMemory"
+RETRY_SECONDS: Final = (1.0, 5.0, 15.0, 60.0, 180.0)
+"""Pauses between attempts to create an Event: the restart of an API server takes a minute or two."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -48,46 +51,69 @@ def kill_note(report: ContainerReport, records: Iterable[AllocationRecord], node
     return f"container {report.name} was killed by the kernel, out of memory{nodes} of {node}{claims}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Telling:
+    """An Event that is not created yet."""
+
+    report: ContainerReport
+    note: str
+    pauses: tuple[float, ...]
+    """Seconds until each further attempt."""
+
+
 class MemoryKills:
     """Tells each pod once of each kill, whoever of several instances heard of it."""
 
-    def __init__(self, node: str, ledger: Callable[[], Ledger], sink: EventSink) -> None:
+    def __init__(
+        self, node: str, ledger: Callable[[], Ledger], sink: EventSink, pauses: tuple[float, ...] = RETRY_SECONDS
+    ) -> None:
         self._node = node
         self._ledger = ledger
         self._sink = sink
+        self._pauses = pauses
         self._told: dict[str, int] = {}
-        self._reports: asyncio.Queue[ContainerReport] = asyncio.Queue()
+        self._untold: asyncio.Queue[_Telling] = asyncio.Queue()
 
     def reported(self, report: ContainerReport) -> None:
         """Takes note of a container."""
-        if report.memory_kills > self._told.get(report.id, 0):
-            self._told[report.id] = report.memory_kills
-            self._reports.put_nowait(report)
+        if report.memory_kills <= self._told.get(report.id, 0):
+            return
+        self._told[report.id] = report.memory_kills
+        ledger = self._ledger()
+        uses = [use for use in report.claims if use.driver == MEMORY_DRIVER]
+        records = [record for use in uses if (record := ledger.record(use.driver, use.uid)) is not None]
+        note = kill_note(report, records, self._node)
+        _LOG.warning("killed for want of memory pod=%s/%s %s", report.pod_namespace, report.pod_name, note)
+        self._untold.put_nowait(_Telling(report, note, self._pauses))
 
     def keep(self, ids: Container[str]) -> None:
         """Forgets containers that are no longer known."""
         self._told = {container_id: count for container_id, count in self._told.items() if container_id in ids}
 
     async def run(self) -> None:
-        """Creates the Events. Runs for ever."""
+        """Creates the Events, those that the API server did not take again later. Runs for ever."""
         while True:
-            report = await self._reports.get()
-            ledger = self._ledger()
-            uses = [use for use in report.claims if use.driver == MEMORY_DRIVER]
-            records = [record for use in uses if (record := ledger.record(use.driver, use.uid)) is not None]
-            note = kill_note(report, records, self._node)
-            _LOG.warning("killed for want of memory pod=%s/%s %s", report.pod_namespace, report.pod_name, note)
-            pod = {"apiVersion": "v1", "kind": "Pod", "namespace": report.pod_namespace, "name": report.pod_name}
+            telling = await self._untold.get()
+            report = telling.report
             try:
-                await self._sink.create_event(
-                    report.pod_namespace,
-                    {**pod, "uid": report.pod_uid},
-                    REASON,
-                    note,
-                    "Warning",
-                    key=f"{report.id[:16]}.{report.memory_kills}",
-                )
+                await self._tell(telling)
             except ConflictError:
                 continue  # Told before a restart, or by the other instance.
             except KubeError as error:
                 _LOG.warning("event not created pod=%s/%s error=%s", report.pod_namespace, report.pod_name, error)
+                if error.retriable and telling.pauses:
+                    again = replace(telling, pauses=telling.pauses[1:])
+                    # Others are told meanwhile.
+                    asyncio.get_running_loop().call_later(telling.pauses[0], self._untold.put_nowait, again)
+
+    async def _tell(self, telling: _Telling) -> None:
+        report = telling.report
+        pod = {"apiVersion": "v1", "kind": "Pod", "namespace": report.pod_namespace, "name": report.pod_name}
+        await self._sink.create_event(
+            report.pod_namespace,
+            {**pod, "uid": report.pod_uid},
+            REASON,
+            telling.note,
+            "Warning",
+            key=f"{report.id[:16]}.{report.memory_kills}",
+        )

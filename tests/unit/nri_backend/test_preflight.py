@@ -8,6 +8,7 @@ from nri_backend.preflight import (
     check_node,
     make_run_directory,
     mount_fault,
+    other_mounts,
     parse_mounts,
     socket_fault,
 )
@@ -83,14 +84,33 @@ def test_hugepages_must_not_count_as_memory() -> None:
     assert mount_fault("/elsewhere", mounts) == ""
 
 
-def test_one_tree_is_mounted_once() -> None:
-    """Twice the same is refused; a container's view of its own cgroup beside the node's tree is normal."""
-    again = "50 23 0:26 / /run/other/cgroup rw - cgroup2 cgroup2 rw\n"
-    fault = mount_fault("/sys/fs/cgroup", parse_mounts(UNIFIED + again))
-    assert "several times, at /sys/fs/cgroup and /run/other/cgroup; unmount all but /sys/fs/cgroup" in fault
-    own_view = "50 23 0:26 / /host/cgroup rw - cgroup2 cgroup2 rw\n"
-    node_tree = UNIFIED.replace("0:26 / ", "0:26 /../../.. ")
-    assert mount_fault("/sys/fs/cgroup", parse_mounts(node_tree + own_view)) == ""
+def test_a_mount_elsewhere_is_only_mentioned(tmp_path: Path) -> None:
+    """Every node with Cilium has one; a container's view of its own cgroup is not even the same tree."""
+    cilium = "50 23 0:26 / /run/cilium/cgroupv2 rw - cgroup2 none rw\n"
+    mounts = parse_mounts(UNIFIED + cilium)
+    assert mount_fault("/sys/fs/cgroup", mounts) == ""
+    assert other_mounts("/sys/fs/cgroup", mounts) == ["/run/cilium/cgroupv2"]
+    node_tree = parse_mounts(UNIFIED.replace("0:26 / ", "0:26 /../../.. ") + cilium)
+    assert (mount_fault("/sys/fs/cgroup", node_tree), other_mounts("/sys/fs/cgroup", node_tree)) == ("", [])
+    root, host = node(tmp_path, "", "cpuset memory hugetlb\n")
+    (tmp_path / "proc/self/mountinfo").write_text(UNIFIED.replace("/sys/fs/cgroup", root) + cilium)
+    assert check_node(root, host, []) == [f"the tree of {root} is also mounted at /run/cilium/cgroupv2"]
+
+
+@pytest.mark.parametrize(
+    ("line", "top"),
+    [
+        ("50 30 0:40 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n", "tmpfs"),
+        ("50 30 0:26 /kubepods.slice /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n", "cgroup2"),
+    ],
+)
+def test_a_cgroup_root_that_is_mounted_over_is_refused(line: str, top: str) -> None:
+    """Nobody can tell which tree was meant; the error names the place, what is on top, and the setting."""
+    fault = mount_fault("/sys/fs/cgroup/nested", parse_mounts(UNIFIED + line))
+    assert "the cgroup root /sys/fs/cgroup/nested is ambiguous" in fault
+    assert f"at /sys/fs/cgroup, on top {top}; unmount all but the node's cgroup v2 tree, or set cgroupRoot" in fault
+    beneath = "29 23 0:40 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n"
+    assert mount_fault("/sys/fs/cgroup", parse_mounts(beneath + UNIFIED + UNIFIED)) == ""
 
 
 def test_the_mounts_are_part_of_the_check(tmp_path: Path) -> None:

@@ -68,29 +68,46 @@ def cgroup_fault(root: str, controllers: str | None, mounts: Iterable[Mount]) ->
     return ""
 
 
-def mount_fault(root: str, mounts: Iterable[Mount]) -> str:
-    """Returns why the cgroup v2 mount at or above the cgroup root cannot be used, or ""; "" also where there is none.
+def _own_mounts(root: str, mounts: Iterable[Mount]) -> list[Mount]:
+    """Returns the mounts at the point in which the cgroup root lies, the visible one last; none without cgroup v2."""
+    above = [mount for mount in mounts if f"{root}/".startswith(f"{mount.point.rstrip('/')}/")]
+    if all(mount.kind != "cgroup2" for mount in above):
+        return []
+    point = max((mount.point for mount in above), key=len)
+    return [mount for mount in above if mount.point == point]
 
-    Another mount with the same root is the same tree once more. Mounts with other roots are no harm: a container has
-    its own view of its own cgroup beside the node's tree.
+
+def mount_fault(root: str, mounts: Iterable[Mount]) -> str:
+    """Returns why the mount in which the cgroup root lies cannot be used, or ""; "" also where none is cgroup v2.
+
+    Mounts elsewhere are no fault, see :func:`other_mounts`.
     """
-    unified = [mount for mount in mounts if mount.kind == "cgroup2"]
-    above = [mount for mount in unified if f"{root}/".startswith(f"{mount.point.rstrip('/')}/")]
-    if not above:
+    here = _own_mounts(root, mounts)
+    if not here:
         return ""
-    ours = max(above, key=lambda mount: len(mount.point))
+    ours = here[-1]
+    if ours.kind != "cgroup2" or len({mount.root for mount in here if mount.kind == "cgroup2"}) > 1:
+        return (
+            f"the cgroup root {root} is ambiguous: several file systems are mounted over each other at {ours.point}, "
+            f"on top {ours.kind}; unmount all but the node's cgroup v2 tree, or set cgroupRoot to where it is mounted"
+        )
     if _COUNTS_HUGEPAGES in ours.options:
         return (
             f"the cgroup v2 mount at {ours.point} has the option {_COUNTS_HUGEPAGES}, with which limits of memory "
             "would count claimed hugepages, too; take it out of the node's mount options and remount"
         )
-    others = sorted({mount.point for mount in unified if mount.root == ours.root} - {ours.point})
-    if others:
-        return (
-            f"the node's cgroup v2 tree is mounted several times, at {ours.point} and {', '.join(others)}; "
-            f"unmount all but {ours.point}, or mount only that into this container"
-        )
     return ""
+
+
+def other_mounts(root: str, mounts: Iterable[Mount]) -> list[str]:
+    """Returns where else the tree of the cgroup root is mounted, as Cilium does: the same files under another name.
+
+    In a container only those that were mounted into it are seen.
+    """
+    mounts = list(mounts)
+    here = _own_mounts(root, mounts)
+    same = [mount.point for mount in mounts if here and mount.kind == "cgroup2" and mount.root == here[-1].root]
+    return sorted({point for point in same if point != here[-1].point})
 
 
 def socket_fault(path: str) -> str:
@@ -140,6 +157,9 @@ def check_node(cgroup_root: str, host_root: str, sockets: Iterable[str]) -> list
         raise PreflightError(fault)
     if fault := mount_fault(cgroup_root, mounts) or kernel_fault(cgroup_root):
         raise PreflightError(fault)
-    legacy = sorted(mount.point for mount in mounts if mount.kind == "cgroup")
-    strange = [f"the node also has cgroup v1 mounts, which this program leaves alone: {', '.join(legacy)}"]
-    return strange if legacy else []
+    strange = []
+    if legacy := sorted(mount.point for mount in mounts if mount.kind == "cgroup"):
+        strange.append(f"the node also has cgroup v1 mounts, which this program leaves alone: {', '.join(legacy)}")
+    if others := other_mounts(cgroup_root, mounts):
+        strange.append(f"the tree of {cgroup_root} is also mounted at {', '.join(others)}")
+    return strange

@@ -162,6 +162,13 @@ class HugePageProvision(Values):
     pages: list[HugePages]
 
 
+class KubeletManagers(Values):
+    """Whether the kubelet pins containers, too."""
+
+    detect: bool
+    """Mount the kubelet's cpu_manager_state, which must exist on every node."""
+
+
 class NetworkPolicy(Values):
     """Who may speak with the pods."""
 
@@ -254,6 +261,7 @@ class ChartValues(Values):
     probes: Probes
     extra_volumes: list[Kubernetes]
     hugepage_provision: HugePageProvision
+    kubelet_managers: KubeletManagers
     metrics: Metrics
     network_policy: NetworkPolicy
     open_shift: Annotated[OpenShift, Field(alias="openshift")]

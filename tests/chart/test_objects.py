@@ -123,6 +123,13 @@ def test_each_half_has_only_its_own_paths() -> None:
     }
 
 
+def test_no_file_of_the_kubelet_is_needed_without_detection() -> None:
+    """A removed cpu_manager_state must not keep the driver from starting, once detection is switched off."""
+    documents = render({"kubeletManagers": {"detect": False}})
+    assert "/var/lib/kubelet/cpu_manager_state" not in helm.host_mounts(documents, "frontend")
+    assert "cpu-manager-state" not in [volume["name"] for volume in pod_of(documents)["volumes"]]
+
+
 def test_only_the_frontend_can_speak_to_the_api_server() -> None:
     """The backend gets no token; the frontend's is bound to its pod, so that the admission policy knows the node."""
     documents = render()

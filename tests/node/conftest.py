@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.node.rig.cluster import Cluster
+from tests.node.rig.image_cluster import ARCHIVES, ImageCluster
 from tests.node.rig.node import CDI_DIRECTORY, MARKER, Node, Profile
 from tests.node.rig.pod_cgroups import Driver
 from tests.node.rig.services import LOGS, Services
@@ -33,15 +34,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     here = Profile.read().name
     marks = [(item, item.get_closest_marker("profile")) for item in items]
     wanted = [item for item, mark in marks if here in (mark.args if mark else ("default",))]
+    if not ARCHIVES.exists():
+        # run.sh puts them in when it runs everything, or when its arguments speak of images.
+        wanted = [item for item in wanted if not item.get_closest_marker("images")]
     config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
     items[:] = sorted(wanted, key=_place)
 
 
-def _place(item: pytest.Item) -> tuple[bool, bool, str]:
+def _place(item: pytest.Item) -> tuple[bool, bool, bool, str]:
     second = "[cgroupfs" in item.name
     settings = _settings(item)
     wants_cluster = "cluster" in getattr(item, "fixturenames", ())
-    return second, second != wants_cluster, json.dumps(settings, sort_keys=True) if settings else ""
+    images = item.get_closest_marker("images") is not None
+    return second, second != wants_cluster, images, json.dumps(settings, sort_keys=True) if settings else ""
 
 
 def _settings(item: pytest.Item) -> dict[str, Any]:
@@ -85,9 +90,11 @@ class RunningCluster:
         self._machine = machine
         self._cluster: Cluster | None = None
 
-    def get(self, item: pytest.Item) -> Cluster:
+    def get(self, item: pytest.Item, kind: type[Cluster] = Cluster) -> Cluster:
+        if type(self._cluster) is not kind:
+            self.end()
         if self._cluster is None:
-            self._cluster = Cluster(self._machine)
+            self._cluster = kind(self._machine)
             item.stash[LAST_REPORT] = self._cluster.services
             self._cluster.start()
         item.stash[LAST_REPORT] = self._cluster.services
@@ -122,7 +129,8 @@ def node(
 @pytest.fixture
 def cluster(request: pytest.FixtureRequest, node: Node, running_cluster: RunningCluster) -> Iterator[Cluster]:
     """The node with both services and the stand-ins of a cluster; no claim and no pod on it, before and after."""
-    cluster = running_cluster.get(request.node)
+    kind = ImageCluster if request.node.get_closest_marker("images") else Cluster
+    cluster = running_cluster.get(request.node, kind)
     cluster.configure(_settings(request.node))
     cluster.wait_ready()
     yield cluster

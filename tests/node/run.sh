@@ -31,6 +31,13 @@ push_source() { # the project's code and the machine's description, as they are 
   guest 'cat >/opt/numa/profile.env' <<<"NAME=$PROFILE NUMA=$NUMA SOCKETS=$SOCKETS DIES=$DIES CORES=$CORES THREADS=$THREADS MEM_GIB=$MEM_GIB HP2M=$HP2M HP1G=$HP1G"
 }
 
+push_images() { # the built images, and the chart as Helm renders it
+  "$ROOT/hack/images.sh" >&2 || return
+  "$PYTHON" -m tests.node.vm.chart >"$RUN/chart.json" || return
+  tar -C "$RUN" -cf - chart.json -C "$("$ROOT/hack/images.sh" --where)" dra-frontend.tar nri-backend.tar |
+    guest 'rm -rf /opt/numa/images && mkdir -p /opt/numa/images && tar -xf - -C /opt/numa/images'
+}
+
 collect_logs() { # what the guest knows about a failure
   local to=$CACHE/logs/$PROFILE
   rm -rf "$to"
@@ -54,6 +61,10 @@ run_profile() { # run_profile NAME PYTEST-ARGUMENT...: the status of pytest
   fi
   push_source || fail "the source could not be copied in"
   phase "copying the source"
+  if [ "$PROFILE" = default ] && { ! (($#)) || [[ "$*" == *image* ]]; }; then
+    (cd "$ROOT" && push_images) || fail "the images could not be put in"
+    phase "images"
+  fi
   guest "cd /opt/numa/src/tests/node && exec env PATIENCE=$PATIENCE python3 -m pytest -o timeout=$((240 * PATIENCE))${1+$(printf ' %q' "$@")}" </dev/null &
   wait $! || status=$? # in the background, so that a signal to this script is heard at once
   phase tests

@@ -131,9 +131,12 @@ class Cluster:
 
     def add_instance(self) -> Instance:
         """One more pod of the DaemonSet, not started."""
-        made = Instance(self.services, len(self.instances) + 1, _CONFIG, NODE_NAME, self.times)
+        made = self._make_instance(len(self.instances) + 1)
         self.instances.append(made)
         return made
+
+    def _make_instance(self, number: int) -> Instance:
+        return Instance(self.services, number, _CONFIG, NODE_NAME, self.times)
 
     def wait_ready(self) -> Instance:
         """Starts what is missing of the first instance; returns it when it enforces, serves and is registered."""
@@ -202,7 +205,7 @@ class Cluster:
             extra.frontend.kill()
         self.instance.start()
         list(self._threads.map(ClaimPod.remove_sandbox, self._pods))
-        list(self._threads.map(self.node.runtime.remove_pod, self.node.runtime.pods()))
+        self.node.remove_pods()
         self.wait_ready()
         for pod in self._pods:
             pod.end()

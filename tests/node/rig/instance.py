@@ -2,9 +2,10 @@
 """One pod of the DaemonSet as the tests run it: a frontend and a backend, each a process that can be killed."""
 
 import http.client
+import signal
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tests.node.rig.hooks import HookTimes
 from tests.node.rig.services import Services
@@ -16,6 +17,21 @@ STARTING = 90.0  # seconds: two interpreters that import gRPC and FastAPI on emu
 _UNREACHABLE = (AnsweredError, OSError, http.client.HTTPException)
 
 
+class Program(Protocol):
+    """What both kinds of a service have: a process of the test, or a container."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def alive(self) -> bool: ...
+    def start(self) -> object: ...
+    def send(self, number: signal.Signals) -> None: ...
+    def kill(self) -> None: ...
+    def stop(self, within: float = ...) -> int: ...
+    def log(self) -> str: ...
+    def wait_for_log(self, text: str, within: float = ...) -> None: ...
+
+
 class Instance:
     """Both services of one pod UID, with everything at its default place; building it starts nothing."""
 
@@ -25,8 +41,8 @@ class Instance:
         self._times = times
         env = {"POD_UID": self.pod_uid, "NODE_NAME": node}
         common = ("--config", str(config), "--bind-address")
-        self.backend = services.module(f"backend-{number}", "nri_backend", *common, self._metrics, env=env)
-        self.frontend = services.module(f"frontend-{number}", "dra_frontend", *common, "off", env=env)
+        self.backend: Program = services.module(f"backend-{number}", "nri_backend", *common, self._metrics, env=env)
+        self.frontend: Program = services.module(f"frontend-{number}", "dra_frontend", *common, "off", env=env)
 
     def start(self) -> "Instance":
         """Starts what does not run."""

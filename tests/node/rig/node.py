@@ -5,6 +5,7 @@ import signal
 import subprocess
 import uuid
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +57,8 @@ class Node:
         self.profile = Profile.read()
         self.runtime = Runtime()
         self.cgroups = PodCgroups(self._configured_driver())
+        self.kept: set[str] = set()
+        """Sandboxes that a reset leaves alone."""
 
     def pod(
         self,
@@ -95,12 +98,17 @@ class Node:
         self.restart_containerd()
 
     def reset(self) -> None:
-        """Removes every pod, their groups and all CDI files: the node as it was."""
-        for sandbox in self.runtime.pods():
-            self.runtime.remove_pod(sandbox)
-        self.cgroups.remove_all()
+        """Removes every pod that is not kept, the pods' groups and all CDI files: the node as it was."""
+        self.remove_pods()
+        if not self.kept:
+            self.cgroups.remove_all()
         for file in CDI_DIRECTORY.glob("*"):
             file.unlink()
+
+    def remove_pods(self) -> None:
+        """Removes every pod that is not kept, several at once."""
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(self.runtime.remove_pod, set(self.runtime.pods()) - self.kept))
 
     def use_driver(self, driver: Driver) -> None:
         """Switches containerd (and our kubelet's part) to a cgroup driver; removes all pods when it changes."""

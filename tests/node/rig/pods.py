@@ -130,7 +130,7 @@ class Pod:
 
     def __init__(self, runtime: Runtime, config: pb.PodSandboxConfig, cgroup: Cgroup) -> None:
         self._runtime = runtime
-        self._config = config
+        self.config = config
         self.cgroup = cgroup
         self.uid = config.metadata.uid
         self.name = config.metadata.name
@@ -160,13 +160,13 @@ class Pod:
             command=list(command),
             envs=[pb.KeyValue(key=key, value=value.encode()) for key, value in (env or {}).items()],
             mounts=[pb.Mount(host_path=host, container_path=inside, readonly=True) for host, inside in places.items()],
-            labels={**self._config.labels, "io.kubernetes.container.name": name},
+            labels={**self.config.labels, "io.kubernetes.container.name": name},
             log_path=log,
             linux=pb.LinuxContainerConfig(resources=(resources or Resources()).to_cri()),
             CDI_devices=[pb.CDIDevice(name=device) for device in cdi],
         )
-        created = self._runtime.create(self.id, config, self._config)
-        return Container(self._runtime, created, name, Path(self._config.log_directory, log))
+        created = self._runtime.create(self.id, config, self.config)
+        return Container(self._runtime, created, name, Path(self.config.log_directory, log))
 
     def run(self, name: str = "main", command: Sequence[str] = FOREVER, **options: Any) -> Container:
         """As create, and started."""

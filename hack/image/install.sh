@@ -8,6 +8,6 @@ pip --python /opt/app/bin/python3 install --require-hashes --only-binary :all: -
 pip wheel --no-deps --no-index --no-build-isolation --wheel-dir /tmp/wheels ./shared "./services/$service"
 pip --python /opt/app/bin/python3 install --no-deps --no-index /tmp/wheels/*.whl
 # Of the Kubernetes client, the largest package by far, no API and no model is imported (docs/adr/0001).
-for part in api models; do rm -r /opt/app/lib/python3*/site-packages/kubernetes_asyncio/client/$part; done
+for part in api models; do rm -rf /opt/app/lib/python3*/site-packages/kubernetes_asyncio/client/$part; done
 python3 -m compileall -q --invalidation-mode unchecked-hash /opt/app/lib
 find /opt/app/bin -type f ! -name "$service" -delete

@@ -144,6 +144,9 @@ class DriverPod:
             path = Path(volume["hostPath"]["path"])
             if volume["hostPath"].get("type") == "DirectoryOrCreate":
                 path.mkdir(parents=True, exist_ok=True)
+            if volume["hostPath"].get("type") == "File" and not path.exists():
+                # Every kubelet writes the one that is asked for at its start.
+                path.write_text('{"policyName":"none"}')
             return name, str(path)
         if "configMap" in volume:
             directory = VOLUMES / self.uid / name

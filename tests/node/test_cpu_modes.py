@@ -1,20 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPU devices other than one per NUMA node, on the real machine."""
+"""CPU devices other than one per NUMA node, and claims that choose their CPUs, on the real machine."""
 
 import pytest
 
 from tests.node.rig import kernel
+from tests.node.rig.claims import cpu_config
 from tests.node.rig.cluster import RESERVED, Cluster
+from tests.node.rig.wait import until
 from tests.stage.pods import cpus
+from tests.stage.wires import AnsweredError
 
 ALL = kernel.online_cpus()
 POOL = ALL - RESERVED
+by_machine = pytest.mark.configuration(groupBy="machine")
 
 
 def cpu_devices(cluster: Cluster) -> dict[str, int]:
     """The CPU devices that are published, by name, with their capacity."""
     sizes = {name: device.get("capacity", {}) for name, device in cluster.devices().items()}
     return {name: int(size["dra.cpu/cpu"]["value"]) for name, size in sizes.items() if "dra.cpu/cpu" in size}
+
+
+@by_machine
+def test_machine_mode_gives_exactly_the_cpus_that_a_claim_names(cluster: Cluster) -> None:
+    """A cpuset of single threads on two sockets is what the container runs on; taken and reserved CPUs are refused."""
+    assert cpu_devices(cluster) == {"cpudevmachine": len(POOL)}
+    plain = cluster.node.pod("web").run()
+    slurm = cluster.pod(cpus(3), config=[cpu_config(cpuset="2,5,7")])
+    box = slurm.run()
+    assert box.cpus_allowed == box.cgroup.cpus() == {2, 5, 7}
+    assert plain.cpus_allowed == POOL - {2, 5, 7}
+    for cpuset, why in (("4-5", r"conflict with already allocated claims: 5"), ("1,3", r"contain reserved cores: 1")):
+        other = cluster.pod(cpus(2), config=[cpu_config(cpuset=cpuset)], prepare=False)
+        with pytest.raises(AnsweredError, match=why):
+            other.prepare()
+    slurm.end()
+    until(lambda: plain.cpus_allowed == POOL, "the CPUs are given back")
+
+
+@by_machine
+def test_a_claim_that_requires_one_l3_gets_it_or_nothing(cluster: Cluster) -> None:
+    """Four CPUs below one L3 of a machine device are found where they are; five do not exist, and that is said."""
+    l3 = cpu_config(l3="required")
+    aligned = cluster.pod(cpus(4), config=[l3])
+    box = aligned.run()
+    assert box.cpus_allowed == aligned.cpus == kernel.below_l3(min(aligned.cpus))
+    aligned.end()
+    too_many = cluster.pod(cpus(5), config=[l3], prepare=False)
+    with pytest.raises(AnsweredError, match=r"cpudevmachine: .*L3"):
+        too_many.prepare()
 
 
 @pytest.mark.configuration(groupBy="l3")

@@ -4,11 +4,11 @@
 import signal
 
 from tests.node.rig import kernel
-from tests.node.rig.claims import memory_config
+from tests.node.rig.claims import Wish, memory_config
 from tests.node.rig.cluster import Cluster
 from tests.node.rig.marks import each_runtime
 from tests.node.rig.wait import until
-from tests.stage.pods import cpus, hugepages
+from tests.stage.pods import cpus, hugepages, memory
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -25,6 +25,28 @@ def free_pages() -> int:
     return sum(kernel.hugepages(node, "2MB", "free_hugepages") for node in NODES)
 
 
+def test_sizes_nodes_and_claims_add_up(cluster: Cluster) -> None:
+    """A container with two claims over two nodes and two page sizes can touch the sum of all, and not a page more."""
+    many = Wish(
+        [
+            hugepages(4 * MIB, name="near", numa_node=0),
+            hugepages(6 * MIB, name="far", numa_node=1),
+            hugepages(GIB, "1g", "gigs", numa_node=1),
+        ],
+        aligned=False,
+    )
+    db = cluster.pod_of(many, Wish([hugepages(2 * MIB, numa_node=0), memory(16 * MIB, numa_node=0)]))
+    box = db.run(image="python")
+    assert box.mems_allowed == box.cgroup.mems() == {0, 1}
+    for group in (box.cgroup, db.sandbox.cgroup):
+        for size, amount in (("2MB", 12 * MIB), ("1GB", GIB)):
+            assert [group.hugetlb(size)[what] for what in ("max", "rsvd.max")] == [str(amount)] * 2
+    small, large, *more = box.touch_memory("2M:6", "1G:1", "2M:1", "1G:1")
+    # The kernel has one set of nodes and one sum for each size: which of the two a page is from is not limited.
+    assert (sum(small["nodes"].values()), sum(large["nodes"].values())) == (6, 1)
+    assert [one["error"] for one in more] == ["ENOMEM", "ENOMEM"]
+
+
 def test_the_pod_alone_stops_a_page_too_many(cluster: Cluster) -> None:
     """Where a container's own limit is gone for a moment, its pod's still answers ENOMEM at mmap, for both sizes."""
     db = cluster.pod(hugepages(4 * MIB), hugepages(GIB, "1g", "gigs"))
@@ -39,6 +61,21 @@ def test_the_pod_alone_stops_a_page_too_many(cluster: Cluster) -> None:
         cluster.instance.backend.send(signal.SIGCONT)
     assert [one["error"] for one in (fits, over, large, too_large)] == [None, "ENOMEM", None, "ENOMEM"]
     until(lambda: box.cgroup.hugetlb("2MB")["rsvd.max"] == str(4 * MIB), "the audit puts the limit back")
+
+
+def test_a_pods_limit_is_constant_through_20_restarts(cluster: Cluster) -> None:
+    """With a second container beside it, neither the pod's limits nor its neighbour's change by a restart."""
+    first, second = Wish([hugepages(4 * MIB, numa_node=0)]), Wish([hugepages(6 * MIB, numa_node=1)])
+    db = cluster.pod_of(first, second)
+    near, far = db.cdi
+    other = db.run("other", cdi=[far])
+    for _ in range(20):
+        box = db.run("main", cdi=[near])
+        assert [db.sandbox.cgroup.hugetlb("2MB")[what] for what in ("max", "rsvd.max")] == [str(10 * MIB)] * 2
+        box.stop()
+        box.remove()
+    assert other.cgroup.hugetlb("2MB")["rsvd.max"] == str(6 * MIB)
+    assert other.mems_allowed == {1}
 
 
 @each_runtime
@@ -61,3 +98,13 @@ def test_a_mount_comes_and_goes_with_its_container(cluster: Cluster) -> None:
         box.stop()
         box.remove()
         until(lambda: free_pages() == before, "the pages are back")
+
+
+def test_a_container_without_hugepages_is_told_so_at_mmap(cluster: Cluster) -> None:
+    """Where a kubelet leaves reservations of its pod open, mmap(MAP_HUGETLB) fails all the same: no SIGBUS later."""
+    pod = cluster.node.pod("postgres")
+    for size in ("2MB", "1GB"):
+        pod.cgroup.write(f"hugetlb.{size}.rsvd.max", "max")
+    box = pod.run(image="python")
+    assert [box.cgroup.hugetlb(size)["rsvd.max"] for size in ("2MB", "1GB")] == ["0", "0"]
+    assert [one["error"] for one in box.touch_memory("2M:1", "1G:1")] == ["ENOMEM", "ENOMEM"]

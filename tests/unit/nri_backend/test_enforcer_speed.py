@@ -86,5 +86,6 @@ async def test_hooks_do_not_depend_on_the_number_of_containers(node: Node) -> No
                 await node.enforcer.start_container(pod(of), stored)
             await node.stop(f"{kind}-{n}", of)
         print(f"{kind}: create {create}; start {start}")
-        assert statistics.median(create.times) < 20
-        assert statistics.median(start.times) < 20
+        # The best of many: a busy machine delays most of them, a walk over 500 containers every single one.
+        assert min(create.times) < 20
+        assert min(start.times) < 20

@@ -34,6 +34,7 @@ def test_machine_mode_gives_exactly_the_cpus_that_a_claim_names(cluster: Cluster
         other = cluster.pod(cpus(2), config=[cpu_config(cpuset=cpuset)], prepare=False)
         with pytest.raises(AnsweredError, match=why):
             other.prepare()
+        other.end()
     slurm.end()
     until(lambda: plain.cpus_allowed == POOL, "the CPUs are given back")
 

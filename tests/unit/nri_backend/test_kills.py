@@ -80,6 +80,19 @@ async def test_a_killed_child_is_reported_while_its_container_lives(node: Node) 
     assert kills(node) == {"main": 1}
 
 
+async def test_a_kill_is_reported_before_the_runtime_tells_of_the_end(node: Node) -> None:
+    """The cgroup is gone and no event has come: the audit finds who it was, and the late event adds nothing."""
+    env = node.claim(memory_record("m1", ("a", 1, 48 * MI, PLAIN)))
+    await node.run("side", name="side")
+    path = await node.run("main", *env)
+    node.kernel.kill_for_memory(path)
+    node.kernel.remove(path)
+    await node.enforcer.activate()
+    assert kills(node) == {"side": 0, "main": 1}
+    await node.stop("main")
+    assert kills(node) == {"side": 0, "main": 1}
+
+
 async def test_kills_elsewhere_in_the_pod_are_not_the_claims(node: Node) -> None:
     """A container without a memory claim is its own affair; so is what happened before the claim's container came."""
     side = await node.run("side", name="side")

@@ -51,17 +51,17 @@ def limits(node: Node, path: str, size: str = "2MB") -> list[str]:
     ("more", "lines", "remedy"),
     [
         (",memory_hugetlb_accounting", "", "take it out of the node's mount options"),
-        ("", "50 23 0:26 / /run/again rw - cgroup2 cgroup2 rw\n", "unmount all but"),
+        ("", "50 23 0:40 / {root} rw - tmpfs tmpfs rw\n", "unmount all but"),
         ("", "33 30 0:29 / /sys/fs/cgroup/hugetlb rw - cgroup cgroup rw,hugetlb\n", "cgroup_no_v1=all"),
     ],
 )
 def test_peer_preflight_what_cannot_work_is_refused_with_a_remedy(
     memory: Path, more: str, lines: str, remedy: str
 ) -> None:
-    """Accounting of hugepages, a tree that is mounted twice, hugetlb in cgroup v1: told with what to change."""
+    """Accounting of hugepages, a root that is mounted over, hugetlb in cgroup v1: told with what to change."""
     (memory / "proc/self").mkdir(parents=True)
     root = memory / "cgroup"
-    (memory / "proc/self/mountinfo").write_text(UNIFIED.format(root=root, more=more) + lines)
+    (memory / "proc/self/mountinfo").write_text((UNIFIED + lines).format(root=root, more=more))
     root.mkdir()
     (root / "cgroup.controllers").write_text("cpuset cpu memory\n")
     with pytest.raises(PreflightError, match=remedy):

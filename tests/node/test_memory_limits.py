@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain memory of claims: whose working set stays when memory is short."""
+"""Plain memory of claims: who dies at the claim, and whose working set stays when memory is short."""
 
 import subprocess
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.node.rig import figures
-from tests.node.rig.claims import memory_config
+from tests.node.rig.claims import ClaimPod, memory_config
 from tests.node.rig.cluster import Cluster
 from tests.node.rig.kernel import Cgroup
 from tests.node.rig.marks import both_drivers
@@ -58,6 +58,13 @@ def kept(cluster: Cluster, files: Path, **parameters: str) -> int:
         db.end()
 
 
+def told(cluster: Cluster, pod: ClaimPod) -> list[str]:
+    """The notes of the pod's Events about kills."""
+    events = cluster.api("/apis/events.k8s.io/v1/namespaces/default/events")["items"]
+    mine = [event for event in events if event["regarding"].get("uid") == pod.uid]
+    return [event["note"] for event in mine if event["reason"] == "OutOfClaimedMemory"]
+
+
 def test_a_protected_working_set_survives_a_neighbour(cluster: Cluster, files: Path) -> None:
     """With protect: min the whole working set stays in memory under pressure; without, the neighbour takes it."""
     left = {name: kept(cluster, files, **what) for name, what in (("min", {"protect": "min"}), ("none", {}))}
@@ -79,3 +86,25 @@ def test_protection_reaches_every_ancestor_and_goes_again(cluster: Cluster) -> N
     assert [level.read("memory.min") for level in levels] == [str(96 * MIB)] * 4
     box.stop()
     until(lambda: {level.read("memory.min") for level in levels[1:]} == {"0"}, "nothing is protected any more")
+
+
+def test_who_overruns_a_limited_claim_dies_alone(cluster: Cluster) -> None:
+    """memory.max and memory.high are in the cgroup; a container beyond the claim is killed, and nobody else."""
+    config = [memory_config("tight", limit="claim"), memory_config("wide", limit="claim", high=0.5, sharing="pod")]
+    requests = [memory(48 * MIB, "tight", numa_node=1), memory(64 * MIB, "wide", numa_node=1)]
+    db = cluster.pod(*requests, config=config)
+    tight, wide = sorted(db.cdi)
+    neighbour = db.run("neighbour", cdi=[wide])
+    assert neighbour.cgroup.read("memory.max") == str(64 * MIB)
+    assert neighbour.cgroup.read("memory.high") == str(32 * MIB)
+    box = db.run("main", [*TOUCH, "4K:15000"], image="python", cdi=[tight])
+    assert box.wait_exited(60) == 137
+    until(lambda: box.reason == "OOMKilled", "the runtime knows why")
+    (note,) = until(lambda: told(cluster, db), "an event")
+    assert "container main was killed" in note
+    assert "48Mi on NUMA node 1" in note
+    assert neighbour.state == "running"
+    fits = db.run("main", [*TOUCH, "4K:6000"], image="python", cdi=[tight])
+    until(fits.log, "it has touched its memory", within=60)
+    assert fits.cgroup.read("memory.max") == str(48 * MIB)
+    assert fits.state == "running"

@@ -11,7 +11,7 @@ import pytest
 from nri_backend.containers import ContainerState
 
 from tests.fakes.claims import MI, container, memory_record, pod
-from tests.fakes.enforcement import Node, memory_directory
+from tests.fakes.enforcement import Node, eventually, memory_directory
 from tests.fakes.kernel_tree import KernelTree
 
 POD = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podp1.slice"
@@ -90,6 +90,26 @@ async def test_a_kill_is_reported_before_the_runtime_tells_of_the_end(node: Node
     await node.enforcer.activate()
     assert kills(node) == {"side": 0, "main": 1}
     await node.stop("main")
+    assert kills(node) == {"side": 0, "main": 1}
+
+
+async def test_the_audit_that_finds_the_container_gone_hides_no_kill(node: Node) -> None:
+    """It takes the container for stopped between two looks; whose kill it was is told, and not of who ends next."""
+    env = node.claim(memory_record("m1", ("a", 1, 48 * MI, PLAIN)))
+    second = node.claim(memory_record("m2", ("a", 1, 48 * MI, PLAIN)))
+    async with asyncio.TaskGroup() as tasks:
+        rounds = tasks.create_task(node.enforcer.run_forever())
+        await node.run("side", *second, name="side")
+        path = await node.run("main", *env)
+        # The first audit is a full one, which counts kills; those of the seconds after it are not.
+        await eventually(lambda: node.enforcer.keeper.counters["audits"] >= 2)
+        node.kernel.kill_for_memory(path)
+        node.kernel.remove(path)
+        await eventually(lambda: node.sink.latest["main"].state == "stopped")
+        assert kills(node) == {"side": 0, "main": 0}
+        rounds.cancel()
+    await node.stop("main")
+    await node.stop("side")
     assert kills(node) == {"side": 0, "main": 1}
 
 

@@ -27,11 +27,28 @@ def test_a_container_that_ended_gets_what_its_cgroup_cannot_tell_any_more() -> N
     assert pod.take(1, {"b": 0}, ended="b") == {}
 
 
+def test_a_cgroup_that_is_gone_before_the_runtime_says_so_tells_whom_it_was() -> None:
+    """The kernel's look comes first: the only one that is gone; of two, the runtime says which."""
+    pod = PodKills(total=0)
+    assert pod.take(0, {"a": 0, "b": 0, "c": 0, "new": None}) == {}
+    assert pod.take(1, {"a": None, "b": 0, "c": 0, "new": None}) == {"a": 1}
+    assert pod.take(1, {"a": None, "b": 0, "c": 0}, ended="a") == {}
+    assert pod.take(2, {"b": None, "c": None}) == {}
+    assert pod.take(2, {"b": None, "c": None}, ended="c") == {"c": 1}
+
+
 def test_a_neighbours_kill_is_not_told_of_the_one_that_ended() -> None:
     """A container that lives on after the kill of a child shows it in its own cgroup."""
     pod = PodKills(total=0)
     assert pod.take(1, {"b": 1}, ended="a") == {"b": 1}
     assert pod.take(3, {"b": 2}, ended="c") == {"b": 1, "c": 1}
+
+
+def test_who_is_forgotten_stands_in_nobodys_way() -> None:
+    """A container that was removed without a word is none of those that may have been killed."""
+    pod = PodKills(total=0)
+    assert pod.take(0, {"a": 0, "b": 0}) == {}
+    assert pod.take(1, {"b": None}) == {"b": 1}
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.booleans()), max_size=30))

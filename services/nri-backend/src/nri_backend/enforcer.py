@@ -204,13 +204,15 @@ class Enforcer:
 
     async def stop_container(self, _pod: Pod, container: Container) -> list[Update]:
         """Ends enforcement for the container; its claims stay held by their records."""
-        known = self.state.get(container.id)
-        if known is None or known.phase in (Phase.ENDING, Phase.STOPPED):
+        if (known := self.state.get(container.id)) is None:
+            return []
+        if self.active:
+            # The audit may have found before that the cgroup is gone; whom the kernel killed is told here.
+            await self._kills.look(known.pod.uid, ended=known.id)
+        if known.phase in (Phase.ENDING, Phase.STOPPED):
             return []
         ran = known.phase is Phase.STARTED and bool(known.holding.claims or known.orphan)
         lives = ran and await self.keeper.populated(known)
-        if self.active:
-            await self._kills.look(known.pod.uid, ended=known.id)
         if (known := self.state.get(container.id)) is not None:
             self.keeper.note(replace(known, phase=Phase.ENDING if lives else Phase.STOPPED))
             self.keeper.progressed()

@@ -9,7 +9,7 @@ from typing import Final
 
 from nri_backend.cgroup import CgroupGoneError, CgroupRefusedError, CgroupTree
 from nri_backend.keeper import Keeper
-from nri_backend.known import Known, Phase
+from nri_backend.known import Known
 from nri_backend.oom import EVENTS, PodKills, kill_count
 
 # A hook waits for one such look at most.
@@ -28,10 +28,11 @@ class _Groups:
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """What the kernel says of one pod; those that it says nothing of are left out."""
+    """What the kernel says of one pod."""
 
     total: int
-    own: Mapping[str, int]
+    own: Mapping[str, int | None]
+    """By container; None without a cgroup."""
 
 
 class KillWatch:
@@ -65,18 +66,11 @@ class KillWatch:
             pod = self._pods.get(uid)
             if pod is None:
                 # Who was killed before is not known any more; containers that live tell themselves.
-                pod = self._pods[uid] = PodKills(counts.total - sum(counts.own.values()))
-            gone = ended or self._gone(uid, counts)
-            for container_id, count in pod.take(counts.total, counts.own, gone).items():
+                pod = self._pods[uid] = PodKills(counts.total - sum(filter(None, counts.own.values())))
+            for container_id, count in pod.take(counts.total, counts.own, ended).items():
                 known = self._keeper.state.get(container_id)
                 if known is not None and known.kept.memory is not None:
                     self._tell(replace(known, memory_kills=known.memory_kills + count), count)
-
-    def _gone(self, pod_uid: str, counts: _Counts) -> str:
-        """Returns the container that has ended without an event yet: the only one that ran and has no cgroup left."""
-        ran = [known for known in self._keeper.state.of_pod(pod_uid) if known.phase in (Phase.STARTED, Phase.ENDING)]
-        gone = [known.id for known in ran if known.cgroup and known.id not in counts.own]
-        return gone[0] if len(gone) == 1 else ""
 
     def _groups(self, pod_uid: str) -> _Groups | None:
         containers = self._keeper.state.of_pod(pod_uid)
@@ -89,7 +83,7 @@ class KillWatch:
             total = self._count(group.pod)
             counts = {container_id: self._count(path) for container_id, path in group.containers.items()}
             if total is not None:
-                found[uid] = _Counts(total, {i: count for i, count in counts.items() if count is not None})
+                found[uid] = _Counts(total, counts)
         return found
 
     def _count(self, path: str) -> int | None:

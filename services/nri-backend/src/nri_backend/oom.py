@@ -28,17 +28,21 @@ class PodKills:
     own: dict[str, int] = field(default_factory=dict)
     """By container, what its own cgroup said last."""
 
-    def take(self, total: int, own: Mapping[str, int], ended: str = "") -> dict[str, int]:
-        """Takes new counts of the pod and of those containers whose cgroups exist; returns the new kills by container.
+    def take(self, total: int, own: Mapping[str, int | None], ended: str = "") -> dict[str, int]:
+        """Takes new counts of the pod and of its containers, None where there is no cgroup; returns the new kills.
 
-        ``ended``: a container that has just ended gets what no other has.
+        What no container's own count has falls to ``ended``, of which the runtime has just told the end, else to the
+        only one whose cgroup is gone since the last look: the kernel is often faster than the runtime.
         """
-        new = {name: count - self.own.get(name, 0) for name, count in own.items() if count > self.own.get(name, 0)}
-        self.own |= own
+        counts = {name: count for name, count in own.items() if count is not None}
+        new = {name: count - self.own.get(name, 0) for name, count in counts.items() if count > self.own.get(name, 0)}
+        gone = [name for name in self.own if name in own and name not in counts]
+        if not ended and len(gone) == 1:
+            ended = gone[0]
         rest = total - self.total - sum(new.values())
         if ended and rest > 0:
             new[ended] = new.get(ended, 0) + rest
         self.total += sum(new.values())
-        if ended:
-            self.own.pop(ended, None)
+        self.own = counts | {name: self.own[name] for name in gone}
+        self.own.pop(ended, None)
         return new

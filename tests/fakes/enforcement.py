@@ -3,10 +3,8 @@
 
 import asyncio
 import contextlib
-import os
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -166,12 +164,22 @@ class Node:
         return self.kernel.get(path, "cpuset.cpus.effective")
 
 
-@contextlib.contextmanager
-def memory_directory() -> Iterator[Path]:
-    """A directory in memory, as cgroupfs and /run are; a disk would be waited for at every replaced file."""
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as path:
-        yield Path(path)
+@contextlib.asynccontextmanager
+async def rounds(node: Node) -> AsyncIterator[None]:
+    """What the instance does off the hooks runs inside the block."""
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(node.enforcer.run_forever())
+        yield
+        task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def enforcing(node: Node) -> AsyncIterator[Node]:
+    """Makes the instance an active one, connected to a runtime without containers."""
+    async with rounds(node):
+        await node.enforcer.activate()
+        await node.enforcer.synchronize([], [])
+        yield node
 
 
 async def eventually(condition: Callable[[], bool], seconds: float = 8.0) -> None:

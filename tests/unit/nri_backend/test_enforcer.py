@@ -2,47 +2,22 @@
 """The hooks, from the runtime's call to the kernel's files."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from blockbuster import BlockBuster, blockbuster_ctx
 from nri_backend.containers import Adjustment, Container, RefusedError, Resources
 from nri_backend.enforce import Host
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.fakes.claims import MI, cgroup_of, container, cpu_record, env_of, memory_record, pod
-from tests.fakes.enforcement import Node, eventually, memory_directory
+from tests.fakes.enforcement import Node, eventually
 from tests.fakes.kernel_tree import DENIED
+
+pytestmark = pytest.mark.usefixtures("blocking")
 
 ONE = cpu_record("c1", "cpus=2-3")
 PODS = "kubepods.slice/kubepods-burstable.slice"
-
-
-@pytest.fixture(autouse=True)
-def blocking() -> Iterator[BlockBuster]:
-    """A call that blocks the event loop inside our package is an error."""
-    with blockbuster_ctx("nri_backend") as blockbuster:
-        yield blockbuster
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    with memory_directory() as path:
-        yield path
-
-
-@pytest.fixture
-async def node(memory: Path) -> AsyncIterator[Node]:
-    """An active instance, connected to a runtime without containers."""
-    node = Node(memory)
-    async with asyncio.TaskGroup() as tasks:
-        rounds = tasks.create_task(node.enforcer.run_forever())
-        await node.enforcer.activate()
-        await node.enforcer.synchronize([], [])
-        yield node
-        rounds.cancel()
 
 
 async def test_a_claim_becomes_a_pinned_container(node: Node) -> None:

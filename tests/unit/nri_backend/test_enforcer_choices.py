@@ -1,31 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the operator chooses: the hugepage guard, and when the pool grows for those who run."""
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 from nri_backend.containers import ContainerState, Resources
 
 from tests.fakes.claims import MI, container, cpu_record, memory_record, pod
-from tests.fakes.enforcement import Node, eventually, memory_directory
+from tests.fakes.enforcement import Node, enforcing, eventually
 
 ONE, TWO = cpu_record("c1", "cpus=2-3"), cpu_record("c2", "cpus=4-5")
 POD = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podp1.slice"
-
-
-@contextlib.asynccontextmanager
-async def running(*, lazy: bool = False, guard: bool = False) -> AsyncIterator[Node]:
-    """An active instance with these choices, connected to a runtime without containers."""
-    with memory_directory() as path:
-        node = Node(path, lazy=lazy, guard=guard)
-        async with asyncio.TaskGroup() as tasks:
-            rounds = tasks.create_task(node.enforcer.run_forever())
-            await node.enforcer.activate()
-            await node.enforcer.synchronize([], [])
-            yield node
-            rounds.cancel()
 
 
 def reservable(node: Node, path: str) -> list[str]:
@@ -33,9 +18,9 @@ def reservable(node: Node, path: str) -> list[str]:
     return [node.kernel.get(path, f"hugetlb.{size}.rsvd.max") for size in ("2MB", "1GB")]
 
 
-async def test_a_container_without_hugepages_can_reserve_none() -> None:
+async def test_a_container_without_hugepages_can_reserve_none(memory: Path) -> None:
     """A11, B45: one with a CPU claim and one beside a claim for pages, too; those with pages keep theirs."""
-    async with running(guard=True) as node:
+    async with enforcing(Node(memory, guard=True)) as node:
         pages = node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
         holder = await node.run("holder", *pages, name="holder")
         beside, claim = await node.run("beside"), await node.run("claim", *node.claim(ONE), name="other")
@@ -47,9 +32,9 @@ async def test_a_container_without_hugepages_can_reserve_none() -> None:
         await eventually(lambda: reservable(node, beside) == ["0", "0"])
 
 
-async def test_pages_that_the_kubelet_gave_are_never_taken() -> None:
+async def test_pages_that_the_kubelet_gave_are_never_taken(memory: Path) -> None:
     """By the runtime's word where it has one; else a pod whose own limit is not 0 may have asked for them."""
-    async with running(guard=True) as node:
+    async with enforcing(Node(memory, guard=True)) as node:
         stored, _ = await node.create("kept")
         path = node.make_cgroups(pod(), stored)
         node.kernel.set(POD, "hugetlb.2MB.max", str(8 * MI))
@@ -63,34 +48,33 @@ async def test_pages_that_the_kubelet_gave_are_never_taken() -> None:
         assert reservable(node, path) == ["max", "0"]
 
 
-async def test_who_has_lost_its_record_keeps_its_pages_over_our_restart() -> None:
+async def test_who_has_lost_its_record_keeps_its_pages_over_our_restart(memory: Path) -> None:
     """It names no CPUs that it could be known by; what it has reserved and not touched would kill it (SIGBUS)."""
-    with memory_directory() as path:
-        record = memory_record("m1", ("m", 1, 64 * MI, 2 * MI))
-        before = Node(path, guard=True)
-        await before.enforcer.activate()
-        env = before.claim(record)
-        cgroup = await before.run("claim", *env)
-        assert reservable(before, cgroup) == [str(64 * MI), "0"]
-        assert before.kernel.get(POD, "hugetlb.2MB.max") == str(64 * MI)
-        before.unprepare(record)
-        after = Node(path, guard=True)
-        listed = replace(container("claim", *env), state=ContainerState.RUNNING)
-        await after.enforcer.synchronize([pod()], [listed])
-        await after.enforcer.activate()
-        assert reservable(after, cgroup) == [str(64 * MI), "0"]
-        assert after.kernel.get(POD, "hugetlb.2MB.max") == str(64 * MI)
+    record = memory_record("m1", ("m", 1, 64 * MI, 2 * MI))
+    before = Node(memory, guard=True)
+    await before.enforcer.activate()
+    env = before.claim(record)
+    cgroup = await before.run("claim", *env)
+    assert reservable(before, cgroup) == [str(64 * MI), "0"]
+    assert before.kernel.get(POD, "hugetlb.2MB.max") == str(64 * MI)
+    before.unprepare(record)
+    after = Node(memory, guard=True)
+    listed = replace(container("claim", *env), state=ContainerState.RUNNING)
+    await after.enforcer.synchronize([pod()], [listed])
+    await after.enforcer.activate()
+    assert reservable(after, cgroup) == [str(64 * MI), "0"]
+    assert after.kernel.get(POD, "hugetlb.2MB.max") == str(64 * MI)
 
 
-async def test_the_guard_can_be_switched_off() -> None:
+async def test_the_guard_can_be_switched_off(memory: Path) -> None:
     """``hugepageGuard: false``."""
-    async with running() as node:
+    async with enforcing(Node(memory)) as node:
         assert reservable(node, await node.run("plain")) == ["max", "max"]
 
 
-async def test_a_lazy_pool_grows_with_the_next_change_of_its_members() -> None:
+async def test_a_lazy_pool_grows_with_the_next_change_of_its_members(memory: Path) -> None:
     """Shrinking is immediate, also for who has not grown; the kubelet's update, or a new container, gets the pool."""
-    async with running(lazy=True) as node:
+    async with enforcing(Node(memory, lazy=True)) as node:
         node.claim(ONE)
         plain = await node.run("plain", of="p9")
         assert node.cpus(plain) == "1,4-7"
@@ -108,9 +92,9 @@ async def test_a_lazy_pool_grows_with_the_next_change_of_its_members() -> None:
         assert update.resources == Resources(cpus="1-3,6-7")
 
 
-async def test_a_lazy_member_that_would_have_nothing_left_gets_the_pool() -> None:
+async def test_a_lazy_member_that_would_have_nothing_left_gets_the_pool(memory: Path) -> None:
     """An empty set means "as the parent" to the kernel."""
-    async with running(lazy=True) as node:
+    async with enforcing(Node(memory, lazy=True)) as node:
         node.claim(cpu_record("c1", "cpus=1,4-7"))
         plain = await node.run("plain", of="p9")
         assert node.cpus(plain) == "2-3"

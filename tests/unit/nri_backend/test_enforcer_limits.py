@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU quota and memory limits, from the runtime's call to the kernel's files."""
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from nri_backend.containers import RefusedError, Resources
 from nri_backend.ports import LinkStatus
 
 from tests.fakes.claims import MI, container, cpu_record, env_of, memory_record, pod
-from tests.fakes.enforcement import Node, eventually, memory_directory
+from tests.fakes.enforcement import Node, enforcing, eventually
 from tests.fakes.kernel_tree import DENIED
 
 ONE = cpu_record("c1", "cpus=2-3")
@@ -23,22 +22,11 @@ PLAIN = 4096
 
 
 @pytest.fixture
-def memory() -> Iterator[Path]:
-    with memory_directory() as path:
-        yield path
-
-
-@pytest.fixture
 async def node(memory: Path) -> AsyncIterator[Node]:
     """An active instance; the kubelet limits pods to three CPUs."""
-    node = Node(memory)
-    node.pod_quota = "300000"
-    async with asyncio.TaskGroup() as tasks:
-        rounds = tasks.create_task(node.enforcer.run_forever())
-        await node.enforcer.activate()
-        await node.enforcer.synchronize([], [])
+    async with enforcing(Node(memory)) as node:
+        node.pod_quota = "300000"
         yield node
-        rounds.cancel()
 
 
 async def test_a_claim_that_covers_the_limit_is_not_throttled(node: Node) -> None:

@@ -1,48 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happens off the hooks: moves, audits, taking over from a runtime or from another instance."""
 
-import asyncio
 import errno
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from blockbuster import BlockBuster, blockbuster_ctx
 from nri_backend.containers import Adjustment, ContainerState, RefusedError, Resources
 from nri_backend.stored import MAX_SYNC_UPDATES
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.fakes.claims import MI, cgroup_of, container, cpu_record, env_of, memory_record, pod
-from tests.fakes.enforcement import Node, eventually, memory_directory
+from tests.fakes.enforcement import Node, eventually, rounds
+
+pytestmark = pytest.mark.usefixtures("blocking")
 
 ONE = cpu_record("c1", "cpus=2-3")
 PODS = "kubepods.slice/kubepods-burstable.slice"
-
-
-@pytest.fixture(autouse=True)
-def blocking() -> Iterator[BlockBuster]:
-    """A call that blocks the event loop inside our package is an error."""
-    with blockbuster_ctx("nri_backend") as blockbuster:
-        yield blockbuster
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    with memory_directory() as path:
-        yield path
-
-
-@pytest.fixture
-async def node(memory: Path) -> AsyncIterator[Node]:
-    """An active instance, connected to a runtime without containers."""
-    node = Node(memory)
-    async with asyncio.TaskGroup() as tasks:
-        rounds = tasks.create_task(node.enforcer.run_forever())
-        await node.enforcer.activate()
-        await node.enforcer.synchronize([], [])
-        yield node
-        rounds.cancel()
 
 
 async def test_others_are_moved_without_any_hook(node: Node) -> None:
@@ -86,8 +60,7 @@ async def test_a_standby_knows_everything_and_does_nothing(memory: Path) -> None
     """Hand-over: it answers empty, refuses nothing and writes nothing, until it becomes active with an audit first."""
     node = Node(memory)
     env = node.claim(ONE)
-    async with asyncio.TaskGroup() as tasks:
-        rounds = tasks.create_task(node.enforcer.run_forever())
+    async with rounds(node):
         assert await node.synchronize(("old", "p8")) == []
         node.make_cgroups(pod("p8"), container("old", of="p8"))
         stored, answer = await node.create("claim", *env)
@@ -102,7 +75,6 @@ async def test_a_standby_knows_everything_and_does_nothing(memory: Path) -> None
         await node.enforcer.activate()
         assert node.cpus(path) == "2-3"
         assert node.cpus(cgroup_of(container("old", of="p8"))) == "1,4-7"
-        rounds.cancel()
 
 
 async def test_synchronize_takes_over_and_repairs_afterwards(node: Node) -> None:
@@ -149,8 +121,7 @@ async def test_orphans_keep_their_cpus_over_our_restart(memory: Path) -> None:
     node = Node(memory)
     one = replace(container("o", *env_of(ONE)), state=ContainerState.RUNNING, resources=Resources(cpus="2-3"))
     path = node.make_cgroups(pod(), one)
-    async with asyncio.TaskGroup() as tasks:
-        rounds = tasks.create_task(node.enforcer.run_forever())
+    async with rounds(node):
         await node.enforcer.activate()
         assert await node.enforcer.synchronize([pod()], [one]) == []
         assert node.enforcer.state.pool == parse_cpu_list("1,4-7")
@@ -160,7 +131,6 @@ async def test_orphans_keep_their_cpus_over_our_restart(memory: Path) -> None:
         await eventually(lambda: node.cpus(path) == "2-3")
         node.claim(ONE)
         await eventually(lambda: bool(node.enforcer.reports()[0].claims))
-        rounds.cancel()
 
 
 async def test_no_pile_of_stored_values_is_corrected(node: Node, caplog: pytest.LogCaptureFixture) -> None:

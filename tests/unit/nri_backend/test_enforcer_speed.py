@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long hooks take with 500 containers known. The bounds are wide; the medians are printed (pytest -s)."""
 
-import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from nri_backend.containers import ContainerState, RefusedError
 
 from tests.fakes.claims import container, cpu_record, pod
-from tests.fakes.enforcement import Node, memory_directory
+from tests.fakes.enforcement import Node, rounds
 
 CONTAINERS = 500
 TRIES = 60
@@ -36,12 +35,6 @@ class Clock:
 
 
 @pytest.fixture
-def memory() -> Iterator[Path]:
-    with memory_directory() as path:
-        yield path
-
-
-@pytest.fixture
 async def node(memory: Path) -> AsyncIterator[Node]:
     """A node on which 500 containers run."""
     node = Node(memory, guard=True)
@@ -52,8 +45,7 @@ async def node(memory: Path) -> AsyncIterator[Node]:
     ]
     for of, one in zip(pods, listed, strict=True):
         node.make_cgroups(of, one, sizes=())
-    async with asyncio.TaskGroup() as tasks:
-        rounds = tasks.create_task(node.enforcer.run_forever())
+    async with rounds(node):
         await node.enforcer.activate()
         clock = Clock()
         with clock:
@@ -61,7 +53,6 @@ async def node(memory: Path) -> AsyncIterator[Node]:
         print(f"\nsynchronize: {clock}")
         assert clock.times[0] < 1000
         yield node
-        rounds.cancel()
 
 
 async def test_hooks_do_not_depend_on_the_number_of_containers(node: Node) -> None:

@@ -3,7 +3,7 @@
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from nri_backend.killer import Killer
 from nri_backend.known import Known
 
 from tests.fakes.claims import cpu_record, pod
-from tests.fakes.enforcement import Node, eventually, memory_directory
+from tests.fakes.enforcement import Node, enforcing, eventually
 from tests.fakes.kernel_tree import KernelTree
 
 ONE = cpu_record("c1", "cpus=2-3")
@@ -34,21 +34,10 @@ class BrokenTree(KernelTree):
 
 
 @pytest.fixture
-def memory() -> Iterator[Path]:
-    with memory_directory() as path:
-        yield path
-
-
-@pytest.fixture
 async def node(memory: Path) -> AsyncIterator[Node]:
-    """An active instance, connected to a runtime without containers."""
-    node = Node(memory, tree=BrokenTree)
-    async with asyncio.TaskGroup() as tasks:
-        rounds = tasks.create_task(node.enforcer.run_forever())
-        await node.enforcer.activate()
-        await node.enforcer.synchronize([], [])
+    """An active instance on such a tree, connected to a runtime without containers."""
+    async with enforcing(Node(memory, tree=BrokenTree)) as node:
         yield node
-        rounds.cancel()
 
 
 async def out_of_time(node: Node, one: Container) -> None:

@@ -3,7 +3,6 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from nri_backend.containers import ContainerState
 
 from tests.fakes.claims import MI, container, memory_record, pod
-from tests.fakes.enforcement import Node, eventually, memory_directory
+from tests.fakes.enforcement import Node, eventually
 from tests.fakes.kernel_tree import KernelTree
 
 POD = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podp1.slice"
@@ -35,12 +34,6 @@ class SlowTree(KernelTree):
             self.began.set()
             assert self.gate.wait(5)
         return text
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    with memory_directory() as path:
-        yield path
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@
 The frontend's are in the file of this name there; reconnection is in ``tests/integration/test_nri_session.py``.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,29 +12,11 @@ from nri_backend.containers import ContainerState, RefusedError
 from nri_backend.preflight import PreflightError, check_node
 
 from tests.fakes.claims import MI, container, memory_record, pod
-from tests.fakes.enforcement import Node, eventually, memory_directory
+from tests.fakes.enforcement import Node, eventually
 
 TWO, GIGA = 2 * MI, 1 << 30
 POD = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podp1.slice"
 UNIFIED = "30 23 0:26 / {root} rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate{more}\n"
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    with memory_directory() as path:
-        yield path
-
-
-@pytest.fixture
-async def node(memory: Path) -> AsyncIterator[Node]:
-    """An active instance, connected to a runtime without containers."""
-    node = Node(memory)
-    async with asyncio.TaskGroup() as tasks:
-        rounds = tasks.create_task(node.enforcer.run_forever())
-        await node.enforcer.activate()
-        await node.enforcer.synchronize([], [])
-        yield node
-        rounds.cancel()
 
 
 def limits(node: Node, path: str, size: str = "2MB") -> list[str]:

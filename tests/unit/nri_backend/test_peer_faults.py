@@ -6,9 +6,8 @@ The frontend's are in the file of this name there, what needs processes and sock
 
 import ast
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,34 +21,10 @@ from nri_backend.state import Choices, NodeState
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.fakes.claims import cgroup_of, container, cpu_record, env_of, files_of, pod
-from tests.fakes.enforcement import Node, eventually, memory_directory
+from tests.fakes.enforcement import Node, enforcing, eventually
 
 ONE = cpu_record("c1", "cpus=2-3")
 TWO = cpu_record("c2", "cpus=4-5", pods=("p2",))
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    with memory_directory() as path:
-        yield path
-
-
-@contextlib.asynccontextmanager
-async def enforcing(path: Path, reserved: str = "0") -> AsyncIterator[Node]:
-    """An active instance, connected to a runtime without containers."""
-    node = Node(path, reserved)
-    async with asyncio.TaskGroup() as tasks:
-        rounds = tasks.create_task(node.enforcer.run_forever())
-        await node.enforcer.activate()
-        await node.enforcer.synchronize([], [])
-        yield node
-        rounds.cancel()
-
-
-@pytest.fixture
-async def node(memory: Path) -> AsyncIterator[Node]:
-    async with enforcing(memory) as node:
-        yield node
 
 
 def running(id_: str, *env: str, of: str = "p1", name: str = "main") -> Container:
@@ -67,7 +42,7 @@ def listed(node: Node, *containers: Container) -> list[Pod]:
 
 async def test_peer_9_1_4_an_empty_pool_leaves_nobody_on_exclusive_cpus(memory: Path) -> None:
     """When claims hold every CPU, a plain container does not start: an empty cpuset would mean "as it is"."""
-    async with enforcing(memory, reserved="") as node:
+    async with enforcing(Node(memory, reserved="")) as node:
         node.claim(cpu_record("c1", "cpus=0-7"))
         with pytest.raises(RefusedError, match="claims hold every CPU of the node and none is reserved"):
             await node.create("plain")

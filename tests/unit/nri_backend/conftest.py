@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node that most tests of enforcement share. Where a test wants another one, its file has a ``node`` of its own."""
+
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from blockbuster import BlockBuster, blockbuster_ctx
+
+from tests.fakes.enforcement import Node, enforcing
+
+
+@pytest.fixture
+def blocking() -> Iterator[BlockBuster]:
+    """A call that blocks the event loop inside our package is an error."""
+    with blockbuster_ctx("nri_backend") as blockbuster:
+        yield blockbuster
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A directory in memory, as cgroupfs and /run are; a disk would be waited for at every replaced file."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as path:
+        yield Path(path)
+
+
+@pytest.fixture
+async def node(memory: Path) -> AsyncIterator[Node]:
+    """An active instance, connected to a runtime without containers."""
+    async with enforcing(Node(memory)) as node:
+        yield node

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.bench.figures import Line, timed
 from tests.bench.load import Load
-from tests.stage.process import Process, wait_for
+from tests.stage.process import wait_for
 from tests.stage.stage import Stage
 
 HOOK_BUDGET = 2.0
@@ -31,7 +31,7 @@ def exec_to_registered(stage: Stage, rounds: int) -> Line:
     load = f"{len(list(stage.paths.cdi_dir.glob('*.json')))} CDI files"
     seconds = []
     for _ in range(rounds):
-        processes = [process for instance in stage.instances for process in instance.processes]
+        processes = stage.processes
         for process in processes:
             process.stop()
         wait_for("the kubelet to drop the driver", lambda: not stage.kubelet("status")["endpoints"])
@@ -120,7 +120,7 @@ def synchronize(stage: Stage, load: Load, rounds: int) -> Line:
 def at_rest(stage: Stage, load: Load) -> list[Line]:
     """Resident memory, and CPU time while nothing happens."""
     text = f"{load.claims} claims, {load.containers} containers"
-    processes: list[Process] = [process for instance in stage.instances for process in instance.processes]
+    processes = stage.processes
     time.sleep(2)
     used, began = [process.cpu_seconds() for process in processes], time.monotonic()
     time.sleep(_IDLE_SECONDS)

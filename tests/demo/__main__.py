@@ -27,7 +27,7 @@ def main() -> int:
     try:
         with Stage(settings) as stage:
             shown = play(stage)
-            statuses = [process.stop() for instance in stage.instances for process in instance.processes]
+            statuses = [process.stop() for process in stage.processes]
         if any(statuses) or stage.paths.base.exists():
             raise NotAsItMustBeError(f"both services end with status 0 and leave no file, but: {statuses}")
     except KeyboardInterrupt:

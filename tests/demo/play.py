@@ -54,9 +54,7 @@ def play(stage: Stage) -> str:
 
 def _start(stage: Stage) -> list[Published]:
     heading("Start: dra-frontend and nri-backend with a stand-in API server, kubelet and container runtime")
-    instance = stage.add_instance()
-    stage.wait_registered()
-    stage.wait_ready(instance)
+    instance = stage.add_ready_instance()
     table(
         ("PROCESS", "PID", "MEMORY"),
         [(p.name.removesuffix("-0"), p.pid, f"{p.rss_bytes() / 1e6:.0f} MB") for p in instance.processes],

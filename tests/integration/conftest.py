@@ -45,3 +45,18 @@ def open_stage(machine_root: Path) -> Iterator[OpenStage]:
 def open_shared_stage(machine_root: Path) -> Iterator[OpenStage]:
     """Opens stages for the tests of a module."""
     yield from _stages(machine_root)
+
+
+@pytest.fixture(scope="module")
+def shared(open_shared_stage: OpenStage) -> Stage:
+    """A stage with one instance that is ready."""
+    stage = open_shared_stage()
+    stage.add_ready_instance()
+    return stage
+
+
+@pytest.fixture
+def stage(shared: Stage) -> Iterator[Stage]:
+    """The module's stage, whose logs are shown with each test that fails."""
+    yield shared
+    print(shared.logs())

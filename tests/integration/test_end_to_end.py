@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Both services with all stand-ins, each a process of its own: what a claim and the other containers get."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.stage.pods import Box, StagePod, claim_pod, cpu_set, cpus, delete_claim, hugepages, make_claim, memory
 from tests.stage.process import wait_for
-from tests.stage.stage import OpenStage, Stage
+from tests.stage.stage import Stage
 from tests.stage.wires import AnsweredError
 
 ALL = set(range(32))
@@ -15,36 +13,11 @@ NODE_0 = {*range(8), *range(16, 24)}
 MIB = 1 << 20
 
 
-@pytest.fixture(scope="module")
-def shared(open_shared_stage: OpenStage) -> Stage:
-    stage = open_shared_stage()
-    instance = stage.add_instance()
-    stage.wait_registered()
-    stage.wait_ready(instance)
-    return stage
-
-
-@pytest.fixture
-def stage(shared: Stage) -> Iterator[Stage]:
-    yield shared
-    print(shared.logs())
-
-
-def held(stage: Stage, claim_uid: str) -> set[int]:
-    """The CPUs that the state endpoint shows as held by a claim."""
-    return {cpu["cpu"] for cpu in stage.state("/v1/cpus") if cpu.get("claimUid") == claim_uid}
-
-
-def on(box: Box, wanted: set[int]) -> None:
-    """Waits until a container may use exactly these CPUs."""
-    wait_for(f"{box.described['name']} on {sorted(wanted)}", lambda: box.cpus() == wanted)
-
-
 def test_a_claim_becomes_a_pinned_container(stage: Stage) -> None:
     """The container of a claim has the claim's CPUs, the memory of their node and the claimed hugepages, no more."""
     with claim_pod(stage, "db", cpus(4), memory(512 * MIB), hugepages(4 * MIB)) as pod:
         pod.prepare()
-        claimed = held(stage, pod.claim_uid)
+        claimed = stage.held(pod.claim_uid)
         assert len(claimed) == 4
         assert claimed < NODE_0
         assert {cpu % 16 for cpu in claimed} == {min(claimed), min(claimed) + 1}, "two whole cores"
@@ -67,7 +40,7 @@ def test_a_plain_container_makes_way_and_comes_back(stage: Stage) -> None:
         before = plain.cpus()
         assert before == ALL
         db.prepare()
-        claimed = held(stage, db.claim_uid)
+        claimed = stage.held(db.claim_uid)
         created = db.create()
         # At this moment the runtime has the answer to CreateContainer, and nobody waits for anything.
         assert not plain.cpus() & claimed
@@ -75,8 +48,8 @@ def test_a_plain_container_makes_way_and_comes_back(stage: Stage) -> None:
         late = web.run("late")
         assert late.cpus() == plain.cpus() == before - claimed
         db.end()
-        on(plain, before)
-        on(late, before)
+        plain.comes_to(before)
+        late.comes_to(before)
 
 
 def test_two_claims_share_nothing(stage: Stage) -> None:
@@ -98,7 +71,7 @@ def test_trap_7_10_a_container_that_restarts_keeps_its_cpus_and_finds_its_file(s
         first.stop()
         again = pod.run()
         assert again.id != first.id
-        assert again.cpus() == given == held(stage, pod.claim_uid)
+        assert again.cpus() == given == stage.held(pod.claim_uid)
 
 
 def test_a_second_container_of_the_pod_is_refused(stage: Stage) -> None:
@@ -123,7 +96,7 @@ def test_a_second_pod_of_the_claim_is_refused(stage: Stage) -> None:
         second.prepare()
         with pytest.raises(AnsweredError, match=first.uid):
             second.create()
-        assert box.cpus() == held(stage, first.claim_uid)
+        assert box.cpus() == stage.held(first.claim_uid)
         stage.runtime("remove_pod", pod=second.sandbox["id"])
         second.unprepare()
     assert not stage.state("/v1/claims")
@@ -156,7 +129,7 @@ def test_a_claim_passes_from_one_pod_to_the_next(stage: Stage) -> None:
         box = wait_for("the claim to pass on", starts)
         assert box is not None
         box.start()
-        assert box.cpus() == given == held(stage, second.claim_uid)
+        assert box.cpus() == given == stage.held(second.claim_uid)
 
 
 @pytest.mark.parametrize("forged", ["of another pod", "of nobody", "malformed"])
@@ -168,7 +141,7 @@ def test_a_forged_variable_is_refused(stage: Stage, forged: str) -> None:
         uid = {"of another pod": pod.claim_uid, "of nobody": "0" * 8, "malformed": "../../etc"}[forged]
         with pytest.raises(AnsweredError, match=r"DRA_CPUSET|claim"):
             thief.create(env=[f"DRA_CPUSET_{uid}=0-3"])
-        assert box.cpus() == held(stage, pod.claim_uid)
+        assert box.cpus() == stage.held(pod.claim_uid)
 
 
 def test_unprepare_under_a_living_container_keeps_its_cpus_held(stage: Stage) -> None:
@@ -189,8 +162,8 @@ def test_unprepare_under_a_living_container_keeps_its_cpus_held(stage: Stage) ->
             box.remove()
             wait_for("the CPUs to be free", lambda: all(c["use"] == "shared" for c in stage.state("/v1/cpus")))
             new.prepare()
-            assert held(stage, new.claim_uid) == given
-        on(plain, ALL)
+            assert stage.held(new.claim_uid) == given
+        plain.comes_to(ALL)
 
 
 def test_files_removed_behind_our_back_are_written_again(stage: Stage) -> None:
@@ -227,7 +200,7 @@ def test_a_kubelet_that_restarts_finds_everything_as_it_was(stage: Stage) -> Non
         stage.wait_registered()
         pod.prepare()
         assert sorted(pod.cdi_ids) == sorted(ids)
-        assert held(stage, pod.claim_uid) == box.cpus() == given
+        assert stage.held(pod.claim_uid) == box.cpus() == given
         wait_for("the slices", lambda: len(stage.slices()) == 3)
 
 

@@ -49,10 +49,6 @@ class Rig:
         self.backend.kill()
         wait_for("the runtime to drop the plugin", lambda: not self.stage.runtime("plugins")["active"])
 
-    def held(self, pod: StagePod) -> set[int]:
-        """The CPUs that the state endpoint shows as held by a pod's claim."""
-        return {cpu["cpu"] for cpu in self.stage.state("/v1/cpus") if cpu.get("claimUid") == pod.claim_uid}
-
     def at_once(self, work: Any) -> "Future[Any]":
         """Begins something that will have to wait."""
         return self.threads.submit(work)
@@ -75,11 +71,6 @@ def rig(shared: Rig) -> Iterator[Rig]:
     print(shared.stage.logs())
 
 
-def on(box: Box, wanted: set[int]) -> None:
-    """Waits until a container may use exactly these CPUs."""
-    wait_for(f"{box.described['name']} on {sorted(wanted)}", lambda: box.cpus() == wanted)
-
-
 def test_a_killed_frontend_knows_every_claim_when_it_is_back(rig: Rig) -> None:
     """The CDI directory is the database: the new process holds the same CPUs and can take them back."""
     with StagePod(rig.stage, "web") as web, claim_pod(rig.stage, "db", cpus(4), hugepages(2 * MIB)) as pod:
@@ -93,12 +84,12 @@ def test_a_killed_frontend_knows_every_claim_when_it_is_back(rig: Rig) -> None:
         assert not plain.cpus() & given
         rig.frontend.start()
         rig.ready()
-        assert rig.held(pod) == given
+        assert rig.stage.held(pod.claim_uid) == given
         with claim_pod(rig.stage, "other", cpus(8)) as other:
             other.prepare()
-            assert not rig.held(other) & given
+            assert not rig.stage.held(other.claim_uid) & given
         pod.end()
-        on(plain, ALL)
+        plain.comes_to(ALL)
 
 
 def test_a_frontend_killed_in_the_middle_of_a_prepare_prepares_once(rig: Rig) -> None:
@@ -113,7 +104,7 @@ def test_a_frontend_killed_in_the_middle_of_a_prepare_prepares_once(rig: Rig) ->
         rig.ready()
         pod.prepare()
         assert len(rig.stage.state("/v1/claims")) == 1
-        assert pod.run().cpus() == rig.held(pod)
+        assert pod.run().cpus() == rig.stage.held(pod.claim_uid)
 
 
 def test_no_claim_is_prepared_while_nobody_enforces(rig: Rig) -> None:
@@ -125,7 +116,7 @@ def test_no_claim_is_prepared_while_nobody_enforces(rig: Rig) -> None:
         assert not list(rig.stage.paths.cdi_dir.glob("*.json"))
         rig.backend.start()
         waiting.result(15)
-        assert pod.run().cpus() == rig.held(pod)
+        assert pod.run().cpus() == rig.stage.held(pod.claim_uid)
 
 
 def test_a_backend_killed_while_containers_run_finds_them_pinned(rig: Rig) -> None:
@@ -152,7 +143,7 @@ def test_a_backend_killed_inside_a_hook_repairs_what_went_on_without_it(rig: Rig
     with claim_pod(rig.stage, "db", cpus(4)) as pod:
         pod.prepare()
         pod.run_sandbox()
-        claimed = rig.held(pod)
+        claimed = rig.stage.held(pod.claim_uid)
         rig.backend.ask_to_stop(signal.SIGSTOP)
         creating = rig.at_once(pod.create)
         rig.kill_backend()
@@ -160,7 +151,7 @@ def test_a_backend_killed_inside_a_hook_repairs_what_went_on_without_it(rig: Rig
         box.start()
         assert box.cpus() == ALL
         rig.backend.start()
-        on(box, claimed)
+        box.comes_to(claimed)
 
 
 def test_a_runtime_that_restarts_gets_its_plugin_back(rig: Rig) -> None:
@@ -173,7 +164,7 @@ def test_a_runtime_that_restarts_gets_its_plugin_back(rig: Rig) -> None:
         rig.ready()
         box = pod.run()
         assert len(box.cpus()) == 4
-        on(plain, ALL - box.cpus())
+        plain.comes_to(ALL - box.cpus())
 
 
 def test_files_lost_while_everybody_was_down_are_rebuilt(rig: Rig) -> None:
@@ -191,6 +182,6 @@ def test_files_lost_while_everybody_was_down_are_rebuilt(rig: Rig) -> None:
         rig.ready()
         with claim_pod(rig.stage, "next", cpus(12, numa_node=0)) as following:
             following.prepare()
-            assert not rig.held(following) & given
-            assert rig.held(pod) == given == box.cpus()
+            assert not rig.stage.held(following.claim_uid) & given
+            assert rig.stage.held(pod.claim_uid) == given == box.cpus()
             assert len(list(rig.stage.paths.cdi_dir.glob("*.json"))) == 2

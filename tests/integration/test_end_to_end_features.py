@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tests.stage.pods import NAMESPACE
 from tests.stage.process import wait_for
 from tests.stage.stage import OpenStage, Stage
 
@@ -19,16 +18,13 @@ ROOTS = {"strings": ["pci0000:17", "pci0000:3a", "pci0000:5d"]}
 
 def published(stage: Stage) -> Mapping[str, Any]:
     """The devices by name, once both drivers have published."""
-    instance = stage.add_instance()
-    stage.wait_registered()
-    stage.wait_ready(instance)
+    stage.add_ready_instance()
     return {device["name"]: device for one in stage.slices() for device in one["spec"]["devices"]}
 
 
 def reasons(stage: Stage) -> set[str]:
     """Of the Events so far."""
-    events = stage.api(f"/apis/events.k8s.io/v1/namespaces/{NAMESPACE}/events")["items"]
-    return {event["reason"] for event in events}
+    return {event["reason"] for event in stage.events()}
 
 
 @pytest.mark.parametrize(

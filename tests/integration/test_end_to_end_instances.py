@@ -21,9 +21,7 @@ def _backend(instance: Instance) -> Process:
 def test_of_two_instances_one_acts_and_the_other_takes_over(open_stage: OpenStage) -> None:
     """Both are ready and asked by the runtime, but only the holder of the lock adjusts; the other follows its death."""
     stage = open_stage()
-    old, new = stage.add_instance(), None
-    stage.wait_registered()
-    stage.wait_ready(old)
+    old = stage.add_ready_instance()
     with claim_pod(stage, "db", cpus(4)) as pod:
         pod.prepare()
         box = pod.run()
@@ -76,10 +74,6 @@ def test_without_consumable_capacity_nothing_is_published(open_stage: OpenStage)
     stage = open_stage(gates_off=("DRAConsumableCapacity",))
     instance = stage.add_instance()
     stage.wait_registered()
-
-    def events() -> list[str]:
-        return [one["reason"] for one in stage.api("/apis/events.k8s.io/v1/events")["items"]]
-
-    wait_for("the event", lambda: "FeatureGateMissing" in events())
+    wait_for("the event", lambda: stage.events("FeatureGateMissing"))
     assert "DRAConsumableCapacity" in stage.unready(instance)
     assert not stage.slices()

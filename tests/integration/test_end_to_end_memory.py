@@ -1,30 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Both services with all stand-ins: what memory parameters of a claim become."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.stage.pods import claim_pod, cpus, hugepages, memory, opaque
-from tests.stage.stage import OpenStage, Stage
+from tests.stage.stage import Stage
 from tests.stage.wires import AnsweredError
 
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def shared(open_shared_stage: OpenStage) -> Stage:
-    stage = open_shared_stage()
-    instance = stage.add_instance()
-    stage.wait_registered()
-    stage.wait_ready(instance)
-    return stage
-
-
-@pytest.fixture
-def stage(shared: Stage) -> Iterator[Stage]:
-    yield shared
-    print(shared.logs())
 
 
 def test_a_claim_brings_its_hugepages_as_a_file_system(stage: Stage) -> None:

@@ -2,31 +2,13 @@
 """Device metadata (KEP-5304) from the claim to the container, with all stand-ins."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from tests.stage.pods import Box, claim_pod, cpus, hugepages
 from tests.stage.process import wait_for
-from tests.stage.stage import OpenStage, Stage
+from tests.stage.stage import Stage
 
 MOUNTS = "/var/run/kubernetes.io/dra-device-attributes/resourceclaims"
-
-
-@pytest.fixture(scope="module")
-def shared(open_shared_stage: OpenStage) -> Stage:
-    stage = open_shared_stage()
-    instance = stage.add_instance()
-    stage.wait_registered()
-    stage.wait_ready(instance)
-    return stage
-
-
-@pytest.fixture
-def stage(shared: Stage) -> Iterator[Stage]:
-    yield shared
-    print(shared.logs())
 
 
 def source(box: Box, place: str) -> Path:

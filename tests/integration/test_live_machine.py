@@ -36,16 +36,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> HostDirectory:
 def shared(machine: HostDirectory) -> Iterator[Stage]:
     with Stage(StageSettings(host_root=machine.root, reserved_cpus="0,16")) as stage:
         (stage.paths.kubelet_root / "cpu_manager_state").write_text('{"policyName":"static","checksum":1}')
-        instance = stage.add_instance()
-        stage.wait_registered()
-        stage.wait_ready(instance)
+        stage.add_ready_instance()
         yield stage
-
-
-@pytest.fixture
-def stage(shared: Stage) -> Iterator[Stage]:
-    yield shared
-    print(shared.logs())
 
 
 def soon(what: str, condition: Callable[[], T]) -> T:
@@ -82,7 +74,7 @@ def shown(stage: Stage, device: str) -> dict[str, Any]:
 
 def test_a_static_cpu_manager_is_told(stage: Stage) -> None:
     """An Event and a metric, once: claims and the kubelet's own pinning do not go together."""
-    (event,) = soon("an event", lambda: _events(stage, "KubeletManagerStatic"))
+    (event,) = soon("an event", lambda: stage.events("KubeletManagerStatic"))
     assert "cpu manager (/cpu_manager_state) is static" in event["note"]
     metrics = ask_unix(stage.instances[0].state_socket, "/metrics")
     assert 'dra_numa_kubelet_static_manager{manager="cpu"} 1.0' in metrics
@@ -111,7 +103,7 @@ def test_a_claimed_cpu_goes_offline(stage: Stage, machine: HostDirectory) -> Non
     """The claim keeps its CPUs in the books, its device is unhealthy, and nobody else gets what is left of a core."""
     with claim_pod(stage, "db", cpus(4, numa_node=1)) as pod:
         pod.prepare()
-        held = {one["cpu"] for one in stage.state("/v1/cpus") if one.get("claimUid") == pod.claim_uid}
+        held = stage.held(pod.claim_uid)
         assert held < NODE_1
         lost = max(held)
         machine.take_offline({lost})
@@ -212,12 +204,7 @@ def test_a_server_without_taints_says_so(machine: HostDirectory) -> None:
             pod.prepare()
             machine.set_pages(1, 100, 100)
             soon("a smaller capacity", lambda: amount(stage, "hugepages-2m-numa001") == "200Mi")
-            events = soon("an event", lambda: _events(stage, "ResourceSliceFieldsDropped"))
+            events = soon("an event", lambda: stage.events("ResourceSliceFieldsDropped"))
             assert "devices[*].taints" in events[0]["note"]
             machine.set_pages(1, 2048, 2048)
             soon("all pages", lambda: amount(stage, "hugepages-2m-numa001") == "4Gi")
-
-
-def _events(stage: Stage, reason: str) -> list[dict[str, Any]]:
-    items = stage.api("/apis/events.k8s.io/v1/events")["items"]
-    return [one for one in items if one["reason"] == reason]

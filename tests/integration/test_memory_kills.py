@@ -1,27 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Both services with all stand-ins: a container that the kernel kills at its claim is told to whoever reads its pod."""
 
-from typing import Any
-
 from tests.stage.pods import claim_pod, memory, opaque
 from tests.stage.process import wait_for
-from tests.stage.stage import OpenStage, Stage
+from tests.stage.stage import OpenStage
 
 MIB = 1 << 20
-
-
-def kill_events(stage: Stage) -> list[dict[str, Any]]:
-    """The Events about kills."""
-    events = stage.api("/apis/events.k8s.io/v1/namespaces/default/events")["items"]
-    return [event for event in events if event["reason"] == "OutOfClaimedMemory"]
 
 
 def test_a_kill_becomes_one_event_that_names_the_numa_node(open_stage: OpenStage) -> None:
     """The kernel's count of the pod grows, the container ends: one Event, also after a restart of the backend."""
     stage = open_stage()
-    instance = stage.add_instance()
-    stage.wait_registered()
-    stage.wait_ready(instance)
+    instance = stage.add_ready_instance()
     config = [opaque("dra.memory", "memoryConfig", {"limit": "claim"})]
     with claim_pod(stage, "db", memory(64 * MIB, numa_node=1), config=config) as pod:
         pod.prepare()
@@ -31,7 +21,7 @@ def test_a_kill_becomes_one_event_that_names_the_numa_node(open_stage: OpenStage
         box = pod.run()
         counts.write_text("oom 1\noom_kill 1\n")
         box.stop()
-        (event,) = wait_for("an event", lambda: kill_events(stage), 20.0)
+        (event,) = wait_for("an event", lambda: stage.events("OutOfClaimedMemory"), 20.0)
         assert event["type"] == "Warning"
         assert (event["regarding"]["kind"], event["regarding"]["uid"]) == ("Pod", pod.uid)
         assert event["note"] == (
@@ -43,4 +33,4 @@ def test_a_kill_becomes_one_event_that_names_the_numa_node(open_stage: OpenStage
         instance.backend.start()
         stage.wait_ready(instance)
         pod.run().stop()
-        assert len(kill_events(stage)) == 1
+        assert len(stage.events("OutOfClaimedMemory")) == 1

@@ -104,6 +104,10 @@ class Box:
         # Never empty in a kernel; these are files, and empty for a moment while somebody writes one.
         return cpu_set(wait_for("a cpuset", lambda: self.read("cpuset.cpus.effective"), 2.0))
 
+    def comes_to(self, cpus: set[int]) -> None:
+        """Waits until it may use exactly these CPUs."""
+        wait_for(f"{self.described['name']} on {sorted(cpus)}", lambda: self.cpus() == cpus)
+
     def start(self) -> None:
         """Starts it."""
         self.described = self.stage.runtime("start_container", container=self.id)

@@ -79,14 +79,18 @@ class Stage:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        drivers = [process for instance in self.instances for process in instance.processes]
         try:
-            _end(drivers)
+            _end(self.processes)
             _end(self.stand_ins)
         finally:
-            for process in (*drivers, *self.stand_ins):
+            for process in (*self.processes, *self.stand_ins):
                 process.kill()
             shutil.rmtree(self.paths.base, ignore_errors=True)
+
+    @property
+    def processes(self) -> list[Process]:
+        """Those of all instances: what is under test."""
+        return [process for instance in self.instances for process in instance.processes]
 
     def _make_paths(self) -> Paths:
         return Paths(_make_base(self.settings.in_memory))
@@ -156,15 +160,22 @@ class Stage:
             process.start()
         return instance
 
-    def wait_registered(self, seconds: float = _READY_SECONDS) -> None:
+    def add_ready_instance(self) -> Instance:
+        """Starts one more pod of the DaemonSet and waits until the kubelet and the pod itself call it ready."""
+        instance = self.add_instance()
+        self.wait_registered()
+        self.wait_ready(instance)
+        return instance
+
+    def wait_registered(self) -> None:
         """Waits until every driver is registered and connected."""
         for driver in self.settings.drivers:
-            self._wait_alive(f"{driver} to register", self._drivers(), lambda driver=driver: self._registered(driver))
+            self._wait_alive(f"{driver} to register", self.processes, lambda driver=driver: self._registered(driver))
 
-    def wait_ready(self, instance: Instance, seconds: float = _READY_SECONDS) -> None:
+    def wait_ready(self, instance: Instance) -> None:
         """Waits until an instance says on its state socket that it is ready."""
         try:
-            self._wait_alive("readiness", instance.processes, lambda: not self.unready(instance), seconds)
+            self._wait_alive("readiness", instance.processes, lambda: not self.unready(instance))
         except StageError as error:
             raise StageError(f"{error}\nnot ready: {self.unready(instance)}") from error
 
@@ -179,17 +190,14 @@ class Stage:
     def _registered(self, driver: str) -> bool:
         return any(one["driver"] == driver and one["connected"] for one in self.kubelet("status")["endpoints"])
 
-    def _drivers(self) -> list[Process]:
-        return [process for instance in self.instances for process in instance.processes]
-
-    def _wait_alive(self, what: str, processes: Sequence[Process], condition: Any, seconds: float = 15.0) -> None:
+    def _wait_alive(self, what: str, processes: Sequence[Process], condition: Any) -> None:
         def happened() -> bool:
             for process in processes:
                 process.check()
             return bool(condition())
 
         try:
-            wait_for(what, happened, seconds)
+            wait_for(what, happened, _READY_SECONDS)
         except StageError as error:
             raise StageError("\n".join([str(error), *(process.tail() for process in processes)])) from None
 
@@ -202,6 +210,11 @@ class Stage:
         found: list[dict[str, Any]] = self.api("/apis/resource.k8s.io/v1/resourceslices")["items"]
         return found
 
+    def events(self, reason: str = "") -> list[dict[str, Any]]:
+        """The Events so far, for one reason or all, in the namespace of the pods and of what concerns the node."""
+        events = self.api("/apis/events.k8s.io/v1/namespaces/default/events")["items"]
+        return [event for event in events if reason in ("", event["reason"])]
+
     def kubelet(self, do: str, **order: Any) -> Any:
         """An order to the kubelet; see tests/fakes/kubelet_control.py."""
         return ask_line(self.paths.kubelet_control, {"do": do, **order})
@@ -212,12 +225,15 @@ class Stage:
 
     def logs(self) -> str:
         """The ends of all logs."""
-        drivers = [process for instance in self.instances for process in instance.processes]
-        return "\n".join(process.tail() for process in (*self.stand_ins, *drivers))
+        return "\n".join(process.tail() for process in (*self.stand_ins, *self.processes))
 
     def state(self, path: str, instance: Instance | None = None) -> Any:
         """A GET on a state socket: of one instance, or of the active one."""
         return ask_unix(instance.state_socket if instance else self.paths.run_dir / "state.sock", path)
+
+    def held(self, claim_uid: str) -> set[int]:
+        """The CPUs that the state endpoint shows as held by a claim."""
+        return {cpu["cpu"] for cpu in self.state("/v1/cpus") if cpu.get("claimUid") == claim_uid}
 
 
 OpenStage = Callable[..., Stage]

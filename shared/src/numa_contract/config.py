@@ -4,7 +4,7 @@
 The keys of the CPU peer keep their names and places; the chart's JSON schema is generated from this model.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -32,6 +32,12 @@ class ConfigError(ContractError):
         self.source = source
         self.faults = faults
         super().__init__(f"{source}: " + "; ".join(faults))
+
+    @classmethod
+    def of(cls, source: str, error: ValidationError) -> Self:
+        """The error that names, by its place in the file, all that a model finds wrong."""
+        faults = error.errors(include_url=False, include_context=False)
+        return cls(source, [_fault(".".join(map(str, fault["loc"])) or "file", fault["msg"]) for fault in faults])
 
 
 def _absolute(path: str) -> str:

@@ -93,10 +93,6 @@ class Service:
 
         until(there, f"{text!r} in the log of {self.name}", within)
 
-    def rss_kib(self) -> int:
-        fields = Path(f"/proc/{self.pid}/status").read_text().split("VmRSS:")[1].split()
-        return int(fields[0])
-
 
 class Services:
     """All programs of one test; leaving the context kills what still runs."""

@@ -9,7 +9,6 @@ from nri_backend.grants import Holding
 from tests.fakes.claims import MI, cpu_record, holding_of, memory_record
 
 POOL = frozenset({0, 1})
-HOST = Host(frozenset(range(8)), (2 * MI, 1 << 30))
 TWO = 2 * MI
 
 

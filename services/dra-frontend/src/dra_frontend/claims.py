@@ -120,10 +120,6 @@ class ClaimView:
         """Tells whether the allocation can be for this node; selection by labels is not looked at."""
         return self.nodes is None or any(term.admits(node) for term in self.nodes)
 
-    def reserved_for_pod(self, uid: str) -> bool:
-        """Tells whether a pod may use the claim."""
-        return any(pod == uid for pod, _ in self.reserved_for)
-
 
 class RefusalKind(Enum):
     """Why a claim cannot be used."""

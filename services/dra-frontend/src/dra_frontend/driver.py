@@ -4,7 +4,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
 
 from numa_contract.records import AllocationRecord
 
@@ -13,6 +12,7 @@ from dra_frontend.dra_values import ClaimName, Failure, Prepared, PreparedDevice
 from dra_frontend.inventory import Inventory
 from dra_frontend.kube_errors import KubeError
 from dra_frontend.lease import BackendView
+from dra_frontend.ports import ClaimSource, Recovery
 from dra_frontend.prepare import Refusal, make_record, own_results
 from dra_frontend.store import ClaimStore, Transaction
 
@@ -20,20 +20,6 @@ _LOG = logging.getLogger(__name__)
 
 # The kubelet gives 45 s for the whole call and comes back after 60-90 s; a clear error within them beats a timeout.
 BACKEND_WAIT_SECONDS = 20.0
-
-
-class ClaimSource(Protocol):
-    """Where claims are read."""
-
-    async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
-        """Returns the ResourceClaim, None if there is none; raises KubeError otherwise."""
-
-
-class Recovery(Protocol):
-    """What must be settled before new claims may be given CPUs."""
-
-    async def recover(self) -> None:
-        """Rebuilds what running containers hold and no record tells."""
 
 
 def _devices(claim: ClaimView, driver: str, record: AllocationRecord | None) -> Prepared:
@@ -46,8 +32,7 @@ def _devices(claim: ClaimView, driver: str, record: AllocationRecord | None) -> 
                 cdi_ids=() if record is None or result.admin_access else (record.cdi_id(result.base_request),),
                 share_id=result.share_id,
             )
-            for result in claim.results
-            if result.driver == driver
+            for result in claim.results_of(driver)
         )
     )
 

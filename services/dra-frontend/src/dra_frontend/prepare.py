@@ -33,7 +33,7 @@ class Refusal:
 
 def own_results(claim: ClaimView, driver: str) -> tuple[Result, ...]:
     """Returns the driver's results that take something: administrative access only watches (KEP-5018)."""
-    return tuple(r for r in claim.results if r.driver == driver and not r.admin_access)
+    return tuple(r for r in claim.results_of(driver) if not r.admin_access)
 
 
 def _as_recorded(results: tuple[Result, ...]) -> tuple[AllocationResult, ...]:

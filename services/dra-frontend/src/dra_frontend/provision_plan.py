@@ -80,11 +80,7 @@ def read_wishes(document: Any, source: str) -> list[Wish]:
     try:
         spec = _File.model_validate(document).spec
     except ValidationError as error:
-        faults = [
-            f"{'.'.join(map(str, fault['loc'])) or 'file'}: {fault['msg'].removeprefix('Value error, ')}"
-            for fault in error.errors(include_url=False, include_context=False)
-        ]
-        raise ConfigError(source, faults) from error
+        raise ConfigError.of(source, error) from error
     return [
         Wish(f"{source}: spec.pages.{index}", parse_page_size(pages.size), pages.count, pages.node)
         for index, pages in enumerate(spec.pages)

@@ -71,11 +71,7 @@ def read_operations(document: Any, source: str) -> list[Operation]:
     try:
         return _Operations.model_validate(document).operations
     except ValidationError as error:
-        faults = [
-            f"{'.'.join(map(str, fault['loc'])) or 'file'}: {fault['msg'].removeprefix('Value error, ')}"
-            for fault in error.errors(include_url=False, include_context=False)
-        ]
-        raise ConfigError(source, faults) from error
+        raise ConfigError.of(source, error) from error
 
 
 class Simulation:

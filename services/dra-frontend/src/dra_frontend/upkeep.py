@@ -5,7 +5,6 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, Protocol
 
 from numa_contract.records import AllocationRecord, Owner, PodReference
 from numa_contract.reports import ContainerReport
@@ -14,6 +13,7 @@ from dra_frontend.claims import ClaimRefusal, ClaimView, RefusalKind, read_claim
 from dra_frontend.kube_errors import KubeError
 from dra_frontend.lease import BackendView
 from dra_frontend.ledger import ClaimKey
+from dra_frontend.ports import ClaimSource, Recovery
 from dra_frontend.prepare import own_results, pods_of, with_pods
 from dra_frontend.store import ClaimStore, Transaction
 
@@ -21,20 +21,6 @@ _LOG = logging.getLogger(__name__)
 
 # A whole sweep over all claims takes this many ticks of a second: a claim that is gone is noticed within a minute.
 SWEEP_TICKS = 45
-
-
-class ClaimSource(Protocol):
-    """Where claims are read."""
-
-    async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
-        """Returns the ResourceClaim, None if there is none; raises KubeError."""
-
-
-class Recovery(Protocol):
-    """Who rebuilds records that were lost."""
-
-    async def recover(self) -> None:
-        """Does what can be done now."""
 
 
 class Upkeep:

@@ -3,8 +3,7 @@
 
 import asyncio
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +49,6 @@ class Door:
         return {claim.uid: Failure("still running") if claim.uid in self.bad else None for claim in claims}
 
 
-@pytest.fixture
-def root() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="k", dir="/tmp") as path:
-        yield Path(path)
-
-
 def claim(uid: str, *drivers: str, pods: Sequence[str] = ("pod-a",)) -> dict[str, Any]:
     results = [{"request": "r", "driver": driver, "pool": "node", "device": "d"} for driver in drivers]
     return {
@@ -84,12 +77,12 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_two_drivers_of_one_process_serve_a_pod(root: Path) -> None:
+async def test_two_drivers_of_one_process_serve_a_pod(short_root: Path) -> None:
     """Both drivers register with v1, a claim of both is prepared by both, each container gets what it names."""
     door = Door("cpus", "mem")
-    cpu = KubeletPlugin("dra.cpu", door, PluginPaths.below(root, "dra.cpu", OLD))
-    memory = KubeletPlugin("dra.memory", door, PluginPaths.below(root, "dra.memory", OLD))
-    async with Kubelet(root, QUICK) as kubelet, cpu, memory:
+    cpu = KubeletPlugin("dra.cpu", door, PluginPaths.below(short_root, "dra.cpu", OLD))
+    memory = KubeletPlugin("dra.memory", door, PluginPaths.below(short_root, "dra.memory", OLD))
+    async with Kubelet(short_root, QUICK) as kubelet, cpu, memory:
         for plugin in (cpu, memory):
             await plugin.register()
         for driver in ("dra.cpu", "dra.memory"):
@@ -111,12 +104,12 @@ async def test_two_drivers_of_one_process_serve_a_pod(root: Path) -> None:
     ]
 
 
-async def test_trap_4_4_the_second_pod_of_a_shared_claim_is_not_announced(root: Path) -> None:
+async def test_trap_4_4_the_second_pod_of_a_shared_claim_is_not_announced(short_root: Path) -> None:
     """The kubelet calls for the first pod and after the last one; the same ids go to both."""
     door = Door("r")
     shared = claim("u", "dra.cpu", pods=["pod-a", "pod-b"])
-    plugin = KubeletPlugin("dra.cpu", door, PluginPaths.below(root, "dra.cpu", OLD))
-    async with Kubelet(root, QUICK) as kubelet, plugin:
+    plugin = KubeletPlugin("dra.cpu", door, PluginPaths.below(short_root, "dra.cpu", OLD))
+    async with Kubelet(short_root, QUICK) as kubelet, plugin:
         await plugin.register()
         await kubelet.driver("dra.cpu")
         first = await kubelet.prepare_pod(pod("pod-a", ["u"], c=[{"name": "u"}]), [shared])
@@ -127,14 +120,14 @@ async def test_trap_4_4_the_second_pod_of_a_shared_claim_is_not_announced(root: 
     assert [call for call, _, _ in door.calls] == ["prepare", "unprepare"]
 
 
-async def test_one_bad_claim_of_a_pod_is_named_and_the_whole_pod_is_tried_again(root: Path) -> None:
+async def test_one_bad_claim_of_a_pod_is_named_and_the_whole_pod_is_tried_again(short_root: Path) -> None:
     """The kubelet's retry prepares the good claims once more, so a repeated Prepare is ordinary."""
     door = Door("r")
     door.bad = {"bad"}
-    plugin = KubeletPlugin("dra.cpu", door, PluginPaths.below(root, "dra.cpu", OLD))
+    plugin = KubeletPlugin("dra.cpu", door, PluginPaths.below(short_root, "dra.cpu", OLD))
     claims = [claim("good", "dra.cpu"), claim("bad", "dra.cpu")]
     both = pod("pod-a", ["good", "bad"], c=[{"name": "good"}, {"name": "bad"}])
-    async with Kubelet(root, QUICK) as kubelet, plugin:
+    async with Kubelet(short_root, QUICK) as kubelet, plugin:
         await plugin.register()
         await kubelet.driver("dra.cpu")
         with pytest.raises(PrepareError, match=r"claim-bad.*no CPUs left"):
@@ -151,7 +144,7 @@ async def test_one_bad_claim_of_a_pod_is_named_and_the_whole_pod_is_tried_again(
     assert door.calls[1][2] == ["good", "bad"]
 
 
-async def test_trap_4_10_a_restarted_kubelet_wipes_finds_us_again_and_prepares_again(root: Path) -> None:
+async def test_trap_4_10_a_restarted_kubelet_wipes_finds_us_again_and_prepares_again(short_root: Path) -> None:
     """After a restart GetInfo and Notify come again, all slices are gone, and a prepared claim is prepared anew."""
     wiped: list[str | None] = []
 
@@ -159,9 +152,9 @@ async def test_trap_4_10_a_restarted_kubelet_wipes_finds_us_again_and_prepares_a
         wiped.append(driver)
 
     door = Door("r")
-    plugin = KubeletPlugin("dra.cpu", door, PluginPaths.below(root, "dra.cpu", OLD))
+    plugin = KubeletPlugin("dra.cpu", door, PluginPaths.below(short_root, "dra.cpu", OLD))
     shared = claim("u", "dra.cpu", pods=["pod-a", "pod-b"])
-    async with Kubelet(root, QUICK, wipe) as kubelet:
+    async with Kubelet(short_root, QUICK, wipe) as kubelet:
         async with plugin:
             await plugin.register()
             await kubelet.driver("dra.cpu")
@@ -175,12 +168,12 @@ async def test_trap_4_10_a_restarted_kubelet_wipes_finds_us_again_and_prepares_a
     assert [call for call, _, _ in door.calls] == ["prepare", "prepare"]
 
 
-async def test_rolling_update_hands_the_driver_over(root: Path) -> None:
+async def test_rolling_update_hands_the_driver_over(short_root: Path) -> None:
     """Two instances with their own socket names coexist; the newest one is asked, also for what the old one did."""
     doors = {OLD: Door("r"), NEW: Door("r")}
-    old = KubeletPlugin("dra.cpu", doors[OLD], PluginPaths.below(root, "dra.cpu", OLD))
-    new = KubeletPlugin("dra.cpu", doors[NEW], PluginPaths.below(root, "dra.cpu", NEW))
-    async with Kubelet(root, QUICK) as kubelet:
+    old = KubeletPlugin("dra.cpu", doors[OLD], PluginPaths.below(short_root, "dra.cpu", OLD))
+    new = KubeletPlugin("dra.cpu", doors[NEW], PluginPaths.below(short_root, "dra.cpu", NEW))
+    async with Kubelet(short_root, QUICK) as kubelet:
         async with new:
             async with old:
                 await old.register()
@@ -197,10 +190,10 @@ async def test_rolling_update_hands_the_driver_over(root: Path) -> None:
     assert doors[NEW].calls == [("unprepare", "dra.cpu", ["u"])]
 
 
-async def test_trap_4_14_a_kubelet_that_knows_only_v1beta1_is_served(root: Path) -> None:
+async def test_trap_4_14_a_kubelet_that_knows_only_v1beta1_is_served(short_root: Path) -> None:
     """The version is chosen once, at registration; v1beta1 works without share ids."""
-    plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(root, "dra.cpu", OLD))
-    async with Kubelet(root, KubeletSettings(poll=0.02, services=("v1beta1.DRAPlugin",))) as kubelet, plugin:
+    plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(short_root, "dra.cpu", OLD))
+    async with Kubelet(short_root, KubeletSettings(poll=0.02, services=("v1beta1.DRAPlugin",))) as kubelet, plugin:
         await plugin.register()
         assert (await kubelet.driver("dra.cpu")).service == "v1beta1.DRAPlugin"
         given = await kubelet.prepare_pod(pod("pod-a", ["u"], c=[{"name": "u"}]), [claim("u", "dra.cpu")])
@@ -208,10 +201,13 @@ async def test_trap_4_14_a_kubelet_that_knows_only_v1beta1_is_served(root: Path)
         assert kubelet.cache.of_pod("pod-a")[0].devices["dra.cpu"][0].share_id is None
 
 
-async def test_a_refused_registration_is_shown_and_tried_again(root: Path) -> None:
+async def test_a_refused_registration_is_shown_and_tried_again(short_root: Path) -> None:
     """A kubelet that knows none of our services says so; the plugin shows the reason and stays up."""
-    plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(root, "dra.cpu", OLD))
-    async with Kubelet(root, KubeletSettings(poll=0.02, backoff=0.02, services=("v2.DRAPlugin",))) as kubelet, plugin:
+    plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(short_root, "dra.cpu", OLD))
+    async with (
+        Kubelet(short_root, KubeletSettings(poll=0.02, backoff=0.02, services=("v2.DRAPlugin",))) as kubelet,
+        plugin,
+    ):
         await plugin.register()
         await until(lambda: any(len(texts) > 1 for texts in kubelet.plugins.failures.values()))
         assert not plugin.registered
@@ -219,13 +215,13 @@ async def test_a_refused_registration_is_shown_and_tried_again(root: Path) -> No
 
 
 @pytest.mark.parametrize("service", ["v1alpha1", "v1beta1", "v1"])
-async def test_trap_4_13_health_reaches_the_kubelet_and_ends_with_the_driver(root: Path, service: str) -> None:
+async def test_trap_4_13_health_reaches_the_kubelet_and_ends_with_the_driver(short_root: Path, service: str) -> None:
     """Each name of the health API streams the complete list, follows changes, and ends cleanly at shutdown."""
     good = DeviceHealth("node", "d0", Health.HEALTHY)
     board = HealthBoard([good, DeviceHealth("node", "d1", Health.HEALTHY)])
-    plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(root, "dra.cpu", OLD), board, grace_seconds=60)
+    plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(short_root, "dra.cpu", OLD), board, grace_seconds=60)
     settings = KubeletSettings(poll=0.02, health_retry=0.05, health_service=f"{service}.DRAResourceHealth")
-    async with Kubelet(root, settings) as kubelet:
+    async with Kubelet(short_root, settings) as kubelet:
         async with asyncio.timeout(15), plugin:
             await plugin.register()
             await until(lambda: kubelet.plugins.device_health("dra.cpu", "node", "d1") == "HEALTHY")
@@ -236,14 +232,14 @@ async def test_trap_4_13_health_reaches_the_kubelet_and_ends_with_the_driver(roo
         await until(lambda: kubelet.plugins.device_health("dra.cpu", "node", "d0") == "UNKNOWN")
 
 
-async def test_the_stand_in_runs_as_its_own_process(root: Path) -> None:
+async def test_the_stand_in_runs_as_its_own_process(short_root: Path) -> None:
     """The demo drives the kubelet by its control socket; its errors come back as text, and it ends when told."""
-    control = root / "control.sock"
-    arguments = ("-m", "tests.fakes.kubelet", "--root", str(root), "--control", str(control))
+    control = short_root / "control.sock"
+    arguments = ("-m", "tests.fakes.kubelet", "--root", str(short_root), "--control", str(control))
     process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     assert await process.stdout.readline() == b"ready\n"
-    plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(root, "dra.cpu", OLD))
+    plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(short_root, "dra.cpu", OLD))
     async with plugin:
         await plugin.register()
         assert (await ask(control, do="wait", driver="dra.cpu"))["service"] == "v1.DRAPlugin"

@@ -105,6 +105,12 @@ class Rig:
     async def published(self, publisher: Publisher, pools: int = 3) -> None:
         await until(lambda: publisher.status.published and len(self.slices()) == pools, "publication")
 
+    async def lose_unseen(self) -> None:
+        """The watch breaks, and a slice is lost while nobody looks."""
+        await until(lambda: self.server.watches, "watch")
+        self.server.drop_watches()
+        self.server.store.delete(SLICES, "", self.slices()[0]["metadata"]["name"])
+
 
 FULL = [
     ("more", 1, 1, []),
@@ -336,9 +342,7 @@ async def test_broken_watch_is_resumed(rig: Rig) -> None:
     """A watch that breaks is taken up where it ended, without a list, and what happened meanwhile is seen."""
     async with rig.publisher() as publisher:
         await rig.published(publisher)
-        await until(lambda: rig.server.watches, "watch")
-        rig.server.drop_watches()
-        rig.server.store.delete(SLICES, "", rig.slices()[0]["metadata"]["name"])
+        await rig.lose_unseen()
         await until(lambda: publisher.status.writes > 3, "repair")
         await rig.published(publisher)
     assert sum(one.verb == "list" for one in rig.server.served) == 1
@@ -348,9 +352,7 @@ async def test_expired_watch_lists_again(rig: Rig) -> None:
     """After 410 the state is read anew, and a change that fell into the gap is repaired."""
     async with rig.publisher() as publisher:
         await rig.published(publisher)
-        await until(lambda: rig.server.watches, "watch")
-        rig.server.drop_watches()
-        rig.server.store.delete(SLICES, "", rig.slices()[0]["metadata"]["name"])
+        await rig.lose_unseen()
         rig.server.compact()
         await until(lambda: publisher.status.writes > 3, "repair")
     assert sum(one.verb == "list" for one in rig.server.served) >= 2

@@ -8,17 +8,8 @@ import pytest
 from dra_frontend.files import ClaimDirectory
 from numa_contract.cdi import RECORD_ANNOTATION, cdi_document, dump_claim_file
 from numa_contract.names import cdi_file_name
-from numa_contract.records import AllocationRecord, AllocationResult, ClaimReference, CpuAllocation
 
-
-def record(uid: str = "u1", cpus: frozenset[int] = frozenset({1, 2})) -> AllocationRecord:
-    """A CPU record."""
-    return AllocationRecord(
-        driver="dra.cpu",
-        claim=ClaimReference(uid=uid, namespace="ns", name=f"claim-{uid}"),
-        results=(AllocationResult(request="r", pool="p", device="d"),),
-        cpus=(CpuAllocation(request="r", device="d", cpus=cpus),),
-    )
+from tests.fakes.records import record
 
 
 @pytest.fixture

@@ -3,8 +3,7 @@
 
 import asyncio
 import logging
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -43,12 +42,6 @@ class Door:
         if self._first:
             await self._first()
         return {claim.uid: None for claim in claims if claim.uid not in self._lost}
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="k", dir="/tmp") as path:
-        yield Path(path)
 
 
 @asynccontextmanager
@@ -92,9 +85,9 @@ async def broken() -> None:
     raise LookupError("a bug")
 
 
-async def test_trap_4_5_every_requested_claim_has_exactly_one_entry(root: Path) -> None:
+async def test_trap_4_5_every_requested_claim_has_exactly_one_entry(short_root: Path) -> None:
     """Missing entries fail the pod, and so do entries that nobody asked for; both RPCs keep to that."""
-    paths = PluginPaths.below(root, "dra.cpu", None)
+    paths = PluginPaths.below(short_root, "dra.cpu", None)
     door = Door(lost=["b"])
     async with KubeletPlugin("dra.cpu", door, paths):
         answers = await prepare(paths.dra, "a", "b", "a")
@@ -109,9 +102,9 @@ async def test_trap_4_5_every_requested_claim_has_exactly_one_entry(root: Path) 
     assert door.prepared[0][1][0] == ClaimName("default", "claim-a", "a")
 
 
-async def test_a_broken_door_fails_claims_not_the_call(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_broken_door_fails_claims_not_the_call(short_root: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An unknown exception becomes the error of every claim, with a traceback in the log; the next call is served."""
-    paths = PluginPaths.below(root, "dra.cpu", None)
+    paths = PluginPaths.below(short_root, "dra.cpu", None)
     async with KubeletPlugin("dra.cpu", Door(broken), paths):
         with caplog.at_level(logging.ERROR):
             answers = await prepare(paths.dra, "a", "b")
@@ -122,26 +115,26 @@ async def test_a_broken_door_fails_claims_not_the_call(root: Path, caplog: pytes
     assert "Traceback" in caplog.text
 
 
-async def test_trap_4_6_the_answer_comes_before_the_callers_deadline(root: Path) -> None:
+async def test_trap_4_6_the_answer_comes_before_the_callers_deadline(short_root: Path) -> None:
     """A bare DEADLINE_EXCEEDED explains nothing: every claim gets a text shortly before."""
-    paths = PluginPaths.below(root, "dra.cpu", None)
+    paths = PluginPaths.below(short_root, "dra.cpu", None)
     async with KubeletPlugin("dra.cpu", Door(never), paths):
         answers = await prepare(paths.dra, "a", limit=1)
     assert "did not end within 0.9 s" in answers["a"].error
 
 
-async def test_large_batches_are_one_call(root: Path) -> None:
+async def test_large_batches_are_one_call(short_root: Path) -> None:
     """All claims of a node in one call stay one call to the door."""
-    paths = PluginPaths.below(root, "dra.cpu", None)
+    paths = PluginPaths.below(short_root, "dra.cpu", None)
     door = Door()
     async with KubeletPlugin("dra.cpu", door, paths):
         assert len(await prepare(paths.dra, *(f"{number:036}" for number in range(2000)))) == 2000
     assert len(door.prepared) == 1
 
 
-async def test_trap_4_15_registration_comes_last_and_goes_first(root: Path) -> None:
+async def test_trap_4_15_registration_comes_last_and_goes_first(short_root: Path) -> None:
     """The kubelet may call as soon as it sees the registration socket, and only then."""
-    paths = PluginPaths.below(root, "dra.cpu", POD)
+    paths = PluginPaths.below(short_root, "dra.cpu", POD)
     running = asyncio.Event()
 
     async def slow() -> None:
@@ -164,9 +157,9 @@ async def test_trap_4_15_registration_comes_last_and_goes_first(root: Path) -> N
     assert not list(paths.dra.parent.iterdir())
 
 
-async def test_trap_4_1_services_are_named_short_and_best_first(root: Path) -> None:
+async def test_trap_4_1_services_are_named_short_and_best_first(short_root: Path) -> None:
     """supported_versions are short service names; v1beta1 before v1 would lose share ids."""
-    paths = PluginPaths.below(root, "dra.memory", POD)
+    paths = PluginPaths.below(short_root, "dra.memory", POD)
     async with KubeletPlugin("dra.memory", Door(), paths) as plugin:
         await plugin.register()
         async with calling(paths.registration) as call:
@@ -176,9 +169,9 @@ async def test_trap_4_1_services_are_named_short_and_best_first(root: Path) -> N
     assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
 
 
-async def test_trap_4_2_get_info_answers_while_prepare_waits(root: Path) -> None:
+async def test_trap_4_2_get_info_answers_while_prepare_waits(short_root: Path) -> None:
     """The kubelet gives GetInfo one second, also while claims wait for the backend."""
-    paths = PluginPaths.below(root, "dra.cpu", POD)
+    paths = PluginPaths.below(short_root, "dra.cpu", POD)
     plugin = KubeletPlugin("dra.cpu", Door(never), paths, grace_seconds=0)
     async with asyncio.TaskGroup() as group, plugin:
         await plugin.register()
@@ -190,9 +183,9 @@ async def test_trap_4_2_get_info_answers_while_prepare_waits(root: Path) -> None
             task.cancel()
 
 
-async def test_trap_4_3_notify_never_answers_an_error(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_trap_4_3_notify_never_answers_an_error(short_root: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An error in answer to Notify(true) would make the kubelet drop the plugin; a refusal is shown, not raised."""
-    paths = PluginPaths.below(root, "dra.cpu", None)
+    paths = PluginPaths.below(short_root, "dra.cpu", None)
     status, answer = pluginregistration_pb2.RegistrationStatus, pluginregistration_pb2.RegistrationStatusResponse
     method = f"{REGISTRATION}/NotifyRegistrationStatus"
     async with KubeletPlugin("dra.cpu", Door(), paths) as plugin:
@@ -210,9 +203,9 @@ async def test_trap_4_3_notify_never_answers_an_error(root: Path, caplog: pytest
     assert "no such version" in caplog.text
 
 
-async def test_trap_4_12_shutdown_leaves_a_successors_sockets(root: Path) -> None:
+async def test_trap_4_12_shutdown_leaves_a_successors_sockets(short_root: Path) -> None:
     """With fixed names the successor's sockets lie under our names when we leave: gRPC must not remove them."""
-    paths = PluginPaths.below(root, "dra.cpu", None)
+    paths = PluginPaths.below(short_root, "dra.cpu", None)
     async with KubeletPlugin("dra.cpu", Door(), paths, grace_seconds=0) as old:
         await old.register()
         async with KubeletPlugin("dra.cpu", Door(), paths, grace_seconds=0) as new:
@@ -228,9 +221,9 @@ async def test_trap_4_11_long_paths_are_refused_before_anything_is_opened() -> N
         PluginPaths.below(Path("/" + "r" * 79), "dra.cpu", POD)
 
 
-async def test_a_directory_that_cannot_be_used_is_named(root: Path) -> None:
+async def test_a_directory_that_cannot_be_used_is_named(short_root: Path) -> None:
     """A start that fails names the path, and leaves nothing running or lying about."""
-    paths = PluginPaths.below(root, "dra.cpu", None)
+    paths = PluginPaths.below(short_root, "dra.cpu", None)
     paths.dra.parent.mkdir(parents=True)
     paths.dra.write_text("not a socket")
     with pytest.raises(FileExistsError, match=r"dra\.sock exists and is not a socket"):

@@ -4,8 +4,6 @@
 import asyncio
 import fcntl
 import os
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,15 +12,9 @@ from dra_frontend.sockets import SocketPathError
 from numa_contract.errors import MalformedError
 
 
-@pytest.fixture
-def short() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="n", dir="/tmp") as path:
-        yield Path(path)
-
-
-async def test_lock_excludes_another_holder(short: Path) -> None:
+async def test_lock_excludes_another_holder(short_root: Path) -> None:
     """Two instances never hold the lock together; the second one is told whose file it waits for."""
-    first, second = FileLock(short / "lock"), FileLock(short / "lock")
+    first, second = FileLock(short_root / "lock"), FileLock(short_root / "lock")
     await first.acquire()
     with pytest.raises(LockTimeoutError, match=r"lock could not be had within 0\.02 s"):
         await second.acquire(limit=0.02)
@@ -33,9 +25,9 @@ async def test_lock_excludes_another_holder(short: Path) -> None:
     second.close()
 
 
-async def test_waiting_for_a_lock_leaves_the_loop_free_and_can_be_cancelled(short: Path) -> None:
+async def test_waiting_for_a_lock_leaves_the_loop_free_and_can_be_cancelled(short_root: Path) -> None:
     """A standby waits for hours; meanwhile the process serves, and it can be stopped."""
-    holder, standby = FileLock(short / "lock"), FileLock(short / "lock")
+    holder, standby = FileLock(short_root / "lock"), FileLock(short_root / "lock")
     async with holder.hold(), asyncio.TaskGroup() as group:
         waiting = group.create_task(standby.acquire())
         await asyncio.wait_for(asyncio.sleep(0), 1)
@@ -47,9 +39,9 @@ async def test_waiting_for_a_lock_leaves_the_loop_free_and_can_be_cancelled(shor
     holder.close()
 
 
-async def test_coroutines_of_one_process_take_turns(short: Path) -> None:
+async def test_coroutines_of_one_process_take_turns(short_root: Path) -> None:
     """flock does not tell coroutines of one process apart, the lock object must."""
-    lock = FileLock(short / "lock")
+    lock = FileLock(short_root / "lock")
     inside = 0
 
     async def enter() -> None:
@@ -66,46 +58,46 @@ async def test_coroutines_of_one_process_take_turns(short: Path) -> None:
     lock.close()
 
 
-async def test_lock_on_a_removed_file_is_taken_anew(short: Path) -> None:
+async def test_lock_on_a_removed_file_is_taken_anew(short_root: Path) -> None:
     """A lock on a file without a name excludes nobody: it is noticed, and the file of that name is locked."""
-    lock = FileLock(short / "lock")
+    lock = FileLock(short_root / "lock")
     async with lock.hold():
         pass
-    (short / "lock").unlink()
+    (short_root / "lock").unlink()
     async with lock.hold():
-        other = os.open(short / "lock", os.O_RDWR)
+        other = os.open(short_root / "lock", os.O_RDWR)
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(other)
     lock.close()
 
 
-def test_release_without_holding_is_our_mistake(short: Path) -> None:
+def test_release_without_holding_is_our_mistake(short_root: Path) -> None:
     """Releasing a lock twice is a bug that must not pass silently."""
     with pytest.raises(RuntimeError, match="is not held"):
-        FileLock(short / "lock").release()
+        FileLock(short_root / "lock").release()
 
 
-async def test_the_link_leads_to_the_instance_that_became_active_last(short: Path) -> None:
+async def test_the_link_leads_to_the_instance_that_became_active_last(short_root: Path) -> None:
     """Whoever follows state.sock reaches the active instance, relative, wherever the directory is mounted."""
-    (short / "run").mkdir(mode=0o755)  # as the kubelet makes it
-    async with RunDirectory(short / "run", "old") as old, RunDirectory(short / "run", "new") as new:
+    (short_root / "run").mkdir(mode=0o755)  # as the kubelet makes it
+    async with RunDirectory(short_root / "run", "old") as old, RunDirectory(short_root / "run", "new") as new:
         for instance in (old, new):
             listening = await instance.listen()
             await instance.become_active()
-            reader, writer = await asyncio.open_unix_connection(short / "run" / "state.sock")
-            assert (short / "run" / "state.sock").resolve() == instance.state_socket
+            reader, writer = await asyncio.open_unix_connection(short_root / "run" / "state.sock")
+            assert (short_root / "run" / "state.sock").resolve() == instance.state_socket
             writer.close()
             await writer.wait_closed()
             assert reader is not None
             listening.close()
-        assert (short / "run" / "state.sock").readlink() == Path("new/state.sock")
-        assert (short / "run").stat().st_mode & 0o777 == 0o700
+        assert (short_root / "run" / "state.sock").readlink() == Path("new/state.sock")
+        assert (short_root / "run").stat().st_mode & 0o777 == 0o700
 
 
-async def test_leaving_removes_own_things_only(short: Path) -> None:
+async def test_leaving_removes_own_things_only(short_root: Path) -> None:
     """The old instance's end takes away neither the new one's link nor its socket; lock files stay."""
-    root = short / "run"
+    root = short_root / "run"
     async with RunDirectory(root, "new") as new, RunDirectory(root, "old") as old:
         with await old.listen():
             await old.become_active()
@@ -119,10 +111,10 @@ async def test_leaving_removes_own_things_only(short: Path) -> None:
     assert [path.name for path in root.iterdir()] == ["claims.lock"]
 
 
-async def test_a_lock_passes_on_when_the_instance_leaves(short: Path) -> None:
+async def test_a_lock_passes_on_when_the_instance_leaves(short_root: Path) -> None:
     """Hand-over: the standby gets the lock when the holder leaves its run directory."""
-    async with RunDirectory(short, "standby") as standby:
-        async with RunDirectory(short, "holder") as holder:
+    async with RunDirectory(short_root, "standby") as standby:
+        async with RunDirectory(short_root, "holder") as holder:
             await holder.claims_lock.acquire()
             with pytest.raises(LockTimeoutError):
                 await standby.claims_lock.acquire(limit=0.02)
@@ -131,13 +123,13 @@ async def test_a_lock_passes_on_when_the_instance_leaves(short: Path) -> None:
 
 
 @pytest.mark.parametrize("uid", ["", "..", "a/b"])
-def test_pod_uid_becomes_a_path_only_if_it_is_one(short: Path, uid: str) -> None:
+def test_pod_uid_becomes_a_path_only_if_it_is_one(short_root: Path, uid: str) -> None:
     """A wrong pod UID must not lead out of the run directory."""
     with pytest.raises(MalformedError):
-        RunDirectory(short, uid)
+        RunDirectory(short_root, uid)
 
 
-def test_trap_4_11_long_run_directory_is_refused_at_once(short: Path) -> None:
+def test_trap_4_11_long_run_directory_is_refused_at_once(short_root: Path) -> None:
     """A state socket that cannot be bound is refused before anything is made."""
     with pytest.raises(SocketPathError):
-        RunDirectory(short / ("x" * 80), "0c7d6f4e-8a0c-4b69-9f86-1f1f3f0b9f11")
+        RunDirectory(short_root / ("x" * 80), "0c7d6f4e-8a0c-4b69-9f86-1f1f3f0b9f11")

@@ -2,18 +2,10 @@
 """Sockets are placed whole, checked for length, and removed only by their maker."""
 
 import socket
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from dra_frontend.sockets import NotASocketError, SocketPathError, check_socket_path, listen_tcp, listen_unix
-
-
-@pytest.fixture
-def short() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="n", dir="/tmp") as path:
-        yield Path(path)
 
 
 def test_trap_4_11_path_over_107_bytes_is_refused_by_name_and_budget() -> None:
@@ -31,34 +23,34 @@ def test_length_counts_bytes_not_characters() -> None:
         check_socket_path(Path("/" + "ä" * 60))
 
 
-def test_listening_socket_replaces_a_stale_one_and_only_its_owner_reads_it(short: Path) -> None:
+def test_listening_socket_replaces_a_stale_one_and_only_its_owner_reads_it(short_root: Path) -> None:
     """After a crash the old file is in the way; the new socket takes its place with mode 0600."""
-    stale, _ = listen_unix(short / "s.sock")
+    stale, _ = listen_unix(short_root / "s.sock")
     stale.close()
-    listening, placed = listen_unix(short / "s.sock")
+    listening, placed = listen_unix(short_root / "s.sock")
     with listening, socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(short / "s.sock"))
-        assert (short / "s.sock").stat().st_mode & 0o777 == 0o600
+        client.connect(str(short_root / "s.sock"))
+        assert (short_root / "s.sock").stat().st_mode & 0o777 == 0o600
         assert placed.remove()
-    assert list(short.iterdir()) == []
+    assert list(short_root.iterdir()) == []
 
 
-def test_something_else_in_the_way_is_left_alone(short: Path) -> None:
+def test_something_else_in_the_way_is_left_alone(short_root: Path) -> None:
     """A file that is no socket belongs to somebody; it is named, not removed, and nothing else is left behind."""
-    (short / "s.sock").write_text("precious")
+    (short_root / "s.sock").write_text("precious")
     with pytest.raises(NotASocketError, match="is not a socket"):
-        listen_unix(short / "s.sock")
-    assert [path.name for path in short.iterdir()] == ["s.sock"]
-    assert (short / "s.sock").read_text() == "precious"
+        listen_unix(short_root / "s.sock")
+    assert [path.name for path in short_root.iterdir()] == ["s.sock"]
+    assert (short_root / "s.sock").read_text() == "precious"
 
 
-def test_trap_4_12_a_successors_socket_of_the_same_name_survives(short: Path) -> None:
+def test_trap_4_12_a_successors_socket_of_the_same_name_survives(short_root: Path) -> None:
     """With a fixed name the old instance's shutdown must not remove the new instance's socket."""
-    old, placed_by_old = listen_unix(short / "s.sock")
-    new, placed_by_new = listen_unix(short / "s.sock")
+    old, placed_by_old = listen_unix(short_root / "s.sock")
+    new, placed_by_new = listen_unix(short_root / "s.sock")
     with old, new:
         assert not placed_by_old.remove()
-        assert (short / "s.sock").is_socket()
+        assert (short_root / "s.sock").is_socket()
         assert placed_by_new.remove()
         assert not placed_by_new.remove()
 

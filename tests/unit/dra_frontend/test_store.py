@@ -13,18 +13,10 @@ from dra_frontend.lease import BackendView
 from dra_frontend.rundir import FileLock
 from dra_frontend.store import ClaimStore, Transaction
 from numa_contract.names import cdi_file_name
-from numa_contract.records import AllocationRecord, AllocationResult, ClaimReference, CpuAllocation, MemoryAllocation
+from numa_contract.records import AllocationRecord, AllocationResult, ClaimReference, MemoryAllocation
 from numa_contract.reports import BackendStatus, ClaimUse, ContainerReport
 
-
-def record(uid: str = "u1", cpus: frozenset[int] = frozenset({1, 2})) -> AllocationRecord:
-    """A CPU record."""
-    return AllocationRecord(
-        driver="dra.cpu",
-        claim=ClaimReference(uid=uid, namespace="ns", name=f"claim-{uid}"),
-        results=(AllocationResult(request="r", pool="p", device="d"),),
-        cpus=(CpuAllocation(request="r", device="d", cpus=cpus),),
-    )
+from tests.fakes.records import record
 
 
 def enforcing(view: BackendView, *, active: bool = True) -> BackendView:

@@ -10,11 +10,12 @@ import pytest
 from nri_backend.containers import ContainerState
 
 from tests.fakes.claims import MI, container, memory_record, pod
-from tests.fakes.enforcement import Node, eventually
+from tests.fakes.enforcement import Node, eventually, rounds
 from tests.fakes.kernel_tree import KernelTree
 
 POD = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podp1.slice"
 PLAIN = 4096
+ONE, TWO = (memory_record(uid, ("a", 1, 48 * MI, PLAIN)) for uid in ("m1", "m2"))
 
 
 class SlowTree(KernelTree):
@@ -52,7 +53,7 @@ def kills(node: Node) -> dict[str, int]:
 
 async def test_a_container_that_is_killed_at_its_claim_is_reported(node: Node) -> None:
     """Its cgroup goes with its last process; the pod's count still tells, and of whom it is said."""
-    env = node.claim(memory_record("m1", ("a", 1, 48 * MI, PLAIN)))
+    env = node.claim(ONE)
     await node.run("side", name="side")
     path = await node.run("main", *env)
     node.kernel.kill_for_memory(path)
@@ -65,7 +66,7 @@ async def test_a_container_that_is_killed_at_its_claim_is_reported(node: Node) -
 
 async def test_a_killed_child_is_reported_while_its_container_lives(node: Node) -> None:
     """The audit sees the count of the container's own cgroup."""
-    env = node.claim(memory_record("m1", ("a", 1, 48 * MI, PLAIN)))
+    env = node.claim(ONE)
     path = await node.run("main", *env)
     node.kernel.kill_for_memory(path)
     await node.enforcer.activate()
@@ -75,7 +76,7 @@ async def test_a_killed_child_is_reported_while_its_container_lives(node: Node) 
 
 async def test_a_kill_is_reported_before_the_runtime_tells_of_the_end(node: Node) -> None:
     """The cgroup is gone and no event has come: the audit finds who it was, and the late event adds nothing."""
-    env = node.claim(memory_record("m1", ("a", 1, 48 * MI, PLAIN)))
+    env = node.claim(ONE)
     await node.run("side", name="side")
     path = await node.run("main", *env)
     node.kernel.kill_for_memory(path)
@@ -88,10 +89,9 @@ async def test_a_kill_is_reported_before_the_runtime_tells_of_the_end(node: Node
 
 async def test_the_audit_that_finds_the_container_gone_hides_no_kill(node: Node) -> None:
     """It takes the container for stopped between two looks; whose kill it was is told, and not of who ends next."""
-    env = node.claim(memory_record("m1", ("a", 1, 48 * MI, PLAIN)))
-    second = node.claim(memory_record("m2", ("a", 1, 48 * MI, PLAIN)))
-    async with asyncio.TaskGroup() as tasks:
-        rounds = tasks.create_task(node.enforcer.run_forever())
+    env = node.claim(ONE)
+    second = node.claim(TWO)
+    async with rounds(node):
         await node.run("side", *second, name="side")
         path = await node.run("main", *env)
         # The first audit is a full one, which counts kills; those of the seconds after it are not.
@@ -100,7 +100,6 @@ async def test_the_audit_that_finds_the_container_gone_hides_no_kill(node: Node)
         node.kernel.remove(path)
         await eventually(lambda: node.sink.latest["main"].state == "stopped")
         assert kills(node) == {"side": 0, "main": 0}
-        rounds.cancel()
     await node.stop("main")
     await node.stop("side")
     assert kills(node) == {"side": 0, "main": 1}
@@ -110,7 +109,7 @@ async def test_kills_elsewhere_in_the_pod_are_not_the_claims(node: Node) -> None
     """A container without a memory claim is its own affair; so is what happened before the claim's container came."""
     side = await node.run("side", name="side")
     node.kernel.kill_for_memory(side)
-    env = node.claim(memory_record("m1", ("a", 1, 48 * MI, PLAIN)))
+    env = node.claim(ONE)
     await node.run("main", *env)
     node.kernel.kill_for_memory(side)
     await node.stop("side")
@@ -130,7 +129,7 @@ async def test_without_counts_nothing_is_told(node: Node) -> None:
 
 async def test_counts_go_on_over_a_reconnection(node: Node) -> None:
     """The runtime lists its containers anew; what was told of them before is not forgotten."""
-    env = node.claim(memory_record("m1", ("a", 1, 48 * MI, PLAIN)))
+    env = node.claim(ONE)
     path = await node.run("main", *env)
     node.kernel.kill_for_memory(path)
     await node.enforcer.activate()
@@ -148,8 +147,8 @@ async def test_a_hook_and_the_audit_that_look_at_once_count_a_kill_once(memory: 
     node = Node(memory, tree=SlowTree)
     assert isinstance(node.kernel, SlowTree)
     await node.enforcer.activate()
-    env = node.claim(memory_record("m1", ("a", 1, 48 * MI, PLAIN)))
-    second = node.claim(memory_record("m2", ("a", 1, 48 * MI, PLAIN)))
+    env = node.claim(ONE)
+    second = node.claim(TWO)
     path = await node.run("main", *env)
     node.kernel.held = path
     async with asyncio.TaskGroup() as tasks:

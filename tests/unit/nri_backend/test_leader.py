@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
+import contextlib
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,16 @@ asyncio.run(main())
 
 def held(lock: ActiveLock) -> bool:
     return lock.held
+
+
+@contextlib.asynccontextmanager
+async def waiting(lock: ActiveLock, seconds: float) -> AsyncIterator[None]:
+    """The lock is asked for and not had within this time; after the block it is had."""
+    async with asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(lock.acquired())
+        done, _ = await asyncio.wait([asking], timeout=seconds)
+        assert not done
+        yield
 
 
 @pytest.fixture
@@ -54,10 +65,7 @@ async def test_the_second_one_waits_for_the_first(tmp_path: Path) -> None:
     path = tmp_path / "active.lock"
     with ActiveLock(str(path), "a longer name") as first, ActiveLock(str(path), "two") as second:
         await first.acquired()
-        async with asyncio.TaskGroup() as tasks:
-            waiting = tasks.create_task(second.acquired())
-            done, _ = await asyncio.wait([waiting], timeout=0.25)
-            assert not done
+        async with waiting(second, 0.25):
             assert not held(second)
             first.close()
         assert held(second)
@@ -67,10 +75,7 @@ async def test_the_second_one_waits_for_the_first(tmp_path: Path) -> None:
 async def test_the_kernel_releases_the_lock_of_a_killed_process(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
     """kill -9 of the active instance hands over within a second."""
     with ActiveLock(str(tmp_path / "active.lock"), "standby") as lock:
-        async with asyncio.TaskGroup() as tasks:
-            waiting = tasks.create_task(lock.acquired())
-            done, _ = await asyncio.wait([waiting], timeout=0.2)
-            assert not done
+        async with waiting(lock, 0.2):
             holder.send_signal(signal.SIGKILL)
             began = time.monotonic()
         assert time.monotonic() - began < 1.0
@@ -94,10 +99,7 @@ async def test_a_standby_follows_a_replaced_file(tmp_path: Path) -> None:
     path = tmp_path / "active.lock"
     with ActiveLock(str(path), "one") as first, ActiveLock(str(path), "two") as second:
         await first.acquired()
-        async with asyncio.TaskGroup() as tasks:
-            waiting = tasks.create_task(second.acquired())
-            done, _ = await asyncio.wait([waiting], timeout=0.15)
-            assert not done
+        async with waiting(second, 0.15):
             path.unlink()
         assert held(second)
         assert path.read_text() == "two\n"

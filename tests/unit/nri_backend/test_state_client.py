@@ -68,11 +68,18 @@ def complete(server: StateServer) -> bool:
     return bool(server.leases) and bool(server.leases[-1]["complete"])
 
 
-async def test_a_resend_is_announced_told_and_completed(path: Path) -> None:
-    """First the lease of a new epoch, then every container, then at once a lease that says complete."""
+@contextlib.asynccontextmanager
+async def connected(path: Path) -> AsyncIterator[tuple[StateServer, Backend]]:
+    """A frontend that a backend has told everything."""
     async with state_server(path) as server, running(Backend(path)) as backend:
         backend.client.runtime_connected()
         await server.until(lambda: complete(server))
+        yield server, backend
+
+
+async def test_a_resend_is_announced_told_and_completed(path: Path) -> None:
+    """First the lease of a new epoch, then every container, then at once a lease that says complete."""
+    async with connected(path) as (server, _):
         assert set(server.containers) == {"aa", "bb"}
         told = [target for method, target in server.requests if method == "PUT"]
         last = len(told) - 1 - told[::-1].index("/v1/containers")
@@ -84,9 +91,7 @@ async def test_a_resend_is_announced_told_and_completed(path: Path) -> None:
 
 async def test_the_lease_is_renewed_on_one_connection(path: Path) -> None:
     """A lease every second, over a connection that is kept."""
-    async with state_server(path) as server, running(Backend(path)) as backend:
-        backend.client.runtime_connected()
-        await server.until(lambda: complete(server))
+    async with connected(path) as (server, _):
         before = len(server.leases)
         began = asyncio.get_running_loop().time()
         await server.until(lambda: len(server.leases) >= before + 2)
@@ -96,9 +101,7 @@ async def test_the_lease_is_renewed_on_one_connection(path: Path) -> None:
 
 async def test_changes_are_told_at_once(path: Path) -> None:
     """Within an epoch a change is one request, long before the next lease."""
-    async with state_server(path) as server, running(Backend(path)) as backend:
-        backend.client.runtime_connected()
-        await server.until(lambda: complete(server))
+    async with connected(path) as (server, backend):
         backend.client.put(report("cc/d e", "created"))
         backend.client.delete("aa")
         await server.until(lambda: "aa" not in server.containers, seconds=0.5)
@@ -108,9 +111,7 @@ async def test_changes_are_told_at_once(path: Path) -> None:
 
 async def test_news_for_the_lease_do_not_wait_for_the_second(path: Path) -> None:
     """renew() sends the lease at once: another instance is waited for, a lost runtime must be known."""
-    async with state_server(path) as server, running(Backend(path)) as backend:
-        backend.client.runtime_connected()
-        await server.until(lambda: complete(server))
+    async with connected(path) as (server, backend):
         before = len(server.leases)
         backend.client.renew()
         await server.until(lambda: len(server.leases) > before, seconds=0.5)
@@ -134,9 +135,7 @@ async def test_a_restarted_frontend_is_told_everything(path: Path) -> None:
 
 async def test_a_frontend_that_forgot_is_told_everything(path: Path) -> None:
     """The answer to a lease alone, on a connection that lives on, starts the resend."""
-    async with state_server(path) as server, running(Backend(path)) as backend:
-        backend.client.runtime_connected()
-        await server.until(lambda: complete(server))
+    async with connected(path) as (server, _):
         server.forget("frontend-2")
         await server.until(lambda: complete(server) and len(server.containers) == 2)
         assert server.connected == 2
@@ -144,9 +143,7 @@ async def test_a_frontend_that_forgot_is_told_everything(path: Path) -> None:
 
 async def test_a_broken_connection_loses_nothing(path: Path) -> None:
     """Connections that break while a frontend lives are dialled anew, and the waiting change arrives."""
-    async with state_server(path) as server, running(Backend(path)) as backend:
-        backend.client.runtime_connected()
-        await server.until(lambda: complete(server))
+    async with connected(path) as (server, backend):
         server.drop()
         backend.client.put(report("cc"))
         await server.until(lambda: "cc" in server.containers)

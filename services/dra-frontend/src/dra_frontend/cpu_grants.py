@@ -55,37 +55,42 @@ def give_cpus(
     ledger: Ledger,
 ) -> tuple[CpuAllocation, ...]:
     """Returns the CPUs of every result, in order; none of them is anybody else's. Raises RefusedError."""
-    holders = ledger.cpu_holders(besides=uid)
+    held = ledger.held_cpus(besides=uid)
     mine: set[int] = set()
     given: list[CpuAllocation] = []
     for result in results:
         device = _device(result, inventory)
         wish = wishes[result.base_request]
         if device.kind is DeviceKind.CPU:
-            cpus = _single(result, device, holders, mine)
+            cpus = _single(result, device, mine)
+            if cpus & held:
+                raise _held(result, device, ledger.cpu_holders(besides=uid))
         elif wish.cpuset is not None:
-            cpus = _named(result, wish.cpuset, inventory, holders, mine)
+            cpus = _named(result, wish.cpuset, inventory, held, mine)
         else:
-            cpus = _found(result, device, wish, inventory, holders.keys() | mine)
+            cpus = _found(result, device, wish, inventory, held | mine)
         mine |= cpus
         given.append(CpuAllocation(request=result.base_request, device=result.device, cpus=cpus))
     return tuple(given)
 
 
-def _single(result: Result, device: CpuDevice, holders: Mapping[int, str], mine: set[int]) -> frozenset[int]:
-    (cpu,) = device.cpus
-    if cpu in mine:
+def _single(result: Result, device: CpuDevice, mine: set[int]) -> frozenset[int]:
+    if device.cpus & mine:
+        (cpu,) = device.cpus
         raise RefusedError(f"request {result.request}: CPU {cpu} is allocated to this claim twice")
-    if cpu in holders:
-        raise RefusedError(
-            f"request {result.request}: CPU {cpu} is held by claim {holders[cpu]}; "
-            "it comes back when that is unprepared and its last container has ended"
-        )
     return device.cpus
 
 
+def _held(result: Result, device: CpuDevice, holders: Mapping[int, str]) -> RefusedError:
+    (cpu,) = device.cpus
+    return RefusedError(
+        f"request {result.request}: CPU {cpu} is held by claim {holders[cpu]}; "
+        "it comes back when that is unprepared and its last container has ended"
+    )
+
+
 def _named(
-    result: Result, named: frozenset[int], inventory: Inventory, holders: Mapping[int, str], mine: set[int]
+    result: Result, named: frozenset[int], inventory: Inventory, held: frozenset[int], mine: set[int]
 ) -> frozenset[int]:
     """Checks CPUs that the claim names itself. The words of each fault are those that the CPU peer's users look for."""
     count = amount(result, CPU_CAPACITY, "CPUs")
@@ -94,7 +99,7 @@ def _named(
         (named & inventory.reserved_cpus, "contain reserved cores: "),
         (named & inventory.withheld_cpus, "contain the CPU that is kept for containers without a claim: "),
         (named & mine, "are already assigned to another device in this claim: "),
-        (named & holders.keys(), "conflict with already allocated claims: "),
+        (named & held, "conflict with already allocated claims: "),
     ]
     fault = f"({len(named)}) does not match requested capacity {count}" if len(named) != count else ""
     fault = fault or next((text + format_cpu_list(cpus) for cpus, text in faults if cpus), "")
@@ -104,11 +109,11 @@ def _named(
 
 
 def _found(
-    result: Result, device: CpuDevice, wish: CpuParameters, inventory: Inventory, taken: set[int]
+    result: Result, device: CpuDevice, wish: CpuParameters, inventory: Inventory, taken: frozenset[int]
 ) -> frozenset[int]:
     count = amount(result, CPU_CAPACITY, "CPUs")
     try:
-        return allocate(device.cpus, frozenset(taken), count, inventory.layout, wish)
+        return allocate(device.cpus, taken, count, inventory.layout, wish)
     except NoCpusError as error:
         late = "; CPUs of a claim that is being released come back when its last container has ended"
         held = late if device.cpus & taken else ""

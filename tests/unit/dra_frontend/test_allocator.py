@@ -9,7 +9,7 @@ from dra_frontend.allocator import NoCpusError
 from dra_frontend.cpu_groups import cpu_groups
 from dra_frontend.discovery import discover
 from dra_frontend.machine import Machine
-from dra_frontend.placement import Layout
+from dra_frontend.places import Layout
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numa_contract.cpuset import parse_cpu_list

@@ -28,7 +28,7 @@ from dra_frontend.inventory import Inventory, InventoryError, build_inventory
 from dra_frontend.ledger import Ledger
 from dra_frontend.machine import Machine
 from dra_frontend.pcie_roots import PCIE_ROOT
-from dra_frontend.placement import Layout
+from dra_frontend.places import Layout
 from dra_frontend.prepare import Refusal, make_record
 from dra_frontend.rundir import FileLock
 from dra_frontend.slices import slice_documents
@@ -229,7 +229,7 @@ def test_peer_9_3_3_the_allocator_is_not_quadratic() -> None:
     layouts = [Layout.of(assemble(even_cores(2, 2, size, 4, 2))) for size in (2, 16)]
     small, large = (
         quickest(
-            lambda layout=layout, all_=frozenset(c for p in layout.cores for c in p.cpus): allocate(  # type: ignore[misc] # bound at once
+            lambda layout=layout, all_=frozenset(c for cpus, _ in layout.places for c in cpus): allocate(  # type: ignore[misc] # bound at once
                 all_, frozenset({0}), len(all_) // 2 + 1, layout
             )
         )

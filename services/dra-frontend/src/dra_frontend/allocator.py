@@ -12,7 +12,8 @@ from numa_contract.cpuset import format_cpu_list
 from numa_contract.records import CpuParameters
 
 from dra_frontend.machine import CoreType
-from dra_frontend.placement import L3, NODE, PACKAGE, Layout, Level, Piece, build, split, sums, up_to
+from dra_frontend.placement import L3, NODE, PACKAGE, Level, build, split
+from dra_frontend.places import Layout, Place, Rank, merged, together
 from dra_frontend.shares import even_shares
 
 _CORE_TYPES: Final = {"performance": CoreType.PERFORMANCE, "efficiency": CoreType.EFFICIENCY}
@@ -52,19 +53,17 @@ class _Search:
         self._whole = wish.full_physical_cores
         self._free = offered - taken
         self._allowed = self._filtered(offered)
-        self._pieces = self._cores(self._free & self._allowed)
+        self._places = layout.within(self._filtered(self._free), atomic=self._whole)
 
     def found(self) -> list[int]:
         """Returns the CPUs; each required parameter narrows the choice or ends it."""
-        if self._whole:
-            self._check_multiple()
-        if not self._can(self._pieces):
-            raise self._none("")
+        if not self._can(self._places):
+            raise self._refused("")
         if self._wish.l3 == "required":
             return self._in_one_l3()
         if self._wish.numa == "distribute":
             return self._over_nodes()
-        return self._take(self._pieces, self._count, (PACKAGE, NODE))
+        return self._take(self._places, self._count, (PACKAGE, NODE))
 
     def _filtered(self, cpus: frozenset[int]) -> frozenset[int]:
         isolated = self._layout.isolated
@@ -74,69 +73,69 @@ class _Search:
             cpus = cpus & self._layout.by_type.get(_CORE_TYPES[self._wish.core_type], frozenset())
         return cpus
 
-    def _cores(self, cpus: frozenset[int]) -> list[Piece]:
-        """Returns the cores of some CPUs; where whole ones are wanted, the others are left out."""
-        pieces = self._layout.pieces(cpus)
-        return [piece for piece in pieces if piece.whole] if self._whole else pieces
+    def _can(self, places: Sequence[Place]) -> bool:
+        return bool(together(places) >> self._count & 1)
 
-    def _amounts(self, pieces: Iterable[Piece]) -> int:
-        sizes = [len(piece.cpus) for piece in pieces]
-        return sums(sizes) if self._whole else up_to(sum(sizes))
-
-    def _can(self, pieces: Iterable[Piece]) -> bool:
-        return bool(self._amounts(pieces) >> self._count & 1)
-
-    def _take(self, pieces: Sequence[Piece], need: int, levels: tuple[Level, ...]) -> list[int]:
-        """Returns CPUs of pieces that can give them, by the strategy."""
+    def _take(self, places: Sequence[Place], need: int, levels: tuple[Level, ...]) -> list[int]:
+        """Returns CPUs of places that can give them, by the strategy."""
         if self._wish.l3 == "preferred":
             levels = (*levels, L3)
         if self._wish.strategy != "spread":
-            return build(pieces, levels, atomic=self._whole).take(need)
+            return build(places, levels).take(need)
+        # Merged before the threads are dealt out: later threads follow in the order of their cores.
+        places = [merged(group) for group in split(places, levels).values()] if levels else [merged(places)]
         taken: list[int] = []
         while need > len(taken):
             # One thread of every core before the second of any.
-            layer = [piece.first() for piece in pieces]
-            taken += build(layer, levels).take(min(need - len(taken), len(layer)))
-            pieces = [piece.only(piece.cpus[1:]) for piece in pieces if len(piece.cpus) > 1]
+            layer = build([place.first() for place in places], levels)
+            taken += layer.take(min(need - len(taken), layer.size))
+            places = [rest for place in places if (rest := place.rest())] if need > len(taken) else []
         return taken
 
     def _in_one_l3(self) -> list[int]:
-        groups = [group for l3, group in split(self._pieces, L3).items() if l3 is not None]
+        groups = [group for l3, group in split(self._places, (L3,)).items() if l3 is not None]
         holding = [group for group in groups if self._can(group)]
         if not holding:
-            most = max((self._amounts(group).bit_length() - 1 for group in groups), default=0)
-            raise self._none(f"; no L3 has them together, the fullest has {most}")
+            most = max((together(group).bit_length() - 1 for group in groups), default=0)
+            raise self._refused(f"; no L3 has them together, the fullest has {most}")
 
-        def score(group: Sequence[Piece]) -> tuple[int, tuple[int, bool, int], int]:
-            doubled = max(0, self._count - len(group)) if self._wish.strategy == "spread" else 0
-            part = build(group, (), atomic=self._whole)
-            return doubled, part.rank(self._count), part.key
+        def score(group: Sequence[Place]) -> tuple[int, Rank, int]:
+            place = merged(group)
+            cores = len(place.whole) + len(place.broken)
+            doubled = max(0, self._count - cores) if self._wish.strategy == "spread" else 0
+            return doubled, place.best(self._count)[0], place.key
 
         return self._take(min(holding, key=score), self._count, (NODE,))
 
     def _over_nodes(self) -> list[int]:
-        by_node = split(self._pieces, NODE)
+        by_node = split(self._places, (NODE,))
         # Every node on which the device has such CPUs takes its share, also one that is used up at present.
-        nodes = sorted({core.node for core in self._layout.cores if not self._allowed.isdisjoint(core.cpus)})
-        free = {node: sum(len(piece.cpus) for piece in by_node.get(node, [])) for node in nodes}
+        nodes = sorted(node for node, cpus in self._layout.by_node.items() if not self._allowed.isdisjoint(cpus))
+        free = {node: sum(place.size for place in by_node.get(node, [])) for node in nodes}
         order = sorted(nodes, key=lambda node: (-free[node], node))
         groups = [by_node.get(node, []) for node in order]
-        widest = max(len(piece.cpus) for piece in self._pieces) if self._whole else 1
-        shares = even_shares([self._amounts(group) for group in groups], self._count, widest)
+        widest = max(len(core) for place in self._places for core in place.whole) if self._whole else 1
+        shares = even_shares([together(group) for group in groups], self._count, widest)
         if shares is None:
             shown = ", ".join(f"{free[node]} on node {node}" for node in nodes)
-            raise self._none(f"; they cannot be shared out evenly, there are {shown}")
+            raise self._refused(f"; they cannot be shared out evenly, there are {shown}")
         shared = zip(groups, shares, strict=True)
         return [cpu for group, share in shared if share for cpu in self._take(group, share, ())]
 
+    def _refused(self, detail: str) -> NoCpusError:
+        """Returns why there are no CPUs now; raises where there never are, a look at the machine for refusals alone."""
+        if self._whole:
+            self._check_multiple()
+        return self._none(detail)
+
     def _check_multiple(self) -> None:
         """Refuses an amount that whole cores of the device cannot give even when all are free."""
-        pieces = self._cores(self._allowed)
+        places = self._layout.within(self._allowed, atomic=True)
         one_l3 = self._wish.l3 == "required"
-        groups = [group for l3, group in split(pieces, L3).items() if l3 is not None] if one_l3 else [pieces]
+        groups = [group for l3, group in split(places, (L3,)).items() if l3 is not None] if one_l3 else [places]
         possible = 1
         for group in groups:
-            possible |= self._amounts(group)
+            possible |= together(group)
         more = possible >> self._count
         if not more:
             where = " in one L3" if one_l3 else ""
@@ -151,7 +150,7 @@ class _Search:
     def _none(self, detail: str) -> NoCpusError:
         given = self._wish.model_dump(exclude_defaults=True, exclude={"quota"})
         wishes = ", ".join(f"{key}: {str(value).lower()}" for key, value in given.items())
-        usable = [cpu for piece in self._pieces for cpu in piece.cpus]
+        usable = [cpu for place in self._places for cpu in place.cpus]
         text = f"{self._count} CPUs wanted{f' ({wishes})' if wishes else ''}, {_listed(self._free, 'free')}"
         if len(usable) != len(self._free):
             text += f", of them {_listed(usable, 'suitable')}"

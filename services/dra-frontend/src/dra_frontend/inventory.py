@@ -17,7 +17,7 @@ from dra_frontend.host_pages import PageKey
 from dra_frontend.machine import Machine
 from dra_frontend.memory_devices import hugepages, plain_memory
 from dra_frontend.pcie_roots import pcie_attribute
-from dra_frontend.placement import Layout
+from dra_frontend.places import Layout
 
 _LONGEST_POOL_NAME: Final = 253
 _NODE_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*", re.ASCII)

@@ -4,6 +4,7 @@
 import copy
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +44,24 @@ MATRIX: dict[str, Document] = {
         "backend": {"extraEnv": [{"name": "A", "value": "b"}], "resources": {"limits": {"memory": "200Mi"}}},
         "deviceClasses": {
             "hugepageSizes": ["64Ki", "512Mi"],
-            "extraSelectors": {"dra.cpu": ['device.attributes["dra.cpu"].smtEnabled']},
-            "additional": [{"name": "whole-cores", "selectors": ['device.driver == "dra.cpu"']}],
+            "extraSelectors": {"dra.cpu": ["device.attributes['dra.cpu'].coreType == 'p-core'"]},
+            "additional": [{"name": "whole-cores", "selectors": ["device.driver == 'dra.cpu' && \"a\\\\\" != ''\n"]}],
         },
         "imagePullSecrets": [{"name": "secret"}],
         "podAnnotations": {"a": "b"},
         "affinity": {"nodeAffinity": {}},
         "tolerations": [],
         "extraVolumes": [{"name": "more", "emptyDir": {}}],
+    },
+    # Texts that YAML takes for something else where nobody quotes them.
+    "digits": {
+        **EVERYTHING,
+        "fullnameOverride": "123",
+        "nameOverride": "007",
+        "namespaceOverride": "1e3",
+        "serviceAccount": {"name": "true"},
+        "deviceClasses": {"extraSelectors": {"42": ["true"]}, "additional": [{"name": "42", "selectors": ["1 < 2"]}]},
+        "driverConfig": {"kubeletRootDir": "/var/lib/a, b #c"},
     },
 }
 
@@ -72,6 +83,17 @@ def test_the_schemas_do_refuse(version: str) -> None:
     daemon_set["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
     with pytest.raises(ValidationError, match="readinesProbe"):
         check_object(daemon_set, version)
+
+
+def test_names_stay_texts() -> None:
+    """Names of digits arrive as they were given, also in kinds whose schemas are not Kubernetes' own."""
+    values = MATRIX["digits"]
+    for metadata in (document["metadata"] for document in render(values)):
+        assert metadata.get("namespace", "1e3") == "1e3"
+        assert re.match("123|true|42|dra[.]", metadata["name"])
+        assert set(map(type, metadata.get("labels", {}).values())) <= {str}
+    assert classes(values)["42"] == ["1 < 2", "true"]
+    assert "/var/lib/a, b #c/plugins_registry" in helm.host_mounts(render(values), "frontend")
 
 
 @pytest.mark.parametrize("name", ["defaults", "everything"])
@@ -226,7 +248,8 @@ def test_device_classes_are_the_contract() -> None:
     assert classes({}).keys() == {"dra.cpu", "dra.memory", "dra.hugepages-2m", "dra.hugepages-1g"}
     own = classes(MATRIX["own"])
     assert own.keys() == {"dra.cpu", "dra.memory", "dra.hugepages-64k", "dra.hugepages-512m", "whole-cores"}
-    assert own["dra.cpu"] == ['device.driver == "dra.cpu"', 'device.attributes["dra.cpu"].smtEnabled']
+    assert own["dra.cpu"] == ['device.driver == "dra.cpu"', "device.attributes['dra.cpu'].coreType == 'p-core'"]
+    assert own["whole-cores"] == MATRIX["own"]["deviceClasses"]["additional"][0]["selectors"]
 
 
 def test_device_classes_are_those_that_the_frontend_prints() -> None:

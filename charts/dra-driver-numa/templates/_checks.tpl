@@ -12,8 +12,8 @@
 {{- if regexMatch "(^|/)[.][.](/|$)" $path -}}
 {{- fail (printf "driverConfig.%s: %s must be an absolute path without '..'" $key $path) -}}
 {{- end -}}
-{{- if contains ":" $path -}}
-{{- fail (printf "driverConfig.%s: %s must not contain ':', it is mounted" $key $path) -}}
+{{- if regexMatch "[:\"\\\\]" $path -}}
+{{- fail (printf "driverConfig.%s: %s must contain no colon, quote or backslash, it is mounted" $key $path) -}}
 {{- end -}}
 {{- end -}}
 {{- if regexMatch "^/etc(/|$)" (include "numa.cdiDir" .) -}}

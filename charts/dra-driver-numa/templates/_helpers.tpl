@@ -22,8 +22,8 @@
 {{- end -}}
 
 {{- define "numa.selector" -}}
-app.kubernetes.io/name: {{ include "numa.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "numa.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "numa.labels" -}}
@@ -111,6 +111,6 @@ httpGet:
 {{- end }}
 {{- end }}
 {{- range .Values.deviceClasses.additional }}
-- {{ .name }}
+- {{ .name | quote }}
 {{- end }}
 {{- end -}}

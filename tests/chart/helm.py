@@ -17,7 +17,7 @@ HELM = Path(sys.executable).with_name("helm")
 NAMESPACE = "dra-driver-numa"
 Document = dict[str, Any]
 
-# Every switch on: each object that the chart can make is in it.
+# Every switch on but serviceMonitor, which excludes podMonitor: each other object that the chart can make is in it.
 EVERYTHING: Document = {
     "networkPolicy": {"enabled": True},
     "resourceQuota": {"enabled": True},
@@ -26,7 +26,7 @@ EVERYTHING: Document = {
         "enabled": True,
         "pages": [{"size": "2Mi", "count": 4, "node": 0}, {"size": "1G", "count": 1}],
     },
-    "metrics": {name: {"enabled": True} for name in ("podMonitor", "serviceMonitor", "prometheusRule", "dashboard")},
+    "metrics": {name: {"enabled": True} for name in ("podMonitor", "prometheusRule", "dashboard")},
 }
 
 

@@ -21,6 +21,7 @@ from tests.fakes.trees import captured
 MATRIX: dict[str, Document] = {
     "defaults": {},
     "everything": EVERYTHING,
+    "service monitor": {"metrics": {"serviceMonitor": {"enabled": True}}},
     "peer": {"fullnameOverride": "dracpu", "podLabels": {"app": "dracpu"}, "namespaceOverride": "kube-system"},
     "bare": {
         "rbac": {"create": False},

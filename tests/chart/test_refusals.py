@@ -74,6 +74,10 @@ BAD: list[tuple[Document, str]] = [
     ({"hugepageProvision": {"enabled": True}}, "hugepageProvision.pages"),
     ({"hugepageProvision": {"pages": [{"size": "2Mi"}]}}, "count"),
     ({"metrics": {"podMonitor": {"interval": "often"}}}, "metrics.podMonitor.interval"),
+    (
+        {"metrics": {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}}},
+        "metrics.podMonitor.enabled and metrics.serviceMonitor.enabled",
+    ),
     ({"networkPolicy": {"apiServerPorts": ["https"]}}, "networkPolicy.apiServerPorts.0"),
 ]
 

@@ -74,6 +74,9 @@
 {{- if and .Values.resourceQuota.enabled (not .Values.priorityClassName) -}}
 {{- fail "resourceQuota: is for pods of a priority class, and priorityClassName is empty" -}}
 {{- end -}}
+{{- if and .Values.metrics.podMonitor.enabled .Values.metrics.serviceMonitor.enabled -}}
+{{- fail "metrics.podMonitor.enabled and metrics.serviceMonitor.enabled are both true: every pod would be scraped twice, and alerts that count instances would fire; choose one" -}}
+{{- end -}}
 {{- if and .Values.hugepageProvision.enabled (not .Values.hugepageProvision.pages) -}}
 {{- fail "hugepageProvision.pages: says nothing although hugepageProvision.enabled is true" -}}
 {{- end -}}

@@ -43,7 +43,23 @@ BAD: list[tuple[Document, str]] = [
     ({"driverConfig": {"runDir": "/run/../etc"}}, "driverConfig.runDir"),
     ({"driverConfig": {"runDir": "/run"}}, "driverConfig.runDir"),
     ({"driverConfig": {"cdiDir": "/etc/cdi"}}, "driverConfig.cdiDir"),
-    ({"driverConfig": {"cdiDir": "/run/dra-driver-numa"}}, "driverConfig.cdiDir"),
+    ({"driverConfig": {"cdiDir": "/run/dra-driver-numa"}}, "may neither be nor lie in driverConfig.runDir"),
+    (
+        {"driverConfig": {"cdiDir": "/var/run/dra-driver-numa/cdi"}},
+        "driverConfig.cdiDir: /var/run/dra-driver-numa/cdi may neither be nor lie in driverConfig.runDir",
+    ),
+    (
+        {"driverConfig": {"cdiDir": "/var/lib/kubelet/plugins"}},
+        "driverConfig.cdiDir: /var/lib/kubelet/plugins may neither be nor lie in driverConfig.kubeletRootDir",
+    ),
+    (
+        {"driverConfig": {"nriSocket": "/run/dra-driver-numa/nri/nri.sock"}},
+        "the directory of driverConfig.nriSocket: /run/dra-driver-numa/nri may neither be nor lie in driverConfig.runDir",
+    ),
+    (
+        {"driverConfig": {"runDir": "/run/nri/numa"}},
+        "driverConfig.runDir: /run/nri/numa may neither be nor lie in the directory of driverConfig.nriSocket",
+    ),
     ({"driverConfig": {"cgroupRoot": "/a:b"}}, "driverConfig.cgroupRoot"),
     # The pods.
     ({"frontend": {"image": {"tag": "a b"}}}, "frontend.image.tag"),
@@ -93,6 +109,11 @@ def test_what_is_wrong_is_named(values: Document, named: str) -> None:
 def test_the_longest_paths_are_accepted() -> None:
     """The check refuses no path that the kernel would take."""
     assert render({"driverConfig": {"kubeletRootDir": LONGEST_KUBELET_ROOT, "runDir": LONGEST_RUN_DIRECTORY}})
+
+
+def test_neighbours_are_no_nested_directories() -> None:
+    """A path that begins with the letters of another one is not inside it."""
+    assert render({"driverConfig": {"cdiDir": "/run/dra-driver-numa-cdi", "nriSocket": "/run/dra-driver-numa.nri/s"}})
 
 
 def test_the_default_namespace_is_refused() -> None:

@@ -27,16 +27,17 @@
 {{- define "numa.checkDirectories" -}}
 {{- $nri := dir (include "numa.nriSocket" .) -}}
 {{- $places := dict "driverConfig.kubeletRootDir" (include "numa.kubeletRoot" .) "driverConfig.cdiDir" (include "numa.cdiDir" .) "driverConfig.runDir" (include "numa.runDir" .) "the directory of driverConfig.nriSocket" $nri "driverConfig.cgroupRoot" (include "numa.cgroupRoot" .) -}}
-{{- $seen := dict -}}
 {{- range $key, $path := $places -}}
 {{- if has $path (list "/" "/run" "/var" "/var/run" "/var/lib" "/etc" "/proc" "/sys" "/dev" "/usr") -}}
 {{- fail (printf "%s: %s is mounted into the pod and must be a directory of its own" $key $path) -}}
 {{- end -}}
-{{- $place := regexReplaceAll "^/var/run/" $path "/run/" -}}
-{{- with get $seen $place -}}
-{{- fail (printf "%s and %s are both %s: choose different directories" . $key $path) -}}
+{{- range $other, $above := omit $places $key -}}
+{{- $inner := regexReplaceAll "^/var/run/" (printf "%s/" $path) "/run/" -}}
+{{- $outer := regexReplaceAll "^/var/run/" (printf "%s/" $above) "/run/" -}}
+{{- if hasPrefix $outer $inner -}}
+{{- fail (printf "%s: %s may neither be nor lie in %s (%s): choose a directory of its own" $key $path $other $above) -}}
 {{- end -}}
-{{- $_ := set $seen $place $key -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 

@@ -146,6 +146,16 @@ def test_each_half_has_only_its_own_paths() -> None:
     }
 
 
+def test_trap_7_8_the_cdi_directory_is_mounted_whole_wherever_the_node_has_it() -> None:
+    """Made where there is none; files appear in it by renaming, so a mount of anything less would miss them."""
+    for directory in ("/var/run/cdi", "/run/cdi"):
+        documents = render({"driverConfig": {"cdiDir": directory}})
+        (volume,) = [one for one in pod_of(documents)["volumes"] if one["name"] == "cdi"]
+        assert volume["hostPath"] == {"path": directory, "type": "DirectoryOrCreate"}
+        assert helm.host_mounts(documents, "frontend")[directory] == (directory, False)
+        assert helm.host_mounts(documents, "backend")[directory] == (directory, True)
+
+
 def test_no_file_of_the_kubelet_is_needed_without_detection() -> None:
     """A removed cpu_manager_state must not keep the driver from starting, once detection is switched off."""
     documents = render({"kubeletManagers": {"detect": False}})

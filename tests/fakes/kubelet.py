@@ -180,11 +180,12 @@ async def _main() -> None:
     parser.add_argument("--root", type=Path, required=True, help="the kubelet's root directory")
     parser.add_argument("--control", type=Path, required=True, help="unix socket for commands, one JSON line each")
     parser.add_argument("--call-seconds", type=float, default=45.0, help="limit of a prepare or unprepare call")
+    parser.add_argument("--poll-seconds", type=float, default=0.05, help="between looks at the plugin registry")
     arguments = parser.parse_args()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    kubelet = Kubelet(arguments.root, KubeletSettings(call=arguments.call_seconds))
+    kubelet = Kubelet(arguments.root, KubeletSettings(poll=arguments.poll_seconds, call=arguments.call_seconds))
     async with kubelet, serve_control(kubelet, arguments.control):
         print("ready", flush=True)
         await stop.wait()

@@ -99,7 +99,7 @@ class Plugins:
         """Watches the registry directory."""
         try:
             while True:
-                await self._compare(await asyncio.to_thread(_sockets, self.registry))
+                await self._compare(_sockets(self.registry))
                 await self._wipe_abandoned()
                 await asyncio.sleep(self.settings.poll)
         finally:

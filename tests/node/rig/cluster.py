@@ -66,7 +66,8 @@ class Cluster:
         self._write_config({})
         access = ("--port-file", str(_PORT), "--kubeconfig-out", str(_KUBECONFIG), "--node", NODE_NAME)
         self._stand_in("apiserver", *access)
-        kubelet = ("--root", str(_KUBELET_ROOT), "--control", str(_CONTROL))
+        # Twenty looks a second are half of what an emulated CPU can do.
+        kubelet = ("--root", str(_KUBELET_ROOT), "--control", str(_CONTROL), "--poll-seconds", "0.5")
         self._stand_in("kubelet", *kubelet)
         instance = self.add_instance()
         instance.backend.start()

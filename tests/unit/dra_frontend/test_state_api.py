@@ -91,7 +91,7 @@ async def endpoint(tmp_path: Path) -> AsyncIterator[Endpoint]:
             serving = tasks.create_task(server.serve(sockets=[listening]))
             yield endpoint
             endpoint.feed.close()
-            server.should_exit = True
+            server.end()
             await serving
     placed.remove()
     listening.close()

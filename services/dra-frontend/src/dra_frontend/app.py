@@ -65,7 +65,7 @@ async def _serve(settings: Settings) -> None:
                     task.cancel()
             service.feed.close()
             for server, _ in servers:
-                server.should_exit = True
+                server.end()
             await asyncio.wait(listening)
 
 

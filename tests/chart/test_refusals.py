@@ -54,7 +54,7 @@ BAD: list[tuple[Document, str]] = [
     ),
     (
         {"driverConfig": {"nriSocket": "/run/dra-driver-numa/nri/nri.sock"}},
-        "the directory of driverConfig.nriSocket: /run/dra-driver-numa/nri may neither be nor lie in driverConfig.runDir",
+        "driverConfig.nriSocket: /run/dra-driver-numa/nri may neither be nor lie in driverConfig.runDir",
     ),
     (
         {"driverConfig": {"runDir": "/run/nri/numa"}},

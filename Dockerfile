@@ -12,8 +12,9 @@ RUN apt-get -q update && apt-get -q -y install --no-install-recommends python3 l
 
 # Identical below both images, so each node stores and maps it once.
 FROM python AS rootfs
-ARG PACKAGES="base-files libc6 libgcc-s1 libstdc++6 zlib1g libbz2-1.0 liblzma5 libexpat1 libffi8 libuuid1 libssl3t64 libzstd1 \
-  python3-minimal python3.13-minimal libpython3.13-minimal libpython3.13-stdlib"
+# gcc-14-base has the licences of libgcc-s1 and libstdc++6.
+ARG PACKAGES="base-files libc6 gcc-14-base libgcc-s1 libstdc++6 zlib1g libbz2-1.0 liblzma5 libexpat1 libffi8 libuuid1 libssl3t64 \
+  libzstd1 python3-minimal python3.13-minimal libpython3.13-minimal libpython3.13-stdlib"
 COPY hack/image/rootfs.sh /
 RUN sh /rootfs.sh /rootfs ${PACKAGES}
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two images on a real containerd: the chart's pod, with its mounts and rights, does what the processes do."""
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,6 +76,16 @@ def test_the_images_hold_this_source_and_nothing_to_work_with(cluster: ImageClus
         assert not list(packages.glob("pip*"))
         assert not (root / "etc/pip.conf").exists()
         assert not (root / "etc/apt").exists()
+
+
+def test_every_debian_package_has_its_licence(cluster: ImageCluster) -> None:
+    """What dpkg's database names has a copyright file that can be read, though some are links into another package."""
+    for container in (cluster.instance.pod.frontend, cluster.instance.pod.backend):
+        root = Path(f"/proc/{container.pid}/root")
+        status = (root / "var/lib/dpkg/status").read_text()
+        packages = re.findall(r"^Package: (.+)$", status, re.MULTILINE)
+        assert {"libc6", "libgcc-s1", "libstdc++6"} <= set(packages)
+        assert [name for name in packages if not (root / "usr/share/doc" / name / "copyright").is_file()] == []
 
 
 def test_a_killed_container_is_ready_again(cluster: ImageCluster) -> None:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # kind.sh up|down: a kind cluster with the driver from this tree. Wants docker, kind, kubectl and helm.
 #
-# FRONTEND_IMAGE and BACKEND_IMAGE name the images (default: localhost/NAME:VERSION), which are built where docker does not
-# have them; KIND_NODE_IMAGE is a node image of Kubernetes 1.34 or later (default: kind's own).
+# Both images are built from this tree, as localhost/NAME:VERSION; one that FRONTEND_IMAGE or BACKEND_IMAGE names
+# (NAME:TAG, known to docker) is taken as it is. KIND_NODE_IMAGE is a node image of Kubernetes 1.34 or later (default: kind's own).
 set -eu
 cd "$(dirname "$0")/.."
 cluster=dra-driver-numa namespace=dra-driver-numa
@@ -19,8 +19,8 @@ need() {
 
 up() {
   need docker kind kubectl helm
-  image dra-frontend "$frontend"
-  image nri-backend "$backend"
+  [ -n "${FRONTEND_IMAGE:-}" ] || build dra-frontend "$frontend"
+  [ -n "${BACKEND_IMAGE:-}" ] || build nri-backend "$backend"
   kind create cluster --config hack/kind.yaml ${KIND_NODE_IMAGE:+--image "$KIND_NODE_IMAGE"}
   kind load docker-image --name "$cluster" "$frontend" "$backend"
   kubectl create namespace "$namespace"
@@ -33,8 +33,8 @@ up() {
   echo "kind: ready; try kubectl apply -f examples/cpus.yaml"
 }
 
-image() { # image TARGET NAME: builds what docker does not have
-  docker image inspect "$2" >/dev/null 2>&1 || docker build --target "$1" --build-arg "VERSION=$version" --tag "$2" .
+build() { # build TARGET NAME: always, since the version alone does not tell what is in an image
+  docker build --target "$1" --build-arg "VERSION=$version" --tag "$2" .
 }
 
 wait_for_slices() {

@@ -50,6 +50,34 @@ def test_the_kind_cluster_has_what_the_driver_needs() -> None:
     assert "disable = false" in patch
 
 
+def kind_up(directory: Path, **environment: str) -> list[str]:
+    """The commands that ``make kind-up`` gives to programs which only write them down."""
+    for tool in ("docker", "kind", "kubectl", "helm"):
+        (directory / tool).write_text(f'#!/bin/sh\necho "{tool} $*" >>"{directory}/calls"\n')
+        (directory / tool).chmod(0o755)
+    env = {"PATH": f"{directory}:/usr/bin:/bin", **environment}
+    subprocess.run([str(HACK / "kind.sh"), "up"], env=env, capture_output=True, timeout=60, check=True)
+    return (directory / "calls").read_text().splitlines()
+
+
+def test_kind_gets_images_of_this_tree(tmp_path: Path) -> None:
+    """Both are built whatever docker has under that name, and loaded, before the chart is installed."""
+    calls = kind_up(tmp_path)
+    built = [call.rsplit(maxsplit=2)[1] for call in calls if call.startswith("docker build")]
+    assert [name.rpartition(":")[0] for name in built] == ["localhost/dra-frontend", "localhost/nri-backend"]
+    steps = [" ".join(call.split()[:2]) for call in calls]
+    assert steps.index("kind load") < steps.index("helm install")
+    assert set(built) <= set(calls[steps.index("kind load")].split())
+
+
+def test_kind_takes_an_image_that_is_named(tmp_path: Path) -> None:
+    """Who names an image has built it."""
+    calls = kind_up(tmp_path, FRONTEND_IMAGE="example.com/front:7")
+    assert ["nri-backend" in call for call in calls if call.startswith("docker")] == [True]
+    (install,) = [call for call in calls if call.startswith("helm install")]
+    assert "frontend.image.repository=example.com/front,frontend.image.tag=7" in install
+
+
 def test_the_frontend_reads_the_provisioning_file() -> None:
     """The init container's file, mounted where its arguments say, is one that the command takes."""
     documents = render({**EVERYTHING, "hugepageProvision": {"enabled": True, "pages": [{"size": "2Mi", "count": 4}]}})

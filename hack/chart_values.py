@@ -117,11 +117,11 @@ class Probe(Values):
 
 
 class Probes(Values):
-    """The three probes of both containers."""
+    """The three probes of both containers; null: none of the kind."""
 
-    startup: Probe
-    liveness: Probe
-    readiness: Probe
+    startup: Probe | None = None
+    liveness: Probe | None = None
+    readiness: Probe | None = None
 
 
 class AdditionalClass(Values):

@@ -31,6 +31,7 @@ MATRIX: dict[str, Document] = {
         "tests": {"create": False},
         "selinuxType": "",
         "priorityClassName": "",
+        "probes": {"startup": None, "liveness": None, "readiness": None},
     },
     "own": {
         "driverConfig": {
@@ -220,6 +221,15 @@ def test_probes_never_ask_for_others(name: str) -> None:
     assert paths == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
     assert {one[kind]["httpGet"]["port"] for kind in paths} == {name}
     assert one["resources"]["requests"].keys() == {"cpu", "memory"}
+
+
+@pytest.mark.parametrize("kinds", [{"liveness"}, {"startup", "liveness", "readiness"}], ids=len)
+def test_probes_can_be_switched_off(kinds: set[str]) -> None:
+    """A probe that is null is not there, and the others stay."""
+    documents = render({"probes": dict.fromkeys(kinds)})
+    for name in ("frontend", "backend"):
+        there = {key.removesuffix("Probe") for key in container(documents, name) if key.endswith("Probe")}
+        assert there == {"startup", "liveness", "readiness"} - kinds
 
 
 def test_pods_restart_when_the_configuration_changes() -> None:

@@ -74,12 +74,17 @@ capabilities:
 readOnlyRootFilesystem: true
 {{- end -}}
 
-{{/* A probe over HTTP. Takes (dict "probe" PROBE "path" PATH "port" PORT). */}}
-{{- define "numa.probe" -}}
-httpGet:
-  path: {{ .path }}
-  port: {{ .port }}
-{{ toYaml .probe }}
+{{/* The probes of a container, without those that are null. Takes (dict "probes" PROBES "port" PORT). */}}
+{{- define "numa.probes" -}}
+{{- range $kind, $path := dict "startup" "/healthz" "liveness" "/healthz" "readiness" "/readyz" }}
+{{- with get $.probes $kind }}
+{{ $kind }}Probe:
+  httpGet:
+    path: {{ $path }}
+    port: {{ $.port }}
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* Classes of hugepages are named in lower case without the i: 2Mi becomes 2m. */}}

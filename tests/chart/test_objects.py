@@ -23,6 +23,7 @@ MATRIX: dict[str, Document] = {
     "everything": EVERYTHING,
     "service monitor": {"metrics": {"serviceMonitor": {"enabled": True}}},
     "peer": {"fullnameOverride": "dracpu", "podLabels": {"app": "dracpu"}, "namespaceOverride": "kube-system"},
+    "memory peer": {"fullnameOverride": "dramemory", "namespaceOverride": "kube-system"},
     "bare": {
         "rbac": {"create": False},
         "serviceAccount": {"create": False, "name": "given"},
@@ -194,6 +195,12 @@ def test_it_can_stand_in_for_the_cpu_peer() -> None:
     assert (daemon_set["metadata"]["name"], daemon_set["metadata"]["namespace"]) == ("dracpu", "kube-system")
     assert daemon_set["spec"]["template"]["metadata"]["labels"]["app"] == "dracpu"
     assert "dracpu-config" in {d["metadata"]["name"] for d in documents if d["kind"] == "ConfigMap"}
+
+
+def test_it_can_stand_in_for_the_memory_peer() -> None:
+    """The DaemonSet can have the name and the namespace that the memory peer's has."""
+    metadata = only(render(MATRIX["memory peer"]), "DaemonSet")["metadata"]
+    assert (metadata["name"], metadata["namespace"]) == ("dramemory", "kube-system")
 
 
 def test_an_update_leaves_no_gap() -> None:

@@ -31,6 +31,8 @@
 {{- if has $path (list "/" "/run" "/var" "/var/run" "/var/lib" "/etc" "/proc" "/sys" "/dev" "/usr") -}}
 {{- fail (printf "%s: %s is mounted into the pod and must be a directory of its own" $key $path) -}}
 {{- end -}}
+{{- end -}}
+{{- range $key, $path := $places -}}
 {{- range $other, $above := omit $places $key -}}
 {{- $inner := regexReplaceAll "^/var/run/" (printf "%s/" $path) "/run/" -}}
 {{- $outer := regexReplaceAll "^/var/run/" (printf "%s/" $above) "/run/" -}}

@@ -141,7 +141,7 @@ def test_peer_9_1_7_a_container_gets_the_request_it_names() -> None:
     """Each request is a CDI device of its own with its own environment."""
     made = record(offered(machine()), cpus(1, "a"), cpus(2, "b"))
     environment = {device["name"]: device["containerEdits"]["env"] for device in cdi_document(made)["devices"]}
-    assert environment == {"claim-u-a": ["DRA_CPUSET_u_a=0"], "claim-u-b": ["DRA_CPUSET_u_b=1,5"]}
+    assert environment == {"claim-u-a": ["DRA_CPUSET_u_a=1"], "claim-u-b": ["DRA_CPUSET_u_b=0,4"]}
 
 
 class Frontend(frontend.Frontend):

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The CPUs of each result of a claim: chosen by the scheduler, named by the claim, or found by the allocator. Core."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice, permutations
+from typing import Final
 
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import CPU_CAPACITY
@@ -16,6 +21,10 @@ from dra_frontend.inventory import Inventory
 from dra_frontend.ledger import Ledger
 from dra_frontend.parameters import ParametersError
 from dra_frontend.parameters_cpu import cpu_parameters
+
+# Orders in which the results of one device are tried before they are refused: all that four have.
+_PERMUTED: Final = 4
+_MOST_ORDERS: Final = 24
 
 
 def _device(result: Result, inventory: Inventory) -> CpuDevice:
@@ -47,6 +56,30 @@ def cpu_wishes(claim: ClaimView, results: tuple[Result, ...], inventory: Invento
     return wishes
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One result, and what it is decided by."""
+
+    index: int
+    result: Result
+    device: CpuDevice
+    wish: CpuParameters
+    count: int
+
+    @property
+    def strictness(self) -> tuple[bool | int, ...]:
+        """Orders the results of a device: who has the least choice comes first."""
+        wish = self.wish
+        return (
+            wish.cpuset is None,
+            wish.isolated == "ignore" and wish.core_type == "any",
+            wish.l3 != "required",
+            wish.numa != "distribute",
+            not wish.full_physical_cores,
+            -self.count,
+        )
+
+
 def give_cpus(
     uid: str,
     results: tuple[Result, ...],
@@ -55,66 +88,105 @@ def give_cpus(
     ledger: Ledger,
 ) -> tuple[CpuAllocation, ...]:
     """Returns the CPUs of every result, in order; none of them is anybody else's. Raises RefusedError."""
-    held = ledger.held_cpus(besides=uid)
-    mine: set[int] = set()
-    given: list[CpuAllocation] = []
-    for result in results:
-        device = _device(result, inventory)
-        wish = wishes[result.base_request]
-        if device.kind is DeviceKind.CPU:
-            cpus = _single(result, device, mine)
-            if cpus & held:
-                raise _held(result, device, ledger.cpu_holders(besides=uid))
-        elif wish.cpuset is not None:
-            cpus = _named(result, wish.cpuset, inventory, held, mine)
-        else:
-            cpus = _found(result, device, wish, inventory, held | mine)
-        mine |= cpus
-        given.append(CpuAllocation(request=result.base_request, device=result.device, cpus=cpus))
-    return tuple(given)
-
-
-def _single(result: Result, device: CpuDevice, mine: set[int]) -> frozenset[int]:
-    if device.cpus & mine:
-        (cpu,) = device.cpus
-        raise RefusedError(f"request {result.request}: CPU {cpu} is allocated to this claim twice")
-    return device.cpus
-
-
-def _held(result: Result, device: CpuDevice, holders: Mapping[int, str]) -> RefusedError:
-    (cpu,) = device.cpus
-    return RefusedError(
-        f"request {result.request}: CPU {cpu} is held by claim {holders[cpu]}; "
-        "it comes back when that is unprepared and its last container has ended"
+    giver = _Giver(uid, inventory, ledger)
+    by_device: defaultdict[str, list[_Part]] = defaultdict(list)
+    for index, result in enumerate(results):
+        device, count = _device(result, inventory), cpu_amount(result, inventory)
+        by_device[device.name].append(_Part(index, result, device, wishes[result.base_request], count))
+    given: dict[int, frozenset[int]] = {}
+    # Devices have no CPU in common, so that only results of the same one are in each other's way.
+    for parts in by_device.values():
+        given |= giver.together(parts)
+    return tuple(
+        CpuAllocation(request=result.base_request, device=result.device, cpus=given[index])
+        for index, result in enumerate(results)
     )
 
 
-def _named(
-    result: Result, named: frozenset[int], inventory: Inventory, held: frozenset[int], mine: set[int]
-) -> frozenset[int]:
-    """Checks CPUs that the claim names itself. The words of each fault are those that the CPU peer's users look for."""
-    count = amount(result, CPU_CAPACITY, "CPUs")
-    faults = [
-        (named - inventory.machine.online, "contain offline cores: "),
-        (named & inventory.reserved_cpus, "contain reserved cores: "),
-        (named & inventory.withheld_cpus, "contain the CPU that is kept for containers without a claim: "),
-        (named & mine, "are already assigned to another device in this claim: "),
-        (named & held, "conflict with already allocated claims: "),
-    ]
-    fault = f"({len(named)}) does not match requested capacity {count}" if len(named) != count else ""
-    fault = fault or next((text + format_cpu_list(cpus) for cpus, text in faults if cpus), "")
-    if fault:
-        raise RefusedError(f"request {result.request}: parameters FromClaim: CPUs {format_cpu_list(named)} {fault}")
-    return named
+def _orders(parts: Sequence[_Part]) -> Iterator[Sequence[_Part]]:
+    """Returns in which orders results of a device are tried: all of up to four, else each of them first once."""
+    strict = sorted(parts, key=lambda part: part.strictness)
+    if len(strict) <= _PERMUTED:
+        return permutations(strict)
+    return ([part, *strict[:place], *strict[place + 1 :]] for place, part in enumerate(strict))
 
 
-def _found(
-    result: Result, device: CpuDevice, wish: CpuParameters, inventory: Inventory, taken: frozenset[int]
-) -> frozenset[int]:
-    count = amount(result, CPU_CAPACITY, "CPUs")
-    try:
-        return allocate(device.cpus, taken, count, inventory.layout, wish)
-    except NoCpusError as error:
-        late = "; CPUs of a claim that is being released come back when its last container has ended"
-        held = late if device.cpus & taken else ""
-        raise RefusedError(f"request {result.request}: device {result.device}: {error}{held}") from error
+class _Giver:
+    """Decides the results of one claim."""
+
+    def __init__(self, uid: str, inventory: Inventory, ledger: Ledger) -> None:
+        self._uid = uid
+        self._inventory = inventory
+        self._ledger = ledger
+        self._held = ledger.held_cpus(besides=uid)
+
+    def together(self, parts: Sequence[_Part]) -> dict[int, frozenset[int]]:
+        """Returns the CPUs of all results of one device by index; raises RefusedError."""
+        orders = islice(_orders(parts), _MOST_ORDERS)
+        try:
+            return self._in_order(next(orders))
+        except RefusedError as error:
+            refusal = error
+        for part in parts:
+            self._one(part, frozenset())  # what cannot be given alone is refused for that
+        if sum(part.count for part in parts) <= len(parts[0].device.cpus - self._held):
+            for order in orders:
+                with suppress(RefusedError):
+                    return self._in_order(order)
+        raise refusal
+
+    def _in_order(self, parts: Sequence[_Part]) -> dict[int, frozenset[int]]:
+        given: dict[int, frozenset[int]] = {}
+        mine: frozenset[int] = frozenset()
+        for part in parts:
+            given[part.index] = self._one(part, mine)
+            mine |= given[part.index]
+        return given
+
+    def _one(self, part: _Part, mine: frozenset[int]) -> frozenset[int]:
+        """Returns the CPUs of a result beside those that other results of its claim have."""
+        if part.device.kind is DeviceKind.CPU:
+            return self._single(part, mine)
+        if part.wish.cpuset is not None:
+            return self._named(part, part.wish.cpuset, mine)
+        return self._found(part, mine)
+
+    def _single(self, part: _Part, mine: frozenset[int]) -> frozenset[int]:
+        (cpu,) = part.device.cpus
+        if cpu in mine:
+            raise RefusedError(f"request {part.result.request}: CPU {cpu} is allocated to this claim twice")
+        if cpu in self._held:
+            holder = self._ledger.cpu_holders(besides=self._uid)[cpu]
+            raise RefusedError(
+                f"request {part.result.request}: CPU {cpu} is held by claim {holder}; "
+                "it comes back when that is unprepared and its last container has ended"
+            )
+        return part.device.cpus
+
+    def _named(self, part: _Part, named: frozenset[int], mine: frozenset[int]) -> frozenset[int]:
+        """Checks CPUs that the claim names itself. The words of each fault are what the CPU peer's users look for."""
+        inventory = self._inventory
+        faults = [
+            (named - inventory.machine.online, "contain offline cores: "),
+            (named & inventory.reserved_cpus, "contain reserved cores: "),
+            (named & inventory.withheld_cpus, "contain the CPU that is kept for containers without a claim: "),
+            (named & mine, "are already assigned to another device in this claim: "),
+            (named & self._held, "conflict with already allocated claims: "),
+        ]
+        fault = f"({len(named)}) does not match requested capacity {part.count}" if len(named) != part.count else ""
+        fault = fault or next((text + format_cpu_list(cpus) for cpus, text in faults if cpus), "")
+        if fault:
+            cpus = format_cpu_list(named)
+            raise RefusedError(f"request {part.result.request}: parameters FromClaim: CPUs {cpus} {fault}")
+        return named
+
+    def _found(self, part: _Part, mine: frozenset[int]) -> frozenset[int]:
+        taken = self._held | mine
+        try:
+            return allocate(part.device.cpus, taken, part.count, self._inventory.layout, part.wish)
+        except NoCpusError as error:
+            others = f"; other requests of this claim have {format_cpu_list(mine)}" if mine else ""
+            late = "; CPUs of a claim that is being released come back when its last container has ended"
+            held = late if part.device.cpus & self._held else ""
+            shown = f"request {part.result.request}: device {part.device.name}"
+            raise RefusedError(f"{shown}: {error}{others}{held}") from error

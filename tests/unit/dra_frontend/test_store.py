@@ -3,8 +3,11 @@
 
 import asyncio
 import json
+import resource
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -54,6 +57,17 @@ def store_in(path: Path, backend: BackendView) -> ClaimStore:
     return ClaimStore(directory, FileLock(path / "claims.lock"), backend)
 
 
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Lets no file of this process grow: what is written meets an OSError, what is read does not."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
 def path_of(tmp_path: Path, uid: str = "u1") -> Path:
     """The claim's CDI file."""
     return tmp_path / "cdi" / cdi_file_name("dra.cpu", uid)
@@ -67,6 +81,23 @@ async def test_a_lost_file_is_written_again_from_memory(tmp_path: Path, backend:
     path_of(tmp_path).unlink()
     await store.transact(lambda _: None)
     assert path_of(tmp_path).read_bytes() == content
+
+
+async def test_a_lost_file_that_cannot_be_written_frees_nothing(tmp_path: Path, backend: BackendView) -> None:
+    """The disk fails at the first of two lost files: both claims stay held, and both are written at the next look."""
+    store = store_in(tmp_path, backend)
+    second = frozenset({5, 6})
+    await store.transact(lambda t: t.write(record()))
+    await store.transact(lambda t: t.write(record("u2", cpus=second)))
+    contents = [path_of(tmp_path, uid).read_bytes() for uid in ("u1", "u2")]
+    for uid in ("u1", "u2"):
+        path_of(tmp_path, uid).unlink()
+    with full_disk(), pytest.raises(OSError, match="large"):
+        await store.transact(lambda _: None)
+    assert store.ledger.held_cpus() == {1, 2} | second
+    await store.transact(lambda _: None)
+    assert [path_of(tmp_path, uid).read_bytes() for uid in ("u1", "u2")] == contents
+    assert store.ledger.held_cpus() == {1, 2} | second
 
 
 async def test_a_standby_holds_but_does_not_write(tmp_path: Path) -> None:

@@ -188,11 +188,12 @@ class ClaimStore:
         lost = remembered.keys() - transaction.files.keys()
         if not lost:
             return
-        for key in sorted(lost - self._directory.releases()):
-            record = remembered[key].record
-            transaction.files[key] = remembered[key]
-            if record is not None and leads:
-                transaction.write(record, "restored")
+        missing = {key: remembered[key] for key in sorted(lost - self._directory.releases())}
+        # All are held before the first one is written: an error of the disk must not free the rest.
+        transaction.files |= missing
+        for file in missing.values() if leads else ():
+            if file.record is not None:
+                transaction.write(file.record, "restored")
 
     def settle(self) -> None:
         """Frees what was held for containers that are gone by now, when that is certain."""

@@ -312,6 +312,22 @@ def test_a_single_cpu_is_not_given_twice() -> None:
     assert "no CPU device" in refused(view("u", single(0)), inventory=SINGLE)
 
 
+def test_a_rebuilt_record_tells_what_each_device_gave() -> None:
+    """Each result has CPUs of its own device, so that no device seems to have given more than it has."""
+
+    def rebuilt(inventory: Inventory, seen: set[int], *results: dict[str, Any]) -> list[tuple[str, list[int]]]:
+        record = rebuild_record(view("u", *results), "dra.cpu", {"": frozenset(seen)}, inventory)
+        assert isinstance(record, AllocationRecord)
+        return [(given.device, sorted(given.cpus)) for given in record.cpus]
+
+    assert rebuilt(SINGLE, {2, 7}, single(7), single(2)) == [("cpudev007", [7]), ("cpudev002", [2])]
+    far, near = cpus(2, device="cpudevnuma001"), cpus(1)
+    assert rebuilt(INVENTORY, {1, 2, 6}, far, near) == [("cpudevnuma001", [2, 6]), ("cpudevnuma000", [1])]
+    assert rebuilt(INVENTORY, {1, 4, 5}, near, cpus(2)) == [("cpudevnuma000", [1]), ("cpudevnuma000", [4, 5])]
+    # CPU 0 was reserved meanwhile: it stays with the device that is short of one.
+    assert rebuilt(INVENTORY, {0, 2, 6}, near, far) == [("cpudevnuma000", [0]), ("cpudevnuma001", [2, 6])]
+
+
 def test_a_rebuilt_record_keeps_cpus_whatever_its_parameters_are() -> None:
     """Its containers run; parameters are recorded where they can be read."""
     good = view("u", cpus(2), config=(opaque({"sharing": "pod"}),))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From an allocated claim to the record of what it gets: pure, so that "what if" and the real thing are one code."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from numa_contract.records import (
 
 from dra_frontend.claims import ClaimView, Result
 from dra_frontend.cpu_grants import cpu_amount, cpu_wishes, give_cpus
+from dra_frontend.devices import CpuDevice
 from dra_frontend.grants import RefusedError
 from dra_frontend.inventory import Inventory
 from dra_frontend.ledger import Ledger
@@ -148,12 +149,37 @@ def rebuild_record(
 def _seen_cpus(
     blank: AllocationRecord, results: tuple[Result, ...], cpus: Mapping[str, frozenset[int]], inventory: Inventory
 ) -> tuple[CpuAllocation, ...]:
+    """Returns what each result has of the CPUs that its request's containers hold; raises RefusedError."""
     given: list[CpuAllocation] = []
     for request in blank.requests:
         seen = cpus.get(request) or (cpus.get("") if len(blank.requests) == 1 else None)
-        wanted = sum(cpu_amount(r, inventory) for r in results if r.base_request == request)
-        if seen is None or len(seen) != wanted:
-            raise RefusedError(f"request {request} has {wanted} CPUs, its containers hold {len(seen or ())}")
-        device = next(r.device for r in results if r.base_request == request)
-        given.append(CpuAllocation(request=request, device=device, cpus=seen))
+        mine = [result for result in results if result.base_request == request]
+        amounts = [cpu_amount(result, inventory) for result in mine]
+        if seen is None or len(seen) != sum(amounts):
+            raise RefusedError(f"request {request} has {sum(amounts)} CPUs, its containers hold {len(seen or ())}")
+        shares = _shared_out(seen, [(_offered(r, inventory), n) for r, n in zip(mine, amounts, strict=True)])
+        given += [
+            CpuAllocation(request=request, device=result.device, cpus=share)
+            for result, share in zip(mine, shares, strict=True)
+        ]
     return tuple(given)
+
+
+def _offered(result: Result, inventory: Inventory) -> frozenset[int]:
+    device = inventory.device(result.driver, result.pool, result.device)
+    return device.cpus if isinstance(device, CpuDevice) else frozenset()
+
+
+def _shared_out(cpus: frozenset[int], devices: Sequence[tuple[frozenset[int], int]]) -> list[frozenset[int]]:
+    """Returns which CPUs each device gave, by what it offers and the amount; its own first, and none is left."""
+    shares = []
+    left = cpus
+    for offered, count in devices:
+        shares.append(frozenset(sorted(left & offered)[:count]))
+        left -= shares[-1]
+    for place, (_, count) in enumerate(devices):
+        # CPUs that their device does not offer any more: reserved meanwhile, or of a device that is gone.
+        more = frozenset(sorted(left)[: count - len(shares[place])])
+        shares[place] |= more
+        left -= more
+    return shares

@@ -122,6 +122,26 @@ def test_the_refusal_tells_what_the_requests_take_from_each_other() -> None:
     assert both.text.endswith("2 CPUs wanted, 1 free (4); other requests of this claim have 1,5")
 
 
+@pytest.mark.parametrize(
+    ("amount", "fields", "worth_waiting"),
+    [
+        (3, {}, True),
+        (4, {}, False),
+        (2, {"fullPhysicalCores": True}, True),
+        (1, {"fullPhysicalCores": True}, False),
+        (4, {"fullPhysicalCores": True}, False),
+        (1, {"isolated": "only"}, False),
+        (1, {"coreType": "efficiency"}, False),
+    ],
+)
+def test_waiting_is_advised_only_where_it_helps(amount: int, fields: dict[str, Any], worth_waiting: bool) -> None:
+    """A device with three CPUs, all held: what it could not give either if they were free is not worth waiting for."""
+    inventory = build_inventory(machine(1), Config(reserved_cpus=frozenset({0})), NODE)
+    refusal = outcome(inventory, {"a": (amount, fields)}, "a", held=frozenset({1, 2, 3}))
+    assert isinstance(refusal, Refusal)
+    assert ("come back when" in refusal.text) == worth_waiting, refusal.text
+
+
 def fits(inventory: Inventory, asks: Sequence[tuple[int, CpuParameters]], held: frozenset[int]) -> bool:
     """Tells whether some order of deciding one request after another gives all of them their CPUs."""
     for order in permutations(asks):

@@ -181,12 +181,17 @@ class _Giver:
         return named
 
     def _found(self, part: _Part, mine: frozenset[int]) -> frozenset[int]:
-        taken = self._held | mine
         try:
-            return allocate(part.device.cpus, taken, part.count, self._inventory.layout, part.wish)
+            return self._allocated(part, self._held | mine)
         except NoCpusError as error:
-            others = f"; other requests of this claim have {format_cpu_list(mine)}" if mine else ""
-            late = "; CPUs of a claim that is being released come back when its last container has ended"
-            held = late if part.device.cpus & self._held else ""
-            shown = f"request {part.result.request}: device {part.device.name}"
-            raise RefusedError(f"{shown}: {error}{others}{held}") from error
+            text = f"request {part.result.request}: device {part.device.name}: {error}"
+        if mine:
+            text += f"; other requests of this claim have {format_cpu_list(mine)}"
+        with suppress(NoCpusError):
+            self._allocated(part, mine)
+            # Only what the device could give if nobody else had any of it is worth waiting for.
+            text += "; CPUs of a claim that is being released come back when its last container has ended"
+        raise RefusedError(text)
+
+    def _allocated(self, part: _Part, taken: frozenset[int]) -> frozenset[int]:
+        return allocate(part.device.cpus, taken, part.count, self._inventory.layout, part.wish)

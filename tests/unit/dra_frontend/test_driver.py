@@ -148,6 +148,20 @@ async def test_prepare_waits_for_the_backend(tmp_path: Path, api: Claims) -> Non
     assert isinstance(answer.result()["u"], Prepared)
 
 
+async def test_the_machine_is_that_of_the_moment_of_choosing(node: Instance, api: Claims) -> None:
+    """A CPU that goes offline while a prepare waits for the lock is not given away."""
+    name = api.add(claim("u", cpus(1)))
+    other = FileLock(node.path / "claims.lock")
+    await other.acquire()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(node.claims.prepare("dra.cpu", [name]))
+        await asyncio.sleep(0.05)
+        config = Config(reserved_cpus=frozenset({0}))
+        node.inventory = build_inventory(machine(offline=frozenset({4})), config, NODE)
+        other.release()
+    assert node.record("u").cpus_of() == {1}
+
+
 async def test_one_bad_claim_does_not_fail_the_others(node: Instance, api: Claims) -> None:
     """Each claim of a batch gets its own answer."""
     good = api.add(claim("good", cpus(1)))

@@ -106,10 +106,10 @@ class NodeClaims:
         They may be on their way while the claims are read: what the first driver of a pod was given moves others, and
         that is reported. Waiting for them takes milliseconds, the kubelet's retry a minute.
         """
-        inventory = self._inventory()
         while True:
             await self._recovery.recover()
-            decided = await self._store.transact(lambda t: _prepare_all(t, views, driver, inventory))
+            # The inventory of the moment of choosing: until then a CPU may have gone while others had the lock.
+            decided = await self._store.transact(lambda t: _prepare_all(t, views, driver, self._inventory()))
             if decided is not None:
                 return decided
             problem = await self.backend_ready(deadline)

@@ -81,7 +81,7 @@ def test_the_claim_beats_the_class_field_by_field() -> None:
         ({"high": 1.01}, "memoryConfig.high: '1.01': input should be less than or equal to 1"),
         ({"high": "0.9"}, "memoryConfig.high: '0.9': input should be a valid number"),
         ({"high": True}, "memoryConfig.high: 'True'"),
-        ({"mount": "/a"}, "memoryConfig.mount: '/a'"),
+        ({"mount": "/a"}, "memoryConfig.mount: must be a map of fields"),
         ({"mount": {}}, "memoryConfig.mount.path: is missing"),
         ({"mount": {"path": "/a", "size": "1Gi"}}, "memoryConfig.mount.size: unknown field; known are path, mode"),
         ({"mount": {"path": "a"}}, "memoryConfig.mount.path: 'a': must be an absolute path"),
@@ -111,6 +111,13 @@ def test_parameters_of_the_other_driver_are_refused() -> None:
     entry = memory_opaque({})
     entry["opaque"]["parameters"] = {"apiVersion": "v1alpha1", "cpuConfig": {}}
     assert "cpuConfig: is for the driver dra.cpu; dra.memory takes memoryConfig" in fault(entry)
+
+
+def test_the_section_must_be_there() -> None:
+    """A version alone is a section that was forgotten."""
+    entry = memory_opaque({})
+    entry["opaque"]["parameters"] = {"apiVersion": "v1alpha1"}
+    assert fault(entry) == "parameters FromClaim: memoryConfig: is missing"
 
 
 @pytest.mark.parametrize("fields", [{"limit": "claim"}, {"protect": "low"}, {"protect": "min"}, {"high": 0.5}])

@@ -115,8 +115,10 @@ def _read(config: OpaqueConfig, section: type[SectionT]) -> SectionT:
         raise ParametersError(config.source, "apiVersion", f"is missing; it must be {API_VERSION!r}")
     if version != API_VERSION:
         raise ParametersError(config.source, "apiVersion", f"{version!r}: input should be {API_VERSION!r}")
+    if section.KEY not in said:
+        raise ParametersError(config.source, section.KEY, "is missing")
     try:
-        return section.model_validate(said.get(section.KEY, {}))
+        return section.model_validate(said[section.KEY])
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         place = ".".join(map(str, (section.KEY, *first["loc"])))
@@ -132,6 +134,8 @@ def _reason(section: type[Fields], fault: Any) -> str:
         return _unknown([to_camel(name) for name in _group(section, fault["loc"][:-1]).model_fields])
     if fault["type"] == "missing":
         return "is missing"
+    if fault["type"] == "model_type":
+        return "must be a map of fields"
     message = fault["msg"].removeprefix("Value error, ")
     remedy = "; write it in quotes" if fault["type"] == "string_type" else ""
     return f"{str(fault['input'])[:80]!r}: {message[:1].lower()}{message[1:]}{remedy}"

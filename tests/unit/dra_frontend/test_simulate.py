@@ -99,7 +99,23 @@ def test_every_mode_can_be_simulated() -> None:
     )["operations"]
     assert outcome[0] == {"uid": "a", "cpus": "2,5", "perRequest": {"r": "2,5"}}
     assert "CPU 2 is held by claim a" in outcome[1]["error"]
-    assert "is one CPU, 2 are wanted" in outcome[2]["error"]
+    assert outcome[2]["error"] == "request request-0: device cpudev001 is one CPU, 2 are wanted"
+
+
+@pytest.mark.parametrize("amount", [1, "1", 1.0, "1000m"])
+def test_a_single_cpu_is_one_however_it_is_written(amount: Any) -> None:
+    """Amounts are quantities, not texts."""
+    (first,) = ran(prepare("a", request("cpudev002", amount)), cpu_device_mode="individual")["operations"]
+    assert first["cpus"] == "2"
+    (wrong,) = ran(prepare("a", request("cpudev002", "one")), cpu_device_mode="individual")["operations"]
+    assert "request request-0: quantity 'one'" in wrong["error"]
+
+
+@pytest.mark.parametrize(("amount", "given"), [(0.5, 1), (1.5, 2), ("1500m", 2), ("2001m", 3), (2.0, 2), (None, 1)])
+def test_a_fraction_is_rounded_up_as_the_scheduler_does(amount: Any, given: int) -> None:
+    """By the device's request policy: at least one CPU, then whole ones."""
+    (first,) = ran(prepare("a", request("cpudevnuma000", amount)))["operations"]
+    assert len(parse_cpu_list(first["cpus"])) == given
 
 
 def test_the_pool_is_never_empty() -> None:
@@ -108,7 +124,7 @@ def test_the_pool_is_never_empty() -> None:
     assert ran(claimed, reserved_cpus=frozenset({0}))["pool"] == "0"
 
 
-@pytest.mark.parametrize("amount", [0, -1, 1.5, "1500m", "many"])
+@pytest.mark.parametrize("amount", [0, -1, -0.5, 4.5, "many", float("nan")])
 def test_an_amount_that_the_scheduler_would_not_give_is_an_outcome(amount: Any) -> None:
     """It is refused as prepare refuses it."""
     (first,) = ran(prepare("a", request("cpudevnuma000", amount)))["operations"]
@@ -122,11 +138,11 @@ def test_an_amount_that_the_scheduler_would_not_give_is_an_outcome(amount: Any) 
         ([], "claims.yaml: "),
         ({}, "operations: Field required"),
         ({"operations": [{}]}, "operations.0: must have exactly one of prepare and unprepare"),
-        ({"operations": [{"unprepare": {"uid": 3}}]}, "operations.0.unprepare.uid: Input should be a valid string"),
-        ({"operations": [{"unprepare": {"uid": "../x"}}]}, "operations.0.unprepare.uid: UID '../x'"),
-        ({"operations": [prepare("a")]}, "requests: List should have at least 1 item"),
-        ({"operations": [prepare("a", request("d", True))]}, "requests.0.cpus"),
+        ({"operations": [{"unprepare": {}}]}, "operations.0.unprepare.uid: Field required"),
+        ({"operations": [{"prepare": {"uid": ["a"], "requests": []}}]}, "operations.0.prepare.uid: must be a text"),
+        ({"operations": [{"prepare": "a"}]}, "operations.0.prepare: Input should be"),
         ({"operations": [prepare("a", request("d", gold=1))]}, "requests.0.gold: Extra inputs"),
+        ({"operations": [prepare("../x", request("d", gold=1))]}, "requests.0.gold: Extra inputs"),
     ],
 )
 def test_a_bad_file_is_refused_by_name(document: Any, text: str) -> None:
@@ -134,6 +150,28 @@ def test_a_bad_file_is_refused_by_name(document: Any, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_operations(document, "claims.yaml")
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("operation", "uid", "text"),
+    [
+        ({"unprepare": {"uid": 7}}, "7", 'unprepare.uid: must be a text, write it in quotes: "7"'),
+        ({"unprepare": {"uid": "../x"}}, "../x", "unprepare.uid: UID '../x'"),
+        ({"unprepare": {"uid": ""}}, "", "unprepare.uid: UID ''"),
+        (prepare("a"), "a", "prepare.requests: List should have at least 1 item"),
+        ({"prepare": {"uid": "a"}}, "a", "prepare.requests: Field required"),
+        (prepare("a", request("d", True)), "a", "prepare.requests.0.cpus"),
+        (prepare("a", request("")), "a", "prepare.requests.0.device: String should have at least 1 character"),
+    ],
+)
+def test_an_operation_that_is_unusable_does_not_stop_the_others(operation: Any, uid: str, text: str) -> None:
+    """It has an entry of its own, as one that is refused."""
+    first, second, third = ran(
+        prepare("b", request("cpudevnuma000")), operation, prepare("c", request("cpudevnuma001"))
+    )["operations"]
+    assert (first["cpus"], third["cpus"]) == ("0", "6")
+    assert second["uid"] == uid
+    assert text in second["error"]
 
 
 @pytest.fixture

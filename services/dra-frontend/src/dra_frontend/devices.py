@@ -5,6 +5,8 @@ A device is shared: claims take CPUs or bytes of it until its capacity is used u
 """
 
 from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
 
 from dra_frontend.cpu_groups import Attributes, DeviceKind
 
@@ -27,6 +29,17 @@ class Capacity:
     def of(cls, key: str, value: int, *, default: int, step: int, binary: bool) -> "Capacity":
         """Makes a capacity whose smallest request is one step."""
         return cls(key, value, default, step, step if 2 * step <= value else None, binary)
+
+    def consumed(self, asked: Fraction | None) -> Fraction:
+        """Returns what the scheduler makes of a request by the policy; what is no amount (0 and below) stays so."""
+        if asked is None:
+            return Fraction(self.default)
+        if asked <= 0:
+            return asked
+        amount = max(asked, Fraction(self.minimum))
+        if self.step is None:
+            return amount
+        return Fraction(self.minimum + ceil((amount - self.minimum) / self.step) * self.step)
 
 
 @dataclass(frozen=True, slots=True)

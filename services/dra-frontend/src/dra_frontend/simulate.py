@@ -1,24 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """What would happen: prepares and unprepares by the code that the kubelet's calls run through, touching nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import ConfigError
 from numa_contract.cpuset import format_cpu_list
+from numa_contract.errors import MalformedError
 from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, check_uid
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from dra_frontend.claims import ClaimRefusal, read_claim
 from dra_frontend.devices import CpuDevice
+from dra_frontend.grants import RefusedError
 from dra_frontend.inventory import Inventory
 from dra_frontend.ledger import ClaimKey, Ledger
 from dra_frontend.prepare import Refusal, make_record
+from dra_frontend.quantity import format_quantity, parse_quantity
 
 NODE: Final = "simulated"
 _WHOLE_KEYS: Final = frozenset({"apiVersion", "cpuConfig", "memoryConfig", "kind"})
-Uid = Annotated[str, AfterValidator(check_uid)]
+
+
+def _text(value: object) -> object:
+    if not isinstance(value, str):
+        raise ValueError(f'must be a text, write it in quotes: "{value}"')
+    return value
+
+
+Uid = Annotated[str, BeforeValidator(_text), AfterValidator(check_uid)]
 
 
 class _Input(BaseModel):
@@ -30,7 +42,7 @@ class Request(_Input):
 
     device: Annotated[str, Field(min_length=1)]
     cpus: int | float | str | None = None
-    """Amount of a shared device; the scheduler's default is one."""
+    """Amount of a shared device, settled by its request policy as the scheduler does."""
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")] | None = None
     parameters: dict[str, Any] | None = None
     """Opaque parameters, whole or only what is inside ``cpuConfig``."""
@@ -66,12 +78,41 @@ class _Operations(_Input):
     operations: list[Operation]
 
 
-def read_operations(document: Any, source: str) -> list[Operation]:
-    """Returns the operations of a claims file; raises ConfigError naming every fault."""
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """A step that cannot be carried out as it is written, whatever the node is like."""
+
+    uid: str
+    error: str
+
+
+def read_operations(document: Any, source: str) -> list[Operation | Unusable]:
+    """Returns the operations of a claims file; raises ConfigError naming every fault of a file that is not understood.
+
+    An operation is not understood when it has unknown keys or no UID to name it by.
+    """
     try:
-        return _Operations.model_validate(document).operations
+        return [*_Operations.model_validate(document).operations]
     except ValidationError as error:
-        raise ConfigError.of(source, error) from error
+        faults = error.errors(include_url=False, include_context=False)
+        if any(fault["type"] == "extra_forbidden" or not _is_named(document, fault["loc"]) for fault in faults):
+            raise ConfigError.of(source, error) from error
+        return [_read(entry) for entry in document["operations"]]
+
+
+def _is_named(document: Any, place: tuple[int | str, ...]) -> bool:
+    """Tells whether a fault lies in an operation that has a UID, however bad."""
+    if len(place) < len(("operations", 0, "prepare", "uid")):
+        return False
+    return isinstance(document["operations"][place[1]][place[2]].get("uid"), str | int | float)
+
+
+def _read(entry: Mapping[str, Any]) -> Operation | Unusable:
+    try:
+        return Operation.model_validate(entry)
+    except ValidationError as error:
+        wanted = next(inner for inner in entry.values() if inner is not None)
+        return Unusable(str(wanted["uid"]), "; ".join(ConfigError.of("", error).faults))
 
 
 class Simulation:
@@ -81,8 +122,10 @@ class Simulation:
         self._inventory = inventory
         self._files: dict[ClaimKey, ClaimFile] = {}
 
-    def run(self, operation: Operation) -> dict[str, Any]:
+    def run(self, operation: Operation | Unusable) -> dict[str, Any]:
         """Returns the outcome of one step."""
+        if isinstance(operation, Unusable):
+            return {"uid": operation.uid, "error": operation.error}
         if operation.prepare is not None:
             return self.prepare(operation.prepare)
         if operation.unprepare is not None:
@@ -92,11 +135,10 @@ class Simulation:
 
     def prepare(self, wanted: Prepare) -> dict[str, Any]:
         """Returns the CPUs of a claim, or why it has none."""
-        for request in wanted.requests:
-            device = self._inventory.device(CPU_DRIVER, NODE, request.device)
-            if isinstance(device, CpuDevice) and device.capacity is None and request.cpus not in (None, 1):
-                return {"uid": wanted.uid, "error": f"device {request.device} is one CPU, {request.cpus} are wanted"}
-        claim = read_claim(self._document(wanted))
+        try:
+            claim = read_claim(self._document(wanted))
+        except RefusedError as error:
+            return {"uid": wanted.uid, "error": str(error)}
         if isinstance(claim, ClaimRefusal):
             return {"uid": wanted.uid, "error": claim.text}
         record = make_record(claim, CPU_DRIVER, self._inventory, Ledger(self._files))
@@ -133,9 +175,17 @@ class Simulation:
     def _result(self, uid: str, index: int, name: str, request: Request) -> dict[str, Any]:
         result = {"request": name, "driver": CPU_DRIVER, "pool": NODE, "device": request.device}
         device = self._inventory.device(CPU_DRIVER, NODE, request.device)
-        if isinstance(device, CpuDevice) and device.capacity is None:
+        if not isinstance(device, CpuDevice):
             return result
-        amount = str(1 if request.cpus is None else request.cpus)
+        try:
+            asked = None if request.cpus is None else parse_quantity(request.cpus)
+        except MalformedError as error:
+            raise RefusedError(f"request {name}: {error}") from error
+        if device.capacity is None:
+            if asked not in (None, 1):
+                raise RefusedError(f"request {name}: device {device.name} is one CPU, {request.cpus} are wanted")
+            return result
+        amount = format_quantity(device.capacity.consumed(asked))
         return {**result, "shareID": f"{uid}-{index}", "consumedCapacity": {CPU_CAPACITY: amount}}
 
 
@@ -150,7 +200,7 @@ def _configs(named: Sequence[tuple[str, Request]]) -> list[dict[str, Any]]:
     return configs
 
 
-def simulate(inventory: Inventory, operations: Sequence[Operation]) -> dict[str, Any]:
+def simulate(inventory: Inventory, operations: Sequence[Operation | Unusable]) -> dict[str, Any]:
     """Runs operations one after another; returns an outcome for each, and the shared pool at the end."""
     simulation = Simulation(inventory)
     return {"operations": [simulation.run(operation) for operation in operations], "pool": simulation.pool()}

@@ -339,6 +339,24 @@ def test_a_refusal_says_what_was_free(wish: CpuParameters, count: int, taken: st
     assert text in str(caught.value)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_the_machine_does_not_have_is_said(whole: bool) -> None:
+    """No core types and no L3: no free CPU would help, another parameter does."""
+    found = machine(1, has_l3=False)
+
+    def refusal(wish: CpuParameters, taken: frozenset[int] = NONE) -> str:
+        with pytest.raises(NoCpusError) as caught:
+            allocate(found.online, taken, 2, found, wish)
+        return str(caught.value)
+
+    untyped = "this machine does not tell performance from efficiency cores: neither /sys/devices/cpu_core/cpus nor "
+    assert untyped in refusal(CpuParameters(core_type="performance", full_physical_cores=whole))
+    assert untyped in refusal(CpuParameters(core_type="efficiency", full_physical_cores=whole), found.online)
+    uncached = "free (0-3); the device's CPUs have no L3; use l3: preferred"
+    assert uncached in refusal(CpuParameters(l3="required", full_physical_cores=whole))
+    assert "no L3; use" in refusal(CpuParameters(l3="required", full_physical_cores=whole), found.online)
+
+
 @given(st.sampled_from(sorted(SYNTHETIC)), st.data())
 def test_the_next_multiple_can_be_had(name: str, data: st.DataObject) -> None:
     """What the refusal names as the next amount is one that an empty device really gives."""

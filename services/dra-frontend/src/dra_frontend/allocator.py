@@ -124,9 +124,21 @@ class _Search:
 
     def _refused(self, detail: str) -> NoCpusError:
         """Returns why there are no CPUs now; raises where there never are, a look at the machine for refusals alone."""
+        self._check_machine()
         if self._whole:
             self._check_multiple()
         return self._none(detail)
+
+    def _check_machine(self) -> None:
+        """Refuses what the machine does not have at all."""
+        if self._wish.core_type != "any" and self._layout.by_type.keys() <= {CoreType.STANDARD}:
+            raise self._none(
+                "; this machine does not tell performance from efficiency cores: "
+                "neither /sys/devices/cpu_core/cpus nor cpu_capacity does"
+            )
+        places = self._layout.within(self._allowed) if self._wish.l3 == "required" else []
+        if places and all(place.l3 is None for place in places):
+            raise self._none("; the device's CPUs have no L3; use l3: preferred")
 
     def _check_multiple(self) -> None:
         """Refuses an amount that whole cores of the device cannot give even when all are free."""

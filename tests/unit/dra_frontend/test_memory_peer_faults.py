@@ -288,7 +288,7 @@ class Kernel:
         """Finds nothing."""
 
 
-def provisioned(limit: int, *wanted: dict[str, Any]) -> tuple[Kernel, list[int]]:
+def provisioned(limit: int, *wanted: dict[str, Any]) -> tuple[Kernel, list[int | None]]:
     """Returns what the kernel has in the end, and what is missing of each target."""
     wishes = read_wishes({"kind": "HugePageProvision", "spec": {"pages": list(wanted)}}, "f")
     kernel = Kernel(limit)

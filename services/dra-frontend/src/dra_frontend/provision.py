@@ -46,9 +46,9 @@ class Outcome:
     """Why the kernel could not be asked."""
 
     @property
-    def short(self) -> int:
-        """Returns the pages that are missing."""
-        return 0 if self.got is None else max(0, self.target.wanted - self.got)
+    def short(self) -> int | None:
+        """Returns the pages that are missing; None when nothing was tried."""
+        return None if self.got is None else max(0, self.target.wanted - self.got)
 
     @property
     def failed(self) -> bool:
@@ -127,6 +127,7 @@ def _grow(target: Target, pools: Pools, effort: Effort) -> None:
 
 def report(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Returns the outcomes as plain values."""
+    missing = [outcome.short for outcome in outcomes if outcome.short is not None]
     return {
         "pages": [
             {
@@ -140,7 +141,7 @@ def report(outcomes: Sequence[Outcome]) -> dict[str, Any]:
             }
             for outcome in outcomes
         ],
-        "short": sum(outcome.short for outcome in outcomes),
+        "short": sum(missing) if len(missing) == len(outcomes) else None,
     }
 
 

@@ -170,11 +170,10 @@ def parse_env_key(key: str) -> EnvKey | None:
         parsed = EnvKey(CPU_DRIVER, uid, request or None)
     elif key.startswith(MEMORY_ENV_PREFIX):
         uid, _, tail = key.removeprefix(MEMORY_ENV_PREFIX).partition("_")
-        parts = tail.split("_")
-        words = 2 if len(parts) > 1 and parts[-2] == "hugepages" else 1
-        parsed = EnvKey(MEMORY_DRIVER, uid, "_".join(parts[:-words]) or None, "_".join(parts[-words:]))
-        if not re.fullmatch(r"NUMANodes|memory|hugepages_\d+[KMGT]i", parsed.item, re.ASCII):
+        match = re.fullmatch(r"(?:(.+)_)?(NUMANodes|memory|hugepages_\d+[KMGT]i)", tail, re.ASCII)
+        if not match:
             raise MalformedError("environment variable", key, "ends in none of _NUMANodes, _memory, _hugepages_<size>")
+        parsed = EnvKey(MEMORY_DRIVER, uid, match[1], match[2])
     else:
         return None
     if not _UID.fullmatch(parsed.uid) or (parsed.request is not None and not _REQUEST.fullmatch(parsed.request)):

@@ -82,10 +82,12 @@ def test_variables_are_read_back(uid: str, request: str | None, item: str) -> No
     assert names.parse_env_key(names.memory_env_key(uid, request, item)) == expected
 
 
-def test_a_request_may_be_called_memory() -> None:
+@pytest.mark.parametrize("request_name", ["memory", "hugepages", "numanodes"])
+@pytest.mark.parametrize("item", ["NUMANodes", "memory", "hugepages_2Mi"])
+def test_a_request_may_be_called_like_an_item(request_name: str, item: str) -> None:
     """The item is the last part, whatever the request is called."""
-    parsed = names.parse_env_key(f"DRAMEMORY_{UID}_memory_memory")
-    assert parsed == names.EnvKey("dra.memory", UID, "memory", "memory")
+    parsed = names.parse_env_key(names.memory_env_key(UID, request_name, item))
+    assert parsed == names.EnvKey("dra.memory", UID, request_name, item)
 
 
 @pytest.mark.parametrize("key", ["PATH", "DRA_CPU", "MY_DRA_CPUSET_x", ""])

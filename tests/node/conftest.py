@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     marks = [(item, item.get_closest_marker("profile")) for item in items]
     wanted = [item for item, mark in marks if here in (mark.args if mark else ("default",))]
     if not ARCHIVES.exists():
-        # run.sh puts them in for all tests, or if its arguments speak of images: an emulated processor takes minutes.
+        # run.sh puts them in when its arguments speak of images: unpacking them takes an emulated processor minutes.
         wanted = [item for item in wanted if not item.get_closest_marker("images")]
     config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
     items[:] = sorted(wanted, key=_place)

@@ -142,7 +142,7 @@ class Cluster:
     def wait_ready(self) -> Instance:
         """Starts what is missing of the first instance; returns it when it enforces, serves and is registered."""
         instance = self.instance.start().wait_ready()
-        until(lambda: instance.active and instance.status["synchronized"], "the backend enforces", within=60)
+        until(lambda: instance.active and instance.status.get("synchronized"), "the backend enforces", within=60)
         until(lambda: all(map(self._registered, DRIVERS)), "both drivers are registered", within=60)
         return instance
 

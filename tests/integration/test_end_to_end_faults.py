@@ -24,6 +24,7 @@ class Rig:
         self.stage = stage
         self.instance: Instance = stage.add_instance()
         self.threads = ThreadPoolExecutor()
+        self.killed: set[str] = set()
         self.ready()
 
     @property
@@ -42,12 +43,23 @@ class Rig:
         """Waits until the instance is ready again."""
         self.stage.wait_registered()
         self.stage.runtime("wait_plugins", count=1)
+        wait_for("the frontend to hear the backend that runs", self._heard)
         self.stage.wait_ready(self.instance)
 
     def kill_backend(self) -> None:
         """Kills the backend; the runtime has noticed when this returns."""
+        # Its lease and its last reports outlive it by up to three seconds.
+        if self.frontend.alive:
+            self.killed.add(self._lease().get("epoch", ""))
         self.backend.kill()
         wait_for("the runtime to drop the plugin", lambda: not self.stage.runtime("plugins")["active"])
+
+    def _heard(self) -> bool:
+        lease = self._lease()
+        return lease.get("complete", False) and lease["epoch"] not in self.killed
+
+    def _lease(self) -> dict[str, Any]:
+        return self.stage.state("/v1/backend")["status"] or {}
 
     def at_once(self, work: Any) -> "Future[Any]":
         """Begins something that will have to wait."""

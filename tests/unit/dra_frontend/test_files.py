@@ -8,6 +8,7 @@ import pytest
 from dra_frontend.files import ClaimDirectory
 from numa_contract.cdi import RECORD_ANNOTATION, cdi_document, dump_claim_file
 from numa_contract.names import cdi_file_name
+from numa_contract.records import AllocationRecord, Owner
 
 from tests.fakes.records import record
 
@@ -124,6 +125,23 @@ def test_a_quick_scan_sees_what_another_instance_wrote(directory: ClaimDirectory
         other.write(record(f"b{number}"))
         assert set(directory.scan(thorough=False)) == set(other.scan(thorough=False))
     assert len(directory.scan(thorough=False)) == 100
+
+
+@pytest.mark.parametrize("thorough", [True, False])
+def test_fields_that_a_newer_instance_added_are_written_again(
+    directory: ClaimDirectory, tmp_path: Path, thorough: bool
+) -> None:
+    """They make no record differ for this release, and yet what it writes after that loses none of them."""
+    directory.write(record())
+    directory.scan()
+    newer = ClaimDirectory(tmp_path / "cdi", tmp_path / "claims.journal", tmp_path / "quarantine")
+    newer.write(AllocationRecord.model_validate({**record().model_dump(), "anInvention": 1}))
+    seen = directory.scan(thorough=thorough)["dra.cpu", "u1"].record
+    assert seen is not None
+    directory.write(seen.model_copy(update={"owner": Owner(pod_uid="p", container="c")}))
+    written = newer.scan()["dra.cpu", "u1"].record
+    assert written is not None
+    assert (written.model_extra, written.owner is None) == ({"anInvention": 1}, False)
 
 
 def test_a_quick_scan_of_an_unchanged_directory_reads_nothing(directory: ClaimDirectory) -> None:

@@ -326,6 +326,9 @@ def test_a_rebuilt_record_tells_what_each_device_gave() -> None:
     assert rebuilt(INVENTORY, {1, 4, 5}, near, cpus(2)) == [("cpudevnuma000", [1]), ("cpudevnuma000", [4, 5])]
     # CPU 0 was reserved meanwhile: it stays with the device that is short of one.
     assert rebuilt(INVENTORY, {0, 2, 6}, near, far) == [("cpudevnuma000", [0]), ("cpudevnuma001", [2, 6])]
+    # And a single CPU was reserved, or the device mode changed: its device is gone.
+    assert rebuilt(SINGLE, {0, 7}, single(0), single(7)) == [("cpudev000", [0]), ("cpudev007", [7])]
+    assert rebuilt(INVENTORY, {3}, single(3)) == [("cpudev003", [3])]
 
 
 def test_a_rebuilt_record_keeps_cpus_whatever_its_parameters_are() -> None:

@@ -39,10 +39,12 @@ def _device(result: Result, inventory: Inventory) -> CpuDevice:
 
 
 def cpu_amount(result: Result, inventory: Inventory) -> int:
-    """Returns how many CPUs a result has; raises RefusedError."""
+    """Returns how many CPUs a result has, also of a device that is gone; raises RefusedError."""
     device = inventory.device(result.driver, result.pool, result.device)
     single = isinstance(device, CpuDevice) and device.kind is DeviceKind.CPU
-    return 1 if single else amount(result, CPU_CAPACITY, "CPUs")
+    # Only a single CPU is given without an amount: so was a device that is gone.
+    was_single = device is None and result.consumption(CPU_CAPACITY) is None
+    return 1 if single or was_single else amount(result, CPU_CAPACITY, "CPUs")
 
 
 def cpu_wishes(claim: ClaimView, results: tuple[Result, ...], inventory: Inventory) -> dict[str, CpuParameters]:

@@ -46,11 +46,11 @@ class ClaimDirectory:
         return {**self._moved, **self._unread, **broken}
 
     def scan(self, *, thorough: bool = True) -> Mapping[ClaimKey, ClaimFile]:
-        """Returns every claim file, parsing only what changed; the same object when nothing did.
+        """Returns every claim file, parsing only what changed.
 
-        Not thorough: believes the directory's time and the journal, which tell of every instance's changes. What
-        others do to the directory within the clock tick of a change of ours (10 ms) is then seen by the next thorough
-        scan, within a second.
+        Not thorough: believes the directory's time and the journal, which tell of every instance's changes, and returns
+        the same object when nothing did. What others do to the directory within the clock tick of a change of ours
+        (10 ms) is then seen by the next thorough scan, within a second.
         """
         self._directory.mkdir(mode=0o755, parents=True, exist_ok=True)
         now = (self._directory.stat().st_mtime_ns, self._journal.generation)
@@ -63,15 +63,11 @@ class ClaimDirectory:
                 if parse_cdi_file_name(entry.name) is not None:
                     with suppress(FileNotFoundError):
                         self._look(entry, seen)
-        self._show(seen)
+        self._parsed = seen
+        # Not compared with the former view: equal records may differ in fields that a newer release wrote.
+        self._view = MappingProxyType({(file.driver, file.uid): file for _, file in seen.values()})
         self._seen = now
         return self._view
-
-    def _show(self, parsed: dict[str, tuple[_Stamp, ClaimFile]]) -> None:
-        self._parsed = parsed
-        view = {(file.driver, file.uid): file for _, file in parsed.values()}
-        if view != self._view:
-            self._view = MappingProxyType(view)
 
     def _look(self, entry: "os.DirEntry[str]", seen: dict[str, tuple[_Stamp, ClaimFile]]) -> None:
         stamp = _stamp(entry.stat())

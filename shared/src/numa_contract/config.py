@@ -4,7 +4,8 @@
 The keys of the CPU peer keep their names and places; the chart's JSON schema is generated from this model.
 """
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Collection
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -33,11 +34,17 @@ class ConfigError(ContractError):
         self.faults = faults
         super().__init__(f"{source}: " + "; ".join(faults))
 
-    @classmethod
-    def of(cls, source: str, error: ValidationError) -> Self:
-        """The error that names, by its place in the file, all that a model finds wrong."""
-        faults = error.errors(include_url=False, include_context=False)
-        return cls(source, [_fault(".".join(map(str, fault["loc"])) or "file", fault["msg"]) for fault in faults])
+
+def faults_of(error: ValidationError, known: Collection[str] = ()) -> list[str]:
+    """Returns all that a model finds wrong, each by its place in the file; ``known`` are the keys at the top."""
+    found = []
+    for fault in error.errors(include_url=False, include_context=False):
+        text = fault["msg"].removeprefix("Value error, ")
+        if fault["type"] == "extra_forbidden":
+            at_top = known and len(fault["loc"]) == 1
+            text = "unknown key" + (f"; known are {', '.join(sorted(known))}" if at_top else "")
+        found.append(f"{'.'.join(map(str, fault['loc'])) or 'file'}: {text}")
+    return found
 
 
 def _absolute(path: str) -> str:
@@ -175,10 +182,6 @@ class Config(Section):
         return 0
 
 
-def _fault(key: str, message: str) -> str:
-    return f"{key}: {message.removeprefix('Value error, ')}"
-
-
 def parse_config(document: Any, source: str) -> Config:
     """Validates what was read from a configuration file (None for an empty one). Raises ConfigError."""
     if document is None:
@@ -194,11 +197,4 @@ def parse_config(document: Any, source: str) -> Config:
     try:
         return Config.model_validate({key: value for key, value in document.items() if value is not None})
     except ValidationError as error:
-        faults = []
-        for fault in error.errors(include_url=False, include_context=False):
-            key = ".".join(str(part) for part in fault["loc"]) or "configuration"
-            unknown = fault["type"] == "extra_forbidden"
-            faults.append(
-                _fault(key, f"unknown key; known are {', '.join(sorted(known))}" if unknown else fault["msg"])
-            )
-        raise ConfigError(source, faults) from error
+        raise ConfigError(source, faults_of(error, known)) from error

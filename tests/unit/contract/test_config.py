@@ -28,7 +28,7 @@ def test_a_null_leaves_the_default() -> None:
     ("document", "named"),
     [
         ({"reservedCpus": "0"}, "use reservedCPUs"),
-        ({"nonsense": 1}, "nonsense: unknown key"),
+        ({"nonsense": 1}, "nonsense: unknown key; known are apiVersion, "),
         ({"reservedCPUs": 0}, "reservedCPUs: must be a text"),
         ({"reservedCPUs": "3-1"}, "runs backwards"),
         ({"apiVersion": "v2"}, "apiVersion"),
@@ -48,6 +48,13 @@ def test_what_is_wrong_is_named(document: object, named: str) -> None:
     with pytest.raises(ConfigError, match=r"values\.yaml") as caught:
         parse_config(document, "values.yaml")
     assert named in str(caught.value)
+
+
+def test_known_keys_are_named_where_they_stand() -> None:
+    """Those at the top are no help for a key inside one of them."""
+    with pytest.raises(ConfigError) as caught:
+        parse_config({"sharedPool": {"grwo": "lazy"}}, "f")
+    assert caught.value.faults == ["sharedPool.grwo: unknown key"]
 
 
 def test_all_faults_are_told_at_once() -> None:

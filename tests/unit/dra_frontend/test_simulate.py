@@ -141,8 +141,8 @@ def test_an_amount_that_the_scheduler_would_not_give_is_an_outcome(amount: Any) 
         ({"operations": [{"unprepare": {}}]}, "operations.0.unprepare.uid: Field required"),
         ({"operations": [{"prepare": {"uid": ["a"], "requests": []}}]}, "operations.0.prepare.uid: must be a text"),
         ({"operations": [{"prepare": "a"}]}, "operations.0.prepare: Input should be"),
-        ({"operations": [prepare("a", request("d", gold=1))]}, "requests.0.gold: Extra inputs"),
-        ({"operations": [prepare("../x", request("d", gold=1))]}, "requests.0.gold: Extra inputs"),
+        ({"operations": [prepare("a", request("d", gold=1))]}, "requests.0.gold: unknown key"),
+        ({"operations": [prepare("../x", request("d", gold=1))]}, "requests.0.gold: unknown key"),
     ],
 )
 def test_a_bad_file_is_refused_by_name(document: Any, text: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from numa_contract.config import ConfigError
+from numa_contract.config import ConfigError, faults_of
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.errors import MalformedError
 from numa_contract.pagesize import kubernetes_page_size, parse_page_size
@@ -80,7 +80,7 @@ def read_wishes(document: Any, source: str) -> list[Wish]:
     try:
         spec = _File.model_validate(document).spec
     except ValidationError as error:
-        raise ConfigError.of(source, error) from error
+        raise ConfigError(source, faults_of(error)) from error
     return [
         Wish(f"{source}: spec.pages.{index}", parse_page_size(pages.size), pages.count, pages.node)
         for index, pages in enumerate(spec.pages)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from numa_contract.cdi import ClaimFile
-from numa_contract.config import ConfigError
+from numa_contract.config import ConfigError, faults_of
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.errors import MalformedError
 from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, check_uid
@@ -96,7 +96,7 @@ def read_operations(document: Any, source: str) -> list[Operation | Unusable]:
     except ValidationError as error:
         faults = error.errors(include_url=False, include_context=False)
         if any(fault["type"] == "extra_forbidden" or not _is_named(document, fault["loc"]) for fault in faults):
-            raise ConfigError.of(source, error) from error
+            raise ConfigError(source, faults_of(error)) from error
         return [_read(entry) for entry in document["operations"]]
 
 
@@ -112,7 +112,7 @@ def _read(entry: Mapping[str, Any]) -> Operation | Unusable:
         return Operation.model_validate(entry)
     except ValidationError as error:
         wanted = next(inner for inner in entry.values() if inner is not None)
-        return Unusable(str(wanted["uid"]), "; ".join(ConfigError.of("", error).faults))
+        return Unusable(str(wanted["uid"]), "; ".join(faults_of(error)))
 
 
 class Simulation:

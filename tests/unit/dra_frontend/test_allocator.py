@@ -36,7 +36,7 @@ def allocate(
     offered: frozenset[int], taken: frozenset[int], count: int, found: Machine, wish: CpuParameters | None = None
 ) -> frozenset[int]:
     """Asks the allocator, with the machine laid out."""
-    return allocator.allocate(offered, taken, count, Layout.of(found), wish)
+    return allocator.allocate(offered, taken, count, Layout.of(found), wish or CpuParameters())
 
 
 def attempt(
@@ -366,7 +366,7 @@ def test_the_next_multiple_can_be_had(name: str, data: st.DataObject) -> None:
     try:
         got = allocate(found.online, NONE, count, found, whole)
     except NoCpusError as error:
-        _, named, following = error.reason.partition("the next amount that is one: ")
+        _, named, following = str(error).partition("the next amount that is one: ")
         assume(named)
         assert len(allocate(found.online, NONE, int(following), found, whole)) > count
     else:

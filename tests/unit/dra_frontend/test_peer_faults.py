@@ -226,15 +226,12 @@ def quickest(action: Callable[[], object]) -> float:
 
 def test_peer_9_3_3_the_allocator_is_not_quadratic() -> None:
     """Eight times the CPUs take less than twenty times as long; quadratic would be sixty-four."""
-    layouts = [Layout.of(assemble(even_cores(2, 2, size, 4, 2))) for size in (2, 16)]
-    small, large = (
-        quickest(
-            lambda layout=layout, all_=frozenset(c for cpus, _ in layout.places for c in cpus): allocate(  # type: ignore[misc] # bound at once
-                all_, frozenset({0}), len(all_) // 2 + 1, layout
-            )
-        )
-        for layout in layouts
-    )
+
+    def half_of(found: Machine) -> Callable[[], object]:
+        layout, count = Layout.of(found), len(found.online) // 2 + 1
+        return lambda: allocate(found.online, frozenset({0}), count, layout, CpuParameters())
+
+    small, large = (quickest(half_of(assemble(even_cores(2, 2, size, 4, 2)))) for size in (2, 16))
     assert large < 20 * small
 
 

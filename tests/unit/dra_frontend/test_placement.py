@@ -3,10 +3,11 @@
 
 from dataclasses import replace
 
+from dra_frontend.amounts import sums, up_to
 from dra_frontend.machine import Machine
 from dra_frontend.placement import L3, NODE, PACKAGE, Branch, build
 from dra_frontend.places import Core as Threads
-from dra_frontend.places import Layout, Place, exactly, fill, sums, together, up_to
+from dra_frontend.places import Layout, Place, exactly, fill, together
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -11,10 +11,10 @@ from typing import Final
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.records import CpuParameters
 
+from dra_frontend.amounts import even_shares, has
 from dra_frontend.machine import CoreType
 from dra_frontend.placement import L3, NODE, PACKAGE, Level, build, split
 from dra_frontend.places import Layout, Place, Rank, merged, together
-from dra_frontend.shares import even_shares
 
 _CORE_TYPES: Final = {"performance": CoreType.PERFORMANCE, "efficiency": CoreType.EFFICIENCY}
 
@@ -22,23 +22,16 @@ _CORE_TYPES: Final = {"performance": CoreType.PERFORMANCE, "efficiency": CoreTyp
 class NoCpusError(Exception):
     """No free set of CPUs keeps what was asked for; the text says what was free."""
 
-    def __init__(self, wanted: int, free: frozenset[int], reason: str) -> None:
-        self.wanted = wanted
-        self.free = free
-        """Free CPUs of the device, also those that the parameters exclude."""
-        self.reason = reason
-        super().__init__(reason)
-
 
 def allocate(
     offered: frozenset[int],
     taken: frozenset[int],
     count: int,
     layout: Layout,
-    parameters: CpuParameters | None = None,
+    parameters: CpuParameters,
 ) -> frozenset[int]:
     """Returns ``count`` CPUs that a device offers and nobody has, the same for the same input; raises NoCpusError."""
-    return frozenset(_Search(offered, taken, count, layout, parameters or CpuParameters()).found())
+    return frozenset(_Search(offered, taken, count, layout, parameters).found())
 
 
 class _Search:
@@ -74,7 +67,7 @@ class _Search:
         return cpus
 
     def _can(self, places: Sequence[Place]) -> bool:
-        return bool(together(places) >> self._count & 1)
+        return has(together(places), self._count)
 
     def _take(self, places: Sequence[Place], need: int, levels: tuple[Level, ...]) -> list[int]:
         """Returns CPUs of places that can give them, by the strategy."""
@@ -83,17 +76,18 @@ class _Search:
         if self._wish.strategy != "spread":
             return build(places, levels).take(need)
         # Merged before the threads are dealt out: later threads follow in the order of their cores.
-        places = [merged(group) for group in split(places, levels).values()] if levels else [merged(places)]
+        places = [merged(group) for group in split(places, levels)]
         taken: list[int] = []
-        while need > len(taken):
+        while True:
             # One thread of every core before the second of any.
             layer = build([place.first() for place in places], levels)
             taken += layer.take(min(need - len(taken), layer.size))
-            places = [rest for place in places if (rest := place.rest())] if need > len(taken) else []
-        return taken
+            if len(taken) == need:
+                return taken
+            places = [rest for place in places if (rest := place.rest())]
 
     def _in_one_l3(self) -> list[int]:
-        groups = [group for l3, group in split(self._places, (L3,)).items() if l3 is not None]
+        groups = _by_l3(self._places)
         holding = [group for group in groups if self._can(group)]
         if not holding:
             most = max((together(group).bit_length() - 1 for group in groups), default=0)
@@ -108,7 +102,7 @@ class _Search:
         return self._take(min(holding, key=score), self._count, (NODE,))
 
     def _over_nodes(self) -> list[int]:
-        by_node = split(self._places, (NODE,))
+        by_node = {group[0].node: group for group in split(self._places, (NODE,))}
         # Every node on which the device has such CPUs takes its share, also one that is used up at present.
         nodes = sorted(node for node, cpus in self._layout.by_node.items() if not self._allowed.isdisjoint(cpus))
         free = {node: sum(place.size for place in by_node.get(node, [])) for node in nodes}
@@ -123,41 +117,39 @@ class _Search:
         return [cpu for group, share in shared if share for cpu in self._take(group, share, ())]
 
     def _refused(self, detail: str) -> NoCpusError:
-        """Returns why there are no CPUs now; raises where there never are, a look at the machine for refusals alone."""
-        self._check_machine()
-        if self._whole:
-            self._check_multiple()
-        return self._none(detail)
+        """Returns why there are none: first what no release changes, a look at the machine for refusals alone."""
+        return self._none_here() or (self._whole and self._no_multiple()) or self._none(detail)
 
-    def _check_machine(self) -> None:
-        """Refuses what the machine does not have at all."""
+    def _none_here(self) -> NoCpusError | None:
+        """Returns what the machine does not have at all."""
         if self._wish.core_type != "any" and self._layout.by_type.keys() <= {CoreType.STANDARD}:
-            raise self._none(
+            return self._none(
                 "; this machine does not tell performance from efficiency cores: "
                 "neither /sys/devices/cpu_core/cpus nor cpu_capacity does"
             )
         places = self._layout.within(self._allowed) if self._wish.l3 == "required" else []
         if places and all(place.l3 is None for place in places):
-            raise self._none("; the device's CPUs have no L3; use l3: preferred")
+            return self._none("; the device's CPUs have no L3; use l3: preferred")
+        return None
 
-    def _check_multiple(self) -> None:
-        """Refuses an amount that whole cores of the device cannot give even when all are free."""
+    def _no_multiple(self) -> NoCpusError | None:
+        """Returns that whole cores of the device cannot give the amount even when all are free."""
         places = self._layout.within(self._allowed, atomic=True)
         one_l3 = self._wish.l3 == "required"
-        groups = [group for l3, group in split(places, (L3,)).items() if l3 is not None] if one_l3 else [places]
+        groups = _by_l3(places) if one_l3 else [places]
         possible = 1
         for group in groups:
             possible |= together(group)
         more = possible >> self._count
         if not more:
             where = " in one L3" if one_l3 else ""
-            raise self._none(f"; its whole cores have {possible.bit_length() - 1} CPUs{where} at most, free or not")
+            return self._none(f"; its whole cores have {possible.bit_length() - 1} CPUs{where} at most, free or not")
         following = self._count + (more & -more).bit_length() - 1
-        if following != self._count:
-            reason = (
-                f"{self._count} CPUs are no whole number of physical cores; the next amount that is one: {following}"
-            )
-            raise NoCpusError(self._count, self._free, reason)
+        if following == self._count:
+            return None
+        return NoCpusError(
+            f"{self._count} CPUs are no whole number of physical cores; the next amount that is one: {following}"
+        )
 
     def _none(self, detail: str) -> NoCpusError:
         given = self._wish.model_dump(exclude_defaults=True, exclude={"quota"})
@@ -166,7 +158,11 @@ class _Search:
         text = f"{self._count} CPUs wanted{f' ({wishes})' if wishes else ''}, {_listed(self._free, 'free')}"
         if len(usable) != len(self._free):
             text += f", of them {_listed(usable, 'suitable')}"
-        return NoCpusError(self._count, self._free, text + detail)
+        return NoCpusError(text + detail)
+
+
+def _by_l3(places: Sequence[Place]) -> list[list[Place]]:
+    return [group for group in split(places, (L3,)) if group[0].l3 is not None]
 
 
 def _listed(cpus: Iterable[int], how: str) -> str:

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice, permutations
+from itertools import permutations
 from typing import Final
 
 from numa_contract.cpuset import format_cpu_list
@@ -22,7 +22,7 @@ from dra_frontend.ledger import Ledger
 from dra_frontend.parameters import ParametersError
 from dra_frontend.parameters_cpu import cpu_parameters
 
-# Orders in which the results of one device are tried before they are refused: all that four have.
+# Orders in which the results of one device are tried before they are refused: all 24 that four have, as many of more.
 _PERMUTED: Final = 4
 _MOST_ORDERS: Final = 24
 
@@ -38,7 +38,7 @@ def _device(result: Result, inventory: Inventory) -> CpuDevice:
     return device
 
 
-def cpu_amount(result: Result, inventory: Inventory) -> int:
+def _amount(result: Result, inventory: Inventory) -> int:
     """Returns how many CPUs a result has, also of a device that is gone; raises RefusedError."""
     device = inventory.device(result.driver, result.pool, result.device)
     single = isinstance(device, CpuDevice) and device.kind is DeviceKind.CPU
@@ -69,7 +69,7 @@ class _Part:
     count: int
 
     @property
-    def strictness(self) -> tuple[bool | int, ...]:
+    def strictness(self) -> tuple[int, ...]:
         """Orders the results of a device: who has the least choice comes first."""
         wish = self.wish
         return (
@@ -93,7 +93,7 @@ def give_cpus(
     giver = _Giver(uid, inventory, ledger)
     by_device: defaultdict[str, list[_Part]] = defaultdict(list)
     for index, result in enumerate(results):
-        device, count = _device(result, inventory), cpu_amount(result, inventory)
+        device, count = _device(result, inventory), _amount(result, inventory)
         by_device[device.name].append(_Part(index, result, device, wishes[result.base_request], count))
     given: dict[int, frozenset[int]] = {}
     # Devices have no CPU in common, so that only results of the same one are in each other's way.
@@ -106,11 +106,11 @@ def give_cpus(
 
 
 def _orders(parts: Sequence[_Part]) -> Iterator[Sequence[_Part]]:
-    """Returns in which orders results of a device are tried: all of up to four, else each of them first once."""
+    """Returns in which orders results of a device are tried: all of up to four, else the strictest 24 each first."""
     strict = sorted(parts, key=lambda part: part.strictness)
     if len(strict) <= _PERMUTED:
         return permutations(strict)
-    return ([part, *strict[:place], *strict[place + 1 :]] for place, part in enumerate(strict))
+    return ([part, *strict[:place], *strict[place + 1 :]] for place, part in enumerate(strict[:_MOST_ORDERS]))
 
 
 class _Giver:
@@ -124,7 +124,7 @@ class _Giver:
 
     def together(self, parts: Sequence[_Part]) -> dict[int, frozenset[int]]:
         """Returns the CPUs of all results of one device by index; raises RefusedError."""
-        orders = islice(_orders(parts), _MOST_ORDERS)
+        orders = _orders(parts)
         try:
             return self._in_order(next(orders))
         except RefusedError as error:
@@ -197,3 +197,46 @@ class _Giver:
 
     def _allocated(self, part: _Part, taken: frozenset[int]) -> frozenset[int]:
         return allocate(part.device.cpus, taken, part.count, self._inventory.layout, part.wish)
+
+
+def seen_cpus(
+    results: tuple[Result, ...], seen: Mapping[str, frozenset[int]], inventory: Inventory
+) -> tuple[CpuAllocation, ...]:
+    """Returns what each result has of the CPUs that its request's containers hold; raises RefusedError.
+
+    ``seen`` is by request (base name; "" for a claim with one request).
+    """
+    given: list[CpuAllocation] = []
+    requests = tuple(dict.fromkeys(result.base_request for result in results))
+    for request in requests:
+        cpus = seen.get(request) or (seen.get("") if len(requests) == 1 else None)
+        mine = [result for result in results if result.base_request == request]
+        amounts = [_amount(result, inventory) for result in mine]
+        if cpus is None or len(cpus) != sum(amounts):
+            raise RefusedError(f"request {request} has {sum(amounts)} CPUs, its containers hold {len(cpus or ())}")
+        shares = _shared_out(cpus, [(_offered(r, inventory), n) for r, n in zip(mine, amounts, strict=True)])
+        given += [
+            CpuAllocation(request=request, device=result.device, cpus=share)
+            for result, share in zip(mine, shares, strict=True)
+        ]
+    return tuple(given)
+
+
+def _offered(result: Result, inventory: Inventory) -> frozenset[int]:
+    device = inventory.device(result.driver, result.pool, result.device)
+    return device.cpus if isinstance(device, CpuDevice) else frozenset()
+
+
+def _shared_out(cpus: frozenset[int], devices: Sequence[tuple[frozenset[int], int]]) -> list[frozenset[int]]:
+    """Returns which CPUs each device gave, by what it offers and the amount; its own first, and none is left."""
+    shares = []
+    left = cpus
+    for offered, count in devices:
+        shares.append(frozenset(sorted(left & offered)[:count]))
+        left -= shares[-1]
+    for place, (_, count) in enumerate(devices):
+        # CPUs that their device does not offer any more: reserved meanwhile, or of a device that is gone.
+        more = frozenset(sorted(left)[: count - len(shares[place])])
+        shares[place] |= more
+        left -= more
+    return shares

@@ -6,11 +6,11 @@ into the tightest one; what does not takes the fullest parts whole and puts the 
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Final, Literal, TypeAlias
 
+from dra_frontend.amounts import has
 from dra_frontend.places import Core, Place, Rank, exactly, merged, together
 
 Level = Literal["package", "node", "l3"]
@@ -39,10 +39,6 @@ class Branch:
         """The whole cores of all places, in the order of their lowest CPUs."""
         return merged(self.places).whole
 
-    def can(self, need: int) -> bool:
-        """Tells whether exactly so many CPUs can be taken."""
-        return bool(self.amounts >> need & 1)
-
     def best(self, need: int) -> tuple[Rank, "Part"]:
         """Returns the best part that can meet the need alone, as this one can, and how good that is."""
         return best_of(self.parts, need) or ((self.height, False, self.size), self)
@@ -51,7 +47,7 @@ class Branch:
         """Returns ``need`` CPUs; the part must be able to give them."""
         taken: list[int] = []
         left = sorted(self.parts, key=lambda part: (-part.size, part.key))
-        while left and need > left[0].size and together(_places(left[1:])) >> (need - left[0].size) & 1:
+        while need > left[0].size and has(_together(left[1:]), need - left[0].size):
             taken += left[0].take(left[0].size)
             need -= left.pop(0).size
         found = best_of(left, need)
@@ -63,36 +59,33 @@ class Branch:
 Part: TypeAlias = Place | Branch
 
 
-def _places(parts: Iterable[Part]) -> list[Place]:
-    return [place for part in parts for place in (part.places if isinstance(part, Branch) else [part])]
+def _together(parts: Sequence[Part]) -> int:
+    return together([place for part in parts for place in part.places])
 
 
 def best_of(parts: Iterable[Part], need: int) -> tuple[Rank, Part] | None:
     """Returns the best part in some parts that can meet the need alone, and how good it is; None if there is none."""
     # Rank and part are found in one go: every place of the best part would be ranked again on each level below.
-    holding = [(part.best(need), part.size, part.key) for part in parts if part.can(need)]
+    holding = [(part.best(need), part) for part in parts if has(part.amounts, need)]
     if not holding:
         return None
-    found, _, _ = min(holding, key=lambda held: (held[0][0], held[1], held[2]))
-    return found
+    return min(holding, key=lambda held: (held[0][0], held[1].size, held[1].key))[0]
 
 
 def build(places: Sequence[Place], levels: Sequence[Level]) -> Part:
     """Returns the tree of some places, split by one level after another; what no level tells apart is merged."""
     if not levels or len(places) == 1:
         return merged(places)
-    groups = split(places, levels[:1]).values()
-    parts = tuple(group[0] if len(group) == 1 else build(group, levels[1:]) for group in groups)
+    parts = tuple(build(group, levels[1:]) for group in split(places, levels[:1]))
     if len(parts) == 1:
         return parts[0]
     key, size = min(part.key for part in parts), sum(part.size for part in parts)
     return Branch(places, parts, len(levels), key, size, together(places))
 
 
-def split(places: Sequence[Place], levels: Sequence[Level]) -> dict[Hashable, list[Place]]:
-    """Returns the places by what one or more levels tell of them, in their order."""
-    level = attrgetter(*levels)
-    groups: defaultdict[Hashable, list[Place]] = defaultdict(list)
+def split(places: Sequence[Place], levels: Sequence[Level]) -> list[list[Place]]:
+    """Returns the places in groups that no level tells apart, in their order."""
+    groups: defaultdict[tuple[int | None, ...], list[Place]] = defaultdict(list)
     for place in places:
-        groups[level(place)].append(place)
-    return dict(groups)
+        groups[tuple([getattr(place, level) for level in levels])].append(place)
+    return list(groups.values())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The smallest parts of a machine that placement tells apart, and taking CPUs from one of them. Core.
 
-Amounts that a part can give are a bit set (bit n: n CPUs can be taken), so that "whole cores only" is exact on cores of
-different sizes, and everything else is the special case in which all amounts up to the size are possible.
+Amounts that a part can give are a bit set (amounts.py): "whole cores only" is exact on cores of different sizes, and
+everything else is the special case in which all amounts up to the size are possible.
 """
 
 from collections import Counter, defaultdict
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeVar
 
+from dra_frontend.amounts import has, sums, up_to
 from dra_frontend.machine import CoreType, Machine
 
 _Key = TypeVar("_Key")
@@ -18,26 +19,6 @@ Core = tuple[int, ...]
 """CPUs of one physical core that may be taken, ascending."""
 Rank = tuple[int, bool, int]
 """How good a part is for a need, low is good: levels in it, a core is broken, size."""
-
-
-def up_to(size: int) -> int:
-    """Returns the bit set of all amounts from 0 to ``size``."""
-    return (1 << (size + 1)) - 1
-
-
-def sums(sizes: Sequence[int]) -> int:
-    """Returns the bit set of all sums of some of the sizes."""
-    found = 1
-    for size in set(sizes):
-        # Equal sizes in bundles of 1, 2, 4 and so on, and the rest, which sum up to every number of them: a machine has
-        # hundreds of cores of one size.
-        count, bundle = sizes.count(size), 1
-        while count:
-            bundle = min(bundle, count)
-            found |= found << size * bundle
-            count -= bundle
-            bundle *= 2
-    return found
 
 
 def fill(whole: Iterable[Core], broken: Iterable[Core], need: int) -> list[int]:
@@ -63,7 +44,7 @@ def exactly(cores: Sequence[Core], need: int) -> list[int]:
     taken: list[int] = []
     for index, core in enumerate(cores):
         size = len(core)
-        if size <= need and rests[len(cores) - index - 1] >> (need - size) & 1:
+        if size <= need and has(rests[len(cores) - index - 1], need - size):
             taken += core
             need -= size
     return taken
@@ -95,7 +76,12 @@ class Place:
         size = sum(map(len, self.whole)) + sum(map(len, self.broken))
         object.__setattr__(self, "key", min(self.whole[:1] + self.broken)[0])
         object.__setattr__(self, "size", size)
-        object.__setattr__(self, "amounts", together([self]) if self.atomic else up_to(size))
+        object.__setattr__(self, "amounts", together([self]))
+
+    @property
+    def places(self) -> "tuple[Place]":
+        """The place itself."""
+        return (self,)
 
     @property
     def cpus(self) -> list[int]:
@@ -116,17 +102,13 @@ class Place:
         whole = [core for core in self.whole if cpus.issuperset(core)]
         broken: list[Core] = []
         if not atomic:
-            others = [core for core in self.whole + self.broken if not cpus.isdisjoint(core)]
-            broken = [tuple(cpu for cpu in core if cpu in cpus) for core in others if core not in whole]
-            broken.sort(key=_fewest_threads)
+            others = [core for core in self.whole if not cpus.issuperset(core)]
+            cut = (tuple(cpu for cpu in core if cpu in cpus) for core in (*others, *self.broken))
+            broken = sorted(filter(None, cut), key=_fewest_threads)
         return self._of(whole, broken, atomic=atomic) if whole or broken else None
 
     def _of(self, whole: Iterable[Core], broken: Iterable[Core], *, atomic: bool = False) -> "Place":
         return Place(self.package, self.node, self.l3, tuple(whole), tuple(broken), atomic)
-
-    def can(self, need: int) -> bool:
-        """Tells whether exactly so many CPUs can be taken."""
-        return bool(self.amounts >> need & 1)
 
     def best(self, need: int) -> "tuple[Rank, Place]":
         """Returns how good the place is for a need that it can meet, and the place."""
@@ -134,13 +116,10 @@ class Place:
 
     def _breaks(self, need: int) -> bool:
         """Tells whether ``fill`` breaks a whole core."""
-        loose = sum(map(len, self.broken))
-        if need <= loose:
-            return False
         for core in self.whole:
             if len(core) <= need:
                 need -= len(core)
-        return need > loose
+        return need > sum(map(len, self.broken))
 
     def take(self, need: int) -> list[int]:
         """Returns ``need`` CPUs; the place must be able to give them."""
@@ -173,7 +152,7 @@ class Layout:
     """What the allocator knows of a machine, prepared once."""
 
     places: tuple[tuple[frozenset[int], Place], ...]
-    """Each place with all its CPUs, and these as a set."""
+    """All CPUs of a place, and the place with all of them."""
     isolated: frozenset[int]
     by_type: Mapping[CoreType, frozenset[int]]
     by_node: Mapping[int, frozenset[int]]

@@ -11,13 +11,6 @@ class ClaimSource(Protocol):
         """Returns the ResourceClaim, None if there is none; raises KubeError otherwise."""
 
 
-class ClaimListing(Protocol):
-    """Where all claims are read."""
-
-    async def list_claims(self) -> list[dict[str, Any]]:
-        """Returns every ResourceClaim of the cluster, or raises KubeError."""
-
-
 class Recovery(Protocol):
     """What must be settled before new claims may be given CPUs."""
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From an allocated claim to the record of what it gets: pure, so that "what if" and the real thing are one code."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +11,11 @@ from numa_contract.records import (
     AllocationRecord,
     AllocationResult,
     ClaimReference,
-    CpuAllocation,
     PodReference,
 )
 
 from dra_frontend.claims import ClaimView, Result
-from dra_frontend.cpu_grants import cpu_amount, cpu_wishes, give_cpus
-from dra_frontend.devices import CpuDevice
+from dra_frontend.cpu_grants import cpu_wishes, give_cpus, seen_cpus
 from dra_frontend.grants import RefusedError
 from dra_frontend.inventory import Inventory
 from dra_frontend.ledger import Ledger
@@ -129,57 +128,17 @@ def rebuild_record(
     ``cpus`` are the CPUs by request (base name; "" for a claim with one request), as the backend saw them pinned.
     """
     results = own_results(claim, driver)
-    blank = _blank(claim, driver, results).model_copy(update={"rebuilt": True})
+    given: dict[str, Any] = {"rebuilt": True}
     try:
         if driver == CPU_DRIVER:
-            blank = blank.model_copy(update={"cpus": _seen_cpus(blank, results, cpus, inventory)})
+            given["cpus"] = seen_cpus(results, cpus, inventory)
         else:
             # Its pages are in use: a device that shrank below them, or is gone, takes nothing away.
             inventory = with_gone(results, inventory)
-            blank = blank.model_copy(update={"memory": held_memory(results, inventory)})
+            given["memory"] = held_memory(results, inventory)
     except RefusedError as error:
         return Refusal(f"claim {claim.namespace}/{claim.name} cannot be rebuilt: {error}")
-    try:
-        return blank.model_copy(update=_resolved(claim, driver, results, inventory))
-    except RefusedError:
-        # Its containers run: parameters that this release or configuration refuses take nothing from them.
-        return blank
-
-
-def _seen_cpus(
-    blank: AllocationRecord, results: tuple[Result, ...], cpus: Mapping[str, frozenset[int]], inventory: Inventory
-) -> tuple[CpuAllocation, ...]:
-    """Returns what each result has of the CPUs that its request's containers hold; raises RefusedError."""
-    given: list[CpuAllocation] = []
-    for request in blank.requests:
-        seen = cpus.get(request) or (cpus.get("") if len(blank.requests) == 1 else None)
-        mine = [result for result in results if result.base_request == request]
-        amounts = [cpu_amount(result, inventory) for result in mine]
-        if seen is None or len(seen) != sum(amounts):
-            raise RefusedError(f"request {request} has {sum(amounts)} CPUs, its containers hold {len(seen or ())}")
-        shares = _shared_out(seen, [(_offered(r, inventory), n) for r, n in zip(mine, amounts, strict=True)])
-        given += [
-            CpuAllocation(request=request, device=result.device, cpus=share)
-            for result, share in zip(mine, shares, strict=True)
-        ]
-    return tuple(given)
-
-
-def _offered(result: Result, inventory: Inventory) -> frozenset[int]:
-    device = inventory.device(result.driver, result.pool, result.device)
-    return device.cpus if isinstance(device, CpuDevice) else frozenset()
-
-
-def _shared_out(cpus: frozenset[int], devices: Sequence[tuple[frozenset[int], int]]) -> list[frozenset[int]]:
-    """Returns which CPUs each device gave, by what it offers and the amount; its own first, and none is left."""
-    shares = []
-    left = cpus
-    for offered, count in devices:
-        shares.append(frozenset(sorted(left & offered)[:count]))
-        left -= shares[-1]
-    for place, (_, count) in enumerate(devices):
-        # CPUs that their device does not offer any more: reserved meanwhile, or of a device that is gone.
-        more = frozenset(sorted(left)[: count - len(shares[place])])
-        shares[place] |= more
-        left -= more
-    return shares
+    # Its containers run: parameters that this release or configuration refuses take nothing from them.
+    with suppress(RefusedError):
+        given |= _resolved(claim, driver, results, inventory)
+    return _blank(claim, driver, results).model_copy(update=given)

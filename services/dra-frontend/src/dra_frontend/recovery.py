@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from numa_contract.names import CPU_DRIVER
 from numa_contract.records import AllocationRecord
@@ -20,7 +20,6 @@ from dra_frontend.inventory import Inventory
 from dra_frontend.kube_errors import KubeError
 from dra_frontend.lease import BackendView
 from dra_frontend.ledger import ClaimKey, Ledger
-from dra_frontend.ports import ClaimListing
 from dra_frontend.prepare import Refusal, own_results, rebuild_record
 from dra_frontend.store import ClaimStore, Transaction
 
@@ -29,6 +28,13 @@ _LOG = logging.getLogger(__name__)
 # Listing every claim of a cluster is dear: what stays lost is asked for less and less often.
 _FIRST_RETRY_SECONDS = 15.0
 _LONGEST_RETRY_SECONDS = 600.0
+
+
+class ClaimListing(Protocol):
+    """Where all claims are read."""
+
+    async def list_claims(self) -> list[dict[str, Any]]:
+        """Returns every ResourceClaim of the cluster, or raises KubeError."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,6 @@ class HttpServer(uvicorn.Server):
                 lifespan="off",
                 access_log=False,
                 log_config=None,
-                date_header=False,
                 timeout_graceful_shutdown=1,
                 h11_max_incomplete_event_size=1 << 16,
             )
@@ -207,11 +206,13 @@ class HttpServer(uvicorn.Server):
 
     def end(self) -> None:
         """Lets serve() return, when the requests at work are answered."""
-        self.should_exit = True
         self._ended.set()
 
     async def main_loop(self) -> None:
-        """Waits for the end; uvicorn would look for it ten times a second, a quarter of what an idle frontend costs."""
+        """Waits for the end; uvicorn would look for it ten times a second, a quarter of what an idle frontend costs.
+
+        It would also set the headers of every answer, date and server, so there are none.
+        """
         await self._ended.wait()
 
     @contextmanager

@@ -10,8 +10,8 @@ from dra_frontend.file_tree import HostTreeError
 
 # A seq_file of the kernel has no size of its own; nothing we read comes near this.
 _MOST_BYTES = 4 << 20
-# One read is enough for nearly every file. A buffer for the most would be mapped and unmapped each time, which took a
-# seventh of an idle frontend's time in the virtual machine of the node tests.
+# Nearly every file fits into one; an empty read tells that there is no more. A buffer for the most would be mapped and
+# unmapped each time, which took a seventh of an idle frontend's time in the virtual machine of the node tests.
 _CHUNK = 32 << 10
 # The kernel itself gives up after 40 (MAXSYMLINKS).
 _MOST_LINKS = 40

@@ -1,7 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharing an amount out evenly. Core: arithmetic on bit sets of amounts (bit n: n is possible)."""
+"""Amounts that are possible, as bit sets (bit n: n is), and sharing one out evenly. Core."""
 
 from collections.abc import Sequence
+
+
+def up_to(size: int) -> int:
+    """Returns the bit set of all amounts from 0 to ``size``."""
+    return (1 << (size + 1)) - 1
+
+
+def sums(sizes: Sequence[int]) -> int:
+    """Returns the bit set of all sums of some of the sizes."""
+    found = 1
+    for size in set(sizes):
+        # Equal sizes in bundles of 1, 2, 4 and so on, and the rest, which sum up to every number of them: a machine has
+        # hundreds of cores of one size.
+        count, bundle = sizes.count(size), 1
+        while count:
+            bundle = min(bundle, count)
+            found |= found << size * bundle
+            count -= bundle
+            bundle *= 2
+    return found
+
+
+def has(amounts: int, amount: int) -> bool:
+    """Tells whether an amount is possible."""
+    return bool(amounts >> amount & 1)
 
 
 def even_shares(amounts: Sequence[int], need: int, widest: int) -> list[int] | None:
@@ -12,14 +37,10 @@ def even_shares(amounts: Sequence[int], need: int, widest: int) -> list[int] | N
     mean = need // len(amounts)
     for width in range(widest + 1):
         for lowest in range(mean, max(-1, mean - width - 1), -1):
-            shares = _within([given & _window(lowest, width) for given in amounts], need)
+            shares = _within([given & up_to(width) << lowest for given in amounts], need)
             if shares is not None:
                 return shares
     return None
-
-
-def _window(lowest: int, width: int) -> int:
-    return ((1 << (width + 1)) - 1) << lowest
 
 
 def _bits(amounts: int) -> list[int]:
@@ -39,11 +60,11 @@ def _within(amounts: Sequence[int], need: int) -> list[int] | None:
         for share in shares:
             reach |= rests[-1] << share
         rests.append(reach)
-    if not rests[-1] >> need & 1:
+    if not has(rests[-1], need):
         return None
     chosen: list[int] = []
     for index, shares in enumerate(choices):
         rest = rests[len(choices) - index - 1]
-        chosen.append(next(share for share in shares if share <= need and rest >> (need - share) & 1))
+        chosen.append(next(share for share in shares if share <= need and has(rest, need - share)))
         need -= chosen[-1]
     return chosen

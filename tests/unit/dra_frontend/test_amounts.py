@@ -3,7 +3,7 @@
 
 from itertools import product
 
-from dra_frontend.shares import even_shares
+from dra_frontend.amounts import even_shares
 from hypothesis import given
 from hypothesis import strategies as st
 

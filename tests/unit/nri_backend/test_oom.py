@@ -44,6 +44,15 @@ def test_a_neighbours_kill_is_not_told_of_the_one_that_ended() -> None:
     assert pod.take(3, {"b": 2}, ended="c") == {"b": 1, "c": 1}
 
 
+def test_a_cgroup_that_outlives_its_container_tells_nothing_twice() -> None:
+    """The runtime has told the end, and a process lingers: the count that was told is not told again."""
+    pod = PodKills(total=0)
+    assert pod.take(1, {"a": 1, "b": 0}, ended="a") == {"a": 1}
+    assert pod.take(1, {"a": 1, "b": 0}, ended="a") == {}
+    assert pod.take(1, {"a": 1, "b": 0}) == {}
+    assert pod.take(2, {"a": None, "b": 0}, ended="a") == {"a": 1}
+
+
 def test_who_is_forgotten_stands_in_nobodys_way() -> None:
     """A container that was removed without a word is none of those that may have been killed."""
     pod = PodKills(total=0)

@@ -43,6 +43,6 @@ class PodKills:
         if ended and rest > 0:
             new[ended] = new.get(ended, 0) + rest
         self.total += sum(new.values())
-        self.own = counts | {name: self.own[name] for name in gone}
-        self.own.pop(ended, None)
+        # Of a cgroup that outlives its container for a while the count goes on.
+        self.own = counts | {name: self.own[name] for name in gone if name != ended}
         return new

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings for property tests: no deadline for one example, since a machine that is busy is not a fault."""
+"""A directory for sockets, and property tests without a deadline: a machine that is busy is no fault."""
 
 import tempfile
 from collections.abc import Iterator

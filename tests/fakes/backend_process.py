@@ -6,8 +6,7 @@ import contextlib
 import os
 import signal
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,16 +64,12 @@ class Node:
         return record.cdi_id("part")
 
 
-@contextlib.contextmanager
-def made_up_node() -> Iterator[Node]:
-    """A node without a runtime yet."""
-    # Not tmp_path: a socket's path has a limit of 107 bytes.
-    with tempfile.TemporaryDirectory(prefix="nb") as directory:
-        root = Path(directory)
-        for made in ("cdi", "host/proc/self", "host/sys/devices/system/cpu", "host/sys/kernel/mm/hugepages"):
-            (root / made).mkdir(parents=True)
-        (root / "host/sys/devices/system/cpu/online").write_text("0-7\n")
-        yield Node(root)
+def made_up_node(root: Path) -> Node:
+    """Makes a node without a runtime yet; ``root`` must be short enough for sockets."""
+    for made in ("cdi", "host/proc/self", "host/sys/devices/system/cpu", "host/sys/kernel/mm/hugepages"):
+        (root / made).mkdir(parents=True)
+    (root / "host/sys/devices/system/cpu/online").write_text("0-7\n")
+    return Node(root)
 
 
 @contextlib.asynccontextmanager
@@ -104,13 +99,6 @@ async def leave(started: asyncio.subprocess.Process) -> int:
     started.send_signal(signal.SIGTERM)
     async with asyncio.timeout(2):
         return await started.wait()
-
-
-async def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    """Looks at something that tells nobody when it changes."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110  a file of the imitated kernel
-            await asyncio.sleep(0.01)
 
 
 def last(server: StateServer, key: str) -> object:

@@ -180,10 +180,3 @@ async def enforcing(node: Node) -> AsyncIterator[Node]:
         await node.enforcer.activate()
         await node.enforcer.synchronize([], [])
         yield node
-
-
-async def eventually(condition: Callable[[], bool], seconds: float = 8.0) -> None:
-    """Waits until something has become true."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110  what is waited for is a file
-            await asyncio.sleep(0.005)

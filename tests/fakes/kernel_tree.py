@@ -4,6 +4,7 @@
 import errno
 import os
 import shutil
+import threading
 from pathlib import Path
 
 from nri_backend.cgroup import CgroupRefusedError, CgroupTree
@@ -26,6 +27,8 @@ class KernelTree(CgroupTree):
         self.unreadable: dict[tuple[str, str], int] = {}
         """Errno of a read, by path and file."""
         self.written: list[tuple[str, str, str]] = []
+        self._one = threading.RLock()
+        """A test and the program under it write from two threads; a kernel does one thing after the other."""
         root.mkdir(exist_ok=True)
 
     def path(self, path: str) -> Path:
@@ -58,9 +61,10 @@ class KernelTree(CgroupTree):
 
     def set(self, path: str, name: str, text: str) -> None:
         """Somebody else writes a file."""
-        _write(f"{self.root}/{path}/{name}", text)
-        if name.startswith("cpuset"):
-            self.settle(path)
+        with self._one:
+            _write(f"{self.root}/{path}/{name}", text)
+            if name.startswith("cpuset"):
+                self.settle(path)
 
     def kill_for_memory(self, path: str) -> None:
         """Kills a process of a cgroup for want of memory: counted there and in all above it."""
@@ -77,13 +81,14 @@ class KernelTree(CgroupTree):
         """Writes as the kernel would let us."""
         if number := self.refused.get((path, name)):
             raise CgroupRefusedError(f"{self.root}/{path}/{name}", os.strerror(number), number, text)
-        if name == "cpu.max":
-            super().write(path, name, f"{text} {self.get(path, name).partition(' ')[2]}")
-        else:
-            super().write(path, name, text)
-        self.written.append((path, name, text))
-        if name.startswith("cpuset"):
-            self.settle(path)
+        with self._one:
+            if name == "cpu.max":
+                super().write(path, name, f"{text} {self.get(path, name).partition(' ')[2]}")
+            else:
+                super().write(path, name, text)
+            self.written.append((path, name, text))
+            if name.startswith("cpuset"):
+                self.settle(path)
 
     def read(self, path: str, name: str) -> str:
         """Reads as the kernel would let us."""

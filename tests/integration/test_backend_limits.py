@@ -2,25 +2,20 @@
 """Limits of claims through nri-backend as a process: from the runtime's socket to the files of cgroups."""
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.fakes.backend_process import POD, Node, backend, eventually, last, made_up_node
+from tests.fakes.backend_process import POD, Node, backend, last
 from tests.fakes.runtime import FakeRuntime
 from tests.fakes.runtime import running as running_runtime
 from tests.fakes.runtime_store import Container, OperationError
 from tests.fakes.state_server import StateServer, state_server
+from tests.fakes.waiting import eventually
 
 MI = 1 << 20
-
-
-@pytest.fixture
-def node() -> Iterator[Node]:
-    with made_up_node() as node:
-        yield node
 
 
 @contextlib.asynccontextmanager

@@ -3,20 +3,14 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 
 import pytest
 from numa_contract.names import CPU_DRIVER, cdi_file_name
 
-from tests.fakes.backend_process import POD, UID, Node, backend, eventually, last, leave, made_up_node, plain, process
+from tests.fakes.backend_process import POD, UID, Node, backend, last, leave, plain, process
 from tests.fakes.runtime import running as running_runtime
 from tests.fakes.state_server import state_server
-
-
-@pytest.fixture
-def node() -> Iterator[Node]:
-    with made_up_node() as node:
-        yield node
+from tests.fakes.waiting import eventually
 
 
 async def test_it_connects_tells_and_leaves(node: Node) -> None:

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,11 +109,10 @@ class Project:
 
 
 @pytest.fixture
-def project(compose: dict[str, Any]) -> Iterator[Project]:
-    with tempfile.TemporaryDirectory(prefix="dc-", dir="/tmp") as base:
-        project = Project(compose, Path(base))
-        yield project
-        project.kill()
+def project(compose: dict[str, Any], short_root: Path) -> Iterator[Project]:
+    project = Project(compose, short_root)
+    yield project
+    project.kill()
 
 
 @pytest.mark.timeout(120)

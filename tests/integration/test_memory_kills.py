@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Both services with all stand-ins: a container that the kernel kills at its claim is told to whoever reads its pod."""
 
+from typing import Any
+
 from tests.stage.pods import claim_pod, memory, opaque
 from tests.stage.process import wait_for
 from tests.stage.stage import OpenStage
@@ -29,8 +31,15 @@ def test_a_kill_becomes_one_event_that_names_the_numa_node(open_stage: OpenStage
             "claim default/db-claim gives it 64Mi on NUMA node 1, it may use no more (limit: claim)"
         )
         assert instance.backend is not None
-        instance.backend.kill()
+        stage.kill_backend(instance)
         instance.backend.start()
         stage.wait_ready(instance)
-        pod.run().stop()
+        again = pod.run()
+        again.stop()
+
+        def told() -> list[Any]:
+            containers = stage.state("/v1/containers")
+            return [one["memoryKills"] for one in containers if (one["id"], one["state"]) == (again.id, "stopped")]
+
+        assert wait_for("the new backend to tell of the end", told) == [0]
         assert len(stage.events("OutOfClaimedMemory")) == 1

@@ -27,7 +27,7 @@ phase() { # phase NAME: the time since the last phase ended was this one's
 
 push_source() { # the project's code and the machine's description, as they are now
   (cd "$ROOT" && tar --exclude=__pycache__ --exclude='*.egg-info' -cf - shared/src services/*/src tests/node tests/fakes tests/stage examples) |
-    guest 'rm -rf /opt/numa/src && mkdir -p /opt/numa/src && tar -xf - -C /opt/numa/src' || return
+    guest 'rm -rf /opt/numa/src /opt/numa/images && mkdir -p /opt/numa/src && tar -xf - -C /opt/numa/src' || return
   guest 'cat >/opt/numa/profile.env' <<<"NAME=$PROFILE NUMA=$NUMA SOCKETS=$SOCKETS DIES=$DIES CORES=$CORES THREADS=$THREADS MEM_GIB=$MEM_GIB HP2M=$HP2M HP1G=$HP1G"
 }
 
@@ -95,7 +95,7 @@ main() {
   ((${#profiles[@]})) || profiles=(default one-gig containerd-1.7)
   trap '[ -n "$KEEP" ] || [ -z "$PROFILE" ] || machine_kill' EXIT
   trap 'exit 130' INT TERM
-  [ -x "$PYTHON" ] || fail "no $PYTHON: run make setup, or set PYTHON to one with pip and packaging"
+  [ -x "$PYTHON" ] || fail "no $PYTHON: run make test-node, or set PYTHON to one with pip and packaging"
   install_tools
   phase "tools"
   build_layers

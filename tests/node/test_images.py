@@ -48,7 +48,7 @@ def test_what_holds_with_processes_holds_with_images(cluster: Cluster, rule: Cal
 
 def test_the_pod_has_no_more_rights_than_the_chart_says(cluster: ImageCluster) -> None:
     """No capability, none to be gained, a system call filter, and a root that cannot be written."""
-    for container in (cluster.instance.pod.frontend, cluster.instance.pod.backend):
+    for container in (cluster.driver.frontend, cluster.driver.backend):
         assert int(container.status("CapEff"), 16) == int(container.status("CapPrm"), 16) == 0
         assert int(container.status("CapBnd"), 16) == 0
         assert container.status("NoNewPrivs") == "1"
@@ -61,8 +61,8 @@ def test_the_pod_has_no_more_rights_than_the_chart_says(cluster: ImageCluster) -
 def test_the_images_hold_this_source_and_nothing_to_work_with(cluster: ImageCluster) -> None:
     """What runs is what is tested elsewhere, with its byte code; there is no shell, no pip, no package manager."""
     for container, service in (
-        (cluster.instance.pod.frontend, "dra-frontend"),
-        (cluster.instance.pod.backend, "nri-backend"),
+        (cluster.driver.frontend, "dra-frontend"),
+        (cluster.driver.backend, "nri-backend"),
     ):
         root = Path(f"/proc/{container.pid}/root")
         (packages,) = root.glob("opt/app/lib/python3*/site-packages")
@@ -80,7 +80,7 @@ def test_the_images_hold_this_source_and_nothing_to_work_with(cluster: ImageClus
 
 def test_every_debian_package_has_its_licence(cluster: ImageCluster) -> None:
     """What dpkg's database names has a copyright file that can be read, though some are links into another package."""
-    for container in (cluster.instance.pod.frontend, cluster.instance.pod.backend):
+    for container in (cluster.driver.frontend, cluster.driver.backend):
         root = Path(f"/proc/{container.pid}/root")
         status = (root / "var/lib/dpkg/status").read_text()
         packages = re.findall(r"^Package: (.+)$", status, re.MULTILINE)
@@ -93,8 +93,9 @@ def test_a_killed_container_is_ready_again(cluster: ImageCluster) -> None:
     plain = cluster.node.pod("web").run()
     db = cluster.pod(cpus(2, numa_node=1), hugepages(4 * MIB))
     box = db.run()
-    for container in (cluster.instance.pod.backend, cluster.instance.pod.frontend):
-        container.kill()
+    frontend = cluster.driver.frontend
+    for container, kill in ((cluster.driver.backend, cluster.instance.kill_backend), (frontend, frontend.kill)):
+        kill()
         began = time.monotonic()
         container.start()
         cluster.wait_ready()
@@ -113,5 +114,5 @@ def _note_memory(container: DriverContainer) -> None:
 
 def test_a_container_leaves_in_order(cluster: ImageCluster) -> None:
     """SIGTERM ends both with status 0, though they are the first process of their container."""
-    assert cluster.instance.pod.backend.stop() == 0
-    assert cluster.instance.pod.frontend.stop() == 0
+    assert cluster.driver.backend.stop() == 0
+    assert cluster.driver.frontend.stop() == 0

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.stage.classes import CLASSES
 from tests.stage.process import Process, StageError, compile_sources, python, wait_for
 from tests.stage.settings import Paths, StageSettings, fill_in
 from tests.stage.wires import AnsweredError, ask_http, ask_line, ask_unix
@@ -23,14 +24,6 @@ from tests.stage.wires import AnsweredError, ask_http, ask_line, ask_unix
 # 107 bytes for a socket less the longest name below the base, that of a registration socket with a pod's UID.
 _LONGEST_BASE = 25
 _READY_SECONDS = 15.0
-_HUGEPAGES = 'device.driver == "dra.memory" && device.attributes["resource.kubernetes.io"].hugeTLB'
-_CLASSES = {
-    "dra.cpu": 'device.driver == "dra.cpu"',
-    "dra.memory": 'device.driver == "dra.memory" && !device.attributes["resource.kubernetes.io"].hugeTLB',
-} | {
-    f"dra.hugepages-{size}": f'{_HUGEPAGES} && device.attributes["resource.kubernetes.io"].pageSize == "{size}"'
-    for size in ("64k", "1m", "2m", "4m", "16m", "32m", "512m", "1g", "2g", "16g")
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +56,7 @@ class Stage:
         self.settings = settings or StageSettings()
         self.instances: list[Instance] = []
         self.stand_ins: list[Process] = []
+        self._killed: set[str] = set()
         self.server = ""
         """Base URL of the API server."""
 
@@ -120,7 +114,7 @@ class Stage:
         ):
             self._wait_alive(f"{process.name} to serve", [process], sign.exists)
         self.server = f"http://127.0.0.1:{paths.port.read_text()}"
-        for name, expression in _CLASSES.items():
+        for name, expression in CLASSES.items():
             document = {"metadata": {"name": name}, "spec": {"selectors": [{"cel": {"expression": expression}}]}}
             self.api("/apis/resource.k8s.io/v1/deviceclasses", "POST", document)
         self._write_config()
@@ -183,9 +177,21 @@ class Stage:
         """Why an instance is not ready; empty when it is."""
         try:
             ask_unix(instance.state_socket, "/readyz")
+            dead = self._killed and self._lessee(instance) in self._killed
         except (AnsweredError, OSError) as error:
             return str(error)
-        return ""
+        return "the lease is that of a backend that was killed" if dead else ""
+
+    def kill_backend(self, instance: Instance) -> None:
+        """Kills it. The instance is ready again when its successor was heard: a lease outlives its backend by 3 s."""
+        assert instance.backend is not None
+        with suppress(AnsweredError, OSError):
+            self._killed.add(self._lessee(instance))
+        instance.backend.kill()
+
+    def _lessee(self, instance: Instance) -> str:
+        lease = self.state("/v1/backend", instance)["status"]
+        return str(lease["instance"]) if lease else ""
 
     def _registered(self, driver: str) -> bool:
         return any(one["driver"] == driver and one["connected"] for one in self.kubelet("status")["endpoints"])

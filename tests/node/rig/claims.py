@@ -14,6 +14,7 @@ from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER, cdi_file_name, cpu_en
 
 from tests.node.rig.node import CDI_DIRECTORY
 from tests.node.rig.pods import FOREVER, Container, Pod, Resources
+from tests.node.rig.wait import until
 from tests.stage.pods import opaque
 
 if TYPE_CHECKING:
@@ -132,7 +133,13 @@ class ClaimPod:
         """Ends the pod: containers, then the claims. Ending it twice changes nothing."""
         self.remove_sandbox()
         if self.claims:
+            # Until its containers are reported gone, what they have stays held; a kubelet would come again.
+            until(lambda: self.uid not in self._reported(), f"the containers of {self.name} are reported gone")
             self.unprepare()
             for claim in self.claims:
                 self._cluster.delete_claim(claim["metadata"]["name"])
             self.claims = []
+
+    def _reported(self) -> set[str]:
+        """Pods of which the backend tells."""
+        return {one["podUid"] for one in self._cluster.instance.state("/v1/containers")}

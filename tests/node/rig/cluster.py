@@ -4,6 +4,7 @@
 import json
 import statistics
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -19,19 +20,12 @@ from tests.node.rig.instance import Instance
 from tests.node.rig.node import Node
 from tests.node.rig.services import Services
 from tests.node.rig.wait import until
+from tests.stage.classes import CLASSES
 from tests.stage.wires import ask_http, ask_line
 
 NODE_NAME = "node-a"
 RESERVED = frozenset({0, 1})  # a whole core of NUMA node 0
 DRIVERS = ("dra.cpu", "dra.memory")
-_HUGEPAGES = 'device.driver == "dra.memory" && device.attributes["resource.kubernetes.io"].hugeTLB'
-_PAGE_SIZE = 'device.attributes["resource.kubernetes.io"].pageSize'
-_CLASSES = {
-    "dra.cpu": 'device.driver == "dra.cpu"',
-    "dra.memory": 'device.driver == "dra.memory" && !device.attributes["resource.kubernetes.io"].hugeTLB',
-    "dra.hugepages-2m": f'{_HUGEPAGES} && {_PAGE_SIZE} == "2m"',
-    "dra.hugepages-1g": f'{_HUGEPAGES} && {_PAGE_SIZE} == "1g"',
-}
 _SOURCE = Path(__file__).parents[3]
 _DEVICE_CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 _CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
@@ -73,7 +67,7 @@ class Cluster:
         instance.backend.start()
         self._wait_served("apiserver", _PORT)
         self._server = f"http://127.0.0.1:{_PORT.read_text()}"
-        for name, expression in _CLASSES.items():
+        for name, expression in CLASSES.items():
             spec = {"selectors": [{"cel": {"expression": expression}}]}
             self.api(_DEVICE_CLASSES, "POST", {"metadata": {"name": name}, "spec": spec})
         self._wait_served("kubelet", _CONTROL)
@@ -137,7 +131,12 @@ class Cluster:
         return made
 
     def _make_instance(self, number: int) -> Instance:
-        return Instance(self.services, number, _CONFIG, NODE_NAME, self.times)
+        pod_uid, metrics = str(uuid.uuid4()), f"127.0.0.1:{18080 + number}"
+        env = {"POD_UID": pod_uid, "NODE_NAME": NODE_NAME}
+        common = ("--config", str(_CONFIG), "--bind-address")
+        backend = self.services.module(f"backend-{number}", "nri_backend", *common, metrics, env=env)
+        frontend = self.services.module(f"frontend-{number}", "dra_frontend", *common, "off", env=env)
+        return Instance(pod_uid, backend, frontend, metrics, self.times)
 
     def wait_ready(self) -> Instance:
         """Starts what is missing of the first instance; returns it when it enforces, serves and is registered."""

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.node._pb import cri_pb2 as pb
+from tests.node.rig import kernel
 from tests.node.rig.node import Node
-from tests.node.rig.wait import until
+from tests.node.rig.pods import cri_log
+from tests.node.rig.wait import PATIENCE, until
 
 VOLUMES = Path("/run/node-test/volumes")
 NAMESPACE = "dra-driver-numa"
@@ -103,20 +105,19 @@ class DriverContainer:
 
     def stop(self, within: float = 30.0) -> int:
         """SIGTERM; the exit status."""
-        self._pod.node.runtime.stop(self._id, int(within))
+        self._pod.node.runtime.stop(self._id, int(within * PATIENCE))
         return int(self._pod.node.runtime.state(self._id).exit_code)
 
     def log(self) -> str:
         """What this start wrote."""
-        lines = self._log.read_text().splitlines() if self._log.exists() else []
-        return "".join(line.split(" ", 3)[3] + "\n" for line in lines)
+        return cri_log(self._log)
 
     def wait_for_log(self, text: str, within: float = 30.0) -> None:
         until(lambda: text in self.log(), f"{text!r} in the log of {self.name}", within)
 
     def status(self, field: str) -> str:
         """A field of /proc/PID/status, e.g. CapEff."""
-        return Path(f"/proc/{self.pid}/status").read_text().split(f"{field}:")[1].split("\n")[0].strip()
+        return kernel.status(self.pid, field)
 
     def mebibytes(self, field: str) -> float:
         """A field of /proc/PID/smaps_rollup, e.g. Rss, Pss (pages shared by several processes count in part)."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from tests.node.rig import figures
 from tests.node.rig.cluster import NODE_NAME, Cluster
 from tests.node.rig.driver_pod import DriverPod, rendered
-from tests.node.rig.hooks import HookTimes
 from tests.node.rig.instance import Instance
 from tests.node.rig.node import Node
 
@@ -18,20 +17,12 @@ IMAGES = ("dra-frontend", "nri-backend")
 BACKEND_METRICS = "127.0.0.1:8081"  # the chart's default
 
 
-class ImageInstance(Instance):
-    """Both containers of the pod; the other things of an instance are as with processes."""
-
-    def __init__(self, node: Node, times: HookTimes) -> None:
-        self.pod_uid = str(uuid.uuid4())
-        self._metrics = BACKEND_METRICS
-        self._times = times
-        self.pod = DriverPod(node, rendered(ARCHIVES / "chart.json"), self.pod_uid, NODE_NAME)
-        self.backend = self.pod.backend
-        self.frontend = self.pod.frontend
-
-
 class ImageCluster(Cluster):
-    """As Cluster; the images are imported when it starts."""
+    """As Cluster, with one instance; the images are imported when it starts."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self.driver = DriverPod(node, rendered(ARCHIVES / "chart.json"), str(uuid.uuid4()), NODE_NAME)
 
     def start(self) -> None:
         for image in IMAGES:
@@ -41,20 +32,11 @@ class ImageCluster(Cluster):
             figures.note(f"import of {image}", f"{archive.stat().st_size / 1e6:.0f} MB, {took:.0f} s")
         super().start()
 
-    def _make_instance(self, number: int) -> ImageInstance:
-        return ImageInstance(self.node, self.times)
-
-    @property
-    def instance(self) -> ImageInstance:
-        """The first instance."""
-        first = self.instances[0]
-        assert isinstance(first, ImageInstance)
-        return first
+    def _make_instance(self, number: int) -> Instance:
+        return Instance(self.driver.uid, self.driver.backend, self.driver.frontend, BACKEND_METRICS, self.times)
 
     def close(self) -> None:
         try:
             super().close()
         finally:
-            for instance in self.instances:
-                assert isinstance(instance, ImageInstance)
-                instance.pod.remove()
+            self.driver.remove()

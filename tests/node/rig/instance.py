@@ -3,12 +3,10 @@
 
 import http.client
 import signal
-import uuid
 from pathlib import Path
 from typing import Any, Protocol
 
 from tests.node.rig.hooks import HookTimes
-from tests.node.rig.services import Services
 from tests.node.rig.wait import until
 from tests.stage.wires import AnsweredError, ask_http, ask_unix
 
@@ -35,14 +33,14 @@ class Program(Protocol):
 class Instance:
     """Both services of one pod UID, with everything at its default place; building it starts nothing."""
 
-    def __init__(self, services: Services, number: int, config: Path, node: str, times: HookTimes) -> None:
-        self.pod_uid = str(uuid.uuid4())
-        self._metrics = f"127.0.0.1:{18080 + number}"
+    def __init__(self, pod_uid: str, backend: Program, frontend: Program, metrics: str, times: HookTimes) -> None:
+        self.pod_uid = pod_uid
+        self.backend = backend
+        self.frontend = frontend
+        self._metrics = metrics
+        """Where the backend serves them, host and port."""
         self._times = times
-        env = {"POD_UID": self.pod_uid, "NODE_NAME": node}
-        common = ("--config", str(config), "--bind-address")
-        self.backend: Program = services.module(f"backend-{number}", "nri_backend", *common, self._metrics, env=env)
-        self.frontend: Program = services.module(f"frontend-{number}", "dra_frontend", *common, "off", env=env)
+        self._killed = ""
 
     def start(self) -> "Instance":
         """Starts what does not run."""
@@ -83,12 +81,17 @@ class Instance:
 
     @property
     def status(self) -> dict[str, Any]:
-        """The backend's lease as this frontend has it; empty without one."""
+        """The backend's lease as this frontend has it; empty without one, or if it is that of a backend we killed."""
         try:
             answer = self.state("/v1/backend")
         except _UNREACHABLE:
             return {}
-        return dict(answer["status"] or {}) if answer["live"] else {}
+        lease = dict(answer["status"] or {}) if answer["live"] else {}
+        return {} if lease.get("instance") == self._killed else lease
+
+    def lease(self) -> dict[str, Any]:
+        """The backend's lease, waited for: on emulated CPUs one may end between two looks."""
+        return until(lambda: self.status, "a live lease")
 
     @property
     def active(self) -> bool:
@@ -105,11 +108,12 @@ class Instance:
 
     def counter(self, name: str) -> float:
         """One of the counters in the backend's lease, e.g. repaired_cpus; 0 before the first."""
-        return float((self.status.get("counters") or {}).get(name, 0))
+        return float((self.lease().get("counters") or {}).get(name, 0))
 
     def kill_backend(self) -> None:
-        """SIGKILL; what it has measured is kept."""
+        """SIGKILL; what it has measured is kept. Its lease outlives it by up to three seconds."""
         self.note_times()
+        self._killed = self.status.get("instance", "")
         self.backend.kill()
 
     def note_times(self) -> None:

@@ -42,6 +42,12 @@ class Resources:
         )
 
 
+def cri_log(path: Path) -> str:
+    """What a container wrote, without the time and the stream that the runtime puts before each line; "" at first."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return "".join(line.split(" ", 3)[3] + "\n" for line in lines)
+
+
 class Container:
     """A created container."""
 
@@ -121,8 +127,7 @@ class Container:
 
     def log(self) -> str:
         """What the container wrote to its standard output and error so far."""
-        lines = self._log.read_text().splitlines() if self._log.exists() else []
-        return "".join(line.split(" ", 3)[3] + "\n" for line in lines)
+        return cri_log(self._log)
 
 
 class Pod:

@@ -3,7 +3,6 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from numa_contract.names import cdi_file_name
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import BackendStatus, ClaimUse, ContainerReport
 
+from tests.fakes.waiting import eventually
 from tests.strategies.claims import NODE, claim, cpus, memory, result
 from tests.strategies.machines import machine
 
@@ -106,13 +106,6 @@ def node(tmp_path: Path, api: Claims) -> Instance:
     instance = Instance(tmp_path, api)
     instance.enforce()
     return instance
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits for a condition."""
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - what is waited for lies in files
-            await asyncio.sleep(0.005)
 
 
 async def test_prepare_answers_with_the_ids_of_the_file(node: Instance, api: Claims) -> None:
@@ -248,9 +241,9 @@ async def test_the_first_user_becomes_the_owner(node: Instance, api: Claims) -> 
     async with asyncio.TaskGroup() as tasks:
         worker = tasks.create_task(node.upkeep.run_reports())
         node.report(claims=[{"uid": "u", "driver": "dra.cpu"}])
-        await until(lambda: node.record("u").owner is not None)
+        await eventually(lambda: node.record("u").owner is not None)
         node.report(id="other", name="thief", claims=[{"uid": "u", "driver": "dra.cpu"}])
-        await until(node.upkeep._reports.empty)
+        await eventually(node.upkeep._reports.empty)
         worker.cancel()
     owner = node.record("u").owner
     assert owner is not None
@@ -278,7 +271,7 @@ async def test_a_pod_that_shows_up_later_is_read_from_the_api_server(node: Insta
     async with asyncio.TaskGroup() as tasks:
         worker = tasks.create_task(node.upkeep.run_reports())
         node.report(podUid="pod-2", refused="not reserved", unknownClaims=[{"uid": "u", "driver": "dra.cpu"}])
-        await until(lambda: node.record("u").reserves("pod-2"))
+        await eventually(lambda: node.record("u").reserves("pod-2"))
         worker.cancel()
 
 
@@ -380,7 +373,7 @@ async def test_an_owner_whose_pod_has_left_gives_way(node: Instance, api: Claims
     async with asyncio.TaskGroup() as tasks:
         worker = tasks.create_task(node.upkeep.run_reports())
         node.report(claims=[{"uid": "u", "driver": "dra.cpu"}])
-        await until(lambda: node.record("u").owner is not None)
+        await eventually(lambda: node.record("u").owner is not None)
         worker.cancel()
     api.add(claim("u", cpus(1), pods=("pod-2",)))
     await node.upkeep._sweep_some()
@@ -428,7 +421,7 @@ async def test_reports_on_their_way_cost_the_pod_no_retry(node: Instance, api: C
     claims = NodeClaims(api, node.store, lambda: node.inventory, node.backend, recovery, backend_wait=5)
     async with asyncio.TaskGroup() as tasks:
         answer = tasks.create_task(claims.prepare("dra.cpu", [name]))
-        await until(lambda: recovery.calls == 1)
+        await eventually(lambda: recovery.calls == 1)
         # Transactions take turns: after this one the first attempt has ended.
         await node.store.transact(lambda _: None)
         node.enforce()

@@ -11,8 +11,9 @@ from nri_backend.enforce import Host
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.fakes.claims import MI, cgroup_of, container, cpu_record, env_of, memory_record, pod
-from tests.fakes.enforcement import Node, eventually
+from tests.fakes.enforcement import Node
 from tests.fakes.kernel_tree import DENIED
+from tests.fakes.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("blocking")
 

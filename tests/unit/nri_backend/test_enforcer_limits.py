@@ -10,8 +10,9 @@ from nri_backend.containers import RefusedError, Resources
 from nri_backend.ports import LinkStatus
 
 from tests.fakes.claims import MI, container, cpu_record, env_of, memory_record, pod
-from tests.fakes.enforcement import Node, enforcing, eventually
+from tests.fakes.enforcement import Node, enforcing
 from tests.fakes.kernel_tree import DENIED
+from tests.fakes.waiting import eventually
 
 ONE = cpu_record("c1", "cpus=2-3")
 TOP = "kubepods.slice"
@@ -127,17 +128,20 @@ async def test_protection_is_raised_on_every_ancestor_and_lowered_again(node: No
     path = await node.run("one", *envs["p1"])
     await node.run("two", *envs["p2"], of="p2")
 
-    def shown() -> list[int]:
-        return [int(node.kernel.get(where, file)) // MI for where in (path, *ABOVE)]
+    def shown() -> list[str]:
+        return [node.kernel.get(where, file) for where in (path, *ABOVE)]
 
-    assert shown() == [64, 64, 96, 106]
+    def mebibytes(*amounts: int) -> list[str]:
+        return [str(amount * MI) for amount in amounts]
+
+    assert shown() == mebibytes(64, 64, 96, 106)
     node.kernel.set(PODS, file, "0")
-    await eventually(lambda: shown() == [64, 64, 96, 106])
+    await eventually(lambda: shown() == mebibytes(64, 64, 96, 106))
     await eventually(lambda: node.counts.repairs["memory"] == 1)
     await node.stop("two", "p2")
-    await eventually(lambda: shown() == [64, 64, 64, 74])
+    await eventually(lambda: shown() == mebibytes(64, 64, 64, 74))
     await node.stop("one")
-    await eventually(lambda: [int(node.kernel.get(where, file)) // MI for where in ABOVE] == [0, 0, 10])
+    await eventually(lambda: [node.kernel.get(where, file) for where in ABOVE] == mebibytes(0, 0, 10))
 
 
 async def test_a_missing_memory_controller_fails_the_claim_that_needs_it_alone(node: Node) -> None:

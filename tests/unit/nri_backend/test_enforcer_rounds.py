@@ -11,12 +11,12 @@ from nri_backend.stored import MAX_SYNC_UPDATES
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.fakes.claims import MI, cgroup_of, container, cpu_record, env_of, memory_record, pod
-from tests.fakes.enforcement import Node, eventually, rounds
+from tests.fakes.enforcement import Node, rounds
+from tests.fakes.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("blocking")
 
 ONE = cpu_record("c1", "cpus=2-3")
-PODS = "kubepods.slice/kubepods-burstable.slice"
 
 
 async def test_others_are_moved_without_any_hook(node: Node) -> None:

@@ -12,8 +12,9 @@ from nri_backend.killer import Killer
 from nri_backend.known import Known
 
 from tests.fakes.claims import cpu_record, pod
-from tests.fakes.enforcement import Node, enforcing, eventually
+from tests.fakes.enforcement import Node, enforcing
 from tests.fakes.kernel_tree import KernelTree
+from tests.fakes.waiting import eventually
 
 ONE = cpu_record("c1", "cpus=2-3")
 

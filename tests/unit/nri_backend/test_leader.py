@@ -24,7 +24,7 @@ asyncio.run(main())
 
 
 def held(lock: ActiveLock) -> bool:
-    return lock.held
+    return lock._held
 
 
 @contextlib.asynccontextmanager

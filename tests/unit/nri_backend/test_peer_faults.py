@@ -21,7 +21,8 @@ from nri_backend.state import Choices, NodeState
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.fakes.claims import cgroup_of, container, cpu_record, env_of, files_of, pod
-from tests.fakes.enforcement import Node, enforcing, eventually
+from tests.fakes.enforcement import Node, enforcing
+from tests.fakes.waiting import eventually
 
 ONE = cpu_record("c1", "cpus=2-3")
 TWO = cpu_record("c2", "cpus=4-5", pods=("p2",))

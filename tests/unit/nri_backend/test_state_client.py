@@ -234,12 +234,13 @@ async def test_records_wake_the_backend(path: Path) -> None:
     """Each event called record is handed on, others are not, however they are cut."""
     async with state_server(path) as server, running(Backend(path)) as backend:
         await server.until(lambda: bool(server.listeners))
-        before = backend.records
+        await backend.until_records(1)  # the new stream itself
         server.publish(b"event: record\ndata: {}\n\nevent: container\ndata: {}\n\nevent: rec")
         server.publish(b"ord\ndata: {}\n\n")
-        await backend.until_records(before + 2)
+        await backend.until_records(3)
         server.publish(b"event: other\ndata: {}\n\nevent: record\ndata: {}\n\n")
-        await backend.until_records(before + 3)
+        await backend.until_records(4)
+        assert backend.records == 4
 
 
 async def test_a_lost_stream_counts_as_news(path: Path) -> None:

@@ -33,11 +33,6 @@ class ActiveLock:
         self._fd = -1
         self._held = False
 
-    @property
-    def held(self) -> bool:
-        """Whether this instance is the active one."""
-        return self._held
-
     async def acquired(self) -> None:
         """Returns when the lock is held, at once or when its holder leaves or dies. OSError if it cannot be opened."""
         while not self._try():  # noqa: ASYNC110  another process releases it, so there is no event to wait for

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must be true of the node before anything starts. Each fault says what to change."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -99,15 +99,16 @@ def mount_fault(root: str, mounts: Iterable[Mount]) -> str:
     return ""
 
 
-def other_mounts(root: str, mounts: Iterable[Mount]) -> list[str]:
+def other_mounts(root: str, mounts: Sequence[Mount]) -> list[str]:
     """Returns where else the tree of the cgroup root is mounted, as Cilium does: the same files under another name.
 
     In a container only those that were mounted into it are seen.
     """
-    mounts = list(mounts)
     here = _own_mounts(root, mounts)
-    same = [mount.point for mount in mounts if here and mount.kind == "cgroup2" and mount.root == here[-1].root]
-    return sorted({point for point in same if point != here[-1].point})
+    if not here:
+        return []
+    same = {mount.point for mount in mounts if mount.kind == "cgroup2" and mount.root == here[-1].root}
+    return sorted(same - {here[-1].point})
 
 
 def socket_fault(path: str) -> str:

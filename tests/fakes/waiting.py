@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waiting for what tells nobody when it changes: files, and tasks of the program under test."""
+
+import asyncio
+from collections.abc import Callable
+
+
+async def eventually(condition: Callable[[], object], seconds: float = 8.0) -> None:
+    """Returns as soon as the condition is true; TimeoutError when it never is."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)

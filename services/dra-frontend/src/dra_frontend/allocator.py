@@ -114,7 +114,7 @@ class _Search:
             shown = ", ".join(f"{free[node]} on node {node}" for node in nodes)
             raise self._refused(f"; they cannot be shared out evenly, there are {shown}")
         shared = zip(groups, shares, strict=True)
-        return [cpu for group, share in shared if share for cpu in self._take(group, share, ())]
+        return [cpu for group, share in shared if share for cpu in self._take(group, share, (NODE,))]
 
     def _refused(self, detail: str) -> NoCpusError:
         """Returns why there are none: first what no release changes, a look at the machine for refusals alone."""

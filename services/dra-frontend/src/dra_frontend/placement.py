@@ -6,8 +6,9 @@ into the tightest one; what does not takes the fullest parts whole and puts the 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final, Literal, TypeAlias
 
 from dra_frontend.amounts import has
@@ -84,8 +85,9 @@ def build(places: Sequence[Place], levels: Sequence[Level]) -> Part:
 
 
 def split(places: Sequence[Place], levels: Sequence[Level]) -> list[list[Place]]:
-    """Returns the places in groups that no level tells apart, in their order."""
-    groups: defaultdict[tuple[int | None, ...], list[Place]] = defaultdict(list)
+    """Returns the places in groups that none of the levels, at least one, tells apart; in their order."""
+    told = attrgetter(*levels)
+    groups: defaultdict[Hashable, list[Place]] = defaultdict(list)
     for place in places:
-        groups[tuple([getattr(place, level) for level in levels])].append(place)
+        groups[told(place)].append(place)
     return list(groups.values())

@@ -128,6 +128,8 @@ class _Giver:
         try:
             return self._in_order(next(orders))
         except RefusedError as error:
+            if len(parts) == 1:
+                raise
             refusal = error
         for part in parts:
             self._one(part, frozenset())  # what cannot be given alone is refused for that

@@ -90,12 +90,12 @@ class Place:
 
     def first(self) -> "Place":
         """Returns one thread in place of each core; as good as a whole core if the core is."""
-        return self._of([core[:1] for core in self.whole], [core[:1] for core in self.broken])
+        return _first(self)
 
     def rest(self) -> "Place | None":
         """Returns the threads besides the first ones, None if there are none."""
         rest = [core[1:] for core in self.whole + self.broken if len(core) > 1]
-        return self._of([], rest) if rest else None
+        return self.holding([], rest) if rest else None
 
     def within(self, cpus: frozenset[int], *, atomic: bool) -> "Place | None":
         """Returns what is among some CPUs, None where that is nothing; broken cores with the fewest threads first."""
@@ -105,9 +105,10 @@ class Place:
             others = [core for core in self.whole if not cpus.issuperset(core)]
             cut = (tuple(cpu for cpu in core if cpu in cpus) for core in (*others, *self.broken))
             broken = sorted(filter(None, cut), key=_fewest_threads)
-        return self._of(whole, broken, atomic=atomic) if whole or broken else None
+        return self.holding(whole, broken, atomic=atomic) if whole or broken else None
 
-    def _of(self, whole: Iterable[Core], broken: Iterable[Core], *, atomic: bool = False) -> "Place":
+    def holding(self, whole: Iterable[Core], broken: Iterable[Core], *, atomic: bool = False) -> "Place":
+        """Returns the same place with other cores in it."""
         return Place(self.package, self.node, self.l3, tuple(whole), tuple(broken), atomic)
 
     def best(self, need: int) -> "tuple[Rank, Place]":
@@ -195,6 +196,11 @@ class Layout:
 @lru_cache(128)
 def _within(place: Place, cpus: frozenset[int], atomic: bool) -> Place | None:
     return place.within(cpus, atomic=atomic)
+
+
+@lru_cache(128)
+def _first(place: Place) -> Place:
+    return place.holding([core[:1] for core in place.whole], [core[:1] for core in place.broken])
 
 
 def _frozen(sets: Mapping[_Key, set[int]]) -> dict[_Key, frozenset[int]]:

@@ -18,6 +18,7 @@ from tests.stage.pods import memory
 MIB = 1 << 20
 FILES = Path("/var/tmp/node-test")
 WORKING_SET = 64 * MIB
+ROUNDS = 9
 TOUCH = ["python3", "-IS", "/programs/touch_memory.py", "--hold"]
 
 
@@ -40,7 +41,10 @@ def cached(group: Cgroup) -> int:
 
 
 def kept(cluster: Cluster, files: Path, **parameters: str) -> int:
-    """Bytes of a claim's working set that are left when a neighbour has read six times as much."""
+    """Bytes of a claim's working set that are left when a neighbour has read twice as much for so many rounds.
+
+    Or when half of it is gone: how fast the kernel takes what nobody protects differs from run to run.
+    """
     # A page belongs to the group that reads it first.
     Path("/proc/sys/vm/drop_caches").write_text("1")
     places = {str(files): "/data"}
@@ -51,7 +55,10 @@ def kept(cluster: Cluster, files: Path, **parameters: str) -> int:
     everybody = Cgroup(cluster.node.cgroups.path("guaranteed"))
     everybody.write("memory.max", int(everybody.read("memory.current")) + WORKING_SET // 2)
     try:
-        assert neighbour.exec("sh", "-c", "for i in 1 2 3; do cat /data/theirs >/dev/null; done").code == 0
+        for _ in range(ROUNDS):
+            assert neighbour.exec("sh", "-c", "cat /data/theirs >/dev/null").code == 0
+            if cached(box.cgroup) < WORKING_SET // 2:
+                break
         return cached(box.cgroup)
     finally:
         everybody.write("memory.max", "max")

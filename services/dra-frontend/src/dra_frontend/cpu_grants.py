@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPUs of each result of a claim: chosen by the scheduler, named by the claim, or found by the allocator. Core."""
+"""The CPUs of each result of a claim. Core.
+
+Given: chosen by the scheduler, named by the claim, or found by the allocator. Or seen: those that its containers hold,
+where the record of what was given is lost.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,11 +42,11 @@ def _device(result: Result, inventory: Inventory) -> CpuDevice:
     return device
 
 
-def _amount(result: Result, inventory: Inventory) -> int:
+def _cpu_count(result: Result, inventory: Inventory) -> int:
     """Returns how many CPUs a result has, also of a device that is gone; raises RefusedError."""
     device = inventory.device(result.driver, result.pool, result.device)
     single = isinstance(device, CpuDevice) and device.kind is DeviceKind.CPU
-    # Only a single CPU is given without an amount: so was a device that is gone.
+    # Only a single CPU is given without an amount, so that is what a device was that is gone.
     was_single = device is None and result.consumption(CPU_CAPACITY) is None
     return 1 if single or was_single else amount(result, CPU_CAPACITY, "CPUs")
 
@@ -93,7 +97,7 @@ def give_cpus(
     giver = _Giver(uid, inventory, ledger)
     by_device: defaultdict[str, list[_Part]] = defaultdict(list)
     for index, result in enumerate(results):
-        device, count = _device(result, inventory), _amount(result, inventory)
+        device, count = _device(result, inventory), _cpu_count(result, inventory)
         by_device[device.name].append(_Part(index, result, device, wishes[result.base_request], count))
     given: dict[int, frozenset[int]] = {}
     # Devices have no CPU in common, so that only results of the same one are in each other's way.
@@ -213,7 +217,7 @@ def seen_cpus(
     for request in requests:
         cpus = seen.get(request) or (seen.get("") if len(requests) == 1 else None)
         mine = [result for result in results if result.base_request == request]
-        amounts = [_amount(result, inventory) for result in mine]
+        amounts = [_cpu_count(result, inventory) for result in mine]
         if cpus is None or len(cpus) != sum(amounts):
             raise RefusedError(f"request {request} has {sum(amounts)} CPUs, its containers hold {len(cpus or ())}")
         shares = _shared_out(cpus, [(_offered(r, inventory), n) for r, n in zip(mine, amounts, strict=True)])

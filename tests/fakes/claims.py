@@ -24,6 +24,11 @@ from numa_contract.records import (
 
 MI = 1 << 20
 
+TOP = "kubepods.slice"
+PODS = f"{TOP}/kubepods-burstable.slice"
+POD = f"{PODS}/kubepods-burstable-podp1.slice"
+"""The cgroup of the pod that the tests have unless they say another, below that of its class, below that of all."""
+
 
 def cpu_record(
     uid: str,
@@ -94,24 +99,26 @@ def holding_of(*records: AllocationRecord) -> Holding:
     return hold(Held(record, record.requests) for record in records)
 
 
+def _slice_of(uid: str) -> str:
+    return f"kubepods-burstable-pod{uid}.slice"
+
+
 def pod(uid: str = "p1") -> Pod:
     """A pod under the systemd driver."""
-    parent = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{uid}.slice"
-    return Pod(f"sandbox-{uid}", uid, "ns", uid, parent)
+    return Pod(f"sandbox-{uid}", uid, "ns", uid, f"/{PODS}/{_slice_of(uid)}")
 
 
 def container(
     id_: str, *env: str, of: str = "p1", name: str = "main", cpus: str = "", huge: dict[str, int] | None = None
 ) -> Container:
     """A container that is being created, under the systemd driver."""
-    slice_ = f"kubepods-burstable-pod{of}.slice"
     resources = Resources(cpus=cpus, hugepage_limits=huge or {})
     env = ("PATH=/bin", *env)
-    path = f"{slice_}:cri-containerd:{id_}"
+    path = f"{_slice_of(of)}:cri-containerd:{id_}"
     return Container(id_, f"sandbox-{of}", name, ContainerState.UNKNOWN, env, path, resources)
 
 
 def cgroup_of(container: Container) -> str:
     """Where that container's cgroup is."""
     slice_, prefix, id_ = container.cgroups_path.split(":")
-    return f"kubepods.slice/kubepods-burstable.slice/{slice_}/{prefix}-{id_}.scope"
+    return f"{PODS}/{slice_}/{prefix}-{id_}.scope"

@@ -3,7 +3,7 @@
 
 from nri_backend.containers import Adjustment, MemoryPolicy, Resources
 from nri_backend.cpu_time import CpuLimit
-from nri_backend.enforce import CgroupWants, Host, Stated, adjustment, amendment, cpu_wants, stated
+from nri_backend.enforce import CgroupWants, Host, Stated, adjustment, amendment, cpuset_part, stated
 from nri_backend.grants import Holding
 
 from tests.fakes.claims import MI, cpu_record, holding_of, memory_record
@@ -52,8 +52,10 @@ def test_an_update_mentions_hugepages_only_if_the_kubelet_did() -> None:
 def test_offline_cpus_are_configured_but_not_expected() -> None:
     """B51: the kernel gives a CPU back by itself when it is configured; a claim without any CPU left is the pool's."""
     host = Host(frozenset({0, 1, 2}))
-    assert cpu_wants(frozenset({2, 3}), POOL, host, claims=True) == CgroupWants(frozenset({2, 3}), frozenset({2}))
-    assert cpu_wants(frozenset({3}), POOL, host, claims=True) == CgroupWants(POOL, POOL, shared=True)
+    one, two = frozenset({2, 3}), frozenset({3})
+    node = frozenset({1})
+    assert cpuset_part(one, node, POOL, host, claims=True) == CgroupWants(one, frozenset({2}), mems=node)
+    assert cpuset_part(two, node, POOL, host, claims=True) == CgroupWants(POOL, POOL, shared=True, mems=node)
 
 
 def test_a_quota_that_the_claim_covers_is_answered_away() -> None:

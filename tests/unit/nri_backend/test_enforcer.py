@@ -10,7 +10,7 @@ from nri_backend.containers import Adjustment, Container, RefusedError, Resource
 from nri_backend.enforce import Host
 from numa_contract.cpuset import parse_cpu_list
 
-from tests.fakes.claims import MI, cgroup_of, container, cpu_record, env_of, memory_record, pod
+from tests.fakes.claims import MI, POD, cgroup_of, container, cpu_record, env_of, memory_record, pod
 from tests.fakes.enforcement import Node
 from tests.fakes.kernel_tree import DENIED
 from tests.fakes.waiting import eventually
@@ -18,7 +18,6 @@ from tests.fakes.waiting import eventually
 pytestmark = pytest.mark.usefixtures("blocking")
 
 ONE = cpu_record("c1", "cpus=2-3")
-PODS = "kubepods.slice/kubepods-burstable.slice"
 
 
 async def test_a_claim_becomes_a_pinned_container(node: Node) -> None:
@@ -32,7 +31,7 @@ async def test_a_claim_becomes_a_pinned_container(node: Node) -> None:
     path = node.make_cgroups(pod(), stored)
     await node.enforcer.start_container(pod(), stored)
     assert (node.cpus(path), node.kernel.get(path, "cpuset.mems.effective")) == ("2-3", "1")
-    for where in (path, f"{PODS}/kubepods-burstable-podp1.slice"):
+    for where in (path, POD):
         for name in ("max", "rsvd.max"):
             assert node.kernel.get(where, f"hugetlb.2MB.{name}") == str(64 * MI)
             assert node.kernel.get(where, f"hugetlb.1GB.{name}") == "0"

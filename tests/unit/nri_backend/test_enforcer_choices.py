@@ -6,12 +6,11 @@ from pathlib import Path
 
 from nri_backend.containers import ContainerState, Resources
 
-from tests.fakes.claims import MI, container, cpu_record, memory_record, pod
+from tests.fakes.claims import MI, POD, container, cpu_record, memory_record, pod
 from tests.fakes.enforcement import Node, enforcing
 from tests.fakes.waiting import eventually
 
 ONE, TWO = cpu_record("c1", "cpus=2-3"), cpu_record("c2", "cpus=4-5")
-POD = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podp1.slice"
 
 
 def reservable(node: Node, path: str) -> list[str]:

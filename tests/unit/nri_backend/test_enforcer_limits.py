@@ -9,15 +9,12 @@ import pytest
 from nri_backend.containers import RefusedError, Resources
 from nri_backend.ports import LinkStatus
 
-from tests.fakes.claims import MI, container, cpu_record, env_of, memory_record, pod
+from tests.fakes.claims import MI, POD, PODS, TOP, container, cpu_record, env_of, memory_record, pod
 from tests.fakes.enforcement import Node, enforcing
 from tests.fakes.kernel_tree import DENIED
 from tests.fakes.waiting import eventually
 
 ONE = cpu_record("c1", "cpus=2-3")
-TOP = "kubepods.slice"
-PODS = f"{TOP}/kubepods-burstable.slice"
-POD = f"{PODS}/kubepods-burstable-podp1.slice"
 ABOVE = (POD, PODS, TOP)
 PLAIN = 4096
 

@@ -2,6 +2,7 @@
 """What happens off the hooks: moves, audits, taking over from a runtime or from another instance."""
 
 import errno
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from nri_backend.containers import Adjustment, ContainerState, RefusedError, Res
 from nri_backend.stored import MAX_SYNC_UPDATES
 from numa_contract.cpuset import parse_cpu_list
 
-from tests.fakes.claims import MI, cgroup_of, container, cpu_record, env_of, memory_record, pod
+from tests.fakes.claims import MI, PODS, cgroup_of, container, cpu_record, env_of, memory_record, pod
 from tests.fakes.enforcement import Node, rounds
 from tests.fakes.waiting import eventually
 
@@ -54,6 +55,18 @@ async def test_the_audit_repairs_and_counts(node: Node) -> None:
     node.enforcer._rounds.request_audit()
     await eventually(lambda: node.counts.repairs["hugetlb"] == 2)
     assert node.kernel.get(claim, "hugetlb.2MB.max") == str(64 * MI)
+
+
+async def test_the_audit_comes_to_every_container_and_every_pod(node: Node) -> None:
+    """They are more than are computed for one job."""
+    for number in range(70):
+        record = memory_record(f"m{number}", ("m", 0, 2 * MI, 2 * MI), pods=(f"q{number}",))
+        await node.run(f"c{number}", *node.claim(record), of=f"q{number}")
+    limits = [path / "hugetlb.2MB.max" for where in ("*", "*/*") for path in node.kernel.path(PODS).glob(f"{where}/")]
+    for file in limits:
+        file.write_text("0")
+    node.enforcer._rounds.request_audit()
+    await eventually(lambda: Counter(file.read_text() for file in limits) == {str(2 * MI): 140})
 
 
 async def test_a_standby_knows_everything_and_does_nothing(memory: Path) -> None:

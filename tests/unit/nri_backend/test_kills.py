@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from nri_backend.containers import ContainerState
 
-from tests.fakes.claims import MI, container, memory_record, pod
+from tests.fakes.claims import MI, POD, container, memory_record, pod
 from tests.fakes.enforcement import Node
 from tests.fakes.kernel_tree import KernelTree
 
-POD = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podp1.slice"
 PLAIN = 4096
 ONE, TWO = (memory_record(uid, ("a", 1, 48 * MI, PLAIN)) for uid in ("m1", "m2"))
 

@@ -11,12 +11,11 @@ import pytest
 from nri_backend.containers import ContainerState, RefusedError
 from nri_backend.preflight import PreflightError, check_node
 
-from tests.fakes.claims import MI, container, memory_record, pod
+from tests.fakes.claims import MI, POD, container, memory_record, pod
 from tests.fakes.enforcement import Node
 from tests.fakes.waiting import eventually
 
 TWO, GIGA = 2 * MI, 1 << 30
-POD = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podp1.slice"
 UNIFIED = "30 23 0:26 / {root} rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate{more}\n"
 
 

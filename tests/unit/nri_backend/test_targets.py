@@ -9,15 +9,13 @@ from nri_backend.enforce import Host, stated
 from nri_backend.known import Known, Phase, known_as
 from nri_backend.limits import Raise
 from nri_backend.state import NodeState
-from nri_backend.targets import GROUPS_AT_ONCE, GroupTarget, next_groups, target, target_at_start
+from nri_backend.targets import GroupTarget, group_targets, groups_above, target, target_at_start
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
 
-from tests.fakes.claims import MI, container, cpu_record, env_of, files_of, memory_record, pod
+from tests.fakes.claims import MI, POD, PODS, TOP, container, cpu_record, env_of, files_of, memory_record, pod
 
 TWO = 2 * MI
-PODS = "kubepods.slice/kubepods-burstable.slice"
-POD = f"{PODS}/kubepods-burstable-podp1.slice"
 
 
 def node(*records: AllocationRecord) -> NodeState:
@@ -37,9 +35,9 @@ def put(state: NodeState, id_: str, *env: str, of: str = "p1", quota: int | None
 
 
 def raises(state: NodeState, path: str = POD) -> dict[str, Raise] | None:
-    """What a cgroup above containers needs; None where it is not looked at."""
-    found = {group.path: dict(group.raises) for group in next_groups(state)}
-    return found.get(path)
+    """What a cgroup above containers needs; None where all is left as it is."""
+    groups = {group.path: group for group in group_targets(state, groups_above(state))}
+    return None if groups[path].kept else dict(groups[path].raises)
 
 
 def test_hugepages_of_a_pod_are_those_of_its_living_containers() -> None:
@@ -108,22 +106,18 @@ def test_protection_reaches_from_the_pod_to_the_top() -> None:
     both, own = {"memory.min": Raise(plus=96 * MI, needed=True)}, {"memory.min": Raise(plus=64 * MI, needed=True)}
     huge = {"hugetlb.2MB.max": Raise()}
     groups = {group.path: group.raises for group in target_at_start(state, first).groups}
-    assert groups == {POD: huge | own, PODS: both, "kubepods.slice": both}
-    assert raises(state, "kubepods.slice") == both
+    assert groups == {POD: huge | own, PODS: both, TOP: both}
+    assert raises(state, TOP) == both
     assert raises(state, POD) == huge | own
 
 
-def test_groups_come_in_portions() -> None:
-    """Every pod and what is above it, each once, until none is left: hooks run in between."""
+def test_every_group_above_containers_is_looked_at_once() -> None:
+    """Pods, each with its uid, before what is above all of them."""
     state = node()
-    for number in range(60):
-        put(state, f"c{number}", of=f"p{number}")
-    done: set[str] = set()
-    while some := next_groups(state, done):
-        assert len(some) <= GROUPS_AT_ONCE
-        assert done.isdisjoint(group.path for group in some)
-        done |= {group.path for group in some}
-    assert done == {PODS, "kubepods.slice"} | {pod_directory(pod(f"p{number}").cgroup_parent) for number in range(60)}
+    for number in range(120):
+        put(state, f"c{number}", of=f"p{number // 2}")
+    pods = {pod_directory(pod(f"p{number}").cgroup_parent): f"p{number}" for number in range(60)}
+    assert list(groups_above(state).items()) == [*pods.items(), (PODS, ""), (TOP, "")]
 
 
 def test_a_quick_look_has_no_limits() -> None:

@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.pagesize import oci_page_size
@@ -42,15 +43,19 @@ class CgroupWants:
     """Limits by file."""
 
 
-def cpu_wants(own: frozenset[int], pool: frozenset[int], host: Host, *, claims: bool) -> CgroupWants:
-    """Returns the CPU part for a container whose claims hold ``own``; ``claims``: whether any CPU is held at all.
+# The audit asks for every container of the node each second, and members of the pool all want the same.
+@lru_cache(maxsize=512)
+def cpuset_part(
+    own: frozenset[int], mems: frozenset[int], pool: frozenset[int], host: Host, *, claims: bool, lazy: bool = False
+) -> CgroupWants:
+    """Returns the cpuset part for a container whose claims hold these; ``claims``: whether any CPU is held at all.
 
     A running container whose CPUs have all gone offline belongs to the pool: the kernel would give it its parent's
     CPUs, everybody's (cpuset, cgroup-v2.rst).
     """
     if shown := own & host.online:
-        return CgroupWants(cpus=own, shown=shown)
-    return CgroupWants(cpus=pool, shown=pool, shared=True, needs_cpuset=claims)
+        return CgroupWants(cpus=own, shown=shown, mems=mems)
+    return CgroupWants(cpus=pool, shown=pool, shared=True, lazy=lazy, needs_cpuset=claims, mems=mems)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from numa_contract.errors import MalformedError
 from numa_contract.pagesize import oci_page_size, parse_page_size
@@ -52,6 +53,7 @@ def reservation_file(size: int) -> str:
     return limit_files(size)[1]
 
 
+@lru_cache
 def limit_files(size: int) -> tuple[str, ...]:
     """Returns the files that limit hugepages of a size: in use, and reserved (so that mmap fails instead of use)."""
     return with_reservation(f"hugetlb.{oci_page_size(size)}.max")

@@ -41,13 +41,13 @@ def look(tree: CgroupTree, path: str, wants: CgroupWants, *, full: bool) -> Seen
 
     CgroupGoneError, CgroupRefusedError.
     """
-    seen = Seen(cpus=tree.read_set(path, "cpuset.cpus.effective"))
-    if cpu_faults(wants, seen) and seen.cpus is not None:
-        seen = replace(seen, configured=tree.read_set(path, "cpuset.cpus"))
-    if not full and not wants.mems:
-        return seen
-    seen = replace(seen, mems=tree.read_set(path, "cpuset.mems.effective"))
-    return replace(seen, limits=tree.read_limits(path, wants.files)) if full else seen
+    cpus = tree.read_set(path, "cpuset.cpus.effective")
+    configured = mems = None
+    if cpus is not None and cpu_faults(wants, Seen(cpus)):
+        configured = tree.read_set(path, "cpuset.cpus")
+    if full or wants.mems:
+        mems = tree.read_set(path, "cpuset.mems.effective")
+    return Seen(cpus, mems, configured, tree.read_limits(path, wants.files) if full else None)
 
 
 def _pod_own(tree: CgroupTree, notes: Notes, target: Target) -> dict[int, Limit]:

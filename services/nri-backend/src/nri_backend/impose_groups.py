@@ -8,10 +8,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nri_backend.audit import Fault, Seen
+from nri_backend.audit import Fault, Seen, limit_faults
 from nri_backend.cgroup import CgroupGoneError, CgroupRefusedError, CgroupTree, Notes
 from nri_backend.enforce import CgroupWants
-from nri_backend.limits import Limit, own_limit, plan
+from nri_backend.limits import Limit, own_limit, plan, with_reservation
 from nri_backend.mend import Work, mend
 from nri_backend.targets import GroupTarget
 
@@ -34,14 +34,17 @@ def own_limits(tree: CgroupTree, notes: Notes, path: str, files: Sequence[str]) 
 
 def impose_group(tree: CgroupTree, notes: Notes, target: GroupTarget, work: Work) -> None:
     """Makes the limits of one cgroup true. CgroupGoneError, CgroupRefusedError."""
-    path, noted = target.path, notes.load(target.path)
+    path, noted = target.path, {} if target.kept else notes.load(target.path)
     if not noted and not target.raises:
         return
-    made = plan(tree.read_limits(path, tuple({**target.raises, **noted})), noted, target.raises)
+    files = tuple(name for file in {**target.raises, **noted} for name in with_reservation(file))
+    present = tree.read_limits(path, files)
+    made = plan(present, noted, target.raises)
+    wants = CgroupWants(files=made.wanted)
+    if made.ahead == made.after == noted and not limit_faults(wants, Seen(limits=present)):
+        return
     if made.ahead != noted:
         notes.store(path, made.ahead)
-    files = tuple(made.wanted)
-    wants = CgroupWants(files=made.wanted)
     # What claims change by coming and going is no repair.
     current = work if made.after == noted else Work(left=work.left)
     seen = mend(tree, path, wants, lambda: Seen(limits=tree.read_limits(path, files)), current)

@@ -9,8 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,7 +25,7 @@ from nri_backend.known import Known, Phase
 from nri_backend.ports import EnforcementObserver, ReportSink
 from nri_backend.report import report
 from nri_backend.state import NodeState
-from nri_backend.targets import Target, next_groups, target, target_at_start
+from nri_backend.targets import Target, group_targets, groups_above, target, target_at_start
 from nri_backend.turn import Turn
 
 _log = logging.getLogger(__name__)
@@ -161,17 +160,20 @@ class Keeper:
         tree, notes = self._edges.tree, self._notes
         return await self._writing.work(lambda: partial(impose_some, tree, notes, targets()))
 
-    async def impose_groups(self, done: AbstractSet[str]) -> list[GroupOutcome]:
-        """Makes pods, and what is above them, true for 10 ms, without those done; returns what became of some."""
+    def groups(self) -> dict[str, str]:
+        """Returns the cgroups above containers, as groups_above() tells them; problems of others are nobody's now."""
+        found = groups_above(self.state)
+        self._group_problems = {path: text for path, text in self._group_problems.items() if path in found}
+        return found
+
+    async def impose_groups(self, groups: Mapping[str, str]) -> list[GroupOutcome]:
+        """Makes some of these true for 10 ms; returns what became of those that it came to, in their order."""
         tree, notes = self._edges.tree, self._notes
 
         def work() -> Callable[[], list[GroupOutcome]]:
-            return partial(impose_groups, tree, notes, next_groups(self.state, done), SLICE_SECONDS)
+            return partial(impose_groups, tree, notes, group_targets(self.state, groups), SLICE_SECONDS)
 
         outcomes = await self._writing.work(work)
-        if not outcomes:
-            # All were looked at; what is not among them is nobody's any more.
-            self._group_problems = {path: text for path, text in self._group_problems.items() if path in done}
         for outcome in outcomes:
             problem = "; ".join(outcome.left)
             if problem and problem != self._group_problems.get(outcome.path):

@@ -74,15 +74,12 @@ class Outbox:
         """Queues the deletion of a container; a report that waits for it is replaced."""
         self._add(Message(container_id, None))
 
-    def answered(self, instance: str, known: bool) -> bool:
-        """Takes the frontend's answer to a lease of the present epoch; returns whether a new epoch had to begin."""
+    def answered(self, instance: str, known: bool) -> None:
+        """Takes the frontend's answer to a lease of the present epoch; a frontend that forgot it begins a new one."""
         if self._known_by is None:
             self._known_by = instance
-            return False
-        if self._known_by == instance and known:
-            return False
-        self._begin()
-        return True
+        elif self._known_by != instance or not known:
+            self._begin()
 
     def take(self, most: int = MAX_TOGETHER) -> tuple[Message, ...]:
         """Returns what to send next in one request, if the epoch was announced: reports, or one deletion.

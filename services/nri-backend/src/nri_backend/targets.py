@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the cgroups of containers and those above them must say, from the state as it is now."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
-from typing import Final
 
 from nri_backend import cpu_time, hugepages, memory
 from nri_backend.ancestors import ancestors, protections
-from nri_backend.enforce import CgroupWants, cpu_wants
+from nri_backend.enforce import CgroupWants, cpuset_part
 from nri_backend.hugepages import Guard, HugeWants, claimed_bytes
 from nri_backend.known import Known, Phase
 from nri_backend.limits import Raise, Wanted
 from nri_backend.state import NodeState
-
-GROUPS_AT_ONCE: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +20,8 @@ class GroupTarget:
     path: str
     raises: Mapping[str, Raise] = field(default_factory=dict)
     """By file."""
+    kept: bool = False
+    """All is left as it is: a container runs below it of whose claims nothing is known here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +45,9 @@ class Target:
 
 def cpuset_wants(state: NodeState, known: Known) -> CgroupWants:
     """Returns the CPUs and nodes that a container's cgroup must show."""
-    wants = cpu_wants(known.own_cpus, state.pool, state.host, claims=bool(state.held))
-    if wants.shared and state.choices.lazy_pool and known.phase is Phase.STARTED:
-        wants = replace(wants, lazy=True)
-    return replace(wants, mems=known.rightful.mems) if known.rightful.mems else wants
+    lazy = state.choices.lazy_pool and known.phase is Phase.STARTED
+    own, mems = known.own_cpus, known.rightful.mems
+    return cpuset_part(own, mems, state.pool, state.host, claims=bool(state.held), lazy=lazy)
 
 
 def target(state: NodeState, known: Known, *, full: bool) -> Target:
@@ -77,21 +73,28 @@ def target(state: NodeState, known: Known, *, full: bool) -> Target:
 
 def target_at_start(state: NodeState, known: Known) -> Target:
     """Returns what a container's cgroup must say, and those above it because of this container."""
-    groups: list[GroupTarget] = []
+    groups: tuple[GroupTarget, ...] = ()
     if known.rightful.claims:
-        paths = (known.pod_cgroup, *ancestors(known.cgroup)) if known.protected else (known.pod_cgroup,)
-        above = dict(_above(state, [known]))
-        groups = [GroupTarget(path, above[path]) for path in dict.fromkeys(paths) if path in above]
-    return replace(target(state, known, full=True), groups=tuple(groups))
+        above = groups_above([known])
+        groups = group_targets(state, above if known.protected else {p: pod for p, pod in above.items() if pod})
+    return replace(target(state, known, full=True), groups=groups)
 
 
-def next_groups(state: NodeState, done: AbstractSet[str] = frozenset()) -> tuple[GroupTarget, ...]:
-    """Returns some of the cgroups above the containers that are not done, those included that need nothing (any more).
+def groups_above(containers: Iterable[Known]) -> dict[str, str]:
+    """Returns the cgroups above containers, pods first; each with the uid of its pod, or none where it is no pod's."""
+    pods: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for known in containers:
+        if known.pod_cgroup and known.pod_cgroup not in pods:
+            pods[known.pod_cgroup] = known.pod.uid
+            others |= dict.fromkeys(ancestors(known.cgroup), "")
+    return pods | {path: "" for path in others if path not in pods}
 
-    Not all at once: this is computed on the event loop.
-    """
-    groups = (GroupTarget(path, raises) for path, raises in _above(state, state, done))
-    return tuple(islice(groups, GROUPS_AT_ONCE))
+
+def group_targets(state: NodeState, groups: Mapping[str, str]) -> tuple[GroupTarget, ...]:
+    """Returns what all containers of the node need of these cgroups, which are as groups_above() tells them."""
+    passed_on = protections((known.cgroup, known.protected) for known in state.protecting())
+    return tuple(_group_target(state, path, pod, passed_on.get(path, {})) for path, pod in groups.items())
 
 
 def _guard(state: NodeState, known: Known) -> Guard | None:
@@ -111,31 +114,15 @@ def _own_files(known: Known) -> dict[str, Wanted]:
     return files | memory.container_limits(held.memory) if held.memory is not None else files
 
 
-def _above(
-    state: NodeState, containers: Iterable[Known], done: AbstractSet[str] = frozenset()
-) -> Iterator[tuple[str, dict[str, Raise]]]:
-    """Yields what is above these containers, with what all containers of the node need there."""
-    passed_on = protections((known.cgroup, known.protected) for known in state.protecting())
-    pods: dict[str, str] = {}
-    others: dict[str, None] = {}
-    for known in containers:
-        if known.pod_cgroup and known.pod_cgroup not in pods:
-            pods[known.pod_cgroup] = known.pod.uid
-            others |= dict.fromkeys(ancestors(known.cgroup))
-    for path in (*pods, *(path for path in others if path not in pods)):
-        if path in done:
-            continue
-        if path not in pods:
-            yield path, passed_on.get(path, {})
-        elif (raises := _pod_raises(state, pods[path])) is not None:
-            yield path, raises | passed_on.get(path, {})
-
-
-def _pod_raises(state: NodeState, pod_uid: str) -> dict[str, Raise] | None:
-    """Returns what a pod's claims need; None while one is unsettled, and all is left as it is."""
-    alive = [known for known in state.of_pod(pod_uid) if known.alive]
+def _group_target(state: NodeState, path: str, pod: str, passed_on: dict[str, Raise]) -> GroupTarget:
+    alive = [known for known in state.of_pod(pod) if known.alive] if pod else []
     if any(known.unsettled for known in alive):
-        return None
+        return GroupTarget(path, kept=True)
+    return GroupTarget(path, _pod_raises(state, alive) | passed_on)
+
+
+def _pod_raises(state: NodeState, alive: Sequence[Known]) -> dict[str, Raise]:
+    """Returns what the claims of a pod's containers need."""
     raises: dict[str, Raise] = {}
     if any(known.kept.memory is not None for known in alive):
         claimed = claimed_bytes(known.kept for known in alive)

@@ -82,16 +82,21 @@ def test_the_pod_of_an_unthrottled_container_has_no_quota() -> None:
 
 
 def test_who_loses_its_record_keeps_what_its_pod_has() -> None:
-    """Nothing is taken from a container that runs; one of which nothing is known any more leaves its pod alone."""
+    """Nothing is taken from a container that runs; one of which nothing is known any more leaves its pod alone.
+
+    Also when the runtime lists the container without its pod.
+    """
     one = cpu_record("c1", "cpus=2-3")
     state = node(one)
     orphan = put(state, "free", *env_of(one), quota=200_000)
     state.take_files({})
     assert raises(state) == {"cpu.max": Raise(lifted=True)}
     nameless = replace(known_as(orphan.pod, container("free", *env_of(one))), phase=Phase.STARTED)
-    for pinned in ({}, {"free": parse_cpu_list("2-3")}):
-        state.replace_containers([nameless], pinned)
-        assert raises(state) is None
+    unlisted = replace(nameless, pod=replace(nameless.pod, uid=""))
+    for now in (nameless, unlisted):
+        for pinned in ({}, {"free": parse_cpu_list("2-3")}):
+            state.replace_containers([now], pinned)
+            assert raises(state) is None
     state.put(replace(nameless, phase=Phase.STOPPED))
     assert raises(state) == {}
 
@@ -117,7 +122,7 @@ def test_every_group_above_containers_is_looked_at_once() -> None:
     for number in range(120):
         put(state, f"c{number}", of=f"p{number // 2}")
     pods = {pod_directory(pod(f"p{number}").cgroup_parent): f"p{number}" for number in range(60)}
-    assert list(groups_above(state).items()) == [*pods.items(), (PODS, ""), (TOP, "")]
+    assert list(groups_above(state).items()) == [*pods.items(), (PODS, None), (TOP, None)]
 
 
 def test_a_quick_look_has_no_limits() -> None:

@@ -160,13 +160,13 @@ class Keeper:
         tree, notes = self._edges.tree, self._notes
         return await self._writing.work(lambda: partial(impose_some, tree, notes, targets()))
 
-    def groups(self) -> dict[str, str]:
+    def groups(self) -> dict[str, str | None]:
         """Returns the cgroups above containers, as groups_above() tells them; problems of others are nobody's now."""
         found = groups_above(self.state)
         self._group_problems = {path: text for path, text in self._group_problems.items() if path in found}
         return found
 
-    async def impose_groups(self, groups: Mapping[str, str]) -> list[GroupOutcome]:
+    async def impose_groups(self, groups: Mapping[str, str | None]) -> list[GroupOutcome]:
         """Makes some of these true for 10 ms; returns what became of those that it came to, in their order."""
         tree, notes = self._edges.tree, self._notes
 

@@ -76,25 +76,25 @@ def target_at_start(state: NodeState, known: Known) -> Target:
     groups: tuple[GroupTarget, ...] = ()
     if known.rightful.claims:
         above = groups_above([known])
-        groups = group_targets(state, above if known.protected else {p: pod for p, pod in above.items() if pod})
+        groups = group_targets(state, above if known.protected else {p: u for p, u in above.items() if u is not None})
     return replace(target(state, known, full=True), groups=groups)
 
 
-def groups_above(containers: Iterable[Known]) -> dict[str, str]:
-    """Returns the cgroups above containers, pods first; each with the uid of its pod, or none where it is no pod's."""
-    pods: dict[str, str] = {}
-    others: dict[str, str] = {}
+def groups_above(containers: Iterable[Known]) -> dict[str, str | None]:
+    """Returns the cgroups above containers, pods first; each with its pod's uid, None for those that are no pod's."""
+    pods: dict[str, str | None] = {}
+    others: dict[str, None] = {}
     for known in containers:
         if known.pod_cgroup and known.pod_cgroup not in pods:
             pods[known.pod_cgroup] = known.pod.uid
-            others |= dict.fromkeys(ancestors(known.cgroup), "")
-    return pods | {path: "" for path in others if path not in pods}
+            others |= dict.fromkeys(ancestors(known.cgroup))
+    return pods | {path: None for path in others if path not in pods}
 
 
-def group_targets(state: NodeState, groups: Mapping[str, str]) -> tuple[GroupTarget, ...]:
+def group_targets(state: NodeState, groups: Mapping[str, str | None]) -> tuple[GroupTarget, ...]:
     """Returns what all containers of the node need of these cgroups, which are as groups_above() tells them."""
     passed_on = protections((known.cgroup, known.protected) for known in state.protecting())
-    return tuple(_group_target(state, path, pod, passed_on.get(path, {})) for path, pod in groups.items())
+    return tuple(_group_target(state, path, uid, passed_on.get(path, {})) for path, uid in groups.items())
 
 
 def _guard(state: NodeState, known: Known) -> Guard | None:
@@ -114,8 +114,8 @@ def _own_files(known: Known) -> dict[str, Wanted]:
     return files | memory.container_limits(held.memory) if held.memory is not None else files
 
 
-def _group_target(state: NodeState, path: str, pod: str, passed_on: dict[str, Raise]) -> GroupTarget:
-    alive = [known for known in state.of_pod(pod) if known.alive] if pod else []
+def _group_target(state: NodeState, path: str, pod_uid: str | None, passed_on: dict[str, Raise]) -> GroupTarget:
+    alive = [] if pod_uid is None else [known for known in state.of_pod(pod_uid) if known.alive]
     if any(known.unsettled for known in alive):
         return GroupTarget(path, kept=True)
     return GroupTarget(path, _pod_raises(state, alive) | passed_on)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from nri_backend.containers import Adjustment, ContainerState, RefusedError, Resources
+from nri_backend.rounds import LOOKS
 from nri_backend.stored import MAX_SYNC_UPDATES
 from numa_contract.cpuset import parse_cpu_list
 
@@ -59,14 +60,17 @@ async def test_the_audit_repairs_and_counts(node: Node) -> None:
 
 async def test_the_audit_comes_to_every_container_and_every_pod(node: Node) -> None:
     """They are more than are computed for one job."""
-    for number in range(70):
+    count = LOOKS + 6
+    for number in range(count):
         record = memory_record(f"m{number}", ("m", 0, 2 * MI, 2 * MI), pods=(f"q{number}",))
         await node.run(f"c{number}", *node.claim(record), of=f"q{number}")
-    limits = [path / "hugetlb.2MB.max" for where in ("*", "*/*") for path in node.kernel.path(PODS).glob(f"{where}/")]
+    above = node.kernel.path(PODS)
+    limits = [file for where in ("*", "*/*") for file in above.glob(f"{where}/hugetlb.2MB.max")]
+    assert len(limits) == 2 * count
     for file in limits:
         file.write_text("0")
     node.enforcer._rounds.request_audit()
-    await eventually(lambda: Counter(file.read_text() for file in limits) == {str(2 * MI): 140})
+    await eventually(lambda: Counter(file.read_text() for file in limits) == {str(2 * MI): 2 * count})
 
 
 async def test_a_standby_knows_everything_and_does_nothing(memory: Path) -> None:

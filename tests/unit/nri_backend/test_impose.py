@@ -95,6 +95,15 @@ def test_the_pods_limit_is_constant_over_restarts(tree: KernelTree) -> None:
             assert hugetlb(tree, POD) == limits(136 * MI, 0)
 
 
+def test_a_reservation_limit_of_the_pod_that_somebody_lifts_is_repaired(tree: KernelTree) -> None:
+    """It has no note of its own, and the limit beside it is right."""
+    run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})
+    tree.set(POD, "hugetlb.2MB.rsvd.max", "max")
+    outcome = run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})
+    assert [fault.file for fault in outcome.repaired] == ["hugetlb.2MB.rsvd.max"]
+    assert hugetlb(tree, POD) == limits(64 * MI, 0)
+
+
 def test_a_crash_between_note_and_write_loses_nothing(tree: KernelTree) -> None:
     """Our own value is never taken for the kubelet's, wherever the process dies."""
     run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})

@@ -101,6 +101,18 @@ def test_who_loses_its_record_keeps_what_its_pod_has() -> None:
     assert raises(state) == {}
 
 
+def test_a_pod_that_is_told_under_another_name_since_it_was_listed_is_left_alone() -> None:
+    """The audit goes on with its list when the runtime tells its state anew; the next list is right."""
+    one = cpu_record("c1", "cpus=2-3")
+    state = node(one)
+    known = put(state, "free", *env_of(one), quota=200_000)
+    listed = groups_above(state)
+    state.replace_containers([replace(known, pod=replace(known.pod, uid=""))], {})
+    assert [group.path for group in group_targets(state, listed) if group.kept] == [POD]
+    state.replace_containers([], {})
+    assert [group.path for group in group_targets(state, listed) if group.kept] == [POD]
+
+
 def test_protection_reaches_from_the_pod_to_the_top() -> None:
     """A5: with every protected container of the node in the sums, at the start and in the audit alike."""
     one = memory_record("m1", ("m", 0, 64 * MI, 4096), m={"protect": "min"})

@@ -43,18 +43,22 @@ class CgroupWants:
     """Limits by file."""
 
 
-# The audit asks for every container of the node each second, and members of the pool all want the same.
-@lru_cache(maxsize=512)
 def cpuset_part(
     own: frozenset[int], mems: frozenset[int], pool: frozenset[int], host: Host, *, claims: bool, lazy: bool = False
 ) -> CgroupWants:
     """Returns the cpuset part for a container whose claims hold these; ``claims``: whether any CPU is held at all.
 
     A running container whose CPUs have all gone offline belongs to the pool: the kernel would give it its parent's
-    CPUs, everybody's (cpuset, cgroup-v2.rst).
+    CPUs, everybody's (cpuset, cgroup-v2.rst). ``lazy``: as a member of the pool it keeps what it has of it.
     """
     if shown := own & host.online:
         return CgroupWants(cpus=own, shown=shown, mems=mems)
+    return _pool_part(mems, pool, claims, lazy)
+
+
+# The audit asks for every container of the node each second, and members of the pool nearly all want the same.
+@lru_cache(maxsize=16)
+def _pool_part(mems: frozenset[int], pool: frozenset[int], claims: bool, lazy: bool) -> CgroupWants:
     return CgroupWants(cpus=pool, shown=pool, shared=True, lazy=lazy, needs_cpuset=claims, mems=mems)
 
 

@@ -34,8 +34,8 @@ def own_limits(tree: CgroupTree, notes: Notes, path: str, files: Sequence[str]) 
 
 def impose_group(tree: CgroupTree, notes: Notes, target: GroupTarget, work: Work) -> None:
     """Makes the limits of one cgroup true. CgroupGoneError, CgroupRefusedError."""
-    path, noted = target.path, {} if target.kept else notes.load(target.path)
-    if not noted and not target.raises:
+    path, noted = target.path, notes.load(target.path)
+    if target.kept or not (noted or target.raises):
         return
     files = tuple(name for file in {**target.raises, **noted} for name in with_reservation(file))
     present = tree.read_limits(path, files)

@@ -161,7 +161,7 @@ class Keeper:
         return await self._writing.work(lambda: partial(impose_some, tree, notes, targets()))
 
     def groups(self) -> dict[str, str | None]:
-        """Returns the cgroups above containers, as groups_above() tells them; problems of others are nobody's now."""
+        """Returns the cgroups above containers, as groups_above() tells them; forgets the problems of all others."""
         found = groups_above(self.state)
         self._group_problems = {path: text for path, text in self._group_problems.items() if path in found}
         return found

@@ -18,10 +18,10 @@ TICK_SECONDS: Final = 1.0
 """Between two looks at the CPUs, and the mems that are claimed, of all containers."""
 FULL_SECONDS: Final = 5.0
 """Between two looks at everything."""
-# How many targets are computed, on the event loop, for one job: about as many as it comes to in its time. It writes
-# for all of them, or looks at all and most often writes nothing.
-_MOVES: Final = 24
-_LOOKS: Final = 64
+# How many targets are computed, on the event loop, for one job: about as many as it comes to in its time. A move
+# writes for each; a look of the audit most often writes nothing.
+MOVES: Final = 24
+LOOKS: Final = 64
 
 
 class Rounds:
@@ -83,7 +83,7 @@ class Rounds:
         started = time.monotonic()
         # The plan is made anew after each job: the newest one wins.
         while plan := [known.id for known in keeper.state.misplaced() if known.id not in done]:
-            done |= self._taken(plan[:_MOVES], await keeper.impose_some(plan[:_MOVES], full=False), audit=False)
+            done |= self._taken(plan[:MOVES], await keeper.impose_some(plan[:MOVES], full=False), audit=False)
         if done:
             keeper.counters["moved"] += len(done)
             keeper.observer.moved(time.monotonic() - started)
@@ -95,7 +95,7 @@ class Rounds:
             await self._kills.look_at_all()
         plan = [known.id for known in self._keeper.state if known.phase is Phase.STARTED]
         while plan:
-            batch = plan[:_LOOKS]
+            batch = plan[:LOOKS]
             done = self._taken(batch, await self._keeper.impose_some(batch, full=full), audit=True)
             plan = [container_id for container_id in plan if container_id not in done]
         self._keeper.counters["audits"] += 1
@@ -105,7 +105,7 @@ class Rounds:
         groups = self._keeper.groups()
         plan = list(groups)
         while plan:
-            outcomes = await self._keeper.impose_groups({path: groups[path] for path in plan[:_LOOKS]})
+            outcomes = await self._keeper.impose_groups({path: groups[path] for path in plan[:LOOKS]})
             plan = plan[len(outcomes) :]
             self._count([fault for outcome in outcomes for fault in outcome.repaired])
 

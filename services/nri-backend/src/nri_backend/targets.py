@@ -21,7 +21,7 @@ class GroupTarget:
     raises: Mapping[str, Raise] = field(default_factory=dict)
     """By file."""
     kept: bool = False
-    """All is left as it is: a container runs below it of whose claims nothing is known here."""
+    """All is left as it is: a container runs below it of whose claims nothing is known here, or it is no pod's now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,13 @@ def _own_files(known: Known) -> dict[str, Wanted]:
 
 
 def _group_target(state: NodeState, path: str, pod_uid: str | None, passed_on: dict[str, Raise]) -> GroupTarget:
-    alive = [] if pod_uid is None else [known for known in state.of_pod(pod_uid) if known.alive]
-    if any(known.unsettled for known in alive):
+    if pod_uid is None:
+        return GroupTarget(path, passed_on)
+    members = state.of_pod(pod_uid)
+    alive = [known for known in members if known.alive]
+    # The runtime may have told another pod for it, or none, since the cgroups were listed.
+    foreign = all(known.pod_cgroup != path for known in members)
+    if foreign or any(known.unsettled for known in alive):
         return GroupTarget(path, kept=True)
     return GroupTarget(path, _pod_raises(state, alive) | passed_on)
 

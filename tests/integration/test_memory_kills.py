@@ -3,6 +3,7 @@
 
 from typing import Any
 
+from tests.stage.machine import HostDirectory
 from tests.stage.pods import claim_pod, memory, opaque
 from tests.stage.process import wait_for
 from tests.stage.stage import OpenStage
@@ -43,3 +44,32 @@ def test_a_kill_becomes_one_event_that_names_the_numa_node(open_stage: OpenStage
 
         assert wait_for("the new backend to tell of the end", told) == [0]
         assert len(stage.events("OutOfClaimedMemory")) == 1
+
+
+def test_an_old_kill_is_not_told_again_when_a_backend_is_new(open_stage: OpenStage) -> None:
+    """A container may outlive a killed child for weeks, and the API server keeps an Event for an hour."""
+    stage = open_stage()
+    instance = stage.add_ready_instance()
+    events = "/apis/events.k8s.io/v1/namespaces/default/events"
+    with claim_pod(stage, "db", memory(64 * MIB, numa_node=1)) as pod:
+        pod.prepare()
+        box = pod.run()
+
+        def kill(count: int) -> str:
+            for group in (box.directory, box.directory.parent):
+                HostDirectory.write(group / "memory.events", f"oom_kill {count}")
+            (event,) = wait_for("an event", lambda: stage.events("OutOfClaimedMemory"), 20.0)
+            return str(event["metadata"]["name"])
+
+        def counts() -> list[tuple[str, int]]:
+            return [(one["id"], one["memoryKills"]) for one in stage.state("/v1/containers")]
+
+        first = kill(1)
+        stage.api(f"{events}/{first}", "DELETE")
+        assert instance.backend is not None
+        stage.kill_backend(instance)
+        instance.backend.start()
+        stage.wait_ready(instance)
+        wait_for("the new backend to tell of the first", lambda: (box.id, 1) in counts(), 20.0)
+        # They are told in the order in which they were heard of: the first would come before.
+        assert kill(2) != first

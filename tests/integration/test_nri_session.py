@@ -52,6 +52,30 @@ async def test_a_containers_life_at_every_api_level(tmp_path: Path, level: str) 
         assert rig.session.status.nri_version == ("v0.12.0" if level == "0.12" else "")
 
 
+async def test_who_leaves_first_answers_what_it_was_asked(tmp_path: Path) -> None:
+    """A start that is cut off would kill its container; one that takes too long is not waited for."""
+    async with nri_rig(tmp_path) as rig:
+        pod = await rig.runtime.run_pod_sandbox("web")
+        container = await rig.runtime.create_container(pod, "app")
+        asked, go = asyncio.Event(), asyncio.Event()
+
+        async def wait(_hook: str) -> None:
+            asked.set()
+            await go.wait()
+
+        rig.hooks.before = wait
+        start = asyncio.create_task(rig.runtime.start_container(container))
+        await asked.wait()
+        await rig.session.idle(0.05)
+        leaving = asyncio.create_task(rig.session.idle(10))
+        await asyncio.sleep(0.05)
+        assert not leaving.done()
+        go.set()
+        await leaving
+        await start
+        assert rig.runtime.calls[-1].outcome == "ok"
+
+
 async def test_trap_3_2_a_current_runtime_never_has_to_fall_back_to_state_change(tmp_path: Path) -> None:
     """One lifecycle method that is missing would turn all of them into StateChange."""
     async with nri_rig(tmp_path) as rig:

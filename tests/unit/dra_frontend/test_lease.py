@@ -103,3 +103,13 @@ def test_a_standby_is_live_but_does_not_lead(clock: Clock) -> None:
     view.renew(status(active=False))
     assert view.live
     assert not view.leads
+
+
+def test_of_refused_attempts_the_last_one_stays(clock: Clock) -> None:
+    """CRI-O never tells that a refused container is gone; others of the pod, and one that runs, are left alone."""
+    view = BackendView(clock)
+    running = container().model_copy(update={"id": "r", "state": "running"})
+    other = container().model_copy(update={"id": "o", "name": "other"})
+    for report in (running, other, *(container().model_copy(update={"id": f"try-{n}"}) for n in range(100))):
+        view.take(report)
+    assert set(view.containers) == {"r", "o", "try-99"}

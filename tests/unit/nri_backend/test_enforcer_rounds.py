@@ -12,7 +12,7 @@ from nri_backend.rounds import LOOKS
 from nri_backend.stored import MAX_SYNC_UPDATES
 from numa_contract.cpuset import parse_cpu_list
 
-from tests.fakes.claims import MI, PODS, cgroup_of, container, cpu_record, env_of, memory_record, pod
+from tests.fakes.claims import MI, POD, PODS, cgroup_of, container, cpu_record, env_of, memory_record, pod
 from tests.fakes.enforcement import Node, rounds
 from tests.fakes.waiting import eventually
 
@@ -92,6 +92,56 @@ async def test_a_standby_knows_everything_and_does_nothing(memory: Path) -> None
         await node.enforcer.activate()
         assert node.cpus(path) == "2-3"
         assert node.cpus(cgroup_of(container("old", of="p8"))) == "1,4-7"
+
+
+@pytest.mark.parametrize(("before", "after", "shown"), [(300_000, 200_000, "max"), (200_000, 300_000, "300000")])
+async def test_a_standby_goes_by_the_limit_of_the_last_update(
+    memory: Path, before: int, after: int, shown: str
+) -> None:
+    """A resize that the claim covers, or no longer covers, while another instance was active."""
+    node = Node(memory)
+    env = node.claim(ONE)
+    async with rounds(node):
+        path = await node.run("claim", *env, quota=before)
+        assert await node.enforcer.update_container(pod(), container("claim"), Resources(cpu_quota=after)) == []
+        for where in (path, POD):
+            node.kernel.set(where, "cpu.max", f"{after} 100000")
+        await node.enforcer.activate()
+        assert (node.quota(path), node.quota(POD)) == (shown, shown)
+
+
+async def test_a_standby_forgets_an_attempt_that_came_to_nothing(memory: Path) -> None:
+    """Else it would hold its claim after the hand-over."""
+    node = Node(memory)
+    env = node.claim(ONE)
+    for attempt in ("one", "two"):
+        await node.create(attempt, *env)
+    assert [known.id for known in node.enforcer.state] == ["two"]
+
+
+@pytest.mark.parametrize("told", ["listed", "started"])
+async def test_a_claim_container_that_ended_unseen_is_over(memory: Path, told: str) -> None:
+    """A runtime lists one as running whose end it has told already; a standby misses an end that fails elsewhere."""
+    node = Node(memory)
+    stored = replace(container("claim", *node.claim(ONE)), state=ContainerState.RUNNING)
+    async with rounds(node):
+        await node.enforcer.synchronize([pod()], [stored] if told == "listed" else [])
+        if told == "started":
+            await node.run("claim", *stored.env)
+            node.kernel.remove(cgroup_of(stored))
+        await node.enforcer.activate()
+        await eventually(lambda: node.sink.latest["claim"].state == "stopped")
+
+
+async def test_a_claim_container_that_is_only_created_is_not_over(node: Node) -> None:
+    """Its cgroup comes with its start."""
+    stored = replace(container("claim", *node.claim(ONE)), state=ContainerState.CREATED)
+    await node.enforcer.synchronize([pod()], [stored])
+    await node.enforcer.activate()
+    path = node.make_cgroups(pod(), stored)
+    await node.enforcer.start_container(pod(), stored)
+    assert node.cpus(path) == "2-3"
+    assert node.sink.latest["claim"].state == "running"
 
 
 async def test_synchronize_takes_over_and_repairs_afterwards(node: Node) -> None:

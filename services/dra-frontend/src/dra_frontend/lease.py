@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 from numa_contract.reports import LEASE_SECONDS, BackendStatus, ContainerReport
 
 
+def _same(one: ContainerReport, other: ContainerReport) -> bool:
+    return (one.pod_uid, one.name) == (other.pod_uid, other.name)
+
+
 @dataclass(slots=True)
 class BackendView:
     """The latest status and reports. A new epoch empties the reports; its full resend fills them again."""
@@ -26,6 +30,17 @@ class BackendView:
         self.status = status
         self._renewed = self.clock()
         return known
+
+    def take(self, report: ContainerReport) -> None:
+        """Takes a report; of attempts at a container that were refused at its creation, the last one stays.
+
+        The kubelet tries again for days, and CRI-O tells nobody that a refused one is gone.
+        """
+        if report.state == "unknown":
+            attempts = [one.id for one in self.containers.values() if one.state == "unknown" and _same(one, report)]
+            for attempt in attempts:
+                del self.containers[attempt]
+        self.containers[report.id] = report
 
     @property
     def age(self) -> float | None:

@@ -108,11 +108,12 @@ class Service:
     def reported(self, report: ContainerReport | None) -> None:
         """The backend's lease or a container has changed."""
         self.claims.backend_changed()
-        if report is None:
-            self.kills.keep(self.backend.containers)
-        else:
+        if report is not None:
             self.upkeep.reported(report)
             self.kills.reported(report)
+        elif self.backend.live:
+            # Until everything was told again, silence does not mean that a container is gone.
+            self.kills.keep(self.backend.containers)
 
     def unready(self) -> list[str]:
         """Returns why the service is not ready."""

@@ -149,7 +149,7 @@ def _report_routes(app: FastAPI, state: NodeState) -> None:
     async def report_several(containers: list[ContainerReport]) -> None:
         """Takes the backend's reports of several containers, all of them or, if one cannot be read, none."""
         for container in containers:
-            state.backend.containers[container.id] = container
+            state.backend.take(container)
             state.reported(container)
 
     @app.put("/v1/containers/{id}", status_code=204)
@@ -157,7 +157,7 @@ def _report_routes(app: FastAPI, state: NodeState) -> None:
         """Takes the backend's report of a container."""
         if container.id != id:
             raise HTTPException(422, f"the report is about container {container.id}, the path about {id}")
-        state.backend.containers[id] = container
+        state.backend.take(container)
         state.reported(container)
 
     @app.delete("/v1/containers/{id}", status_code=204)

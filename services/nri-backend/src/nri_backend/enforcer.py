@@ -79,7 +79,8 @@ class Enforcer:
             pod = by_id.get(container.pod_id) or Pod(container.pod_id, "", "", "", "")
             if container.state is not ContainerState.STOPPED and not self._is_own(pod):
                 # One that is only created may start without an event on this connection: it is looked after at once.
-                found.append(replace(known_as(pod, container, answered=True), phase=Phase.STARTED))
+                ran = container.state is not ContainerState.CREATED
+                found.append(replace(known_as(pod, container, answered=True), phase=Phase.STARTED, ran=ran))
         lost = [known for known in found if self.state.names_lost_claim(known)]
         self.keeper.take_all(found, await self.keeper.effective_cpus(lost) if lost else {})
         self._rounds.request_audit()
@@ -100,22 +101,20 @@ class Enforcer:
         await self.keeper.refresh()
         # A standby is asked after the active instance, and sees what that one has answered.
         known = self.state.assessed(known_as(pod, container, answered=not self.active))
-        if not self.active:
-            self.keeper.note(known)
-            return Adjustment()
-        refusal = known.refusal or impossible(known, self.state, self.runtime) or await self._crowded(known)
-        if refusal is None:
-            # The records may have changed while we waited.
-            known = self.state.assessed(known)
-            refusal = known.refusal
-        if refusal is not None:
-            raise self._refused(known, refusal)
+        if active := self.active:
+            refusal = known.refusal or impossible(known, self.state, self.runtime) or await self._crowded(known)
+            if refusal is None:
+                # The records may have changed while we waited.
+                known = self.state.assessed(known)
+                refusal = known.refusal
+            if refusal is not None:
+                raise self._refused(known, refusal)
         for other in self.state.of_pod(pod.uid):
             if other.phase is Phase.CREATED and other.name == known.name:
                 # An attempt that came to nothing; not every runtime says so.
                 self.keeper.forget(other.id)
         self.keeper.note(known)
-        return adjustment(known.holding, self.state.pool, known.stated)
+        return adjustment(known.holding, self.state.pool, known.stated) if active else Adjustment()
 
     async def start_container(self, pod: Pod, container: Container) -> None:
         """Makes the kernel's files true before the first instruction, or kills the container."""
@@ -137,7 +136,7 @@ class Enforcer:
             return
         known = self.state.assessed(known)
         if not self.active:
-            self.keeper.note(replace(known, phase=Phase.STARTED))
+            self.keeper.note(replace(known, phase=Phase.STARTED, ran=True))
             return
         refusal = known.refusal or impossible(known, self.state, self.runtime) or await self._crowded(known)
         if refusal is None:
@@ -188,10 +187,15 @@ class Enforcer:
 
     async def update_container(self, pod: Pod, container: Container, wanted: Resources) -> list[Update]:
         """Lets the kubelet change everything but what the claims, or the pool, decide."""
-        if self._is_own(pod) or not self.active:
+        if self._is_own(pod):
             return []
         known = self.state.get(container.id) or self.state.assessed(known_as(pod, container, answered=True))
         if not known.alive:
+            return []
+        if not self.active:
+            # What the active instance has answered is in it, as at the creation.
+            if self.state.get(known.id) is not None:
+                self.keeper.note(replace(known, stated=known.stated.updated(wanted)))
             return []
         huge = bool(wanted.hugepage_limits)
         stated = (known.asked if huge else known.stated).updated(wanted)

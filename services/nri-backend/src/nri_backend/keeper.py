@@ -21,7 +21,7 @@ from nri_backend.enforce import Host
 from nri_backend.host import HostError
 from nri_backend.impose import SLICE_SECONDS, Outcome, impose_some
 from nri_backend.impose_groups import GroupOutcome, impose_groups
-from nri_backend.known import Known, Phase
+from nri_backend.known import NO_EVIDENCE, Known, Phase
 from nri_backend.ports import EnforcementObserver, ReportSink
 from nri_backend.report import report
 from nri_backend.state import NodeState
@@ -186,8 +186,9 @@ class Keeper:
     def apply(self, known: Known, outcome: Outcome) -> None:
         """Takes what a job has seen of a running container into the state."""
         if outcome.seen is None:
-            if known.cpus:
-                # Seen before and gone now: no process of it can live, whatever became of the event.
+            if known.cpus or (known.ran and known.cgroup and known.evidence != NO_EVIDENCE):
+                # It was there and is gone now: no process can live, whatever became of the event. Of one without a
+                # claim that was never seen this is not certain: in a virtual machine it has no cgroup on the node.
                 self.note(replace(known, phase=Phase.STOPPED, cpus=frozenset(), problem=""))
             else:
                 self.note(replace(known, cpus=frozenset()))

@@ -61,6 +61,8 @@ class Known:
     """Its limits as the runtime tells them."""
     answered: bool = False
     """It told them after an instance of ours had answered at the creation: the claimed hugepages are among them."""
+    ran: bool = False
+    """The runtime has told of it as running, or about to: if it has a cgroup on the node, that was there."""
     cpus: frozenset[int] | None = None
     """``cpuset.cpus.effective`` as last read; None before that."""
     mems: frozenset[int] | None = None

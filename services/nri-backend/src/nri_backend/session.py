@@ -2,6 +2,7 @@
 """The life of the plugin's connection to the runtime: dial, register, be synchronised, serve, lose it, begin again."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -82,6 +83,13 @@ class RuntimeSession:
                 self._lost(end.text)
                 self._hooks.disconnected()
             await asyncio.sleep(self._backoff.next())
+
+    async def idle(self, seconds: float) -> None:
+        """Waits until no call of the runtime is carried out, but no longer than this."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._service is not None and not self._service.idle.is_set():
+                    await self._service.idle.wait()
 
     async def update_containers(self, updates: Sequence[Update], seconds: float = 5.0) -> None:
         """Asks the runtime for changes of its own accord. To learn which container failed, send one at a time.

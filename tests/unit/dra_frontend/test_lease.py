@@ -106,10 +106,12 @@ def test_a_standby_is_live_but_does_not_lead(clock: Clock) -> None:
 
 
 def test_of_refused_attempts_the_last_one_stays(clock: Clock) -> None:
-    """CRI-O never tells that a refused container is gone; others of the pod, and one that runs, are left alone."""
+    """CRI-O never tells that a refused container is gone; others of the pod, and one that may run, are left alone."""
     view = BackendView(clock)
-    running = container().model_copy(update={"id": "r", "state": "running"})
-    other = container().model_copy(update={"id": "o", "name": "other"})
-    for report in (running, other, *(container().model_copy(update={"id": f"try-{n}"}) for n in range(100))):
+    refused = container().model_copy(update={"refused": "because"})
+    running = refused.model_copy(update={"id": "r", "state": "running"})
+    other = refused.model_copy(update={"id": "o", "name": "other"})
+    new = ContainerReport.model_validate(container().model_dump() | {"id": "n", "state": "of a newer release"})
+    for report in (running, other, new, *(refused.model_copy(update={"id": f"try-{n}"}) for n in range(100))):
         view.take(report)
-    assert set(view.containers) == {"r", "o", "try-99"}
+    assert set(view.containers) == {"r", "o", "n", "try-99"}

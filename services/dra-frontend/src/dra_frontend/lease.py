@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from numa_contract.reports import LEASE_SECONDS, BackendStatus, ContainerReport
 
 
-def _same(one: ContainerReport, other: ContainerReport) -> bool:
-    return (one.pod_uid, one.name) == (other.pod_uid, other.name)
+def _attempt(report: ContainerReport) -> tuple[str, str] | None:
+    # A state alone says nothing: a newer backend may know more of them, and they are read as unknown here.
+    refused = report.state == "unknown" and report.refused
+    return (report.pod_uid, report.name) if refused else None
 
 
 @dataclass(slots=True)
@@ -36,10 +38,9 @@ class BackendView:
 
         The kubelet tries again for days, and CRI-O tells nobody that a refused one is gone.
         """
-        if report.state == "unknown":
-            attempts = [one.id for one in self.containers.values() if one.state == "unknown" and _same(one, report)]
-            for attempt in attempts:
-                del self.containers[attempt]
+        if attempt := _attempt(report):
+            for former in [one.id for one in self.containers.values() if _attempt(one) == attempt]:
+                del self.containers[former]
         self.containers[report.id] = report
 
     @property

@@ -44,28 +44,6 @@ async def test_protobuf_runs_on_its_c_implementation() -> None:
     assert api_implementation.Type() == "upb"
 
 
-async def test_it_is_idle_when_no_call_is_carried_out() -> None:
-    """Two at once; one that fails counts as well."""
-    rig = _Rig()
-    go = asyncio.Event()
-
-    async def wait(hook: str) -> None:
-        await go.wait()
-        if hook == "create_container":
-            raise RefusedError("no")
-
-    rig.hooks.before = wait
-    assert rig.service.idle.is_set()
-    create = asyncio.create_task(rig.fails("CreateContainer", pb.CreateContainerRequest(**_BOTH)))
-    start = asyncio.create_task(rig.call("StartContainer", pb.StartContainerRequest(**_BOTH)))
-    await asyncio.sleep(0)
-    assert not rig.service.idle.is_set()
-    go.set()
-    await create
-    await start
-    assert rig.service.idle.is_set()
-
-
 @pytest.mark.parametrize(("version", "mask"), [("", 0x6AF), ("v0.12.0", 0x6AF)])
 async def test_trap_3_1_the_subscription_names_what_we_need_and_nothing_an_old_runtime_lacks(
     version: str, mask: int

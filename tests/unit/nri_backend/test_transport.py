@@ -25,6 +25,7 @@ from tests.fakes._pb import nri_pb2 as pb
 from tests.fakes.nri_peer import RUNTIME, RuntimeEnd, bare_runtime
 from tests.fakes.runtime_ttrpc import RESOURCE_EXHAUSTED, Method, RpcError
 from tests.fakes.runtime_wire import TrunkClosedError
+from tests.fakes.waiting import eventually
 
 Serve = Callable[[Call], Awaitable[bytes]]
 
@@ -98,6 +99,31 @@ async def test_trap_1_4_a_slow_call_does_not_delay_the_others(tmp_path: Path) ->
         assert not slow.done()
         release.set()
         assert await slow == _text(1).SerializeToString()
+
+
+async def test_a_link_tells_when_no_call_is_left_without_its_answer(tmp_path: Path) -> None:
+    """Two at once; one that fails counts as well."""
+    release = asyncio.Event()
+
+    async def serve(call: Call) -> bytes:
+        await release.wait()
+        if call.method == "Fail":
+            raise StatusError(Code.UNKNOWN, "no")
+        return b""
+
+    async with _linked(tmp_path, serve) as (link, end, _):
+        await link.answered()
+        calls = [asyncio.create_task(end.call(method, _text(1))) for method in ("Fail", "Pass")]
+        await eventually(lambda: len(link._running) == 2)
+        waiting = asyncio.create_task(link.answered())
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        release.set()
+        await waiting
+        link.close(LinkEnd(EndKind.OURS, "left"))
+        failed, passed = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(failed, RpcError)
+        assert passed == b""
 
 
 async def test_trap_1_3_many_calls_at_once_reach_the_wire_in_the_order_of_their_ids(tmp_path: Path) -> None:

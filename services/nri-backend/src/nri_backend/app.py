@@ -77,12 +77,16 @@ class Backend:
         choices = Choices(settings.reserved_cpus, settings.lazy_pool, settings.hugepage_guard)
         self._enforcer = Enforcer(edges, read_host(settings.host_root), choices, settings.pod_uid)
         self._synchronized = False
-        self.session = RuntimeSession(self._enforcer, name=NRI_PLUGIN_NAME, index=settings.plugin_index, observer=self)
+        self._session = RuntimeSession(self._enforcer, name=NRI_PLUGIN_NAME, index=settings.plugin_index, observer=self)
+
+    async def answered(self) -> None:
+        """Waits for the hooks that are at work: a start that is cut off kills its container."""
+        await self._session.answered(_LEAVE_SECONDS)
 
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """Returns everything that has to run for ever, by name."""
         return {
-            "runtime": self.session.run_forever(self._dial),
+            "runtime": self._session.run_forever(self._dial),
             "enforcement": self._enforcer.run_forever(),
             "leader": self._lead(),
             "reports": self._client.report_forever(),
@@ -131,14 +135,14 @@ class Backend:
         return self._enforcer.reports()
 
     def _ready(self) -> tuple[int, str, bytes]:
-        status = self.session.status
+        status = self._session.status
         if status.synchronized:
             return text_page(200, "ok")
         why = status.last_end or "no connection yet"
         return text_page(503, f"not synchronised with the container runtime at {self._settings.nri_socket}: {why}")
 
     def _facts(self) -> Facts:
-        link, state = self.session.status, self._enforcer.state
+        link, state = self._session.status, self._enforcer.state
         return Facts(
             connected=link.connected,
             synchronized=link.synchronized,
@@ -153,7 +157,7 @@ class Backend:
         )
 
     def _status(self, epoch: str, complete: bool) -> BackendStatus:
-        link, keeper = self.session.status, self._enforcer.keeper
+        link, keeper = self._session.status, self._enforcer.keeper
         return BackendStatus(
             software=__version__,
             instance=self._instance,
@@ -213,8 +217,7 @@ async def run(settings: Settings) -> None:
             running = [tasks.create_task(_essential(name, w), name=name) for name, w in backend.tasks().items()]
             await stop.wait()
             _log.info("leaving", extra={"instance": instance})
-            # A start that is cut off kills its container.
-            await backend.session.idle(_LEAVE_SECONDS)
+            await backend.answered()
             for task in running:
                 task.cancel()
 

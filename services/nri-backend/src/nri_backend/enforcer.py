@@ -192,16 +192,14 @@ class Enforcer:
         known = self.state.get(container.id) or self.state.assessed(known_as(pod, container, answered=True))
         if not known.alive:
             return []
-        if not self.active:
-            # What the active instance has answered is in it, as at the creation.
-            if self.state.get(known.id) is not None:
-                self.keeper.note(replace(known, stated=known.stated.updated(wanted)))
-            return []
-        huge = bool(wanted.hugepage_limits)
+        # A standby is asked after the active instance, as at the creation: what that one has answered is in it.
+        huge = bool(wanted.hugepage_limits) and self.active
         stated = (known.asked if huge else known.stated).updated(wanted)
         known = replace(known, stated=stated, answered=known.answered and not huge)
         if self.state.get(known.id) is not None:
             self.keeper.note(known)
+        if not self.active:
+            return []
         self._rounds.request_full()
         resources = self._amendment(known, huge=huge)
         return [] if resources == Resources() else [Update(container.id, resources)]

@@ -86,7 +86,8 @@ def impose(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
             wants = replace(wants, files={**wants.files, **limits}) if limits else wants
         seen = Seen()
         for path in tree.directories(target.cgroup):
-            seen = mend(tree, path, wants, partial(look, tree, path, wants, full=target.full), work)
+            look_again = partial(look, tree, path, wants, full=target.full)
+            seen = mend(tree, path, wants, look_again(), look_again, work)
     except CgroupGoneError as error:
         return Outcome(target.id, None, tuple(work.repaired), (*work.left, str(error)))
     except CgroupRefusedError as error:

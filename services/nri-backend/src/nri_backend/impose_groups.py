@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nri_backend.audit import Fault, Seen, limit_faults
+from nri_backend.audit import Fault, Seen
 from nri_backend.cgroup import CgroupGoneError, CgroupRefusedError, CgroupTree, Notes
 from nri_backend.enforce import CgroupWants
 from nri_backend.limits import Limit, own_limit, plan, with_reservation
@@ -40,14 +40,12 @@ def impose_group(tree: CgroupTree, notes: Notes, target: GroupTarget, work: Work
     files = tuple(name for file in {**target.raises, **noted} for name in with_reservation(file))
     present = tree.read_limits(path, files)
     made = plan(present, noted, target.raises)
-    wants = CgroupWants(files=made.wanted)
-    if made.ahead == made.after == noted and not limit_faults(wants, Seen(limits=present)):
-        return
     if made.ahead != noted:
         notes.store(path, made.ahead)
     # What claims change by coming and going is no repair.
     current = work if made.after == noted else Work(left=work.left)
-    seen = mend(tree, path, wants, lambda: Seen(limits=tree.read_limits(path, files)), current)
+    wants = CgroupWants(files=made.wanted)
+    seen = mend(tree, path, wants, Seen(limits=present), lambda: Seen(limits=tree.read_limits(path, files)), current)
     limits = seen.limits or {}
     if made.after != made.ahead and all(wanted.met_by(limits.get(f, 0)) for f, wanted in made.wanted.items()):
         notes.store(path, made.after)

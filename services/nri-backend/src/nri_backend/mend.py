@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the files of one cgroup true: look, write what differs, look again. Blocks."""
+"""Makes the files of one cgroup true: write what differs, look again. Blocks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,9 +18,11 @@ class Work:
     """What could not be made true, in words that name file, wanted and seen, or the controller."""
 
 
-def mend(tree: CgroupTree, path: str, wants: CgroupWants, look: Callable[[], Seen], work: Work) -> Seen:
-    """Returns the last look at the cgroup. CgroupGoneError; CgroupRefusedError where a file cannot be read."""
-    seen = look()
+def mend(tree: CgroupTree, path: str, wants: CgroupWants, seen: Seen, look: Callable[[], Seen], work: Work) -> Seen:
+    """Returns the last look at the cgroup; ``seen`` is the first one.
+
+    CgroupGoneError; CgroupRefusedError where a file cannot be read.
+    """
     found = faults(wants, seen)
     if not found:
         return seen

@@ -82,10 +82,6 @@ class PluginService:
         self.synchronized = asyncio.Event()
         """Set when the snapshot was answered, also when that was an error: see sync_failure."""
         self.sync_failure = ""
-        self.idle = asyncio.Event()
-        """Set while no call is carried out."""
-        self.idle.set()
-        self._calls = 0
         self._hooks = hooks
         self._observer = observer
         self._clock = clock
@@ -118,8 +114,6 @@ class PluginService:
         outcome = "error"
         name = call.method
         IN_CALL.set(True)
-        self._calls += 1
-        self.idle.clear()
         try:
             read, method = self._find(call)
             request = read(call.payload)
@@ -143,9 +137,6 @@ class PluginService:
             ) from error
         finally:
             self._observer.call_done(name, self._clock() - started, outcome)
-            self._calls -= 1
-            if not self._calls:
-                self.idle.set()
 
     def _find(self, call: Call) -> _Method:
         if call.service != PLUGIN_SERVICE or call.method not in self._methods:

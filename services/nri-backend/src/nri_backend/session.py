@@ -40,6 +40,9 @@ class Link(Protocol):
     async def call(self, service: str, method: str, payload: bytes, seconds: float) -> bytes:
         """Calls the runtime."""
 
+    async def answered(self) -> None:
+        """Waits until no call of the runtime is left without its answer."""
+
     def close(self, end: LinkEnd) -> None:
         """Ends the connection."""
 
@@ -84,12 +87,12 @@ class RuntimeSession:
                 self._hooks.disconnected()
             await asyncio.sleep(self._backoff.next())
 
-    async def idle(self, seconds: float) -> None:
-        """Waits until no call of the runtime is carried out, but no longer than this."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while self._service is not None and not self._service.idle.is_set():
-                    await self._service.idle.wait()
+    async def answered(self, seconds: float) -> None:
+        """Waits until no call of the runtime is left without its answer, but no longer than this."""
+        if self._link is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._link.answered()
 
     async def update_containers(self, updates: Sequence[Update], seconds: float = 5.0) -> None:
         """Asks the runtime for changes of its own accord. To learn which container failed, send one at a time.

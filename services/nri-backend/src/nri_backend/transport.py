@@ -100,6 +100,11 @@ class Link:
             raise answer
         return answer
 
+    async def answered(self) -> None:
+        """Waits until no call of the runtime is left without its answer."""
+        while self._running:
+            await asyncio.wait(self._running)
+
     def close(self, end: LinkEnd) -> None:
         """Ends the connection once what was written is flushed; run() then answers with the first end there was."""
         if self._end is not None:

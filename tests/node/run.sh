@@ -65,7 +65,7 @@ run_profile() { # run_profile NAME PYTEST-ARGUMENT...: the status of pytest
     (cd "$ROOT" && push_images) || fail "the images could not be put in"
     phase "images"
   fi
-  guest "cd /opt/numa/src/tests/node && exec env ALIGNED_PODS=${ALIGNED_PODS:-12} PATIENCE=$PATIENCE python3 -m pytest -o timeout=$((240 * PATIENCE))${1+$(printf ' %q' "$@")}" </dev/null &
+  guest "cd /opt/numa/src/tests/node && exec env ALIGNED_PODS=${ALIGNED_PODS:-12} PATIENCE=$PATIENCE python3 -m pytest -o timeout=$((480 * PATIENCE))${1+$(printf ' %q' "$@")}" </dev/null &
   wait $! || status=$? # in the background, so that a signal to this script is heard at once
   phase tests
   guest 'cat /var/log/numa-node/figures.txt 2>/dev/null' || true

@@ -32,7 +32,7 @@ def misplaced(pod: ClaimPod, box: Container) -> str:
     return " ".join(what for what, right in seen.items() if not right)
 
 
-@pytest.mark.timeout((120 + 20 * COUNT) * PATIENCE)
+@pytest.mark.timeout((240 + 40 * COUNT) * PATIENCE)  # the start of both services included
 def test_pods_one_after_another_are_all_aligned(cluster: Cluster) -> None:
     """Each pod's CPUs, memory policy and touched pages are on one node, while the one before it goes."""
     faults: dict[int, str] = {}

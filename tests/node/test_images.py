@@ -14,14 +14,14 @@ from tests.node.rig import figures
 from tests.node.rig.cluster import Cluster
 from tests.node.rig.driver_pod import DriverContainer
 from tests.node.rig.image_cluster import ImageCluster
-from tests.node.rig.wait import until
+from tests.node.rig.wait import PATIENCE, until
 from tests.stage.pods import cpus, hugepages
 
 if TYPE_CHECKING:
     from tests.node.conftest import RunningCluster
 
 # The first test imports the images, whose 9,000 files are unpacked by an emulated processor.
-pytestmark = [pytest.mark.images, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.images, pytest.mark.timeout(600 * PATIENCE)]
 MIB = 1 << 20
 SOURCE = Path("/opt/numa/src")
 RULES = [

@@ -52,7 +52,7 @@ class BackendView:
     def problem(self) -> str:
         """Why no claim may be prepared now; empty when the backend enforces, or stands by while another one does."""
         if self.status is None:
-            return "nri-backend has not reported yet; see the logs of the container nri-backend"
+            return "nri-backend has not reported yet; see the log of its container"
         if self.clock() - self._renewed > LEASE_SECONDS:
             return f"nri-backend has been silent for {self.clock() - self._renewed:.0f} s; is its container running?"
         if not self.status.synchronized:

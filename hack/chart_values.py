@@ -175,7 +175,7 @@ class NetworkPolicy(Values):
     enabled: bool
     metrics_from: list[Kubernetes]
     """Peers that may read metrics; empty: everybody."""
-    api_server_ports: list[Port]
+    api_server_ports: Annotated[list[Port], Field(min_length=1)]
 
 
 class Monitor(Values):

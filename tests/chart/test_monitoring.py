@@ -120,6 +120,15 @@ def test_monitors_find_both_containers(kind: str) -> None:
     assert spec["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
 
 
+@pytest.mark.parametrize("release", ["a.b", "1a", "r" * 53])
+def test_the_services_name_is_one_label(release: str) -> None:
+    """Other objects may have dots, digits in front and 253 characters; a Service may not."""
+    documents = render({"metrics": {"serviceMonitor": {"enabled": True}}}, release=release)
+    name = only(documents, "Service")["metadata"]["name"]
+    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name)
+    assert name.endswith("-metrics")
+
+
 def test_operators_rules_are_added() -> None:
     """Rules of one's own come with ours, in a group of their own."""
     own = {"alert": "Mine", "expr": "vector(1)"}

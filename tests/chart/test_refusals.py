@@ -98,6 +98,7 @@ BAD: list[tuple[Document, str]] = [
         "metrics.podMonitor.enabled and metrics.serviceMonitor.enabled",
     ),
     ({"networkPolicy": {"apiServerPorts": ["https"]}}, "networkPolicy.apiServerPorts.0"),
+    ({"networkPolicy": {"apiServerPorts": []}}, "networkPolicy.apiServerPorts"),
 ]
 
 

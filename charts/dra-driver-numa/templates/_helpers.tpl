@@ -13,6 +13,12 @@
 {{- end -}}
 {{- end -}}
 
+{{- /* A Service's name is one DNS label, of 63 characters at most, that begins with a letter. */ -}}
+{{- define "numa.serviceName" -}}
+{{- $name := include "numa.fullname" . | replace "." "-" -}}
+{{- regexReplaceAll "^[0-9]" $name "n${0}" | trunc 55 | trimSuffix "-" }}-metrics
+{{- end -}}
+
 {{- define "numa.namespace" -}}
 {{- default .Release.Namespace .Values.namespaceOverride -}}
 {{- end -}}

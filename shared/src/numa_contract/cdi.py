@@ -44,6 +44,8 @@ class ClaimFile:
     problem: str = ""
     memory: Mapping[str, int] = field(default_factory=dict)
     """Bytes by memory device."""
+    cpus_by_request: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """Where there is no record: what the environment tells, by request ("" in a claim with one request)."""
 
     @classmethod
     def of(cls, record: AllocationRecord) -> "ClaimFile":
@@ -144,13 +146,13 @@ def _environment(document: Any) -> list[str]:
     return found
 
 
-def _evident_cpus(environment: list[str]) -> frozenset[int]:
-    held: set[int] = set()
+def _evident_cpus(environment: list[str]) -> dict[str, frozenset[int]]:
+    held: dict[str, frozenset[int]] = defaultdict(frozenset)
     for entry in environment:
         key, _, value = entry.partition("=")
         if key.startswith(CPU_ENV_PREFIX):
-            held |= parse_cpu_list(value)
-    return frozenset(held)
+            held[key.removeprefix(CPU_ENV_PREFIX).partition("_")[2]] |= parse_cpu_list(value)
+    return dict(held)
 
 
 def _evident_memory(environment: list[str]) -> dict[str, int]:
@@ -195,5 +197,5 @@ def parse_claim_file(name: str, data: bytes) -> ClaimFile:
             raise MalformedError("CDI file", name, f"holds the record of claim {record.claim.uid} of {record.driver}")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         problem = str(error) if isinstance(error, ContractError) else f"no record ({type(error).__name__}: {error})"
-        return ClaimFile(driver, uid, None, cpus, problem, memory)
+        return ClaimFile(driver, uid, None, frozenset().union(*cpus.values()), problem, memory, cpus)
     return ClaimFile.of(record)

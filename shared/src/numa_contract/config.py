@@ -4,6 +4,7 @@
 The keys of the CPU peer keep their names and places; the chart's JSON schema is generated from this model.
 """
 
+import posixpath
 from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
@@ -50,7 +51,7 @@ def faults_of(error: ValidationError, known: Collection[str] = ()) -> list[str]:
 def _absolute(path: str) -> str:
     if not path.startswith("/") or "/../" in f"{path}/":
         raise ValueError("must be an absolute path without '..'")
-    return "/" + path.strip("/")
+    return "/" + posixpath.normpath(path).strip("/")
 
 
 def _volatile(path: str) -> str:
@@ -195,6 +196,8 @@ def parse_config(document: Any, source: str) -> Config:
             source, [f"{key}: spelled differently, use {right}" for key, right in sorted(misspelt.items())]
         )
     try:
-        return Config.model_validate({key: value for key, value in document.items() if value is not None})
+        said = {key: value for key, value in document.items() if value is not None}
+        # By alias alone: the names of fields are ours, not the file's.
+        return Config.model_validate(said, by_alias=True, by_name=False)
     except ValidationError as error:
         raise ConfigError(source, faults_of(error, known)) from error

@@ -322,6 +322,22 @@ async def test_an_unreadable_record_is_rebuilt(node: Instance, api: Claims, tmp_
     assert list((tmp_path / "quarantine").iterdir())
 
 
+@pytest.mark.parametrize("living", [(), ("a",)])
+async def test_an_unreadable_record_of_several_requests_is_rebuilt(
+    node: Instance, api: Claims, living: tuple[str, ...]
+) -> None:
+    """Of a request whose containers are between two starts, the file tells the CPUs."""
+    await node.claims.prepare("dra.cpu", [api.add(claim("u", cpus(2, "a"), cpus(1, "b")))])
+    taken = {request: node.record("u").cpus_of([request]) for request in ("a", "b")}
+    node.file("u").write_text(node.file("u").read_text().replace('\\"driver\\"', '\\"pilot\\"'))
+    for request in living:
+        use = {"uid": "u", "driver": "dra.cpu", "requests": [request], "cpus": sorted(taken[request])}
+        node.report(unknownClaims=[use])
+    await node.store.transact(lambda _: None, thorough=True)
+    await node.lost.recover()
+    assert {request: node.record("u").cpus_of([request]) for request in ("a", "b")} == taken
+
+
 async def test_of_two_overlapping_records_the_one_in_use_stays(node: Instance, api: Claims) -> None:
     """Both cannot be right; the living container keeps its CPUs, the other record goes to quarantine."""
     await node.claims.prepare("dra.cpu", [api.add(claim("u", cpus(2)))])

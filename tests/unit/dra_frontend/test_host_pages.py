@@ -9,7 +9,7 @@ from dra_frontend.host_pages import (
     RISE_LOOKS,
     HostPages,
     PodPages,
-    find_pods_group,
+    find_pods_groups,
     held_pages,
     read_pod_pages,
 )
@@ -39,7 +39,7 @@ COUNTS = st.integers(0, 64)
 def test_the_group_of_all_pods_is_found(directory: str, found: str | None) -> None:
     """Both cgroup drivers and a kubelet with a root of its own; nothing that merely looks like it."""
     tree = MemoryTree({f"{directory}/cgroup.procs": b"", "/init.scope/cgroup.procs": b""})
-    assert find_pods_group(tree) == found
+    assert find_pods_groups(tree) == ([] if found is None else [found])
 
 
 def test_files_of_the_root_group_are_passed_over(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_files_of_the_root_group_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpu hugetlb\n")
     (tmp_path / "kubelet.slice" / "kubelet-kubepods.slice").mkdir(parents=True)
     (tmp_path / "kubelet.slice" / "cgroup.procs").touch()
-    assert find_pods_group(HostTree(tmp_path)) == "/kubelet.slice/kubelet-kubepods.slice"
+    assert find_pods_groups(HostTree(tmp_path)) == ["/kubelet.slice/kubelet-kubepods.slice"]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,18 @@ def test_files_of_the_root_group_are_passed_over(tmp_path: Path) -> None:
 def test_the_kernels_words_are_read(text: str | None, pods: PodPages | None) -> None:
     """What the kernel prints for cgroup2; None where it prints nothing of the kind."""
     files = {} if text is None else {"/kubepods/hugetlb.2MB.numa_stat": text.encode()}
-    assert read_pod_pages(MemoryTree(files), "/kubepods", PAGE) == pods
+    assert read_pod_pages(MemoryTree(files), ["/kubepods"], PAGE) == pods
+
+
+def test_the_group_of_a_former_cgroup_driver_hides_nothing() -> None:
+    """It stays, empty, until the node reboots; pods are in the other one."""
+    text = {"/kubepods": b"total=0 N0=0 N1=0\n", "/kubepods.slice": b"total=4194304 N0=0 N1=2097152\n"}
+    tree = MemoryTree({f"{group}/hugetlb.2MB.numa_stat": content for group, content in text.items()})
+    groups = find_pods_groups(tree)
+    assert groups == ["/kubepods", "/kubepods.slice"]
+    assert read_pod_pages(tree, groups, PAGE) == PodPages({0: 0, 1: 2097152}, unplaced=2097152)
+    del tree.files["/kubepods.slice/hugetlb.2MB.numa_stat"]
+    assert read_pod_pages(tree, groups, PAGE) is None
 
 
 def test_only_what_no_pod_has_is_the_hosts() -> None:

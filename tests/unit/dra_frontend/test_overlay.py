@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from dra_frontend import cli
+from dra_frontend.config import load_config
 from dra_frontend.discovery import discover
 from dra_frontend.file_tree import HostTreeError
 from dra_frontend.machine import Machine
@@ -183,6 +184,13 @@ def test_every_command_honours_it(command: str, tmp_path: Path, capsys: pytest.C
     assert signs[command] in printed
     if command == "inspect":
         assert json.loads(printed)["offline"] == [6, 7]
+
+
+def test_a_merge_key_is_no_key_given_twice(tmp_path: Path) -> None:
+    """YAML's `<<` brings keys that may be overridden; the backend reads the same file."""
+    path = tmp_path / "config.yaml"
+    path.write_text("reservedMemory: [&a {numaNode: 0, limits: {memory: 64Mi}}, {<<: *a, numaNode: 1}]\n")
+    assert [one.numa_node for one in load_config(str(path)).reserved_memory] == [0, 1]
 
 
 def test_a_wrong_overlay_stops_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

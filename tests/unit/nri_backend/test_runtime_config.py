@@ -81,12 +81,48 @@ def test_a_drop_in_replaces_whole_sections() -> None:
     assert (after, changes) == (main.text, [])
 
 
-def test_a_drop_in_of_containerd_2_may_keep_silent() -> None:
-    """A section of version 3 that does not speak of CDI has it on: it is left alone."""
+OFF = f"""version = 3
+[plugins.'{NRI}']
+disable = true
+[plugins.'{CRI_3}']
+enable_cdi = false
+cdi_spec_dirs = ['/etc/cdi']
+"""
+
+
+def test_containerd_2_merges_key_by_key() -> None:
+    """What a drop-in's sections do not speak of stays as the first file says: that is where it is switched on."""
+    main = read_runtime_file("config.toml", OFF)
+    speaks = f"version = 3\n[plugins.'{NRI}']\nplugin_path = '/x'\n[plugins.'{CRI_3}']\ncdi_spec_dirs = ['{CDI}']\n"
+    after, changes = switch_on([main, read_runtime_file("gpu.toml", speaks)], CDI)
+    assert tomllib.loads(after)["plugins"][NRI]["disable"] is False
+    assert [change.rpartition(" (")[2] for change in changes] == ["was false)", "was true)", "was not said)"]
+
+
+def test_a_drop_in_that_switches_it_off_is_named() -> None:
+    """The last file that says a key has the last word on it."""
     main = read_runtime_file("config.toml", "version = 3\n")
-    silent = read_runtime_file("gpu.toml", f"version = 3\n[plugins.'{CRI_3}'.containerd]\nx = 1\n")
-    after, _ = switch_on([main, silent], CDI)
-    assert CRI_3 not in tomllib.loads(after)["plugins"]
+    with pytest.raises(RuntimeConfigError) as caught:
+        switch_on([main, read_runtime_file("off.toml", OFF)], CDI)
+    its = "off.toml, imported by config.toml, has the last word on"
+    assert str(caught.value).split("; ") == [
+        "off.toml: cdi_spec_dirs lacks /var/run/cdi, where the claims' files are: add it to ['/etc/cdi']",
+        *(f'{its} [plugins."{section}"]: run this command on off.toml too' for section in (CRI_3, NRI)),
+    ]
+
+
+def test_an_imported_file_may_say_no_version() -> None:
+    """containerd takes its sections by their names; on its own it would be of version 1."""
+    main = read_runtime_file("config.toml", "version = 2\n")
+    silent = read_runtime_file("gpu.toml", f"[plugins.'{CRI_2}']\nenable_cdi = true\n", main)
+    with pytest.raises(RuntimeConfigError, match=r"gpu\.toml, imported by config\.toml"):
+        switch_on([main, silent], CDI)
+
+
+def test_the_default_directories_are_known() -> None:
+    """Another directory than containerd's own two has to be said."""
+    with pytest.raises(RuntimeConfigError, match=r"lacks /srv/cdi, .*: add it to \['/etc/cdi', '/var/run/cdi'\]"):
+        switch_on([read_runtime_file("config.toml", "version = 3\n")], "/srv/cdi")
 
 
 @pytest.mark.parametrize(
@@ -102,6 +138,7 @@ def test_a_drop_in_of_containerd_2_may_keep_silent() -> None:
         ('version = 2\ndisabled_plugins = ["cri"]\n', "disabled_plugins names cri"),
         (f"version = 3\n[plugins.'{CRI_3}']\ncdi_spec_dirs = ['/etc/cdi']\n", "cdi_spec_dirs lacks /var/run/cdi"),
         ("version = 2\nplugins = 1\n", "plugins is no table"),
+        (f"version = 3\n[plugins.'{CRI_3}']\ncdi_spec_dirs = 1\n", "cdi_spec_dirs lacks /var/run/cdi"),
         (f"version = 2\n[plugins]\n'{NRI}' = 1\n", "is laid out in a way .* say by hand: .*enable_cdi = true"),
     ],
 )

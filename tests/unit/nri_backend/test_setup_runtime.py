@@ -66,7 +66,7 @@ def test_imports_are_followed(config: Path, capsys: pytest.CaptureFixture[str]) 
     drop_ins = config.with_name("conf.d")
     drop_ins.mkdir()
     (drop_ins / "b.toml").write_text("version = 2\n[plugins.'io.containerd.nri.v1.nri']\ndisable = true\n")
-    (drop_ins / "a.toml").write_text("version = 2\nimports = ['../config.toml']\n")
+    (drop_ins / "a.toml").write_text("imports = ['../config.toml']\n")
     config.write_text("version = 2\nimports = ['conf.d/*.toml']\n")
     assert run("--containerd-config", config, "--write") == 1
     assert f"run this command on {drop_ins}/b.toml too" in capsys.readouterr().err

@@ -49,6 +49,8 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue  # what `<<` brings is no key of this map, and may be overridden
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, str) and key in seen:
                 raise ConstructorError(None, None, f"the key {key!r} is given twice", key_node.start_mark)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hugepages in use that belong to no pod: what a host process holds cannot be promised to a claim. Core.
 
-In use on a node is what is not free; what pods use of it is counted by the group that all pods are below. The rest is
+In use on a node is what is not free; what pods use of it is counted by the groups that all pods are below. The rest is
 held by the host. Pages that are reserved but untouched have no node yet, and are not in here.
 """
 
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -51,28 +51,32 @@ class PodPages:
         return PodPages(by_node, max(self.unplaced, other.unplaced))
 
 
-def find_pods_group(tree: FileTree) -> str | None:
-    """Returns the group below which all pods are; the tree's root is that of cgroup2. None where there is none."""
+def find_pods_groups(tree: FileTree) -> list[str]:
+    """Returns the groups below which all pods are; the tree's root is that of cgroup2.
+
+    Two, where the kubelet's cgroup driver was changed without a reboot: the former group stays, empty.
+    """
     top = tree.names("/") or []
-    for name in top:
-        if _PODS_GROUP.fullmatch(name):
-            return f"/{name}"
-    for name in top:
-        below = next((inner for inner in tree.names(f"/{name}") or () if _PODS_GROUP.fullmatch(inner)), None)
-        if below is not None:
-            return f"/{name}/{below}"
-    return None
+    groups = [f"/{name}" for name in top if _PODS_GROUP.fullmatch(name)]
+    return groups or [
+        f"/{name}/{inner}" for name in top for inner in tree.names(f"/{name}") or () if _PODS_GROUP.fullmatch(inner)
+    ]
 
 
-def read_pod_pages(tree: FileTree, group: str, page_bytes: int) -> PodPages | None:
+def read_pod_pages(tree: FileTree, groups: Sequence[str], page_bytes: int) -> PodPages | None:
     """Returns what pods use of one page size; None where the kernel does not tell it (before 5.17, no controller)."""
-    match = _NUMA_STAT.match(tree.read(f"{group}/hugetlb.{oci_page_size(page_bytes)}.numa_stat") or "")
-    if match is None:
-        return None
-    total = int(match[1])
-    words = (word[1:].partition("=") for word in match[2].split())
-    by_node = {int(node): 0 if int(size) >= _WRAPPED else int(size) for node, _, size in words}
-    return PodPages(by_node, max(0, total - sum(by_node.values())))
+    by_node: dict[int, int] = defaultdict(int)
+    unplaced = 0
+    for group in groups:
+        match = _NUMA_STAT.match(tree.read(f"{group}/hugetlb.{oci_page_size(page_bytes)}.numa_stat") or "")
+        if match is None:
+            return None
+        words = (word[1:].partition("=") for word in match[2].split())
+        placed = {int(node): 0 if int(size) >= _WRAPPED else int(size) for node, _, size in words}
+        unplaced += max(0, int(match[1]) - sum(placed.values()))
+        for node, size in placed.items():
+            by_node[node] += size
+    return PodPages(dict(by_node), unplaced) if groups else None
 
 
 def held_pages(node: int, pool: HugepagePool, pods: PodPages | None) -> int:

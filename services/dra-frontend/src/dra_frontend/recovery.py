@@ -123,8 +123,8 @@ class LostRecords:
             for request in use.requests or ("",):
                 seen[request] |= use.cpus
         file = ledger.files.get((driver, view.uid))
-        if file is not None and not seen:
-            seen[""] = file.cpus
+        for request, cpus in (file.cpus_by_request if file else {}).items():
+            seen.setdefault(request, cpus)
         inventory = self._inventory()
         record = rebuild_record(view, driver, seen, inventory)
         if isinstance(record, Refusal):

@@ -11,7 +11,7 @@ from numa_contract.config import Config
 
 from dra_frontend.discovery import discover
 from dra_frontend.file_tree import FileTree, HostTreeError
-from dra_frontend.host_pages import HostPages, PageKey, PodPages, find_pods_group, held_pages, read_pod_pages
+from dra_frontend.host_pages import HostPages, PageKey, PodPages, find_pods_groups, held_pages, read_pod_pages
 from dra_frontend.inventory import InUse, Inventory, InventoryError, build_inventory, misfits
 from dra_frontend.ledger import Ledger
 from dra_frontend.machine import Machine
@@ -71,8 +71,8 @@ def _take_look(trees: HostTrees, sizes: frozenset[int]) -> _Look:
 
 def _pod_pages(cgroups: FileTree, sizes: frozenset[int]) -> dict[int, PodPages | None]:
     try:
-        group = find_pods_group(cgroups) if sizes else None
-        return {size: read_pod_pages(cgroups, group, size) if group else None for size in sizes}
+        groups = find_pods_groups(cgroups) if sizes else []
+        return {size: read_pod_pages(cgroups, groups, size) for size in sizes}
     except HostTreeError as error:
         _LOG.debug("pods' hugepages not read error=%s", error)
         return dict.fromkeys(sizes)

@@ -3,8 +3,8 @@
 
 Claims reach containers through CDI, limits through NRI; both are off by default in containerd 1.7, as is the hugetlb
 controller of its CRI plugin. A file of version 2 may be read by 1.7, one of version 3 or 4 by containerd 2 alone.
-Imported files are read after the file that imports them and replace a plugin's section as a whole; the names of
-disabled plugins add up (``mergeConfig`` in containerd's server/config).
+Imported files are read after the file that imports them. In containerd 1.7 they replace a plugin's section as a whole,
+in 2.x key by key; the names of disabled plugins add up (``mergeConfig`` in containerd's server/config).
 """
 
 import posixpath
@@ -18,6 +18,7 @@ from nri_backend.toml_edit import set_value
 _NRI: Final = "io.containerd.nri.v1.nri"
 _CRI_2: Final = "io.containerd.grpc.v1.cri"
 _CRI_3: Final = "io.containerd.cri.v1.runtime"
+_CDI_DEFAULT: Final = ("/etc/cdi", "/var/run/cdi")
 _NEEDED: Final = frozenset({_NRI, _CRI_2, _CRI_3, "cri"})
 NRI_SOCKET: Final = "/var/run/nri/nri.sock"
 """Where containerd listens unless it is told otherwise."""
@@ -75,18 +76,21 @@ class RuntimeFile:
         return value is not setting.value and not (value is None and self.version > 2)
 
 
-def read_runtime_file(source: str, text: str) -> RuntimeFile:
-    """Raises RuntimeConfigError for what is no configuration of containerd with plugin sections as known here."""
+def read_runtime_file(source: str, text: str, root: RuntimeFile | None = None) -> RuntimeFile:
+    """Raises RuntimeConfigError for what is no configuration of containerd with plugin sections as known here.
+
+    A file that ``root`` imports may say no version: containerd then takes its sections by the names they have.
+    """
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise RuntimeConfigError(f"{source}: is no TOML: {error}") from error
-    version = document.get("version")
+    version = document.get("version", root.version if root else None)
     if version not in (2, 3, 4) or isinstance(version, bool | float):
         said = f"says version = {version}" if "version" in document else "says no version, which means 1"
         raise RuntimeConfigError(
             f"{source}: {said}; 2, 3 and 4 are known here: 'containerd config migrate' prints a current one, "
-            "and a file that is imported needs the version line of the file that imports it"
+            "and a file that is imported can have the version line of the file that imports it"
         )
     if not isinstance(document.get("plugins", {}), Mapping):
         raise RuntimeConfigError(f"{source}: plugins is no table")
@@ -100,12 +104,12 @@ def switch_on(chain: Sequence[RuntimeFile], cdi_dir: str) -> tuple[str, list[str
     RuntimeConfigError when no change of the first file can switch them on.
     """
     file = chain[0]
-    faults = [fault for one in chain for fault in _faults(one, cdi_dir)]
+    faults = [*_disabled(chain), *_cdi_faults(chain, cdi_dir)]
     text, changes = file.text, []
     for setting in file.wanted():
-        last = _last_word(chain, setting.section)
+        last = _last_word(chain, setting.section, setting.key)
         if last is not file:
-            faults += _override(file, last, setting.section)
+            faults += _override(file, last, setting)
         elif (old := (file.section(setting.section) or {}).get(setting.key)) is not setting.value:
             text = set_value(text, ("plugins", setting.section, setting.key), _literal(setting.value))
             changes.append(f"{setting} ({'was not said' if old is None else f'was {_literal(old)}'})")
@@ -117,7 +121,7 @@ def switch_on(chain: Sequence[RuntimeFile], cdi_dir: str) -> tuple[str, list[str
 
 def notes(chain: Sequence[RuntimeFile]) -> list[str]:
     """What the operator should know beside the changes."""
-    socket = (_last_word(chain, _NRI).section(_NRI) or {}).get("socket_path", NRI_SOCKET)
+    socket = _effective(chain, _NRI, "socket_path", NRI_SOCKET)
     if _same_place(str(socket)) == _same_place(NRI_SOCKET):
         return []
     return [f"containerd's NRI socket is {socket}: set nriSocket of this driver to it"]
@@ -136,34 +140,51 @@ def _twin(section: str, version: int) -> str:
     return section if section == _NRI else _CRI_2 if version == 2 else _CRI_3
 
 
-def _last_word(chain: Sequence[RuntimeFile], section: str) -> RuntimeFile:
-    having = [one for one in chain if one.section(_twin(section, one.version)) is not None]
-    return having[-1] if having else chain[0]
+def _last_word(chain: Sequence[RuntimeFile], section: str, key: str) -> RuntimeFile:
+    """Returns the file whose section containerd uses for a key; the first one where none says it."""
+    by_key = any(one.version > 2 for one in chain)
+    found = chain[0]
+    for one in chain:
+        its = one.section(_twin(section, one.version))
+        if its is not None and (key in its or not by_key):
+            found = one
+    return found
 
 
-def _override(file: RuntimeFile, last: RuntimeFile, section: str) -> list[str]:
-    section = _twin(section, last.version)
-    if not any(one.section == section and last.lacks(one) for one in last.wanted()):
+def _effective(chain: Sequence[RuntimeFile], section: str, key: str, default: Any) -> Any:
+    last = _last_word(chain, section, key)
+    return (last.section(_twin(section, last.version)) or {}).get(key, default)
+
+
+def _override(file: RuntimeFile, last: RuntimeFile, setting: Setting) -> list[str]:
+    section = _twin(setting.section, last.version)
+    if not any((one.section, one.key) == (section, setting.key) and last.lacks(one) for one in last.wanted()):
         return []
-    its = f'{last.source}, imported by {file.source}, has a section [plugins."{section}"] of its own'
-    return [f"{its}, which containerd takes in place of any other: run this command on {last.source} too"]
+    its = f'{last.source}, imported by {file.source}, has the last word on [plugins."{section}"]'
+    return [f"{its}: run this command on {last.source} too"]
 
 
-def _faults(file: RuntimeFile, cdi_dir: str) -> list[str]:
-    faults = [
+def _disabled(chain: Sequence[RuntimeFile]) -> list[str]:
+    return [
         f"{file.source}: disabled_plugins names {name}: take it out"
+        for file in chain
         for name in file.document.get("disabled_plugins", ())
         if name in _NEEDED
     ]
-    dirs = (file.section(_twin(_CRI_3, file.version)) or {}).get("cdi_spec_dirs")
-    if dirs is not None and _same_place(cdi_dir) not in map(_same_place, map(str, dirs)):
-        faults.append(f"{file.source}: cdi_spec_dirs lacks {cdi_dir}, where the claims' files are: add it")
-    return faults
+
+
+def _cdi_faults(chain: Sequence[RuntimeFile], cdi_dir: str) -> list[str]:
+    said = _effective(chain, _CRI_3, "cdi_spec_dirs", _CDI_DEFAULT)
+    directories = list(map(str, said)) if isinstance(said, list | tuple) else []
+    if _same_place(cdi_dir) in map(_same_place, directories):
+        return []
+    source = _last_word(chain, _CRI_3, "cdi_spec_dirs").source
+    return [f"{source}: cdi_spec_dirs lacks {cdi_dir}, where the claims' files are: add it to {directories}"]
 
 
 def _check_meaning(file: RuntimeFile, text: str, chain: Sequence[RuntimeFile]) -> None:
     expected = tomllib.loads(file.text)
-    mine = [one for one in file.wanted() if _last_word(chain, one.section) is file]
+    mine = [one for one in file.wanted() if _last_word(chain, one.section, one.key) is file]
     try:
         for setting in mine:
             expected.setdefault("plugins", {}).setdefault(setting.section, {})[setting.key] = setting.value

@@ -79,7 +79,7 @@ def read_chain(path: Path) -> list[RuntimeFile]:
         if one in seen:
             continue
         seen.add(one)
-        chain.append(read_runtime_file(str(one), _read(one)))
+        chain.append(read_runtime_file(str(one), _read(one), chain[0] if chain else None))
         for pattern in chain[-1].imports:
             place = Path(os.path.normpath(one.parent.absolute() / pattern))
             pending += sorted(Path("/").glob(str(place)[1:])) if "*" in pattern else [place]

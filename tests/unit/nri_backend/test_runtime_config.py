@@ -115,8 +115,39 @@ def test_an_imported_file_may_say_no_version() -> None:
     """containerd takes its sections by their names; on its own it would be of version 1."""
     main = read_runtime_file("config.toml", "version = 2\n")
     silent = read_runtime_file("gpu.toml", f"[plugins.'{CRI_2}']\nenable_cdi = true\n", main)
-    with pytest.raises(RuntimeConfigError, match=r"gpu\.toml, imported by config\.toml"):
+    with pytest.raises(RuntimeConfigError, match=r"gpu\.toml, imported by .*: give it the line 'version = 2' and run"):
         switch_on([main, silent], CDI)
+
+
+def test_version_2_is_right_on_either_containerd() -> None:
+    """1.7 takes the drop-in's section whole, with the default directories in it; 2.x still has those of the first."""
+    first = f"version = 2\n[plugins.'{CRI_2}']\ncdi_spec_dirs = ['/etc/cdi']\n[plugins.'{NRI}']\nsocket_path = '/a'\n"
+    last = f"[plugins.'{CRI_2}']\nenable_cdi = true\ndisable_hugetlb_controller = false\n"
+    main = read_runtime_file("config.toml", first)
+    chain = [main, read_runtime_file("gpu.toml", last, main)]
+    with pytest.raises(RuntimeConfigError, match=r"config\.toml: cdi_spec_dirs lacks"):
+        switch_on(chain, CDI)
+    with pytest.raises(RuntimeConfigError, match=r"gpu\.toml: cdi_spec_dirs lacks"):
+        switch_on([read_runtime_file("config.toml", first.replace("/etc/cdi", "/srv/cdi")), chain[1]], "/srv/cdi")
+    silent = read_runtime_file("nri.toml", f"version = 2\n[plugins.'{NRI}']\ndisable = false\n")
+    assert notes([*chain, silent]) == ["containerd's NRI socket is /a: set nriSocket of this driver to it"]
+
+
+def test_only_who_undoes_it_is_named() -> None:
+    """Of two drop-ins each key is the last one's; what an earlier one says of it is nothing."""
+    texts = ("disable = false\ndisable_connections = true\n", "disable_connections = false\n")
+    drop_ins = [
+        read_runtime_file(f"{n}.toml", f"version = 3\n[plugins.'{NRI}']\n{text}") for n, text in enumerate(texts)
+    ]
+    after, _ = switch_on([read_runtime_file("config.toml", "version = 3\n"), *drop_ins], CDI)
+    assert NRI not in tomllib.loads(after)["plugins"]
+
+
+def test_versions_2_and_3_are_not_mixed() -> None:
+    """No containerd takes both: 1.7 cannot read the newer one, 2.x passes over sections of the older one."""
+    chain = [read_runtime_file("config.toml", "version = 2\n"), read_runtime_file("new.toml", "version = 3\n")]
+    with pytest.raises(RuntimeConfigError, match=r"^new\.toml: is of version 3 and .* config\.toml of version 2"):
+        switch_on(chain, CDI)
 
 
 def test_the_default_directories_are_known() -> None:
@@ -138,6 +169,8 @@ def test_the_default_directories_are_known() -> None:
         ('version = 2\ndisabled_plugins = ["cri"]\n', "disabled_plugins names cri"),
         (f"version = 3\n[plugins.'{CRI_3}']\ncdi_spec_dirs = ['/etc/cdi']\n", "cdi_spec_dirs lacks /var/run/cdi"),
         ("version = 2\nplugins = 1\n", "plugins is no table"),
+        (f"version = 2\n[plugins.'{CRI_2}']\ncdi_spec_dirs = ['/etc/cdi']\n", "cdi_spec_dirs lacks /var/run/cdi"),
+        (f"version = 3\n[plugins.'{CRI_3}']\ncdi_spec_dirs = []\n", r"cdi_spec_dirs lacks .*: add it to \[\]"),
         (f"version = 3\n[plugins.'{CRI_3}']\ncdi_spec_dirs = 1\n", "cdi_spec_dirs lacks /var/run/cdi"),
         (f"version = 2\n[plugins]\n'{NRI}' = 1\n", "is laid out in a way .* say by hand: .*enable_cdi = true"),
     ],

@@ -12,8 +12,8 @@ import yaml
 from numa_contract.config import Config, ConfigError, parse_config
 from numa_contract.errors import MalformedError
 from numa_contract.names import check_uid
-from yaml.constructor import ConstructorError
-from yaml.nodes import MappingNode
+from yaml.composer import ComposerError
+from yaml.nodes import MappingNode, ScalarNode
 
 # Flags that set a key of the configuration file; the seeds' spellings are kept and win over the file.
 _CONFIG_FLAGS = {
@@ -46,17 +46,15 @@ class Settings:
 class _StrictLoader(yaml.SafeLoader):
     """A safe loader that refuses a key given twice: YAML would silently keep the last one."""
 
-    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
-                continue  # what `<<` brings is no key of this map, and may be overridden
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str) and key in seen:
-                raise ConstructorError(None, None, f"the key {key!r} is given twice", key_node.start_mark)
-            if isinstance(key, str):
-                seen.add(key)
-        return super().construct_mapping(node, deep)
+    def compose_mapping_node(self, anchor: Any) -> MappingNode:
+        # The keys as they are written: what `<<` brings is laid beneath them later, and may be overridden.
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, ScalarNode) and key.value in seen:
+                raise ComposerError(None, None, f"the key {key.value!r} is given twice", key.start_mark)
+            seen.add(str(key.value))
+        return node
 
 
 def read_yaml(path: Path) -> Any:

@@ -71,7 +71,7 @@ class _NodeGauges(Collector):
         pool = inventory.machine.online - inventory.reserved_cpus - held
         values = {
             "dra_cpu_allocated_cpus": ("CPUs in claims", len(held)),
-            "dra_cpu_available_cpus": ("CPUs of the shared pool", len(pool)),
+            "dra_cpu_available_cpus": ("CPUs neither claimed nor reserved", len(pool)),
             "dra_cpu_reserved_cpus": ("CPUs reserved by configuration", len(inventory.reserved_cpus)),
             "dra_cpu_resource_claims_active": ("Prepared CPU claims", sum(d == "dra.cpu" for d, _ in ledger.files)),
             "dra_numa_claims": ("Prepared claims of both drivers", len(ledger.files)),

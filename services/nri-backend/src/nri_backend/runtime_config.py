@@ -4,7 +4,8 @@
 Claims reach containers through CDI, limits through NRI; both are off by default in containerd 1.7, as is the hugetlb
 controller of its CRI plugin. A file of version 2 may be read by 1.7, one of version 3 or 4 by containerd 2 alone.
 Imported files are read after the file that imports them. In containerd 1.7 they replace a plugin's section as a whole,
-in 2.x key by key; the names of disabled plugins add up (``mergeConfig`` in containerd's server/config).
+in 2.x key by key, which a file of version 2 must both survive; the names of disabled plugins add up (``mergeConfig`` in
+containerd's server/config).
 """
 
 import posixpath
@@ -89,8 +90,8 @@ def read_runtime_file(source: str, text: str, root: RuntimeFile | None = None) -
     if version not in (2, 3, 4) or isinstance(version, bool | float):
         said = f"says version = {version}" if "version" in document else "says no version, which means 1"
         raise RuntimeConfigError(
-            f"{source}: {said}; 2, 3 and 4 are known here: 'containerd config migrate' prints a current one, "
-            "and a file that is imported can have the version line of the file that imports it"
+            f"{source}: {said}; 2, 3 and 4 are known here: a file that is imported needs the version line of the file "
+            "that imports it, and of any other 'containerd config migrate' prints a current one"
         )
     if not isinstance(document.get("plugins", {}), Mapping):
         raise RuntimeConfigError(f"{source}: plugins is no table")
@@ -104,10 +105,10 @@ def switch_on(chain: Sequence[RuntimeFile], cdi_dir: str) -> tuple[str, list[str
     RuntimeConfigError when no change of the first file can switch them on.
     """
     file = chain[0]
-    faults = [*_disabled(chain), *_cdi_faults(chain, cdi_dir)]
+    faults = [*_newer(chain), *_disabled(chain), *_cdi_faults(chain, cdi_dir)]
     text, changes = file.text, []
     for setting in file.wanted():
-        last = _last_word(chain, setting.section, setting.key)
+        last = _deciding(chain, setting)
         if last is not file:
             faults += _override(file, last, setting)
         elif (old := (file.section(setting.section) or {}).get(setting.key)) is not setting.value:
@@ -121,10 +122,9 @@ def switch_on(chain: Sequence[RuntimeFile], cdi_dir: str) -> tuple[str, list[str
 
 def notes(chain: Sequence[RuntimeFile]) -> list[str]:
     """What the operator should know beside the changes."""
-    socket = _effective(chain, _NRI, "socket_path", NRI_SOCKET)
-    if _same_place(str(socket)) == _same_place(NRI_SOCKET):
-        return []
-    return [f"containerd's NRI socket is {socket}: set nriSocket of this driver to it"]
+    sockets = {str(_said(chain, _NRI, "socket_path", by_key)[1] or NRI_SOCKET) for by_key in _ways(chain)}
+    others = sorted(one for one in sockets if _same_place(one) != _same_place(NRI_SOCKET))
+    return [f"containerd's NRI socket is {one}: set nriSocket of this driver to it" for one in others]
 
 
 def _literal(value: object) -> str:
@@ -140,9 +140,13 @@ def _twin(section: str, version: int) -> str:
     return section if section == _NRI else _CRI_2 if version == 2 else _CRI_3
 
 
-def _last_word(chain: Sequence[RuntimeFile], section: str, key: str) -> RuntimeFile:
+def _ways(chain: Sequence[RuntimeFile]) -> tuple[bool, ...]:
+    """Whether sections are merged key by key: a file of version 2 may be read by containerd 1.7, or by 2.x."""
+    return (False, True) if chain[0].version == 2 else (True,)
+
+
+def _last_word(chain: Sequence[RuntimeFile], section: str, key: str, by_key: bool) -> RuntimeFile:
     """Returns the file whose section containerd uses for a key; the first one where none says it."""
-    by_key = any(one.version > 2 for one in chain)
     found = chain[0]
     for one in chain:
         its = one.section(_twin(section, one.version))
@@ -151,17 +155,30 @@ def _last_word(chain: Sequence[RuntimeFile], section: str, key: str) -> RuntimeF
     return found
 
 
-def _effective(chain: Sequence[RuntimeFile], section: str, key: str, default: Any) -> Any:
-    last = _last_word(chain, section, key)
-    return (last.section(_twin(section, last.version)) or {}).get(key, default)
+def _deciding(chain: Sequence[RuntimeFile], setting: Setting) -> RuntimeFile:
+    # Whole sections, where that is a way: the last one must then say every setting, so key by key it decides, too.
+    return _last_word(chain, setting.section, setting.key, by_key=_ways(chain)[0])
+
+
+def _said(chain: Sequence[RuntimeFile], section: str, key: str, by_key: bool) -> tuple[RuntimeFile, Any]:
+    last = _last_word(chain, section, key, by_key)
+    return last, (last.section(_twin(section, last.version)) or {}).get(key)
 
 
 def _override(file: RuntimeFile, last: RuntimeFile, setting: Setting) -> list[str]:
     section = _twin(setting.section, last.version)
     if not any((one.section, one.key) == (section, setting.key) and last.lacks(one) for one in last.wanted()):
         return []
+    line = "" if "version" in last.document else f"give it the line 'version = {last.version}' and "
     its = f'{last.source}, imported by {file.source}, has the last word on [plugins."{section}"]'
-    return [f"{its}: run this command on {last.source} too"]
+    return [f"{its}: {line}run this command on {last.source} too"]
+
+
+def _newer(chain: Sequence[RuntimeFile]) -> list[str]:
+    # containerd 1.7 cannot read the newer file, and 2.x then passes over the CRI section of the older one.
+    newer = [one for one in chain if one.version > 2] if chain[0].version == 2 else []
+    its = f"is imported by {chain[0].source} of version 2"
+    return [f"{one.source}: is of version {one.version} and {its}: give both the same" for one in newer]
 
 
 def _disabled(chain: Sequence[RuntimeFile]) -> list[str]:
@@ -174,17 +191,20 @@ def _disabled(chain: Sequence[RuntimeFile]) -> list[str]:
 
 
 def _cdi_faults(chain: Sequence[RuntimeFile], cdi_dir: str) -> list[str]:
-    said = _effective(chain, _CRI_3, "cdi_spec_dirs", _CDI_DEFAULT)
-    directories = list(map(str, said)) if isinstance(said, list | tuple) else []
-    if _same_place(cdi_dir) in map(_same_place, directories):
-        return []
-    source = _last_word(chain, _CRI_3, "cdi_spec_dirs").source
-    return [f"{source}: cdi_spec_dirs lacks {cdi_dir}, where the claims' files are: add it to {directories}"]
+    faults = []
+    for by_key in _ways(chain):
+        last, said = _said(chain, _CRI_3, "cdi_spec_dirs", by_key)
+        said = _CDI_DEFAULT if said is None else said
+        directories = list(map(str, said)) if isinstance(said, list | tuple) else []
+        if _same_place(cdi_dir) not in map(_same_place, directories):
+            its = f"{last.source}: cdi_spec_dirs lacks {cdi_dir}, where the claims' files are"
+            faults.append(f"{its}: add it to {directories}")
+    return faults
 
 
 def _check_meaning(file: RuntimeFile, text: str, chain: Sequence[RuntimeFile]) -> None:
     expected = tomllib.loads(file.text)
-    mine = [one for one in file.wanted() if _last_word(chain, one.section, one.key) is file]
+    mine = [one for one in file.wanted() if _deciding(chain, one) is file]
     try:
         for setting in mine:
             expected.setdefault("plugins", {}).setdefault(setting.section, {})[setting.key] = setting.value

@@ -5,7 +5,7 @@ import ast
 import inspect
 from collections.abc import Iterator
 
-from dra_frontend import kube
+from dra_frontend.api_server import client as kube
 
 from tests.chart.helm import only, render
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import cel
 import pytest
-from dra_frontend.discovery import discover
-from dra_frontend.inventory import build_inventory
-from dra_frontend.slices import slice_documents
+from dra_frontend.devices.inventory import build_inventory
+from dra_frontend.devices.slices import slice_documents
+from dra_frontend.machine.discovery import discover
 from numa_contract.config import Config
 
 from tests.chart.helm import Document, only, render

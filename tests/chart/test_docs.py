@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from dra_frontend.config import add_run_arguments
-from nri_backend.config import _parser
+from dra_frontend.settings import add_run_arguments
+from nri_backend.settings import _parser
 from numa_contract.config import Config, parse_config
 
 from hack.chart_values import ChartValues

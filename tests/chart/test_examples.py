@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import yaml
-from dra_frontend.claims import ClaimView, read_claim
-from dra_frontend.discovery import discover
-from dra_frontend.inventory import Inventory, build_inventory
-from dra_frontend.ledger import Ledger
-from dra_frontend.machine import HugepagePool
-from dra_frontend.prepare import make_record
-from dra_frontend.slices import slice_documents
+from dra_frontend.allocation.claim import ClaimView, read_claim
+from dra_frontend.allocation.decide import make_record
+from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.devices.inventory import Inventory, build_inventory
+from dra_frontend.devices.slices import slice_documents
+from dra_frontend.machine.discovery import discover
+from dra_frontend.machine.model import HugepagePool
 from numa_contract.config import Config
 from numa_contract.names import DRIVERS
 from numa_contract.records import AllocationRecord

@@ -5,8 +5,8 @@ import subprocess
 from pathlib import Path
 
 import yaml
-from dra_frontend.discovery import discover
-from dra_frontend.provision_plan import plan, read_wishes
+from dra_frontend.commands.provision_plan import plan, read_wishes
+from dra_frontend.machine.discovery import discover
 from numa_contract.config import Config
 
 from tests.chart.helm import CHART, EVERYTHING, HELM, Document, only, render

@@ -10,9 +10,9 @@ import promql_parser
 import pytest
 import yaml
 from dra_frontend import telemetry as frontend
-from dra_frontend.lease import BackendView
-from dra_frontend.ledger import Ledger
-from dra_frontend.watch import FirstLook, HostTrees, MachineWatch
+from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.claims.backend import BackendView
+from dra_frontend.node.machine_watch import FirstLook, HostTrees, MachineWatch
 from numa_contract.config import Config
 from prometheus_client.parser import text_string_to_metric_families
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.classes import device_classes
-from dra_frontend.discovery import discover
-from dra_frontend.machine import HugepagePool, NumaNode
+from dra_frontend.commands.classes import device_classes
+from dra_frontend.machine.discovery import discover
+from dra_frontend.machine.model import HugepagePool, NumaNode
 
 from tests.chart import helm
 from tests.chart.helm import EVERYTHING, Document, container, only, pod_of, render

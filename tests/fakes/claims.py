@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from nri_backend.containers import Container, ContainerState, Pod, Resources
-from nri_backend.grants import Held, Holding, hold
+from nri_backend.claims.entitlement import Held, Holding, hold
+from nri_backend.nri.model import Container, ContainerState, Pod, Resources
 from numa_contract.cdi import ClaimFile, dump_claim_file, request_env
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER, cdi_file_name

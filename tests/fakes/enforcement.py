@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
-from nri_backend.cgroup_path import container_directory, pod_directory
-from nri_backend.containers import Adjustment, Container, ContainerState, Pod, Update
-from nri_backend.directory import ClaimDirectory
-from nri_backend.enforce import Host
-from nri_backend.enforcer import Enforcer
-from nri_backend.keeper import Edges
-from nri_backend.state import Choices
+from nri_backend.containers.state import Choices
+from nri_backend.enforcement.actuator import Edges
+from nri_backend.enforcement.hooks import Enforcer
+from nri_backend.limits.paths import container_directory, pod_directory
+from nri_backend.limits.wants import Host
+from nri_backend.node.claim_directory import ClaimDirectory
+from nri_backend.nri.model import Adjustment, Container, ContainerState, Pod, Update
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport

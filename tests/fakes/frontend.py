@@ -5,13 +5,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dra_frontend.dra_values import ClaimName, Failure, Prepared
-from dra_frontend.driver import NodeClaims
-from dra_frontend.files import ClaimDirectory
-from dra_frontend.inventory import Inventory
-from dra_frontend.lease import BackendView
-from dra_frontend.rundir import FileLock
-from dra_frontend.store import ClaimStore
+from dra_frontend.claims.backend import BackendView
+from dra_frontend.claims.directory import ClaimDirectory
+from dra_frontend.claims.service import NodeClaims
+from dra_frontend.claims.store import ClaimStore
+from dra_frontend.devices.inventory import Inventory
+from dra_frontend.kubelet.values import ClaimName, Failure, Prepared
+from dra_frontend.node.run_directory import FileLock
 from numa_contract.reports import BackendStatus
 
 

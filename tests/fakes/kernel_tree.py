@@ -7,7 +7,7 @@ import shutil
 import threading
 from pathlib import Path
 
-from nri_backend.cgroup import CgroupRefusedError, CgroupTree
+from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 from numa_contract.pagesize import oci_page_size
 

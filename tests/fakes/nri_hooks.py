@@ -5,8 +5,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from nri_backend.containers import Adjustment, Container, Pod, Resources, Update
-from nri_backend.ports import LinkStatus
+from nri_backend.nri.hooks import LinkStatus
+from nri_backend.nri.model import Adjustment, Container, Pod, Resources, Update
 
 
 class RecordingHooks:

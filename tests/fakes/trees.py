@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from dra_frontend.file_tree import HostTreeError
+from dra_frontend.machine.file_tree import HostTreeError
 
 _DATA: Final = Path(__file__).parents[1] / "data" / "topologies"
 NAMES: Final = tuple(sorted(path.name.removesuffix(".tar.bz2") for path in _DATA.glob("*.tar.bz2")))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.kube import connect
+from dra_frontend.api_server.client import connect
 
 from tests.fakes import quantities
 from tests.fakes.apiserver_rules import GATES_OF_1_36, admit

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.dra_values import ClaimName, DeviceHealth, Failure, Health, Prepared, PreparedDevice
-from dra_frontend.health import HealthBoard
-from dra_frontend.kubelet import KubeletPlugin, PluginPaths
+from dra_frontend.kubelet.health import HealthBoard
+from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
+from dra_frontend.kubelet.values import ClaimName, DeviceHealth, Failure, Health, Prepared, PreparedDevice
 
 from tests.fakes.kubelet import Kubelet
 from tests.fakes.kubelet_claims import PrepareError, UnprepareError

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from google.protobuf.message import Message
-from nri_backend import transport
-from nri_backend.containers import RefusedError, Resources, Update
-from nri_backend.session import RuntimeSession
+from nri_backend.nri import link as transport
+from nri_backend.nri.model import RefusedError, Resources, Update
+from nri_backend.nri.session import RuntimeSession
 from nri_backend.ttrpc import LinkClosedError, MisuseError, OversizedError, StatusError
 
 from tests.fakes._pb import nri_pb2 as pb

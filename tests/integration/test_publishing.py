@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.inventory import build_inventory
-from dra_frontend.kube import KubeClient, connect
-from dra_frontend.kube_errors import ForbiddenError
-from dra_frontend.machine import Cpu, HugepagePool, Machine, NumaNode
-from dra_frontend.node_allocatable import MappingForm, mapping_form
-from dra_frontend.publish_values import Notice, Timing
-from dra_frontend.publisher import Publisher
-from dra_frontend.slices import slice_documents
+from dra_frontend.api_server.client import KubeClient, connect
+from dra_frontend.api_server.errors import ForbiddenError
+from dra_frontend.devices.allocatable import MappingForm, mapping_form
+from dra_frontend.devices.inventory import build_inventory
+from dra_frontend.devices.slices import slice_documents
+from dra_frontend.machine.model import Cpu, HugepagePool, Machine, NumaNode
+from dra_frontend.publishing.publisher import Publisher
+from dra_frontend.publishing.status import Notice, Timing
 from numa_contract.config import Config
 from numa_contract.names import DRIVERS
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from dra_frontend.quantity import parse_quantity
+from dra_frontend.devices.quantity import parse_quantity
 
 from tests.node.rig.claims import ClaimPod, Wish
 from tests.node.rig.cluster import Cluster

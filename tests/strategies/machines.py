@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dra_frontend.machine import CoreType, Cpu, HugepagePool, Machine, NumaNode
+from dra_frontend.machine.model import CoreType, Cpu, HugepagePool, Machine, NumaNode
 from hypothesis import strategies as st
 
 GIB = 1 << 30

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from itertools import combinations
 
-from dra_frontend.machine import CoreType, Cpu, Machine
+from dra_frontend.machine.model import CoreType, Cpu, Machine
 from hypothesis import strategies as st
 from numa_contract.records import CpuParameters
 

@@ -10,15 +10,15 @@ import json
 import logging
 from collections.abc import Sequence
 
-from nri_backend.containers import Adjustment, Container, Pod, Resources, Update
-from nri_backend.session import RuntimeSession
-from nri_backend.transport import dial
+from nri_backend.nri.link import dial
+from nri_backend.nri.model import Adjustment, Container, Pod, Resources, Update
+from nri_backend.nri.session import RuntimeSession
 
 from tests.node.rig.node import NRI_SOCKET
 
 
 class Answers:
-    """Implements nri_backend.ports.ContainerHooks; only a creation is answered."""
+    """Implements nri_backend.nri.hooks.ContainerHooks; only a creation is answered."""
 
     async def synchronize(self, _pods: Sequence[Pod], _containers: Sequence[Container]) -> list[Update]:
         return []

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.claims import ClaimView, read_claim
-from dra_frontend.devices import MemoryDevice
-from dra_frontend.discovery import discover
-from dra_frontend.dra_values import Failure, Prepared
-from dra_frontend.inventory import Inventory, build_inventory
-from dra_frontend.ledger import Ledger
-from dra_frontend.machine import HugepagePool, Machine, NumaNode
-from dra_frontend.prepare import make_record
-from dra_frontend.provision import WAITS, Effort, provision
-from dra_frontend.provision_plan import plan, read_wishes
-from dra_frontend.slices import slice_documents
-from dra_frontend.watch import FirstLook, HostTrees, MachineWatch
+from dra_frontend.allocation.claim import ClaimView, read_claim
+from dra_frontend.allocation.decide import make_record
+from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.commands.provision import WAITS, Effort, provision
+from dra_frontend.commands.provision_plan import plan, read_wishes
+from dra_frontend.devices.inventory import Inventory, build_inventory
+from dra_frontend.devices.model import MemoryDevice
+from dra_frontend.devices.slices import slice_documents
+from dra_frontend.kubelet.values import Failure, Prepared
+from dra_frontend.machine.discovery import discover
+from dra_frontend.machine.model import HugepagePool, Machine, NumaNode
+from dra_frontend.node.machine_watch import FirstLook, HostTrees, MachineWatch
 from hypothesis import given
 from hypothesis import strategies as st
 from numa_contract.cdi import cdi_document, request_env

@@ -16,22 +16,22 @@ from typing import Any
 
 import dra_frontend
 import pytest
-from dra_frontend import cli
-from dra_frontend.allocator import NoCpusError, allocate
-from dra_frontend.claims import ClaimView, read_claim
-from dra_frontend.config import add_run_arguments, load_settings
-from dra_frontend.devices import CpuDevice
-from dra_frontend.discovery import discover
-from dra_frontend.dra_values import Failure, Prepared
-from dra_frontend.health import HealthBoard
-from dra_frontend.inventory import Inventory, InventoryError, build_inventory
-from dra_frontend.ledger import Ledger
-from dra_frontend.machine import Machine
-from dra_frontend.pcie_roots import PCIE_ROOT
-from dra_frontend.places import Layout
-from dra_frontend.prepare import Refusal, make_record
-from dra_frontend.rundir import FileLock
-from dra_frontend.slices import slice_documents
+from dra_frontend.allocation.claim import ClaimView, read_claim
+from dra_frontend.allocation.decide import Refusal, make_record
+from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.commands import cli
+from dra_frontend.devices.inventory import Inventory, InventoryError, build_inventory
+from dra_frontend.devices.model import CpuDevice
+from dra_frontend.devices.pcie import PCIE_ROOT
+from dra_frontend.devices.slices import slice_documents
+from dra_frontend.kubelet.health import HealthBoard
+from dra_frontend.kubelet.values import Failure, Prepared
+from dra_frontend.machine.discovery import discover
+from dra_frontend.machine.model import Machine
+from dra_frontend.node.run_directory import FileLock
+from dra_frontend.placement.allocator import NoCpusError, allocate
+from dra_frontend.placement.place import Layout
+from dra_frontend.settings import add_run_arguments, load_settings
 from numa_contract.cdi import CDI_VERSION, ClaimFile, cdi_document
 from numa_contract.config import Config, ConfigError, parse_config
 from numa_contract.records import AllocationRecord, CpuParameters
@@ -254,7 +254,7 @@ def test_peer_9_3_5_health_is_told_not_collected() -> None:
 
 def test_peer_9_3_7_no_library_code_ends_the_process() -> None:
     """Only the program's entry exits; everything else raises or returns."""
-    for source in Path(dra_frontend.__file__).parent.glob("*.py"):
+    for source in Path(dra_frontend.__file__).parent.rglob("*.py"):
         calls = [node.func for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.Call)]
         exits = {
             f"{f.value.id}.{f.attr}" for f in calls if isinstance(f, ast.Attribute) and isinstance(f.value, ast.Name)

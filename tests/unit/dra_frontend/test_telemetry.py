@@ -3,10 +3,10 @@
 
 import time
 
-from dra_frontend.lease import BackendView
-from dra_frontend.ledger import Ledger
+from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.claims.backend import BackendView
+from dra_frontend.node.machine_watch import FirstLook, HostTrees, MachineWatch
 from dra_frontend.telemetry import Telemetry
-from dra_frontend.watch import FirstLook, HostTrees, MachineWatch
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from nri_backend.app import MAX_PROBLEMS, Backend, EssentialTaskError, _essential, main, run
-from nri_backend.config import load_settings
-from nri_backend.host import HostError
-from nri_backend.leader import ActiveLock
-from nri_backend.ports import LinkStatus
-from nri_backend.preflight import PreflightError
+from nri_backend.node.active_lock import ActiveLock
+from nri_backend.node.host import HostError
+from nri_backend.node.preflight import PreflightError
+from nri_backend.nri.hooks import LinkStatus
+from nri_backend.settings import load_settings
 from numa_contract import __version__
 
 

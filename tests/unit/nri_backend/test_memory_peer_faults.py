@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nri_backend.containers import ContainerState, RefusedError
-from nri_backend.preflight import PreflightError, check_node
+from nri_backend.node.preflight import PreflightError, check_node
+from nri_backend.nri.model import ContainerState, RefusedError
 
 from tests.fakes.claims import MI, POD, container, memory_record, pod
 from tests.fakes.enforcement import Node

@@ -14,10 +14,10 @@ from typing import Any
 
 import nri_backend
 import pytest
-from nri_backend.containers import Container, ContainerState, Pod, RefusedError, Resources
-from nri_backend.holdings import Reason
-from nri_backend.known import known_as
-from nri_backend.state import Choices, NodeState
+from nri_backend.claims.evidence import Reason
+from nri_backend.containers.container import known_as
+from nri_backend.containers.state import Choices, NodeState
+from nri_backend.nri.model import Container, ContainerState, Pod, RefusedError, Resources
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.fakes.claims import cgroup_of, container, cpu_record, env_of, files_of, pod

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 import pytest
-from nri_backend.ports import LinkStatus
+from nri_backend.nri.hooks import LinkStatus
 from nri_backend.telemetry import Facts, Telemetry, set_up_logging
 from numa_contract import __version__
 from prometheus_client.parser import text_string_to_metric_families

@@ -3,7 +3,7 @@
 
 import sys
 
-from dra_frontend.cli import main
+from dra_frontend.commands.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,17 +14,16 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from dra_frontend.config import Settings
-from dra_frontend.host import open_host
-from dra_frontend.kube import connect
-from dra_frontend.kube_errors import KubeError
-from dra_frontend.rundir import RunDirectory
+from dra_frontend.api_server.client import connect
+from dra_frontend.api_server.errors import KubeError
+from dra_frontend.node.host_tree import HostTree
+from dra_frontend.node.machine_watch import FirstLook, HostTrees
+from dra_frontend.node.run_directory import RunDirectory
+from dra_frontend.node.sockets import SocketPathError, listen_tcp
 from dra_frontend.service import Service
-from dra_frontend.sockets import SocketPathError, listen_tcp
-from dra_frontend.state_api import HttpServer, probe_app, state_app
-from dra_frontend.sysfs import HostTree
+from dra_frontend.settings import Settings, open_host
+from dra_frontend.state_endpoint.api import HttpServer, probe_app, state_app
 from dra_frontend.telemetry import set_up_logging
-from dra_frontend.watch import FirstLook, HostTrees
 
 _LOG = logging.getLogger(__name__)
 

@@ -13,32 +13,32 @@ from uuid import uuid4
 from numa_contract.names import CLAIMS_JOURNAL, DRIVERS
 from numa_contract.reports import ContainerReport
 
-from dra_frontend.config import Settings
-from dra_frontend.driver import NodeClaims
-from dra_frontend.feed import EventFeed
-from dra_frontend.files import ClaimDirectory
-from dra_frontend.health import HealthBoard
-from dra_frontend.inventory import Inventory
-from dra_frontend.kube import KubeClient
-from dra_frontend.kube_errors import KubeError
-from dra_frontend.kubelet import KubeletPlugin, PluginPaths
-from dra_frontend.kubelet_managers import read_policies, static_note
-from dra_frontend.lease import BackendView
-from dra_frontend.memory_kills import MemoryKills
-from dra_frontend.metadata_files import MetadataFiles
-from dra_frontend.offer import Offer
-from dra_frontend.pcie_roots import cut_devices
-from dra_frontend.publish_values import Notice
-from dra_frontend.publisher import Publisher
-from dra_frontend.recovery import LostRecords
-from dra_frontend.rundir import RunDirectory
-from dra_frontend.server_release import ServerRelease
-from dra_frontend.state_api import NodeState
-from dra_frontend.store import Change, ClaimStore
-from dra_frontend.sysfs import HostTree
+from dra_frontend.api_server.client import KubeClient
+from dra_frontend.api_server.errors import KubeError
+from dra_frontend.claims.backend import BackendView
+from dra_frontend.claims.directory import ClaimDirectory
+from dra_frontend.claims.memory_kills import MemoryKills
+from dra_frontend.claims.metadata_files import MetadataFiles
+from dra_frontend.claims.reconciler import Upkeep
+from dra_frontend.claims.recovery import LostRecords
+from dra_frontend.claims.service import NodeClaims
+from dra_frontend.claims.store import Change, ClaimStore
+from dra_frontend.devices.inventory import Inventory
+from dra_frontend.devices.pcie import cut_devices
+from dra_frontend.kubelet.health import HealthBoard
+from dra_frontend.kubelet.managers import read_policies, static_note
+from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
+from dra_frontend.node.host_tree import HostTree
+from dra_frontend.node.machine_watch import FirstLook, HostTrees, MachineWatch
+from dra_frontend.node.run_directory import RunDirectory
+from dra_frontend.publishing.offer import Offer
+from dra_frontend.publishing.publisher import Publisher
+from dra_frontend.publishing.server_version import ServerRelease
+from dra_frontend.publishing.status import Notice
+from dra_frontend.settings import Settings
+from dra_frontend.state_endpoint.api import NodeState
+from dra_frontend.state_endpoint.events import EventFeed
 from dra_frontend.telemetry import MeasuredClaims, Telemetry
-from dra_frontend.upkeep import Upkeep
-from dra_frontend.watch import FirstLook, HostTrees, MachineWatch
 
 _LOG = logging.getLogger(__name__)
 

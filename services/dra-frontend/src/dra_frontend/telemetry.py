@@ -16,11 +16,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dra_frontend.dra_values import ClaimName, Failure, Prepared
-from dra_frontend.lease import BackendView
-from dra_frontend.ledger import Ledger
-from dra_frontend.publisher import Publisher
-from dra_frontend.views import LiveMachine
+from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.claims.backend import BackendView
+from dra_frontend.kubelet.values import ClaimName, Failure, Prepared
+from dra_frontend.node.machine_watch import LiveMachine
+from dra_frontend.publishing.publisher import Publisher
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20)
 

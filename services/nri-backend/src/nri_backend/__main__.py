@@ -10,7 +10,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     # Neither pays for the modules of the other.
     if arguments[:1] == ["setup-runtime"]:
-        from nri_backend.setup_runtime import main as set_up  # noqa: PLC0415
+        from nri_backend.setup.command import main as set_up  # noqa: PLC0415
 
         return set_up(arguments[1:])
     from nri_backend.app import main as run  # noqa: PLC0415

@@ -23,22 +23,22 @@ from numa_contract.config import ConfigError
 from numa_contract.names import ACTIVE_LOCK, NRI_PLUGIN_NAME
 from numa_contract.reports import BackendStatus, ContainerReport
 
-from nri_backend.cgroup import CgroupTree
-from nri_backend.config import COMMAND, Settings, UsageError, load_settings
-from nri_backend.directory import ClaimDirectory
-from nri_backend.enforcer import Enforcer
-from nri_backend.host import HostError, read_host
-from nri_backend.keeper import Edges
-from nri_backend.leader import ActiveLock, LockLostError
-from nri_backend.metrics_server import Page, serve_pages, text_page
-from nri_backend.outbox import Outbox
-from nri_backend.ports import LinkStatus
-from nri_backend.preflight import PreflightError, check_node, make_run_directory
-from nri_backend.session import RuntimeSession
-from nri_backend.state import Choices
-from nri_backend.state_client import StateClient
+from nri_backend.containers.state import Choices
+from nri_backend.enforcement.actuator import Edges
+from nri_backend.enforcement.hooks import Enforcer
+from nri_backend.frontend_link.client import StateClient
+from nri_backend.frontend_link.outbox import Outbox
+from nri_backend.node.active_lock import ActiveLock, LockLostError
+from nri_backend.node.cgroups import CgroupTree
+from nri_backend.node.claim_directory import ClaimDirectory
+from nri_backend.node.host import HostError, read_host
+from nri_backend.node.preflight import PreflightError, check_node, make_run_directory
+from nri_backend.nri.hooks import LinkStatus
+from nri_backend.nri.link import Link, dial
+from nri_backend.nri.session import RuntimeSession
+from nri_backend.probe import Page, serve_pages, text_page
+from nri_backend.settings import COMMAND, Settings, UsageError, load_settings
 from nri_backend.telemetry import METRICS_TYPE, Facts, Telemetry, set_up_logging
-from nri_backend.transport import Link, dial
 
 LOCK_CHECK_SECONDS: Final = 1.0
 MAX_PROBLEMS: Final = 20

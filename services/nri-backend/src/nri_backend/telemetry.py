@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from nri_backend.ports import LinkStatus
+from nri_backend.nri.hooks import LinkStatus
 
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _PREFIX: Final = "dra_numa_backend_"

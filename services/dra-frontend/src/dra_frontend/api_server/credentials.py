@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the API server is and who we are: kubeconfig or service account. Tokens are read again, since they rotate."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from dra_frontend.api_server.errors import KubeConfigError
+from dra_frontend.api_server.library import ConfigException, InClusterConfigLoader, load_kube_config
+
+__all__ = ["SERVICE_ACCOUNT", "Access", "Settings", "in_cluster", "kubeconfig"]
+
+SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+# The kubelet renews a projected token at 80 % of its life (10 minutes at least); client-go also reads it each minute.
+TOKEN_SECONDS: Final = 60.0
+_UNREADABLE: Final = (ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError, AssertionError)
+
+
+@dataclass(slots=True)
+class Settings:
+    """What the loaders fill in and the REST client reads: the library's ``Configuration`` without urllib3 (1 MB)."""
+
+    host: str = ""
+    api_key: dict[str, str] = field(default_factory=dict)
+    ssl_ca_cert: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    verify_ssl: bool = True
+    disable_strict_ssl_verification: bool = False
+    tls_server_name: str | None = None
+    proxy: str | None = None
+    proxy_headers: dict[str, str] | None = None
+    connection_pool_maxsize: int = 16
+
+
+class Access:
+    """The settings of one API server. ``load`` blocks; it runs in a thread, at the start and for each renewal."""
+
+    def __init__(self, load: Callable[[Settings], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._load = load
+        self._clock = clock
+        self._read_at = 0.0
+        self.settings = Settings()
+
+    async def open(self) -> Settings:
+        """Reads everything for the first time. Raises KubeConfigError."""
+        await asyncio.to_thread(self._load, self.settings)
+        self._read_at = self._clock()
+        return self.settings
+
+    async def authorization(self) -> str | None:
+        """The value of the Authorization header, at most a minute old; None with client certificates only."""
+        if self.settings.api_key and self._clock() - self._read_at >= TOKEN_SECONDS:
+            await self.renew()
+        return self.settings.api_key.get("BearerToken")
+
+    async def renew(self) -> bool:
+        """Reads the token again, as after a 401; True if it is another one. An unreadable one leaves the old."""
+        self._read_at = self._clock()
+        fresh = Settings()
+        try:
+            await asyncio.to_thread(self._load, fresh)
+        except KubeConfigError:
+            # The kubelet swaps a symlink; a reader between two swaps tries again at the next call or minute.
+            return False
+        changed = fresh.api_key != self.settings.api_key
+        self.settings.api_key = fresh.api_key
+        return changed
+
+
+def kubeconfig(path: str) -> Callable[[Settings], None]:
+    """Reads the current context of a kubeconfig file: tokens, token files, certificates, exec plugins."""
+
+    def load(settings: Settings) -> None:
+        if not Path(path).is_file():
+            raise KubeConfigError(f"kubeconfig {path}", "there is no such file")
+        try:
+            # The loader is a coroutine that reads files; in this thread it has a loop of its own to block.
+            asyncio.run(load_kube_config(path, client_configuration=settings, persist_config=False))
+        except (*_UNREADABLE, yaml.YAMLError) as error:
+            raise KubeConfigError(f"kubeconfig {path}", _words(error)) from error
+        _trim(settings)
+
+    return load
+
+
+def in_cluster(environ: Mapping[str, str] | None = None, folder: Path = SERVICE_ACCOUNT) -> Callable[[Settings], None]:
+    """Reads what the kubelet gives to every pod: address in the environment, CA and token in a folder."""
+    more: dict[str, Any] = {} if environ is None else {"environ": dict(environ)}
+
+    def load(settings: Settings) -> None:
+        try:
+            InClusterConfigLoader(
+                str(folder / "token"), str(folder / "ca.crt"), try_refresh_token=False, **more
+            ).load_and_set(settings)
+        except _UNREADABLE as error:
+            remedy = "run in a pod with a service account token, or set kubeconfig"
+            raise KubeConfigError("the service account of the pod", f"{_words(error)} {remedy}") from error
+        _trim(settings)
+
+    return load
+
+
+def _trim(settings: Settings) -> None:
+    # A token file that ends in a newline is valid for kubectl; in a header the newline is an injection.
+    settings.api_key = {key: value.strip() for key, value in settings.api_key.items()}
+
+
+def _words(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How CPUs are put together into devices. Core: one function for each value of ``groupBy``, one for single CPUs."""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from dra_frontend.machine.model import CoreType, Cpu, Machine
+
+AttributeValue = int | bool | str | tuple[str, ...]
+Attributes = Mapping[str, AttributeValue]
+_Attributes = dict[str, AttributeValue]
+
+
+class DeviceKind(StrEnum):
+    """What a CPU device is one of, in the words of ``groupBy``."""
+
+    NUMA_NODE = "numanode"
+    SOCKET = "socket"
+    MACHINE = "machine"
+    L3 = "l3"
+    CORE_TYPE = "coretype"
+    CPU = "individual"
+
+
+@dataclass(frozen=True, slots=True)
+class CpuGroup:
+    """CPUs that are published as one device, before reserved ones are taken out."""
+
+    kind: DeviceKind
+    name: str
+    cpus: frozenset[int]
+    attributes: Attributes
+
+
+def numa_attributes(node: int) -> dict[str, int | bool | str]:
+    """Returns what every device of a NUMA node carries."""
+    # The first is the standard name (KEP-6072), the others are what older manifests select by.
+    return dict.fromkeys(("resource.kubernetes.io/numaNode", "dra.cpu/numaNodeID", "dra.net/numaNode"), node)
+
+
+def _split(machine: Machine, key: Callable[[Cpu], Hashable]) -> dict[Hashable, list[Cpu]]:
+    """Returns the CPUs by key, in the order of each group's lowest CPU."""
+    groups: dict[Hashable, list[Cpu]] = defaultdict(list)
+    for number in sorted(machine.cpus):
+        groups[key(machine.cpus[number])].append(machine.cpus[number])
+    return dict(groups)
+
+
+def _ids(cpus: list[Cpu]) -> frozenset[int]:
+    return frozenset(cpu.id for cpu in cpus)
+
+
+def _common(cpus: list[Cpu]) -> _Attributes:
+    """Returns the attributes that are the same for all CPUs of a group: nothing is said that holds for a part only."""
+    found: _Attributes = {}
+    if len({cpu.numa_node for cpu in cpus}) == 1:
+        found |= numa_attributes(cpus[0].numa_node)
+    if len({cpu.package for cpu in cpus}) == 1:
+        found["dra.cpu/socketID"] = cpus[0].package
+    if len({cpu.core_type for cpu in cpus}) == 1:
+        found["dra.cpu/coreType"] = cpus[0].core_type.value
+    return found
+
+
+def _by_numa_node(machine: Machine) -> list[CpuGroup]:
+    groups = {cpus[0].numa_node: cpus for cpus in _split(machine, lambda cpu: cpu.numa_node).values()}
+    return [
+        CpuGroup(
+            DeviceKind.NUMA_NODE,
+            f"cpudevnuma{node:03d}",
+            _ids(cpus),
+            # The lowest CPU's socket: a node that spans sockets says the same after every start.
+            {**numa_attributes(node), "dra.cpu/socketID": cpus[0].package},
+        )
+        for node, cpus in sorted(groups.items())
+    ]
+
+
+def _by_socket(machine: Machine) -> list[CpuGroup]:
+    groups = {cpus[0].package: cpus for cpus in _split(machine, lambda cpu: cpu.package).values()}
+    return [
+        CpuGroup(DeviceKind.SOCKET, f"cpudevsocket{socket:03d}", _ids(cpus), {"dra.cpu/socketID": socket})
+        for socket, cpus in sorted(groups.items())
+    ]
+
+
+def _whole_machine(machine: Machine) -> list[CpuGroup]:
+    return [CpuGroup(DeviceKind.MACHINE, "cpudevmachine", machine.online, {})]
+
+
+def _by_l3(machine: Machine) -> list[CpuGroup]:
+    cached = _split(machine, lambda cpu: cpu.l3)
+    bare = cached.pop(None, [])
+    ids = {key: cpus[0].l3_id for key, cpus in cached.items()}
+    # The kernel's ids (cacheinfo, ``id``) stay when CPUs go offline, but nothing promises that they differ.
+    unique = len(set(ids.values())) == len(ids)
+    groups = {cpus[0].l3_id if unique else cpus[0].id: cpus for cpus in cached.values()}
+    found = [
+        CpuGroup(
+            DeviceKind.L3, f"cpudevl3{name:03d}", _ids(cpus), {**_common(cpus), "dra.cpu/cacheL3ID": cpus[0].l3_id}
+        )
+        for name, cpus in sorted(groups.items())
+    ]
+    # Without an L3 the NUMA node is the next larger thing: such CPUs are offered as well (peer fault 9.1.5).
+    for node in sorted({cpu.numa_node for cpu in bare}):
+        cpus = [cpu for cpu in bare if cpu.numa_node == node]
+        attributes = {**_common(cpus), "dra.cpu/cacheL3ID": -1}
+        found.append(CpuGroup(DeviceKind.L3, f"cpudevnuma{node:03d}", _ids(cpus), attributes))
+    return found
+
+
+_CORE_TYPE_NAMES: Final = {
+    CoreType.STANDARD: "cpudevmachine",  # one kind of core: the group is the machine
+    CoreType.PERFORMANCE: "cpudevpcore",
+    CoreType.EFFICIENCY: "cpudevecore",
+}
+
+
+def _by_core_type(machine: Machine) -> list[CpuGroup]:
+    groups = _split(machine, lambda cpu: cpu.core_type)
+    return [
+        CpuGroup(DeviceKind.CORE_TYPE, name, _ids(groups[kind]), _common(groups[kind]))
+        for kind, name in _CORE_TYPE_NAMES.items()
+        if kind in groups
+    ]
+
+
+def _single(cpu: Cpu) -> CpuGroup:
+    attributes: _Attributes = {
+        **numa_attributes(cpu.numa_node),
+        "dra.cpu/socketID": cpu.package,
+        "dra.cpu/cacheL3ID": cpu.l3_id,
+        "dra.cpu/coreType": cpu.core_type.value,
+        "dra.cpu/coreID": cpu.core_id,
+        "dra.cpu/cpuID": cpu.id,
+    }
+    # The CPU's own number: the name stays when others are reserved or go offline (peer fault 9.2.7).
+    return CpuGroup(DeviceKind.CPU, f"cpudev{cpu.id:03d}", frozenset({cpu.id}), attributes)
+
+
+GROUPINGS: Final[Mapping[str, Callable[[Machine], list[CpuGroup]]]] = {
+    DeviceKind.NUMA_NODE: _by_numa_node,
+    DeviceKind.SOCKET: _by_socket,
+    DeviceKind.MACHINE: _whole_machine,
+    DeviceKind.L3: _by_l3,
+    DeviceKind.CORE_TYPE: _by_core_type,
+}
+
+
+def cpu_groups(machine: Machine, mode: str, group_by: str) -> list[CpuGroup]:
+    """Returns the groups of a machine, each CPU in exactly one, in an order that depends on the machine alone."""
+    if mode == DeviceKind.CPU:
+        return [_single(machine.cpus[number]) for number in sorted(machine.cpus)]
+    return GROUPINGS[group_by](machine)

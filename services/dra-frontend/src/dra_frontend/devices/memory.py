@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory devices of a machine: plain memory and hugepages of every size, by NUMA node. Core."""
+
+from typing import Final
+
+from numa_contract.config import Config
+from numa_contract.names import MEMORY_CAPACITY, memory_device_name
+from numa_contract.pagesize import kubernetes_page_size, short_page_size
+
+from dra_frontend.devices.cpu_groups import Attributes, numa_attributes
+from dra_frontend.devices.model import Capacity, MemoryDevice
+from dra_frontend.machine.model import MEMORY_STEP, Machine, NumaNode
+
+# What the kernel uses where the firmware gives no distances (include/linux/topology.h).
+LOCAL_DISTANCE: Final = 10
+REMOTE_DISTANCE: Final = 20
+
+
+def _distance(machine: Machine, node: NumaNode) -> int:
+    """Returns the smallest distance to a node with CPUs."""
+    if node.cpus:
+        return LOCAL_DISTANCE
+    known = [node.distances.get(other.id, REMOTE_DISTANCE) for other in machine.numa_nodes.values() if other.cpus]
+    return min(known, default=REMOTE_DISTANCE)
+
+
+def _memory_attributes(machine: Machine, node: NumaNode, page_bytes: int, *, hugepages: bool) -> Attributes:
+    return {
+        **numa_attributes(node.id),
+        "resource.kubernetes.io/pageSize": short_page_size(page_bytes),
+        "dra.memory/pageSize": kubernetes_page_size(page_bytes),
+        "resource.kubernetes.io/hugeTLB": hugepages,
+        "dra.memory/tier": node.tier,
+        "dra.memory/distance": _distance(machine, node),
+    }
+
+
+def plain_memory(machine: Machine, node: NumaNode, config: Config) -> MemoryDevice | None:
+    """Returns what a node has besides hugepages and reserves; None where that is nothing."""
+    page = machine.base_page_bytes
+    huge = sum(pool.total * pool.page_bytes for pool in node.hugepages)
+    size = (node.memory_bytes - huge - config.reserved_bytes(node.id)) // MEMORY_STEP * MEMORY_STEP
+    if size <= 0:
+        return None
+    capacity = Capacity.of(MEMORY_CAPACITY, size, default=1 << 20, step=page, binary=True)
+    attributes = _memory_attributes(machine, node, page, hugepages=False)
+    return MemoryDevice(memory_device_name(None, node.id), attributes, capacity, node.id, page, hugepages=False)
+
+
+def hugepages(
+    machine: Machine, node: NumaNode, page_bytes: int, config: Config, host_pages: int
+) -> MemoryDevice | None:
+    """Returns the pages of one size on a node without reserved and surplus ones; None where there is none.
+
+    The reserve is for host processes: only pages that they hold beyond it (``host_pages`` are all) cost more.
+    """
+    total = sum(pool.total - pool.surplus for pool in node.hugepages if pool.page_bytes == page_bytes)
+    kept = max(config.reserved_bytes(node.id, page_bytes), host_pages * page_bytes)
+    size = (total * page_bytes - kept) // page_bytes * page_bytes
+    if size <= 0:
+        return None
+    capacity = Capacity.of(MEMORY_CAPACITY, size, default=page_bytes, step=page_bytes, binary=True)
+    attributes = _memory_attributes(machine, node, page_bytes, hugepages=True)
+    name = memory_device_name(page_bytes, node.id)
+    return MemoryDevice(name, attributes, capacity, node.id, page_bytes, hugepages=True)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices and pools as values. Core.
+
+A device is shared: claims take CPUs or bytes of it until its capacity is used up. Only a single CPU is given whole.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+
+from dra_frontend.devices.cpu_groups import Attributes, DeviceKind
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How much a device has, and how requests are rounded: to ``minimum`` plus a multiple of ``step``."""
+
+    key: str
+    value: int
+    """CPUs or bytes; also the most that one request may have."""
+    default: int
+    minimum: int
+    step: int | None
+    """None where one step more than the minimum does not fit: the server refuses the slice otherwise."""
+    binary: bool
+    """Written as bytes (``64Mi``), not as a count."""
+
+    @classmethod
+    def of(cls, key: str, value: int, *, default: int, step: int, binary: bool) -> "Capacity":
+        """Makes a capacity whose smallest request is one step."""
+        return cls(key, value, default, step, step if 2 * step <= value else None, binary)
+
+    def consumed(self, asked: Fraction | None) -> Fraction:
+        """Returns what the scheduler makes of a request by the policy; what is no amount (0 and below) stays so."""
+        if asked is None:
+            return Fraction(self.default)
+        if asked <= 0:
+            return asked
+        amount = max(asked, Fraction(self.minimum))
+        if self.step is None:
+            return amount
+        return Fraction(self.minimum + ceil((amount - self.minimum) / self.step) * self.step)
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    """Keeps new claims away from a device (``NoSchedule``), unless they tolerate it."""
+
+    key: str
+    value: str
+    effect: str = "NoSchedule"
+
+
+@dataclass(frozen=True, slots=True)
+class CpuDevice:
+    """A group of CPUs, or a single one."""
+
+    kind: DeviceKind
+    name: str
+    attributes: Attributes
+    capacity: Capacity | None
+    """None for a single CPU: one claim has all of it."""
+    cpus: frozenset[int]
+    """What claims are given; neither reserved CPUs nor the one that is kept for the shared pool."""
+    taints: tuple[Taint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryDevice:
+    """Memory of one page size on one NUMA node."""
+
+    name: str
+    attributes: Attributes
+    capacity: Capacity
+    numa_node: int
+    page_bytes: int
+    hugepages: bool
+    taints: tuple[Taint, ...] = ()
+
+    @property
+    def capacity_bytes(self) -> int:
+        """All that claims may have."""
+        return self.capacity.value
+
+
+Device = CpuDevice | MemoryDevice
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Devices that are published together. May be empty: then its old devices are withdrawn."""
+
+    driver: str
+    name: str
+    devices: tuple[Device, ...]

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPUs, cores, packages, L3 groups and core types from sysfs. Core: parses a tree, touches nothing else."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dra_frontend.machine.file_tree import HostTreeError, Reader
+from dra_frontend.machine.model import CoreType
+
+CPU_DIRECTORY = "/sys/devices/system/cpu"
+
+# Newer name first (Documentation/admin-guide/cputopology.rst). Each is a mask; with _list behind the name, a list.
+_CORE_FILES = ("core_cpus", "thread_siblings")
+_PACKAGE_FILES = ("package_cpus", "core_siblings")
+
+Groups = dict[int, frozenset[int]]
+"""Every CPU that is in a group, and its group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Online:
+    """Which CPUs there are."""
+
+    online: frozenset[int]
+    offline: frozenset[int]
+    isolated: frozenset[int]
+
+
+def read_online(reader: Reader) -> Online:
+    """Returns online and offline CPUs; a CPU that is missing from one file but there by another is an error."""
+    present = reader.names(CPU_DIRECTORY, r"cpu(\d+)")
+    if not present:
+        raise HostTreeError(CPU_DIRECTORY, "has no cpu directory: this is no sysfs, or it is not mounted here")
+    path = f"{CPU_DIRECTORY}/online"
+    listed = reader.cpu_list(path)
+    by_directory = frozenset(cpu for cpu in present if _is_online(reader, cpu, listed))
+    if listed is None:
+        listed, path = by_directory, CPU_DIRECTORY
+    if not listed:
+        raise HostTreeError(path, "names no online CPU")
+    for cpu in sorted(listed - set(present)):
+        raise HostTreeError(path, f"names CPU {cpu}, which has no directory {CPU_DIRECTORY}/cpu{cpu}")
+    for cpu in sorted(listed ^ by_directory):
+        raise HostTreeError(path, f"and {CPU_DIRECTORY}/cpu{cpu} disagree whether CPU {cpu} is online")
+    isolated = reader.cpu_list(f"{CPU_DIRECTORY}/isolated") or frozenset()
+    return Online(listed, frozenset(present) - listed, isolated & listed)
+
+
+def _is_online(reader: Reader, cpu: int, listed: frozenset[int] | None) -> bool:
+    path = f"{CPU_DIRECTORY}/cpu{cpu}/online"
+    flag = reader.text(path)
+    if flag not in ("0", "1", "", None):
+        raise HostTreeError(path, f"{flag[:40]!r} is neither 0 nor 1")
+    if listed is not None and (flag or cpu in listed):
+        return flag != "0"  # without a file: it cannot be unplugged
+    # No list: an offline CPU has no topology, so the two signs must agree.
+    has_topology = reader.all_names(f"{CPU_DIRECTORY}/cpu{cpu}/topology") is not None
+    others_have = reader.all_names(f"{CPU_DIRECTORY}/cpu0/topology") is not None
+    if listed is None and flag != "0" and others_have and not has_topology:
+        raise HostTreeError(path, f"does not say that CPU {cpu} is offline, but it has no topology directory")
+    return flag != "0" if listed is None else has_topology
+
+
+def read_cores(reader: Reader, online: frozenset[int]) -> tuple[Groups, dict[int, int]]:
+    """Returns the core of every CPU, as its set of sibling threads, and the raw core ids (-1 where unknown)."""
+    ids = {cpu: _topology_integer(reader, cpu, "core_id") for cpu in online}
+    cores = _siblings(reader, online, _CORE_FILES)
+    cores |= _cores_by_id(reader, online - set(cores), ids)
+    if any(len({ids[cpu] for cpu in core}) > 1 for core in set(cores.values())) and _has_compute_units(reader):
+        cores = {cpu: frozenset(other for other in core if ids[other] == ids[cpu]) for cpu, core in cores.items()}
+    return {cpu: cores.get(cpu, frozenset({cpu})) for cpu in online}, ids
+
+
+def _cores_by_id(reader: Reader, cpus: frozenset[int], ids: dict[int, int]) -> Groups:
+    """Groups CPUs without a file of siblings by package, cluster and core id. No kernel lacks it, but trees do."""
+    cores: dict[tuple[int, int, int], set[int]] = defaultdict(set)
+    for cpu in cpus:
+        if ids[cpu] >= 0:
+            package = _topology_integer(reader, cpu, "physical_package_id")
+            cores[package, _topology_integer(reader, cpu, "cluster_id"), ids[cpu]].add(cpu)
+    return {cpu: frozenset(core) for core in cores.values() for cpu in core}
+
+
+def _has_compute_units(reader: Reader) -> bool:
+    # AMD family 15h: the two cores of a compute unit, each with a core id, are listed as if they were threads.
+    text = reader.text("/proc/cpuinfo") or ""
+    return bool(re.search(r"^vendor_id\s*: AuthenticAMD$[^$]*?^cpu family\s*: 21$", text, re.MULTILINE))
+
+
+def read_packages(reader: Reader, online: frozenset[int]) -> dict[int, int]:
+    """Returns the package of every CPU: the kernel's id where that tells packages apart, else their number in order."""
+    ids = {cpu: _topology_integer(reader, cpu, "physical_package_id") for cpu in online}
+    groups = _siblings(reader, online, _PACKAGE_FILES)
+    alone: dict[int, set[int]] = defaultdict(set)
+    for cpu in online - set(groups):
+        alone[ids[cpu]].add(cpu)
+    packages = sorted({*groups.values(), *map(frozenset, alone.values())}, key=min)
+    for package in packages:
+        for cpu in sorted(package):
+            if ids[cpu] != ids[min(package)] and -1 not in (ids[cpu], ids[min(package)]):
+                path = f"{CPU_DIRECTORY}/cpu{cpu}/topology/physical_package_id"
+                raise HostTreeError(path, f"says {ids[cpu]}, but CPU {min(package)} of the same package says otherwise")
+    raw = [max(ids[cpu] for cpu in package) for package in packages]
+    # POWER and s390 say -1, s390 also repeats ids in every book.
+    usable = min(raw) >= 0 and len(set(raw)) == len(raw)
+    return {cpu: raw[number] if usable else number for number, package in enumerate(packages) for cpu in package}
+
+
+def _topology_integer(reader: Reader, cpu: int, name: str) -> int:
+    value = reader.integer(f"{CPU_DIRECTORY}/cpu{cpu}/topology/{name}", lowest=-1)
+    return -1 if value is None else value
+
+
+def _siblings(reader: Reader, online: frozenset[int], files: Iterable[str]) -> Groups:
+    named: Groups = {}
+    paths: dict[int, str] = {}
+    for cpu in sorted(online):
+        directory = f"{CPU_DIRECTORY}/cpu{cpu}/topology"
+        for name in files:
+            siblings = reader.cpu_set(f"{directory}/{name}", f"{directory}/{name}_list")
+            if siblings is not None:
+                named[cpu], paths[cpu] = siblings
+                break
+    return _partition(named, paths, online)
+
+
+def _partition(named: Groups, paths: dict[int, str], online: frozenset[int]) -> Groups:
+    """Checks that CPUs and their siblings agree; a CPU without a file of its own joins those that name it."""
+    groups: Groups = {}
+    known: dict[frozenset[int], frozenset[int]] = {}
+    for cpu, siblings in named.items():
+        if cpu not in siblings:
+            raise HostTreeError(paths[cpu], f"does not name CPU {cpu} itself")
+        if siblings in known:
+            continue
+        known[siblings] = group = siblings & online
+        for other in sorted(group):
+            if groups.setdefault(other, group) != group:
+                raise HostTreeError(paths[cpu], f"names CPU {other}, which goes with other CPUs by another file")
+    return groups
+
+
+def read_l3(reader: Reader, online: frozenset[int], cores: Groups) -> tuple[Groups, dict[int, int]]:
+    """Returns the L3 group of every CPU that has an L3, and the id of that cache by the kernel, where it has one."""
+    named: Groups = {}
+    paths: dict[int, str] = {}
+    ids: dict[int, int] = {}
+    for cpu in sorted(online):
+        directory = f"{CPU_DIRECTORY}/cpu{cpu}/cache"
+        for name in (reader.names(directory, r"index(\d+)") or {}).values():
+            path = f"{directory}/{name}"
+            if reader.integer(f"{path}/level") != 3 or reader.text(f"{path}/type") == "Instruction":
+                continue
+            shared = reader.cpu_set(f"{path}/shared_cpu_map", f"{path}/shared_cpu_list")
+            if shared is not None:
+                # Itanium kernels print an empty set for a cache that one core has for itself.
+                named[cpu], paths[cpu] = shared[0] or cores[cpu], shared[1]
+                cache_id = reader.integer(f"{path}/id")
+                if cache_id is not None:
+                    ids[cpu] = cache_id
+                break
+    return _partition(named, paths, online), ids
+
+
+def read_core_types(reader: Reader, online: frozenset[int]) -> dict[int, CoreType]:
+    """Returns the type of every CPU; all are standard where the machine has one kind only."""
+    performance = reader.cpu_list("/sys/devices/cpu_core/cpus")
+    # cpu_lowpower: the cores outside the ring on Arrow Lake H (arch/x86/events/intel/core.c).
+    small = [reader.cpu_list(f"/sys/devices/{name}/cpus") for name in ("cpu_atom", "cpu_lowpower")]
+    efficient = frozenset[int]().union(*(cpus for cpus in small if cpus is not None))
+    if performance is None and not efficient:
+        return _types_by_capacity(reader, online)
+    if not efficient & online:
+        return dict.fromkeys(online, CoreType.STANDARD)
+    return {cpu: CoreType.EFFICIENCY if cpu in efficient else CoreType.PERFORMANCE for cpu in online}
+
+
+def _types_by_capacity(reader: Reader, online: frozenset[int]) -> dict[int, CoreType]:
+    """Arm: capacities are relative to the fastest CPU, 1024. Favoured cores of one kind differ by some percent only."""
+    capacity = {cpu: reader.integer(f"{CPU_DIRECTORY}/cpu{cpu}/cpu_capacity") for cpu in online}
+    known = {cpu: value for cpu, value in capacity.items() if value is not None}
+    small = {cpu for cpu, value in known.items() if value * 4 < max(known.values()) * 3}
+    if not small:
+        return dict.fromkeys(online, CoreType.STANDARD)
+    return {cpu: CoreType.EFFICIENCY if cpu in small else CoreType.PERFORMANCE for cpu in online}

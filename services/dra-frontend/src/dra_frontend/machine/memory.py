@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NUMA nodes, memory, hugepages and page sizes from sysfs and procfs. Core: parses a tree, touches nothing else."""
+
+import re
+from collections.abc import Iterable
+
+from dra_frontend.machine.file_tree import HostTreeError, Reader
+from dra_frontend.machine.model import HugepagePool, NumaNode
+
+NODE_DIRECTORY = "/sys/devices/system/node"
+_GPU_DIRECTORY = "/proc/driver/nvidia/gpus"
+_MEM_TOTAL = re.compile(r"^(?:Node \d+ )?MemTotal:\s+(\d{1,15}) kB$", re.ASCII | re.MULTILINE)
+
+
+def read_nodes(reader: Reader, online: frozenset[int]) -> dict[int, NumaNode]:
+    """Returns the nodes with system memory or CPUs by id; node 0 stands for a machine whose kernel knows no NUMA."""
+    present = reader.names(NODE_DIRECTORY, r"node(\d+)")
+    listed = reader.cpu_list(f"{NODE_DIRECTORY}/online") or frozenset()
+    for node in sorted(listed - set(present or {})):
+        raise HostTreeError(f"{NODE_DIRECTORY}/online", f"names node {node}, which has no directory")
+    if not present:
+        hugepages = read_hugepages(reader, "/sys/kernel/mm/hugepages")
+        return {0: NumaNode(0, online, read_memory(reader, "/proc/meminfo"), hugepages)}
+    cpus = _read_node_cpus(reader, list(present), online)
+    gpu_nodes = {node for node in _read_gpu_nodes(reader) if not cpus.get(node)}
+    kept = {node: found for node, found in cpus.items() if node not in gpu_nodes}
+    return {
+        node: _read_node(reader, node, found, list(present), kept)
+        if node in present
+        else NumaNode(node, found, memory_bytes=0, online=False)
+        for node, found in kept.items()
+    }
+
+
+def _read_node(reader: Reader, node: int, cpus: frozenset[int], present: list[int], kept: Iterable[int]) -> NumaNode:
+    directory = f"{NODE_DIRECTORY}/node{node}"
+    distances = _read_distances(reader, f"{directory}/distance", present)
+    return NumaNode(
+        id=node,
+        cpus=cpus,
+        memory_bytes=read_memory(reader, f"{directory}/meminfo"),
+        hugepages=read_hugepages(reader, f"{directory}/hugepages"),
+        distances={other: distances[other] for other in kept if other in distances},
+    )
+
+
+def _read_node_cpus(reader: Reader, nodes: list[int], online: frozenset[int]) -> dict[int, frozenset[int]]:
+    """Returns the online CPUs of every node; each online CPU is in exactly one."""
+    cpus: dict[int, frozenset[int]] = {}
+    seen: set[int] = set()
+    for node in nodes:
+        found = _node_cpu_files(reader, f"{NODE_DIRECTORY}/node{node}", online)
+        if seen.isdisjoint(found):
+            cpus[node] = found
+            seen |= found
+        elif found not in cpus.values():
+            raise HostTreeError(f"{NODE_DIRECTORY}/node{node}/cpumap", "names CPUs that another node has, too")
+        # Else broken firmware made every node hold the same CPUs; like hwloc, believe the first of such nodes only.
+    for cpu in sorted(online - seen):
+        # The link in the CPU's own directory tells its node even where that node, without memory, is not online.
+        links = reader.names(f"/sys/devices/system/cpu/cpu{cpu}", r"node(\d+)")
+        home = min(links) if links else min((node for node in nodes if cpus.get(node)), default=min(nodes))
+        cpus[home] = cpus.get(home, frozenset()) | {cpu}
+    return dict(sorted(cpus.items()))
+
+
+def _node_cpu_files(reader: Reader, directory: str, online: frozenset[int]) -> frozenset[int]:
+    by_list = reader.cpu_list(f"{directory}/cpulist")
+    by_mask = reader.cpu_mask(f"{directory}/cpumap")
+    cpus = by_list if by_mask is None else by_mask
+    if cpus is None:
+        raise HostTreeError(f"{directory}/cpumap", "is missing: the CPUs of the node are unknown")
+    if by_list is not None and by_list & online != cpus & online:
+        raise HostTreeError(f"{directory}/cpulist", "and cpumap beside it disagree")
+    return cpus & online
+
+
+def _read_gpu_nodes(reader: Reader) -> set[int]:
+    """Returns the nodes that are memory of NVIDIA GPUs; applications get that through CUDA."""
+    return {
+        int(node)
+        for gpu in reader.all_names(_GPU_DIRECTORY) or ()
+        for node in _lines(reader, f"{_GPU_DIRECTORY}/{gpu}/numa_status", r"Node:\s*(\d{1,6})")
+    }
+
+
+def read_memory(reader: Reader, path: str) -> int:
+    """Returns the bytes of ``MemTotal`` in a meminfo file."""
+    text = reader.text(path)
+    if text is None:
+        raise HostTreeError(path, "is missing: the memory of this machine is unknown")
+    match = _MEM_TOTAL.search(text)
+    if match is None:
+        raise HostTreeError(path, "has no line 'MemTotal: <number> kB'")
+    return int(match[1]) << 10
+
+
+def read_hugepages(reader: Reader, directory: str) -> tuple[HugepagePool, ...]:
+    """Returns the pools of every page size that the kernel offers, empty ones included."""
+    pools = []
+    for kilobytes, name in (reader.names(directory, r"hugepages-([1-9]\d{0,12})kB") or {}).items():
+        path = f"{directory}/{name}"
+        counts = [reader.integer(f"{path}/{file}") for file in ("nr_hugepages", "free_hugepages", "surplus_hugepages")]
+        total, free, surplus = counts
+        if total is None or free is None:
+            raise HostTreeError(f"{path}/{'nr' if total is None else 'free'}_hugepages", "is missing")
+        if (surplus or 0) > total:
+            raise HostTreeError(f"{path}/surplus_hugepages", f"says {surplus}, of {total} pages in all")
+        pools.append(HugepagePool(kilobytes << 10, total, free, surplus or 0))
+    return tuple(pools)
+
+
+def _read_distances(reader: Reader, path: str, nodes: list[int]) -> dict[int, int]:
+    text = reader.text(path)
+    if text is None:
+        return {}
+    words = text.split()
+    if not all(re.fullmatch(r"\d{1,9}", word, re.ASCII) for word in words):
+        raise HostTreeError(path, f"{text[:40]!r} is no row of distances")
+    if len(words) < len(nodes):
+        raise HostTreeError(path, f"has {len(words)} distances for {len(nodes)} nodes")
+    # More than nodes: a node went away meanwhile, and nothing says which column was its own.
+    return dict(zip(nodes, map(int, words), strict=True)) if len(words) == len(nodes) else {}
+
+
+def read_base_page_bytes(reader: Reader) -> int:
+    """Returns the base page size, by the surest sign there is: no file of sysfs states it.
+
+    What the running kernel says; in a captured tree ``KernelPageSize`` of a mapping (the smallest: others may be huge),
+    the note that hwloc's gatherer leaves, the default hugepage size of Arm kernels (page size squared over 8: a table
+    of 8-byte entries fills one page); else 4 KiB.
+    """
+    if reader.live_page_bytes:
+        return reader.live_page_bytes
+    sizes = [int(size) for size in _lines(reader, "/proc/self/smaps", r"KernelPageSize:\s+(\d{1,7}) kB")]
+    if sizes:
+        return min(sizes) << 10
+    for note in _lines(reader, "/proc/hwloc-nofile-info", r"PageSize:\s*(\d{1,9})"):
+        return int(note)
+    for default in _lines(reader, "/proc/meminfo", r"Hugepagesize:\s+(\d{1,9}) kB"):
+        return {32 << 10: 16 << 10, 512 << 10: 64 << 10}.get(int(default), 4 << 10)
+    return 4 << 10
+
+
+def _lines(reader: Reader, path: str, pattern: str) -> list[str]:
+    return re.findall(f"^{pattern}$", reader.text(path) or "", re.ASCII | re.MULTILINE)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the state endpoint shows, as plain values made from machine, devices, ledger and the backend's reports."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.pagesize import short_page_size
+from numa_contract.records import MemoryAllocation
+
+from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.devices.inventory import Inventory
+from dra_frontend.devices.model import CpuDevice, MemoryDevice
+from dra_frontend.machine.host_hugepages import PageKey
+from dra_frontend.machine.model import NumaNode
+from dra_frontend.node.machine_watch import LiveMachine
+from dra_frontend.publishing.device_status import Picture
+
+
+def machine_view(live: LiveMachine) -> dict[str, Any]:
+    """Returns the machine by NUMA node."""
+    machine = live.machine
+    return {
+        "problem": live.problem,
+        "warnings": list(live.warnings),
+        "cpus": format_cpu_list(machine.online),
+        "offline": format_cpu_list(machine.offline),
+        "isolated": format_cpu_list(machine.isolated),
+        "cores": len({cpu.core for cpu in machine.cpus.values()}),
+        "packages": len({cpu.package for cpu in machine.cpus.values()}),
+        "smt": machine.smt,
+        "basePageBytes": machine.base_page_bytes,
+        "numaNodes": [_node_view(node, live.host_pages) for node in machine.numa_nodes.values()],
+    }
+
+
+def _node_view(node: NumaNode, host_pages: Mapping[PageKey, int]) -> dict[str, Any]:
+    return {
+        "id": node.id,
+        "cpus": format_cpu_list(node.cpus),
+        "memoryBytes": node.memory_bytes,
+        "distances": node.distances,
+        "hugepages": [
+            {
+                "pageSize": short_page_size(pool.page_bytes),
+                "total": pool.total,
+                "free": pool.free,
+                "heldByHost": host_pages.get((node.id, pool.page_bytes), 0),
+            }
+            for pool in node.hugepages
+        ],
+    }
+
+
+def devices_view(picture: Picture) -> list[dict[str, Any]]:
+    """Returns every published device with what it has, what claims hold of it, and how it is."""
+    health = {(driver, h.device): h for driver, devices in picture.health.items() for h in devices}
+    shown: list[dict[str, Any]] = []
+    for pool in picture.pools:
+        for device in pool.devices:
+            key = (pool.driver, device.name)
+            entry: dict[str, Any] = {"driver": pool.driver, "pool": pool.name, "name": device.name}
+            entry["attributes"] = dict(device.attributes)
+            if isinstance(device, CpuDevice):
+                entry |= {"cpus": format_cpu_list(device.cpus), "capacity": len(device.cpus)}
+            else:
+                entry |= {"numaNode": device.numa_node, "capacity": device.capacity.value}
+            entry["claimed"] = picture.holdings[key].amount if key in picture.holdings else 0
+            entry |= {"health": health[key].health.name.lower(), "message": health[key].message}
+            entry["taints"] = [taint.key for taint in device.taints]
+            shown.append(entry)
+    return shown
+
+
+def cpus_view(inventory: Inventory, ledger: Ledger) -> list[dict[str, Any]]:
+    """Returns one entry for each CPU that is online or in a claim: where it is, and who holds it."""
+    holders = ledger.cpu_holders()
+    names = {record.claim.uid: f"{record.claim.namespace}/{record.claim.name}" for record in ledger.records}
+    shown = []
+    for cpu in inventory.machine.cpus.values():
+        holder = holders.get(cpu.id)
+        use = "reserved" if cpu.id in inventory.reserved_cpus else "shared" if holder is None else "claimed"
+        entry = {"cpu": cpu.id, "core": cpu.core, "numaNode": cpu.numa_node, "l3": cpu.l3_id, "use": use}
+        if holder is not None:
+            entry |= {"claimUid": holder, "claim": names.get(holder, "")}
+        shown.append(entry)
+    for cpu_id in sorted(holders.keys() - inventory.machine.online):
+        holder = holders[cpu_id]
+        shown.append({"cpu": cpu_id, "use": "offline", "claimUid": holder, "claim": names.get(holder, "")})
+    return shown
+
+
+def memory_view(inventory: Inventory, ledger: Ledger) -> list[dict[str, Any]]:
+    """Returns capacity, claimed and free bytes of each memory device; those of claims that are gone have nothing."""
+    claimed = ledger.claimed_bytes()
+    holders: dict[str, list[str]] = defaultdict(list)
+    gone: dict[str, MemoryAllocation] = {}
+    devices = [device for pool in inventory.pools for device in pool.devices if isinstance(device, MemoryDevice)]
+    for record in ledger.records:
+        for allocation in record.memory:
+            holders[allocation.device].append(f"{record.claim.namespace}/{record.claim.name}")
+            gone[allocation.device] = allocation
+    for device in devices:
+        gone.pop(device.name, None)
+    whats: list[tuple[str, MemoryDevice | MemoryAllocation, int]] = [(d.name, d, d.capacity_bytes) for d in devices]
+    whats += [(name, allocation, 0) for name, allocation in sorted(gone.items())]
+    return [
+        {
+            "device": name,
+            "numaNode": what.numa_node,
+            "pageSize": short_page_size(what.page_bytes),
+            "hugepages": what.hugepages,
+            "capacityBytes": capacity,
+            "claimedBytes": claimed.get(name, 0),
+            "freeBytes": max(0, capacity - claimed.get(name, 0)),
+            "claims": sorted(set(holders[name])),
+        }
+        for name, what, capacity in whats
+    ]

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the runtime is answered about a container."""
+
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.pagesize import oci_page_size
+
+from nri_backend.claims.entitlement import Holding
+from nri_backend.limits.cpu_quota import UNLIMITED, unthrottled
+from nri_backend.limits.hugepages import claimed_bytes
+from nri_backend.limits.stated import Stated
+from nri_backend.nri.model import Adjustment, Resources
+
+
+def adjustment(holding: Holding, pool: frozenset[int], stated: Stated) -> Adjustment:
+    """Returns the answer for a container that is being created."""
+    resources = amendment(frozenset(), holding, pool, stated, huge=True)
+    policy = holding.memory.policy if holding.memory is not None else None
+    return Adjustment(resources, dict(holding.env), policy)
+
+
+def amendment(
+    own: frozenset[int], holding: Holding, pool: frozenset[int], stated: Stated, *, huge: bool = False
+) -> Resources:
+    """Returns the answer to other resources for a container that exists; ``huge``: whether hugepages are among them.
+
+    They are left out otherwise: containerd appends a hugepage limit to its list instead of replacing it.
+    """
+    maximum = holding.memory.maximum if holding.memory is not None else None
+    lower = maximum is not None and (stated.memory is None or stated.memory > maximum)
+    return Resources(
+        cpus=format_cpu_list(own or holding.cpus or pool),
+        mems=format_cpu_list(holding.mems),
+        cpu_quota=UNLIMITED if stated.cpu is not None and unthrottled(holding, stated.cpu) else None,
+        memory_limit=maximum if lower else None,
+        hugepage_limits=_hugepage_limits(holding, stated) if huge and holding.memory is not None else {},
+    )
+
+
+def _hugepage_limits(holding: Holding, stated: Stated) -> dict[str, int]:
+    claimed = claimed_bytes([holding])
+    sizes = sorted({*stated.hugepages, *claimed})
+    return {oci_page_size(size): stated.hugepages.get(size, 0) + claimed.get(size, 0) for size in sizes}

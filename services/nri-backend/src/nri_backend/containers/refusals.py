@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a container could not be run as its claims want it, whoever enforced them here."""
+
+from collections.abc import Sequence
+
+from numa_contract.cpuset import format_cpu_list
+
+from nri_backend.claims.evidence import Reason, Refusal
+from nri_backend.containers.container import Known
+from nri_backend.containers.state import NodeState
+from nri_backend.nri.hooks import LinkStatus
+
+
+def impossible(known: Known, state: NodeState, runtime: LinkStatus) -> Refusal | None:
+    """Returns why nobody could run the container on this node now; None when it can be run."""
+    if known.holding.claims and known.problem:
+        return Refusal(Reason.KERNEL, f"its claim cannot be enforced: {known.problem}")
+    if known.holding.cpus and not known.holding.cpus & state.host.online:
+        cpus = format_cpu_list(known.holding.cpus)
+        return Refusal(Reason.OFFLINE, f"every CPU of its claim is offline ({cpus}); bring one back, it is retried")
+    if not known.holding.cpus and not state.pool:
+        text = "claims hold every CPU of the node and none is reserved; release a claim or set reservedCPUs"
+        return Refusal(Reason.NO_POOL, text)
+    return _no_policy(known, runtime)
+
+
+def crowded(known: Known, strangers: Sequence[Known]) -> Refusal | None:
+    """Returns that these are on the container's CPUs and could not be moved in time; None when there are none."""
+    if not strangers:
+        return None
+    names = ", ".join(f"{k.name} of pod {k.pod.namespace}/{k.pod.name}" for k in strangers[:3])
+    more = f" and {len(strangers) - 3} more" if len(strangers) > 3 else ""
+    why = next((f" ({stranger.problem})" for stranger in strangers if stranger.problem), "")
+    text = f"container {names}{more} still runs on CPUs of its claim ({format_cpu_list(known.holding.cpus)}){why}"
+    return Refusal(Reason.OVERLAP, f"{text}; it is being moved, and the kubelet retries")
+
+
+def untrue(left: Sequence[str]) -> Refusal:
+    """Returns that the kernel's files could not be made true; ``left`` as in impose.Outcome."""
+    return Refusal(Reason.KERNEL, f"its cgroup cannot be made as it must be: {'; '.join(left)}; the kubelet retries")
+
+
+def _no_policy(known: Known, runtime: LinkStatus) -> Refusal | None:
+    memory = known.holding.memory
+    if memory is None:
+        return None
+    if memory.fault:
+        return Refusal(Reason.UNSUPPORTED, f"its memory claim cannot be enforced: {memory.fault}")
+    # Runtimes tell their NRI version since 0.12, the release that brought memory policies.
+    if memory.policy is not None and not runtime.nri_version:
+        name = " ".join(filter(None, (runtime.runtime_name, runtime.runtime_version))) or "this container runtime"
+        text = f"binding: {memory.policy.mode} is a memory policy, and {name} has no NRI 0.12, which can set one \
+(containerd 2.3 has); use binding: strict or upgrade the runtime"
+        return Refusal(Reason.UNSUPPORTED, text)
+    return None

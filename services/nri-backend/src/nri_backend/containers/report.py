@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the frontend is told about a container."""
+
+from typing import Final, Literal
+
+from numa_contract.reports import ClaimUse, ContainerReport
+
+from nri_backend.claims.evidence import Reason
+from nri_backend.containers.container import Known, Phase
+from nri_backend.limits.limit import limit_text
+
+_State = Literal["unknown", "created", "running", "stopped"]
+_STATES: Final[dict[Phase, _State]] = {
+    Phase.CREATED: "created",
+    Phase.STARTED: "running",
+    Phase.ENDING: "running",
+    Phase.STOPPED: "stopped",
+}
+
+
+def report(known: Known, *, refused_now: bool = False) -> ContainerReport:
+    """Returns the report of a container; ``refused_now``: of one that a hook refuses, and that will not come to be."""
+    refusal = known.refusal
+    # A container that runs although its record is missing was not refused: the frontend rebuilds the record for it.
+    lost = not refused_now and refusal is not None and (bool(known.orphan) or refusal.reason is Reason.NO_RECORD)
+    return ContainerReport(
+        id=known.id,
+        name=known.name,
+        pod_uid=known.pod.uid,
+        pod_namespace=known.pod.namespace,
+        pod_name=known.pod.name,
+        state="unknown" if refused_now else _STATES[known.phase],
+        claims=tuple(
+            ClaimUse(uid=held.record.claim.uid, driver=held.record.driver, requests=held.requests)
+            for held in (known.holding.claims if refusal is None else ())
+        ),
+        unknown_claims=known.orphan or _without_cpus(refusal.unknown if refusal else ()),
+        cpus=known.cpus or frozenset(),
+        mems=known.mems or frozenset(),
+        limits={file: limit_text(limit) for file, limit in known.limits.items()},
+        cgroup=known.cgroup,
+        refused="" if refusal is None or lost else refusal.text,
+        memory_kills=known.memory_kills,
+    )
+
+
+def _without_cpus(uses: tuple[ClaimUse, ...]) -> tuple[ClaimUse, ...]:
+    # A variable alone holds no CPU: only who is really pinned to them does.
+    return tuple(use.model_copy(update={"cpus": frozenset()}) for use in uses)

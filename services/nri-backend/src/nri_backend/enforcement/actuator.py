@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state, and the edges that it is read from and written to. Hooks and rounds both work through this.
+
+One job writes at a time, in a thread, and what it writes is computed when its turn comes; so the last value written is
+the latest one wanted. A job of the rounds ends after 10 ms, which is the longest that a hook waits for its own.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from numa_contract.cpuset import format_cpu_list
+
+from nri_backend.containers.container import NO_EVIDENCE, Known, Phase
+from nri_backend.containers.report import report
+from nri_backend.containers.state import NodeState
+from nri_backend.containers.targets import Target, group_targets, groups_above, target, target_at_start
+from nri_backend.enforcement.apply import SLICE_SECONDS, Outcome, impose_some
+from nri_backend.enforcement.apply_groups import GroupOutcome, impose_groups
+from nri_backend.enforcement.turn import Turn
+from nri_backend.limits.wants import Host
+from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree, Notes
+from nri_backend.node.claim_directory import ClaimDirectory, DirectoryView
+from nri_backend.node.host import HostError
+from nri_backend.nri.hooks import EnforcementObserver, ReportSink
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Where everything is read from and written to."""
+
+    directory: ClaimDirectory
+    tree: CgroupTree
+    read_host: Callable[[], Host]
+    """Blocks; HostError."""
+    sink: ReportSink
+    observer: EnforcementObserver
+
+
+class Keeper:
+    """Changes the state, and tells the frontend what has changed."""
+
+    def __init__(self, state: NodeState, edges: Edges) -> None:
+        self.state = state
+        self.observer = edges.observer
+        self.counters: Counter[str] = Counter()
+        self.news = asyncio.Event()
+        """Set when the rounds have something to look at."""
+        self._edges = edges
+        self._notes = Notes(edges.tree.root)
+        self._view = DirectoryView()
+        self._host_problem = ""
+        self._group_problems: dict[str, str] = {}
+        self._untold: set[str] = set()
+        self._looks = 0
+        self._reading = Turn()
+        self._writing = Turn()
+        self._progress = asyncio.Event()
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What somebody should look at, in words."""
+        containers = [
+            f"container {known.name} of pod {known.pod.namespace}/{known.pod.name}: {text}"
+            for known in self.state
+            if known.alive and (text := known.problem or (known.refusal.text if known.refusal else ""))
+        ]
+        groups = self._group_problems.values()
+        return tuple(filter(None, (self._host_problem, *self._view.problems, *groups, *containers)))
+
+    async def refresh(self, *, thorough: bool = False) -> None:
+        """Brings the claim files up to date."""
+        asked = self._looks
+        # In a thread, as all file access: 0.1 ms, and a stuck file system cannot keep an answer back.
+        view = await self._reading.work(lambda: self._look(asked, thorough=thorough))
+        if view is self._view:
+            return
+        if view.problems and view.problems != self._view.problems:
+            _log.warning("claim files are damaged", extra={"problems": list(view.problems)})
+        self._view = view
+        with self._pool_watched():
+            for known in self.state.take_files(view.files):
+                self._edges.sink.put(report(known))
+
+    def _look(self, asked: int, *, thorough: bool) -> Callable[[], DirectoryView]:
+        if self._looks > asked and not thorough:
+            # One that began later than this was asked for has ended meanwhile: it has seen what this would see.
+            return lambda: self._edges.directory.view
+        self._looks += 1
+        return partial(self._edges.directory.refresh, thorough=thorough)
+
+    async def refresh_host(self) -> None:
+        """Brings the machine up to date; while it cannot be read, the last look stays in force."""
+        try:
+            host = await asyncio.to_thread(self._edges.read_host)
+        except HostError as error:
+            if not self._host_problem:
+                _log.warning("the machine cannot be read", extra={"error": str(error)})
+            self._host_problem = str(error)
+            return
+        self._host_problem = ""
+        with self._pool_watched():
+            self.state.take_host(host)
+
+    @contextlib.contextmanager
+    def _pool_watched(self) -> Iterator[None]:
+        before = self.state.pool
+        yield
+        if self.state.pool != before:
+            pool = {"before": format_cpu_list(before), "pool": format_cpu_list(self.state.pool)}
+            _log.info("the shared pool changes", extra=pool)
+            self.news.set()
+
+    def note(self, known: Known) -> None:
+        """Takes a container, new or changed, and tells the frontend."""
+        if known != self.state.get(known.id):
+            with self._pool_watched():
+                self.state.put(known)
+            self._edges.sink.put(report(known))
+
+    def take_all(self, containers: Sequence[Known], pinned: dict[str, frozenset[int]]) -> None:
+        """Takes the runtime's whole state. Nothing is reported one by one: the frontend gets a new epoch."""
+        with self._pool_watched():
+            self.state.replace_containers(containers, pinned)
+
+    def tell_refused(self, known: Known) -> None:
+        """Reports a container that a hook refuses."""
+        self._edges.sink.put(report(known, refused_now=True))
+
+    def forget(self, container_id: str) -> None:
+        """The runtime has forgotten the container, so the state and the frontend may."""
+        with self._pool_watched():
+            dropped = self.state.drop(container_id)
+        if dropped is not None and not self.state.of_pod(dropped.pod.uid):
+            self._notes.forget(dropped.pod_cgroup)
+        self._untold.discard(container_id)
+        self._edges.sink.delete(container_id)
+
+    async def impose(self, known: Known) -> Outcome:
+        """Makes the cgroup of one container, and those above it, true, as the state then wants it."""
+        (outcome,) = await self._imposed(lambda: [target_at_start(self.state, self.state.get(known.id) or known)])
+        return outcome
+
+    async def impose_some(self, ids: Sequence[str], *, full: bool) -> list[Outcome]:
+        """Makes the cgroups of running containers true for 10 ms; returns what became of those that it came to."""
+
+        def targets() -> list[Target]:
+            found = [self.state.get(container_id) for container_id in ids]
+            return [target(self.state, k, full=full) for k in found if k is not None and k.phase is Phase.STARTED]
+
+        return await self._imposed(targets)
+
+    async def _imposed(self, targets: Callable[[], Sequence[Target]]) -> list[Outcome]:
+        tree, notes = self._edges.tree, self._notes
+        return await self._writing.work(lambda: partial(impose_some, tree, notes, targets()))
+
+    def groups(self) -> dict[str, str | None]:
+        """Returns the cgroups above containers, as groups_above() tells them; forgets the problems of all others."""
+        found = groups_above(self.state)
+        self._group_problems = {path: text for path, text in self._group_problems.items() if path in found}
+        return found
+
+    async def impose_groups(self, groups: Mapping[str, str | None]) -> list[GroupOutcome]:
+        """Makes some of these true for 10 ms; returns what became of those that it came to, in their order."""
+        tree, notes = self._edges.tree, self._notes
+
+        def work() -> Callable[[], list[GroupOutcome]]:
+            return partial(impose_groups, tree, notes, group_targets(self.state, groups), SLICE_SECONDS)
+
+        outcomes = await self._writing.work(work)
+        for outcome in outcomes:
+            problem = "; ".join(outcome.left)
+            if problem and problem != self._group_problems.get(outcome.path):
+                _log.warning("a cgroup above containers is not as it must be", extra={"error": problem})
+            self._group_problems.pop(outcome.path, None)
+            if problem:
+                self._group_problems[outcome.path] = problem
+        return outcomes
+
+    def apply(self, known: Known, outcome: Outcome) -> None:
+        """Takes what a job has seen of a running container into the state."""
+        if outcome.seen is None:
+            if known.cpus or (known.ran and known.cgroup and known.evidence != NO_EVIDENCE):
+                # It was there and is gone now: no process can live, whatever became of the event. Of one without a
+                # claim that was never seen this is not certain: in a virtual machine it has no cgroup on the node.
+                self.note(replace(known, phase=Phase.STOPPED, cpus=frozenset(), problem=""))
+            else:
+                self.note(replace(known, cpus=frozenset()))
+        else:
+            seen = outcome.seen
+            mems = known.mems if seen.mems is None else seen.mems
+            limits = known.limits if seen.limits is None else seen.limits
+            problem = "; ".join(outcome.left)
+            if problem and problem != known.problem:
+                fields = {"container": known.name, "pod": f"{known.pod.namespace}/{known.pod.name}", "error": problem}
+                _log.warning("a cgroup is not as it must be", extra=fields)
+            if (seen.cpus, mems, limits, problem) != (known.cpus, known.mems, known.limits, known.problem):
+                known = replace(known, cpus=seen.cpus, mems=mems, limits=limits, problem=problem)
+            self.note(known)
+
+    def progressed(self) -> None:
+        """Wakes who waits for containers to be moved."""
+        self._progress.set()
+        self._progress = asyncio.Event()
+
+    async def cleared(self, known: Known, seconds: float) -> list[Known]:
+        """Waits until nobody else is on the container's CPUs, for so long; returns who still is."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while strangers := self.state.overlapping(known):
+            progress = self._progress
+            self.news.set()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await progress.wait()
+            except TimeoutError:
+                return strangers
+        return []
+
+    async def effective_cpus(self, containers: Sequence[Known]) -> dict[str, frozenset[int]]:
+        """Returns what the kernel shows, by container; those that it shows nothing of are left out."""
+        return await asyncio.to_thread(
+            lambda: {k.id: cpus for k in containers if (cpus := self._edges.tree.effective_cpus(k.cgroup))}
+        )
+
+    async def populated(self, known: Known) -> bool:
+        """Tells whether a process of the container lives; while the kernel refuses to tell, one may."""
+        if not known.cgroup:
+            return False
+        try:
+            lives = await asyncio.to_thread(self._edges.tree.populated, known.cgroup)
+        except CgroupRefusedError as error:
+            if known.id not in self._untold:
+                fields = {"id": known.id, "error": str(error)}
+                _log.warning("the kernel does not tell whether a container lives", extra=fields)
+                self._untold.add(known.id)
+            return True
+        self._untold.discard(known.id)
+        return lives

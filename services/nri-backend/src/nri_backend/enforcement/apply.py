@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the files of one container's cgroup, and of those above it, true. Rings 1, 2 and 3 all use it.
+
+Everything here blocks and runs in a thread, one job at a time. A write to ``cpuset.cpus`` takes kernel locks that the
+creation of cgroups takes too, and can last milliseconds; on the event loop nothing else would be answered meanwhile.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from nri_backend.containers.targets import GroupTarget, Target
+from nri_backend.enforcement.apply_groups import impose_group, own_limits
+from nri_backend.enforcement.mend import Work, mend
+from nri_backend.limits.diff import Fault, Seen, cpu_faults
+from nri_backend.limits.hugepages import container_limits, guard_limits, limit_files, reservation_file
+from nri_backend.limits.limit import Limit
+from nri_backend.limits.wants import CgroupWants
+from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, Notes
+
+SLICE_SECONDS: Final = 0.01
+"""How long one job may go on with the next container; a hook waits at most for one job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a target."""
+
+    id: str
+    seen: Seen | None
+    """The last look; None when there is no such cgroup."""
+    repaired: tuple[Fault, ...] = ()
+    left: tuple[str, ...] = ()
+    """What could not be made true, in words that name file, wanted and seen, or the controller."""
+
+
+def look(tree: CgroupTree, path: str, wants: CgroupWants, *, full: bool) -> Seen:
+    """Reads what a cgroup says about everything that is wanted; ``full`` looks at the mems of everybody.
+
+    CgroupGoneError, CgroupRefusedError.
+    """
+    cpus = tree.read_set(path, "cpuset.cpus.effective")
+    configured = mems = None
+    if cpus is not None and cpu_faults(wants, Seen(cpus)):
+        configured = tree.read_set(path, "cpuset.cpus")
+    if full or wants.mems:
+        mems = tree.read_set(path, "cpuset.mems.effective")
+    return Seen(cpus, mems, configured, tree.read_limits(path, wants.files) if full else None)
+
+
+def _pod_own(tree: CgroupTree, notes: Notes, target: Target) -> dict[int, Limit]:
+    """Returns the kubelet's own hugepage limits of the pod, by page size in bytes."""
+    sizes = {limit_files(size)[0]: size for size in target.page_sizes}
+    if not target.pod_cgroup:
+        return {}
+    return {sizes[file]: limit for file, limit in own_limits(tree, notes, target.pod_cgroup, tuple(sizes)).items()}
+
+
+def _impose_above(tree: CgroupTree, notes: Notes, group: GroupTarget, work: Work) -> None:
+    try:
+        impose_group(tree, notes, group, work)
+    except CgroupGoneError:
+        # Without the pod's cgroup there is no quota of it either; what a claim cannot do without is another matter.
+        if any(raised.needed for raised in group.raises.values()):
+            raise
+
+
+def impose(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
+    """Makes a container's cgroup true, those above it first. Raises nothing."""
+    work = Work()
+    wants = target.wants
+    if not target.cgroup:
+        return Outcome(target.id, None, left=("the runtime names no cgroup for it",))
+    try:
+        for group in target.groups:
+            _impose_above(tree, notes, group, work)
+        if target.huge is not None:
+            limits = container_limits(target.huge, _pod_own(tree, notes, target))
+            wants = replace(wants, files={**wants.files, **limits})
+        elif target.guard is not None:
+            # Most often all is as it must be, and these are the only files that are read for it.
+            reservable = tree.read_limits(target.cgroup, map(reservation_file, target.guard.sizes))
+            limits = guard_limits(target.guard, reservable, partial(_pod_own, tree, notes, target))
+            wants = replace(wants, files={**wants.files, **limits}) if limits else wants
+        seen = Seen()
+        for path in tree.directories(target.cgroup):
+            look_again = partial(look, tree, path, wants, full=target.full)
+            seen = mend(tree, path, wants, look_again(), look_again, work)
+    except CgroupGoneError as error:
+        return Outcome(target.id, None, tuple(work.repaired), (*work.left, str(error)))
+    except CgroupRefusedError as error:
+        return Outcome(target.id, Seen(), tuple(work.repaired), (*work.left, str(error)))
+    if target.guard is not None and seen.limits:
+        # The guard is no limit of a claim, and would be in the reports of all containers of the node.
+        seen = replace(seen, limits={file: limit for file, limit in seen.limits.items() if file in target.wants.files})
+    return Outcome(target.id, seen, tuple(work.repaired), tuple(work.left))
+
+
+def impose_some(tree: CgroupTree, notes: Notes, targets: Sequence[Target]) -> list[Outcome]:
+    """Goes through the targets, at least one, until SLICE_SECONDS are over; returns the outcomes of those done."""
+    end = time.monotonic() + SLICE_SECONDS
+    outcomes: list[Outcome] = []
+    for target in targets:
+        outcomes.append(impose(tree, notes, target))
+        if time.monotonic() >= end:
+            break
+    return outcomes

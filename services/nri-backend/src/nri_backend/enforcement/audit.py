@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done off the hooks' path: others are moved when the pool changes, and everything is audited (ring 3)."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from nri_backend.containers.container import Phase
+from nri_backend.enforcement.actuator import Keeper
+from nri_backend.enforcement.apply import Outcome
+from nri_backend.enforcement.kills import KillWatch
+from nri_backend.limits.diff import Fault
+
+TICK_SECONDS: Final = 1.0
+"""Between two looks at the CPUs, and the mems that are claimed, of all containers."""
+FULL_SECONDS: Final = 5.0
+"""Between two looks at everything."""
+# How many targets are computed, on the event loop, for one job: about as many as it comes to in its time. A move
+# writes for each; a look of the audit most often writes nothing.
+MOVES: Final = 24
+LOOKS: Final = 64
+
+
+class Rounds:
+    """The one loop of enforcement."""
+
+    def __init__(self, keeper: Keeper, kills: KillWatch) -> None:
+        self.active = False
+        self._keeper = keeper
+        self._kills = kills
+        self._next_tick = self._next_full = 0.0
+        self._must_look = False
+
+    def request_look(self) -> None:
+        """Claim files may have changed: looks at once."""
+        self._must_look = True
+        self._keeper.news.set()
+
+    def request_audit(self) -> None:
+        """Nothing is certain any more: a full audit is due at once."""
+        self._next_tick = self._next_full = 0.0
+        self._keeper.news.set()
+
+    def request_full(self) -> None:
+        """The next audit looks at everything."""
+        self._next_full = 0.0
+
+    async def run_forever(self) -> None:
+        """Works every second and when there is news; never returns."""
+        news = self._keeper.news
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(self._next_tick):
+                    await news.wait()
+            news.clear()
+            await self._round()
+
+    async def _round(self) -> None:
+        now = asyncio.get_running_loop().time()
+        tick, full = now >= self._next_tick, now >= self._next_full
+        if tick:
+            self._next_tick = now + TICK_SECONDS
+            self._next_full = now + FULL_SECONDS if full else self._next_full
+            await self._keeper.refresh_host()
+        # Other news come from hooks, which have just looked: a second look would only make the next hook wait.
+        if tick or self._must_look:
+            self._must_look = False
+            await self._keeper.refresh(thorough=tick)
+        if self.active:
+            await self.move()
+            if tick:
+                await self.audit(full=full)
+        if tick:
+            await self._bury()
+
+    async def move(self) -> None:
+        """Puts running containers that were last seen on wrong CPUs where they belong; each is tried once."""
+        keeper = self._keeper
+        done: set[str] = set()
+        started = time.monotonic()
+        # The plan is made anew after each job: the newest one wins.
+        while plan := [known.id for known in keeper.state.misplaced() if known.id not in done]:
+            done |= self._taken(plan[:MOVES], await keeper.impose_some(plan[:MOVES], full=False), audit=False)
+        if done:
+            keeper.counters["moved"] += len(done)
+            keeper.observer.moved(time.monotonic() - started)
+
+    async def audit(self, *, full: bool) -> None:
+        """Compares every running container with the kernel's files and repairs them. ``full``: limits too."""
+        if full:
+            await self._audit_groups()
+            await self._kills.look_at_all()
+        plan = [known.id for known in self._keeper.state if known.phase is Phase.STARTED]
+        while plan:
+            batch = plan[:LOOKS]
+            done = self._taken(batch, await self._keeper.impose_some(batch, full=full), audit=True)
+            plan = [container_id for container_id in plan if container_id not in done]
+        self._keeper.counters["audits"] += 1
+        self._keeper.progressed()
+
+    async def _audit_groups(self) -> None:
+        groups = self._keeper.groups()
+        plan = list(groups)
+        while plan:
+            outcomes = await self._keeper.impose_groups({path: groups[path] for path in plan[:LOOKS]})
+            plan = plan[len(outcomes) :]
+            self._count([fault for outcome in outcomes for fault in outcome.repaired])
+
+    def _count(self, repaired: Iterable[Fault]) -> None:
+        for fault in repaired:
+            self._keeper.counters[f"repaired_{fault.kind}"] += 1
+            self._keeper.observer.repaired(fault.kind)
+
+    def _taken(self, batch: Sequence[str], outcomes: Sequence[Outcome], *, audit: bool) -> set[str]:
+        """Takes outcomes into the state; returns who needs no further look, those included that have ended since."""
+        keeper = self._keeper
+        done = {outcome.id for outcome in outcomes}
+        for outcome in outcomes:
+            if audit:
+                self._count(outcome.repaired)
+            known = keeper.state.get(outcome.id)
+            if known is not None and known.phase is Phase.STARTED:
+                keeper.apply(known, outcome)
+        keeper.progressed()
+        running = {i for i in batch if (k := keeper.state.get(i)) is not None and k.phase is Phase.STARTED}
+        return done | (set(batch) - running)
+
+    async def _bury(self) -> None:
+        """Containers that have ended for the runtime are stopped when their last process is gone."""
+        keeper = self._keeper
+        for ending in [known for known in keeper.state if known.phase is Phase.ENDING]:
+            lives = await keeper.populated(ending)
+            known = keeper.state.get(ending.id)
+            if lives or known is None or known.phase is not Phase.ENDING:
+                continue
+            if known.unlisted:
+                keeper.forget(known.id)
+            else:
+                keeper.note(replace(known, phase=Phase.STOPPED))
+            keeper.progressed()

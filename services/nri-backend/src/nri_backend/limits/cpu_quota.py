@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is not to be throttled: containers whose claimed CPUs cover their CPU limit.
+
+The limit of the whole pod goes with that of one such container, as under the kubelet's static CPU manager: it is only
+the sum of the containers' limits, and each other container keeps its own.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from nri_backend.claims.entitlement import Holding
+from nri_backend.limits.limit import CPU_MAX, Raise, Wanted
+from nri_backend.nri.model import Resources
+
+UNLIMITED: Final = -1
+"""The quota by which a runtime is told that there is none."""
+_PERIOD: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLimit:
+    """CPU time in microseconds, and the period in which it may be used."""
+
+    quota: int
+    period: int = _PERIOD
+
+
+def stated_cpu_limit(resources: Resources) -> CpuLimit | None:
+    """Returns the CPU limit that runtime or kubelet state, if any."""
+    if resources.cpu_quota is None or resources.cpu_quota < 0:
+        return None
+    return CpuLimit(resources.cpu_quota, resources.cpu_period or _PERIOD)
+
+
+def unthrottled(holding: Holding, limit: CpuLimit | None) -> bool:
+    """Tells whether a container is to have no quota: its claims say so, and cover its limit if it has one."""
+    return holding.quota_off and (limit is None or limit.quota <= len(holding.cpus) * limit.period)
+
+
+def container_limit() -> dict[str, Wanted]:
+    """Returns what the files of an unthrottled container must say."""
+    return {CPU_MAX: Wanted(None)}
+
+
+def pod_raise() -> dict[str, Raise]:
+    """Returns what the pod of an unthrottled container needs."""
+    return {CPU_MAX: Raise(lifted=True)}

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel's files of cgroups (cgroup-v2.rst), and nothing about what they should say. Every call blocks."""
+
+import errno
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from numa_contract.cpuset import parse_cpu_list
+from numa_contract.errors import MalformedError
+
+from nri_backend.limits.limit import Limit, Note
+
+_ATTRIBUTE: Final = "user.dra-driver-numa"
+_READ_BYTES: Final = 1 << 16
+# The kernel tells of a cgroup that was removed while its file is open, or between open and use.
+_GONE: Final = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
+
+
+class CgroupGoneError(Exception):
+    """The cgroup does not exist (any more)."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__(f"the cgroup {path} does not exist")
+
+
+class CgroupRefusedError(Exception):
+    """The kernel refused a read or a write, or a file says what no kernel writes."""
+
+    def __init__(self, file: str, reason: str, number: int = 0, text: str = "") -> None:
+        self.file = file
+        self.number = number
+        self.text = text
+        wrote = f" when {text} was written" if text else ""
+        super().__init__(f"{file}: {reason}{wrote}")
+
+
+class MissingFileError(CgroupRefusedError):
+    """The cgroup exists without this file: the parent has not switched the controller on, or the kernel is too old."""
+
+    def __init__(self, directory: str, name: str) -> None:
+        self.controller = name.partition(".")[0]
+        self.switch = f"{os.path.dirname(directory)}/cgroup.subtree_control"  # noqa: PTH120
+        remedy = (
+            "the kernel is older than 5.14"
+            if self.controller == "cgroup"
+            else f"the {self.controller} controller is not in {self.switch}; let kubelet or systemd switch it on there"
+        )
+        super().__init__(f"{directory}/{name}", f"does not exist: {remedy}", errno.ENOENT)
+
+
+class CgroupTree:
+    """The cgroup hierarchy below a root. Paths are relative to it, as cgroup_path gives them."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root.rstrip("/")
+
+    def directories(self, path: str) -> list[str]:
+        """Returns the cgroup and, where crun made one in it, the sub-cgroup that holds the processes.
+
+        crun delegates the scope and sets limits on ``container`` below it (run.oci.systemd.subgroup).
+        """
+        leaf = f"{path}/container"
+        return [path, leaf] if os.path.isdir(f"{self.root}/{leaf}") else [path]  # noqa: PTH112
+
+    def read(self, path: str, name: str) -> str:
+        """Returns a file's text without its end of line. CgroupGoneError, MissingFileError, CgroupRefusedError."""
+        pieces = []
+        try:
+            fd = os.open(f"{self.root}/{path}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                while piece := os.read(fd, _READ_BYTES):
+                    pieces.append(piece)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise self._translated(error, path, name) from error
+        return b"".join(pieces).decode(errors="replace").strip()
+
+    def write(self, path: str, name: str, text: str) -> None:
+        """Writes a file in one system call. The same errors as of read()."""
+        if not text or not path:
+            # An empty cpuset means "as the parent", and the root is everybody's: nobody here could want either.
+            raise ValueError(f"{text!r} must not be written to {name} of {path!r}")
+        try:
+            fd = os.open(f"{self.root}/{path}/{name}", os.O_WRONLY | os.O_CLOEXEC | os.O_TRUNC)
+            try:
+                os.write(fd, text.encode())
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise self._translated(error, path, name, text) from error
+
+    def _translated(self, error: OSError, path: str, name: str, text: str = "") -> Exception:
+        directory = f"{self.root}/{path}"
+        if error.errno in _GONE:
+            if error.errno == errno.ENOENT and os.path.isdir(directory):  # noqa: PTH112
+                return MissingFileError(directory, name)
+            return CgroupGoneError(directory)
+        return CgroupRefusedError(f"{directory}/{name}", error.strerror or repr(error), error.errno or 0, text)
+
+    def read_set(self, path: str, name: str) -> frozenset[int] | None:
+        """Returns a file that holds a list of CPUs or nodes; None when a cgroup that exists does not have the file."""
+        try:
+            return parse_cpu_list(self.read(path, name))
+        except MissingFileError:
+            return None
+        except MalformedError as error:
+            raise CgroupRefusedError(f"{self.root}/{path}/{name}", str(error)) from error
+
+    def effective_cpus(self, path: str) -> frozenset[int] | None:
+        """Returns the CPUs that the processes may use; None where the kernel tells of none."""
+        try:
+            return self.read_set(self.directories(path)[-1], "cpuset.cpus.effective") if path else None
+        except (CgroupGoneError, CgroupRefusedError):
+            return None
+
+    def read_limits(self, path: str, names: Iterable[str]) -> dict[str, Limit]:
+        """Returns the limits that exist, by file."""
+        found: dict[str, Limit] = {}
+        for name in names:
+            try:
+                # cpu.max holds a period behind its limit, which stays when the limit alone is written.
+                text = self.read(path, name).partition(" ")[0]
+                found[name] = None if text == "max" else int(text)
+            except MissingFileError:
+                continue
+            except ValueError as error:
+                raise CgroupRefusedError(f"{self.root}/{path}/{name}", "holds no number") from error
+        return found
+
+    def populated(self, path: str) -> bool:
+        """Tells whether a process lives in the cgroup or below it; one that is gone or cannot tell has none."""
+        try:
+            return "populated 1" in self.read(path, "cgroup.events").splitlines()
+        except (CgroupGoneError, MissingFileError):
+            return False
+
+    def kill(self, path: str) -> None:
+        """Kills every process of the cgroup at once. One that is gone is no error."""
+        try:
+            self.write(path, "cgroup.kill", "1")
+        except CgroupGoneError:
+            return
+
+
+class Notes:
+    """What was written over the kubelet's limits: kept on each cgroup, so that it dies with it.
+
+    cgroup2 has user attributes since Linux 5.7, and preflight.py wants 5.14. Where setting one fails all the same (a
+    security module, a stand-in's tree) memory has to do: then what is raised at a restart of ours is raised twice.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root.rstrip("/")
+        self._memory: dict[str, Mapping[str, Note]] = {}
+
+    def load(self, path: str) -> Mapping[str, Note]:
+        """Returns the notes by file; none where there are none or they make no sense."""
+        if path in self._memory:
+            return self._memory[path]
+        try:
+            document = json.loads(os.getxattr(f"{self._root}/{path}", _ATTRIBUTE))
+            return {file: Note(own, tuple(ours)) for file, (own, *ours) in document.items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
+
+    def store(self, path: str, notes: Mapping[str, Note]) -> None:
+        """Keeps the notes as ``{file: [own, written, ...]}``."""
+        document = {file: [note.own, *note.ours] for file, note in notes.items()}
+        try:
+            if document:
+                os.setxattr(f"{self._root}/{path}", _ATTRIBUTE, json.dumps(document).encode())
+            else:
+                os.removexattr(f"{self._root}/{path}", _ATTRIBUTE)
+            self._memory.pop(path, None)
+        except OSError:
+            if notes:
+                self._memory[path] = notes
+            else:
+                self.forget(path)
+
+    def forget(self, path: str) -> None:
+        """The cgroup is gone."""
+        self._memory.pop(path, None)

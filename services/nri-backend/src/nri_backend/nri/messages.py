@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NRI messages to domain values and back. Protobuf goes no further than this module and plugin.py."""
+
+from collections.abc import Sequence
+
+from numa_contract.cpuset import format_cpu_list
+
+from nri_backend._pb import nri_pb2 as pb
+from nri_backend.nri.model import Adjustment, Container, ContainerState, MemoryPolicy, Pod, Resources, Update
+
+_STATES = {
+    pb.CONTAINER_CREATED: ContainerState.CREATED,
+    pb.CONTAINER_PAUSED: ContainerState.PAUSED,
+    pb.CONTAINER_RUNNING: ContainerState.RUNNING,
+    pb.CONTAINER_STOPPED: ContainerState.STOPPED,
+}
+
+
+def read_pod(message: pb.PodSandbox) -> Pod:
+    """A pod sandbox as a value."""
+    return Pod(
+        id=message.id,
+        uid=message.uid,
+        namespace=message.namespace,
+        name=message.name,
+        cgroup_parent=message.linux.cgroup_parent,
+    )
+
+
+def read_container(message: pb.Container) -> Container:
+    """A container as a value."""
+    return Container(
+        id=message.id,
+        pod_id=message.pod_sandbox_id,
+        name=message.name,
+        state=_STATES.get(message.state, ContainerState.UNKNOWN),
+        env=tuple(message.env),
+        cgroups_path=message.linux.cgroups_path,
+        resources=read_resources(message.linux.resources),
+        pid=message.pid,
+    )
+
+
+def read_resources(message: pb.LinuxResources) -> Resources:
+    """Resources as a value. Runtimes send wrappers that hold 0 for what the kubelet did not ask for: that is absent."""
+    cpu, memory = message.cpu, message.memory
+    return Resources(
+        cpus=cpu.cpus,
+        mems=cpu.mems,
+        cpu_quota=cpu.quota.value or None,
+        cpu_period=cpu.period.value or None,
+        memory_limit=memory.limit.value or None,
+        # An update appends to the runtime's list instead of replacing; the last entry of a page size is the valid one.
+        hugepage_limits={limit.page_size: limit.limit for limit in message.hugepage_limits},
+        unified=dict(message.unified),
+    )
+
+
+def write_adjustment(adjustment: Adjustment) -> pb.ContainerAdjustment:
+    """The answer for a container that is being created; fields that are not set are not sent."""
+    message = pb.ContainerAdjustment(env=[pb.KeyValue(key=k, value=v) for k, v in adjustment.env.items()])
+    if adjustment.resources != Resources():
+        message.linux.resources.CopyFrom(_write_resources(adjustment.resources))
+    if adjustment.memory_policy is not None:
+        message.linux.memory_policy.CopyFrom(_write_policy(adjustment.memory_policy))
+    return message
+
+
+def _write_policy(policy: MemoryPolicy) -> pb.LinuxMemoryPolicy:
+    # Linux takes one node only as MPOL_PREFERRED, and several as MPOL_PREFERRED_MANY since 5.15.
+    preferred = pb.MPOL_PREFERRED if len(policy.nodes) == 1 else pb.MPOL_PREFERRED_MANY
+    mode = pb.MPOL_INTERLEAVE if policy.mode == "interleave" else preferred
+    return pb.LinuxMemoryPolicy(mode=mode, nodes=format_cpu_list(policy.nodes))
+
+
+def write_updates(updates: Sequence[Update], limit: int) -> tuple[list[pb.ContainerUpdate], int]:
+    """As many updates as fit into limit bytes, in order, and the number of those left out."""
+    # Each costs its own bytes plus a tag and a length of at most five bytes in the message around it.
+    around = 6
+    messages: list[pb.ContainerUpdate] = []
+    for update in updates:
+        message = _write_update(update)
+        limit -= message.ByteSize() + around
+        if limit < 0:
+            break
+        messages.append(message)
+    return messages, len(updates) - len(messages)
+
+
+def _write_update(update: Update) -> pb.ContainerUpdate:
+    return pb.ContainerUpdate(
+        container_id=update.container_id,
+        linux=pb.LinuxContainerUpdate(resources=_write_resources(update.resources)),
+        ignore_failure=update.ignore_failure,
+    )
+
+
+def _write_resources(resources: Resources) -> pb.LinuxResources:
+    message = pb.LinuxResources(
+        hugepage_limits=[pb.HugepageLimit(page_size=s, limit=n) for s, n in resources.hugepage_limits.items()],
+        unified=resources.unified,
+    )
+    if resources.cpus:
+        message.cpu.cpus = resources.cpus
+    if resources.mems:
+        message.cpu.mems = resources.mems
+    if resources.cpu_quota is not None:
+        message.cpu.quota.value = resources.cpu_quota
+    if resources.cpu_period is not None:
+        message.cpu.period.value = resources.cpu_period
+    if resources.memory_limit is not None:
+        message.memory.limit.value = resources.memory_limit
+    return message

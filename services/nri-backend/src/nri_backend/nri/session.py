@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of the plugin's connection to the runtime: dial, register, be synchronised, serve, lose it, begin again."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import NoReturn, Protocol
+
+from nri_backend._pb import nri_pb2 as pb
+from nri_backend.backoff import Backoff
+from nri_backend.nri.hooks import ContainerHooks, LinkObserver, LinkStatus, SilentObserver
+from nri_backend.nri.messages import write_updates
+from nri_backend.nri.model import Update
+from nri_backend.nri.plugin import IN_CALL, RUNTIME_SERVICE, PluginService
+from nri_backend.ttrpc import Call, EndKind, LinkClosedError, LinkEnd, MisuseError, OversizedError, TtrpcError
+from nri_backend.ttrpc.frames import MAX_DATA
+
+_log = logging.getLogger(__name__)
+_OUR_NRI = "v0.12.2"
+# Seconds. A runtime that restarts is back within two, so the longest wait is one.
+_FIRST_WAIT = 0.05
+_LAST_WAIT = 1.0
+# The runtime accepts one plugin at a time and waits up to 5 s for each; a busy one has been seen to need 8 s to answer
+# (containerd/nri PR 292). Giving up early would only queue us again at the end.
+_REGISTER_SECONDS = 30.0
+# After a failed synchronisation some releases keep the connection open and send nothing (containerd issue 13901), so a
+# connection without a snapshot is no use.
+_SYNCHRONIZE_SECONDS = 30.0
+
+
+class Link(Protocol):
+    """A dialled connection; transport.Link is one."""
+
+    async def run(self, serve: Callable[[Call], Awaitable[bytes]]) -> LinkEnd:
+        """Serves until the connection is gone."""
+
+    async def call(self, service: str, method: str, payload: bytes, seconds: float) -> bytes:
+        """Calls the runtime."""
+
+    async def answered(self) -> None:
+        """Waits until no call of the runtime is left without its answer."""
+
+    def close(self, end: LinkEnd) -> None:
+        """Ends the connection."""
+
+
+class RuntimeSession:
+    """Keeps one connection to the runtime, for ever."""
+
+    def __init__(
+        self,
+        hooks: ContainerHooks,
+        *,
+        name: str = "dra-driver-numa",
+        index: str = "00",
+        observer: LinkObserver | None = None,
+        backoff: Backoff | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._hooks = hooks
+        self._registration = pb.RegisterPluginRequest(plugin_name=name, plugin_idx=index, NRI_version=_OUR_NRI)
+        self._observer = observer or SilentObserver()
+        self._backoff = backoff or Backoff(_FIRST_WAIT, _LAST_WAIT)
+        self._clock = clock
+        self._status = LinkStatus()
+        self._link: Link | None = None
+        self._service: PluginService | None = None
+
+    @property
+    def status(self) -> LinkStatus:
+        """How the connection is now."""
+        return replace(self._status, last_event=self._service.last_event if self._service else self._status.last_event)
+
+    async def run_forever(self, dial: Callable[[], Awaitable[Link]]) -> NoReturn:
+        """Connects again whenever the connection is gone; dial raises OSError when nobody listens."""
+        while True:
+            try:
+                link = await dial()
+            except OSError as error:
+                self._lost(f"cannot connect: {str(error) or type(error).__name__}")
+            else:
+                end = await self._one_connection(link)
+                self._lost(end.text)
+                self._hooks.disconnected()
+            await asyncio.sleep(self._backoff.next())
+
+    async def answered(self, seconds: float) -> None:
+        """Waits until no call of the runtime is left without its answer, but no longer than this."""
+        if self._link is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._link.answered()
+
+    async def update_containers(self, updates: Sequence[Update], seconds: float = 5.0) -> None:
+        """Asks the runtime for changes of its own accord. To learn which container failed, send one at a time.
+
+        Raises StatusError, CallTimeoutError, LinkClosedError; OversizedError when there are too many for one message;
+        MisuseError inside a hook, where the runtime holds the lock that this call needs.
+        """
+        if IN_CALL.get():
+            raise MisuseError("UpdateContainers inside a hook dead-locks the runtime; answer with the update instead")
+        if self._link is None or not self._status.synchronized:
+            raise LinkClosedError(LinkEnd(EndKind.OURS, self._status.last_end or "not connected yet"))
+        messages, left = write_updates(updates, MAX_DATA)
+        request = pb.UpdateContainersRequest(update=messages)
+        if left:
+            raise OversizedError(request.ByteSize() * len(updates) // max(1, len(messages)), MAX_DATA)
+        await self._link.call(RUNTIME_SERVICE, "UpdateContainers", request.SerializeToString(), seconds)
+
+    async def _one_connection(self, link: Link) -> LinkEnd:
+        service = self._service = PluginService(self._hooks, self._observer, self._clock)
+        self._link = link
+        self._change(LinkStatus(connected=True, epoch=self._status.epoch + 1, last_end=self._status.last_end))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                # Serving begins with the registration: Configure may come before its answer.
+                introduction = tasks.create_task(self._introduce(link, service), name="nri registration")
+                end = await link.run(service.serve)
+                introduction.cancel()
+        finally:
+            self._link = self._service = None
+            self._status = replace(self._status, last_event=service.last_event)
+        return end
+
+    async def _introduce(self, link: Link, service: PluginService) -> None:
+        """Registers, exactly once, and waits for the snapshot; whatever goes wrong ends the connection."""
+        try:
+            payload = self._registration.SerializeToString()
+            await link.call(RUNTIME_SERVICE, "RegisterPlugin", payload, _REGISTER_SECONDS)
+            async with asyncio.timeout(_SYNCHRONIZE_SECONDS):
+                await service.synchronized.wait()
+        except TtrpcError as error:
+            link.close(LinkEnd(EndKind.OURS, f"the registration failed: {error}"))
+            return
+        except TimeoutError:
+            link.close(LinkEnd(EndKind.OURS, f"the runtime sent no snapshot within {_SYNCHRONIZE_SECONDS:g} s"))
+            return
+        if service.sync_failure:
+            link.close(LinkEnd(EndKind.OURS, service.sync_failure))
+            return
+        runtime = service.runtime
+        status = replace(self._status, synchronized=True, nri_version=runtime.NRI_version)
+        self._change(replace(status, runtime_name=runtime.runtime_name, runtime_version=runtime.runtime_version))
+        _log.info("synchronised with %s %s", runtime.runtime_name, runtime.runtime_version)
+        # A runtime that throws us out right after the snapshot is not a success: no tight loop of snapshots then.
+        await asyncio.sleep(_LAST_WAIT)
+        self._backoff.reset()
+
+    def _lost(self, reason: str) -> None:
+        if self._status.connected or reason != self._status.last_end:
+            _log.warning("no connection to the runtime: %s", reason)
+        self._change(replace(self._status, connected=False, synchronized=False, last_end=reason))
+
+    def _change(self, status: LinkStatus) -> None:
+        self._status = status
+        self._observer.link_changed(self.status)

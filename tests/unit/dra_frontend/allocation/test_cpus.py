@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several requests of one claim: what one of them is given must not be what keeps another one from anything."""
+
+from collections.abc import Sequence
+from itertools import permutations
+from typing import Any
+
+import pytest
+from dra_frontend.allocation.claim import ClaimView, read_claim
+from dra_frontend.allocation.decide import Refusal, make_record
+from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.devices.inventory import Inventory, build_inventory
+from dra_frontend.devices.model import CpuDevice
+from dra_frontend.machine.discovery import discover
+from dra_frontend.machine.overlay import OverlayTree
+from dra_frontend.placement.allocator import NoCpusError, allocate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numa_contract.cdi import ClaimFile
+from numa_contract.config import Config
+from numa_contract.records import AllocationRecord, CpuParameters
+
+from tests.fakes.trees import captured
+from tests.strategies.claims import NODE, claim, cpus, opaque
+from tests.strategies.machines import SYNTHETIC, machine
+from tests.strategies.wishes import wishes
+
+INTEL = "32intel64-2p8co2t+8ve"
+ISOLATED = {"/sys/devices/system/cpu/isolated": "0,16"}
+HYBRID = {"/sys/devices/cpu_core/cpus": "0-3,16-19", "/sys/devices/cpu_atom/cpus": "4-15,20-31"}
+Ask = tuple[int, dict[str, Any]]
+"""An amount, and the fields of ``cpuConfig``."""
+
+
+def intel(overlay: dict[str, str], **config: Any) -> Inventory:
+    """The captured machine with two sockets of eight cores with two threads, other contents laid over its sysfs."""
+    return build_inventory(discover(OverlayTree(captured(INTEL), overlay)), Config(**config), NODE)
+
+
+def asked(asks: dict[str, Ask], order: Sequence[str], device: str) -> ClaimView:
+    """A claim with a request for each, allocated in some order."""
+    config = [opaque(fields, request) for request, (_, fields) in asks.items()]
+    read = read_claim(claim("u", *(cpus(asks[r][0], r, device) for r in order), config=config))
+    assert isinstance(read, ClaimView)
+    return read
+
+
+def outcome(
+    inventory: Inventory, asks: dict[str, Ask], order: Sequence[str], held: frozenset[int] = frozenset()
+) -> AllocationRecord | Refusal:
+    """What becomes of such a claim on the device with the most CPUs."""
+    ledger = Ledger({("dra.cpu", "other"): ClaimFile("dra.cpu", "other", None, held)})
+    return make_record(asked(asks, order, widest(inventory).name), "dra.cpu", inventory, ledger)
+
+
+def widest(inventory: Inventory) -> CpuDevice:
+    """Returns the CPU device with the most CPUs, the first of several."""
+    devices = [device for device in inventory.pools[0].devices if isinstance(device, CpuDevice)]
+    return max(devices, key=lambda device: len(device.cpus))
+
+
+@pytest.mark.parametrize(
+    ("inventory", "asks"),
+    [
+        (intel(ISOLATED, reserved_cpus=frozenset({31})), {"a": (2, {}), "b": (2, {"isolated": "only"})}),
+        (intel(HYBRID, reserved_cpus=frozenset({31})), {"a": (4, {}), "b": (6, {"coreType": "performance"})}),
+        (
+            intel({}, group_by="machine", reserved_cpus=frozenset({31})),
+            {"a": (2, {}), "b": (2, {"cpuset": "8,24"}), "c": (2, {"cpuset": "0,16"})},
+        ),
+        (
+            build_inventory(machine(), Config(group_by="machine", reserved_cpus=frozenset({0})), NODE),
+            {"a": (3, {}), "b": (4, {"l3": "required"})},
+        ),
+        (
+            build_inventory(machine(1, cores_per_l3=4), Config(reserved_cpus=frozenset({0})), NODE),
+            {"a": (1, {}), "b": (6, {"fullPhysicalCores": True})},
+        ),
+    ],
+)
+def test_a_request_with_a_choice_leaves_what_another_one_needs(inventory: Inventory, asks: dict[str, Ask]) -> None:
+    """Isolated CPUs, P-cores, named CPUs, an L3, whole cores: in whatever order the scheduler lists the requests."""
+    for order in permutations(asks):
+        record = outcome(inventory, asks, order)
+        assert isinstance(record, AllocationRecord), record
+        assert [(a.request, len(a.cpus)) for a in record.cpus] == [(r, asks[r][0]) for r in order]
+        assert len(record.cpus_of()) == sum(count for count, _ in asks.values())
+
+
+def test_another_order_is_tried_where_the_strictest_first_does_not_fit() -> None:
+    """Here two isolated CPUs are free and one core: the request for an isolated one must not break the core."""
+    found = discover(OverlayTree(captured(INTEL), {"/sys/devices/system/cpu/isolated": "0-1"}))
+    inventory = build_inventory(found, Config(reserved_cpus=frozenset({31})), NODE)
+    held = frozenset(found.online - {0, 1, 16})
+    asks: dict[str, Ask] = {"a": (1, {"isolated": "only"}), "b": (2, {"fullPhysicalCores": True})}
+    record = outcome(inventory, asks, "ab", held)
+    assert isinstance(record, AllocationRecord), record
+    assert (record.cpus_of(["a"]), record.cpus_of(["b"])) == ({1}, {0, 16})
+
+
+def test_more_than_four_requests_of_a_device_are_each_tried_first() -> None:
+    """All orders of many would be too many."""
+    found = discover(OverlayTree(captured(INTEL), {"/sys/devices/system/cpu/isolated": "0-4"}))
+    inventory = build_inventory(found, Config(reserved_cpus=frozenset({31})), NODE)
+    held = frozenset(found.online - {0, 1, 2, 3, 4, 16})
+    asks: dict[str, Ask] = {request: (1, {"isolated": "only"}) for request in "abcd"}
+    asks["e"] = (2, {"fullPhysicalCores": True})
+    record = outcome(inventory, asks, "abcde", held)
+    assert isinstance(record, AllocationRecord), record
+    assert record.cpus_of(["e"]) == {0, 16}
+
+
+def test_the_refusal_tells_what_the_requests_take_from_each_other() -> None:
+    """A request that cannot be met alone is refused for that; else the others of the claim are named."""
+    inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0})), NODE)
+    (device,) = (device.name for device in inventory.pools[0].devices if device.name == "cpudevnuma000")
+    alone = make_record(asked({"a": (2, {}), "b": (4, {})}, "ab", device), "dra.cpu", inventory, Ledger({}))
+    assert isinstance(alone, Refusal)
+    assert alone.text.endswith("request b: device cpudevnuma000: 4 CPUs wanted, 3 free (1,4-5)")
+    both = make_record(asked({"a": (2, {}), "b": (2, {})}, "ab", device), "dra.cpu", inventory, Ledger({}))
+    assert isinstance(both, Refusal)
+    assert both.text.endswith("2 CPUs wanted, 1 free (4); other requests of this claim have 1,5")
+
+
+@pytest.mark.parametrize(
+    ("amount", "fields", "worth_waiting"),
+    [
+        (3, {}, True),
+        (4, {}, False),
+        (2, {"fullPhysicalCores": True}, True),
+        (1, {"fullPhysicalCores": True}, False),
+        (4, {"fullPhysicalCores": True}, False),
+        (1, {"isolated": "only"}, False),
+        (1, {"coreType": "efficiency"}, False),
+    ],
+)
+def test_waiting_is_advised_only_where_it_helps(amount: int, fields: dict[str, Any], worth_waiting: bool) -> None:
+    """A device with three CPUs, all held: what it could not give either if they were free is not worth waiting for."""
+    inventory = build_inventory(machine(1), Config(reserved_cpus=frozenset({0})), NODE)
+    refusal = outcome(inventory, {"a": (amount, fields)}, "a", held=frozenset({1, 2, 3}))
+    assert isinstance(refusal, Refusal)
+    assert ("come back when" in refusal.text) == worth_waiting, refusal.text
+
+
+def fits(inventory: Inventory, asks: Sequence[tuple[int, CpuParameters]], held: frozenset[int]) -> bool:
+    """Tells whether some order of deciding one request after another gives all of them their CPUs."""
+    for order in permutations(asks):
+        taken = held
+        try:
+            for count, wish in order:
+                taken |= allocate(widest(inventory).cpus, taken, count, inventory.layout, wish)
+        except NoCpusError:
+            continue
+        return True
+    return False
+
+
+INVENTORIES = [
+    *(build_inventory(found, Config(group_by="machine"), NODE) for found in SYNTHETIC.values() if len(found.cpus) > 1),
+    intel(ISOLATED),
+    intel(HYBRID),
+    intel(ISOLATED | HYBRID, group_by="machine"),
+]
+ASKS = st.lists(st.tuples(st.sampled_from([1, 2, 2, 3, 4, 6, 8]), wishes()), min_size=2, max_size=3)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(INVENTORIES), ASKS, st.data())
+def test_a_claim_fits_in_every_order_or_in_none(
+    inventory: Inventory, asks: list[tuple[int, CpuParameters]], data: st.DataObject
+) -> None:
+    """If any order of the requests succeeds the claim is given, whatever the order of the results, and disjoint."""
+    offered = widest(inventory).cpus
+    # Little is free, so that requests are in each other's way.
+    left = data.draw(st.frozensets(st.sampled_from(sorted(offered)), max_size=12))
+    held = offered - left
+    named = {
+        name: (count, wish.model_dump(by_alias=True, exclude_defaults=True))
+        for name, (count, wish) in zip("abc", asks, strict=False)
+    }
+    expected = fits(inventory, asks, held)
+    for order in permutations(named):
+        record = outcome(inventory, named, order, held)
+        assert isinstance(record, AllocationRecord) == expected, record
+        if isinstance(record, AllocationRecord):
+            assert [a.request for a in record.cpus] == list(order)
+            assert {a.request: len(a.cpus) for a in record.cpus} == {name: count for name, (count, _) in named.items()}
+            assert sum(len(a.cpus) for a in record.cpus) == len(record.cpus_of())
+            assert record.cpus_of() <= left

@@ -1,0 +1,429 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From an allocated claim to its record."""
+
+import json
+from typing import Any
+
+import pytest
+from dra_frontend.allocation.claim import ClaimView, read_claim
+from dra_frontend.allocation.decide import Refusal, make_record, own_results, rebuild_record
+from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.devices.inventory import Inventory, build_inventory
+from numa_contract.cdi import ClaimFile
+from numa_contract.config import Config
+from numa_contract.records import AllocationRecord, MemoryMount, MemoryParameters, Owner, parse_record
+from numa_contract.reports import ClaimUse, ContainerReport
+
+from tests.strategies.claims import NODE, claim, cpus, memory, memory_opaque, opaque, result
+from tests.strategies.machines import machine
+
+INVENTORY: Inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0})), NODE)
+WHOLE: Inventory = build_inventory(
+    machine(offline=frozenset({7})), Config(reserved_cpus=frozenset({0}), group_by="machine"), NODE
+)
+SINGLE: Inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0}), cpu_device_mode="individual"), NODE)
+
+
+def view(
+    uid: str,
+    *results: dict[str, Any],
+    pods: tuple[str, ...] = ("pod-1",),
+    config: tuple[dict[str, Any], ...] = (),
+) -> ClaimView:
+    """The claim as values."""
+    read = read_claim(claim(uid, *results, pods=pods, config=config))
+    assert isinstance(read, ClaimView), read
+    return read
+
+
+def made(
+    claim_view: ClaimView, driver: str = "dra.cpu", ledger: Ledger | None = None, inventory: Inventory = INVENTORY
+) -> AllocationRecord:
+    """The record, which must not be refused."""
+    record = make_record(claim_view, driver, inventory, ledger or Ledger({}))
+    assert isinstance(record, AllocationRecord), record
+    return record
+
+
+def holding(*records: AllocationRecord, containers: tuple[ContainerReport, ...] = ()) -> Ledger:
+    """A ledger with these records."""
+    files = {(r.driver, r.claim.uid): ClaimFile.of(r) for r in records}
+    return Ledger(files, containers=containers)
+
+
+def refused(
+    claim_view: ClaimView, driver: str = "dra.cpu", ledger: Ledger | None = None, inventory: Inventory = INVENTORY
+) -> str:
+    """The refusal's text."""
+    outcome = make_record(claim_view, driver, inventory, ledger or Ledger({}))
+    assert isinstance(outcome, Refusal)
+    return outcome.text
+
+
+def test_a_claim_gets_what_was_allocated() -> None:
+    """CPUs of the device's group, memory of its node, and everything an operator wants to know beside it."""
+    both = view("u", cpus(2), memory("1Gi"), memory("64Mi", "huge", kind="hugepages-2m"))
+    record = made(both)
+    assert record.cpus_of() == {1, 5}
+    assert record.reserved_for[0].uid == "pod-1"
+    assert record.results[0].share_id == "share-cpus"
+    assert record.memory == ()
+    given = made(both, "dra.memory")
+    assert [(m.request, m.numa_node, m.size, m.hugepages) for m in given.memory] == [
+        ("memory", 0, 1 << 30, False),
+        ("huge", 0, 64 << 20, True),
+    ]
+
+
+def test_two_requests_of_one_claim_get_different_cpus() -> None:
+    """Per-request identity: what one request has, the other has not (peer fault 9.1.7)."""
+    record = made(view("u", cpus(1, "a"), cpus(2, "b")))
+    assert len(record.cpus_of(["a"])) == 1
+    assert len(record.cpus_of(["b"])) == 2
+    assert not record.cpus_of(["a"]) & record.cpus_of(["b"])
+
+
+def test_nobody_gets_what_somebody_has() -> None:
+    """CPUs of other claims, of releases in progress and of containers without a record are all taken."""
+    first = made(view("u1", cpus(2)))
+    going = ClaimFile("dra.cpu", "u0", None, frozenset({1, 4, 5}))
+    assert "0 free" in refused(view("u2", cpus(2)), ledger=Ledger({}, {("dra.cpu", "u0"): going}))
+    assert "1 free" in refused(view("u2", cpus(2)), ledger=holding(first))
+    stray = ContainerReport(
+        id="c",
+        name="n",
+        pod_uid="p",
+        pod_namespace="ns",
+        pod_name="pod",
+        state="running",
+        unknown_claims=(ClaimUse(uid="lost", driver="dra.cpu", cpus=frozenset({1, 5})),),
+    )
+    assert made(view("u2", cpus(1)), ledger=Ledger({}, containers=(stray,))).cpus_of() == {4}
+
+
+def test_the_same_allocation_keeps_its_record() -> None:
+    """Prepare is repeated after every hiccup: same CPUs, same owner, fresh reservedFor."""
+    first = made(view("u", cpus(2))).model_copy(update={"owner": Owner(pod_uid="pod-1", container="c")})
+    again = made(view("u", cpus(2), pods=("pod-1", "pod-2")), ledger=holding(first))
+    assert again.cpus == first.cpus
+    assert again.owner == first.owner
+    assert [pod.uid for pod in again.reserved_for] == ["pod-1", "pod-2"]
+
+
+def test_another_allocation_under_the_same_uid_replaces_the_record() -> None:
+    """A claim may be deallocated and allocated anew (peer fault 9.2.8)."""
+    first = made(view("u", cpus(2)))
+    again = made(view("u", cpus(1)), ledger=holding(first))
+    assert len(again.cpus_of()) == 1
+
+
+def test_not_while_a_container_runs_on_the_old_allocation() -> None:
+    """Its CPUs would be pulled from under it; the kubelet tries again."""
+    first = made(view("u", cpus(2)))
+    running = ContainerReport(
+        id="c",
+        name="work",
+        pod_uid="pod-1",
+        pod_namespace="ns",
+        pod_name="pod",
+        state="running",
+        claims=(ClaimUse(uid="u", driver="dra.cpu"),),
+    )
+    text = refused(view("u", cpus(1)), ledger=holding(first, containers=(running,)))
+    assert "work" in text
+    assert "retried" in text
+
+
+def test_administrative_access_takes_nothing() -> None:
+    """A claim that only watches must not take CPUs from their owner (needs A7)."""
+    watching = view("u", cpus(2, "mine"), result("all", "dra.cpu", "cpudevnuma001", adminAccess=True))
+    assert [r.request for r in own_results(watching, "dra.cpu")] == ["mine"]
+    assert made(watching).requests == ("mine",)
+
+
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        (result("r", "dra.cpu", "cpudevnuma000"), "DRAConsumableCapacity"),
+        (cpus(2, device="cpudevnuma009"), "no CPU device node-a/cpudevnuma009"),
+        (cpus("1500m"), "no positive whole number"),
+        (cpus(0), "no positive whole number"),
+        (cpus(4), "3 free"),
+    ],
+)
+def test_what_cannot_be_prepared_is_refused_by_name(entry: dict[str, Any], text: str) -> None:
+    """The refusal names request, device and remedy; it reaches the pod's events."""
+    refusal = refused(view("u", entry))
+    assert text in refusal
+    assert "ns/claim-u" in refusal
+
+
+def test_hugepages_are_never_promised_twice() -> None:
+    """A claim over what is unclaimed is refused with the arithmetic, whatever the scheduler thought."""
+    first = made(view("u1", memory("500Mi", kind="hugepages-2m")), "dra.memory")
+    text = refused(view("u2", memory("64Mi", kind="hugepages-2m")), "dra.memory", holding(first))
+    assert "12582912 of 536870912 unclaimed" in text
+    assert "whole pages" in refused(view("u3", memory("3Mi", kind="hugepages-2m")), "dra.memory")
+
+
+def test_a_lost_record_is_rebuilt_from_what_containers_hold() -> None:
+    """The CPUs stay those that the container really has."""
+    claim_view = view("u", cpus(2))
+    record = rebuild_record(claim_view, "dra.cpu", {"": frozenset({4, 5})}, INVENTORY)
+    assert isinstance(record, AllocationRecord)
+    assert record.cpus_of() == {4, 5}
+    assert record.rebuilt
+    same = make_record(claim_view, "dra.cpu", INVENTORY, holding(record))
+    assert isinstance(same, AllocationRecord)
+    assert same.cpus_of() == {4, 5}
+
+
+def test_what_does_not_fit_the_allocation_is_not_rebuilt() -> None:
+    """Three CPUs held for a claim of two are somebody else's mistake; they stay held, without a record."""
+    outcome = rebuild_record(view("u", cpus(2)), "dra.cpu", {"": frozenset({3, 4, 5})}, INVENTORY)
+    assert isinstance(outcome, Refusal)
+    assert "cannot be rebuilt" in outcome.text
+
+
+def test_a_cpu_that_two_claims_hold_is_not_free_for_either() -> None:
+    """Where records overlap, a claim that is allocated anew must not be offered what the other one holds too."""
+    files = {
+        ("dra.cpu", uid): ClaimFile("dra.cpu", uid, None, cpus)
+        for uid, cpus in (("a", frozenset({0, 1})), ("b", frozenset({1, 2})))
+    }
+    assert Ledger(files).held_cpus("a") == {1, 2}
+    assert Ledger(files).held_cpus("b") == {0, 1}
+    assert Ledger(files).cpu_holders("a") == {1: "b", 2: "b"}
+    assert Ledger(files).cpu_holders("b") == {0: "a", 1: "a"}
+
+
+def test_an_unreadable_record_holds_its_hugepages() -> None:
+    """What the environment of a damaged file tells is not given to anybody else."""
+    broken = ClaimFile("dra.memory", "x", None, frozenset(), "damaged", {"hugepages-2m-numa000": 500 << 20})
+    text = refused(view("u", memory("64Mi", kind="hugepages-2m")), "dra.memory", Ledger({("dra.memory", "x"): broken}))
+    assert "12582912 of 536870912 unclaimed" in text
+
+
+def test_each_request_is_given_by_its_own_parameters() -> None:
+    """The record tells how each request was given its CPUs, and how the claim may be shared."""
+    config = (opaque({"strategy": "spread"}, "b"), opaque({"sharing": "pod", "quota": "keep"}, "a"))
+    record = made(view("u", cpus(2, "a", "cpudevnuma001"), cpus(2, "b", "cpudevnuma000"), config=config))
+    assert [sorted(given.cpus) for given in record.cpus] == [[2, 6], [1, 4]]
+    assert (record.parameters_of("a").quota, record.parameters_of("a").strategy) == ("keep", "packed")
+    assert (record.parameters_of("b").quota, record.parameters_of("b").strategy) == ("off", "spread")
+    assert record.sharing == "pod"
+
+
+def test_several_results_of_one_request_are_all_different() -> None:
+    """``count: 2`` makes two results under one name: both get CPUs, and both belong to the request."""
+    record = made(view("u", cpus(1, "a"), cpus(2, "a", "cpudevnuma001")))
+    assert record.requests == ("a",)
+    assert len(record.cpus_of(["a"])) == 3
+
+
+def test_bad_parameters_are_refused_by_name() -> None:
+    """The refusal names claim, request, source and field."""
+    text = refused(view("u", cpus(2), config=(opaque({"strategy": "best"}, from_class=True),)))
+    assert text.startswith("claim ns/claim-u: request cpus: parameters FromClass: cpuConfig.strategy: 'best'")
+
+
+def test_other_parameters_under_the_same_results_are_another_allocation() -> None:
+    """The CPUs are chosen anew, unless the record is of a release that did not record parameters."""
+    first = made(view("u", cpus(2)))
+    spread = view("u", cpus(2), config=(opaque({"strategy": "spread"}),))
+    assert made(spread, ledger=holding(first)).cpus_of() != first.cpus_of()
+    old = first.model_copy(update={"parameters": {}})
+    assert made(spread, ledger=holding(old)).cpus == first.cpus
+    bad = view("u", cpus(2), config=(opaque({"strategy": "best"}),))
+    assert made(bad, ledger=holding(first)).cpus == first.cpus
+
+
+def named(cpu_list: str, *requests: str) -> dict[str, Any]:
+    """The configuration of a claim that names its CPUs."""
+    return opaque({"cpuset": cpu_list}, *requests)
+
+
+def test_machine_mode_gives_the_named_cpus() -> None:
+    """Exactly those, and the record says so; without a name the allocator chooses on the whole machine."""
+    one = cpus(2, "a", "cpudevmachine")
+    two = cpus(1, "b", "cpudevmachine")
+    record = made(view("u", one, two, config=(named("2-3", "a"), named("6", "b"))), inventory=WHOLE)
+    assert [sorted(given.cpus) for given in record.cpus] == [[2, 3], [6]]
+    assert record.parameters_of("a").cpuset == {2, 3}
+    assert made(view("u", one), inventory=WHOLE).cpus_of() == {1, 5}
+
+
+@pytest.mark.parametrize(
+    ("cpu_list", "text"),
+    [
+        ("2-4", "CPUs 2-4 (3) does not match requested capacity 2"),
+        ("6-7", "contain offline cores: 7"),
+        ("8-9", "contain offline cores: 8-9"),
+        ("0-1", "contain reserved cores: 0"),
+        ("1-2", "conflict with already allocated claims: 1"),
+    ],
+)
+def test_machine_mode_checks_the_named_cpus(cpu_list: str, text: str) -> None:
+    """Size, online, not reserved, nobody else's: the peer's rules, each with its words."""
+    other = made(view("o", cpus(1, device="cpudevmachine"), config=(named("1"),)), inventory=WHOLE)
+    shown = refused(
+        view("u", cpus(2, device="cpudevmachine"), config=(named(cpu_list),)), ledger=holding(other), inventory=WHOLE
+    )
+    assert "request cpus: parameters FromClaim: CPUs " in shown
+    assert text in shown
+
+
+def test_machine_mode_gives_no_cpu_twice() -> None:
+    """Not to two requests of one claim, and not the one that is kept for everybody else."""
+    two = (cpus(2, "a", "cpudevmachine"), cpus(2, "b", "cpudevmachine"))
+    assert "already assigned to another device in this claim: 2-3" in refused(
+        view("u", *two, config=(named("2-3"),)), inventory=WHOLE
+    )
+    unreserved = build_inventory(machine(), Config(group_by="machine"), NODE)
+    assert "kept for containers without a claim: 0" in refused(
+        view("u", cpus(2, device="cpudevmachine"), config=(named("0-1"),)), inventory=unreserved
+    )
+
+
+def single(cpu: int) -> dict[str, Any]:
+    """A result that is one CPU."""
+    return result("cpus", "dra.cpu", f"cpudev{cpu:03d}")
+
+
+def test_single_cpus_are_those_that_the_scheduler_chose() -> None:
+    """Without consumed capacity; the claim has their union under one request."""
+    record = made(view("u", single(2), single(7)), inventory=SINGLE)
+    assert record.cpus_of() == {2, 7}
+    assert record.requests == ("cpus",)
+    rebuilt = rebuild_record(view("u", single(2), single(7)), "dra.cpu", {"": frozenset({2, 7})}, SINGLE)
+    assert isinstance(rebuilt, AllocationRecord)
+    assert rebuilt.cpus_of() == {2, 7}
+
+
+def test_a_single_cpu_is_not_given_twice() -> None:
+    """While another claim holds it, also one that is being released, and never twice to one claim."""
+    first = made(view("o", single(2)), inventory=SINGLE)
+    going = ClaimFile("dra.cpu", "gone", None, frozenset({2}))
+    assert "CPU 2 is held by claim o" in refused(view("u", single(2)), ledger=holding(first), inventory=SINGLE)
+    assert "CPU 2 is held by claim gone" in refused(
+        view("u", single(2)), ledger=Ledger({}, {("dra.cpu", "gone"): going}), inventory=SINGLE
+    )
+    assert "twice" in refused(view("u", single(2), single(2)), inventory=SINGLE)
+    assert "no CPU device" in refused(view("u", single(0)), inventory=SINGLE)
+
+
+def test_a_rebuilt_record_tells_what_each_device_gave() -> None:
+    """Each result has CPUs of its own device, so that no device seems to have given more than it has."""
+
+    def rebuilt(inventory: Inventory, seen: set[int], *results: dict[str, Any]) -> list[tuple[str, list[int]]]:
+        record = rebuild_record(view("u", *results), "dra.cpu", {"": frozenset(seen)}, inventory)
+        assert isinstance(record, AllocationRecord)
+        return [(given.device, sorted(given.cpus)) for given in record.cpus]
+
+    assert rebuilt(SINGLE, {2, 7}, single(7), single(2)) == [("cpudev007", [7]), ("cpudev002", [2])]
+    far, near = cpus(2, device="cpudevnuma001"), cpus(1)
+    assert rebuilt(INVENTORY, {1, 2, 6}, far, near) == [("cpudevnuma001", [2, 6]), ("cpudevnuma000", [1])]
+    assert rebuilt(INVENTORY, {1, 4, 5}, near, cpus(2)) == [("cpudevnuma000", [1]), ("cpudevnuma000", [4, 5])]
+    # CPU 0 was reserved meanwhile: it stays with the device that is short of one.
+    assert rebuilt(INVENTORY, {0, 2, 6}, near, far) == [("cpudevnuma000", [0]), ("cpudevnuma001", [2, 6])]
+    # And a single CPU was reserved, or the device mode changed: its device is gone.
+    assert rebuilt(SINGLE, {0, 7}, single(0), single(7)) == [("cpudev000", [0]), ("cpudev007", [7])]
+    assert rebuilt(INVENTORY, {3}, single(3)) == [("cpudev003", [3])]
+
+
+def test_a_rebuilt_record_keeps_cpus_whatever_its_parameters_are() -> None:
+    """Its containers run; parameters are recorded where they can be read."""
+    good = view("u", cpus(2), config=(opaque({"sharing": "pod"}),))
+    bad = view("u", cpus(2), config=(opaque({"sharing": "all"}),))
+    records = [rebuild_record(each, "dra.cpu", {"": frozenset({4, 5})}, INVENTORY) for each in (good, bad)]
+    assert [isinstance(r, AllocationRecord) and (r.sharing, sorted(r.cpus_of())) for r in records] == [
+        ("pod", [4, 5]),
+        ("container", [4, 5]),
+    ]
+
+
+def test_a_record_of_the_next_release_stays_whole() -> None:
+    """Fields that this release does not know make no new record, and stay with the pods that stay."""
+    now = view("u", memory("64Mi"), config=(memory_opaque({"limit": "claim"}),))
+    document = json.loads(made(now, "dra.memory").model_dump_json())
+    for part in (document["results"][0], document["memoryParameters"]["memory"], document["reservedFor"][0]):
+        part["invention"] = 1
+    newer = parse_record(document)
+    more = view("u", memory("64Mi"), config=(memory_opaque({"limit": "claim"}),), pods=("pod-1", "pod-2"))
+    again = json.loads(made(more, "dra.memory", holding(newer)).model_dump_json())
+    assert again.pop("reservedFor") == [document.pop("reservedFor")[0], {"uid": "pod-2", "name": "name-pod-2"}]
+    assert again == document
+
+
+def test_each_memory_request_has_its_parameters_in_the_record() -> None:
+    """By base name, resolved; requests without any have the defaults, written down."""
+    config = (memory_opaque({"limit": "claim", "protect": "min"}, "m"), memory_opaque({"mount": {"path": "/h"}}, "h"))
+    results = (memory("64Mi", "m"), memory("4Mi", "h", kind="hugepages-2m"), memory("64Mi", "n", 1))
+    record = made(view("u", *results, config=config), "dra.memory")
+    assert record.memory_parameters == {
+        "m": MemoryParameters(limit="claim", protect="min"),
+        "h": MemoryParameters(mount=MemoryMount(path="/h")),
+        "n": MemoryParameters(),
+    }
+
+
+@pytest.mark.parametrize(("one", "other"), [("/h", "/h"), ("/h", "/h/1g"), ("/h/1g", "/h")])
+def test_mounts_of_one_claim_must_not_hide_each_other(one: str, other: str) -> None:
+    """A container that uses the whole claim would find only one of them; beside each other they are fine."""
+
+    def mounted(a: str, b: str) -> ClaimView:
+        config = (memory_opaque({"mount": {"path": a}}, "a"), memory_opaque({"mount": {"path": b}}, "b"))
+        return view("u", *(memory("4Mi", r, kind="hugepages-2m") for r in "ab"), config=config)
+
+    text = refused(mounted(one, other), "dra.memory")
+    assert "memoryConfig.mount.path: " in text
+    assert "requests " in text
+    assert made(mounted("/h/1", "/h/1-a"), "dra.memory").memory_parameters_of("b").mount == MemoryMount(path="/h/1-a")
+
+
+def test_bad_memory_parameters_are_refused_by_name() -> None:
+    """The refusal names claim, request, source and field."""
+    text = refused(view("u", memory("64Mi"), config=(memory_opaque({"mount": {"path": "/h"}}),)), "dra.memory")
+    assert text.startswith("claim ns/claim-u: request memory: parameters FromClaim: memoryConfig.mount: is for hugepag")
+
+
+def test_other_memory_parameters_under_the_same_results_make_another_record() -> None:
+    """Unless the record is of a release that did not record them."""
+    first = made(view("u", memory("64Mi")), "dra.memory")
+    limited = view("u", memory("64Mi"), config=(memory_opaque({"limit": "claim"}),))
+    assert made(limited, "dra.memory", holding(first)).memory_parameters_of("memory").limit == "claim"
+    old = first.model_copy(update={"memory_parameters": {}})
+    assert made(limited, "dra.memory", holding(old)).memory_parameters == {}
+
+
+def test_lost_memory_is_rebuilt_whatever_its_device_has_left() -> None:
+    """Pages in use stay the claim's when their device shrank or is gone: its name tells NUMA node and page size."""
+    limit = (memory_opaque({"limit": "claim"}, "plain"), memory_opaque({"mount": {"path": "/h"}}, "huge"))
+    shrunk = memory("1Ti", "huge", kind="hugepages-2m")
+    gone = (memory("4Gi", "gone", node=12, kind="hugepages-1g"), memory("64Mi", "plain", node=12))
+    record = rebuild_record(view("u", shrunk, *gone, config=limit), "dra.memory", {}, INVENTORY)
+    assert isinstance(record, AllocationRecord)
+    assert [(a.request, a.numa_node, a.size, a.page_bytes, a.hugepages) for a in record.memory] == [
+        ("huge", 0, 1 << 40, 2 << 20, True),
+        ("gone", 12, 4 << 30, 1 << 30, True),
+        ("plain", 12, 64 << 20, INVENTORY.machine.base_page_bytes, False),
+    ]
+    assert record.memory_parameters_of("plain").limit == "claim"
+    assert record.memory_parameters_of("huge").mount == MemoryMount(path="/h")
+    strange = view("u", memory("64Mi", kind="hugepages-3x"))
+    outcome = rebuild_record(strange, "dra.memory", {}, INVENTORY)
+    assert isinstance(outcome, Refusal)
+    assert "request memory: memory device 'hugepages-3x-numa000'" in outcome.text
+
+
+def test_a_rebuilt_memory_record_has_its_parameters_where_they_can_be_read() -> None:
+    """Limits and protection are the same as before the loss; what cannot be read takes no memory away."""
+    good, bad = (
+        rebuild_record(view("u", memory("64Mi"), config=(memory_opaque(fields),)), "dra.memory", {}, INVENTORY)
+        for fields in ({"limit": "claim"}, {"limit": "all"})
+    )
+    assert isinstance(good, AllocationRecord)
+    assert isinstance(bad, AllocationRecord)
+    assert good.memory_parameters_of("memory").limit == "claim"
+    assert bad.memory_parameters == {}
+    assert bad.memory == good.memory

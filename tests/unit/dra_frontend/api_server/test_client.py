@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_frontend.api_server.client import KubeClient, connect, connect_with
+from dra_frontend.api_server.credentials import Access, Settings, in_cluster, kubeconfig
+from dra_frontend.api_server.errors import (
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    KubeConfigError,
+    KubeError,
+    NotServedError,
+    UnavailableError,
+    WatchExpiredError,
+)
+from dra_frontend.api_server.requests import Call, Pace, lines
+
+from tests.fakes.apiserver import ApiServer
+from tests.fakes.apiserver_store import RESOURCES, Document
+from tests.fakes.apiserver_values import Options
+
+TLS = Path(__file__).parents[3] / "data" / "tls"
+BY_NAME = {(resource.group, resource.name): resource for resource in RESOURCES}
+CLAIMS = BY_NAME["resource.k8s.io", "resourceclaims"]
+SLICES = BY_NAME["resource.k8s.io", "resourceslices"]
+NODES = BY_NAME["", "nodes"]
+EVENTS = BY_NAME["events.k8s.io", "events"]
+
+
+def a_slice(name: str = "s1", node: str = "node-a", *, devices: int = 0, **metadata: Any) -> Document:
+    return {
+        "metadata": {"name": name, **metadata},
+        "spec": {
+            "driver": "example.com",
+            "nodeName": node,
+            "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+            "devices": [{"name": f"d{n}", "attributes": {"a": {"string": "x" * 60}}} for n in range(devices)],
+        },
+    }
+
+
+@asynccontextmanager
+async def client_of(
+    tmp_path: Path, options: Options | None = None, *, call_seconds: float = 5.0
+) -> AsyncGenerator[tuple[ApiServer, KubeClient], None]:
+    async with ApiServer(options) as server:
+        path = server.write_kubeconfig(tmp_path / "kubeconfig")
+        async with await connect_with(kubeconfig(str(path)), call_seconds=call_seconds) as client:
+            yield server, client
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[tuple[ApiServer, KubeClient]]:
+    async with client_of(tmp_path) as both:
+        yield both
+
+
+Pair = tuple[ApiServer, KubeClient]
+
+
+async def test_reads_claims_and_nodes(pair: Pair) -> None:
+    """What exists is returned as the server's document, what does not as None."""
+    server, client = pair
+    claim = server.store.create(CLAIMS, "default", {"metadata": {"name": "c"}, "spec": {}})
+    assert await client.get_claim("default", "c") == claim
+    assert await client.get_claim("other", "c") is None
+    assert await client.get_node("node-a") is None
+    node = server.store.create(NODES, "", {"metadata": {"name": "node-a"}})
+    assert await client.get_node("node-a") == node
+
+
+async def test_reads_the_release(tmp_path: Path) -> None:
+    """/version is no object: who may not read it is told the rule for such paths."""
+    async with client_of(tmp_path, Options(version="1.37")) as (server, client):
+        assert await client.get_version() == (1, 37)
+        server.options.forbidden = {("get", "version")}
+        with pytest.raises(ForbiddenError, match=r'nonResourceURLs: \["/version"\]'):
+            await client.get_version()
+
+
+async def test_only_the_server_itself_can_say_that_a_claim_is_gone(tmp_path: Path) -> None:
+    """A 404 for the whole API, or from a proxy, is no proof that a claim is gone: that would release its CPUs."""
+    async with client_of(tmp_path, Options(not_served={"resource.k8s.io"})) as (_, client):
+        with pytest.raises(NotServedError, match=r"resource\.k8s\.io/v1 served\? Kubernetes 1\.34"):
+            await client.get_claim("default", "c")
+
+
+async def test_forbidden_names_the_rule(tmp_path: Path) -> None:
+    """A 403 says which RBAC rule is missing."""
+    async with client_of(tmp_path, Options(forbidden={("create", "resourceslices")})) as (_, client):
+        with pytest.raises(ForbiddenError, match=r'\["resource.k8s.io"\].*\["resourceslices"\].*\["create"\]'):
+            await client.create_slice(a_slice())
+
+
+async def test_bad_token_is_said_to_be_one(tmp_path: Path) -> None:
+    """A 401 that a fresh token does not mend speaks of credentials, not of RBAC."""
+    async with client_of(tmp_path, Options(tokens={"good"})) as (server, client):
+        server.options.tokens = {"other"}
+        with pytest.raises(ForbiddenError, match="not accepted: check the kubeconfig"):
+            await client.get_node("node-a")
+
+
+async def test_invalid_document(pair: Pair) -> None:
+    """A 422 carries the server's causes and is not retriable."""
+    document = a_slice()
+    document["spec"]["pool"]["resourceSliceCount"] = 0
+    with pytest.raises(InvalidError, match="resourceSliceCount: must be greater than zero") as caught:
+        await pair[1].create_slice(document)
+    assert not caught.value.retriable
+
+
+async def test_stale_replace_conflicts(pair: Pair) -> None:
+    """A slice that changed since it was read is not overwritten."""
+    _, client = pair
+    created = await client.create_slice(a_slice())
+    created["spec"]["pool"]["generation"] = 2
+    await client.replace_slice(created)
+    created["spec"]["pool"]["generation"] = 3
+    with pytest.raises(ConflictError, match="update resourceslices s1"):
+        await client.replace_slice(created)
+
+
+async def test_delete_has_preconditions(pair: Pair) -> None:
+    """Only the slice that was seen is deleted; one that is gone is fine."""
+    server, client = pair
+    created = await client.create_slice(a_slice())
+    metadata = created["metadata"]
+    for uid, version in (("other", metadata["resourceVersion"]), (metadata["uid"], "1")):
+        with pytest.raises(ConflictError):
+            await client.delete_slice("s1", uid, version)
+    for _ in range(2):
+        await client.delete_slice("s1", metadata["uid"], metadata["resourceVersion"])
+    assert list(server.store.select(SLICES)) == []
+
+
+async def test_dry_run_stores_nothing(pair: Pair) -> None:
+    """A dry run answers as the real call would and leaves no object."""
+    server, client = pair
+    answer = await client.create_slice({**a_slice(), "metadata": {"generateName": "x-"}}, dry_run=True)
+    assert answer["metadata"]["name"].startswith("x-")
+    assert list(server.store.select(SLICES)) == []
+
+
+@pytest.mark.parametrize("fault", ["500", "503", "429", "drop", "hang"])
+async def test_passing_faults_are_retriable(tmp_path: Path, fault: str) -> None:
+    """Server errors, overload, broken connections and silence are all "unavailable", in bounded time."""
+    async with client_of(tmp_path, call_seconds=0.3 if fault == "hang" else 5.0) as (server, client):
+        server.fail_next(2, fault)
+        with pytest.raises(UnavailableError) as caught:
+            await client.get_node("node-a")
+        assert caught.value.retriable
+        assert str(caught.value).startswith("get nodes node-a: ")
+        server.faults.clear()
+        assert await client.get_node("node-a") is None
+
+
+async def test_retry_after_is_told(pair: Pair) -> None:
+    """The wait that an overloaded server asks for is passed on."""
+    server, client = pair
+    server.fail_next(1, 429, retry_after=7)
+    with pytest.raises(UnavailableError) as caught:
+        await client.get_node("node-a")
+    assert caught.value.retry_after == 7
+
+
+async def test_nobody_listens(tmp_path: Path) -> None:
+    """A refused connection is "unavailable" and names the call."""
+    async with ApiServer() as server:
+        path = server.write_kubeconfig(tmp_path / "kubeconfig")
+    async with await connect(str(path)) as client:
+        with pytest.raises(UnavailableError, match="get nodes node-a"):
+            await client.get_node("node-a")
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+async def test_names_cannot_change_the_path(pair: Pair, name: str) -> None:
+    """An empty or dotted name would ask for another resource; it is refused before it is sent."""
+    with pytest.raises(InvalidError, match="is not a name"):
+        await pair[1].get_claim("default", name)
+    assert Call("get", "", "nodes", "a/b?c").path == "/api/v1/nodes/a%2Fb%3Fc"
+
+
+async def next_of(events: AsyncGenerator[tuple[str, Document], None]) -> tuple[str, str]:
+    async with asyncio.timeout(5):
+        kind, document = await anext(events)
+    return kind, document["metadata"].get("name", "")
+
+
+async def test_list_and_watch_see_one_driver_and_node(pair: Pair) -> None:
+    """The selector keeps other nodes' slices out of both list and watch."""
+    server, client = pair
+    server.store.create(SLICES, "", a_slice("mine"))
+    server.store.create(SLICES, "", a_slice("other", "node-b"))
+    items, version = await client.list_slices("example.com", "node-a")
+    assert [item["metadata"]["name"] for item in items] == ["mine"]
+    async with aclosing(client.watch_slices("example.com", "node-a", version)) as events:
+        server.store.create(SLICES, "", a_slice("third", "node-b"))
+        server.store.create(SLICES, "", a_slice("second"))
+        assert await next_of(events) == ("ADDED", "second")
+        server.store.update(SLICES, "", "second", a_slice("second", labels={"a": "b"}))
+        assert await next_of(events) == ("MODIFIED", "second")
+        server.store.delete(SLICES, "", "second")
+        assert await next_of(events) == ("DELETED", "second")
+
+
+async def test_watch_passes_bookmarks(tmp_path: Path) -> None:
+    """Bookmarks move the place to resume from while nothing of ours changes."""
+    async with client_of(tmp_path, Options(bookmark_seconds=0.02)) as (server, client):
+        events = client.watch_slices("example.com", "node-a", str(server.store.version))
+        assert await next_of(events) == ("BOOKMARK", "")
+        await events.aclose()
+
+
+async def test_watch_reads_lines_of_any_length(pair: Pair) -> None:
+    """One event may be longer than every buffer between the server and us."""
+    server, client = pair
+    events = client.watch_slices("example.com", "node-a", str(server.store.version))
+    async with aclosing(events):
+        server.store.create(SLICES, "", a_slice("big", devices=128, annotations={"a": "y" * 3_000_000}))
+        assert await next_of(events) == ("ADDED", "big")
+
+
+async def test_trap_expired_watch_is_typed(pair: Pair) -> None:
+    """410 comes as an event within a 200 answer; it means "list again" and nothing else."""
+    server, client = pair
+    version = str(server.store.version)
+    server.compact()
+    with pytest.raises(WatchExpiredError):
+        await next_of(client.watch_slices("example.com", "node-a", version))
+
+
+async def test_watch_that_breaks_is_unavailable(pair: Pair) -> None:
+    """A connection that is cut in the middle of a watch is an error that can be resumed from."""
+    server, client = pair
+    events = client.watch_slices("example.com", "node-a", str(server.store.version))
+    server.store.create(SLICES, "", a_slice())
+    await next_of(events)
+    server.drop_watches()
+    with pytest.raises(UnavailableError, match="the stream broke"):
+        await next_of(events)
+
+
+async def test_watch_that_is_forbidden(tmp_path: Path) -> None:
+    """An HTTP error instead of a stream is translated as for any call."""
+    async with client_of(tmp_path, Options(forbidden={("watch", "resourceslices")})) as (_, client):
+        with pytest.raises(ForbiddenError, match="watch"):
+            await next_of(client.watch_slices("example.com", "node-a", "1"))
+
+
+async def test_event_has_the_fields_that_are_required(pair: Pair) -> None:
+    """Events about a Node lie in "default", and no text is longer than the API allows, whatever its characters."""
+    server, client = pair
+    await client.create_event("", {"kind": "Node", "name": "node-a"}, "Reason", "ä" * 2000, "Warning")
+    (event,) = server.store.select(EVENTS)
+    assert event["metadata"]["namespace"] == "default"
+    assert len(event["note"].encode()) == 1024
+    assert (event["type"], event["reason"], event["regarding"]["name"]) == ("Warning", "Reason", "node-a")
+    required = ("eventTime", "reportingController", "reportingInstance", "action")
+    assert all(event[key] for key in required)
+
+
+async def test_rotated_token_file_is_read_again(tmp_path: Path) -> None:
+    """A token that the server stopped to accept is read anew at once, without a restart and without an error."""
+    token = tmp_path / "token"
+    token.write_text("first\n")
+    async with ApiServer(Options(tokens={"first"})) as server:
+        path = server.write_kubeconfig(tmp_path / "kubeconfig", user={"tokenFile": str(token)})
+        async with await connect(str(path)) as client:
+            assert await client.get_node("node-a") is None
+            token.write_text("second\n")
+            server.options.tokens = {"second"}
+            assert await client.get_node("node-a") is None
+
+
+async def test_token_is_read_again_each_minute() -> None:
+    """A projected token is renewed before it ends, not when it fails; one that cannot be read leaves the old."""
+    now, tokens = [0.0], iter(["one", "two"])
+
+    def load(settings: Settings) -> None:
+        token = next(tokens, None)
+        if token is None:
+            raise KubeConfigError("token", "gone")
+        settings.api_key = {"BearerToken": token}
+
+    access = Access(load, clock=lambda: now[0])
+    await access.open()
+    seen = []
+    for now[0] in (1.0, 59.0, 60.0, 119.0, 121.0):
+        seen.append(await access.authorization())
+    assert seen == ["one", "one", "two", "two", "two"]
+
+
+async def test_in_cluster_over_tls(tmp_path: Path) -> None:
+    """The pod's service account is enough: address from the environment, CA and token from the folder."""
+    (tmp_path / "token").write_text("secret\n")
+    (tmp_path / "ca.crt").write_bytes((TLS / "ca.pem").read_bytes())
+    options = Options(tokens={"secret"}, certificate=TLS / "server.pem", key=TLS / "server-key.pem")
+    async with ApiServer(options) as server:
+        port = server.url.rpartition(":")[2]
+        environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}
+        async with await connect_with(in_cluster(environ, tmp_path)) as client:
+            assert await client.get_node("node-a") is None
+        assert server.served[-1].code == 404
+
+
+async def test_unknown_authority_is_refused(tmp_path: Path) -> None:
+    """A server whose certificate our CA did not sign gets no token from us."""
+    options = Options(tokens={"t"}, certificate=TLS / "server.pem", key=TLS / "server-key.pem")
+    async with ApiServer(options) as server:
+        path = server.write_kubeconfig(tmp_path / "kubeconfig")
+        async with await connect(str(path)) as client:
+            with pytest.raises(UnavailableError, match="certificate"):
+                await client.get_node("node-a")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "[1", "a: b", "current-context: x\ncontexts: []\nclusters: []\nusers: []\n", "just words"],
+)
+async def test_unreadable_kubeconfig_names_the_file(tmp_path: Path, text: str | None) -> None:
+    """Whatever is wrong with the file, the error names it; never a traceback of the library."""
+    path = tmp_path / "kubeconfig"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(KubeConfigError, match=str(path)):
+        await connect(str(path))
+
+
+async def test_no_service_account(tmp_path: Path) -> None:
+    """Outside of a pod and without a kubeconfig the error says what to do."""
+    with pytest.raises(KubeConfigError, match="set kubeconfig"):
+        await connect_with(in_cluster({}, tmp_path))
+
+
+def test_pace_spreads_what_exceeds_the_burst() -> None:
+    """A burst passes at once; beyond it calls are spread at the rate, and rest fills the bucket again."""
+    now = [0.0]
+    pace = Pace(per_second=10, burst=3, clock=lambda: now[0])
+    assert [pace.delay() for _ in range(5)] == pytest.approx([0, 0, 0, 0.1, 0.2])
+    now[0] = 60.0
+    assert [pace.delay() for _ in range(4)] == pytest.approx([0, 0, 0, 0.1])
+
+
+@pytest.mark.parametrize("cut", [lambda data: [data], lambda data: [data[i : i + 1] for i in range(len(data))]])
+async def test_lines_do_not_depend_on_chunks(cut: Callable[[bytes], list[bytes]]) -> None:
+    """Events are found whatever way TCP cuts the stream; empty lines and an unfinished last one are not events."""
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for chunk in cut(b'{"a":1}\n\n{"b":2}\n{"c'):
+            yield chunk
+
+    assert [line async for line in lines(chunks())] == [b'{"a":1}', b'{"b":2}']
+
+
+def test_every_error_is_a_kube_error() -> None:
+    """Callers may catch one class."""
+    for error in (ConflictError, ForbiddenError, InvalidError, UnavailableError, WatchExpiredError, KubeConfigError):
+        assert issubclass(error, KubeError)

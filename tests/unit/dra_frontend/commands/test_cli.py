@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line, as a user meets it."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from dra_frontend.commands import cli
+
+from tests.fakes.trees import NAMES, captured, expected, small_machine, write_tree
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> str:
+    """A host root with the small machine."""
+    return str(write_tree(small_machine(), tmp_path / "host"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inspect_agrees_with_hwloc_from_files(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``inspect -o json`` prints of every captured machine what hwloc reads, well below two seconds."""
+    root = write_tree(captured(name), tmp_path)
+    started = time.process_time()
+    assert cli.main(["inspect", "--host-root", str(root), "-o", "json"]) == 0
+    assert time.process_time() - started < 2
+    found = json.loads(capsys.readouterr().out)
+    assert {key: found[key] for key in expected(name)} == expected(name)
+
+
+def test_inspect_of_the_machine_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a root the machine that runs the test is shown, as a table."""
+    assert cli.main(["inspect"]) == 0
+    assert capsys.readouterr().out.startswith("CPUs: ")
+
+
+def test_slices_is_a_list_in_json_and_yaml(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What would be published is one List, the same in both forms, on standard output alone."""
+    printed = []
+    for form in ("json", "yaml"):
+        assert cli.main(["slices", "--host-root", host, "--node", "n", "-o", form]) == 0
+        printed.append(capsys.readouterr())
+    document = json.loads(printed[0].out)
+    assert yaml.safe_load(printed[1].out) == document
+    assert (document["apiVersion"], document["kind"]) == ("v1", "List")
+    assert [item["spec"]["pool"]["name"] for item in document["items"]] == [
+        "n",
+        "n-memory",
+        "n-hugepages-2m",
+        "n-hugepages-1g",
+    ]
+    assert [streams.err for streams in printed] == ["", ""]
+
+
+def test_slices_follow_file_and_flags(host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Reserves of the configuration file count; a flag wins over the file; flags may stand before the command."""
+    (tmp_path / "config.yaml").write_text('reservedCPUs: "0-3"\n')
+    for flags, devices in (([], 1), (["--reserved-cpus", "0"], 2)):
+        assert (
+            cli.main([*flags, "--config", str(tmp_path / "config.yaml"), "slices", "--host-root", host, "-o", "json"])
+            == 0
+        )
+        assert len(json.loads(capsys.readouterr().out)["items"][0]["spec"]["devices"]) == devices
+
+
+@pytest.mark.parametrize(("spelling", "shown"), [("=true", True), ("=F", False), ("=1", True)])
+def test_pcie_roots_by_the_flag_of_the_cpu_peer(
+    spelling: str, shown: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--expose-pcie-roots=BOOL`` in Go's spellings wins over the file."""
+    affinity = {"/sys/devices/pci10000:e0/pci_bus/10000:e0/cpulistaffinity": "0-7\n"}
+    root = write_tree(small_machine().changed(affinity), tmp_path / "host")
+    (tmp_path / "config.yaml").write_text(f"exposePCIeRoots: {str(not shown).lower()}\n")
+    arguments = [f"--expose-pcie-roots{spelling}", "--config", str(tmp_path / "config.yaml")]
+    assert cli.main([*arguments, "slices", "--node", "n", "--host-root", str(root), "-o", "json"]) == 0
+    printed = json.loads(capsys.readouterr().out)["items"][0]["spec"]["devices"][0]["attributes"]
+    assert printed.get("resource.kubernetes.io/pcieRoot") == ({"strings": ["pci10000:e0"]} if shown else None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["slices", "--node", "Not_A_Node"], "node name: "),
+        (["--reserved-cpus", "99", "slices", "--node", "n"], "reservedCPUs: CPU 99 does not exist"),
+        (["--reserved-cpus", "x", "slices", "--node", "n"], "reservedCPUs"),
+        (["slices", "--node", "n", "--config", "/nonexistent.yaml"], "/nonexistent.yaml"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    host: str, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be used is told in one line on standard error, with exit code 2 and no output."""
+    assert cli.main([*arguments, "--host-root", host]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("dra-frontend: ")
+    assert text in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_damage_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A damaged tree names its file and the root."""
+    root = write_tree(small_machine().changed({"/sys/devices/system/cpu/online": "0-3\n"}), tmp_path / "host")
+    assert cli.main(["inspect", "--host-root", str(root)]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("dra-frontend: /sys/devices/system/cpu/online: ")
+    assert printed.err.endswith(f"(below {root})\n")
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["inspect", "-o", "xml"], ["explode"], ["inspect", "--nonsense"], ["--expose-pcie-roots=yes"]]
+)
+def test_bad_usage_ends_with_2(arguments: list[str]) -> None:
+    """Unknown commands, flags and formats are bad usage."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+
+
+def run(*arguments: str, **options: object) -> "subprocess.CompletedProcess[str]":
+    """Runs a fresh interpreter."""
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, check=False, text=True, stderr=subprocess.PIPE, timeout=15, **options)  # type: ignore[call-overload, no-any-return] # options are of run()
+
+
+def test_showing_needs_no_service_library(host: str) -> None:
+    """inspect and slices start without gRPC, Kubernetes client and web server, which cost a second and 60 MB."""
+    program = (
+        "import sys; from dra_frontend.commands.cli import main\n"
+        f"codes = [main([*command, '--host-root', {host!r}]) for command in (['inspect'], ['slices', '--node', 'n'])]\n"
+        "heavy = {'grpc', 'google', 'kubernetes_asyncio', 'aiohttp', 'fastapi', 'uvicorn', 'prometheus_client'}\n"
+        "heavy &= {name.partition('.')[0] for name in sys.modules}\n"
+        "sys.exit(f'{codes} {heavy}' if codes != [0, 0] or heavy else 0)\n"
+    )
+    ran = run("-c", program, stdout=subprocess.DEVNULL)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_a_full_disk_is_told_without_traceback(host: str) -> None:
+    """Output that cannot be written is an error of its own, exit code 1."""
+    with Path("/dev/full").open("w") as full:
+        ran = run("-m", "dra_frontend", "inspect", "--host-root", host, stdout=full)
+    assert (ran.returncode, ran.stderr) == (1, "dra-frontend: No space left on device\n")

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HugePageProvision files: what each NUMA node shall have."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from dra_frontend.commands.provision_plan import plan, read_wishes
+from dra_frontend.machine.model import HugepagePool, Machine, NumaNode
+from hypothesis import given
+from hypothesis import strategies as st
+from numa_contract.config import ConfigError
+
+from tests.strategies.machines import machine
+
+M2, G1, GIB = 2 << 20, 1 << 30, 1 << 30
+POOLS = (HugepagePool(M2, 0, 0), HugepagePool(G1, 0, 0))
+
+
+def node(number: int, cpus: frozenset[int] = frozenset(), memory: int = 64 * GIB) -> NumaNode:
+    """A node that has no pages yet."""
+    return NumaNode(number, cpus, memory, POOLS)
+
+
+def host(*nodes: NumaNode) -> Machine:
+    """A machine with these nodes, by default two with a CPU each."""
+    found = nodes or (node(0, frozenset({0})), node(1, frozenset({1})))
+    return replace(machine(), numa_nodes={each.id: each for each in found})
+
+
+def file(*pages: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A file as the memory peer's users write it."""
+    return {"kind": "HugePageProvision", "metadata": {"name": "n"}, "spec": {"pages": list(pages)}, **more}
+
+
+def planned(*files: dict[str, Any], on: Machine | None = None) -> dict[tuple[int, int], int]:
+    """Pages by size and node."""
+    wishes = [wish for number, each in enumerate(files) for wish in read_wishes(each, f"{number}.yaml")]
+    return {(target.page_bytes, target.node): target.wanted for target in plan(on or host(), wishes)}
+
+
+def fault(*files: dict[str, Any], on: Machine | None = None) -> str:
+    """Why the files are refused."""
+    with pytest.raises(ConfigError) as caught:
+        planned(*files, on=on)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("size", ["2M", "2Mi", "2m", "2MB", "2048kB", "2048Ki", "hugepages-2Mi", "hugepages-2048kB"])
+def test_every_spelling_of_a_size(size: str) -> None:
+    """Kubernetes, the kernel's parameters, sysfs, OCI and the peer each write another."""
+    assert planned(file({"size": size, "count": 4})) == {(M2, 0): 2, (M2, 1): 2}
+
+
+def test_without_a_node_pages_are_split_evenly() -> None:
+    """The remainder goes to the lowest nodes, one page each."""
+    nodes = [node(n, frozenset({n})) for n in (0, 2, 5, 7)]
+    counts = planned(file({"size": "1G", "count": 10}), on=host(*nodes))
+    assert counts == {(G1, 0): 3, (G1, 2): 3, (G1, 5): 2, (G1, 7): 2}
+
+
+def test_only_nodes_with_memory_take_part() -> None:
+    """Neither nodes without memory nor, where there are others, nodes without CPUs: far memory is no default target."""
+    nodes = (node(0, frozenset({0})), node(1, frozenset({1}), memory=0), node(2), replace(node(3), online=False))
+    pages = file({"size": "2M", "count": 7})
+    assert planned(pages, on=host(*nodes)) == {(M2, 0): 7}
+    assert planned(pages, on=host(node(0, frozenset({0}), memory=0), node(1), node(2))) == {(M2, 1): 4, (M2, 2): 3}
+
+
+def test_a_node_is_honoured_everywhere() -> None:
+    """On machines with several nodes, and on memory without CPUs."""
+    pages = file({"size": "2M", "count": 5, "node": 1}, {"size": "1G", "count": 2, "node": 2})
+    nodes = (node(0, frozenset({0})), node(1, frozenset({1})), node(2))
+    assert planned(pages, on=host(*nodes)) == {(M2, 1): 5, (G1, 2): 2}
+
+
+def test_files_are_merged() -> None:
+    """Each says its part; what two of them say alike is said once."""
+    one, two = {"size": "2M", "count": 8, "node": 0}, {"size": "2M", "count": 6, "node": 1}
+    assert planned(file(one), file(two, one), file({"size": "1G", "count": 1})) == {
+        (M2, 0): 8,
+        (M2, 1): 6,
+        (G1, 0): 1,
+        (G1, 1): 0,
+    }
+
+
+def test_contradictions_are_refused() -> None:
+    """Both places are named; a split and a node of its own contradict each other, too."""
+    text = fault(file({"size": "2M", "count": 8, "node": 0}), file({"size": "2048kB", "count": 9, "node": 0}))
+    assert text.startswith("1.yaml: spec.pages.0: 9 pages of 2Mi on node 0, but 0.yaml: spec.pages.0 says 8")
+    assert "says 4" in fault(file({"size": "2M", "count": 8}, {"size": "2M", "count": 5, "node": 1}))
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        (None, "file: "),
+        ([], "file: "),
+        ({"kind": "Pod", "spec": {"pages": []}}, "kind: Input should be 'HugePageProvision'"),
+        ({"kind": "HugePageProvision"}, "spec: Field required"),
+        (file({"size": "2M"}), "spec.pages.0.count: Field required"),
+        (file({"count": 2}), "spec.pages.0.size: Field required"),
+        (file({"size": "2M", "count": -1}), "spec.pages.0.count: Input should be greater than or equal to 0"),
+        (file({"size": "2M", "count": "2"}), "spec.pages.0.count: Input should be a valid integer"),
+        (file({"size": 2, "count": 2}), "spec.pages.0.size: Input should be a valid string"),
+        (file({"size": "2Q", "count": 2}), "spec.pages.0.size: '2Q' is none of the spellings"),
+        (file({"size": "2M", "count": 2, "nodes": 1}), "spec.pages.0.nodes: unknown key"),
+        (file({"size": "2M", "count": 2, "node": -1}), "spec.pages.0.node: Input should be greater"),
+    ],
+)
+def test_what_is_not_understood_is_refused(document: Any, text: str) -> None:
+    """With the file and the field."""
+    assert fault(document).startswith("0.yaml: ")
+    assert text in fault(document)
+
+
+def test_the_whole_form_of_the_peer_is_accepted() -> None:
+    """Version, status and the boot parameter are there in its type; they change nothing at run time."""
+    document = file({"size": "2M", "count": 2}, apiVersion="v0", status={"conditions": []})
+    document["spec"]["defaultHugepagesSize"] = "1G"
+    assert planned(document) == {(M2, 0): 1, (M2, 1): 1}
+    document["spec"]["defaultHugepagesSize"] = "1Q"
+    assert "spec.defaultHugepagesSize: '1Q' is none" in fault(document)
+
+
+def test_what_the_machine_does_not_have_is_refused() -> None:
+    """A size that the kernel lacks, a node that does not exist or has no memory, more than a node has."""
+    assert "this kernel has no pages of 512Mi; it has 2Mi, 1Gi" in fault(file({"size": "512M", "count": 1}))
+    assert "there is no NUMA node 3 with memory; there are 0-1" in fault(file({"size": "2M", "count": 1, "node": 3}))
+    bare = host(node(0, frozenset({0})), node(1, frozenset({1}), memory=0))
+    assert "no NUMA node 1 with memory" in fault(file({"size": "2M", "count": 1, "node": 1}), on=bare)
+    text = fault(file({"size": "1G", "count": 64, "node": 1}), file({"size": "2M", "count": 1, "node": 1}))
+    assert "0.yaml: spec.pages.0, 1.yaml: spec.pages.0: 68721573888 bytes of hugepages on node 1, which has" in text
+    empty = host(node(0, memory=0))
+    assert "no NUMA node of this machine has memory" in fault(file({"size": "2M", "count": 1}), on=empty)
+
+
+def test_pages_of_other_sizes_count_as_they_are() -> None:
+    """A file for one size does not ask for the memory that pages of another size hold, unless it gives them up."""
+    half = replace(node(0, frozenset({0})), hugepages=(HugepagePool(M2, 0, 0), HugepagePool(G1, 32, 32)))
+    most = {"size": "2M", "count": 57 * 512}
+    text = fault(file(most), on=host(half))
+    assert f"{57 * GIB} bytes of hugepages on node 0 beside {32 * GIB} bytes of other sizes, which stay, which" in text
+    assert planned(file({"size": "2M", "count": 32 * 512}), on=host(half)) == {(M2, 0): 32 * 512}
+    assert planned(file(most, {"size": "1G", "count": 7}), on=host(half)) == {(M2, 0): 57 * 512, (G1, 0): 7}
+
+
+@given(st.integers(0, 1000), st.sets(st.integers(0, 15), min_size=1))
+def test_nothing_is_lost_by_splitting(count: int, ids: set[int]) -> None:
+    """The parts add up, differ by one page at most, and never grow with the node's number."""
+    counts = planned(file({"size": "2M", "count": count}), on=host(*(node(n, frozenset({n})) for n in ids)))
+    parts = [counts[M2, n] for n in sorted(ids)]
+    assert sum(parts) == count
+    assert parts == sorted(parts, reverse=True)
+    assert parts[0] - parts[-1] <= 1

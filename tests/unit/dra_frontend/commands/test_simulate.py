@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What-if through the real allocator."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from dra_frontend.commands import cli
+from dra_frontend.commands.simulate import NODE, read_operations, simulate
+from dra_frontend.devices.inventory import build_inventory
+from dra_frontend.machine.model import Machine
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numa_contract.config import Config, ConfigError
+from numa_contract.cpuset import parse_cpu_list
+
+from tests.fakes.trees import small_machine, write_tree
+from tests.strategies.machines import SYNTHETIC, machine
+
+
+def prepare(uid: str, *requests: dict[str, Any]) -> dict[str, Any]:
+    """An operation of the input file."""
+    return {"prepare": {"uid": uid, "requests": list(requests)}}
+
+
+def request(device: str, cpus: Any = None, **more: Any) -> dict[str, Any]:
+    """A request of the input file."""
+    return {"device": device, **({} if cpus is None else {"cpus": cpus}), **more}
+
+
+def ran(*operations: dict[str, Any], found: Machine | None = None, **config: Any) -> dict[str, Any]:
+    """Runs operations on an even machine: two NUMA nodes with two cores of two threads each."""
+    inventory = build_inventory(found or machine(), Config(**config), NODE)
+    return simulate(inventory, read_operations({"operations": list(operations)}, "claims.yaml"))
+
+
+def test_one_entry_for_each_operation_and_the_pool_at_the_end() -> None:
+    """Prepare, another prepare that does not fit, unprepare: the CPUs come back."""
+    assert ran(
+        prepare("a", request("cpudevnuma000", 3)),
+        prepare("b", request("cpudevnuma000", 2)),
+        prepare("c", request("cpudevnuma001", 2)),
+        {"unprepare": {"uid": "a"}},
+        {"unprepare": {"uid": "never"}},
+        prepare("b", request("cpudevnuma000", 2)),
+    ) == {
+        "operations": [
+            {"uid": "a", "cpus": "0-1,4", "perRequest": {"request-0": "0-1,4"}},
+            {
+                "uid": "b",
+                "error": "claim simulated/b: request request-0: device cpudevnuma000: 2 CPUs wanted, 1 free (5); "
+                "CPUs of a claim that is being released come back when its last container has ended",
+            },
+            {"uid": "c", "cpus": "3,7", "perRequest": {"request-0": "3,7"}},
+            {"uid": "a"},
+            {"uid": "never"},
+            {"uid": "b", "cpus": "0,4", "perRequest": {"request-0": "0,4"}},
+        ],
+        "pool": "1-2,5-6",
+    }
+
+
+def test_requests_have_their_own_cpus_names_and_parameters() -> None:
+    """Parameters may be whole or only the fields of cpuConfig."""
+    spread = {"apiVersion": "v1alpha1", "cpuConfig": {"strategy": "spread"}}
+    (first,) = ran(
+        prepare(
+            "a",
+            request("cpudevnuma001", 2, parameters=spread, name="work"),
+            request("cpudevnuma000", 2, parameters={"strategy": "spread"}),
+            request("cpudevnuma000"),
+        ),
+        reserved_cpus=frozenset({7}),
+    )["operations"]
+    assert first == {"uid": "a", "cpus": "0-4", "perRequest": {"work": "2-3", "request-1": "0-1", "request-2": "4"}}
+
+
+def test_the_same_claim_again_has_the_same_cpus() -> None:
+    """As the kubelet repeats its call after every restart."""
+    first, _, second = ran(
+        prepare("a", request("cpudevnuma000", 1)),
+        prepare("b", request("cpudevnuma000", 1)),
+        prepare("a", request("cpudevnuma000", 1)),
+    )["operations"]
+    assert first == second
+
+
+def test_every_mode_can_be_simulated() -> None:
+    """Named CPUs in machine mode, single CPUs in individual mode."""
+    named = request("cpudevmachine", 2, parameters={"cpuset": "2-3"})
+    assert ran(prepare("a", named), group_by="machine")["operations"][0]["cpus"] == "2-3"
+    outcome = ran(
+        prepare("a", request("cpudev002", name="r"), request("cpudev005", 1, name="r")),
+        prepare("b", request("cpudev002")),
+        prepare("c", request("cpudev001", 2)),
+        cpu_device_mode="individual",
+    )["operations"]
+    assert outcome[0] == {"uid": "a", "cpus": "2,5", "perRequest": {"r": "2,5"}}
+    assert "CPU 2 is held by claim a" in outcome[1]["error"]
+    assert outcome[2]["error"] == "request request-0: device cpudev001 is one CPU, 2 are wanted"
+
+
+@pytest.mark.parametrize("amount", [1, "1", 1.0, "1000m"])
+def test_a_single_cpu_is_one_however_it_is_written(amount: Any) -> None:
+    """Amounts are quantities, not texts."""
+    (first,) = ran(prepare("a", request("cpudev002", amount)), cpu_device_mode="individual")["operations"]
+    assert first["cpus"] == "2"
+    (wrong,) = ran(prepare("a", request("cpudev002", "one")), cpu_device_mode="individual")["operations"]
+    assert "request request-0: quantity 'one'" in wrong["error"]
+
+
+@pytest.mark.parametrize(("amount", "given"), [(0.5, 1), (1.5, 2), ("1500m", 2), ("2001m", 3), (2.0, 2), (None, 1)])
+def test_a_fraction_is_rounded_up_as_the_scheduler_does(amount: Any, given: int) -> None:
+    """By the device's request policy: at least one CPU, then whole ones."""
+    (first,) = ran(prepare("a", request("cpudevnuma000", amount)))["operations"]
+    assert len(parse_cpu_list(first["cpus"])) == given
+
+
+def test_the_pool_is_never_empty() -> None:
+    """Where every other CPU is claimed, the rest share the reserved ones."""
+    claimed = prepare("a", request("cpudevnuma000", 3), request("cpudevnuma001", 4))
+    assert ran(claimed, reserved_cpus=frozenset({0}))["pool"] == "0"
+
+
+@pytest.mark.parametrize("amount", [0, -1, -0.5, 4.5, "many", float("nan")])
+def test_an_amount_that_the_scheduler_would_not_give_is_an_outcome(amount: Any) -> None:
+    """It is refused as prepare refuses it."""
+    (first,) = ran(prepare("a", request("cpudevnuma000", amount)))["operations"]
+    assert "request-0" in first["error"] or "quantity" in first["error"]
+
+
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        (None, "claims.yaml: "),
+        ([], "claims.yaml: "),
+        ({}, "operations: Field required"),
+        ({"operations": [{}]}, "operations.0: must have exactly one of prepare and unprepare"),
+        ({"operations": [{"unprepare": {}}]}, "operations.0.unprepare.uid: Field required"),
+        ({"operations": [{"prepare": {"uid": ["a"], "requests": []}}]}, "operations.0.prepare.uid: must be a text"),
+        ({"operations": [{"prepare": "a"}]}, "operations.0.prepare: Input should be"),
+        ({"operations": [prepare("a", request("d", gold=1))]}, "requests.0.gold: unknown key"),
+        ({"operations": [prepare("../x", request("d", gold=1))]}, "requests.0.gold: unknown key"),
+    ],
+)
+def test_a_bad_file_is_refused_by_name(document: Any, text: str) -> None:
+    """Every fault with its place."""
+    with pytest.raises(ConfigError) as caught:
+        read_operations(document, "claims.yaml")
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("operation", "uid", "text"),
+    [
+        ({"unprepare": {"uid": 7}}, "7", 'unprepare.uid: must be a text, write it in quotes: "7"'),
+        ({"unprepare": {"uid": "../x"}}, "../x", "unprepare.uid: UID '../x'"),
+        ({"unprepare": {"uid": ""}}, "", "unprepare.uid: UID ''"),
+        (prepare("a"), "a", "prepare.requests: List should have at least 1 item"),
+        ({"prepare": {"uid": "a"}}, "a", "prepare.requests: Field required"),
+        (prepare("a", request("d", True)), "a", "prepare.requests.0.cpus"),
+        (prepare("a", request("")), "a", "prepare.requests.0.device: String should have at least 1 character"),
+    ],
+)
+def test_an_operation_that_is_unusable_does_not_stop_the_others(operation: Any, uid: str, text: str) -> None:
+    """It has an entry of its own, as one that is refused."""
+    first, second, third = ran(
+        prepare("b", request("cpudevnuma000")), operation, prepare("c", request("cpudevnuma001"))
+    )["operations"]
+    assert (first["cpus"], third["cpus"]) == ("0", "6")
+    assert second["uid"] == uid
+    assert text in second["error"]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> str:
+    """A host root with the small machine: CPUs 0-3 on node 0, 4-7 on node 1."""
+    return str(write_tree(small_machine(), tmp_path / "host"))
+
+
+def test_from_files(host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command prints JSON on standard output; a refused operation is no failure of the command."""
+    claims, config = tmp_path / "claims.yaml", tmp_path / "config.yaml"
+    operations = [prepare("a", request("cpudevsocket001", 2)), prepare("b", request("cpudevnuma000"))]
+    claims.write_text(yaml.safe_dump({"operations": operations}))
+    config.write_text('groupBy: socket\nreservedCPUs: "4"\n')
+    arguments = ["simulate", "--host-root", host, "--config", str(config), "--claims", str(claims), "-o", "json"]
+    assert cli.main(arguments) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    document = json.loads(printed.out)
+    assert document["operations"][0] == {"uid": "a", "cpus": "6-7", "perRequest": {"request-0": "6-7"}}
+    assert "no CPU device simulated/cpudevnuma000" in document["operations"][1]["error"]
+    assert document["pool"] == "0-3,5"
+
+
+@pytest.mark.parametrize("text", ["operations: [", "operations: 3", "a: 1\na: 2", None])
+def test_bad_files_end_with_2(text: str | None, host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line on standard error names the file."""
+    claims = tmp_path / "claims.yaml"
+    if text is not None:
+        claims.write_text(text)
+    assert cli.main(["simulate", "--host-root", host, "--claims", str(claims)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"dra-frontend: {claims}: ")
+    assert printed.err.count("\n") == 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(sorted(SYNTHETIC)), st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=30))
+def test_nobody_shares_a_cpu(name: str, steps: list[tuple[int, int]]) -> None:
+    """After any history claims and pool are disjoint, and together all CPUs."""
+    found = SYNTHETIC[name]
+    node = min(cpu.numa_node for cpu in found.cpus.values())
+    held: dict[str, frozenset[int]] = {}
+    operations = []
+    for uid, amount in steps:
+        # Every third claim is given back before it is prepared again.
+        if amount % 3 == 0:
+            operations.append({"unprepare": {"uid": f"c{uid}"}})
+        operations.append(prepare(f"c{uid}", request(f"cpudevnuma{node:03d}", amount)))
+    outcome = ran(*operations, found=found)
+    for operation, entry in zip(operations, outcome["operations"], strict=True):
+        if "unprepare" in operation:
+            held.pop(entry["uid"], None)
+        elif "cpus" in entry:
+            held[entry["uid"]] = parse_cpu_list(entry["cpus"])
+    everyone = [*held.values(), parse_cpu_list(outcome["pool"])]
+    assert sum(map(len, everyone)) == len(found.online)
+    assert frozenset().union(*everyone) == found.online

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How CPUs are put together into devices."""
+
+from dataclasses import replace
+
+import pytest
+from dra_frontend.devices.cpu_groups import CpuGroup, DeviceKind, cpu_groups
+from dra_frontend.devices.inventory import build_inventory
+from dra_frontend.devices.model import CpuDevice
+from dra_frontend.machine.discovery import discover
+from dra_frontend.machine.model import Machine
+from hypothesis import given
+from numa_contract.config import Config
+
+from tests.fakes.trees import NAMES, captured
+from tests.strategies.machines import Core, assemble, even_cores, hybrid, machine, machines, odd_machines
+from tests.strategies.modes import MODES
+
+
+def groups(found: Machine, group_by: str) -> dict[str, CpuGroup]:
+    """Returns the groups by name."""
+    return {group.name: group for group in cpu_groups(found, "grouped", group_by)}
+
+
+def test_by_socket() -> None:
+    """A socket says which it is, and nothing of NUMA nodes: it may have several."""
+    found = groups(machine(2, 2), "socket")
+    assert list(found) == ["cpudevsocket000", "cpudevsocket001"]
+    assert found["cpudevsocket001"].attributes == {"dra.cpu/socketID": 1}
+    assert found["cpudevsocket001"].cpus == {4, 5, 6, 7, 12, 13, 14, 15}
+
+
+def test_by_machine() -> None:
+    """One device for everything."""
+    (group,) = groups(machine(), "machine").values()
+    assert (group.name, group.kind, group.cpus, group.attributes) == (
+        "cpudevmachine",
+        DeviceKind.MACHINE,
+        frozenset(range(8)),
+        {},
+    )
+
+
+def test_by_l3() -> None:
+    """An L3 group says its id, node, socket and kind of core: all that is the same for its CPUs."""
+    found = groups(machine(1, 2, 2, 2, 2), "l3")
+    assert list(found) == ["cpudevl3000", "cpudevl3002", "cpudevl3004", "cpudevl3006"]
+    assert found["cpudevl3004"].cpus == {4, 5, 12, 13}
+    assert found["cpudevl3004"].attributes == {
+        "resource.kubernetes.io/numaNode": 1,
+        "dra.cpu/numaNodeID": 1,
+        "dra.net/numaNode": 1,
+        "dra.cpu/socketID": 0,
+        "dra.cpu/coreType": "standard",
+        "dra.cpu/cacheL3ID": 4,
+    }
+
+
+def test_an_l3_that_spans_numa_nodes_names_none() -> None:
+    """Sub-NUMA clusters share one L3: what holds for a part of the CPUs only is not said."""
+    (group,) = groups(assemble([Core(node=0), Core(node=1)]), "l3").values()
+    assert not [name for name in group.attributes if "numaNode" in name]
+    (mixed,) = groups(assemble(hybrid(low_power=0)), "l3").values()
+    assert "dra.cpu/coreType" not in mixed.attributes
+
+
+def test_cpus_without_l3_are_offered_by_numa_node() -> None:
+    """Peer fault 9.1.5: no cache directory is no reason to lose CPUs; they are grouped by the next larger thing."""
+    found = groups(assemble(hybrid(2, 1, 2), adjacent=True), "l3")
+    assert {name: sorted(group.cpus) for name, group in found.items()} == {
+        "cpudevl3000": list(range(8)),
+        "cpudevnuma000": [8, 9],
+    }
+    assert found["cpudevnuma000"].attributes["dra.cpu/cacheL3ID"] == -1
+
+
+def test_l3_ids_that_repeat_still_give_one_device_each() -> None:
+    """Where the firmware numbers caches per socket, the lowest CPU tells them apart; the attribute stays."""
+    found = machine()
+    repeated = replace(found, cpus={n: replace(cpu, l3_id=7) for n, cpu in found.cpus.items()})
+    named = groups(repeated, "l3")
+    assert list(named) == ["cpudevl3000", "cpudevl3002"]
+    assert {group.attributes["dra.cpu/cacheL3ID"] for group in named.values()} == {7}
+
+
+def test_by_core_type() -> None:
+    """P-cores and E-cores apart; a machine with one kind of core is one device."""
+    found = groups(assemble(hybrid(2, 1, 1), adjacent=True), "coretype")
+    assert {name: sorted(group.cpus) for name, group in found.items()} == {
+        "cpudevpcore": [0, 1, 2, 3],
+        "cpudevecore": [4, 5, 6, 7, 8],
+    }
+    assert found["cpudevpcore"].attributes["dra.cpu/coreType"] == "p-core"
+    (whole,) = groups(machine(), "coretype").values()
+    assert (whole.name, whole.attributes) == ("cpudevmachine", {"dra.cpu/coreType": "standard"})
+
+
+def test_a_node_that_spans_sockets_always_names_the_same_socket() -> None:
+    """Peer fault 9.1.6: the socket is that of the lowest CPU, not of an arbitrary one."""
+    found = assemble([Core(package=1), Core(package=0)])
+    (group,) = groups(found, "numanode").values()
+    assert group.attributes["dra.cpu/socketID"] == 1
+
+
+def names(found: Machine, config: Config) -> dict[str, frozenset[int]]:
+    """Returns the CPUs of each CPU device."""
+    pool = build_inventory(found, config, "n").pools[0]
+    return {device.name: device.cpus for device in pool.devices if isinstance(device, CpuDevice)}
+
+
+def test_single_cpus_keep_their_names() -> None:
+    """Peer fault 9.2.7: reserving a CPU, or one going offline, changes no other device."""
+    individual = Config(cpu_device_mode="individual", reserved_cpus=frozenset({0}))
+    before = names(machine(), individual)
+    assert before == {f"cpudev{n:03d}": {n} for n in range(1, 8)}
+    assert names(machine(), individual.model_copy(update={"reserved_cpus": frozenset({0, 2})})).items() < before.items()
+    assert names(machine(offline=frozenset({5})), individual).items() < before.items()
+
+
+def test_a_thousand_cpus_have_names() -> None:
+    """Numbers beyond 999 simply get longer."""
+    found = cpu_groups(assemble(even_cores(1, 1, 1, 2, 1), stride=1500), "individual", "numanode")
+    assert [group.name for group in found] == ["cpudev000", "cpudev1500"]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(mode.values()))
+def test_the_shared_pool_keeps_a_cpu_in_every_mode(mode: dict[str, str]) -> None:
+    """Where nothing is reserved, the lowest CPU of the last group is offered by no device."""
+    found = machine(2, 1, 2, 2, 2)
+    inventory = build_inventory(found, Config.model_validate(mode), "n")
+    last = cpu_groups(found, mode.get("cpu_device_mode", ""), mode.get("group_by", ""))[-1]
+    assert inventory.withheld_cpus == {min(last.cpus)}
+    assert frozenset().union(*names(found, Config.model_validate(mode)).values()) == found.online - {min(last.cpus)}
+
+
+def check_partition(found: Machine) -> None:
+    """Every CPU is in exactly one group of every mode; names differ; listing order does not matter."""
+    shuffled = replace(found, cpus=dict(reversed(found.cpus.items())))
+    for mode in MODES:
+        made = cpu_groups(found, mode.get("cpu_device_mode", ""), mode.get("group_by", ""))
+        assert sorted(cpu for group in made for cpu in group.cpus) == sorted(found.cpus)
+        assert len({group.name for group in made}) == len(made)
+        assert cpu_groups(shuffled, mode.get("cpu_device_mode", ""), mode.get("group_by", "")) == made
+
+
+@given(machines() | odd_machines())
+def test_every_cpu_is_in_exactly_one_group(found: Machine) -> None:
+    """Nothing is lost and nothing offered twice, whatever the machine."""
+    check_partition(found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_cpu_of_a_captured_machine_is_in_exactly_one_group(name: str) -> None:
+    """The same on real machines."""
+    check_partition(discover(captured(name)))

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a node offers of its machine."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from dra_frontend.devices.inventory import Inventory, InventoryError, build_inventory
+from dra_frontend.devices.model import Capacity, CpuDevice, MemoryDevice
+from dra_frontend.machine.discovery import discover
+from dra_frontend.machine.model import MEMORY_STEP, HugepagePool, Machine
+from hypothesis import given
+from hypothesis import strategies as st
+from numa_contract.config import Config, parse_config
+
+from tests.fakes.trees import NAMES, captured, small_machine
+from tests.strategies.machines import GIB, machine, machines, odd_machines
+from tests.strategies.modes import MODES
+
+MIB = 1 << 20
+
+
+def config(**keys: Any) -> Config:
+    """Returns a configuration as if read from a file."""
+    return parse_config(keys, "test")
+
+
+def offered(found: Machine, **keys: Any) -> Inventory:
+    """Returns the inventory of node ``n``."""
+    return build_inventory(found, config(**keys), "n")
+
+
+def pools(inventory: Inventory) -> dict[str, list[str]]:
+    """Returns device names by pool name."""
+    return {pool.name: [device.name for device in pool.devices] for pool in inventory.pools}
+
+
+def cpu_device(inventory: Inventory, name: str) -> CpuDevice:
+    """Returns a CPU device of node ``n``."""
+    device = inventory.device("dra.cpu", "n", name)
+    assert isinstance(device, CpuDevice)
+    return device
+
+
+def cpu_capacity(inventory: Inventory, name: str) -> Capacity:
+    """Returns the capacity of a CPU device of node ``n``."""
+    capacity = cpu_device(inventory, name).capacity
+    assert capacity is not None
+    return capacity
+
+
+def memory_device(inventory: Inventory, pool: str, name: str) -> MemoryDevice:
+    """Returns a memory device of node ``n``."""
+    device = inventory.device("dra.memory", f"n-{pool}", name)
+    assert isinstance(device, MemoryDevice)
+    return device
+
+
+def test_names_are_the_contract() -> None:
+    """Pools and devices carry the names that manifests and claims know."""
+    assert pools(offered(discover(small_machine()))) == {
+        "n": ["cpudevnuma000", "cpudevnuma001"],
+        "n-memory": ["memory-numa000", "memory-numa001"],
+        "n-hugepages-2m": ["hugepages-2m-numa000", "hugepages-2m-numa001"],
+        "n-hugepages-1g": ["hugepages-1g-numa001"],
+    }
+
+
+def test_cpu_attributes_and_policy() -> None:
+    """A CPU device tells its node three times, its socket, its size and SMT; requests are whole CPUs."""
+    inventory = offered(discover(small_machine()), reservedCPUs="4")
+    device = cpu_device(inventory, "cpudevnuma001")
+    assert dict(device.attributes) == {
+        "resource.kubernetes.io/numaNode": 1,
+        "dra.cpu/numaNodeID": 1,
+        "dra.net/numaNode": 1,
+        "dra.cpu/socketID": 1,
+        "dra.cpu/numCPUs": 3,
+        "dra.cpu/smtEnabled": True,
+    }
+    assert device.cpus == {5, 6, 7}
+    capacity = cpu_capacity(inventory, "cpudevnuma001")
+    assert (capacity.key, capacity.value, capacity.default, capacity.minimum, capacity.step) == (
+        "dra.cpu/cpu",
+        3,
+        1,
+        1,
+        1,
+    )
+
+
+def test_memory_attributes_and_policies() -> None:
+    """Memory tells its page size in both spellings, tier and distance; requests are whole pages, 1 MiB by default."""
+    inventory = offered(discover(small_machine()))
+    plain = memory_device(inventory, "memory", "memory-numa001")
+    assert dict(plain.attributes) == {
+        "resource.kubernetes.io/numaNode": 1,
+        "dra.cpu/numaNodeID": 1,
+        "dra.net/numaNode": 1,
+        "resource.kubernetes.io/pageSize": "4k",
+        "dra.memory/pageSize": "4Ki",
+        "resource.kubernetes.io/hugeTLB": False,
+        "dra.memory/tier": "local",
+        "dra.memory/distance": 10,
+    }
+    assert (plain.capacity.key, plain.capacity.default, plain.capacity.minimum, plain.capacity.step) == (
+        "size",
+        MIB,
+        4096,
+        4096,
+    )
+    huge = memory_device(inventory, "hugepages-2m", "hugepages-2m-numa000")
+    assert huge.attributes["resource.kubernetes.io/hugeTLB"] is True
+    assert huge.attributes["dra.memory/pageSize"] == "2Mi"
+    assert (huge.capacity_bytes, huge.capacity.default, huge.capacity.step) == (512 * MIB, 2 * MIB, 2 * MIB)
+
+
+def test_a_single_page_or_cpu_has_no_step() -> None:
+    """Where min + step would exceed the capacity the server refuses the whole slice."""
+    inventory = offered(discover(small_machine()), reservedCPUs="0,4-6")
+    assert memory_device(inventory, "hugepages-1g", "hugepages-1g-numa001").capacity.step is None
+    assert cpu_capacity(inventory, "cpudevnuma001").step is None
+    assert cpu_capacity(inventory, "cpudevnuma000").step == 1
+
+
+def test_memory_is_promised_once() -> None:
+    """Plain memory is what the node has without its hugepages, surplus ones included, and without the reserve."""
+    two = (HugepagePool(2 * MIB, 256, 100, surplus=6), HugepagePool(GIB, 1, 0))
+    reserve = [{"numaNode": 1, "limits": {"memory": "100Mi", "hugepages-2Mi": "3Mi"}}]
+    inventory = offered(machine(memory=4 * GIB, hugepages=two), reservedMemory=reserve)
+    assert memory_device(inventory, "memory", "memory-numa000").capacity_bytes == 4 * GIB - 512 * MIB - GIB
+    # 2460 MiB are left; the step is 64 MiB.
+    assert memory_device(inventory, "memory", "memory-numa001").capacity_bytes == 38 * MEMORY_STEP
+    assert memory_device(inventory, "hugepages-2m", "hugepages-2m-numa000").capacity_bytes == 250 * 2 * MIB
+    assert memory_device(inventory, "hugepages-2m", "hugepages-2m-numa001").capacity_bytes == 248 * 2 * MIB
+
+
+@pytest.mark.parametrize("drift", [0, 4096, 12345, 8 * MIB])
+def test_capacity_survives_the_drift_between_boots(drift: int) -> None:
+    """Some pages less after a reboot leave the capacity, so the slice, as it was."""
+    size = 33 * GIB + 20 * MIB
+    device = memory_device(offered(machine(memory=size - drift, hugepages=())), "memory", "memory-numa000")
+    assert device.capacity_bytes == 33 * GIB
+
+
+def test_nothing_is_published_at_zero() -> None:
+    """Nodes without memory, sizes without pages and groups without free CPUs give no device; pools remain."""
+    bare = machine(memory=0, hugepages=(HugepagePool(2 * MIB, 0, 0),))
+    assert pools(offered(bare, reservedCPUs="2-3,6-7")) == {"n": ["cpudevnuma000"], "n-memory": []}
+    assert pools(offered(bare, reservedCPUs="0-7")) == {"n": [], "n-memory": []}
+
+
+def test_a_reserve_larger_than_the_node_leaves_nothing() -> None:
+    """A reserve beyond the node's memory is no negative capacity."""
+    reserve = [{"numaNode": 0, "limits": {"memory": "1Ti", "hugepages-2Mi": "1Ti"}}]
+    assert pools(offered(machine(), reservedMemory=reserve)) == {
+        "n": ["cpudevnuma000", "cpudevnuma001"],
+        "n-memory": ["memory-numa001"],
+        "n-hugepages-2m": ["hugepages-2m-numa001"],
+    }
+
+
+def test_the_shared_pool_keeps_a_cpu() -> None:
+    """Where no CPU is reserved, the lowest of the last group is not offered: an empty cpuset means "no change"."""
+    inventory = offered(discover(small_machine()))
+    assert inventory.withheld_cpus == {4}
+    assert cpu_device(inventory, "cpudevnuma001").cpus == {5, 6, 7}
+    assert cpu_capacity(inventory, "cpudevnuma001").value == 3
+    assert cpu_device(inventory, "cpudevnuma000").cpus == {0, 1, 2, 3}
+    assert offered(discover(small_machine()), reservedCPUs="0").withheld_cpus == frozenset()
+
+
+def test_a_node_with_one_cpu_offers_none() -> None:
+    """The only CPU stays with everybody else."""
+    assert pools(offered(machine(1, 1, 1, 1, 1)))["n"] == []
+
+
+def test_memory_without_cpus_is_far() -> None:
+    """A node without CPUs is the far tier, at its distance to the nearest CPUs; 20 where nothing is known."""
+    found = machine(memory=GIB)
+    far = replace(found.numa_nodes[1], id=2, cpus=frozenset(), distances={0: 24, 1: 17, 2: 10})
+    known = replace(found, numa_nodes={**found.numa_nodes, 2: far})
+    attributes = memory_device(offered(known), "memory", "memory-numa002").attributes
+    assert (attributes["dra.memory/tier"], attributes["dra.memory/distance"]) == ("far", 17)
+    blank = replace(known, numa_nodes={**found.numa_nodes, 2: replace(far, distances={})})
+    assert memory_device(offered(blank), "memory", "memory-numa002").attributes["dra.memory/distance"] == 20
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"reservedCPUs": "0,7-9"}, "reservedCPUs: CPU 8 does not exist and CPU 7,9 is offline; online are 0-6"),
+        (
+            {"reservedMemory": [{"numaNode": 4, "limits": {}}]},
+            "reservedMemory: NUMA node 4 does not exist; there are 0-1",
+        ),
+        (
+            {"reservedMemory": [{"numaNode": 0, "limits": {"hugepages-1Gi": 1}}]},
+            "reservedMemory: this kernel has no hugepages-1Gi; it has hugepages-2Mi",
+        ),
+    ],
+)
+def test_a_reserve_of_what_is_not_there_is_refused(keys: dict[str, Any], text: str) -> None:
+    """A reserve that names nothing real is a mistake of the operator, who is told what there is."""
+    found = machine(offline=frozenset({7}))
+    with pytest.raises(InventoryError) as caught:
+        offered(replace(found, offline=frozenset({7, 9})), **keys)
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("name", ["", "Upper", "a_b", "a/b", "-a", "a..b", "a" * 241])
+def test_a_node_name_that_makes_bad_pool_names_is_refused(name: str) -> None:
+    """The server would refuse the slices one by one; the start says it once."""
+    with pytest.raises(InventoryError, match="node name"):
+        build_inventory(machine(), config(), name)
+
+
+def test_an_unknown_device_is_none() -> None:
+    """An allocation result of another node, driver or time names nothing here."""
+    inventory = offered(machine())
+    assert inventory.device("dra.cpu", "n", "cpudevnuma009") is None
+    assert inventory.device("dra.cpu", "other", "cpudevnuma000") is None
+    assert inventory.device("dra.memory", "n", "cpudevnuma000") is None
+
+
+@given(machines() | odd_machines(), st.data())
+def test_no_cpu_is_offered_twice_or_unduly(found: Machine, data: st.DataObject) -> None:
+    """In every mode, offered CPUs are online, in one device each, never reserved, and never all of the pool's."""
+    reserved = data.draw(st.frozensets(st.sampled_from(sorted(found.online))))
+    mode = data.draw(st.sampled_from(MODES))
+    inventory = build_inventory(found, Config(reserved_cpus=reserved, **mode), "n")
+    devices = [device for pool in inventory.pools for device in pool.devices if isinstance(device, CpuDevice)]
+    cpus = [cpu for device in devices for cpu in device.cpus]
+    assert len(cpus) == len(set(cpus))
+    assert set(cpus) == found.online - reserved - inventory.withheld_cpus
+    assert found.online - set(cpus)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_never_more_memory_than_there_is(name: str) -> None:
+    """On every captured machine plain memory and hugepages together fit into each node."""
+    found = discover(captured(name))
+    inventory = offered(found)
+    for node in found.numa_nodes.values():
+        devices = [d for pool in inventory.pools for d in pool.devices if isinstance(d, MemoryDevice)]
+        assert sum(d.capacity_bytes for d in devices if d.numa_node == node.id) <= node.memory_bytes

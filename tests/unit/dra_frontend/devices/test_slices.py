@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ResourceSlices by the rules of the API server, on captured and on made-up machines."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from dra_frontend.devices.inventory import Inventory, build_inventory
+from dra_frontend.devices.slices import DEVICES_PER_SLICE, slice_documents
+from dra_frontend.machine.discovery import discover
+from dra_frontend.machine.model import HugepagePool, Machine
+from dra_frontend.publishing.compare import canonical
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numa_contract.config import Config
+
+from tests.fakes import quantities
+from tests.fakes.apiserver_rules import GATES_OF_1_36, admit
+from tests.fakes.apiserver_store import Resource
+from tests.fakes.trees import NAMES, MemoryTree, captured, small_machine
+from tests.strategies.machines import GIB, machine, machines, odd_machines
+from tests.strategies.modes import MODES
+
+SLICES = Resource("resource.k8s.io", "resourceslices", "ResourceSlice")
+PAGES = [64 << 10, 2 << 20, 32 << 20, 512 << 20, 1 << 30, 16 << 30]
+
+
+def published(inventory: Inventory) -> dict[str, list[dict[str, Any]]]:
+    """Returns the documents by pool."""
+    return {pool.name: slice_documents(pool, "n", owner_uid="u-1") for pool in inventory.pools}
+
+
+def assert_admitted(slices: dict[str, list[dict[str, Any]]]) -> None:
+    """Every slice is stored as it is sent, and each pool is complete with unique devices."""
+    for pool, documents in slices.items():
+        names = []
+        for index, document in enumerate(documents):
+            sent = {**document, "metadata": {**document["metadata"], "name": f"s{index}"}}
+            stored = admit(GATES_OF_1_36, SLICES, sent, None)
+            assert canonical(stored["spec"]) == canonical(document["spec"])
+            assert document["metadata"]["generateName"].startswith(f"{index:05x}-{document['spec']['driver']}-n-")
+            assert document["spec"]["pool"] == {"name": pool, "generation": 1, "resourceSliceCount": len(documents)}
+            assert document["spec"]["nodeName"] == "n"
+            assert len(document["spec"]["devices"]) <= DEVICES_PER_SLICE
+            names += [device["name"] for device in document["spec"]["devices"]]
+            assert_canonical(document["spec"]["devices"])
+        assert len(names) == len(set(names))
+
+
+def assert_canonical(devices: list[dict[str, Any]]) -> None:
+    """Quantities are spelled as the server prints them; a shared device has exactly one capacity, with a policy."""
+    for device in devices:
+        if "allowMultipleAllocations" not in device:
+            assert "capacity" not in device
+            continue
+        (capacity,) = device["capacity"].values()
+        policy = capacity["requestPolicy"]
+        assert policy["validRange"]["max"] == capacity["value"]
+        for text in (capacity["value"], policy["default"], *policy["validRange"].values()):
+            assert quantities.canonical(text) == text
+            assert quantities.whole(text) > 0
+        assert device["allowMultipleAllocations"] is True
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("reserved", [frozenset(), frozenset({0, 1})])
+def test_captured_machines_are_admitted(name: str, reserved: frozenset[int]) -> None:
+    """What would be published of every captured machine, in every mode, passes the server's validation unchanged."""
+    found = discover(captured(name))
+    for mode in MODES:
+        assert_admitted(published(build_inventory(found, Config(reserved_cpus=reserved, **mode), "n")))
+
+
+@settings(deadline=None)
+@given(machines() | odd_machines(), st.data())
+def test_any_machine_is_admitted(found: Machine, data: st.DataObject) -> None:
+    """Odd memory sizes, single pages and any reserve never make a slice that the server refuses."""
+    nodes = {
+        node.id: replace(
+            node,
+            memory_bytes=data.draw(st.integers(0, 8 * GIB)),
+            hugepages=tuple(
+                HugepagePool(size, total := data.draw(st.integers(0, 3)), 0, data.draw(st.integers(0, total)))
+                for size in data.draw(st.lists(st.sampled_from(PAGES), unique=True, max_size=3))
+            ),
+        )
+        for node in found.numa_nodes.values()
+    }
+    page = data.draw(st.sampled_from([4 << 10, 16 << 10, 64 << 10]))
+    reserved = data.draw(st.frozensets(st.sampled_from(sorted(found.online))))
+    found = replace(found, numa_nodes=nodes, base_page_bytes=page)
+    mode = data.draw(st.sampled_from(MODES))
+    assert_admitted(published(build_inventory(found, Config(reserved_cpus=reserved, **mode), "n")))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_at_every_start(name: str) -> None:
+    """A second look at the same machine, listed in another order, publishes the same text: no write, no new name."""
+    tree = captured(name)
+    files = list(tree.files.items())
+    random.Random(name).shuffle(files)
+    first, second = (discover(t) for t in (tree, MemoryTree(dict(files))))
+    shuffled = replace(second, numa_nodes=dict(reversed(second.numa_nodes.items())))
+    assert repr(published(build_inventory(first, Config(), "n"))) == repr(
+        published(build_inventory(shuffled, Config(), "n"))
+    )
+
+
+def test_a_device_in_full() -> None:
+    """The document of a device has the form of resource.k8s.io/v1, with canonical quantities."""
+    inventory = build_inventory(discover(small_machine()), Config(), "n")
+    documents = published(inventory)
+    assert documents["n"][0]["spec"]["devices"][0] == {
+        "name": "cpudevnuma000",
+        "allowMultipleAllocations": True,
+        "attributes": {
+            "resource.kubernetes.io/numaNode": {"int": 0},
+            "dra.cpu/numaNodeID": {"int": 0},
+            "dra.net/numaNode": {"int": 0},
+            "dra.cpu/socketID": {"int": 0},
+            "dra.cpu/smtEnabled": {"bool": True},
+            "dra.cpu/numCPUs": {"int": 4},
+        },
+        "capacity": {
+            "dra.cpu/cpu": {
+                "value": "4",
+                "requestPolicy": {"default": "1", "validRange": {"min": "1", "max": "4", "step": "1"}},
+            }
+        },
+    }
+    huge = documents["n-hugepages-1g"][0]["spec"]["devices"][0]
+    assert huge["attributes"]["resource.kubernetes.io/pageSize"] == {"string": "1g"}
+    assert huge["capacity"] == {
+        "size": {"value": "1Gi", "requestPolicy": {"default": "1Gi", "validRange": {"min": "1Gi", "max": "1Gi"}}}
+    }
+
+
+def test_an_owner_only_with_its_uid() -> None:
+    """The server refuses an owner without UID, so there is none until the Node is known."""
+    pool = build_inventory(machine(), Config(), "n").pools[0]
+    owner = {"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u-1", "controller": True}
+    assert slice_documents(pool, "n", owner_uid="u-1")[0]["metadata"]["ownerReferences"] == [owner]
+    assert "ownerReferences" not in slice_documents(pool, "n")[0]["metadata"]
+
+
+def test_an_empty_pool_is_one_slice_without_devices() -> None:
+    """A pool whose devices are gone is published empty: without a slice the old devices would stay."""
+    (document,) = slice_documents(build_inventory(machine(1, 1, 1, 1, 1), Config(), "n").pools[0], "n", generation=7)
+    assert document["spec"]["devices"] == []
+    assert document["spec"]["pool"] == {"name": "n", "generation": 7, "resourceSliceCount": 1}
+
+
+def test_many_devices_are_cut_into_slices_of_64() -> None:
+    """130 NUMA nodes make three slices, in the order of the devices."""
+    documents = published(build_inventory(machine(130, 1, 1, 1, 1), Config(), "n"))
+    assert [len(document["spec"]["devices"]) for document in documents["n-memory"]] == [64, 64, 2]
+    assert documents["n-memory"][2]["spec"]["devices"][0]["name"] == "memory-numa128"
+    assert_admitted(documents)
+
+
+def test_a_single_cpu_is_given_whole() -> None:
+    """A device of one CPU has neither capacity nor permission to be shared; 512 of them make eight slices."""
+    config = Config(cpu_device_mode="individual", reserved_cpus=frozenset({0}))
+    documents = published(build_inventory(machine(2, 4, 4, 8, 2), config, "n"))["n"]
+    assert [len(document["spec"]["devices"]) for document in documents] == [64] * 7 + [63]
+    assert documents[0]["spec"]["devices"][0] == {
+        "name": "cpudev001",
+        "attributes": {
+            "resource.kubernetes.io/numaNode": {"int": 0},
+            "dra.cpu/numaNodeID": {"int": 0},
+            "dra.net/numaNode": {"int": 0},
+            "dra.cpu/socketID": {"int": 0},
+            "dra.cpu/cacheL3ID": {"int": 0},
+            "dra.cpu/coreType": {"string": "standard"},
+            "dra.cpu/coreID": {"int": 1},
+            "dra.cpu/cpuID": {"int": 1},
+            "dra.cpu/smtEnabled": {"bool": True},
+        },
+    }

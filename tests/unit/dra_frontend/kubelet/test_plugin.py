@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kubelet's door, called by a bare gRPC client: answers, deadlines, registration, sockets."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
+from dra_frontend.kubelet.values import ClaimName, Failure, Prepared, PreparedDevice
+from dra_frontend.node.sockets import SocketPathError
+
+from tests.fakes._pb import dra_v1_pb2, pluginregistration_pb2
+
+POD = "0c7d6f4e-8a0c-4b69-9f86-1f1f3f0b9f11"
+V1 = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
+REGISTRATION = "/pluginregistration.Registration"
+
+
+class Door:
+    """Prepares every claim with one device; a test may put its own behaviour in front."""
+
+    def __init__(self, first: Callable[[], Awaitable[None]] | None = None, lost: Sequence[str] = ()) -> None:
+        self._first = first
+        self._lost = lost
+        self.prepared: list[tuple[str, tuple[ClaimName, ...]]] = []
+
+    async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Prepared | Failure]:
+        self.prepared.append((driver, tuple(claims)))
+        if self._first:
+            await self._first()
+        device = PreparedDevice(("cpus",), "node", "cpudevnuma000", ("dra.k8s.io/cpu=x",))
+        answers = {claim.uid: Prepared((device,)) for claim in claims if claim.uid not in self._lost}
+        return {**answers, "never-asked-for": Failure("noise")}
+
+    async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Failure | None]:
+        if self._first:
+            await self._first()
+        return {claim.uid: None for claim in claims if claim.uid not in self._lost}
+
+
+@asynccontextmanager
+async def calling(path: Path) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+    """Yields a function that calls a unary method of the socket: (method, request, response type, timeout)."""
+    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+
+        async def call(method: str, request: Any, answer: Any, limit: float | None = 10) -> Any:
+            stub = channel.unary_unary(method, type(request).SerializeToString, answer.FromString)
+            return await stub(request, timeout=limit)
+
+        yield call
+
+
+async def prepare(path: Path, *uids: str, limit: float | None = 10) -> Any:
+    request = dra_v1_pb2.NodePrepareResourcesRequest()
+    for uid in uids:
+        request.claims.add(namespace="default", name=f"claim-{uid}", uid=uid)
+    async with calling(path) as call:
+        answer = await call(f"{V1}/NodePrepareResources", request, dra_v1_pb2.NodePrepareResourcesResponse, limit)
+        return answer.claims
+
+
+async def unprepare(path: Path, *uids: str) -> Any:
+    claims = [dra_v1_pb2.Claim(namespace="default", name="n", uid=uid) for uid in uids]
+    async with calling(path) as call:
+        request = dra_v1_pb2.NodeUnprepareResourcesRequest(claims=claims)
+        answer = await call(f"{V1}/NodeUnprepareResources", request, dra_v1_pb2.NodeUnprepareResourcesResponse)
+        return answer.claims
+
+
+def verdict(plugin: KubeletPlugin) -> tuple[bool, str]:
+    return plugin.registered, plugin.error
+
+
+async def never() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+async def broken() -> None:
+    raise LookupError("a bug")
+
+
+async def test_trap_4_5_every_requested_claim_has_exactly_one_entry(short_root: Path) -> None:
+    """Missing entries fail the pod, and so do entries that nobody asked for; both RPCs keep to that."""
+    paths = PluginPaths.below(short_root, "dra.cpu", None)
+    door = Door(lost=["b"])
+    async with KubeletPlugin("dra.cpu", door, paths):
+        answers = await prepare(paths.dra, "a", "b", "a")
+        assert sorted(answers) == ["a", "b"]
+        assert answers["a"].devices[0].device_name == "cpudevnuma000"
+        assert "no answer to prepare" in answers["b"].error
+        gone = await unprepare(paths.dra, "a", "b")
+        assert sorted(gone) == ["a", "b"]
+        assert gone["a"].error == ""
+        assert gone["b"].error
+    assert door.prepared[0][0] == "dra.cpu"
+    assert door.prepared[0][1][0] == ClaimName("default", "claim-a", "a")
+
+
+async def test_a_broken_door_fails_claims_not_the_call(short_root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An unknown exception becomes the error of every claim, with a traceback in the log; the next call is served."""
+    paths = PluginPaths.below(short_root, "dra.cpu", None)
+    async with KubeletPlugin("dra.cpu", Door(broken), paths):
+        with caplog.at_level(logging.ERROR):
+            answers = await prepare(paths.dra, "a", "b")
+        assert "a bug" in answers["a"].error
+        assert "a bug" in answers["b"].error
+        assert "a bug" in (await unprepare(paths.dra, "c"))["c"].error
+    assert "call failed driver=dra.cpu call=prepare claims=2" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+async def test_trap_4_6_the_answer_comes_before_the_callers_deadline(short_root: Path) -> None:
+    """A bare DEADLINE_EXCEEDED explains nothing: every claim gets a text shortly before."""
+    paths = PluginPaths.below(short_root, "dra.cpu", None)
+    async with KubeletPlugin("dra.cpu", Door(never), paths):
+        answers = await prepare(paths.dra, "a", limit=3)
+    assert "did not end within 2.7 s" in answers["a"].error
+
+
+async def test_large_batches_are_one_call(short_root: Path) -> None:
+    """All claims of a node in one call stay one call to the door."""
+    paths = PluginPaths.below(short_root, "dra.cpu", None)
+    door = Door()
+    async with KubeletPlugin("dra.cpu", door, paths):
+        assert len(await prepare(paths.dra, *(f"{number:036}" for number in range(2000)))) == 2000
+    assert len(door.prepared) == 1
+
+
+async def test_trap_4_15_registration_comes_last_and_goes_first(short_root: Path) -> None:
+    """The kubelet may call as soon as it sees the registration socket, and only then."""
+    paths = PluginPaths.below(short_root, "dra.cpu", POD)
+    running = asyncio.Event()
+
+    async def slow() -> None:
+        running.set()
+        while paths.registration.exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        async with KubeletPlugin("dra.cpu", Door(slow), paths) as plugin:
+            assert paths.dra.is_socket()
+            assert not paths.registration.exists()
+            await plugin.register()
+            assert paths.registration.is_socket()
+            assert [path.name for path in paths.registration.parent.iterdir()] == [f"dra.cpu-{POD}-reg.sock"]
+            assert paths.dra.parent.stat().st_mode & 0o777 == 0o750
+            call = group.create_task(prepare(paths.dra, "a"))
+            await running.wait()
+        # The call that was running ended in good order although the plugin left.
+        assert (await call)["a"].devices
+    assert not list(paths.dra.parent.iterdir())
+
+
+async def test_trap_4_1_services_are_named_short_and_best_first(short_root: Path) -> None:
+    """supported_versions are short service names; v1beta1 before v1 would lose share ids."""
+    paths = PluginPaths.below(short_root, "dra.memory", POD)
+    async with KubeletPlugin("dra.memory", Door(), paths) as plugin:
+        await plugin.register()
+        async with calling(paths.registration) as call:
+            request = pluginregistration_pb2.InfoRequest()
+            info = await call(f"{REGISTRATION}/GetInfo", request, pluginregistration_pb2.PluginInfo)
+    assert (info.type, info.name, info.endpoint) == ("DRAPlugin", "dra.memory", str(paths.dra))
+    assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
+
+
+async def test_trap_4_2_get_info_answers_while_prepare_waits(short_root: Path) -> None:
+    """The kubelet gives GetInfo one second, also while claims wait for the backend."""
+    paths = PluginPaths.below(short_root, "dra.cpu", POD)
+    plugin = KubeletPlugin("dra.cpu", Door(never), paths, grace_seconds=0)
+    async with asyncio.TaskGroup() as group, plugin:
+        await plugin.register()
+        waiting = [group.create_task(prepare(paths.dra, str(number), limit=3)) for number in range(20)]
+        async with calling(paths.registration) as call:
+            request = pluginregistration_pb2.InfoRequest()
+            await call(f"{REGISTRATION}/GetInfo", request, pluginregistration_pb2.PluginInfo, 1)
+        for task in waiting:
+            task.cancel()
+
+
+async def test_trap_4_3_notify_never_answers_an_error(short_root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An error in answer to Notify(true) would make the kubelet drop the plugin; a refusal is shown, not raised."""
+    paths = PluginPaths.below(short_root, "dra.cpu", None)
+    status, answer = pluginregistration_pb2.RegistrationStatus, pluginregistration_pb2.RegistrationStatusResponse
+    method = f"{REGISTRATION}/NotifyRegistrationStatus"
+    async with KubeletPlugin("dra.cpu", Door(), paths) as plugin:
+        assert verdict(plugin) == (False, "")
+        await plugin.register()
+        async with calling(paths.registration) as call:
+            await call(method, status(plugin_registered=False, error="no such version"), answer)
+            assert verdict(plugin) == (False, "no such version")
+            await call(method, status(plugin_registered=True), answer)
+            assert verdict(plugin) == (True, "")
+        async with grpc.aio.insecure_channel(f"unix:{paths.registration}") as channel:
+            assert await channel.unary_unary(method)(b"\xff garbage", timeout=5) == b""
+        assert verdict(plugin) == (True, "")
+    assert verdict(plugin) == (False, "")
+    assert "no such version" in caplog.text
+
+
+async def test_trap_4_12_shutdown_leaves_a_successors_sockets(short_root: Path) -> None:
+    """With fixed names the successor's sockets lie under our names when we leave: gRPC must not remove them."""
+    paths = PluginPaths.below(short_root, "dra.cpu", None)
+    async with KubeletPlugin("dra.cpu", Door(), paths, grace_seconds=0) as old:
+        await old.register()
+        async with KubeletPlugin("dra.cpu", Door(), paths, grace_seconds=0) as new:
+            await new.register()
+            await old.__aexit__(None, None, None)
+            assert paths.registration.is_socket()
+            assert (await prepare(paths.dra, "a"))["a"].devices
+
+
+async def test_trap_4_11_long_paths_are_refused_before_anything_is_opened() -> None:
+    """A kubelet root of 80 characters leaves no room: say so at once instead of failing at bind."""
+    with pytest.raises(SocketPathError, match=r"dra\.cpu.*shorten"):
+        PluginPaths.below(Path("/" + "r" * 79), "dra.cpu", POD)
+
+
+async def test_a_directory_that_cannot_be_used_is_named(short_root: Path) -> None:
+    """A start that fails names the path, and leaves nothing running or lying about."""
+    paths = PluginPaths.below(short_root, "dra.cpu", None)
+    paths.dra.parent.mkdir(parents=True)
+    paths.dra.write_text("not a socket")
+    with pytest.raises(FileExistsError, match=r"dra\.sock exists and is not a socket"):
+        async with KubeletPlugin("dra.cpu", Door(), paths):
+            pass
+    assert [path.name for path in paths.dra.parent.iterdir()] == ["dra.sock"]

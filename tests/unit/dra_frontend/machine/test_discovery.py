@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole machines: discovery against hwloc, and against damage."""
+
+import random
+from functools import cache
+
+import pytest
+from dra_frontend.commands.inspect import report
+from dra_frontend.machine.discovery import discover
+from dra_frontend.machine.file_tree import HostTreeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fakes.trees import NAMES, MemoryTree, captured, expected
+
+CPU = "/sys/devices/system/cpu"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_agrees_with_hwloc(name: str) -> None:
+    """Of every captured machine, discovery finds what hwloc finds."""
+    found = report(discover(captured(name)))
+    assert {key: found[key] for key in expected(name)} == expected(name)
+
+
+def test_all_eight_are_there() -> None:
+    """The tests over captured machines really run over the eight."""
+    assert len(NAMES) == 8
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_machine_is_whole(name: str) -> None:
+    """Every CPU is in exactly one NUMA node, one core, one package; groups are named by their lowest CPU."""
+    machine = discover(captured(name))
+    assert sorted(cpu for node in machine.numa_nodes.values() for cpu in node.cpus) == sorted(machine.cpus)
+    for cpu in machine.cpus.values():
+        assert cpu.id in machine.numa_nodes[cpu.numa_node].cpus
+        core = [other for other in machine.cpus.values() if other.core == cpu.core]
+        assert cpu.core == min(other.id for other in core)
+        assert len({(other.package, other.numa_node, other.l3) for other in core}) == 1
+        assert (cpu.l3 is None) == (cpu.l3_id == -1)
+    assert not machine.offline & machine.online
+    assert list(machine.cpus) == sorted(machine.cpus)
+    assert list(machine.numa_nodes) == sorted(machine.numa_nodes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_order_of_a_directory_does_not_matter(name: str) -> None:
+    """Two looks at the same machine give equal values, in whatever order the file system lists."""
+    tree = captured(name)
+    files = list(tree.files.items())
+    random.Random(name).shuffle(files)
+    again = discover(MemoryTree(dict(files)))
+    assert again == discover(tree)
+    assert repr(again) == repr(discover(tree))
+
+
+def test_an_l3_without_id_is_named_by_its_lowest_cpu() -> None:
+    """Arm kernels number no caches; the id is then the lowest CPU of the group, the same on every CPU of it."""
+    machine = discover(captured("128arm-2pa2n8cluster4co"))
+    assert {cpu.l3_id for cpu in machine.cpus.values()} == {0, 32, 64, 96}
+
+
+def test_raw_core_ids_repeat_and_cores_do_not() -> None:
+    """Two CPUs with the same core_id on two sockets are two cores."""
+    machine = discover(captured("16em64t-4s2c2t-offlines"))
+    assert machine.cpus[0].core_id == machine.cpus[1].core_id
+    assert machine.cpus[0].core != machine.cpus[1].core
+
+
+# What a broken copy, a full disk or a bad bit makes of a file.
+_DAMAGE = st.one_of(
+    st.none(),
+    st.just(b""),
+    st.just(b"garbage\n"),
+    st.just(b"-1\n"),
+    st.just(b"99999999999999999999999\n"),
+    st.binary(min_size=1, max_size=20),
+)
+
+
+def _damaged(content: bytes, data: st.DataObject) -> bytes | None:
+    kind = data.draw(st.sampled_from(["replace", "truncate", "repeat", "flip", "drop"]))
+    at = data.draw(st.integers(0, max(0, len(content) - 1)))
+    if kind == "replace" or not content:
+        replaced: bytes | None = data.draw(_DAMAGE)
+        return replaced
+    changed = bytes([data.draw(st.sampled_from(b"0123456789abcdef,- \n"))])
+    return {
+        "truncate": content[:at],
+        "repeat": content + content,
+        "flip": content[:at] + changed + content[at + 1 :],
+        "drop": content[:at] + content[at + 1 :],
+    }[kind]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_damage_is_named_and_never_loses_a_cpu(name: str, data: st.DataObject) -> None:
+    """With any one file broken or gone, all online CPUs are found, or an error names a file; nothing else happens."""
+    tree = captured(name)
+    paths = sorted(path for path, content in tree.files.items() if isinstance(content, bytes))
+    path = data.draw(st.sampled_from(paths))
+    content = tree.files[path]
+    assert isinstance(content, bytes)
+    _assert_whole_or_named(_online(name), tree.changed({path: _damaged(content, data)}))
+
+
+@cache
+def _online(name: str) -> frozenset[int]:
+    return discover(captured(name)).online
+
+
+def _assert_whole_or_named(online: frozenset[int], damaged: MemoryTree) -> None:
+    try:
+        found = discover(damaged).online
+    except HostTreeError as error:
+        fault = error
+    else:
+        assert found == online
+        return
+    assert fault.path.startswith(("/sys/", "/proc/"))
+    assert str(fault).startswith(fault.path)
+    assert "\n" not in str(fault)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_kind_of_file_may_vanish_from_one_cpu(name: str) -> None:
+    """Whatever single file or directory of one CPU is missing, no CPU is."""
+    tree = captured(name)
+    cpu = max(_online(name))
+    prefix = f"{CPU}/cpu{cpu}/"
+    paths = [path for path in tree.files if path.startswith(prefix)]
+    for path in {*paths, *(path.rpartition("/")[0] for path in paths), f"{prefix}topology", f"{prefix}cache"}:
+        _assert_whole_or_named(_online(name), tree.changed({path: None}))

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PCIe roots near CPUs, from sysfs to the devices."""
+
+from dataclasses import replace
+
+import pytest
+from dra_frontend.devices.inventory import Inventory, build_inventory
+from dra_frontend.devices.pcie import PCIE_ROOT, cut_devices
+from dra_frontend.devices.slices import slice_documents
+from dra_frontend.machine.discovery import discover
+from dra_frontend.machine.file_tree import HostTreeError
+from numa_contract.config import Config
+
+from tests.fakes.apiserver_rules import GATES_OF_1_36, admit
+from tests.fakes.apiserver_store import ApiError, Resource
+from tests.fakes.scheduler import allocate
+from tests.fakes.trees import captured, small_machine
+from tests.strategies.modes import MODES
+
+SLICES = Resource("resource.k8s.io", "resourceslices", "ResourceSlice")
+
+
+def root(name: str, cpus: str) -> dict[str, str | bytes | None]:
+    """The files of one root bridge."""
+    return {f"/sys/devices/pci{name}/pci_bus/{name}/cpulistaffinity": cpus}
+
+
+def offered(files: dict[str, str | bytes | None], **config: object) -> Inventory:
+    """What a machine of CPUs 0-3 and 4-7 offers with these roots."""
+    given = Config.model_validate({"reservedCPUs": "0", "exposePCIeRoots": True, **config})
+    return build_inventory(discover(small_machine().changed(files)), given, "n")
+
+
+def lists(inventory: Inventory) -> dict[str, object]:
+    """The attribute of each CPU device; None where there is none."""
+    return {device.name: device.attributes.get(PCIE_ROOT) for device in inventory.pools[0].devices}
+
+
+TWO = {**root("0000:00", "0-3\n"), **root("0000:80", "4-7\n")}
+
+
+def test_a_captured_machine_has_its_roots() -> None:
+    """The Xeon of the captures: three root complexes, all on the first socket."""
+    roots = discover(captured("32intel64-2p8co2t+8ve")).pcie_roots
+    assert list(roots) == ["pci0000:17", "pci0000:3a", "pci0000:5d"]
+    assert set(roots.values()) == {frozenset({*range(8), *range(16, 24)})}
+
+
+def test_a_device_lists_the_roots_near_its_cpus() -> None:
+    """Each once, in order; a device of both sockets has them all, a single CPU those of its socket."""
+    assert lists(offered(TWO)) == {"cpudevnuma000": ("pci0000:00",), "cpudevnuma001": ("pci0000:80",)}
+    assert lists(offered(TWO, groupBy="machine")) == {"cpudevmachine": ("pci0000:00", "pci0000:80")}
+    single = lists(offered(TWO, cpuDeviceMode="individual"))
+    assert single["cpudev003"] == ("pci0000:00",)
+    assert single["cpudev004"] == ("pci0000:80",)
+
+
+def test_off_by_default() -> None:
+    """The cluster's gate is alpha: without the setting there is no list, whatever the machine has."""
+    assert set(lists(offered(TWO, exposePCIeRoots=False)).values()) == {None}
+
+
+def test_no_root_near_is_no_attribute() -> None:
+    """An empty list is no value for the server; CPUs that are reserved or offline bring no root."""
+    files = {**root("0000:00", "0\n"), **root("0000:80", "4-7,64-127\n")}
+    assert lists(offered(files)) == {"cpudevnuma000": None, "cpudevnuma001": ("pci0000:80",)}
+
+
+def test_a_bridge_that_goes_while_we_look_is_left_out() -> None:
+    """Its directory is listed, its file is gone: the node starts all the same."""
+    files = {**TWO, "/sys/devices/pci0000:40/uevent": ""}
+    assert lists(offered(files))["cpudevnuma000"] == ("pci0000:00",)
+
+
+def test_damage_names_the_file() -> None:
+    """A list that is none is told with its path, as for every file of discovery."""
+    with pytest.raises(HostTreeError, match="pci_bus/0000:00/cpulistaffinity: is no CPU list"):
+        offered(root("0000:00", "zero\n"))
+
+
+def test_other_devices_are_no_roots() -> None:
+    """Only the names of root bridges count."""
+    others = {f"/sys/devices/{name}/pci_bus/x/cpulistaffinity": "0-7\n" for name in ("pci", "pci0000", "pcih0000:00")}
+    assert discover(small_machine().changed({**others, **root("0000:0A", "0-7\n")})).pcie_roots == {}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_lists_pass_the_servers_rules(mode: dict[str, str]) -> None:
+    """In every mode, with the gate on; with more roots than a device may name, the list is cut and that is told."""
+    files = {key: text for n in range(64) for key, text in root(f"0000:{n:02x}", "0-7\n").items()}
+    inventory = offered(files, **mode)
+    for document in slice_documents(inventory.pools[0], "n"):
+        named = {**document, "metadata": {"name": "s"}}
+        admit({**GATES_OF_1_36, "DRAListTypeAttributes": True}, SLICES, named, None)
+        with pytest.raises(ApiError, match="exactly one value"):
+            admit(GATES_OF_1_36, SLICES, named, None)
+    assert cut_devices(inventory.machine.pcie_roots, inventory.pools) == [d.name for d in inventory.pools[0].devices]
+    whole = offered(TWO, **mode)
+    assert cut_devices(whole.machine.pcie_roots, whole.pools) == []
+
+
+def test_order_of_sysfs_does_not_matter() -> None:
+    """The same list after every start: another order would be a change for the server."""
+    found = discover(small_machine().changed(TWO))
+    shuffled = replace(found, pcie_roots=dict(reversed(found.pcie_roots.items())))
+    config = Config.model_validate({"exposePCIeRoots": True, "groupBy": "machine"})
+    assert lists(build_inventory(shuffled, config, "n")) == lists(build_inventory(found, config, "n"))
+
+
+@pytest.mark.parametrize("near", [{"string": "pci0000:80"}, {"strings": ["pci0000:40", "pci0000:80"]}])
+def test_cpus_are_found_near_another_drivers_device(near: dict[str, object]) -> None:
+    """What the list is for: a claim for a GPU and CPUs that match by root gets the CPUs of the GPU's socket."""
+    gpu = {"name": "gpu0", "attributes": {PCIE_ROOT: near}}
+    pool = {"name": "gpus", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "gpu.example", "nodeName": "n", "pool": pool, "devices": [gpu]}
+    slices = [{"metadata": {"name": "gpu"}, "spec": spec}]
+    for index, document in enumerate(slice_documents(offered(TWO).pools[0], "n")):
+        slices.append({**document, "metadata": {"name": f"cpu{index}"}})
+    classes = {
+        name: {"spec": {"selectors": [{"cel": {"expression": f'device.driver == "{name}"'}}]}}
+        for name in ("gpu.example", "dra.cpu")
+    }
+    amount = {"requests": {"dra.cpu/cpu": "2"}}
+    requests = [
+        {"name": "gpu", "exactly": {"deviceClassName": "gpu.example"}},
+        {"name": "cpus", "exactly": {"deviceClassName": "dra.cpu", "capacity": amount}},
+    ]
+    devices = {"requests": requests, "constraints": [{"matchAttribute": PCIE_ROOT}]}
+    claim = allocate({"metadata": {"name": "c"}, "spec": {"devices": devices}}, slices, classes)
+    results = claim["status"]["allocation"]["devices"]["results"]
+    assert [result["device"] for result in results] == ["gpu0", "cpudevnuma001"]

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading a host's files below a root."""
+
+import os
+from pathlib import Path
+
+import pytest
+from dra_frontend.machine.file_tree import HostTreeError
+from dra_frontend.node.host_tree import HostTree
+
+
+def test_what_is_not_there_is_none(tmp_path: Path) -> None:
+    """A file or directory that does not exist is an answer, not an error; so is a path through a file."""
+    (tmp_path / "sys").write_text("x")
+    tree = HostTree(tmp_path)
+    assert tree.read("/proc/meminfo") is None
+    assert tree.read("/sys/devices") is None
+    assert tree.names("/proc") is None
+
+
+def test_text_and_sorted_names(tmp_path: Path) -> None:
+    """Files come as text without the NUL byte that some kernels append, names in one order on every file system."""
+    for name in ("b", "a", "c"):
+        (tmp_path / name).write_bytes(b"0-3\n\0")
+    tree = HostTree(tmp_path)
+    assert tree.read("/a") == "0-3\n"
+    assert tree.names("/") == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("target", ["/outside/secret", "../../../../outside/secret", "../outside/secret"])
+def test_links_never_leave_the_root(tmp_path: Path, target: str) -> None:
+    """Absolute links and links with too many dots end below the root, as chroot would have it."""
+    root = tmp_path / "root"
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret").write_text("of the machine that looks")
+    (root / "outside").mkdir(parents=True)
+    (root / "outside" / "secret").write_text("of the captured machine")
+    (root / "dir").mkdir()
+    (root / "dir" / "link").symlink_to(target)
+    (root / "dir" / "up").symlink_to(Path(target).parent)
+    tree = HostTree(root)
+    assert tree.read("/dir/link") == "of the captured machine"
+    assert tree.read("/dir/up/secret") == "of the captured machine"
+    assert tree.names("/dir/up") == ["secret"]
+
+
+def test_links_inside_the_root_are_followed(tmp_path: Path) -> None:
+    """Chains of relative links lead where they lead on the host; a dangling one is a missing file."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "file").write_text("text")
+    (tmp_path / "one").symlink_to("a/b")
+    (tmp_path / "two").symlink_to("./one/../b/file")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    tree = HostTree(tmp_path)
+    assert tree.read("/one/file") == "text"
+    assert tree.read("/two") == "text"
+    assert tree.read("/dangling") is None
+
+
+def test_a_circle_of_links_is_an_error(tmp_path: Path) -> None:
+    """Links that lead in a circle are named, not followed for ever."""
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(HostTreeError, match=r"circle"):
+        HostTree(tmp_path).read("/a")
+
+
+def test_what_is_no_readable_text_is_an_error_with_its_name(tmp_path: Path) -> None:
+    """Bytes that are no text, directories, FIFOs and floods are refused by name; none of them blocks."""
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    (tmp_path / "directory").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    with (tmp_path / "flood").open("wb") as file:
+        file.truncate(1 << 30)
+    tree = HostTree(tmp_path)
+    for name in ("bytes", "directory", "fifo", "flood"):
+        with pytest.raises(HostTreeError) as caught:
+            tree.read(f"/{name}")
+        assert caught.value.path == f"/{name}"
+    assert tree.names("/bytes") is None
+
+
+def test_only_the_running_machine_knows_its_page_size(tmp_path: Path) -> None:
+    """The page size of the process says nothing about a captured tree."""
+    (tmp_path / "live").symlink_to("/")
+    assert HostTree("/").live_page_bytes() == os.sysconf("SC_PAGE_SIZE")
+    assert HostTree(tmp_path / "live").live_page_bytes() == os.sysconf("SC_PAGE_SIZE")
+    assert HostTree(tmp_path).live_page_bytes() is None
+    assert HostTree("/").read("/proc/self/stat") is not None

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looking at a machine again and again: what is read, what is replaced, what survives an error."""
+
+from collections.abc import Mapping
+
+from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.devices.inventory import Inventory
+from dra_frontend.devices.model import MemoryDevice
+from dra_frontend.node.machine_watch import FirstLook, HostTrees, MachineWatch
+from numa_contract.cdi import ClaimFile
+from numa_contract.config import Config, parse_config
+
+from tests.fakes.trees import MemoryTree, small_machine
+
+PAGE = 2 << 20
+PAGES = "node/node0/hugepages/hugepages-2048kB"
+
+
+class Host:
+    """A tree that can be replaced, and that counts what is read."""
+
+    def __init__(self, tree: MemoryTree) -> None:
+        self.tree = tree
+        self.reads = 0
+
+    def change(self, files: Mapping[str, str | None]) -> None:
+        """Writes or removes files below /sys/devices/system."""
+        self.tree = self.tree.changed({f"/sys/devices/system/{path}": text for path, text in files.items()})
+
+    def read(self, path: str) -> str | None:
+        """Counts and reads."""
+        self.reads += 1
+        return self.tree.read(path)
+
+    def names(self, path: str) -> list[str] | None:
+        """Lists."""
+        return self.tree.names(path)
+
+    def live_page_bytes(self) -> int | None:
+        """Returns None: another machine."""
+        return None
+
+
+class Rig:
+    """A watch over a small machine."""
+
+    def __init__(
+        self, config: Config | None = None, ledger: Ledger | None = None, pods: str | None = "total=0"
+    ) -> None:
+        self.host = Host(small_machine())
+        files = (
+            {} if pods is None else {f"/kubepods/hugetlb.{size}.numa_stat": pods.encode() for size in ("2MB", "1GB")}
+        )
+        self.config = config or Config()
+        trees = HostTrees(self.host, MemoryTree(files))
+        first = FirstLook.at(self.host, self.config, "n")
+        self.watch = MachineWatch(trees, self.config, "n", first, lambda: ledger or Ledger({}))
+
+    def capacity(self, device: str) -> int:
+        """Bytes of a memory device; 0 when there is none."""
+        return capacity(self.watch.inventory, device)
+
+
+def capacity(inventory: Inventory, device: str) -> int:
+    """Bytes of a memory device; 0 when there is none."""
+    found = [one for pool in inventory.pools for one in pool.devices if one.name == device]
+    return sum(one.capacity_bytes for one in found if isinstance(one, MemoryDevice))
+
+
+# Two lists of CPUs; of each of two nodes meminfo, and three files of each of two page sizes.
+ONE_LOOK = 2 + 2 * (1 + 2 * 3)
+
+
+async def test_an_unchanged_machine_costs_a_look() -> None:
+    """Nothing is discovered again after the start: some tens of reads, and the same inventory."""
+    rig = Rig()
+    rig.host.reads = 0
+    await rig.watch.look()
+    assert rig.host.reads == ONE_LOOK
+    inventory, rig.host.reads = rig.watch.inventory, 0
+    await rig.watch.look()
+    assert rig.watch.inventory is inventory
+    assert rig.host.reads == ONE_LOOK
+
+
+async def test_a_change_since_the_start_is_seen_by_the_first_look() -> None:
+    """What goes between the start's discovery and the first look is not missed."""
+    rig = Rig()
+    rig.host.change({"cpu/online": "0-3,5-7", "cpu/cpu4/topology": None})
+    await rig.watch.look()
+    assert 4 not in rig.watch.inventory.machine.online
+
+
+async def test_a_change_is_seen_at_the_next_look() -> None:
+    """Pages that were added are offered and taken from plain memory; free pages show without a discovery."""
+    rig = Rig(pods="")
+    await rig.watch.look()
+    plain, inventory = rig.capacity("memory-numa000"), rig.watch.inventory
+    rig.host.change({f"{PAGES}/free_hugepages": "199"})
+    await rig.watch.look()
+    assert rig.watch.inventory is inventory
+    assert [pool.free for pool in rig.watch.machine.numa_nodes[0].hugepages] == [199, 0]
+    rig.host.change({f"{PAGES}/nr_hugepages": "512", f"{PAGES}/free_hugepages": "455"})
+    await rig.watch.look()
+    assert rig.capacity("hugepages-2m-numa000") == 512 * PAGE
+    assert rig.capacity("memory-numa000") == plain - 256 * PAGE
+
+
+async def test_an_error_keeps_the_last_inventory() -> None:
+    """What cannot be read is told and counted; the next good look ends it."""
+    rig = Rig()
+    await rig.watch.look()
+    inventory = rig.watch.inventory
+    rig.host.change({"cpu/online": "what?"})
+    await rig.watch.look()
+    assert rig.watch.inventory is inventory
+    assert rig.watch.problem.startswith("/sys/devices/system/cpu/online: ")
+    assert rig.watch.failures == 1
+    rig.host.change({"cpu/online": "0-7"})
+    await rig.watch.look()
+    assert (rig.watch.problem, rig.watch.failures) == ("", 1)
+
+
+async def test_a_failed_discovery_is_tried_again() -> None:
+    """A look that succeeds and a discovery that does not: the change is not forgotten."""
+    rig = Rig()
+    await rig.watch.look()
+    siblings = "cpu/cpu0/topology/core_cpus"
+    rig.host.change({"cpu/online": "0-5", "cpu/cpu6/topology": None, "cpu/cpu7/topology": None, siblings: "damage"})
+    await rig.watch.look()
+    assert "core_cpus" in rig.watch.problem
+    rig.host.change({siblings: "03"})
+    await rig.watch.look()
+    assert rig.watch.inventory.machine.online == set(range(6))
+
+
+async def test_reserves_that_no_longer_fit_are_warnings() -> None:
+    """Reserved CPUs that went offline and a node that went away are told, and the rest goes on."""
+    reserved = [{"numaNode": 1, "limits": {"memory": "1Gi"}}]
+    rig = Rig(parse_config({"reservedCPUs": "0,7", "reservedMemory": reserved}, "test"))
+    rig.host.change({"cpu/online": "0-3", "node/node1": None, "node/online": "0"})
+    rig.host.change({f"cpu/cpu{cpu}/topology": None for cpu in range(4, 8)})
+    await rig.watch.look()
+    assert rig.watch.problem == ""
+    assert rig.watch.warnings == (
+        "reservedCPUs: CPU 7 is offline; online are 0-3",
+        "reservedMemory: NUMA node 1 does not exist; there are 0",
+    )
+
+
+async def test_the_withheld_cpu_is_nobodys() -> None:
+    """When the CPU that is kept for everybody else goes offline, one that no claim has takes its place."""
+    held = Ledger({("dra.cpu", "u"): ClaimFile("dra.cpu", "u", None, frozenset({5, 6}))})
+    rig = Rig(ledger=held)
+    assert rig.watch.inventory.withheld_cpus == {4}
+    rig.host.change({"cpu/online": "0-3,5-7", "cpu/cpu4/topology": None})
+    await rig.watch.look()
+    assert rig.watch.inventory.withheld_cpus == {7}
+
+
+async def test_pages_of_the_host_are_no_capacity() -> None:
+    """56 of 256 pages are in use by no pod; a reserve for the host covers them, and is not subtracted twice."""
+    rig = Rig()
+    await rig.watch.look()
+    assert rig.capacity("hugepages-2m-numa000") == 200 * PAGE
+    assert rig.watch.host_pages[0, PAGE] == 56
+    for reserve, left in (("64Mi", 200), ("128Mi", 192)):
+        keys = {"reservedMemory": [{"numaNode": 0, "limits": {"hugepages-2Mi": reserve}}]}
+        rig = Rig(parse_config(keys, "test"))
+        await rig.watch.look()
+        assert rig.capacity("hugepages-2m-numa000") == left * PAGE
+
+
+async def test_pages_of_pods_are_capacity() -> None:
+    """Claimed pages that are in use are still what the claims were promised."""
+    rig = Rig(pods=f"total={112 * PAGE} N0={56 * PAGE} N1={56 * PAGE}")
+    await rig.watch.look()
+    assert rig.capacity("hugepages-2m-numa000") == 256 * PAGE
+    assert rig.watch.warnings == ()
+
+
+async def test_what_pods_have_may_be_unknown() -> None:
+    """Without the cgroup tree nothing is subtracted, and that is told."""
+    rig = Rig(pods="")
+    await rig.watch.look()
+    assert rig.capacity("hugepages-2m-numa000") == 256 * PAGE
+    (warning,) = rig.watch.warnings
+    assert "below /sys/fs/cgroup is no kubepods group" in warning
+
+
+async def test_a_reserve_waits_for_its_pages() -> None:
+    """reservedMemory for a size without pages is no error, and holds from the first page on."""
+    keys = {"reservedMemory": [{"numaNode": 0, "limits": {"hugepages-1Gi": "1Gi"}}]}
+    rig = Rig(parse_config(keys, "test"))
+    assert rig.capacity("hugepages-1g-numa000") == 0
+    large = PAGES.replace("2048", "1048576")
+    rig.host.change({f"{large}/nr_hugepages": "3", f"{large}/free_hugepages": "3"})
+    rig.host.change({"node/node0/meminfo": "Node 0 MemTotal: 8388608 kB\n"})
+    await rig.watch.look()
+    assert rig.capacity("hugepages-1g-numa000") == 2 << 30

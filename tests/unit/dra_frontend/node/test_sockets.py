@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sockets are placed whole, checked for length, and removed only by their maker."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from dra_frontend.node.sockets import NotASocketError, SocketPathError, check_socket_path, listen_tcp, listen_unix
+
+
+def test_trap_4_11_path_over_107_bytes_is_refused_by_name_and_budget() -> None:
+    """A path of 107 bytes passes, one more is refused with path, length and what to shorten."""
+    fits = Path("/" + "a" * 106)
+    assert check_socket_path(fits) == fits
+    with pytest.raises(SocketPathError, match=r"has 110 bytes, the kernel allows 107: .* by 3") as caught:
+        check_socket_path(Path("/" + "a" * 109))
+    assert caught.value.length == 110
+
+
+def test_length_counts_bytes_not_characters() -> None:
+    """The kernel counts bytes, so letters outside ASCII weigh more."""
+    with pytest.raises(SocketPathError):
+        check_socket_path(Path("/" + "ä" * 60))
+
+
+def test_listening_socket_replaces_a_stale_one_and_only_its_owner_reads_it(short_root: Path) -> None:
+    """After a crash the old file is in the way; the new socket takes its place with mode 0600."""
+    stale, _ = listen_unix(short_root / "s.sock")
+    stale.close()
+    listening, placed = listen_unix(short_root / "s.sock")
+    with listening, socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(short_root / "s.sock"))
+        assert (short_root / "s.sock").stat().st_mode & 0o777 == 0o600
+        assert placed.remove()
+    assert list(short_root.iterdir()) == []
+
+
+def test_something_else_in_the_way_is_left_alone(short_root: Path) -> None:
+    """A file that is no socket belongs to somebody; it is named, not removed, and nothing else is left behind."""
+    (short_root / "s.sock").write_text("precious")
+    with pytest.raises(NotASocketError, match="is not a socket"):
+        listen_unix(short_root / "s.sock")
+    assert [path.name for path in short_root.iterdir()] == ["s.sock"]
+    assert (short_root / "s.sock").read_text() == "precious"
+
+
+def test_trap_4_12_a_successors_socket_of_the_same_name_survives(short_root: Path) -> None:
+    """With a fixed name the old instance's shutdown must not remove the new instance's socket."""
+    old, placed_by_old = listen_unix(short_root / "s.sock")
+    new, placed_by_new = listen_unix(short_root / "s.sock")
+    with old, new:
+        assert not placed_by_old.remove()
+        assert (short_root / "s.sock").is_socket()
+        assert placed_by_new.remove()
+        assert not placed_by_new.remove()
+
+
+@pytest.mark.parametrize("client", ["127.0.0.1", "::1"])
+def test_without_a_host_both_ip_versions_are_heard(client: str) -> None:
+    """The kubelet probes the pod's address, whichever version the cluster uses."""
+    with listen_tcp(":0") as server, socket.create_connection((client, server.getsockname()[1])):
+        peer, _ = server.accept()
+        peer.close()

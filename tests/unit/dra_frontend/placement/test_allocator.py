@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which CPUs a claim gets."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+from dra_frontend.devices.cpu_groups import cpu_groups
+from dra_frontend.machine.discovery import discover
+from dra_frontend.machine.model import Machine
+from dra_frontend.placement import allocator
+from dra_frontend.placement.allocator import NoCpusError
+from dra_frontend.placement.place import Layout
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numa_contract.cpuset import parse_cpu_list
+from numa_contract.records import CpuParameters
+
+from tests.fakes.trees import NAMES, captured
+from tests.strategies.machines import SYNTHETIC, Core, assemble, even_cores, machine, machines, odd_machines
+from tests.strategies.wishes import (
+    by,
+    granularity,
+    keeps,
+    possible_by_counting,
+    possible_by_trying,
+    suitable,
+    whole_cores,
+    wishes,
+)
+
+NONE: frozenset[int] = frozenset()
+CLAIMS_PER_MACHINE = 240
+
+
+def allocate(
+    offered: frozenset[int], taken: frozenset[int], count: int, found: Machine, wish: CpuParameters | None = None
+) -> frozenset[int]:
+    """Asks the allocator, with the machine laid out."""
+    return allocator.allocate(offered, taken, count, Layout.of(found), wish or CpuParameters())
+
+
+def attempt(
+    offered: frozenset[int], taken: frozenset[int], count: int, found: Machine, wish: CpuParameters
+) -> frozenset[int] | None:
+    """Returns the CPUs, None where they are refused."""
+    try:
+        return allocate(offered, taken, count, found, wish)
+    except NoCpusError:
+        return None
+
+
+def check(
+    offered: frozenset[int], taken: frozenset[int], count: int, found: Machine, wish: CpuParameters
+) -> frozenset[int] | None:
+    """Checks everything that holds of every answer, and that it does not depend on the order of listing."""
+    free = set(offered - taken)
+    got = attempt(offered, taken, count, found, wish)
+    assert attempt(offered, taken, count, replace(found, cpus=dict(reversed(found.cpus.items()))), wish) == got
+    if got is None:
+        return None
+    assert len(got) == count
+    assert got <= free
+    relaxed = wish.model_copy(update={"numa": "group"}) if wish.full_physical_cores else wish
+    assert keeps(found, offered, set(got), relaxed)
+    kept = suitable(found, free, wish)
+    if wish.numa == "distribute":
+        nodes = by(found, suitable(found, offered, wish), lambda c: c.numa_node)
+        shares = [len(cpus & got) for cpus in nodes.values()]
+        assert max(shares) - min(shares) <= granularity(found, kept, wish)
+    if wish.strategy == "spread" and wish.l3 != "required" and wish.numa == "group":
+        assert len(by(found, got, lambda c: c.core)) == min(count, len(by(found, kept, lambda c: c.core)))
+    return got
+
+
+@settings(max_examples=300, deadline=None)
+@given(odd_machines(), st.data(), wishes())
+def test_a_set_is_found_exactly_when_there_is_one(found: Machine, data: st.DataObject, wish: CpuParameters) -> None:
+    """Trying all sets of a small machine finds one if and only if the allocator does."""
+    offered = data.draw(st.frozensets(st.sampled_from(sorted(found.online)), min_size=1, max_size=11))
+    taken = data.draw(st.frozensets(st.sampled_from(sorted(offered))))
+    free = set(offered - taken)
+    count = data.draw(st.integers(1, len(offered)))
+    got = check(offered, taken, count, found, wish)
+    assert (got is not None) == possible_by_trying(found, offered, free, count, wish)
+    assert (got is not None) == possible_by_counting(found, offered, free, count, wish), "the judges disagree"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A random claim, and whether an older one is given back before."""
+
+    group: int
+    share: int
+    wish: CpuParameters
+    release: int | None
+
+
+ASKS = st.lists(
+    st.builds(
+        Ask,
+        st.integers(0, 1000),
+        st.sampled_from([1, 1, 2, 2, 3, 4, 4, 5, 6, 8, 16, 33, 64, 100]),
+        wishes(),
+        st.none() | st.integers(0, 100),
+    ),
+    min_size=20,
+    max_size=20,
+)
+
+
+def machine_named(name: str) -> Machine:
+    """Returns a synthetic or a captured machine."""
+    return SYNTHETIC[name] if name in SYNTHETIC else discover(captured(name))
+
+
+@pytest.mark.parametrize("name", [*SYNTHETIC, *NAMES])
+@settings(max_examples=CLAIMS_PER_MACHINE // 20, deadline=None)
+@given(ASKS, st.sampled_from(["numanode", "socket", "machine", "l3", "coretype"]))
+def test_claims_come_and_go_on_every_machine(name: str, asks: list[Ask], group_by: str) -> None:
+    """Size, group, disjointness and every parameter hold through a history of claims; nothing possible is refused."""
+    found = machine_named(name)
+    groups = [group.cpus for group in cpu_groups(found, "grouped", group_by)]
+    held: list[frozenset[int]] = []
+    for ask in asks:
+        if ask.release is not None and held:
+            held.pop(ask.release % len(held))
+        offered = groups[ask.group % len(groups)]
+        taken = frozenset[int]().union(*held)
+        got = check(offered, taken, ask.share, found, ask.wish)
+        assert (got is not None) == possible_by_counting(found, offered, set(offered - taken), ask.share, ask.wish)
+        if got is not None:
+            held.append(got)
+    assert sum(map(len, held)) == len(frozenset[int]().union(*held))
+
+
+def test_there_are_enough_machines() -> None:
+    """At least thirty synthetic machines, up to 8 sockets and 512 CPUs, and 10,000 random claims over all of them."""
+    assert len(SYNTHETIC) >= 30
+    assert max(len(found.cpus) for found in SYNTHETIC.values()) == 512
+    assert max(len({cpu.package for cpu in found.cpus.values()}) for found in SYNTHETIC.values()) == 8
+    assert (len(SYNTHETIC) + len(NAMES)) * CLAIMS_PER_MACHINE >= 10_000
+
+
+@given(machines(), st.data())
+def test_no_more_l3_groups_than_needed(found: Machine, data: st.DataObject) -> None:
+    """On one NUMA node the number of L3 groups is the smallest possible: that of the fullest ones together."""
+    node = data.draw(st.sampled_from([node.cpus for node in found.numa_nodes.values() if node.cpus]))
+    free = data.draw(st.frozensets(st.sampled_from(sorted(node)), min_size=1))
+    count = data.draw(st.integers(1, len(free)))
+    least, covered = 0, 0
+    for cpus in sorted(by(found, free, lambda cpu: cpu.l3).values(), key=len, reverse=True):
+        if covered < count:
+            least, covered = least + 1, covered + len(cpus)
+    assert len(by(found, allocate(free, NONE, count, found), lambda cpu: cpu.l3)) == least
+
+
+@given(machines() | odd_machines(), st.data())
+def test_what_fits_into_one_place_stays_in_one_place(found: Machine, data: st.DataObject) -> None:
+    """A claim that one socket, in it one NUMA node, in that one L3 can hold is not spread over two of them."""
+    free = data.draw(st.frozensets(st.sampled_from(sorted(found.online)), min_size=1))
+    count = data.draw(st.integers(1, len(free)))
+    got = allocate(free, NONE, count, found)
+    inside = free
+    for level in ("package", "numa_node", "l3"):
+        # CPUs without an L3 have no cache in common: they are no place.
+        placed = frozenset(cpu for cpu in inside if getattr(found.cpus[cpu], level) is not None)
+        places = by(found, placed, lambda cpu, level=level: getattr(cpu, level))  # type: ignore[misc] # bound at once
+        if not any(len(cpus) >= count for cpus in places.values()):
+            # Where no NUMA node holds it, an L3 that lies across two of them is no place inside one.
+            break
+        [place] = {getattr(found.cpus[cpu], level) for cpu in got}
+        inside = frozenset(cpu for cpu in inside if getattr(found.cpus[cpu], level) == place)
+
+
+@given(machines(), st.data())
+def test_at_most_one_whole_core_is_broken(found: Machine, data: st.DataObject) -> None:
+    """Inside one L3, only an odd rest breaks a core that was wholly free."""
+    free = data.draw(st.frozensets(st.sampled_from(sorted(found.online)), min_size=1))
+    sizes = by(found, free, lambda cpu: cpu.l3)
+    count = data.draw(st.integers(1, max(map(len, sizes.values()))))
+    got = allocate(free, NONE, count, found)
+    assert sum(bool(core & got) and not core <= got for core in whole_cores(found, free)) <= 1
+
+
+S4 = assemble(even_cores(1, 1, 1, 2, 2))
+S4X = assemble(even_cores(1, 1, 1, 4, 1))
+D8 = assemble(
+    [Core(package=core // 2, node=core // 2, l3=core // 2, threads=2) for core in range(4)],
+)
+QUAD = assemble(even_cores(1, 1, 4, 4, 1))
+SMT = assemble(even_cores(1, 1, 2, 4, 2))
+NODES = assemble(even_cores(1, 2, 2, 4, 1))
+
+
+@pytest.mark.parametrize(
+    ("found", "group", "gone", "counts", "expected"),
+    [
+        (S4, "0-3", "", [2], "0,2"),
+        (S4, "0-3", "", [1, 1], "0,2"),
+        (S4, "0-3", "0,2", [2], "1,3"),
+        (S4, "0-3", "", [4], "0-3"),
+        (S4X, "0-3", "", [4], "0-3"),
+        (S4X, "0-3", "", [2], "0-1"),
+        (D8, "0-1,4-5", "", [4], "0-1,4-5"),
+        (D8, "2-3,6-7", "", [4], "2-3,6-7"),
+        (D8, "0-1,4-5", "0,4", [2], "1,5"),
+        (D8, "2-3,6-7", "2,6", [2], "3,7"),
+        (D8, "0-1,4-5", "", [2], "0,4"),
+        (D8, "2-3,6-7", "", [2], "2,6"),
+        (QUAD, "1-15", "", [10], "1-2,4-11"),
+        (SMT, "2-3,10-11,4-7,12-15", "", [6], "4-6,12-14"),
+        (SMT, "1-7,9-15", "", [10], "4-7,12-15,1,9"),
+        (NODES, "3-8,12", "", [2], "4-5"),
+    ],
+)
+def test_the_vectors_of_the_peer(found: Machine, group: str, gone: str, counts: list[int], expected: str) -> None:
+    """Section A of the CPU peer's facts: what its tests allocate, we allocate."""
+    offered = parse_cpu_list(group)
+    taken = parse_cpu_list(gone)
+    got: frozenset[int] = NONE
+    for count in counts:
+        got |= allocate(offered, taken | got, count, found)
+    assert got == parse_cpu_list(expected)
+
+
+@pytest.mark.parametrize("found", [S4, S4X])
+def test_the_vector_of_the_peer_that_is_refused(found: Machine) -> None:
+    """Five of four CPUs are an error."""
+    with pytest.raises(NoCpusError, match=r"5 CPUs wanted, 4 free \(0-3\)"):
+        allocate(found.online, NONE, 5, found)
+
+
+def test_core_ids_that_repeat_on_every_socket_do_no_harm() -> None:
+    """Peer fault 9.1.1: after one CPU is gone, a claim of whole cores stays on its node and takes whole cores."""
+    found = machine(sockets=2, cores_per_l3=4)
+    node = found.numa_nodes[0].cpus
+    assert allocate(node, NONE, 1, found) == {0}
+    assert allocate(node, frozenset({0}), 4, found) == {1, 9, 2, 10}
+    assert allocate(node, frozenset({0}), 2, found) == {1, 9}
+
+
+def test_an_odd_rest_takes_the_thread_that_is_alone() -> None:
+    """A core that is broken already gives its other thread before a whole one is broken."""
+    found = machine(sockets=1, cores_per_l3=4)
+    assert allocate(found.online, frozenset({0}), 3, found) == {1, 5, 4}
+
+
+def test_the_tightest_l3_is_taken() -> None:
+    """The smallest group that holds the claim, so that bigger ones stay whole."""
+    found = machine(sockets=1, l3s_per_node=2, cores_per_l3=4)
+    assert allocate(found.online, frozenset({0, 8}), 6, found) == {1, 9, 2, 10, 3, 11}
+
+
+def test_spread_takes_one_thread_of_each_core_first() -> None:
+    """As far as it goes: then the second threads follow."""
+    found = machine(sockets=1, cores_per_l3=4)
+    spread = CpuParameters(strategy="spread")
+    assert allocate(found.online, NONE, 3, found, spread) == {0, 1, 2}
+    assert allocate(found.online, NONE, 6, found, spread) == {0, 1, 2, 3, 4, 5}
+    assert allocate(found.online, frozenset({0}), 3, found, spread) == {1, 2, 3}
+
+
+def test_spread_in_one_l3_takes_the_one_with_most_cores() -> None:
+    """Where the L3 is required, the one in which fewest cores are doubled."""
+    found = assemble([*[Core(l3=0, threads=2)] * 2, *[Core(l3=1, threads=1)] * 4])
+    wish = CpuParameters(strategy="spread", l3="required")
+    assert allocate(found.online, NONE, 4, found, wish) == {2, 3, 4, 5}
+
+
+def test_ignoring_the_l3_fills_cores_in_order() -> None:
+    """Without the preference a claim goes to the lowest cores, whichever L3 they share."""
+    found = machine(sockets=1, l3s_per_node=2, cores_per_l3=4, threads=1)
+    assert allocate(found.online, frozenset({0, 1}), 4, found) == {4, 5, 6, 7}
+    assert allocate(found.online, frozenset({0, 1}), 4, found, CpuParameters(l3="ignore")) == {2, 3, 4, 5}
+
+
+def test_distribute_gives_every_node_its_share() -> None:
+    """Even to the CPU, or to the core where whole cores are wanted; the node with most room takes the rest."""
+    found = machine(sockets=2, nodes_per_socket=2, cores_per_l3=4)
+    distribute = CpuParameters(numa="distribute")
+    got = allocate(found.online, NONE, 10, found, distribute)
+    assert [len(got & node.cpus) for node in found.numa_nodes.values()] == [3, 3, 2, 2]
+    got = allocate(found.online, frozenset({0}), 10, found, distribute)
+    assert [len(got & node.cpus) for node in found.numa_nodes.values()] == [2, 3, 3, 2]
+    whole = CpuParameters(numa="distribute", full_physical_cores=True)
+    got = allocate(found.online, NONE, 10, found, whole)
+    assert [len(got & node.cpus) for node in found.numa_nodes.values()] == [4, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("wish", "count", "taken", "text"),
+    [
+        (CpuParameters(), 9, "", "9 CPUs wanted, 8 free (0-7)"),
+        (
+            CpuParameters(full_physical_cores=True),
+            3,
+            "",
+            "3 CPUs are no whole number of physical cores; the next amount that is one: 4",
+        ),
+        (
+            CpuParameters(full_physical_cores=True),
+            10,
+            "",
+            "10 CPUs wanted (fullPhysicalCores: true), 8 free (0-7); its whole cores have 8 CPUs at most, free or not",
+        ),
+        (
+            CpuParameters(full_physical_cores=True),
+            6,
+            "0,1",
+            "6 CPUs wanted (fullPhysicalCores: true), 6 free (2-7), of them 4 suitable (2-3,6-7)",
+        ),
+        (
+            CpuParameters(l3="required"),
+            4,
+            "0,2",
+            "4 CPUs wanted (l3: required), 6 free (1,3-7); no L3 has them together, the fullest has 3",
+        ),
+        (
+            CpuParameters(full_physical_cores=True, l3="required"),
+            6,
+            "",
+            "l3: required), 8 free (0-7); its whole cores have 4 CPUs in one L3 at most, free or not",
+        ),
+        (
+            CpuParameters(numa="distribute"),
+            5,
+            "0,1,4",
+            "5 free (2-3,5-7); they cannot be shared out evenly, there are 1 on node 0, 4 on node 1",
+        ),
+        (CpuParameters(isolated="only"), 1, "", "1 CPUs wanted (isolated: only), 8 free (0-7), of them 0 suitable"),
+        (CpuParameters(core_type="performance"), 1, "0", "(coreType: performance), 7 free (1-7), of them 0 suitable"),
+    ],
+)
+def test_a_refusal_says_what_was_free(wish: CpuParameters, count: int, taken: str, text: str) -> None:
+    """The text reaches the pod's events: what was wanted, what there was, and why that does not do."""
+    found = machine(sockets=1, nodes_per_socket=2)
+    with pytest.raises(NoCpusError) as caught:
+        allocate(found.online, parse_cpu_list(taken), count, found, wish)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_the_machine_does_not_have_is_said(whole: bool) -> None:
+    """No core types and no L3: no free CPU would help, another parameter does."""
+    found = machine(1, has_l3=False)
+
+    def refusal(wish: CpuParameters, taken: frozenset[int] = NONE) -> str:
+        with pytest.raises(NoCpusError) as caught:
+            allocate(found.online, taken, 2, found, wish)
+        return str(caught.value)
+
+    untyped = "this machine does not tell performance from efficiency cores: neither /sys/devices/cpu_core/cpus nor "
+    assert untyped in refusal(CpuParameters(core_type="performance", full_physical_cores=whole))
+    assert untyped in refusal(CpuParameters(core_type="efficiency", full_physical_cores=whole), found.online)
+    uncached = "free (0-3); the device's CPUs have no L3; use l3: preferred"
+    assert uncached in refusal(CpuParameters(l3="required", full_physical_cores=whole))
+    assert "no L3; use" in refusal(CpuParameters(l3="required", full_physical_cores=whole), found.online)
+
+
+@given(st.sampled_from(sorted(SYNTHETIC)), st.data())
+def test_the_next_multiple_can_be_had(name: str, data: st.DataObject) -> None:
+    """What the refusal names as the next amount is one that an empty device really gives."""
+    found = SYNTHETIC[name]
+    whole = CpuParameters(full_physical_cores=True)
+    count = data.draw(st.integers(1, len(found.cpus)))
+    try:
+        got = allocate(found.online, NONE, count, found, whole)
+    except NoCpusError as error:
+        _, named, following = str(error).partition("the next amount that is one: ")
+        assume(named)
+        assert len(allocate(found.online, NONE, int(following), found, whole)) > count
+    else:
+        assert len(got) == count

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sharing an amount out evenly."""
+
+from itertools import product
+
+from dra_frontend.placement.amounts import even_shares
+from hypothesis import given
+from hypothesis import strategies as st
+
+givers = st.lists(st.frozensets(st.integers(0, 8)).map(lambda amounts: amounts | {0}), min_size=1, max_size=4)
+
+
+@given(givers, st.integers(1, 20), st.integers(0, 4))
+def test_shares_are_as_even_as_can_be(amounts: list[frozenset[int]], need: int, widest: int) -> None:
+    """Of all ways to make the amount, one with the smallest difference is taken, none that differs by too much."""
+    spreads = [max(shares) - min(shares) for shares in product(*amounts) if sum(shares) == need]
+    best = min(spreads, default=widest + 1)
+    found = even_shares([sum(1 << amount for amount in given_) for given_ in amounts], need, widest)
+    if best > widest:
+        assert found is None
+    else:
+        assert found is not None
+        assert sum(found) == need
+        assert all(share in given_ for share, given_ in zip(found, amounts, strict=True))
+        assert max(found) - min(found) == best
+
+
+def test_the_first_take_the_rest() -> None:
+    """What cannot be shared evenly goes to the front of the list."""
+    assert even_shares([0b11111111] * 3, 8, 1) == [3, 3, 2]

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Taking CPUs from parts of a machine."""
+
+from dataclasses import replace
+
+from dra_frontend.machine.model import Machine
+from dra_frontend.placement.amounts import sums, up_to
+from dra_frontend.placement.place import Core as Threads
+from dra_frontend.placement.place import Layout, Place, exactly, fill, together
+from dra_frontend.placement.tree import L3, NODE, PACKAGE, Branch, build
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.strategies.machines import Core, assemble, even_cores, machines, odd_machines
+from tests.strategies.wishes import whole_cores
+
+
+def test_amounts_are_bit_sets() -> None:
+    """Bit n stands for n CPUs: all amounts up to a size, or all sums of whole cores."""
+    assert up_to(3) == 0b1111
+    assert sums([2, 2, 1]) == 0b111111
+    assert sums([4, 2]) == 0b1010101
+
+
+@given(st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=8), st.data())
+def test_whole_cores_make_exactly_every_sum(threads: list[int], data: st.DataObject) -> None:
+    """Each amount that is a sum of cores is taken in whole cores, with cores of any sizes."""
+    found = assemble([Core(threads=count) for count in threads], adjacent=True)
+    [place] = Layout.of(found).within(found.online)
+    possible = [need for need in range(1, sum(threads) + 1) if sums(threads) >> need & 1]
+    need = data.draw(st.sampled_from(possible))
+    taken = set(exactly(place.whole, need))
+    assert len(taken) == need
+    assert all(set(core) <= taken or taken.isdisjoint(core) for core in place.whole)
+
+
+def test_a_core_in_two_places_is_never_whole() -> None:
+    """No kernel says so; if one did, its halves would be used as single threads, and never as a core."""
+    found = assemble([Core(threads=2), Core(threads=1)], adjacent=True)
+    layout = Layout.of(replace(found, cpus=found.cpus | {1: replace(found.cpus[1], numa_node=1)}))
+    assert [(place.whole, place.broken) for _, place in layout.places] == [(((2,),), ((0,),)), ((), ((1,),))]
+
+
+def place_with(free: set[int]) -> Place:
+    """Returns the place of three cores with two threads each, (0, 3), (1, 4) and (2, 5), of which some are free."""
+    [place] = Layout.of(assemble(even_cores(1, 1, 1, 3, 2))).within(frozenset(free))
+    return place
+
+
+def test_fill_breaks_a_core_last() -> None:
+    """Whole cores that fit, then threads that are alone, then a thread of a whole core."""
+    place = place_with({0, 3, 1})
+    assert [place.take(need) for need in (3, 2, 1)] == [[0, 3, 1], [0, 3], [1]]
+    assert place_with({0, 3}).take(1) == [0]
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.lists(st.integers(1, 3), max_size=4), st.data())
+def test_a_place_is_ranked_by_what_is_broken_in_it(whole: list[int], broken: list[int], data: st.DataObject) -> None:
+    """The rank says whether a whole core is broken, and that is what taking does."""
+    numbers = iter(range(1000))
+    cores: list[Threads] = [tuple(next(numbers) for _ in range(size)) for size in (*whole, *sorted(broken))]
+    place = Place(0, 0, 0, tuple(cores[: len(whole)]), tuple(cores[len(whole) :]))
+    need = data.draw(st.integers(1, place.size))
+    taken = set(fill(place.whole, place.broken, need))
+    (_, breaks, _), _ = place.best(need)
+    assert len(taken) == need
+    assert breaks == any(taken & set(core) and not taken >= set(core) for core in place.whole)
+
+
+@given(st.lists(st.integers(1, 9), max_size=40))
+def test_sums_are_those_of_adding_one_after_another(sizes: list[int]) -> None:
+    """However many sizes are equal, each amount is a sum of some of them, and no other is."""
+    found = 1
+    for size in sizes:
+        found |= found << size
+    assert sums(sizes) == found
+
+
+@given(machines() | odd_machines(), st.data())
+def test_a_layout_shows_what_is_asked_for(found: Machine, data: st.DataObject) -> None:
+    """The places of some CPUs hold these alone, each once; whole cores alone hold every core that is all there."""
+    cpus = data.draw(st.frozensets(st.sampled_from(sorted(found.online))))
+    layout = Layout.of(found)
+    places = layout.within(cpus)
+    assert sorted(cpu for place in places for cpu in place.cpus) == sorted(cpus)
+    assert all(found.cpus[cpu].l3 == place.l3 for place in places for cpu in place.cpus)
+    whole = {frozenset(core) for place in layout.within(cpus, atomic=True) for core in place.whole}
+    assert whole == {frozenset(core) for core in whole_cores(found, cpus)}
+    assert whole == {frozenset(core) for place in places for core in place.whole}
+
+
+def test_what_a_place_had_free_before_does_not_matter() -> None:
+    """What is remembered of a place belongs to the CPUs that were asked for, and to whole cores or not."""
+    layout = Layout.of(assemble(even_cores(1, 1, 1, 3, 2)))
+    for _ in range(2):
+        assert [place.cpus for place in layout.within(frozenset({0, 3, 1}))] == [[0, 3, 1]]
+        assert [place.cpus for place in layout.within(frozenset({0, 3, 1}), atomic=True)] == [[0, 3]]
+        assert [place.cpus for place in layout.within(frozenset({1, 4}))] == [[1, 4]]
+
+
+def test_a_part_that_is_not_divided_is_its_only_part() -> None:
+    """A level that tells nothing apart adds nothing to the tree."""
+    layout = Layout.of(assemble(even_cores(1, 1, 2, 2, 1)))
+    part = build(layout.within(frozenset(range(4))), (PACKAGE, NODE, L3))
+    assert isinstance(part, Branch)
+    assert [child.key for child in part.parts] == [0, 2]
+    assert part.height == 1
+    assert isinstance(build(layout.within(frozenset({0, 1})), (NODE, L3)), Place)
+
+
+def test_what_no_level_tells_apart_is_one_place() -> None:
+    """Where the L3 does not count, cores of two are used in the order of their CPUs."""
+    layout = Layout.of(assemble(even_cores(1, 1, 2, 2, 2)))
+    part = build(layout.within(frozenset(range(8)) - {4, 3}), (NODE,))
+    assert isinstance(part, Place)
+    assert (part.whole, part.broken) == (((1, 5), (2, 6)), ((0,), (7,)))
+    assert part.amounts == together([part]) == up_to(6)

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State in, event, state out."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from nri_backend.claims.evidence import Reason
+from nri_backend.containers.container import Known, Phase, known_as
+from nri_backend.containers.report import report
+from nri_backend.containers.state import Choices, NodeState
+from nri_backend.containers.targets import cpuset_wants
+from nri_backend.limits.wants import Host
+from numa_contract.cpuset import parse_cpu_list
+from numa_contract.records import AllocationRecord
+
+from tests.fakes.claims import MI, container, cpu_record, env_of, files_of, pod
+
+ONE = cpu_record("c1", "cpus=2-3")
+TWO = cpu_record("c2", "cpus=4-5", pods=("p2",))
+
+
+def node(*records: AllocationRecord, reserved: str = "0", online: str = "0-7") -> NodeState:
+    """A node with these claims."""
+    state = NodeState(Choices(parse_cpu_list(reserved)))
+    state.take_host(Host(parse_cpu_list(online), (2 * MI,)))
+    state.take_files(files_of(*records))
+    return state
+
+
+def started(state: NodeState, id_: str, *env: str, of: str = "p1", name: str = "main", cpus: str = "0-7") -> Known:
+    """Puts a running container, last seen on these CPUs."""
+    known = state.assessed(known_as(pod(of), container(id_, *env, of=of, name=name)))
+    known = replace(known, phase=Phase.STARTED, cpus=parse_cpu_list(cpus))
+    state.put(known)
+    return known
+
+
+def ids(found: list[Known]) -> list[str]:
+    """Short."""
+    return sorted(known.id for known in found)
+
+
+def test_the_pool_shrinks_with_the_record_and_grows_with_its_end() -> None:
+    """A claim is out of the pool from the moment its record exists, before any container does (B21, B38)."""
+    state = node()
+    assert state.pool == set(range(1, 8))
+    state.take_files(files_of(ONE, TWO))
+    assert state.pool == {1, 6, 7}
+    state.take_files(files_of(TWO))
+    assert state.pool == {1, 2, 3, 6, 7}
+
+
+def test_the_pool_follows_what_is_online() -> None:
+    """B51: a CPU that goes offline leaves the pool, and comes back."""
+    state = node(ONE)
+    state.take_host(Host(parse_cpu_list("0-4")))
+    assert state.pool == {1, 4}
+    state.take_host(Host(parse_cpu_list("0-7")))
+    assert state.pool == {1, 4, 5, 6, 7}
+
+
+def test_who_is_misplaced_trespassers_first() -> None:
+    """Others leave a new claim's CPUs before anybody gets CPUs back."""
+    state = node()
+    started(state, "narrow", cpus="1")
+    started(state, "wide", cpus="1-7")
+    started(state, "right", cpus="1,4-7")
+    state.take_files(files_of(ONE))
+    assert [known.id for known in state.misplaced()] == ["wide", "narrow"]
+
+
+def test_a_lazy_pool_moves_only_who_must_leave() -> None:
+    """``sharedPool.grow: lazy``: a member on part of the pool is where it belongs; nobody is allowed to trespass."""
+    state = NodeState(Choices(parse_cpu_list("0"), lazy_pool=True))
+    state.take_host(Host(parse_cpu_list("0-7")))
+    started(state, "narrow", cpus="1")
+    started(state, "wide", cpus="1-7")
+    state.take_files(files_of(ONE))
+    started(state, "slipped", *env_of(ONE), cpus="2")
+    assert ids(state.misplaced()) == ["slipped", "wide"]
+
+
+def test_a_claim_container_that_slipped_is_misplaced_too() -> None:
+    """B52: whoever wrote its cpuset, the claim's CPUs are what it must have."""
+    state = node(ONE)
+    started(state, "claim", *env_of(ONE), cpus="0-7")
+    assert ids(state.misplaced()) == ["claim"]
+
+
+def test_overlap_is_asked_of_sets_not_of_containers() -> None:
+    """Strangers on the CPUs, and those nobody has looked at yet; not oneself, not an earlier life, not the stopped."""
+    state = node(ONE)
+    claim = state.assessed(known_as(pod(), container("new", *env_of(ONE))))
+    started(state, "old-life", *env_of(ONE), cpus="2-3")
+    started(state, "stranger", name="other")
+    started(state, "clear", name="other", cpus="1,4-7")
+    state.put(replace(started(state, "unseen", name="other"), cpus=None))
+    state.put(replace(started(state, "stopped", name="other"), phase=Phase.STOPPED))
+    state.put(replace(started(state, "ending", name="other"), phase=Phase.ENDING))
+    state.put(known_as(pod(), container("created")))
+    assert ids(state.overlapping(claim)) == ["ending", "stranger", "unseen"]
+    state.drop("stranger")
+    assert ids(state.overlapping(claim)) == ["ending", "unseen"]
+    assert state.overlapping(started(state, "plain")) == []
+
+
+def test_legal_sharers_are_no_strangers() -> None:
+    """Containers of the owner's pod share a claim that may be shared."""
+    shared = cpu_record("c1", "cpus=2-3", pool=True)
+    state = node(shared)
+    started(state, "first", *env_of(shared), cpus="2-3")
+    second = state.assessed(known_as(pod(), container("second", *env_of(shared), name="side")))
+    assert second.refusal is None
+    assert state.overlapping(second) == []
+
+
+def test_the_first_user_keeps_a_claim_over_restarts() -> None:
+    """B17: the owner is pod and name, not the container's id; stopping it gives nobody else the claim."""
+    state = node(ONE)
+    first = started(state, "a", *env_of(ONE))
+    state.put(replace(first, phase=Phase.STOPPED))
+    state.drop("a")
+    other = state.assessed(known_as(pod(), container("b", *env_of(ONE), name="side")))
+    assert other.refusal is not None
+    assert other.refusal.reason == Reason.SHARED
+    assert state.assessed(known_as(pod(), container("c", *env_of(ONE)))).refusal is None
+    state.take_files({})
+    state.take_files(files_of(ONE))
+    assert state.assessed(known_as(pod(), container("b", *env_of(ONE), name="side"))).refusal is None
+
+
+def test_a_record_that_vanishes_leaves_an_orphan_that_holds_its_cpus() -> None:
+    """Files gone behind our back: the container stays where it is, its CPUs in nobody else's hand, until it stops."""
+    state = node(ONE)
+    claim = started(state, "claim", *env_of(ONE), cpus="2-3")
+    changed = state.take_files({})
+    assert ids(changed) == ["claim"]
+    assert changed[0].orphan
+    assert state.pool == {1, 4, 5, 6, 7}
+    assert cpuset_wants(state, changed[0]).cpus == {2, 3}
+    told = report(changed[0])
+    assert (told.refused, [(use.uid, use.cpus) for use in told.unknown_claims]) == ("", [("c1", {2, 3})])
+    state.take_files(files_of(ONE))
+    back = state.get(claim.id)
+    assert back is not None
+    assert (back.orphan, back.holding.cpus) == ((), {2, 3})
+    state.take_files({})
+    state.put(replace(back, phase=Phase.STOPPED))
+    assert state.pool == set(range(1, 8))
+
+
+def test_only_who_names_a_changed_file_is_looked_at_again() -> None:
+    """The frontend rewrites a record when a container starts; the others stay as they are."""
+    state = node(ONE, TWO)
+    one, two = started(state, "one", *env_of(ONE)), started(state, "two", *env_of(TWO), of="p2")
+    files = files_of(ONE, TWO)
+    state.take_files(files)
+    before = state.get("two")
+    later = dict(files) | files_of(ONE.model_copy(update={"owner": one.user}))
+    assert ids(state.take_files(later)) == ["one"]
+    assert state.get("two") is before
+    assert before == two
+
+
+def test_a_container_found_without_its_record_is_an_orphan_if_it_is_pinned() -> None:
+    """The kernel is asked, not the environment: who is not pinned to what it names belongs to the pool."""
+    env = env_of(ONE)
+    for pinned, held in (("2-3", True), ("0-7", False), ("4", False), ("", False)):
+        state = node()
+        known = replace(known_as(pod(), container("x", *env)), phase=Phase.STARTED)
+        assert state.names_lost_claim(known)
+        state.replace_containers([known], {"x": parse_cpu_list(pinned)})
+        assert state.pool == (parse_cpu_list("1,4-7") if held else parse_cpu_list("1-7"))
+
+
+def test_an_orphan_with_an_offline_cpu_keeps_its_cpus() -> None:
+    """The kernel shows no offline CPU: who is pinned to the rest of what it names is pinned to it; B51."""
+    known = replace(known_as(pod(), container("x", *env_of(ONE))), phase=Phase.STARTED)
+    for online, pinned, held in (("0-2,4-7", "2", True), ("0-2,4-7", "0-2,4-7", False), ("2", "2", False)):
+        state = node(online=online)
+        state.replace_containers([known], {"x": parse_cpu_list(pinned)})
+        assert state.held == (parse_cpu_list("2-3") if held else frozenset())
+
+
+def test_naming_every_cpu_holds_none() -> None:
+    """A forger that runs unpinned shows every online CPU; naming them all must not empty the node's pool."""
+    state = node()
+    known = replace(known_as(pod(), container("x", "DRA_CPUSET_zz=0-7")), phase=Phase.STARTED)
+    state.replace_containers([known], {"x": parse_cpu_list("0-7")})
+    assert state.held == frozenset()
+    told = report(next(iter(state)))
+    assert [use.cpus for use in told.unknown_claims] == [frozenset()]
+
+
+def test_a_running_container_with_forged_variables_belongs_to_the_pool() -> None:
+    """It may run, but not where it says."""
+    state = node(ONE)
+    state.replace_containers(
+        [replace(known_as(pod("p9"), container("x", *env_of(ONE), of="p9")), phase=Phase.STARTED)], {}
+    )
+    known = next(iter(state))
+    assert cpuset_wants(state, known).cpus == state.pool
+    assert known.kind == "refused"
+    assert report(known).refused
+
+
+def test_the_dying_outlive_the_runtimes_state() -> None:
+    """A container that has ended for the runtime while a process lives is kept, first in its claim; others are not."""
+    state = node(ONE)
+    claim = started(state, "old", *env_of(ONE), cpus="2-3")
+    state.put(replace(claim, phase=Phase.ENDING))
+    started(state, "gone", cpus="1")
+    rival = replace(known_as(pod(), container("new", *env_of(ONE), name="side")), phase=Phase.STARTED)
+    state.replace_containers([rival], {})
+    kept, other = state.get("old"), state.get("new")
+    assert kept is not None
+    assert other is not None
+    assert (kept.phase, kept.unlisted, kept.own_cpus) == (Phase.ENDING, True, {2, 3})
+    assert (other.refusal and other.refusal.reason, len(state)) == (Reason.SHARED, 2)
+    state.replace_containers([replace(claim, phase=Phase.STARTED)], {})
+    back = state.get("old")
+    assert back is not None
+    assert (back.phase, back.unlisted) == (Phase.STARTED, False)
+
+
+def test_the_runtimes_state_replaces_ours_whole() -> None:
+    """What is not mentioned is forgotten; records and pool are not (B21)."""
+    state = node(ONE)
+    started(state, "gone", *env_of(ONE))
+    state.replace_containers([replace(known_as(pod(), container("new")), phase=Phase.STARTED)], {})
+    assert [known.id for known in state] == ["new"]
+    assert state.pool == {1, 4, 5, 6, 7}
+    assert state.kinds() == {"plain": 1}
+
+
+RECORDS = [cpu_record(f"c{n}", f"cpus={2 * n}-{2 * n + 1}", pods=("p1", "p2")) for n in range(4)]
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["start", "plain", "stop", "drop", "records", "sync"]),
+        st.integers(0, 3),
+        st.sampled_from(["p1", "p2"]),
+        st.sets(st.integers(0, 3)),
+    ),
+    max_size=25,
+)
+
+
+def test_a_record_that_comes_back_belongs_to_the_first_who_names_it() -> None:
+    """Several containers may name a claim whose record was away; the order in which they came decides."""
+    state = node()
+    for number in range(8):
+        state.put(known_as(pod(), container(f"c{number}", *env_of(ONE), name=f"n{number}")))
+    state.take_files(files_of(ONE))
+    assert [known.id for known in state if known.refusal is None] == ["c0"]
+
+
+@given(EVENTS, st.sampled_from(["", "0", "0-7"]))
+def test_whatever_happens_no_cpu_is_in_two_hands(events: list[tuple[str, int, str, set[int]]], reserved: str) -> None:
+    """The pool meets no claim; two running claim containers never want one CPU; nothing empty is wanted of a claim."""
+    state = node(reserved=reserved)
+    for event, number, of, chosen in events:
+        record, id_ = RECORDS[number], f"{number}-{of}"
+        if event == "records":
+            state.take_files(files_of(*(RECORDS[n] for n in chosen)))
+        elif event == "plain":
+            started(state, f"plain-{id_}", of=of)
+        elif event == "start":
+            known = state.assessed(known_as(pod(of), container(id_, *env_of(record), of=of)))
+            if known.refusal is None and not state.overlapping(known):
+                state.put(replace(known, phase=Phase.STARTED, cpus=known.holding.cpus))
+        elif event == "stop" and (found := state.get(id_)) is not None:
+            state.put(replace(found, phase=Phase.STOPPED))
+        elif event == "drop":
+            state.drop(id_)
+        elif event == "sync":
+            state.replace_containers([known for known in state if known.alive], {})
+        running = [known for known in state if known.alive]
+        own = [known.own_cpus for known in running if known.own_cpus]
+        assert sum(map(len, own)) == len(frozenset().union(*own))
+        assert not state.pool & state.held
+        assert frozenset().union(*own) <= state.held
+        for known in running:
+            wants = cpuset_wants(state, known)
+            assert wants.cpus == wants.shown
+            assert wants.cpus == (known.own_cpus or state.pool)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What cgroups must say, from the state."""
+
+from dataclasses import replace
+
+from nri_backend.containers.container import Known, Phase, known_as
+from nri_backend.containers.state import NodeState
+from nri_backend.containers.targets import GroupTarget, group_targets, groups_above, target, target_at_start
+from nri_backend.limits.limit import Raise
+from nri_backend.limits.paths import pod_directory
+from nri_backend.limits.stated import stated
+from nri_backend.limits.wants import Host
+from nri_backend.nri.model import Resources
+from numa_contract.cpuset import parse_cpu_list
+from numa_contract.records import AllocationRecord
+
+from tests.fakes.claims import MI, POD, PODS, TOP, container, cpu_record, env_of, files_of, memory_record, pod
+
+TWO = 2 * MI
+
+
+def node(*records: AllocationRecord) -> NodeState:
+    """A node of eight CPUs with pages of 2 MiB and these claims."""
+    state = NodeState()
+    state.take_host(Host(parse_cpu_list("0-7"), (TWO,)))
+    state.take_files(files_of(*records))
+    return state
+
+
+def put(state: NodeState, id_: str, *env: str, of: str = "p1", quota: int | None = None, name: str = "main") -> Known:
+    """Puts a running container with this CPU quota of the kubelet's."""
+    known = state.assessed(known_as(pod(of), container(id_, *env, of=of, name=name)))
+    known = replace(known, phase=Phase.STARTED, stated=stated(Resources(cpu_quota=quota)))
+    state.put(known)
+    return known
+
+
+def raises(state: NodeState, path: str = POD) -> dict[str, Raise] | None:
+    """What a cgroup above containers needs; None where all is left as it is."""
+    groups = {group.path: group for group in group_targets(state, groups_above(state))}
+    return None if groups[path].kept else dict(groups[path].raises)
+
+
+def test_hugepages_of_a_pod_are_those_of_its_living_containers() -> None:
+    """Own sum, pod's sum with the one that is starting, nothing for who is stopped or elsewhere."""
+    one, two = memory_record("m1", ("m", 0, 64 * MI, TWO)), memory_record("m2", ("m", 0, TWO, TWO))
+    far = memory_record("m3", ("m", 0, 8 * MI, TWO), pods=("p2",))
+    state = node(one, two, far)
+    first, second = put(state, "a", *env_of(one)), put(state, "b", *env_of(two), name="side")
+    put(state, "c", *env_of(far), of="p2")
+    huge = target(state, first, full=True).huge
+    assert huge is not None
+    assert huge.claimed == {TWO: 64 * MI}
+    assert target_at_start(state, first).groups == (
+        GroupTarget(POD, {"hugetlb.2MB.max": Raise(plus=66 * MI, needed=True)}),
+    )
+    state.put(replace(second, phase=Phase.STOPPED))
+    assert raises(state) == {"hugetlb.2MB.max": Raise(plus=64 * MI, needed=True)}
+    state.put(replace(first, phase=Phase.STOPPED))
+    assert raises(state) == {}, "it is looked at all the same: the kubelet's value goes back"
+
+
+def test_a_plain_container_asks_for_nothing() -> None:
+    """Neither of itself nor above it."""
+    state = node()
+    plain = target_at_start(state, put(state, "plain", quota=50_000))
+    assert (plain.groups, plain.huge, plain.wants.files) == ((), None, {})
+    assert raises(state) == {}
+
+
+def test_the_pod_of_an_unthrottled_container_has_no_quota() -> None:
+    """B50: until the last such container has gone; one whose limit is above its claim does not count."""
+    one, big = cpu_record("c1", "cpus=2-3"), cpu_record("c2", "cpus=4")
+    state = node(one, big)
+    put(state, "plain", quota=50_000, name="side")
+    put(state, "big", *env_of(big), quota=200_000, name="big")
+    assert raises(state) == {}
+    free = put(state, "free", *env_of(one), quota=200_000)
+    assert set(target_at_start(state, free).wants.files) == {"cpu.max"}
+    assert raises(state) == {"cpu.max": Raise(lifted=True)}
+    state.put(replace(free, phase=Phase.STOPPED))
+    assert raises(state) == {}
+
+
+def test_who_loses_its_record_keeps_what_its_pod_has() -> None:
+    """Nothing is taken from a container that runs; one of which nothing is known any more leaves its pod alone.
+
+    Also when the runtime lists the container without its pod.
+    """
+    one = cpu_record("c1", "cpus=2-3")
+    state = node(one)
+    orphan = put(state, "free", *env_of(one), quota=200_000)
+    state.take_files({})
+    assert raises(state) == {"cpu.max": Raise(lifted=True)}
+    nameless = replace(known_as(orphan.pod, container("free", *env_of(one))), phase=Phase.STARTED)
+    unlisted = replace(nameless, pod=replace(nameless.pod, uid=""))
+    for now in (nameless, unlisted):
+        for pinned in ({}, {"free": parse_cpu_list("2-3")}):
+            state.replace_containers([now], pinned)
+            assert raises(state) is None
+    state.put(replace(nameless, phase=Phase.STOPPED))
+    assert raises(state) == {}
+
+
+def test_a_pod_that_is_told_under_another_name_since_it_was_listed_is_left_alone() -> None:
+    """The audit goes on with its list when the runtime tells its state anew; the next list is right."""
+    one = cpu_record("c1", "cpus=2-3")
+    state = node(one)
+    known = put(state, "free", *env_of(one), quota=200_000)
+    listed = groups_above(state)
+    state.replace_containers([replace(known, pod=replace(known.pod, uid=""))], {})
+    assert [group.path for group in group_targets(state, listed) if group.kept] == [POD]
+    state.replace_containers([], {})
+    assert [group.path for group in group_targets(state, listed) if group.kept] == [POD]
+
+
+def test_protection_reaches_from_the_pod_to_the_top() -> None:
+    """A5: with every protected container of the node in the sums, at the start and in the audit alike."""
+    one = memory_record("m1", ("m", 0, 64 * MI, 4096), m={"protect": "min"})
+    two = memory_record("m2", ("m", 0, 32 * MI, 4096), pods=("p2",), m={"protect": "min"})
+    state = node(one, two)
+    first = put(state, "a", *env_of(one))
+    put(state, "b", *env_of(two), of="p2")
+    both, own = {"memory.min": Raise(plus=96 * MI, needed=True)}, {"memory.min": Raise(plus=64 * MI, needed=True)}
+    huge = {"hugetlb.2MB.max": Raise()}
+    groups = {group.path: group.raises for group in target_at_start(state, first).groups}
+    assert groups == {POD: huge | own, PODS: both, TOP: both}
+    assert raises(state, TOP) == both
+    assert raises(state, POD) == huge | own
+
+
+def test_every_group_above_containers_is_looked_at_once() -> None:
+    """Pods, each with its uid, before what is above all of them."""
+    state = node()
+    for number in range(120):
+        put(state, f"c{number}", of=f"p{number // 2}")
+    pods = {pod_directory(pod(f"p{number}").cgroup_parent): f"p{number}" for number in range(60)}
+    assert list(groups_above(state).items()) == [*pods.items(), (PODS, None), (TOP, None)]
+
+
+def test_a_quick_look_has_no_limits() -> None:
+    """The audit of every second is about CPUs and nodes."""
+    one = memory_record("m1", ("m", 0, 64 * MI, 4096), m={"limit": "claim"})
+    state = node(one)
+    quick = target(state, put(state, "a", *env_of(one)), full=False)
+    assert (quick.wants.files, quick.huge, quick.wants.mems) == ({}, None, {0})

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The keeper's edges: one thread at a time reads claim files, and what the kernel refuses ends nothing."""
+
+import asyncio
+import errno
+import threading
+from pathlib import Path
+
+import pytest
+from nri_backend.containers.container import Known, Phase
+from nri_backend.containers.state import NodeState
+from nri_backend.enforcement.actuator import Edges, Keeper
+from nri_backend.node.claim_directory import ClaimDirectory, DirectoryView
+
+from tests.fakes.claims import cpu_record, pod, write_claim
+from tests.fakes.enforcement import Counts, Reports
+from tests.fakes.kernel_tree import KernelTree
+
+CGROUP = "kubepods/pod1/c1"
+
+
+class SlowDirectory(ClaimDirectory):
+    """Looks as long as it is told to, and counts who looks at once."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.gate = threading.Event()
+        self.began = threading.Event()
+        self.inside = self.most = self.looks = 0
+
+    def refresh(self, *, thorough: bool = False) -> DirectoryView:
+        """Waits for the gate in the middle of the look."""
+        self.inside += 1
+        self.looks += 1
+        self.most = max(self.most, self.inside)
+        self.began.set()
+        assert self.gate.wait(5)
+        view = super().refresh(thorough=thorough)
+        self.inside -= 1
+        return view
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> KernelTree:
+    tree = KernelTree(tmp_path / "cgroup")
+    tree.make(CGROUP)
+    return tree
+
+
+def keeper_of(directory: ClaimDirectory, tree: KernelTree) -> Keeper:
+    state = NodeState()
+    return Keeper(state, Edges(directory, tree, lambda: state.host, Reports(), Counts()))
+
+
+async def test_a_cancelled_hook_does_not_let_a_second_look_in(tmp_path: Path, tree: KernelTree) -> None:
+    """The turn lasts as long as the thread reads: the next look begins when the one that nobody waits for has ended."""
+    directory = SlowDirectory(str(tmp_path))
+    keeper = keeper_of(directory, tree)
+    hook = asyncio.create_task(keeper.refresh())
+    assert await asyncio.to_thread(directory.began.wait, 5)
+    directory.began.clear()
+    hook.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await hook
+    other = asyncio.create_task(keeper.refresh())
+    assert not await asyncio.to_thread(directory.began.wait, 0.2), "a second thread reads beside the first"
+    directory.gate.set()
+    await other
+    assert (directory.most, directory.looks) == (1, 2)
+
+
+async def test_who_waits_together_looks_together(tmp_path: Path, tree: KernelTree) -> None:
+    """A look that began after all have asked is one for all; that which was under way before is for nobody else."""
+    directory = SlowDirectory(str(tmp_path))
+    keeper = keeper_of(directory, tree)
+    first = asyncio.create_task(keeper.refresh())
+    assert await asyncio.to_thread(directory.began.wait, 5)
+    hooks = [asyncio.create_task(keeper.refresh()) for _ in range(5)]
+    write_claim(tmp_path, cpu_record("c1", "cpus=2-3"))
+    await asyncio.sleep(0)
+    directory.gate.set()
+    await asyncio.gather(first, *hooks)
+    assert directory.looks == 2
+    assert keeper.state.held == {2, 3}
+    await keeper.refresh(thorough=True)
+    assert directory.looks == 3
+
+
+async def test_who_cannot_be_looked_at_may_live(
+    tmp_path: Path, tree: KernelTree, caplog: pytest.LogCaptureFixture
+) -> None:
+    """EMFILE and the like are no sign of death and end no task; they are logged once until they are over."""
+    keeper = keeper_of(ClaimDirectory(str(tmp_path)), tree)
+    known = Known("c", "main", pod(), cgroup=CGROUP, phase=Phase.ENDING)
+    tree.set(CGROUP, "cgroup.events", "populated 0")
+    for _ in range(2):
+        caplog.clear()
+        tree.unreadable[CGROUP, "cgroup.events"] = errno.EMFILE
+        assert [await keeper.populated(known) for _ in range(3)] == [True] * 3
+        assert caplog.text.count("does not tell") == 1
+        tree.unreadable.clear()
+        assert not await keeper.populated(known)

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One container's cgroup is made true, pod level included."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from nri_backend.containers.targets import GroupTarget, Target
+from nri_backend.enforcement.apply import Outcome, impose, impose_some
+from nri_backend.limits.hugepages import HugeWants, pod_raises
+from nri_backend.limits.limit import Raise
+from nri_backend.limits.wants import CgroupWants
+from nri_backend.node.cgroups import Notes
+from numa_contract.cpuset import parse_cpu_list
+
+from tests.fakes.kernel_tree import DENIED, MI, SIZES, KernelTree
+
+POD = "kubepods/pod1"
+CGROUP = f"{POD}/c1"
+TWO, GIGA = SIZES
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> KernelTree:
+    tree = KernelTree(tmp_path / "cgroup")
+    tree.make(CGROUP)
+    for name in ("max", "rsvd.max"):
+        tree.set(POD, f"hugetlb.2MB.{name}", "0" if name == "max" else "max")
+        tree.set(POD, f"hugetlb.1GB.{name}", "0" if name == "max" else "max")
+    return tree
+
+
+def wants(cpus: str, mems: str = "", *, shared: bool = False) -> CgroupWants:
+    """What a container shall show."""
+    return CgroupWants(parse_cpu_list(cpus), parse_cpu_list(cpus), shared=shared, mems=parse_cpu_list(mems))
+
+
+def run(
+    tree: KernelTree,
+    wanted: CgroupWants,
+    own: dict[int, int] | None = None,
+    of_pod: dict[int, int] | None = None,
+    *,
+    full: bool = True,
+) -> Outcome:
+    """One job, with an instance of ours that has just started; hugepages of the container and of its pod."""
+    groups = () if of_pod is None else (GroupTarget(POD, pod_raises(of_pod, SIZES)),)
+    huge = None if own is None else HugeWants(own)
+    target = Target("c1", CGROUP, wanted, POD, groups, huge, page_sizes=SIZES, full=full)
+    return impose(tree, Notes(tree.root), target)
+
+
+def hugetlb(tree: KernelTree, path: str) -> Mapping[str, str]:
+    """All limits of a cgroup."""
+    names = [f"hugetlb.{size}.{name}" for size in ("2MB", "1GB") for name in ("max", "rsvd.max")]
+    return {name.removeprefix("hugetlb."): tree.get(path, name) for name in names}
+
+
+def limits(two: int, giga: int) -> dict[str, str]:
+    """The same limit for pages in use and for reservations."""
+    return {"2MB.max": str(two), "2MB.rsvd.max": str(two), "1GB.max": str(giga), "1GB.rsvd.max": str(giga)}
+
+
+def test_what_differs_is_written_and_read_back(tree: KernelTree) -> None:
+    """A right file is left alone; a second run finds nothing to do."""
+    outcome = run(tree, wants("2-3", "1"))
+    assert [fault.kind for fault in outcome.repaired] == ["cpus", "mems"]
+    assert outcome.left == ()
+    assert outcome.seen is not None
+    assert (outcome.seen.cpus, outcome.seen.mems) == ({2, 3}, {1})
+    tree.written.clear()
+    assert run(tree, wants("2-3", "1")).repaired == ()
+    assert tree.written == []
+
+
+def test_limits_at_container_and_pod_level(tree: KernelTree) -> None:
+    """A9, A10, B42, B43, B44: what stock containerd drops and the kubelet sets to 0, max and rsvd.max alike."""
+    run(tree, wants("2-3", "1"), {TWO: 64 * MI}, {TWO: 96 * MI})
+    assert hugetlb(tree, CGROUP) == limits(64 * MI, 0)
+    assert hugetlb(tree, POD) == limits(96 * MI, 0)
+    order = [path for path, name, _ in tree.written if name.startswith("hugetlb")]
+    assert order == sorted(order, key=len), "the pod first: a container cannot have more"
+
+
+def test_the_pods_limit_is_constant_over_restarts(tree: KernelTree) -> None:
+    """B34: twenty restarts, each with a driver that has just started, and a kubelet that resets its value."""
+    tree.set(POD, "hugetlb.2MB.max", str(8 * MI))
+    for turn in range(20):
+        run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})
+        assert hugetlb(tree, POD) == limits(72 * MI, 0)
+        if turn % 3 == 0:
+            tree.set(POD, "hugetlb.2MB.max", str(8 * MI))
+        if turn % 4 == 0:
+            run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 128 * MI})
+            assert hugetlb(tree, POD) == limits(136 * MI, 0)
+
+
+def test_a_reservation_limit_of_the_pod_that_somebody_lifts_is_repaired(tree: KernelTree) -> None:
+    """It has no note of its own, and the limit beside it is right."""
+    run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})
+    tree.set(POD, "hugetlb.2MB.rsvd.max", "max")
+    outcome = run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})
+    assert [fault.file for fault in outcome.repaired] == ["hugetlb.2MB.rsvd.max"]
+    assert hugetlb(tree, POD) == limits(64 * MI, 0)
+
+
+def test_a_crash_between_note_and_write_loses_nothing(tree: KernelTree) -> None:
+    """Our own value is never taken for the kubelet's, wherever the process dies."""
+    run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})
+    for path, name in ((POD, "hugetlb.2MB.max"), (POD, "hugetlb.2MB.rsvd.max")):
+        tree.refused[path, name] = DENIED
+    assert run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 128 * MI}).left
+    tree.refused.clear()
+    run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 128 * MI})
+    assert hugetlb(tree, POD) == limits(128 * MI, 0)
+
+
+def test_no_limit_of_the_pod_stays_none(tree: KernelTree) -> None:
+    """``max`` plus claims is ``max``; the container is limited all the same."""
+    for size in ("2MB", "1GB"):
+        tree.set(POD, f"hugetlb.{size}.max", "max")
+    assert run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI}).left == ()
+    assert set(hugetlb(tree, POD).values()) == {"max"}
+    assert hugetlb(tree, CGROUP) == limits(64 * MI, 0)
+
+
+def test_a_write_that_the_kernel_refuses_is_told(tree: KernelTree) -> None:
+    """The rest is made true; the text names the file and what was written."""
+    tree.refused[CGROUP, "cpuset.cpus"] = DENIED
+    outcome = run(tree, wants("2-3", "1"))
+    assert len(outcome.left) == 1
+    assert "c1/cpuset.cpus" in outcome.left[0]
+    assert "2-3" in outcome.left[0]
+    assert tree.get(CGROUP, "cpuset.mems.effective") == "1"
+
+
+def test_a_write_without_effect_is_told(tree: KernelTree) -> None:
+    """A parent that does not allow the CPUs makes the kernel take the write and ignore it."""
+    tree.set(POD, "cpuset.cpus", "4-7")
+    outcome = run(tree, wants("2-3"))
+    assert outcome.left == (f"{tree.root}/{CGROUP}/cpuset.cpus must be 2-3, is 4-7 (effective)",)
+
+
+def test_a_pool_that_a_parent_cuts_is_settled(tree: KernelTree) -> None:
+    """It is written once, and then left in peace."""
+    tree.set(POD, "cpuset.cpus", "4-7")
+    assert run(tree, wants("0-5", shared=True)).left == ()
+    tree.written.clear()
+    assert run(tree, wants("0-5", shared=True), full=False).left == ()
+    assert tree.written == []
+
+
+def test_a_missing_controller_fails_only_who_needs_it(tmp_path: Path) -> None:
+    """The error names the controller and the parent's cgroup.subtree_control."""
+    tree = KernelTree(tmp_path / "bare")
+    tree.make(CGROUP, sizes=())
+    assert run(tree, wants("2-3", "1"), {}, {}).left == ()
+    outcome = run(tree, wants("2-3", "1"), {TWO: TWO}, {TWO: TWO})
+    assert any(
+        "hugetlb controller is not in" in text and "kubepods/cgroup.subtree_control" in text for text in outcome.left
+    )
+
+
+def test_the_sub_cgroup_of_crun_is_made_true_as_well(tree: KernelTree) -> None:
+    """A limit or a set that crun left there would win over ours."""
+    tree.make(f"{CGROUP}/container")
+    tree.set(f"{CGROUP}/container", "cpuset.cpus", "0-1")
+    tree.set(f"{CGROUP}/container", "hugetlb.2MB.max", "0")
+    outcome = run(tree, wants("2-3"), {TWO: TWO}, {TWO: TWO})
+    assert outcome.seen is not None
+    assert outcome.seen.cpus == {2, 3}
+    assert hugetlb(tree, f"{CGROUP}/container") == limits(TWO, 0)
+
+
+@pytest.mark.parametrize("cgroup", ["kubepods/pod1/none", ""])
+def test_a_container_without_a_cgroup_is_told_as_such(tree: KernelTree, cgroup: str) -> None:
+    """Gone, or never named by the runtime: nothing is seen, nothing is written, above all not at the root."""
+    outcome = impose(tree, Notes(tree.root), Target("x", cgroup, wants("2-3")))
+    assert outcome.seen is None
+    assert outcome.left
+    assert tree.written == []
+
+
+@pytest.mark.parametrize(("needed", "told"), [(False, 0), (True, 1)])
+def test_a_pod_without_a_cgroup_fails_only_who_needs_it(tree: KernelTree, needed: bool, told: int) -> None:
+    """A runtime may keep containers elsewhere: what is not there throttles nobody, and cannot protect anybody."""
+    group = GroupTarget("kubepods/none", {"memory.min": Raise(plus=MI, needed=needed)})
+    outcome = impose(tree, Notes(tree.root), Target("c1", CGROUP, wants("2-3"), "kubepods/none", (group,)))
+    assert len(outcome.left) == told
+    assert (outcome.seen is None) is needed
+
+
+def test_one_bad_container_does_not_stop_the_rest(tree: KernelTree) -> None:
+    """A file that cannot be read is an outcome like any other."""
+    tree.path(CGROUP).joinpath("cpuset.cpus.effective").write_text("damaged")
+    tree.make(f"{POD}/c2")
+    targets = [Target("c1", CGROUP, wants("2-3")), Target("c2", f"{POD}/c2", wants("2-3"))]
+    done: dict[str, Outcome] = {}
+    while rest := [target for target in targets if target.id not in done]:
+        done |= {outcome.id: outcome for outcome in impose_some(tree, Notes(tree.root), rest)}
+    assert done["c1"].left
+    assert done["c2"].left == ()

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPU quota and memory limits, from the runtime's call to the kernel's files."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from nri_backend.nri.hooks import LinkStatus
+from nri_backend.nri.model import RefusedError, Resources
+
+from tests.fakes.claims import MI, POD, PODS, TOP, container, cpu_record, env_of, memory_record, pod
+from tests.fakes.enforcement import Node, enforcing
+from tests.fakes.kernel_tree import DENIED
+from tests.fakes.waiting import eventually
+
+ONE = cpu_record("c1", "cpus=2-3")
+ABOVE = (POD, PODS, TOP)
+PLAIN = 4096
+
+
+@pytest.fixture
+async def node(memory: Path) -> AsyncIterator[Node]:
+    """An active instance; the kubelet limits pods to three CPUs."""
+    async with enforcing(Node(memory)) as node:
+        node.pod_quota = "300000"
+        yield node
+
+
+async def test_a_claim_that_covers_the_limit_is_not_throttled(node: Node) -> None:
+    """A3, B50: neither the container nor its pod; the container beside it keeps its own limit."""
+    side = await node.run("side", name="side", quota=100_000)
+    env = node.claim(ONE)
+    stored, answer = await node.create("claim", *env, quota=200_000)
+    assert answer.resources == Resources(cpus="2-3", cpu_quota=-1)
+    path = node.make_cgroups(pod(), stored)
+    node.kernel.set(path, "cpu.max", "200000 100000")  # a runtime that does not heed the answer
+    await node.enforcer.start_container(pod(), stored)
+    assert (node.quota(path), node.quota(POD), node.quota(side)) == ("max", "max", "100000")
+    assert (node.sink.latest["claim"].limits, node.sink.latest["side"].limits) == ({"cpu.max": "max"}, {})
+
+
+async def test_the_pods_limit_comes_back_with_the_last_claim_container(node: Node) -> None:
+    """B34: twenty restarts, a kubelet that resizes in between; what comes back is what the kubelet wrote last."""
+    env = node.claim(ONE)
+    await node.run("side", name="side", quota=100_000)
+    for life in range(20):
+        await node.run(f"life-{life}", *env, quota=200_000)
+        assert node.quota(POD) == "max"
+        if life == 7:
+            node.kernel.set(POD, "cpu.max", "400000 100000")
+        await node.stop(f"life-{life}")
+    await eventually(lambda: node.kernel.get(POD, "cpu.max") == "400000 100000")
+    assert node.counts.repairs["cpu"] == 0, "what claims change by coming and going is no repair"
+
+
+async def test_a_new_instance_restores_what_the_one_before_has_lifted(node: Node, memory: Path) -> None:
+    """What the kubelet had set is noted on the pod itself."""
+    await node.run("side", name="side", quota=100_000)
+    await node.run("claim", *node.claim(ONE), quota=200_000)
+    other = Node(memory)
+    await other.synchronize(("claim", "p1"), ("side", "p1"))
+    await other.enforcer.activate()
+    await other.stop("claim")
+    await other.enforcer.activate()
+    assert node.quota(POD) == "300000"
+
+
+async def test_a_quota_that_is_to_be_kept_is_kept(node: Node) -> None:
+    """``quota: keep``, and a limit that the claim does not cover: all is as the kubelet wants it."""
+    kept = await node.run("kept", *node.claim(cpu_record("c1", "cpus=2-3", quota="keep")), quota=200_000)
+    over = await node.run("over", *node.claim(cpu_record("c2", "cpus=4")), name="over", quota=150_000)
+    assert (node.quota(kept), node.quota(over), node.quota(POD)) == ("200000", "150000", "300000")
+    (update,) = await node.enforcer.update_container(pod(), container("kept"), Resources(cpu_quota=100_000))
+    assert update.resources.cpu_quota is None
+
+
+async def test_a_resize_ends_and_begins_the_quota(node: Node) -> None:
+    """In-place resize: a limit beyond the claim is the kubelet's, one that it covers again is none."""
+    path = await node.run("claim", *node.claim(ONE), quota=200_000)
+    (update,) = await node.enforcer.update_container(pod(), container("claim"), Resources(cpu_quota=300_000))
+    assert update.resources == Resources(cpus="2-3")
+    node.kernel.set(path, "cpu.max", "300000 100000")
+    await eventually(lambda: node.quota(POD) == "300000")
+    assert node.quota(path) == "300000"
+    (update,) = await node.enforcer.update_container(pod(), container("claim"), Resources(cpu_quota=200_000))
+    assert update.resources == Resources(cpus="2-3", cpu_quota=-1)
+    await eventually(lambda: (node.quota(path), node.quota(POD)) == ("max", "max"))
+    await eventually(lambda: node.counts.repairs["cpu"] >= 1)
+
+
+async def test_a_limit_of_the_claim_is_the_containers(node: Node) -> None:
+    """The claimed bytes, or the pod's own limit where that is lower; hugepages are no part of it."""
+    parts = ("a", 1, 64 * MI, PLAIN), ("h", 1, 2 * MI, 2 * MI)
+    env = node.claim(memory_record("m1", *parts, a={"limit": "claim", "high": 0.75}))
+    stored, answer = await node.create("claim", *env, limit=128 * MI)
+    assert answer.resources.memory_limit == 64 * MI
+    path = node.make_cgroups(pod(), stored)
+    await node.enforcer.start_container(pod(), stored)
+    assert node.kernel.get(path, "memory.max") == str(64 * MI)
+    assert node.kernel.get(path, "memory.high") == str(48 * MI)
+    assert node.kernel.get(POD, "memory.max") == "max"
+    told = node.sink.latest["claim"].limits
+    assert (told["memory.max"], told["memory.high"]) == (str(64 * MI), str(48 * MI))
+    assert told["hugetlb.2MB.rsvd.max"] == str(2 * MI)
+    node.kernel.set(path, "memory.max", str(32 * MI))
+    (update,) = await node.enforcer.update_container(pod(), stored, Resources(memory_limit=96 * MI))
+    assert update.resources.memory_limit == 64 * MI
+    (update,) = await node.enforcer.update_container(pod(), stored, Resources(memory_limit=32 * MI))
+    assert update.resources.memory_limit is None
+    await node.enforcer.activate()
+    assert node.kernel.get(path, "memory.max") == str(32 * MI), "a lower limit of the kubelet's holds"
+
+
+@pytest.mark.parametrize("word", ["low", "min"])
+async def test_protection_is_raised_on_every_ancestor_and_lowered_again(node: Node, word: str) -> None:
+    """A5: sums of the living, on top of the kubelet's own, repaired when somebody resets one, gone with the last."""
+    file = f"memory.{word}"
+    node.kernel.make(TOP)
+    node.kernel.set(TOP, file, str(10 * MI))
+    envs = {
+        of: node.claim(memory_record(f"m-{of}", ("a", 1, size * MI, PLAIN), pods=(of,), a={"protect": word}))
+        for of, size in (("p1", 64), ("p2", 32))
+    }
+    path = await node.run("one", *envs["p1"])
+    await node.run("two", *envs["p2"], of="p2")
+
+    def shown() -> list[str]:
+        return [node.kernel.get(where, file) for where in (path, *ABOVE)]
+
+    def mebibytes(*amounts: int) -> list[str]:
+        return [str(amount * MI) for amount in amounts]
+
+    assert shown() == mebibytes(64, 64, 96, 106)
+    node.kernel.set(PODS, file, "0")
+    await eventually(lambda: shown() == mebibytes(64, 64, 96, 106))
+    await eventually(lambda: node.counts.repairs["memory"] == 1)
+    await node.stop("two", "p2")
+    await eventually(lambda: shown() == mebibytes(64, 64, 64, 74))
+    await node.stop("one")
+    await eventually(lambda: [node.kernel.get(where, file) for where in ABOVE] == mebibytes(0, 0, 10))
+
+
+async def test_a_missing_memory_controller_fails_the_claim_that_needs_it_alone(node: Node) -> None:
+    """The text names the controller and where it is switched on; a claim without limits starts."""
+    wanted = memory_record("m1", ("a", 1, 64 * MI, PLAIN), a={"protect": "min"})
+    node.kernel.make(POD, limits=False)
+    with pytest.raises(RefusedError, match=r"the memory controller is not in .*cgroup\.subtree_control"):
+        await node.run("claim", *node.claim(wanted))
+    await node.run("other", *node.claim(memory_record("m2", ("a", 1, 64 * MI, PLAIN))), name="other")
+
+
+async def test_what_is_wrong_with_a_pod_is_forgotten_with_it(node: Node) -> None:
+    """A problem is told as long as somebody could mend it."""
+    node.kernel.make(POD)
+    await node.run("claim", *node.claim(ONE), quota=200_000)
+    node.kernel.refused[POD, "cpu.max"] = DENIED
+    node.kernel.set(POD, "cpu.max", "300000 100000")
+    await node.enforcer.activate()
+    assert any("cpu.max" in problem for problem in node.enforcer.keeper.problems)
+    await node.stop("claim")
+    await node.enforcer.remove_container(pod(), container("claim"))
+    node.kernel.remove(POD)
+    await node.enforcer.activate()
+    assert node.enforcer.keeper.problems == ()
+
+
+async def test_a_memory_policy_needs_a_runtime_that_can_set_one(node: Node) -> None:
+    """B47: refused with the runtime's version and the remedy; with NRI 0.12 it is answered and no node is bound."""
+    env = node.claim(memory_record("m1", ("a", 1, 64 * MI, PLAIN), a={"binding": "preferred"}))
+    node.enforcer.runtime = LinkStatus(runtime_name="containerd", runtime_version="2.1.9")
+    with pytest.raises(RefusedError, match=r"binding: preferred .* containerd 2\.1\.9 has no NRI 0\.12.*use binding"):
+        await node.create("claim", *env)
+    assert node.counts.refusals == {"unsupported": 1}
+    node.enforcer.runtime = replace(node.enforcer.runtime, runtime_version="2.3.0", nri_version="v0.12.0")
+    _, answer = await node.create("claim", *env)
+    assert (answer.memory_policy is not None, answer.resources.mems) == (True, "")
+
+
+async def test_claims_that_contradict_each_other_are_refused(node: Node) -> None:
+    """Two policies in one container."""
+    node.enforcer.runtime = LinkStatus(nri_version="v0.12.0")
+    records = [
+        memory_record(f"m{node}", ("a", node, MI, PLAIN), a={"binding": word})
+        for node, word in enumerate(("preferred", "interleave"))
+    ]
+    for record in records:
+        node.claim(record)
+    with pytest.raises(RefusedError, match="one memory policy"):
+        await node.create("claim", *env_of(records[0]), *env_of(records[1]))

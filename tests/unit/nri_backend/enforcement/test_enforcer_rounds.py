@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens off the hooks: moves, audits, taking over from a runtime or from another instance."""
+
+import errno
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from nri_backend.containers.stored import MAX_SYNC_UPDATES
+from nri_backend.enforcement.audit import LOOKS
+from nri_backend.nri.model import Adjustment, ContainerState, RefusedError, Resources
+from numa_contract.cpuset import parse_cpu_list
+
+from tests.fakes.claims import MI, POD, PODS, cgroup_of, container, cpu_record, env_of, memory_record, pod
+from tests.fakes.enforcement import Node, rounds
+from tests.fakes.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("blocking")
+
+ONE = cpu_record("c1", "cpus=2-3")
+
+
+async def test_others_are_moved_without_any_hook(node: Node) -> None:
+    """A record alone moves the rest, and its end gives the CPUs back (B38)."""
+    plain = await node.run("plain")
+    node.claim(ONE)
+    node.enforcer.records_changed()
+    await eventually(lambda: node.cpus(plain) == "1,4-7")
+    await eventually(lambda: node.sink.latest["plain"].cpus == parse_cpu_list("1,4-7"))
+    node.unprepare(ONE)
+    node.enforcer.records_changed()
+    await eventually(lambda: node.cpus(plain) == "1-7")
+    await eventually(lambda: node.counts.moves == 2)
+
+
+async def test_the_directory_is_looked_at_without_any_news(node: Node) -> None:
+    """With the frontend away, the second's tick finds the record."""
+    plain = await node.run("plain")
+    node.claim(ONE)
+    await eventually(lambda: node.cpus(plain) == "1,4-7")
+
+
+async def test_the_audit_repairs_and_counts(node: Node) -> None:
+    """B52: a daemon-reload restores what the runtime stored; CPUs and mems are back within the second."""
+    env = node.claim(ONE) + node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
+    claim, plain = await node.run("claim", *env), await node.run("plain", of="p2")
+    node.kernel.set(claim, "cpuset.cpus", "0-7")
+    node.kernel.set(claim, "cpuset.mems", "0-1")
+    node.kernel.set(plain, "cpuset.cpus", "0-7")
+    await eventually(lambda: (node.cpus(claim), node.cpus(plain)) == ("2-3", "1,4-7"))
+    await eventually(lambda: node.kernel.get(claim, "cpuset.mems.effective") == "1")
+    await eventually(lambda: node.counts.repairs == {"cpus": 2, "mems": 1})
+    node.kernel.set(claim, "hugetlb.2MB.max", "0")
+    node.kernel.set(claim.rpartition("/")[0], "hugetlb.2MB.max", "0")
+    node.enforcer._rounds.request_audit()
+    await eventually(lambda: node.counts.repairs["hugetlb"] == 2)
+    assert node.kernel.get(claim, "hugetlb.2MB.max") == str(64 * MI)
+
+
+async def test_the_audit_comes_to_every_container_and_every_pod(node: Node) -> None:
+    """They are more than are computed for one job."""
+    count = LOOKS + 6
+    for number in range(count):
+        record = memory_record(f"m{number}", ("m", 0, 2 * MI, 2 * MI), pods=(f"q{number}",))
+        await node.run(f"c{number}", *node.claim(record), of=f"q{number}")
+    above = node.kernel.path(PODS)
+    limits = [file for where in ("*", "*/*") for file in above.glob(f"{where}/hugetlb.2MB.max")]
+    assert len(limits) == 2 * count
+    for file in limits:
+        file.write_text("0")
+    node.enforcer._rounds.request_audit()
+    await eventually(lambda: Counter(file.read_text() for file in limits) == {str(2 * MI): 2 * count})
+
+
+async def test_a_standby_knows_everything_and_does_nothing(memory: Path) -> None:
+    """Hand-over: it answers empty, refuses nothing and writes nothing, until it becomes active with an audit first."""
+    node = Node(memory)
+    env = node.claim(ONE)
+    async with rounds(node):
+        assert await node.synchronize(("old", "p8")) == []
+        node.make_cgroups(pod("p8"), container("old", of="p8"))
+        stored, answer = await node.create("claim", *env)
+        assert answer == Adjustment()
+        _, answer = await node.create("forged", "DRA_CPUSET_zz=1", of="p3")
+        assert answer == Adjustment()
+        path = node.make_cgroups(pod(), stored)
+        await node.enforcer.start_container(pod(), stored)
+        assert await node.enforcer.update_container(pod(), stored, Resources(cpus="0")) == []
+        assert node.kernel.written == []
+        assert not node.enforcer.active
+        await node.enforcer.activate()
+        assert node.cpus(path) == "2-3"
+        assert node.cpus(cgroup_of(container("old", of="p8"))) == "1,4-7"
+
+
+@pytest.mark.parametrize(("before", "after", "shown"), [(300_000, 200_000, "max"), (200_000, 300_000, "300000")])
+async def test_a_standby_goes_by_the_limit_of_the_last_update(
+    memory: Path, before: int, after: int, shown: str
+) -> None:
+    """A resize that the claim covers, or no longer covers, while another instance was active."""
+    node = Node(memory)
+    env = node.claim(ONE)
+    async with rounds(node):
+        path = await node.run("claim", *env, quota=before)
+        assert await node.enforcer.update_container(pod(), container("claim"), Resources(cpu_quota=after)) == []
+        for where in (path, POD):
+            node.kernel.set(where, "cpu.max", f"{after} 100000")
+        await node.enforcer.activate()
+        assert (node.quota(path), node.quota(POD)) == (shown, shown)
+
+
+async def test_a_standby_forgets_an_attempt_that_came_to_nothing(memory: Path) -> None:
+    """Else it would hold its claim after the hand-over."""
+    node = Node(memory)
+    env = node.claim(ONE)
+    for attempt in ("one", "two"):
+        await node.create(attempt, *env)
+    assert [known.id for known in node.enforcer.state] == ["two"]
+
+
+@pytest.mark.parametrize("told", ["listed", "started"])
+async def test_a_claim_container_that_ended_unseen_is_over(memory: Path, told: str) -> None:
+    """A runtime lists one as running whose end it has told already; a standby misses an end that fails elsewhere."""
+    node = Node(memory)
+    stored = replace(container("claim", *node.claim(ONE)), state=ContainerState.RUNNING)
+    async with rounds(node):
+        await node.enforcer.synchronize([pod()], [stored] if told == "listed" else [])
+        if told == "started":
+            await node.run("claim", *stored.env)
+            node.kernel.remove(cgroup_of(stored))
+        await node.enforcer.activate()
+        await eventually(lambda: node.sink.latest["claim"].state == "stopped")
+
+
+async def test_a_claim_container_that_is_only_created_is_not_over(node: Node) -> None:
+    """Its cgroup comes with its start."""
+    stored = replace(container("claim", *node.claim(ONE)), state=ContainerState.CREATED)
+    await node.enforcer.synchronize([pod()], [stored])
+    await node.enforcer.activate()
+    path = node.make_cgroups(pod(), stored)
+    await node.enforcer.start_container(pod(), stored)
+    assert node.cpus(path) == "2-3"
+    assert node.sink.latest["claim"].state == "running"
+
+
+async def test_synchronize_takes_over_and_repairs_afterwards(node: Node) -> None:
+    """B3: what started while nobody looked is moved within a second; the answer corrects what the runtime stores."""
+    node.claim(ONE)
+    plain, forged, claim = (
+        container("plain", of="p5"),
+        container("f", "DRA_CPUSET_zz=1", of="p6"),
+        container("c", *env_of(ONE)),
+    )
+    listed = [replace(one, state=ContainerState.RUNNING) for one in (plain, forged, claim)]
+    listed.append(replace(container("orphaned", of="nowhere"), state=ContainerState.CREATED))
+    listed.append(replace(container("dead"), state=ContainerState.STOPPED))
+    paths = {
+        "plain": node.make_cgroups(pod("p5"), plain),
+        "f": node.make_cgroups(pod("p6"), forged),
+        "c": node.make_cgroups(pod(), claim),
+    }
+    updates = await node.enforcer.synchronize([pod("p5"), pod("p6"), pod()], listed)
+    assert {u.container_id: u.resources.cpus for u in updates} == {
+        "c": "2-3",
+        "plain": "1,4-7",
+        "f": "1,4-7",
+        "orphaned": "1,4-7",
+    }
+    assert updates[0].container_id == "c"
+    await eventually(lambda: [node.cpus(paths[i]) for i in ("plain", "f", "c")] == ["1,4-7", "1,4-7", "2-3"])
+    assert await node.synchronize(("plain", "p5"), plain="1,4-7") == []
+    assert [told.id for told in node.enforcer.reports()] == ["plain"]
+
+
+async def test_a_claim_waits_until_everybody_was_looked_at(node: Node) -> None:
+    """After a synchronisation nothing is certain: the first claim container waits for the audit."""
+    listed = [(f"plain-{n}", "p5") for n in range(5)]
+    paths = [node.make_cgroups(pod("p5"), container(i, of="p5")) for i, _ in listed]
+    env = node.claim(ONE)
+    await node.synchronize(*listed)
+    await node.create("claim", *env)
+    assert {node.cpus(path) for path in paths} == {"1,4-7"}
+
+
+async def test_orphans_keep_their_cpus_over_our_restart(memory: Path) -> None:
+    """Files vanished while we were down: the pinned container stays, its CPUs are held, the frontend hears of both."""
+    node = Node(memory)
+    one = replace(container("o", *env_of(ONE)), state=ContainerState.RUNNING, resources=Resources(cpus="2-3"))
+    path = node.make_cgroups(pod(), one)
+    async with rounds(node):
+        await node.enforcer.activate()
+        assert await node.enforcer.synchronize([pod()], [one]) == []
+        assert node.enforcer.state.pool == parse_cpu_list("1,4-7")
+        (told,) = node.enforcer.reports()
+        assert [(use.uid, use.cpus) for use in told.unknown_claims] == [("c1", {2, 3})]
+        node.kernel.set(path, "cpuset.cpus", "0-7")
+        await eventually(lambda: node.cpus(path) == "2-3")
+        node.claim(ONE)
+        await eventually(lambda: bool(node.enforcer.reports()[0].claims))
+
+
+async def test_no_pile_of_stored_values_is_corrected(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """containerd applies updates one by one under its lock: claim containers first, only a few, and the log says so."""
+    caplog.set_level("INFO", "nri_backend")
+    updates = await node.synchronize(*((f"c{n}", "p5") for n in range(100)))
+    assert len(updates) == MAX_SYNC_UPDATES
+    assert "stored values stay as they are" in caplog.text
+
+
+async def test_a_container_whose_processes_linger_is_not_over(node: Node) -> None:
+    """Its CPUs are in nobody else's hand until the kernel shows that its last process is gone."""
+    claim = await node.run("claim", *node.claim(ONE))
+    await node.enforcer.stop_container(pod(), container("claim"))
+    assert node.sink.latest["claim"].state == "running"
+    node.unprepare(ONE)
+    env = node.claim(cpu_record("c2", "cpus=2-3", pods=("p2",)))
+    with pytest.raises(RefusedError, match="still runs"):
+        await node.create("next", *env, of="p2")
+    node.kernel.remove(claim)
+    await eventually(lambda: node.sink.latest["claim"].state == "stopped")
+    assert node.cpus(await node.run("next-2", *env, of="p2")) == "2-3"
+
+
+async def test_full_nodes_share_the_reserved_cpus(memory: Path) -> None:
+    """B37: when all is claimed the rest gets the reserved CPUs; without any, plain containers are refused."""
+    everything = cpu_record("c1", "cpus=1-7")
+    (memory / "a").mkdir()
+    node = Node(memory / "a")
+    await node.enforcer.activate()
+    node.claim(everything)
+    assert node.cpus(await node.run("plain")) == "0"
+    (memory / "b").mkdir()
+    node = Node(memory / "b", reserved="")
+    await node.enforcer.activate()
+    node.claim(cpu_record("c1", "cpus=0-7"))
+    with pytest.raises(RefusedError, match="set reservedCPUs"):
+        await node.create("plain")
+
+
+async def test_a_refused_look_at_the_dying_ends_nothing(node: Node) -> None:
+    """EMFILE while somebody is being buried: enforcement goes on, and the container ends when it can be seen to."""
+    claim = await node.run("claim", *node.claim(ONE))
+    node.kernel.unreadable[claim, "cgroup.events"] = errno.EMFILE
+    await node.enforcer.stop_container(pod(), container("claim"))
+    plain = await node.run("plain", of="p5")
+    node.kernel.set(plain, "cpuset.cpus", "0-7")
+    node.enforcer._rounds.request_audit()
+    await eventually(lambda: node.cpus(plain) == "1,4-7")
+    assert node.sink.latest["claim"].state == "running"
+    node.kernel.remove(claim)
+    node.kernel.unreadable.clear()
+    await eventually(lambda: node.sink.latest["claim"].state == "stopped")
+
+
+async def test_a_lingering_container_outlives_the_runtimes_list(node: Node) -> None:
+    """A reconnected runtime no longer lists what it calls stopped; its CPUs are free with its last process only."""
+    claim = await node.run("claim", *node.claim(ONE))
+    await node.enforcer.stop_container(pod(), container("claim"))
+    assert await node.synchronize() == []
+    assert [told.state for told in node.enforcer.reports()] == ["running"]
+    node.unprepare(ONE)
+    env = node.claim(cpu_record("c2", "cpus=2-3", pods=("p2",)))
+    with pytest.raises(RefusedError, match="still runs"):
+        await node.create("next", *env, of="p2")
+    node.kernel.remove(claim)
+    await eventually(lambda: "claim" in node.sink.deleted)
+    assert node.enforcer.reports() == []
+    assert node.cpus(await node.run("next-2", *env, of="p2")) == "2-3"

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hooks, from the runtime's call to the kernel's files."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from nri_backend.limits.wants import Host
+from nri_backend.nri.model import Adjustment, Container, RefusedError, Resources
+from numa_contract.cpuset import parse_cpu_list
+
+from tests.fakes.claims import MI, POD, cgroup_of, container, cpu_record, env_of, memory_record, pod
+from tests.fakes.enforcement import Node
+from tests.fakes.kernel_tree import DENIED
+from tests.fakes.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("blocking")
+
+ONE = cpu_record("c1", "cpus=2-3")
+
+
+async def test_a_claim_becomes_a_pinned_container(node: Node) -> None:
+    """Rings 1 and 2: the others leave, the answer carries CPUs and mems, the kernel's files are true at the start."""
+    plain = await node.run("plain", of="p9")
+    assert node.cpus(plain) == "1-7"
+    env = node.claim(ONE) + node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
+    stored, answer = await node.create("claim", *env)
+    assert node.cpus(plain) == "1,4-7", "nobody overlaps when the answer is given"
+    assert answer.resources == Resources(cpus="2-3", mems="1", hugepage_limits={"2MB": 64 * MI})
+    path = node.make_cgroups(pod(), stored)
+    await node.enforcer.start_container(pod(), stored)
+    assert (node.cpus(path), node.kernel.get(path, "cpuset.mems.effective")) == ("2-3", "1")
+    for where in (path, POD):
+        for name in ("max", "rsvd.max"):
+            assert node.kernel.get(where, f"hugetlb.2MB.{name}") == str(64 * MI)
+            assert node.kernel.get(where, f"hugetlb.1GB.{name}") == "0"
+    told = node.sink.latest["claim"]
+    assert [(use.uid, use.requests) for use in told.claims] == [("c1", ("cpus",)), ("m1", ("m",))]
+    assert (told.state, told.cpus, told.mems, told.cgroup) == ("running", {2, 3}, {1}, path)
+
+
+async def test_what_the_runtime_did_meanwhile_is_put_right_at_the_start(node: Node) -> None:
+    """A container that was created before the pool shrank starts in the new pool (3.6: an update proves nothing)."""
+    stored, _ = await node.create("plain")
+    path = node.make_cgroups(pod(), stored)
+    node.claim(ONE)
+    await node.enforcer.start_container(pod(), stored)
+    assert node.cpus(path) == "1,4-7"
+
+
+async def test_a_forged_variable_is_refused(node: Node) -> None:
+    """B39: the text reaches the pod's events, the refusal is counted and reported, nothing stays behind."""
+    with pytest.raises(RefusedError, match="DRA_CPUSET_zz"):
+        await node.create("bad", "DRA_CPUSET_zz=0-3")
+    assert node.counts.refusals == {"no_record": 1}
+    told = node.sink.latest["bad"]
+    assert told.refused
+    assert [(use.uid, use.cpus) for use in told.unknown_claims] == [("zz", frozenset())]
+    assert node.enforcer.state.get("bad") is None
+    assert node.enforcer.keeper.counters["refused_no_record"] == 1
+
+
+async def test_a_second_pod_is_refused_until_the_record_names_it(node: Node) -> None:
+    """The frontend rewrites the record, the kubelet retries, and then it passes."""
+    env = node.claim(cpu_record("c1", "cpus=2-3", pods=("p2",)))
+    with pytest.raises(RefusedError, match="reads the claim again"):
+        await node.create("c", *env)
+    assert [use.uid for use in node.sink.latest["c"].unknown_claims] == ["c1"]
+    node.claim(ONE)
+    assert node.cpus(await node.run("c-2", *env)) == "2-3"
+
+
+async def test_a_restarted_container_gets_the_same_and_nobody_else_does(node: Node) -> None:
+    """B17, B34: twenty restarts: same CPUs, same limits; another container of the pod never gets the claim."""
+    env = node.claim(ONE) + node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
+    for life in range(20):
+        path = await node.run(f"life-{life}", *env)
+        assert node.cpus(path) == "2-3"
+        assert node.kernel.get(path.rpartition("/")[0], "hugetlb.2MB.max") == str(64 * MI)
+        await node.stop(f"life-{life}")
+        with pytest.raises(RefusedError, match="belongs to container main"):
+            await node.create(f"other-{life}", *env, name="side")
+        await node.enforcer.remove_container(pod(), container(f"life-{life}"))
+    assert len(node.enforcer.state) == 0
+
+
+async def test_a_start_that_cannot_be_made_true_is_killed_and_refused(node: Node) -> None:
+    """CRI-O only warns about an error at the start, so the cgroup is killed first; the text names the file."""
+    stored, _ = await node.create("claim", *node.claim(ONE))
+    path = node.make_cgroups(pod(), replace(stored, resources=Resources()))
+    node.kernel.refused[path, "cpuset.cpus"] = DENIED
+    with pytest.raises(RefusedError, match=r"claim\.scope/cpuset\.cpus.*2-3"):
+        await node.enforcer.start_container(pod(), stored)
+    assert node.kernel.get(path, "cgroup.kill") == "1"
+    assert node.sink.latest["claim"].refused
+    assert node.counts.refusals == {"kernel": 1}
+
+
+async def test_a_missing_controller_fails_the_claim_that_needs_it_alone(node: Node) -> None:
+    """The error names the controller and cgroup.subtree_control; a plain container starts all the same."""
+    stored, _ = await node.create("claim", *node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI))))
+    node.kernel.make(cgroup_of(stored), sizes=())
+    with pytest.raises(RefusedError, match=r"hugetlb controller is not in .*cgroup\.subtree_control"):
+        await node.enforcer.start_container(pod(), stored)
+    plain, _ = await node.create("plain", of="p2")
+    node.kernel.make(cgroup_of(plain), sizes=(), cpuset=False)
+    await node.enforcer.start_container(pod("p2"), plain)
+
+
+async def test_a_trespasser_that_cannot_be_moved_keeps_the_claim_out(node: Node) -> None:
+    """No container runs where it should not: the refusal names who is in the way and why, and is tried again."""
+    plain = await node.run("plain", of="p9")
+    node.kernel.refused[plain, "cpuset.cpus"] = DENIED
+    env = node.claim(ONE)
+    with pytest.raises(RefusedError, match=r"main of pod ns/p9 still runs on CPUs of its claim \(2-3\).*retries"):
+        await node.create("claim", *env)
+    node.kernel.refused.clear()
+    assert node.cpus(await node.run("claim-2", *env)) == "2-3"
+
+
+async def unwritable(node: Node, id_: str) -> Container:
+    """A created plain container whose cpuset was not set and cannot be."""
+    stored, _ = await node.create(id_)
+    path = node.make_cgroups(pod(), replace(stored, resources=Resources()))
+    node.kernel.refused[path, "cpuset.cpus"] = DENIED
+    return stored
+
+
+async def test_a_plain_container_that_cannot_be_kept_off_a_claim_is_refused(node: Node) -> None:
+    """One that merely cannot be narrowed runs, and is shown as a problem; one that would trespass does not run."""
+    await node.enforcer.start_container(pod(), await unwritable(node, "first"))
+    assert any("main of pod ns/p1" in problem for problem in node.enforcer.keeper.problems)
+    second = await unwritable(node, "second")
+    node.claim(ONE)
+    with pytest.raises(RefusedError, match="cpuset"):
+        await node.enforcer.start_container(pod(), second)
+
+
+async def test_a_claim_whose_cpus_are_offline_is_refused(node: Node) -> None:
+    """B51: the kernel would give it everybody's CPUs."""
+    env = node.claim(cpu_record("c1", "cpus=6-7"))
+    node.host = Host(parse_cpu_list("0-5"))
+    await eventually(lambda: node.enforcer.state.host.online == parse_cpu_list("0-5"))
+    with pytest.raises(RefusedError, match=r"every CPU of its claim is offline \(6-7\)"):
+        await node.create("claim", *env)
+
+
+async def test_the_kubelets_update_keeps_what_we_decide(node: Node) -> None:
+    """B53: resize and CPU-manager reconcile change the rest; hugepages are claim plus the kubelet's new value."""
+    node.claim(ONE)
+    node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
+    env = env_of(ONE) + env_of(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
+    await node.run("claim", *env)
+    await node.run("plain", of="p2")
+    wanted = Resources(cpus="0-7", cpu_quota=100, hugepage_limits={"2MB": 2 * MI})
+    (update,) = await node.enforcer.update_container(pod(), container("claim"), wanted)
+    kept = Resources("2-3", "1", cpu_quota=-1, hugepage_limits={"2MB": 66 * MI})
+    assert (update.container_id, update.resources) == ("claim", kept)
+    (update,) = await node.enforcer.update_container(pod("p2"), container("plain", of="p2"), Resources())
+    assert update.resources == Resources(cpus="1,4-7")
+    await eventually(lambda: node.kernel.get(f"{cgroup_of(container('claim'))}", "hugetlb.2MB.max") == str(66 * MI))
+
+
+async def test_a_static_cpu_manager_does_not_move_anybody(node: Node) -> None:
+    """B41: it sets every container to CPUs of its own choice, again and again; claim and pool hold each time."""
+    node.claim(ONE)
+    await node.run("claim", *env_of(ONE))
+    await node.run("plain", of="p2")
+    for cpus in ("0-7", "0,4-7", "2-3"):
+        (update,) = await node.enforcer.update_container(pod(), container("claim"), Resources(cpus=cpus))
+        assert update.resources.cpus == "2-3"
+        (update,) = await node.enforcer.update_container(pod("p2"), container("plain", of="p2"), Resources(cpus=cpus))
+        assert update.resources.cpus == "1,4-7"
+
+
+async def test_what_we_answered_is_not_taken_for_the_kubelets_wish(node: Node, memory: Path) -> None:
+    """A standby is asked with the active one's answer inside, a snapshot shows it too: the claim counts once."""
+    env = node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
+    stored, answer = await node.create("claim", *env)
+    assert answer.resources.hugepage_limits == {"2MB": 64 * MI}
+    path = node.make_cgroups(pod(), stored)
+    for seen_at_creation in (True, False):
+        other = Node(memory)
+        await other.enforcer.synchronize([pod()], [] if seen_at_creation else [stored])
+        if seen_at_creation:
+            await other.enforcer.create_container(pod(), stored)
+        await other.enforcer.activate()
+        await other.enforcer.start_container(pod(), stored)
+        for name in ("max", "rsvd.max"):
+            assert node.kernel.get(path, f"hugetlb.2MB.{name}") == str(64 * MI)
+
+
+async def test_a_claim_of_a_created_container_is_its_own_before_its_owner_is_stored(node: Node, memory: Path) -> None:
+    """Owners are stored after the start; between creation and start a restart gives the claim to nobody else."""
+    env = node.claim(ONE)
+    stored, _ = await node.create("claim", *env)
+    node.make_cgroups(pod(), stored)
+    restarted = Node(memory)
+    await restarted.enforcer.activate()
+    await restarted.enforcer.synchronize([pod()], [stored])
+    with pytest.raises(RefusedError, match="belongs to container main"):
+        await restarted.create("thief", *env, name="side")
+
+
+async def test_stopping_is_idempotent_and_late_events_change_nothing(node: Node) -> None:
+    """3.11: both events can come twice, or for a container that never started."""
+    env = node.claim(ONE)
+    await node.run("claim", *env)
+    await node.stop("claim")
+    await node.stop("claim")
+    stored = container("claim", *env)
+    await node.enforcer.start_container(pod(), stored)
+    assert await node.enforcer.update_container(pod(), stored, Resources(cpus="0-7")) == []
+    assert node.sink.latest["claim"].state == "stopped"
+    for _ in range(2):
+        await node.enforcer.remove_container(pod(), stored)
+    assert "claim" not in node.sink.latest
+    await node.enforcer.stop_container(pod(), container("never"))
+    assert node.enforcer.state.pool == parse_cpu_list("1,4-7"), "the claim is held by its record"
+
+
+async def test_an_attempt_that_came_to_nothing_is_forgotten(node: Node) -> None:
+    """Not every runtime says so; the next attempt of the same container replaces it."""
+    env = node.claim(ONE)
+    await node.create("try-1", *env)
+    await node.create("try-2", *env)
+    assert {known.id for known in node.enforcer.state} == {"try-2"}
+    await node.enforcer.remove_pod(replace(pod(), id="an earlier sandbox of the pod"))
+    assert len(node.enforcer.state) == 1
+    await node.enforcer.remove_pod(pod())
+    assert len(node.enforcer.state) == 0
+
+
+async def test_our_own_pod_is_left_alone(node: Node) -> None:
+    """It must not wait for itself."""
+    own = pod("own-pod")
+    assert await node.enforcer.create_container(own, container("x", "DRA_CPUSET_z=1")) == Adjustment()
+    await node.enforcer.start_container(own, container("x"))
+    assert await node.enforcer.update_container(own, container("x"), Resources()) == []
+    await node.enforcer.remove_container(own, container("x"))
+    assert len(node.enforcer.state) == 0
+
+
+async def test_a_container_without_a_usable_cgroup_path(node: Node) -> None:
+    """A plain one runs as the runtime likes; a claim that could not be enforced is refused."""
+    odd = replace(container("odd"), cgroups_path="/../..")
+    await node.enforcer.create_container(pod(), odd)
+    await node.enforcer.start_container(pod(), odd)
+    assert any("leaves the cgroup root" in problem for problem in node.enforcer.keeper.problems)
+    with pytest.raises(RefusedError, match="leaves the cgroup root"):
+        await node.enforcer.create_container(pod(), replace(container("c", *node.claim(ONE)), cgroups_path="/../.."))
+
+
+async def test_a_hook_that_is_given_up_does_not_let_jobs_overlap(node: Node) -> None:
+    """The runtime's patience may end in the middle of a write; the next job waits until that write is over."""
+    stored, _ = await node.create("plain")
+    node.make_cgroups(pod(), stored)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await node.enforcer.start_container(pod(), stored)
+    await node.enforcer.start_container(pod(), stored)
+    assert node.sink.latest["plain"].state == "running"

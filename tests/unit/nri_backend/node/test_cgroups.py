@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel's files, on a real directory tree."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from nri_backend.limits.limit import Note
+from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, MissingFileError, Notes
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> CgroupTree:
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a/b/cpuset.cpus").write_text("0-7\n")
+    return CgroupTree(f"{tmp_path}/")
+
+
+def test_files_are_read_and_written_whole(tree: CgroupTree) -> None:
+    """A shorter value leaves nothing of the longer one behind."""
+    assert tree.read_set("a/b", "cpuset.cpus") == set(range(8))
+    tree.write("a/b", "cpuset.cpus", "1")
+    assert tree.read("a/b", "cpuset.cpus") == "1"
+
+
+def test_a_cgroup_that_is_gone_is_not_a_missing_file(tree: CgroupTree, tmp_path: Path) -> None:
+    """Gone means no process; a missing file means a controller that nobody has switched on."""
+    with pytest.raises(CgroupGoneError) as gone:
+        tree.read("a/c", "cpuset.cpus")
+    assert gone.value.path.endswith("a/c")
+    with pytest.raises(MissingFileError) as missing:
+        tree.write("a/b", "hugetlb.2MB.max", "0")
+    assert missing.value.controller == "hugetlb"
+    assert missing.value.switch == f"{tmp_path}/a/cgroup.subtree_control"
+    assert "hugetlb controller is not in" in str(missing.value)
+    assert tree.read_set("a/b", "cpuset.mems") is None
+
+
+def test_a_refusal_carries_file_and_number(tree: CgroupTree, tmp_path: Path) -> None:
+    """Whoever reads the error knows which file to look at."""
+    (tmp_path / "a/b/cpuset.mems").mkdir()
+    with pytest.raises(CgroupRefusedError) as caught:
+        tree.write("a/b", "cpuset.mems", "1")
+    assert caught.value.number == errno.EISDIR
+    assert caught.value.file.endswith("a/b/cpuset.mems")
+    assert caught.value.text == "1"
+
+
+@pytest.mark.parametrize(("path", "text"), [("a/b", ""), ("", "1")])
+def test_nothing_empty_and_nothing_at_the_root_is_written(tree: CgroupTree, path: str, text: str) -> None:
+    """An empty cpuset means "as the parent": the opposite of enforcement."""
+    with pytest.raises(ValueError, match="must not be written"):
+        tree.write(path, "cpuset.cpus", text)
+
+
+def test_damaged_files_are_named(tree: CgroupTree, tmp_path: Path) -> None:
+    """No traceback from a file that holds what no kernel writes."""
+    (tmp_path / "a/b/cpuset.cpus").write_text("x\n")
+    (tmp_path / "a/b/hugetlb.2MB.max").write_text("x\n")
+    with pytest.raises(CgroupRefusedError, match=r"a/b/cpuset\.cpus"):
+        tree.read_set("a/b", "cpuset.cpus")
+    with pytest.raises(CgroupRefusedError, match="holds no number"):
+        tree.read_limits("a/b", ["hugetlb.2MB.max"])
+    assert tree.effective_cpus("a/b") is None
+
+
+def test_limits(tree: CgroupTree, tmp_path: Path) -> None:
+    """``max`` is no limit; a file that does not exist is left out."""
+    (tmp_path / "a/b/hugetlb.2MB.max").write_text("max\n")
+    (tmp_path / "a/b/hugetlb.1GB.max").write_text("1073741824\n")
+    (tmp_path / "a/b/cpu.max").write_text("150000 100000\n")
+    assert tree.read_limits("a/b", ["cpu.max"]) == {"cpu.max": 150000}
+    names = ["hugetlb.2MB.max", "hugetlb.1GB.max", "hugetlb.64KB.max"]
+    assert tree.read_limits("a/b", names) == {"hugetlb.2MB.max": None, "hugetlb.1GB.max": 1 << 30}
+
+
+def test_life_and_death(tree: CgroupTree, tmp_path: Path) -> None:
+    """cgroup.events tells whether a process lives; cgroup.kill ends all; a cgroup that is gone is dead already."""
+    events = tmp_path / "a/b/cgroup.events"
+    events.write_text("populated 1\nfrozen 0\n")
+    assert tree.populated("a/b")
+    events.write_text("populated 0\nfrozen 0\n")
+    assert not tree.populated("a/b")
+    assert not tree.populated("a/gone")
+    (tmp_path / "a/b/cgroup.kill").write_text("")
+    tree.kill("a/b")
+    assert tree.read("a/b", "cgroup.kill") == "1"
+    tree.kill("a/gone")
+
+
+def test_crun_puts_the_processes_one_level_down(tree: CgroupTree, tmp_path: Path) -> None:
+    """With crun the scope has a sub-cgroup ``container``; both are looked after."""
+    assert tree.directories("a/b") == ["a/b"]
+    (tmp_path / "a/b/container").mkdir()
+    assert tree.directories("a/b") == ["a/b", "a/b/container"]
+
+
+def test_notes_live_on_the_pods_cgroup(tmp_path: Path) -> None:
+    """A restart of ours finds them; a new pod of the same path does not."""
+    (tmp_path / "pod").mkdir()
+    notes = {"cpu.max": Note(None, (5, 6)), "hugetlb.1GB.max": Note(0, (1 << 30,))}
+    Notes(str(tmp_path)).store("pod", notes)
+    assert Notes(str(tmp_path)).load("pod") == notes
+    (tmp_path / "pod").rmdir()
+    (tmp_path / "pod").mkdir()
+    assert Notes(str(tmp_path)).load("pod") == {}
+
+
+def test_nothing_to_note_leaves_no_attribute(tmp_path: Path) -> None:
+    """What was noted is gone then, and to note nothing where nothing was noted is no fault."""
+    (tmp_path / "pod").mkdir()
+    store = Notes(str(tmp_path))
+    store.store("pod", {})
+    store.store("pod", {"cpu.max": Note(0, (1,))})
+    store.store("pod", {})
+    assert os.listxattr(tmp_path / "pod") == []
+    assert store.load("pod") == {}
+
+
+def test_without_attributes_memory_has_to_do(tmp_path: Path) -> None:
+    """Where no attribute can be stored the notes are kept in memory, until the pod goes."""
+    store = Notes(str(tmp_path))
+    store.store("absent", {"cpu.max": Note(0, (1,))})
+    assert store.load("absent") == {"cpu.max": Note(0, (1,))}
+    store.forget("absent")
+    assert store.load("absent") == {}

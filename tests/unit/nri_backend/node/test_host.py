@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the backend reads of the machine."""
+
+from pathlib import Path
+
+import pytest
+from nri_backend.limits.wants import Host
+from nri_backend.node.host import HostError, read_host
+
+
+def machine(root: Path, online: str) -> Path:
+    """A host root with these CPUs online and two sizes of hugepages."""
+    (root / "sys/devices/system/cpu").mkdir(parents=True)
+    (root / "sys/devices/system/cpu/online").write_text(online)
+    for size in (1048576, 2048):
+        (root / f"sys/kernel/mm/hugepages/hugepages-{size}kB").mkdir(parents=True)
+    return root
+
+
+def test_cpus_and_page_sizes(tmp_path: Path) -> None:
+    """Sizes come in order; a kernel without hugepages has none."""
+    root = machine(tmp_path, "0-1,4\n")
+    assert read_host(str(root)) == Host(frozenset({0, 1, 4}), (2 << 20, 1 << 30))
+    for entry in (root / "sys/kernel/mm/hugepages").iterdir():
+        entry.rmdir()
+    (root / "sys/kernel/mm/hugepages").rmdir()
+    assert read_host(str(root)).page_sizes == ()
+
+
+@pytest.mark.parametrize("text", ["", "x\n", "3-1\n"])
+def test_a_damaged_machine_is_named(tmp_path: Path, text: str) -> None:
+    """The error carries the file and the remedy."""
+    with pytest.raises(HostError, match="--host-root") as caught:
+        read_host(str(machine(tmp_path, text)))
+    assert caught.value.path.endswith("cpu/online")
+
+
+def test_odd_hugepage_directories_are_named(tmp_path: Path) -> None:
+    """A size that cannot be read is not skipped: a limit would be missing."""
+    (machine(tmp_path, "0-3") / "sys/kernel/mm/hugepages/hugepages-oddkB").mkdir()
+    with pytest.raises(HostError, match="odd"):
+        read_host(str(tmp_path))
+
+
+def test_a_machine_without_sysfs_is_named(tmp_path: Path) -> None:
+    """A mount that was forgotten does not end in a traceback."""
+    with pytest.raises(HostError):
+        read_host(str(tmp_path))

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin service without a connection: calls in, hooks in domain terms, answers out."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+from google.protobuf.internal import api_implementation
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+from nri_backend._pb import nri_pb2 as pb
+from nri_backend.nri.model import RefusedError, Resources, Update
+from nri_backend.nri.plugin import PLUGIN_SERVICE, PluginService, event_mask
+from nri_backend.ttrpc import Call, Code, StatusError
+
+from tests.fakes.nri_hooks import RecordingHooks, RecordingObserver
+
+_POD = pb.PodSandbox(id="p1", uid="uid", name="web", namespace="default")
+_CONTAINER = pb.Container(id="c1", pod_sandbox_id="p1", name="app")
+_BOTH: dict[str, Any] = {"pod": _POD, "container": _CONTAINER}
+
+
+class _Rig:
+    """A service with what is around it."""
+
+    def __init__(self) -> None:
+        self.hooks = RecordingHooks()
+        self.observer = RecordingObserver()
+        self.service = PluginService(self.hooks, self.observer)
+
+    async def call(self, method: str, request: Message, seconds: float = 0.0) -> bytes:
+        return await self.service.serve(Call(PLUGIN_SERVICE, method, request.SerializeToString(), int(seconds * 1e9)))
+
+    async def fails(self, method: str, request: Message, seconds: float = 0.0) -> StatusError:
+        with pytest.raises(StatusError) as caught:
+            await self.call(method, request, seconds)
+        return caught.value
+
+
+async def test_protobuf_runs_on_its_c_implementation() -> None:
+    """The pure Python one needs seconds for a large snapshot."""
+    assert api_implementation.Type() == "upb"
+
+
+@pytest.mark.parametrize(("version", "mask"), [("", 0x6AF), ("v0.12.0", 0x6AF)])
+async def test_trap_3_1_the_subscription_names_what_we_need_and_nothing_an_old_runtime_lacks(
+    version: str, mask: int
+) -> None:
+    """One unknown bit closes the plugin; no bit at all would make us a validator."""
+    answer = await _Rig().call("Configure", pb.ConfigureRequest(NRI_version=version))
+    assert pb.ConfigureResponse.FromString(answer).events == mask
+
+
+def test_trap_3_1_events_of_0_10_are_asked_only_of_a_runtime_that_tells_its_version() -> None:
+    """Before 0.12 nothing in Configure says whether the runtime knows the bits above 0x7FF."""
+    events = (pb.RUN_POD_SANDBOX, pb.UPDATE_POD_SANDBOX)
+    assert (event_mask(events, ""), event_mask(events, "v0.12.0")) == (0x1, 0x801)
+
+
+@pytest.mark.parametrize(
+    ("method", "event", "hook"),
+    [
+        ("StartContainer", pb.START_CONTAINER, "start_container"),
+        ("RemoveContainer", pb.REMOVE_CONTAINER, "remove_container"),
+        ("RemovePodSandbox", pb.REMOVE_POD_SANDBOX, "remove_pod"),
+        ("RunPodSandbox", pb.RUN_POD_SANDBOX, None),
+        ("StopPodSandbox", pb.STOP_POD_SANDBOX, None),
+        ("PostCreateContainer", pb.POST_CREATE_CONTAINER, None),
+        ("PostStartContainer", pb.POST_START_CONTAINER, None),
+        ("PostUpdateContainer", pb.POST_UPDATE_CONTAINER, None),
+        ("PostUpdatePodSandbox", pb.POST_UPDATE_POD_SANDBOX, None),
+    ],
+)
+async def test_trap_3_2_lifecycle_events_come_both_ways_and_mean_the_same(
+    method: str, event: pb.Event, hook: str | None
+) -> None:
+    """Runtimes before 0.12 send StateChange, later ones call a method; hook and metric are the same."""
+    request = {"RemovePodSandbox": pb.RemovePodSandboxRequest(pod=_POD)}.get(method, pb.StartContainerRequest(**_BOTH))
+    direct, indirect = _Rig(), _Rig()
+    assert await direct.call(method, request) == b""
+    assert await indirect.call("StateChange", pb.StateChangeEvent(event=event, **_BOTH)) == b""
+    assert direct.hooks.names == indirect.hooks.names == ([hook] if hook else [])
+    assert direct.observer.calls == indirect.observer.calls == [(method, "ok")]
+
+
+async def test_events_nobody_knows_are_acknowledged() -> None:
+    """A later runtime may have more of them."""
+    rig = _Rig()
+    assert await rig.call("StateChange", pb.StateChangeEvent(event=pb.VALIDATE_CONTAINER_ADJUSTMENT, pod=_POD)) == b""
+    assert rig.hooks.seen == []
+
+
+async def test_trap_3_3_parts_of_a_snapshot_are_joined_and_answered_with_more() -> None:
+    """A container may come before its pod, so the hook sees nothing until the last part has come."""
+    rig = _Rig()
+    rig.hooks.updates = [Update("c1", Resources(cpus="0-1"))]
+    parts = [
+        pb.SynchronizeRequest(containers=[_CONTAINER], more=True),
+        pb.SynchronizeRequest(pods=[_POD], more=True),
+        pb.SynchronizeRequest(pods=[pb.PodSandbox(id="p2")]),
+    ]
+    answers = [pb.SynchronizeResponse.FromString(await rig.call("Synchronize", part)) for part in parts]
+    assert [(answer.more, len(answer.update)) for answer in answers] == [(True, 0), (True, 0), (False, 1)]
+    assert rig.hooks.seen == [("synchronize", (2, 1))]
+    assert [pod.id for pod in rig.hooks.pods] == ["p1", "p2"]
+
+
+async def test_a_second_snapshot_does_not_remember_the_first() -> None:
+    """Parts are kept for one snapshot only."""
+    rig = _Rig()
+    for _ in range(2):
+        await rig.call("Synchronize", pb.SynchronizeRequest(pods=[_POD]))
+    assert rig.hooks.seen == [("synchronize", (1, 0))] * 2
+
+
+async def test_a_failed_snapshot_is_known_and_answered_as_an_error() -> None:
+    """Some runtimes keep the connection of a plugin that failed and never call it again."""
+    rig = _Rig()
+
+    async def break_down(_hook: str) -> None:
+        raise ValueError("boom")
+
+    rig.hooks.before = break_down
+    assert (await rig.fails("Synchronize", pb.SynchronizeRequest())).code == Code.INTERNAL
+    assert rig.service.synchronized.is_set()
+    assert rig.service.sync_failure
+
+
+@pytest.mark.parametrize("method", ["UpdatePodSandbox", "ValidateContainerAdjustment", "Nothing"])
+async def test_what_is_not_subscribed_is_unimplemented(method: str) -> None:
+    """The runtime relies on code 12."""
+    rig = _Rig()
+    assert (await rig.fails(method, pb.Empty())).code == Code.UNIMPLEMENTED
+    assert rig.observer.calls == [(method, "unimplemented")]
+
+
+async def test_another_service_is_unimplemented() -> None:
+    """Only the plugin service is served on this connection."""
+    with pytest.raises(StatusError, match=r"there is no method nri\.Other/Configure"):
+        await _Rig().service.serve(Call("nri.Other", "Configure", b""))
+
+
+async def test_trap_3_5_a_refusal_is_answered_with_its_text() -> None:
+    """Only an answered error keeps a container from being created; the text reaches the pod's events."""
+    rig = _Rig()
+
+    async def refuse(_hook: str) -> None:
+        raise RefusedError("claim x is not yours; name it in the pod's spec")
+
+    rig.hooks.before = refuse
+    error = await rig.fails("CreateContainer", pb.CreateContainerRequest(**_BOTH))
+    assert (error.code, error.message) == (9, "claim x is not yours; name it in the pod's spec")
+    assert rig.observer.calls == [("CreateContainer", "refused")]
+
+
+async def test_a_bug_is_answered_without_its_details_and_logged_with_them(caplog: pytest.LogCaptureFixture) -> None:
+    """The pod's author learns where to look, the log has the traceback, and the next call is served."""
+    rig = _Rig()
+
+    async def break_down(_hook: str) -> None:
+        raise ValueError("secret detail")
+
+    rig.hooks.before = break_down
+    error = await rig.fails("StartContainer", pb.StartContainerRequest(**_BOTH))
+    assert error.code == Code.INTERNAL
+    assert "secret" not in error.message
+    assert "secret detail" in caplog.text
+    rig.hooks.before = None
+    assert await rig.call("StartContainer", pb.StartContainerRequest(**_BOTH)) == b""
+
+
+@pytest.mark.parametrize("told_by", ["call", "configure"])
+async def test_trap_3_6_a_hook_that_runs_out_of_time_is_an_error_before_the_runtime_gives_up(told_by: str) -> None:
+    """Silence fails open: the runtime throws us out and starts the container without us."""
+    rig = _Rig()
+
+    async def never(_hook: str) -> None:
+        await asyncio.Event().wait()
+
+    rig.hooks.before = never
+    if told_by == "configure":
+        await rig.call("Configure", pb.ConfigureRequest(request_timeout=80))
+    seconds = 0.08 if told_by == "call" else 0.0
+    async with asyncio.timeout(2):
+        error = await rig.fails("CreateContainer", pb.CreateContainerRequest(**_BOTH), seconds)
+    assert (error.code, error.message) == (4, "CreateContainer was not done within 0.06 s; it is tried again")
+    assert rig.observer.calls[-1] == ("CreateContainer", "timeout")
+
+
+async def test_a_timeout_inside_a_hook_is_a_bug_not_the_deadline() -> None:
+    """Only our own deadline is reported as one."""
+    rig = _Rig()
+
+    async def time_out(_hook: str) -> None:
+        raise TimeoutError
+
+    rig.hooks.before = time_out
+    assert (await rig.fails("CreateContainer", pb.CreateContainerRequest(**_BOTH))).code == Code.INTERNAL
+
+
+async def test_a_request_that_cannot_be_read_is_an_invalid_argument() -> None:
+    """A sound envelope may hold nonsense."""
+    with pytest.raises(StatusError) as caught:
+        await _Rig().service.serve(Call(PLUGIN_SERVICE, "CreateContainer", b"\xff\xff"))
+    assert caught.value.code == Code.INVALID_ARGUMENT
+
+
+@given(st.sampled_from(["Configure", "Synchronize", "StateChange", "CreateContainer", "UpdateContainer"]), st.binary())
+async def test_random_requests_are_answered_or_refused(method: str, payload: bytes) -> None:
+    """Whatever comes, nothing but StatusError is raised."""
+    with contextlib.suppress(StatusError):
+        await _Rig().service.serve(Call(PLUGIN_SERVICE, method, payload))

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nri_backend.settings import Settings, UsageError, load_settings, parse_bind_address, parse_yaml
+from numa_contract import __version__
+from numa_contract.config import ConfigError
+
+ENVIRONMENT = {"POD_UID": "4b3d-uid", "NODE_NAME": "worker-1"}
+
+
+def load(*arguments: str, environment: dict[str, str] | None = None) -> Settings:
+    return load_settings(arguments, ENVIRONMENT if environment is None else environment)
+
+
+def file(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_defaults_are_those_of_the_contract() -> None:
+    """Without a file or a flag the paths are the ones that both containers agree on."""
+    settings = load()
+    assert settings.run_dir == "/run/dra-driver-numa"
+    assert settings.cdi_dir == "/var/run/cdi"
+    assert settings.nri_socket == "/var/run/nri/nri.sock"
+    assert settings.cgroup_root == "/sys/fs/cgroup"
+    assert settings.plugin_index == "00"
+    assert settings.bind == ("", 8081)
+    assert settings.state_socket == "/run/dra-driver-numa/4b3d-uid/state.sock"
+    assert settings.notes == ()
+
+
+def test_the_file_is_read(tmp_path: Path) -> None:
+    """The file that the frontend reads is read with the same keys."""
+    path = file(tmp_path, 'reservedCPUs: "0-1,8"\nrunDir: /run/other\nlogFormat: json\ngroupBy: numanode\n')
+    settings = load("--config", path)
+    assert settings.reserved_cpus == {0, 1, 8}
+    assert settings.run_dir == "/run/other"
+    assert settings.log_format == "json"
+
+
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    """A flag beats the same setting of the file and leaves the others alone."""
+    path = file(tmp_path, "runDir: /run/other\ncdiDir: /run/cdi2\nlogLevel: debug\n")
+    settings = load("--config", path, "--run-dir", "/run/flag", "--log-level=warning")
+    assert (settings.run_dir, settings.cdi_dir, settings.log_level) == ("/run/flag", "/run/cdi2", "warning")
+
+
+def test_flags_of_the_replaced_drivers_win_and_are_noted(tmp_path: Path) -> None:
+    """Manifests of the drivers that this one replaces keep working; the log says what to write instead."""
+    path = file(tmp_path, 'reservedCPUs: "0"\n')
+    settings = load(
+        "--config", path, "--reserved-cpus=2-3", "--cpu-device-mode=grouped", "--cpu-device-group-by=numanode"
+    )
+    assert settings.reserved_cpus == {2, 3}
+    assert len(settings.notes) == 3
+    assert "use reservedCPUs in the file" in settings.notes[0]
+
+
+def test_an_empty_file_is_the_defaults(tmp_path: Path) -> None:
+    """A file with only comments changes nothing."""
+    assert load("--config", file(tmp_path, "# nothing\n")) == load()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("runDir: /a\nrunDir: /b\n", "line 2: key 'runDir' is given twice"),
+        ("reservedMemory:\n- numaNode: 0\n  limits: {memory: 1, memory: 2}\n", "line 3: key 'memory' is given twice"),
+        ("runDir: [\n", "line 2: "),
+        ("a: b: c\n", "line 1: "),
+        ("? [a, b]\n: c\n", "unhashable key"),
+        ("--- {}\n--- {}\n", "document"),
+        ("x: !!python/object:os.system {}\n", "could not determine a constructor"),
+        ("a: \x00\n", "is no YAML"),
+        ("a: 2024-13-45\n", "is no YAML"),
+        ("- a\n", "must be a map of settings"),
+        ("reservedCpus: '0'\n", "use reservedCPUs"),
+        ("colour: red\n", "colour: unknown key"),
+        ("reservedCPUs: 0\n", "must be a text"),
+        ("cdiDir: /etc/cdi\n", "survives a reboot"),
+        ("&a [*a]\n", "must be a map of settings"),
+    ],
+)
+def test_a_bad_file_is_one_clear_line(tmp_path: Path, text: str, expected: str) -> None:
+    """Whatever is wrong with the file is said in one line that names the file and the place."""
+    path = file(tmp_path, text)
+    with pytest.raises((UsageError, ConfigError)) as caught:
+        load("--config", path)
+    assert expected in str(caught.value)
+    assert path in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    """A missing file, a directory, bytes that are no text and a file of the wrong kind are named."""
+    with pytest.raises(UsageError, match="No such file"):
+        load("--config", str(tmp_path / "absent"))
+    with pytest.raises(UsageError, match="Is a directory"):
+        load("--config", str(tmp_path))
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\xfa")
+    with pytest.raises(UsageError, match="is no YAML"):
+        load("--config", str(tmp_path / "binary"))
+    (tmp_path / "large").write_bytes(b"#" * (2 << 20))
+    with pytest.raises(UsageError, match="is larger than"):
+        load("--config", str(tmp_path / "large"))
+
+
+@given(st.binary(max_size=60))
+def test_no_bytes_give_a_traceback(data: bytes) -> None:
+    """Any bytes are a value or a UsageError."""
+    said = ""
+    try:
+        parse_yaml(data, "some.yaml")
+    except UsageError as error:
+        said = str(error)
+    assert not said or said.startswith("some.yaml: ")
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--colour"], "unrecognized arguments: --colour"),
+        (["--conf", "x"], "unrecognized arguments"),
+        (["--plugin-index", "7"], "must be two digits"),
+        (["--bind-address", "8081"], "must be HOST:PORT"),
+        (["--pod-uid", "../x"], "UID"),
+    ],
+)
+def test_a_bad_command_line_is_named(arguments: list[str], expected: str) -> None:
+    """Unknown, abbreviated and malformed flags are refused with a word of help."""
+    with pytest.raises(UsageError, match=expected):
+        load(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--reserved-cpus", "3-1"], "command line: reservedCPUs: .*backwards"),
+        (["--cpu-device-mode", "magic"], "command line: cpuDeviceMode: "),
+        (["--log-format", "xml"], "command line: logFormat: "),
+        (["--cdi-dir", "relative"], "command line: cdiDir: must be an absolute path"),
+    ],
+)
+def test_flags_obey_the_rules_of_the_file(arguments: list[str], expected: str) -> None:
+    """A value on the command line is checked like the same value in the file."""
+    with pytest.raises(ConfigError, match=expected):
+        load(*arguments)
+
+
+def test_the_pod_uid_is_needed() -> None:
+    """Without the pod's UID the socket of the own frontend is unknown; the flag beats the environment."""
+    with pytest.raises(UsageError, match=r"set POD_UID from metadata\.uid"):
+        load(environment={})
+    assert load("--pod-uid", "mine").pod_uid == "mine"
+
+
+def test_the_node_name_comes_from_downward_api_file_or_host(tmp_path: Path) -> None:
+    """NODE_NAME first, then the override of the file, then the host's name."""
+    path = file(tmp_path, "hostnameOverride: other\n")
+    assert load("--config", path).node_name == "worker-1"
+    assert load("--config", path, environment={"POD_UID": "u"}).node_name == "other"
+    assert load(environment={"POD_UID": "u"}).node_name
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (":8081", ("", 8081)),
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        ("[::1]:9", ("::1", 9)),
+        ("node.example:80", ("node.example", 80)),
+        ("off", None),
+    ],
+)
+def test_bind_addresses(text: str, expected: tuple[str, int] | None) -> None:
+    """Host and port as Go programs write them, IPv6 in brackets, or off."""
+    assert parse_bind_address(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "8081", "host", "a:b", ":70000", "::1:80", ":-1", ":٣"])
+def test_bad_bind_addresses(text: str) -> None:
+    """Anything else is refused before a socket is made."""
+    with pytest.raises(UsageError, match="--bind-address"):
+        parse_bind_address(text)
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """--help and --version print and end with success, without an environment."""
+    for flag, expected in (("--help", "--bind-address HOST:PORT|off"), ("--version", __version__)):
+        with pytest.raises(SystemExit) as caught:
+            load(flag, environment={})
+        assert caught.value.code == 0
+        assert expected in capsys.readouterr().out

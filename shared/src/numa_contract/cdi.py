@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
-from numa_contract.errors import ContractError, MalformedError
+from numa_contract.documents import parse_json
+from numa_contract.errors import ContractError, MalformedError, shown
 from numa_contract.names import (
     CDI_KINDS,
     CPU_DRIVER,
@@ -31,6 +32,8 @@ from numa_contract.records import AllocationRecord, parse_record
 # does not know the version.
 CDI_VERSION: Final = "0.6.0"
 RECORD_ANNOTATION: Final = "dra-driver-numa/record"
+MAX_CLAIM_FILE: Final = 1 << 20
+"""Bytes. The largest record (32 results of one claim, each with metadata) has some 100 KB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,10 @@ class ClaimFile:
         return cls(record.driver, record.claim.uid, record, record.cpus_of(), memory=dict(memory))
 
 
+# Each of 32 requests has one for CPUs, or one for its NUMA nodes and one for each of its page sizes.
+_MOST_VARIABLES: Final = 160
 _SHIFTS: Final = {"Gi": 30, "Mi": 20, "Ki": 10, "": 0}
-_AMOUNT: Final = re.compile(r"numanode:(\d+),size:(\d+)([KMG]i)?", re.ASCII)
+_AMOUNT: Final = re.compile(r"numanode:(\d{1,4}),size:(\d{1,18})([KMG]i)?", re.ASCII)
 
 
 def _size(bytes_: int) -> str:
@@ -141,8 +146,10 @@ def _environment(document: Any) -> list[str]:
     found: list[str] = []
     for device in document["devices"]:
         if not isinstance(device["name"], str):
-            raise TypeError("a device's name is no text")
+            raise TypeError("a device's name is not a text")
         found += [str(entry) for entry in device["containerEdits"].get("env", [])]
+        if len(found) > _MOST_VARIABLES:
+            raise ValueError(f"it has more than {_MOST_VARIABLES} environment variables")
     return found
 
 
@@ -166,7 +173,7 @@ def _evident_memory(environment: list[str]) -> dict[str, int]:
         for part in value.split(";"):
             match = _AMOUNT.fullmatch(part)
             if match is None:
-                raise MalformedError("environment variable", entry, "tells no NUMA node and size")
+                raise MalformedError("environment variable", entry, "does not say NUMA node and size")
             held[memory_device_name(page, int(match[1]))] += int(match[2]) << _SHIFTS[match[3] or ""]
     return dict(held)
 
@@ -179,23 +186,25 @@ def parse_claim_file(name: str, data: bytes) -> ClaimFile:
     """
     identity = parse_cdi_file_name(name)
     if identity is None:
-        raise MalformedError("CDI file", name, "is not named like a claim file of ours")
+        raise MalformedError("CDI file", name, "is not named like a claim file")
     driver, uid = identity
     try:
-        document = json.loads(data)
+        document = parse_json(data, MAX_CLAIM_FILE, "CDI file", name)
         if document["kind"] != CDI_KINDS[driver] or not document["devices"]:
             raise MalformedError("CDI file", name, f"is not of kind {CDI_KINDS[driver]} or has no device")
         environment = _environment(document)
         cpus, memory = _evident_cpus(environment), _evident_memory(environment)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        if isinstance(error, ContractError):
-            raise
-        raise MalformedError("CDI file", name, f"cannot be read as CDI ({type(error).__name__}: {error})") from error
+    except ContractError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        why = f"{type(error).__name__}: {shown(error)}"
+        raise MalformedError("CDI file", name, f"cannot be read as CDI ({why})") from error
     try:
-        record = parse_record(json.loads(document["annotations"][RECORD_ANNOTATION]))
+        annotation = document["annotations"][RECORD_ANNOTATION]
+        record = parse_record(parse_json(annotation.encode(), MAX_CLAIM_FILE, "allocation record", uid))
         if (record.driver, record.claim.uid) != identity:
             raise MalformedError("CDI file", name, f"holds the record of claim {record.claim.uid} of {record.driver}")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        problem = str(error) if isinstance(error, ContractError) else f"no record ({type(error).__name__}: {error})"
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        problem = str(error) if isinstance(error, ContractError) else f"no record ({type(error).__name__})"
         return ClaimFile(driver, uid, None, frozenset().union(*cpus.values()), problem, memory, cpus)
     return ClaimFile.of(record)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPU and node lists in the kernel's list format (``0-3,8``), as a set of ints.
 
-A node has few distinct lists and they are read and written over and over, so both ways remember the latest ones.
+Texts come from pod authors too. The kernel writes its lists ascending and disjoint (lib/bitmap-str.c), and only that
+form is read: so the work for a text is bounded by the largest machine, whatever it repeats. A node has few distinct
+lists and they are read and written over and over, so both ways remember the latest ones.
 """
 
 import re
@@ -9,12 +11,14 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
-from numa_contract.errors import MalformedError
+from numa_contract.errors import MalformedError, shown
 
-_ITEM = re.compile(r"(\d{1,20})(?:-(\d{1,20}))?", re.ASCII)
-# Linux cannot be built for more (CONFIG_NR_CPUS stops at 8192); a wider range is damage, not a machine.
-_HIGHEST = 65535
-# Texts come from pod authors too: what is remembered stays below 10 MB, whatever they write.
+_ITEM = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?", re.ASCII)
+HIGHEST_CPU: Final = 8191
+"""Linux cannot be built for more CPUs (CONFIG_NR_CPUS stops at 8192), nor for as many NUMA nodes."""
+LONGEST_LIST: Final = 32 << 10
+"""Bytes of a list. Every second CPU of the largest machine is 20 KB."""
+# What is remembered stays below 2 MB, whatever is written: 256 sets of 512 CPUs share their ints.
 _REMEMBERED: Final = 256
 _LONGEST_TEXT: Final = 256
 _LARGEST_SET: Final = 512
@@ -23,8 +27,11 @@ _LARGEST_SET: Final = 512
 def parse_cpu_list(text: str) -> frozenset[int]:
     """Reads ``"0-3,8"``; the empty text is the empty set. White space around the whole is allowed, inside it is not.
 
-    Raises MalformedError for anything else, also for the kernel's stride syntax, which no file we read uses.
+    Raises MalformedError for anything else: items that are not ascending, CPUs named twice, the kernel's stride syntax,
+    which no file that is read here uses, and whatever is longer than LONGEST_LIST.
     """
+    if len(text) > LONGEST_LIST:
+        raise MalformedError("CPU list", text, f"has more than {LONGEST_LIST} characters")
     text = text.strip()
     small = _parsed_if_small(text) if len(text) <= _LONGEST_TEXT else None
     return _parse(text) if small is None else small
@@ -38,17 +45,23 @@ def _parsed_if_small(text: str) -> frozenset[int] | None:
 
 def _parse(text: str) -> frozenset[int]:
     found: set[int] = set()
+    next_free = 0
     for item in text.split(",") if text else ():
         match = _ITEM.fullmatch(item)
         if match is None:
-            raise MalformedError("CPU list", text, f"{item!r} is neither a number nor a range such as 0-3")
+            raise MalformedError("CPU list", text, f"{shown(item)} is neither a number nor a range such as 0-3")
         first = int(match[1])
         last = int(match[2] or first)
         if first > last:
             raise MalformedError("CPU list", text, f"the range {item} runs backwards")
-        if last > _HIGHEST:
-            raise MalformedError("CPU list", text, f"{last} is higher than any CPU number ({_HIGHEST})")
+        if last > HIGHEST_CPU:
+            raise MalformedError("CPU list", text, f"{last} is higher than any CPU number ({HIGHEST_CPU})")
+        if first < next_free:
+            raise MalformedError(
+                "CPU list", text, f"{item} must come after {next_free - 1}: write it in ascending order"
+            )
         found.update(range(first, last + 1))
+        next_free = last + 1
     return frozenset(found)
 
 

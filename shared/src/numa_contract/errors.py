@@ -1,6 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ways in which something that came from outside can be unreadable."""
 
+from typing import Final
+
+SHOWN_CHARACTERS: Final = 80
+"""How much of a foreign text is shown to people."""
+_ANSWER_BYTES: Final = 1024
+
+
+def shown(text: object, most: int = SHOWN_CHARACTERS) -> str:
+    """Returns a foreign text as errors, logs, Events and reports may show it: one line, quoted, cut.
+
+    Whoever writes it (a pod's author, a claim, a file name) cannot forge a line of a log or fill an Event with it.
+    """
+    whole = text if isinstance(text, str) else str(text)
+    quoted = repr(whole[:most])
+    return quoted if len(whole) <= most else f"{quoted}... ({len(whole)} characters)"
+
+
+def cut_answer(text: str) -> str:
+    """Returns an answer to kubelet or runtime in at most 1 KiB of UTF-8; a lone surrogate is written as an escape."""
+    data = text.encode(errors="backslashreplace")
+    if len(data) <= _ANSWER_BYTES:
+        return data.decode()
+    return data[: _ANSWER_BYTES - 3].decode(errors="ignore") + "..."
+
 
 class ContractError(ValueError):
     """Something that crossed the border between the containers, or came from the operator, cannot be used."""
@@ -13,7 +37,7 @@ class MalformedError(ContractError):
         self.kind = kind
         self.text = text
         self.reason = reason
-        super().__init__(f"{kind} {text!r}: {reason}")
+        super().__init__(f"{kind} {shown(text)}: {reason}")
 
 
 class UnsupportedVersionError(ContractError):
@@ -23,4 +47,4 @@ class UnsupportedVersionError(ContractError):
         self.kind = kind
         self.version = version
         self.supported = supported
-        super().__init__(f"{kind} has format version {version}; this release reads up to {supported}")
+        super().__init__(f"{kind} has format version {shown(version)}; this release reads up to {supported}")

@@ -14,6 +14,8 @@ from numa_contract.pagesize import parse_page_size, short_page_size
 CPU_DRIVER: Final = "dra.cpu"
 MEMORY_DRIVER: Final = "dra.memory"
 DRIVERS: Final = (CPU_DRIVER, MEMORY_DRIVER)
+ClaimKey = tuple[str, str]
+"""Driver and claim UID: what one claim file is about."""
 
 CPU_CAPACITY: Final = "dra.cpu/cpu"
 MEMORY_CAPACITY: Final = "size"
@@ -40,6 +42,8 @@ CDI_VENDOR: Final = "dra.k8s.io"
 CDI_CLASSES: Final = {CPU_DRIVER: "cpu", MEMORY_DRIVER: "memory"}
 CDI_KINDS: Final = {driver: f"{CDI_VENDOR}/{name}" for driver, name in CDI_CLASSES.items()}
 
+# Prefix, UID, request and item have 15, 128, 63 and some 20 characters.
+_LONGEST_KEY: Final = 256
 CPU_ENV_PREFIX: Final = "DRA_CPUSET_"
 MEMORY_ENV_PREFIX: Final = "DRAMEMORY_"
 
@@ -165,12 +169,14 @@ def memory_env_key(uid: str, request: str | None, item: str) -> str:
 
 def parse_env_key(key: str) -> EnvKey | None:
     """Returns what a variable names; None if it does not carry our prefixes, MalformedError if it only pretends to."""
+    if len(key) > _LONGEST_KEY and key.startswith((CPU_ENV_PREFIX, MEMORY_ENV_PREFIX)):
+        raise MalformedError("environment variable", key, f"has more than {_LONGEST_KEY} characters")
     if key.startswith(CPU_ENV_PREFIX):
         uid, _, request = key.removeprefix(CPU_ENV_PREFIX).partition("_")
         parsed = EnvKey(CPU_DRIVER, uid, request or None)
     elif key.startswith(MEMORY_ENV_PREFIX):
         uid, _, tail = key.removeprefix(MEMORY_ENV_PREFIX).partition("_")
-        match = re.fullmatch(r"(?:(.+)_)?(NUMANodes|memory|hugepages_\d+[KMGT]i)", tail, re.ASCII)
+        match = re.fullmatch(r"(?:(.+)_)?(NUMANodes|memory|hugepages_\d{1,9}[KMGT]i)", tail, re.ASCII)
         if not match:
             raise MalformedError("environment variable", key, "ends in none of _NUMANodes, _memory, _hugepages_<size>")
         parsed = EnvKey(MEMORY_DRIVER, uid, match[1], match[2])

@@ -10,14 +10,14 @@ from typing import Final
 from numa_contract.errors import MalformedError
 
 _UNITS: Final = (("g", 1 << 30), ("m", 1 << 20), ("k", 1 << 10))
-_TEXT = re.compile(r"(\d+)([kmgKMG])(?:i|[bB])?", re.ASCII)
+_TEXT = re.compile(r"(\d{1,9})([kmgKMG])(?:i|[bB])?", re.ASCII)
 
 
 def _scaled(page_bytes: int) -> tuple[int, str]:
     for letter, unit in _UNITS:
         if page_bytes >= unit and page_bytes % unit == 0:
             return page_bytes // unit, letter
-    raise MalformedError("page size", str(page_bytes), "is no multiple of 1 KiB")
+    raise MalformedError("page size", str(page_bytes), "is not a multiple of 1 KiB")
 
 
 def short_page_size(page_bytes: int) -> str:

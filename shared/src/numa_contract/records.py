@@ -9,14 +9,29 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Annotated, Any, Final, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
-from numa_contract.cpuset import format_cpu_list, parse_cpu_list
-from numa_contract.errors import MalformedError, UnsupportedVersionError
+from numa_contract.cpuset import HIGHEST_CPU, format_cpu_list, parse_cpu_list
+from numa_contract.errors import MalformedError, UnsupportedVersionError, shown
 from numa_contract.names import DRIVERS, base_request, cdi_device_id
 
 RECORD_VERSION: Final = 1
+_MOST_RESULTS: Final = 32
+"""Of a claim (resource.k8s.io, AllocationResultsMaxSize)."""
+_MOST_PODS: Final = 256
+"""In reservedFor (ResourceClaimReservedForMaxSize)."""
+_SMALLEST_PAGE: Final = 1 << 10
+_LARGEST_PAGE: Final = 1 << 40
 
 
 def _read_set(value: object) -> object:
@@ -29,6 +44,17 @@ CpuSet = Annotated[
     PlainSerializer(format_cpu_list, return_type=str),
 ]
 """A set of CPUs or NUMA nodes; in JSON the kernel's list format."""
+
+
+def _page_size(value: int) -> int:
+    if value & (value - 1):
+        raise ValueError("must be a power of two")
+    return value
+
+
+Bytes = Annotated[int, Field(ge=0, lt=1 << 63)]
+PageBytes = Annotated[int, Field(ge=_SMALLEST_PAGE, le=_LARGEST_PAGE), AfterValidator(_page_size)]
+NumaNode = Annotated[int, Field(ge=0, le=HIGHEST_CPU)]
 
 
 class Document(BaseModel):
@@ -98,10 +124,10 @@ class MemoryAllocation(RecordPart):
     request: str
     """Base name of the request."""
     device: str
-    numa_node: int
-    size: int
+    numa_node: NumaNode
+    size: Bytes
     """Bytes."""
-    page_bytes: int
+    page_bytes: PageBytes
     hugepages: bool = False
 
 
@@ -150,7 +176,7 @@ class MemoryParameters(RecordPart):
     """``none``, or ``claim``: ``memory.max`` is the claimed bytes."""
     protect: str = "none"
     """``none``, ``low`` or ``min``: the claimed bytes are in ``memory.low`` or ``memory.min``."""
-    high: float | None = None
+    high: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     """``memory.high`` as a fraction of the claimed bytes."""
     mount: MemoryMount | None = None
     """Hugepage requests only."""
@@ -172,12 +198,12 @@ class AllocationRecord(RecordPart):
     version: int = RECORD_VERSION
     driver: str
     claim: ClaimReference
-    reserved_for: tuple[PodReference, ...] = ()
+    reserved_for: Annotated[tuple[PodReference, ...], Field(max_length=_MOST_PODS)] = ()
     """Snapshot; the backend refuses once when a pod outside it shows up, and the frontend reads the claim again."""
-    results: tuple[AllocationResult, ...] = ()
+    results: Annotated[tuple[AllocationResult, ...], Field(max_length=_MOST_RESULTS)] = ()
     """What the record was made from, so that a repeated Prepare can tell "same" from "allocated anew"."""
-    cpus: tuple[CpuAllocation, ...] = ()
-    memory: tuple[MemoryAllocation, ...] = ()
+    cpus: Annotated[tuple[CpuAllocation, ...], Field(max_length=_MOST_RESULTS)] = ()
+    memory: Annotated[tuple[MemoryAllocation, ...], Field(max_length=_MOST_RESULTS)] = ()
     parameters: dict[str, CpuParameters] = Field(default_factory=dict)
     """By base name of the request; none in records of releases that had no parameters."""
     memory_parameters: dict[str, MemoryParameters] = Field(default_factory=dict)
@@ -193,7 +219,7 @@ class AllocationRecord(RecordPart):
     @model_validator(mode="after")
     def _belongs_together(self) -> Self:
         if self.driver not in DRIVERS:
-            raise ValueError(f"driver {self.driver!r} is none of {', '.join(DRIVERS)}")
+            raise ValueError(f"driver {shown(self.driver)} is none of {', '.join(DRIVERS)}")
         return self
 
     @property

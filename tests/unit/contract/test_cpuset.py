@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel's list format."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,14 +12,14 @@ from numa_contract.errors import MalformedError
 
 @pytest.mark.parametrize(
     ("text", "cpus"),
-    [("", set()), ("\n", set()), ("0", {0}), ("0-3,8", {0, 1, 2, 3, 8}), ("8,0-1,1\n", {0, 1, 8}), ("007", {7})],
+    [("", set()), ("\n", set()), ("0", {0}), ("0-3,8", {0, 1, 2, 3, 8}), ("0-1,2,8-8\n", {0, 1, 2, 8}), ("007", {7})],
 )
 def test_reads_the_kernels_lists(text: str, cpus: set[int]) -> None:
-    """Numbers and ranges in any order are a set; the empty list is the empty set."""
+    """Ascending numbers and ranges are a set; the empty list is the empty set."""
     assert parse_cpu_list(text) == cpus
 
 
-@pytest.mark.parametrize("text", ["a", "1-", "-1", "3-1", "1,,2", "0 - 3", "0-3:1/2", "99999999", "1,", "٣"])
+@pytest.mark.parametrize("text", ["a", "1-", "-1", "3-1", "1,,2", "0 - 3", "0-3:1/2", "99999999", "8192", "1,", "٣"])
 def test_refuses_everything_else_and_says_what_was_wrong(text: str) -> None:
     """What is no list is an error that shows the text, not an empty or a guessed set."""
     with pytest.raises(MalformedError, match="CPU list") as caught:
@@ -48,9 +50,33 @@ def test_merges_ranges() -> None:
 def test_what_others_write_is_not_remembered_for_ever() -> None:
     """Lists come from pod authors too: a huge one is read anew each time, and errors are errors the second time."""
     assert parse_cpu_list("0-3") is parse_cpu_list("0-3")
-    assert parse_cpu_list("0-65535") is not parse_cpu_list("0-65535")
-    assert format_cpu_list(range(60_000)) == "0-59999"
+    assert parse_cpu_list("0-8191") is not parse_cpu_list("0-8191")
+    assert format_cpu_list(range(8192)) == "0-8191"
     for text in ("x", "9" * 5000):
         for _ in range(2):
             with pytest.raises(MalformedError):
                 parse_cpu_list(text)
+
+
+@pytest.mark.parametrize("text", ["0,0", "1,0", "0-3,3", "0-3,2-5", "8,0-1"])
+def test_a_list_is_ascending_and_disjoint(text: str) -> None:
+    """The kernel's form: so nothing can be named twice, and no text costs more than the largest machine."""
+    with pytest.raises(MalformedError, match="ascending"):
+        parse_cpu_list(text)
+
+
+@pytest.mark.parametrize("bomb", ["0-8191,", "0-65535,", "0,", "0-1,", "9", "-", ",", "0-8191"])
+@pytest.mark.fault("backend A1", "security S1")
+def test_a_hostile_list_costs_next_to_nothing(bomb: str) -> None:
+    """A text of 1.5 MB, as an environment variable may be, is refused in the time of a short one."""
+    text = bomb * (1_500_000 // len(bomb))
+    began = time.process_time()
+    with pytest.raises(MalformedError) as caught:
+        parse_cpu_list(text)
+    assert time.process_time() - began < 0.01
+    assert len(str(caught.value)) < 300
+    short = bomb * (30_000 // len(bomb))
+    began = time.process_time()
+    with pytest.raises(MalformedError):
+        parse_cpu_list(short)
+    assert time.process_time() - began < 0.02

@@ -16,6 +16,12 @@ from pydantic import ValidationError
 
 from tests.strategies.contract import records, requests, uids
 
+MINIMAL_MEMORY = {
+    "version": 1,
+    "driver": "dra.memory",
+    "claim": {"uid": "u", "namespace": "n", "name": "c"},
+}
+
 
 @given(records())
 def test_a_record_survives_json(record: AllocationRecord) -> None:
@@ -184,3 +190,40 @@ def test_mounts_that_hide_each_other_are_found(paths: list[str]) -> None:
     }
     found = hiding_mounts(paths)
     assert found in pairs if pairs else found is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("pageBytes", 0),
+        ("pageBytes", 1000),
+        ("pageBytes", 3 << 20),
+        ("pageBytes", 1 << 50),
+        ("size", -1),
+        ("size", 10**400),
+        ("numaNode", -1),
+        ("numaNode", 10**9),
+        ("numaNode", float("nan")),
+    ],
+)
+@pytest.mark.fault("backend A5")
+def test_memory_out_of_range_is_malformed(field: str, value: object) -> None:
+    """What would divide by zero, or fill the memory, in enforcement is refused with the record."""
+    part = {"request": "r", "device": "d", "numaNode": 0, "size": 4096, "pageBytes": 4096, field: value}
+    with pytest.raises(MalformedError, match="allocation record"):
+        parse_record({**MINIMAL_MEMORY, "memory": [part]})
+
+
+@pytest.mark.parametrize("high", [-1, 2, float("inf"), float("nan"), 1e999])
+@pytest.mark.fault("backend A5")
+def test_a_fraction_out_of_range_is_malformed(high: float) -> None:
+    """memory.high is a part of the claim."""
+    with pytest.raises(MalformedError, match="allocation record"):
+        parse_record({**MINIMAL_MEMORY, "memoryParameters": {"r": {"high": high}}})
+
+
+@pytest.mark.parametrize("field", ["results", "reservedFor", "cpus", "memory"])
+def test_no_list_is_longer_than_the_api_allows(field: str) -> None:
+    """32 results and 256 pods are the API's limits; more is damage."""
+    with pytest.raises(MalformedError, match=field):
+        parse_record({**MINIMAL_MEMORY, field: [{}] * 300})

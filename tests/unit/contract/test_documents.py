@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JSON from files and peers, and foreign text in answers."""
+
+import json
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numa_contract.documents import parse_json
+from numa_contract.errors import MalformedError, cut_answer, shown
+
+MIB = 1 << 20
+HOSTILE = {
+    "deep": b"[" * 900_000,
+    "deep object": b'{"a":' * 150_000,
+    "huge number": b"[" + b"9" * 900_000 + b"]",
+    "huge exponent": b"[1e999]",
+    "infinite": b"[Infinity]",
+    "not a number": b"[NaN]",
+    "lone surrogate": b'["\\ud800"]',
+    "lone surrogate in a key": b'{"\\udfff": 1}',
+    "not UTF-8": b'["\xff' + b"x" * 900_000 + b'"]',
+    "too long": b" " * (MIB + 1),
+    "cut off": b'{"a": ',
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.fault("backend A5", "frontend A13")
+def test_what_cannot_be_written_again_cannot_be_read(name: str) -> None:
+    """Every hostile text is one error that names the document, in a bounded time and length."""
+    began = time.process_time()
+    with pytest.raises(MalformedError, match="record 'c1'") as caught:
+        parse_json(HOSTILE[name], MIB, "record", "c1")
+    assert time.process_time() - began < 0.1
+    assert len(str(caught.value)) < 400
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(), st.lists, max_leaves=20))
+def test_what_is_read_can_be_written(value: object) -> None:
+    """Any value that json writes comes back the same, escaped or not."""
+    for ascii_only in (True, False):
+        try:
+            data = json.dumps(value, ensure_ascii=ascii_only).encode()
+        except UnicodeEncodeError:
+            continue
+        try:
+            assert parse_json(data, MIB, "record", "c1") == value
+        except MalformedError:
+            with pytest.raises(UnicodeEncodeError):
+                json.dumps(value, ensure_ascii=False).encode()
+
+
+@given(st.text(max_size=300))
+def test_foreign_text_is_one_short_line(text: str) -> None:
+    """Nobody outside can write a line of a log, or fill it."""
+    line = shown(text)
+    assert line.isprintable()
+    assert len(line) < 10 * 80 + 40
+    cut_answer(line).encode()
+
+
+def test_an_answer_has_a_kilobyte_at_most() -> None:
+    """The kubelet puts it into an Event; a cut never leaves half a character."""
+    assert cut_answer("short") == "short"
+    cut = cut_answer("ä" * 1000)
+    assert len(cut.encode()) <= 1024
+    assert cut.endswith("ä...")
+    assert cut_answer("\ud800") == "\\ud800"

@@ -19,8 +19,8 @@ demo: .venv/.done ## Run the main job on this machine's topology: no root, no cl
 	@$(BIN)/python -m tests.demo
 
 test: $(ENVIRONMENTS) ## Unit and integration tests; no root. Units run in their own service's environment
-	.venv-frontend/bin/pytest -q -n $(JOBS) tests/unit/contract tests/unit/dra_frontend
-	.venv-backend/bin/pytest -q -n $(JOBS) tests/unit/contract tests/unit/nri_backend
+	.venv-frontend/bin/pytest -q -n $(JOBS) tests/unit/contract tests/unit/numa_node tests/unit/dra_frontend
+	.venv-backend/bin/pytest -q -n $(JOBS) tests/unit/contract tests/unit/numa_node tests/unit/nri_backend
 	$(BIN)/pytest -q -n $(JOBS) tests/integration tests/chart
 
 test-node: .venv/.done ## Tests on a real kernel and a real containerd, in a virtual machine (root; first run makes the image)

@@ -13,11 +13,11 @@ from nri_backend.enforcement.actuator import Edges
 from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.limits.paths import container_directory, pod_directory
 from nri_backend.limits.wants import Host
-from nri_backend.node.claim_directory import ClaimDirectory
 from nri_backend.nri.model import Adjustment, Container, ContainerState, Pod, Update
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
+from numa_node.claim_directory import ClaimDirectory
 
 from tests.fakes.claims import container, env_of, pod, write_claim
 from tests.fakes.kernel_tree import SIZES, KernelTree

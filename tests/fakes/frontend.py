@@ -11,8 +11,8 @@ from dra_frontend.claims.service import NodeClaims
 from dra_frontend.claims.store import ClaimStore
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.kubelet.values import ClaimName, Failure, Prepared
-from dra_frontend.node.run_directory import FileLock
 from numa_contract.reports import BackendStatus
+from numa_node.file_lock import FileLock
 
 
 class Frontend:

@@ -10,10 +10,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from nri_backend.backoff import Backoff
 from nri_backend.nri import link as transport
 from nri_backend.nri.model import Adjustment, Resources
 from nri_backend.nri.session import RuntimeSession
+from numa_node.backoff import Backoff
 
 from tests.fakes._pb import nri_pb2 as pb
 from tests.fakes.nri_hooks import RecordingHooks, RecordingObserver

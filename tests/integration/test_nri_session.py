@@ -9,10 +9,10 @@ from random import Random
 
 import pytest
 from google.protobuf.message import Message
-from nri_backend.backoff import Backoff
 from nri_backend.nri import link as transport
 from nri_backend.nri.model import Adjustment, ContainerState, RefusedError, Resources, Update
 from nri_backend.nri.session import RuntimeSession
+from numa_node.backoff import Backoff
 
 from tests.fakes._pb import nri_pb2 as pb
 from tests.fakes.nri_hooks import RecordingHooks, RecordingObserver

@@ -28,13 +28,13 @@ from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.kubelet.values import Failure, Prepared
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import Machine
-from dra_frontend.node.run_directory import FileLock
 from dra_frontend.placement.allocator import NoCpusError, allocate
 from dra_frontend.placement.place import Layout
 from dra_frontend.settings import add_run_arguments, load_settings
 from numa_contract.cdi import CDI_VERSION, ClaimFile, cdi_document
 from numa_contract.config import Config, ConfigError, parse_config
 from numa_contract.records import AllocationRecord, CpuParameters
+from numa_node.file_lock import FileLock
 
 from tests.fakes import frontend
 from tests.fakes.trees import small_machine, write_tree

@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-import io
-import json
-import logging
-import shlex
-from collections.abc import Iterator
 
 import pytest
 from nri_backend.nri.hooks import LinkStatus
-from nri_backend.telemetry import Facts, Telemetry, set_up_logging
+from nri_backend.telemetry import Facts, Telemetry
 from numa_contract import __version__
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -21,15 +16,6 @@ def samples(telemetry: Telemetry) -> dict[str, float]:
         for family in families
         for sample in family.samples
     }
-
-
-@pytest.fixture
-def stream() -> Iterator[io.StringIO]:
-    root = logging.getLogger()
-    before = (root.level, root.handlers[:])
-    yield io.StringIO()
-    root.setLevel(before[0])
-    root.handlers[:] = before[1]
 
 
 def test_gauges_are_read_at_the_scrape() -> None:
@@ -90,42 +76,3 @@ def test_two_in_one_process_do_not_meet() -> None:
     first, second = Telemetry(Facts), Telemetry(Facts)
     first.refused("x")
     assert "refusals_total x" not in samples(second)
-
-
-def test_text_lines_are_key_value_pairs(stream: io.StringIO) -> None:
-    """A line splits into pairs; values with spaces, quotes or line ends stay one value on one line."""
-    set_up_logging("info", "text", stream)
-    logging.getLogger("a.b").info("moved %d", 3, extra={"claim": "u-1", "why": 'a "b"\nc', "none": ""})
-    (line,) = stream.getvalue().splitlines()
-    pairs = dict(word.split("=", 1) for word in shlex.split(line))
-    assert pairs["level"] == "info"
-    assert pairs["logger"] == "a.b"
-    assert pairs["msg"] == "moved 3"
-    assert pairs["claim"] == "u-1"
-    assert pairs["why"] == 'a "b"\\nc'
-    assert pairs["none"] == ""
-    assert pairs["time"].endswith("Z")
-
-
-def test_json_lines_are_objects(stream: io.StringIO) -> None:
-    """Each line is one object with the extra fields beside the message, an exception included."""
-    set_up_logging("debug", "json", stream)
-    try:
-        raise ValueError("no")
-    except ValueError:
-        logging.getLogger("x").exception("failed", extra={"cpus": frozenset({1})})
-    (line,) = stream.getvalue().splitlines()
-    entry = json.loads(line)
-    assert entry["msg"] == "failed"
-    assert entry["level"] == "error"
-    assert entry["cpus"] == "frozenset({1})"
-    assert entry["exception"].endswith("ValueError: no")
-
-
-def test_the_level_is_a_threshold(stream: io.StringIO) -> None:
-    """Nothing below the level is written."""
-    set_up_logging("warning", "text", stream)
-    logging.getLogger("x").info("quiet")
-    logging.getLogger("x").warning("loud")
-    assert "quiet" not in stream.getvalue()
-    assert "loud" in stream.getvalue()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import random
 
-from nri_backend.backoff import Backoff
+from numa_node.backoff import Backoff
 
 
 def test_waits_double_up_to_the_cap() -> None:

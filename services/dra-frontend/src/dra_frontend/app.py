@@ -14,16 +14,18 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from numa_node.addresses import SocketPathError
+from numa_node.log import set_up_logging
+
 from dra_frontend.api_server.client import connect
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.node.host_tree import HostTree
 from dra_frontend.node.machine_watch import FirstLook, HostTrees
 from dra_frontend.node.run_directory import RunDirectory
-from dra_frontend.node.sockets import SocketPathError, listen_tcp
+from dra_frontend.node.sockets import listen_tcp
 from dra_frontend.service import Service
 from dra_frontend.settings import Settings, open_host
 from dra_frontend.state_endpoint.api import HttpServer, probe_app, state_app
-from dra_frontend.telemetry import set_up_logging
 
 _LOG = logging.getLogger(__name__)
 
@@ -48,8 +50,8 @@ async def _serve(settings: Settings) -> None:
         outer.push_async_callback(service.store.close)
         state = service.state()
         servers = [(HttpServer(state_app(state)), await run_directory.listen())]
-        if settings.bind_address != "off":
-            servers.append((HttpServer(probe_app(state)), listen_tcp(settings.bind_address)))
+        if settings.bind is not None:
+            servers.append((HttpServer(probe_app(state)), listen_tcp(*settings.bind)))
         async with asyncio.TaskGroup() as tasks:
             listening = [tasks.create_task(server.serve(sockets=[where])) for server, where in servers]
             running = [tasks.create_task(_essential(name, work)) for name, work in service.endless()]

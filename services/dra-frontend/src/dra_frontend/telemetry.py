@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logging and metrics. Gauges are read off the ledger when somebody asks, so they cannot go stale.
+"""Metrics. Gauges are read off the ledger when somebody asks, so they cannot go stale.
 
 The ``dra_cpu_*`` names are those of the CPU peer, for dashboards that exist.
 """
 
-import json
-import logging
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
@@ -23,27 +20,6 @@ from dra_frontend.node.machine_watch import LiveMachine
 from dra_frontend.publishing.publisher import Publisher
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20)
-
-
-class _JsonFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        entry = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry)
-
-
-def set_up_logging(level: str, form: str) -> None:
-    """Sends the log to stderr, as text or as one JSON object a line."""
-    stream = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")
-    stream.setFormatter(_JsonFormatter() if form == "json" else text)
-    logging.basicConfig(level=level.upper(), handlers=[stream], force=True)
 
 
 class Claims(Protocol):

@@ -22,6 +22,9 @@ from numa_contract import __version__
 from numa_contract.config import ConfigError
 from numa_contract.names import ACTIVE_LOCK, NRI_PLUGIN_NAME
 from numa_contract.reports import BackendStatus, ContainerReport
+from numa_node.addresses import SocketPathError
+from numa_node.claim_directory import ClaimDirectory
+from numa_node.log import set_up_logging
 
 from nri_backend.containers.state import Choices
 from nri_backend.enforcement.actuator import Edges
@@ -30,7 +33,6 @@ from nri_backend.frontend_link.client import StateClient
 from nri_backend.frontend_link.outbox import Outbox
 from nri_backend.node.active_lock import ActiveLock, LockLostError
 from nri_backend.node.cgroups import CgroupTree
-from nri_backend.node.claim_directory import ClaimDirectory
 from nri_backend.node.host import HostError, read_host
 from nri_backend.node.preflight import PreflightError, check_node, make_run_directory
 from nri_backend.nri.hooks import LinkStatus
@@ -38,7 +40,7 @@ from nri_backend.nri.link import Link, dial
 from nri_backend.nri.session import RuntimeSession
 from nri_backend.probe import Page, serve_pages, text_page
 from nri_backend.settings import COMMAND, Settings, UsageError, load_settings
-from nri_backend.telemetry import METRICS_TYPE, Facts, Telemetry, set_up_logging
+from nri_backend.telemetry import METRICS_TYPE, Facts, Telemetry
 
 LOCK_CHECK_SECONDS: Final = 1.0
 MAX_PROBLEMS: Final = 20
@@ -243,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _log.info("starting", extra={"version": __version__, "node": settings.node_name, "pod_uid": settings.pod_uid})
     try:
         asyncio.run(run(settings))
-    except (PreflightError, HostError, OSError) as error:
+    except (PreflightError, HostError, SocketPathError, OSError) as error:
         _log.critical("cannot start", extra={"error": str(error)})
     except ExceptionGroup as group:
         for leaf in _leaves(group):

@@ -6,18 +6,15 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
-import yaml
 from numa_contract import __version__
-from numa_contract.config import Config, parse_config
-from numa_contract.errors import MalformedError
-from numa_contract.names import NRI_PLUGIN_INDEX, check_uid, state_socket_path
+from numa_contract.config import Config
+from numa_contract.names import NRI_PLUGIN_INDEX, state_socket_path
+from numa_node.addresses import node_name, parse_bind_address, pod_uid
+from numa_node.config_file import load_config
 
 COMMAND: Final = "nri-backend"
-# A configuration is a screen of text; whatever is larger was mounted by mistake.
-_MAX_FILE: Final = 1 << 20
 _INDEX = re.compile(r"\d\d", re.ASCII)
 
 # Flags that win over the file: option, key of the configuration model, help.
@@ -100,70 +97,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _refuse_duplicate_keys(node: yaml.Node | None, source: str, seen: set[int]) -> None:
-    # PyYAML keeps the last of two equal keys without a word; the YAML specification (3.2.1.1) wants them unique.
-    if node is None or id(node) in seen:
-        return
-    seen.add(id(node))
-    if isinstance(node, yaml.MappingNode):
-        keys: set[str] = set()
-        for key, value in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in keys:
-                raise UsageError(f"{source}: line {key.start_mark.line + 1}: key {key.value!r} is given twice")
-            keys.add(str(key.value))
-            _refuse_duplicate_keys(value, source, seen)
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _refuse_duplicate_keys(item, source, seen)
-
-
-def parse_yaml(data: bytes, source: str) -> Any:
-    """Reads one YAML document with the safe loader, refusing duplicate keys; UsageError names the line."""
-    try:
-        text = data.decode()
-        _refuse_duplicate_keys(yaml.compose(text, Loader=yaml.SafeLoader), source, set())
-        return yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f"line {mark.line + 1}: " if mark else ""
-        raise UsageError(f"{source}: {line}{error.problem or error.context}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(f"{source}: is no YAML ({' '.join(str(error).split())})") from error
-
-
-def _read(path: str) -> Config:
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(_MAX_FILE + 1)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(data) > _MAX_FILE:
-        raise UsageError(f"{path}: is larger than {_MAX_FILE} bytes, that is no configuration")
-    return parse_config(parse_yaml(data, path), path)
-
-
-def parse_bind_address(text: str) -> tuple[str, int] | None:
-    """Reads ``HOST:PORT``, ``:PORT``, ``[IPv6]:PORT`` or ``off``."""
-    if text == "off":
-        return None
-    host, colon, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535 or (":" in host and not bracketed):
-        raise UsageError(f"--bind-address {text!r}: must be HOST:PORT, :PORT, [IPv6]:PORT or off")
-    return host.strip("[]"), int(port)
-
-
-def _pod_uid(given: str | None) -> str:
-    if not given:
-        raise UsageError("the pod's UID is unknown: set POD_UID from metadata.uid (downward API) or give --pod-uid")
-    try:
-        return check_uid(given)
-    except MalformedError as error:
-        raise UsageError(f"--pod-uid or POD_UID: {error}") from error
-
-
 def load_settings(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Settings:
     """Returns what flags, file and environment say, flags first. UsageError or ConfigError when they cannot be used.
 
@@ -173,13 +106,13 @@ def load_settings(arguments: Sequence[str], environment: Mapping[str, str] | Non
     flags = vars(_parser().parse_args(arguments))
     if not _INDEX.fullmatch(flags["plugin_index"]):
         raise UsageError(f"--plugin-index {flags['plugin_index']!r}: must be two digits")
-    config = _read(flags["config"]) if flags["config"] is not None else Config()
     given = {key: flags[key] for _, key, _ in (*_FLAGS, *_DEPRECATED) if flags[key] is not None}
-    told = parse_config({Config.model_fields[key].alias or key: value for key, value in given.items()}, "command line")
-    config = config.model_copy(update={key: getattr(told, key) for key in given})
+    config = load_config(
+        flags["config"], {Config.model_fields[key].alias or key: value for key, value in given.items()}
+    )
     return Settings(
-        pod_uid=_pod_uid(flags["pod_uid"] or environment.get("POD_UID")),
-        node_name=environment.get("NODE_NAME") or config.hostname_override or os.uname().nodename,
+        pod_uid=pod_uid(flags["pod_uid"] or environment.get("POD_UID")),
+        node_name=node_name(environment.get("NODE_NAME"), config.hostname_override),
         run_dir=config.run_dir,
         cdi_dir=config.cdi_dir,
         nri_socket=config.nri_socket,

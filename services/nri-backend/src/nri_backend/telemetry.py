@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logging and metrics. Gauges are read when somebody scrapes, so they cannot go stale; nothing happens at import."""
+"""Metrics. Gauges are read when somebody scrapes, so they cannot go stale; nothing happens at import."""
 
-import json
-import logging
-import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TextIO
+from typing import Final
 
 from numa_contract import __version__
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
@@ -21,49 +17,6 @@ _PREFIX: Final = "dra_numa_backend_"
 # Own budget of a hook: 50 ms; the runtime's patience: 2 s. Medians below 2 ms are the goal.
 _HOOK_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
 _MOVER_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
-_STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
-
-
-def _fields(record: logging.LogRecord, formatter: logging.Formatter) -> dict[str, object]:
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-    fields: dict[str, object] = {
-        "time": f"{stamp}.{int(record.msecs):03d}Z",
-        "level": record.levelname.lower(),
-        "logger": record.name,
-        "msg": record.getMessage(),
-    }
-    fields |= {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
-    if record.exc_info:
-        fields["exception"] = formatter.formatException(record.exc_info)
-    return fields
-
-
-class JsonLines(logging.Formatter):
-    """One JSON object a line; what is given as ``extra`` are keys of it."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Returns the line."""
-        return json.dumps(_fields(record, self), default=str)
-
-
-class KeyValues(logging.Formatter):
-    """``key=value`` pairs on a line; a value with anything but plain characters is a JSON string."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Returns the line."""
-        return " ".join(f"{key}={self._quoted(str(value))}" for key, value in _fields(record, self).items())
-
-    @staticmethod
-    def _quoted(text: str) -> str:
-        plain = text.isascii() and text.isprintable() and not any(mark in text for mark in ' "=\\')
-        return text if plain and text else json.dumps(text)
-
-
-def set_up_logging(level: str, form: str, stream: TextIO | None = None) -> None:
-    """Sends the log to ``stream`` (standard error by default), as ``text`` or as ``json`` lines."""
-    target = logging.StreamHandler(sys.stderr if stream is None else stream)
-    target.setFormatter(JsonLines() if form == "json" else KeyValues())
-    logging.basicConfig(level=level.upper(), handlers=[target], force=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,12 @@ from dra_frontend.claims.reconciler import Upkeep
 from dra_frontend.claims.recovery import LostRecords
 from dra_frontend.claims.store import ClaimStore
 from dra_frontend.devices.inventory import Inventory, build_inventory
-from dra_frontend.node.run_directory import FileLock
 from numa_contract.config import Config
 from numa_contract.errors import MalformedError
 from numa_contract.names import cdi_file_name
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import BackendStatus, ClaimUse, ContainerReport
+from numa_node.file_lock import FileLock
 
 from tests.strategies.claims import NODE, claim, cpus, memory, result
 from tests.strategies.machines import machine

@@ -17,11 +17,11 @@ from dra_frontend.claims.service import NodeClaims
 from dra_frontend.claims.store import Change, ClaimStore
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.kubelet.values import ClaimName, Failure, Prepared
-from dra_frontend.node.run_directory import FileLock
 from numa_contract.config import Config
 from numa_contract.names import cdi_file_name
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import BackendStatus, ClaimUse, ContainerReport
+from numa_node.file_lock import FileLock
 
 from tests.fakes.waiting import eventually
 from tests.strategies.claims import NODE, claim, cpus, memory, result

@@ -14,10 +14,10 @@ import pytest
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import ClaimDirectory
 from dra_frontend.claims.store import ClaimStore, Transaction
-from dra_frontend.node.run_directory import FileLock
 from numa_contract.names import cdi_file_name
 from numa_contract.records import AllocationRecord, AllocationResult, ClaimReference, MemoryAllocation
 from numa_contract.reports import BackendStatus, ClaimUse, ContainerReport
+from numa_node.file_lock import FileLock
 
 from tests.fakes.records import record
 

@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
 from dra_frontend.kubelet.values import ClaimName, Failure, Prepared, PreparedDevice
-from dra_frontend.node.sockets import SocketPathError
+from numa_node.addresses import SocketPathError
 
 from tests.fakes._pb import dra_v1_pb2, pluginregistration_pb2
 
@@ -217,7 +217,7 @@ async def test_trap_4_12_shutdown_leaves_a_successors_sockets(short_root: Path) 
 
 async def test_trap_4_11_long_paths_are_refused_before_anything_is_opened() -> None:
     """A kubelet root of 80 characters leaves no room: say so at once instead of failing at bind."""
-    with pytest.raises(SocketPathError, match=r"dra\.cpu.*shorten"):
+    with pytest.raises(SocketPathError, match=r"dra\.cpu.*shorter"):
         PluginPaths.below(Path("/" + "r" * 79), "dra.cpu", POD)
 
 

@@ -11,7 +11,6 @@ from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.machine.model import Machine
 from dra_frontend.machine.overlay import OverlayTree, parse_overlay
-from dra_frontend.settings import load_config
 from hypothesis import given
 from hypothesis import strategies as st
 from numa_contract.config import ConfigError
@@ -184,13 +183,6 @@ def test_every_command_honours_it(command: str, tmp_path: Path, capsys: pytest.C
     assert signs[command] in printed
     if command == "inspect":
         assert json.loads(printed)["offline"] == [6, 7]
-
-
-def test_a_merge_key_is_no_key_given_twice(tmp_path: Path) -> None:
-    """YAML's `<<` brings keys that may be overridden; the backend reads the same file."""
-    path = tmp_path / "config.yaml"
-    path.write_text("reservedMemory: [&a {numaNode: 0, limits: {memory: 64Mi}}, {<<: *a, numaNode: 1}]\n")
-    assert [one.numa_node for one in load_config(str(path)).reserved_memory] == [0, 1]
 
 
 def test_a_wrong_overlay_stops_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,80 +2,13 @@
 """The run directory: locks that do not block the loop, one link to the active instance, tidy leaving."""
 
 import asyncio
-import fcntl
-import os
 from pathlib import Path
 
 import pytest
-from dra_frontend.node.run_directory import FileLock, LockTimeoutError, RunDirectory
-from dra_frontend.node.sockets import SocketPathError
+from dra_frontend.node.run_directory import RunDirectory
 from numa_contract.errors import MalformedError
-
-
-async def test_lock_excludes_another_holder(short_root: Path) -> None:
-    """Two instances never hold the lock together; the second one is told whose file it waits for."""
-    first, second = FileLock(short_root / "lock"), FileLock(short_root / "lock")
-    await first.acquire()
-    with pytest.raises(LockTimeoutError, match=r"lock could not be had within 0\.02 s"):
-        await second.acquire(limit=0.02)
-    assert (first.held, second.held) == (True, False)
-    first.close()
-    async with second.hold(limit=5):
-        assert second.held
-    second.close()
-
-
-async def test_waiting_for_a_lock_leaves_the_loop_free_and_can_be_cancelled(short_root: Path) -> None:
-    """A standby waits for hours; meanwhile the process serves, and it can be stopped."""
-    holder, standby = FileLock(short_root / "lock"), FileLock(short_root / "lock")
-    async with holder.hold(), asyncio.TaskGroup() as group:
-        waiting = group.create_task(standby.acquire())
-        await asyncio.wait_for(asyncio.sleep(0), 1)
-        assert not waiting.done()
-        waiting.cancel()
-    assert not standby.held
-    await standby.acquire(limit=5)
-    standby.close()
-    holder.close()
-
-
-async def test_coroutines_of_one_process_take_turns(short_root: Path) -> None:
-    """flock does not tell coroutines of one process apart, the lock object must."""
-    lock = FileLock(short_root / "lock")
-    inside = 0
-
-    async def enter() -> None:
-        nonlocal inside
-        async with lock.hold():
-            inside += 1
-            assert inside == 1
-            await asyncio.sleep(0)
-            inside -= 1
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(20):
-            group.create_task(enter())
-    lock.close()
-
-
-async def test_lock_on_a_removed_file_is_taken_anew(short_root: Path) -> None:
-    """A lock on a file without a name excludes nobody: it is noticed, and the file of that name is locked."""
-    lock = FileLock(short_root / "lock")
-    async with lock.hold():
-        pass
-    (short_root / "lock").unlink()
-    async with lock.hold():
-        other = os.open(short_root / "lock", os.O_RDWR)
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.close(other)
-    lock.close()
-
-
-def test_release_without_holding_is_our_mistake(short_root: Path) -> None:
-    """Releasing a lock twice is a bug that must not pass silently."""
-    with pytest.raises(RuntimeError, match="is not held"):
-        FileLock(short_root / "lock").release()
+from numa_node.addresses import SocketPathError
+from numa_node.file_lock import LockTimeoutError
 
 
 async def test_the_link_leads_to_the_instance_that_became_active_last(short_root: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from nri_backend.containers.container import Known, Phase
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.actuator import Edges, Keeper
-from nri_backend.node.claim_directory import ClaimDirectory, DirectoryView
+from numa_node.claim_directory import ClaimDirectory, DirectoryView
 
 from tests.fakes.claims import cpu_record, pod, write_claim
 from tests.fakes.enforcement import Counts, Reports

@@ -10,7 +10,6 @@ from nri_backend.node.preflight import (
     mount_fault,
     other_mounts,
     parse_mounts,
-    socket_fault,
 )
 
 UNIFIED = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -145,15 +144,6 @@ def test_other_v1_hierarchies_are_only_mentioned(tmp_path: Path) -> None:
 def test_damaged_mountinfo_is_no_fault() -> None:
     """Lines of another form are skipped."""
     assert parse_mounts("garbage\n - \n1 2 3 - cgroup\n") == ()
-
-
-def test_socket_paths_have_a_limit() -> None:
-    """107 bytes fit, 108 do not; bytes count, not characters."""
-    assert socket_fault("/" + "x" * 106) == ""
-    assert "has 108 bytes, the kernel allows 107" in socket_fault("/" + "x" * 107)
-    assert "has 109 bytes" in socket_fault("/" + "é" * 54)
-    with pytest.raises(PreflightError, match="shorter directory"):
-        check_node("/nowhere", "/nowhere", ["/" + "x" * 200])
 
 
 def test_the_run_directory_is_made_for_root_alone(tmp_path: Path) -> None:

@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from numa_contract.cdi import ClaimFile
+from numa_contract.names import ClaimKey
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
-
-ClaimKey = tuple[str, str]
-"""(driver, claim UID)."""
 
 
 @dataclass(frozen=True, slots=True)

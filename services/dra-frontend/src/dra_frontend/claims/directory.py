@@ -15,10 +15,9 @@ from types import MappingProxyType
 
 from numa_contract.cdi import ClaimFile, dump_claim_file, parse_claim_file
 from numa_contract.errors import ContractError
-from numa_contract.names import cdi_file_name, parse_cdi_file_name
+from numa_contract.names import ClaimKey, cdi_file_name, parse_cdi_file_name
 from numa_contract.records import AllocationRecord
 
-from dra_frontend.allocation.ledger import ClaimKey
 from dra_frontend.claims.journal import Journal
 
 _Stamp = tuple[int, int, int]

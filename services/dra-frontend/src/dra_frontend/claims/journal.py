@@ -10,7 +10,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from dra_frontend.allocation.ledger import ClaimKey
+from numa_contract.names import ClaimKey
 
 _RELEASES_KEPT = 512
 

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Iterable
 from functools import partial
 
+from numa_contract.names import ClaimKey
 from numa_contract.records import AllocationRecord, Owner, PodReference
 from numa_contract.reports import ContainerReport
 
 from dra_frontend.allocation.claim import ClaimRefusal, ClaimView, RefusalKind, read_claim
 from dra_frontend.allocation.decide import own_results, pods_of, with_pods
-from dra_frontend.allocation.ledger import ClaimKey
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.ports import ClaimSource, Recovery

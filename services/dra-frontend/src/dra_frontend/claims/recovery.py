@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from numa_contract.names import CPU_DRIVER
+from numa_contract.names import CPU_DRIVER, ClaimKey
 from numa_contract.records import AllocationRecord
 
 from dra_frontend.allocation.claim import ClaimRefusal, ClaimView, read_claim
 from dra_frontend.allocation.decide import Refusal, own_results, rebuild_record
-from dra_frontend.allocation.ledger import ClaimKey, Ledger
+from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.store import ClaimStore, Transaction

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from numa_contract.cdi import ClaimFile
+from numa_contract.names import ClaimKey
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
 
-from dra_frontend.allocation.ledger import ClaimKey, Ledger
+from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import ClaimDirectory
 from dra_frontend.claims.metadata_files import MetadataFiles

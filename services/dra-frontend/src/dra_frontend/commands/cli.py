@@ -5,11 +5,11 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Final
 
 from numa_contract import __version__
 from numa_contract.config import ConfigError
+from numa_node.config_file import read_yaml
 
 from dra_frontend.commands.classes import device_classes
 from dra_frontend.commands.hugepage_pools import KernelPools
@@ -25,7 +25,7 @@ from dra_frontend.devices.slices import slice_documents
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.host_tree import HostTree
-from dra_frontend.settings import add_run_arguments, load_settings, open_host, read_yaml
+from dra_frontend.settings import add_run_arguments, load_settings, open_host
 
 _BAD_INPUT = 2
 _FAILED = 1
@@ -85,7 +85,7 @@ def _classes(arguments: argparse.Namespace) -> int:
 
 def _simulate(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
-    operations = read_operations(read_yaml(Path(arguments.claims)), arguments.claims)
+    operations = read_operations(read_yaml(arguments.claims), arguments.claims)
     # Any name does: nothing is published, and a made-up machine may have been captured under one that is none.
     inventory = build_inventory(discover(open_host(settings)), settings.config, NODE)
     print(structured(simulate(inventory, operations), arguments.output))
@@ -94,7 +94,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
 
 def _provision(arguments: argparse.Namespace) -> int:
     tree = HostTree(arguments.host_root)
-    wishes = [wish for file in arguments.files for wish in read_wishes(read_yaml(Path(file)), file)]
+    wishes = [wish for file in arguments.files for wish in read_wishes(read_yaml(file), file)]
     targets, pools = plan(discover(tree), wishes), KernelPools(tree)
     outcomes = preview(targets, pools) if arguments.dry_run else provision(targets, pools, Effort(arguments.timeout))
     told = table(outcomes) if arguments.output == "table" else structured(provision_report(outcomes), "json")

@@ -9,13 +9,13 @@ from numa_contract.cdi import ClaimFile
 from numa_contract.config import ConfigError, faults_of
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.errors import MalformedError
-from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, check_uid
+from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, ClaimKey, check_uid
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from dra_frontend.allocation.claim import ClaimRefusal, read_claim
 from dra_frontend.allocation.decide import Refusal, make_record
 from dra_frontend.allocation.errors import RefusedError
-from dra_frontend.allocation.ledger import ClaimKey, Ledger
+from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import CpuDevice
 from dra_frontend.devices.quantity import format_quantity, parse_quantity

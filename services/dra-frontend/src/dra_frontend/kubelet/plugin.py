@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, Self, TypeVar
 
 import grpc
 import grpc.aio
+from numa_node.addresses import check_socket_path
 
 from dra_frontend.kubelet.health import HEALTH_SERVICES, HealthSource, HealthStreams
 from dra_frontend.kubelet.messages import (
@@ -26,7 +27,7 @@ from dra_frontend.kubelet.messages import (
     write_unprepared,
 )
 from dra_frontend.kubelet.values import ClaimName, Failure, Prepared
-from dra_frontend.node.sockets import PlacedSocket, check_socket_path, hidden_name, make_directory
+from dra_frontend.node.sockets import PlacedSocket, hidden_name, make_directory
 
 log = logging.getLogger(__name__)
 

@@ -6,112 +6,21 @@ nobody.
 """
 
 import asyncio
-import fcntl
-import os
 import secrets
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from numa_contract.names import CLAIMS_LOCK, STATE_SOCKET, check_uid
+from numa_node.addresses import check_socket_path
+from numa_node.file_lock import FileLock, LockTimeoutError
 
-from dra_frontend.node.sockets import PlacedSocket, check_socket_path, listen_unix, make_directory
+from dra_frontend.node.sockets import PlacedSocket, listen_unix, make_directory
 
-_FIRST_DELAY = 0.002
-_LONGEST_DELAY = 0.1
 # How long an instance that leaves waits for another one that is just switching the link.
 _LEAVE_SECONDS = 2.0
-
-
-class LockTimeoutError(TimeoutError):
-    """Somebody else held a lock for too long."""
-
-    def __init__(self, path: Path, seconds: float) -> None:
-        self.path = path
-        self.seconds = seconds
-        super().__init__(f"{path} could not be had within {seconds:g} s: another instance, or a slow disk, holds it")
-
-
-class FileLock:
-    """An exclusive flock(2) that never blocks the event loop; coroutines of this process queue in order.
-
-    The kernel lets go of it when the process dies, however it dies.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._turn = asyncio.Lock()
-        self._descriptor: int | None = None
-        self._held = False
-
-    @property
-    def held(self) -> bool:
-        """Whether this object holds the lock now."""
-        return self._held
-
-    async def acquire(self, limit: float | None = None) -> None:
-        """Waits for the lock, at most ``limit`` seconds: then LockTimeoutError."""
-        try:
-            async with asyncio.timeout(limit) as scope:
-                await self._turn.acquire()
-                try:
-                    await self._flock()
-                except BaseException:
-                    self._turn.release()
-                    raise
-        except TimeoutError:
-            if scope.expired() and limit is not None:
-                raise LockTimeoutError(self.path, limit) from None
-            raise
-        self._held = True
-
-    async def _flock(self) -> None:
-        # Polled, since a thread that sits in flock(2) cannot be cancelled and would outlive the event loop.
-        delay = _FIRST_DELAY
-        while True:
-            if self._descriptor is None:
-                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-                self._descriptor = os.open(self.path, flags, 0o600)
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                await asyncio.sleep(delay)
-                delay = min(delay * 2, _LONGEST_DELAY)
-            else:
-                if os.fstat(self._descriptor).st_nlink:
-                    return
-                self._forget()  # somebody removed the file: the next one to come locks another
-
-    def release(self) -> None:
-        """Lets go; raises RuntimeError if the lock is not held."""
-        if self._descriptor is None or not self._held:
-            raise RuntimeError(f"{self.path} is not held")
-        self._held = False
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-        self._turn.release()
-
-    @asynccontextmanager
-    async def hold(self, limit: float | None = None) -> AsyncIterator[None]:
-        """Holds the lock for a block; LockTimeoutError after ``limit`` seconds of waiting."""
-        await self.acquire(limit)
-        try:
-            yield
-        finally:
-            self.release()
-
-    def close(self) -> None:
-        """Lets go, if held, and closes the file."""
-        if self._held:
-            self.release()
-        self._forget()
-
-    def _forget(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
 
 
 class RunDirectory:
@@ -120,7 +29,8 @@ class RunDirectory:
     def __init__(self, root: Path, pod_uid: str) -> None:
         self._root = root
         self._own = root / check_uid(pod_uid)
-        self.state_socket = check_socket_path(self._own / STATE_SOCKET)
+        self.state_socket = self._own / STATE_SOCKET
+        check_socket_path(self.state_socket)
         self.active_link = root / STATE_SOCKET
         self.claims_lock = FileLock(root / CLAIMS_LOCK)
         self._placed: PlacedSocket | None = None

@@ -11,22 +11,9 @@ import socket
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
-# sun_path holds 108 bytes with the closing NUL (unix(7)).
-SOCKET_PATH_BYTES: Final = 107
-
-
-class SocketPathError(ValueError):
-    """A socket's path is longer than the kernel can bind."""
-
-    def __init__(self, path: Path, length: int) -> None:
-        self.path = path
-        self.length = length
-        super().__init__(
-            f"socket path {path} has {length} bytes, the kernel allows {SOCKET_PATH_BYTES}: "
-            f"shorten the directory or the driver's name by {length - SOCKET_PATH_BYTES}"
-        )
+from numa_node.addresses import check_socket_path
 
 
 class NotASocketError(FileExistsError):
@@ -35,14 +22,6 @@ class NotASocketError(FileExistsError):
     def __init__(self, path: Path) -> None:
         self.path = path
         super().__init__(f"{path} exists and is not a socket: remove it, or choose another directory")
-
-
-def check_socket_path(path: Path) -> Path:
-    """Returns a path that fits; SocketPathError otherwise."""
-    length = len(os.fsencode(path))
-    if length > SOCKET_PATH_BYTES:
-        raise SocketPathError(path, length)
-    return path
 
 
 def hidden_name(path: Path) -> Path:
@@ -90,7 +69,8 @@ def make_directory(path: Path, mode: int) -> None:
 
 def listen_unix(path: Path, mode: int = 0o600) -> tuple[socket.socket, PlacedSocket]:
     """Returns a listening, non-blocking socket placed at the path. The caller removes the file, then closes it."""
-    bound = hidden_name(check_socket_path(path))
+    check_socket_path(path)
+    bound = hidden_name(path)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listening.bind(os.fspath(bound))
@@ -103,11 +83,9 @@ def listen_unix(path: Path, mode: int = 0o600) -> tuple[socket.socket, PlacedSoc
         raise
 
 
-def listen_tcp(address: str) -> socket.socket:
-    """Listens at ``host:port``; without a host, or with ``[::]``, at every address of both IP versions. OSError."""
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
+def listen_tcp(host: str, port: int) -> socket.socket:
+    """Listens at an address; without a host, or with ``::``, at every address of both IP versions. OSError."""
     if host in ("", "::") and socket.has_dualstack_ipv6():
         # The kubelet probes the pod's address, which is an IPv6 one on some clusters.
-        return socket.create_server(("", int(port)), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server((host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -6,13 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from numa_contract.cpuset import format_cpu_list
-from numa_contract.names import CPU_DRIVER, cpu_env_key
+from numa_contract.names import CPU_DRIVER, ClaimKey, cpu_env_key
 from numa_contract.records import AllocationRecord
 
 from nri_backend.claims.memory import MemoryGrant, granted
-
-ClaimKey = tuple[str, str]
-"""Driver and claim UID."""
 
 
 @dataclass(frozen=True, slots=True)

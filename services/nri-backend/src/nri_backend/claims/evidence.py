@@ -14,11 +14,11 @@ from enum import StrEnum
 from numa_contract.cdi import ClaimFile, request_env
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 from numa_contract.errors import MalformedError
-from numa_contract.names import CPU_DRIVER, CPU_ENV_PREFIX, MEMORY_ENV_PREFIX, EnvKey, parse_env_key
+from numa_contract.names import CPU_DRIVER, CPU_ENV_PREFIX, MEMORY_ENV_PREFIX, ClaimKey, EnvKey, parse_env_key
 from numa_contract.records import AllocationRecord, Owner
 from numa_contract.reports import ClaimUse
 
-from nri_backend.claims.entitlement import ClaimKey, Held, Holding, hold
+from nri_backend.claims.entitlement import Held, Holding, hold
 
 _PREFIXES = (CPU_ENV_PREFIX, MEMORY_ENV_PREFIX)
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from numa_contract.cdi import ClaimFile
+from numa_contract.names import ClaimKey
 from numa_contract.records import Owner
 
-from nri_backend.claims.entitlement import ClaimKey, Holding
+from nri_backend.claims.entitlement import Holding
 from nri_backend.claims.evidence import Evidence, Refusal, assess, present_owner
 from nri_backend.claims.pool import claimed_cpus, shared_pool
 from nri_backend.containers.container import NOTHING, Known, Phase

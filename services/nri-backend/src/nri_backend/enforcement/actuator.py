@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from numa_contract.cpuset import format_cpu_list
+from numa_node.claim_directory import ClaimDirectory, DirectoryView
 
 from nri_backend.containers.container import NO_EVIDENCE, Known, Phase
 from nri_backend.containers.report import report
@@ -24,7 +25,6 @@ from nri_backend.enforcement.apply_groups import GroupOutcome, impose_groups
 from nri_backend.enforcement.turn import Turn
 from nri_backend.limits.wants import Host
 from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree, Notes
-from nri_backend.node.claim_directory import ClaimDirectory, DirectoryView
 from nri_backend.node.host import HostError
 from nri_backend.nri.hooks import EnforcementObserver, ReportSink
 
@@ -72,7 +72,7 @@ class Keeper:
             if known.alive and (text := known.problem or (known.refusal.text if known.refusal else ""))
         ]
         groups = self._group_problems.values()
-        return tuple(filter(None, (self._host_problem, *self._view.problems, *groups, *containers)))
+        return tuple(filter(None, (self._host_problem, *self._view.problems.values(), *groups, *containers)))
 
     async def refresh(self, *, thorough: bool = False) -> None:
         """Brings the claim files up to date."""
@@ -82,7 +82,7 @@ class Keeper:
         if view is self._view:
             return
         if view.problems and view.problems != self._view.problems:
-            _log.warning("claim files are damaged", extra={"problems": list(view.problems)})
+            _log.warning("claim files are damaged", extra={"problems": list(view.problems.values())})
         self._view = view
         with self._pool_watched():
             for known in self.state.take_files(view.files):

@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 import h11
 from numa_contract.reports import RENEW_SECONDS, BackendStatus, ContainerReport
+from numa_node.backoff import Backoff
 from pydantic import TypeAdapter
 
-from nri_backend.backoff import Backoff
 from nri_backend.frontend_link.http import FrontendError, HttpConnection
 from nri_backend.frontend_link.outbox import MAX_TOGETHER, Message, Outbox
 from nri_backend.frontend_link.sse import EventStream, OversizedEventError

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-MAX_SOCKET_PATH: Final = 107
-"""Bytes of a unix socket's path: sun_path has 108 with the final zero (unix(7))."""
+from numa_node.addresses import check_socket_path
+
 # Without cpuset nothing can be enforced. Others that are missing fail only the claims that need them.
 _NEEDED: Final = "cpuset"
 # Bound to cgroup v1, these would be enforced in a tree that this program does not look at.
@@ -111,14 +111,6 @@ def other_mounts(root: str, mounts: Sequence[Mount]) -> list[str]:
     return sorted(same - {here[-1].point})
 
 
-def socket_fault(path: str) -> str:
-    """Returns why a unix socket cannot have this path, or ""."""
-    size = len(path.encode())
-    if size <= MAX_SOCKET_PATH:
-        return ""
-    return f"the socket path {path} has {size} bytes, the kernel allows {MAX_SOCKET_PATH}: choose a shorter directory"
-
-
 def kernel_fault(root: str) -> str:
     """Returns why the kernel is too old, or "": cgroup.kill, of Linux 5.14, is in every cgroup but the topmost.
 
@@ -149,10 +141,9 @@ def make_run_directory(path: str) -> None:
 
 
 def check_node(cgroup_root: str, host_root: str, sockets: Iterable[str]) -> list[str]:
-    """Raises PreflightError where this program could not work; returns what is merely strange, for the log."""
+    """Raises PreflightError or SocketPathError where this program could not work; returns oddities, for the log."""
     for path in sockets:
-        if fault := socket_fault(path):
-            raise PreflightError(fault)
+        check_socket_path(path)
     mounts = parse_mounts(_text(Path(host_root, "proc/self/mountinfo")) or "")
     if fault := cgroup_fault(cgroup_root, _text(Path(cgroup_root, "cgroup.controllers")), mounts):
         raise PreflightError(fault)

@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import NoReturn, Protocol
 
+from numa_node.backoff import Backoff
+
 from nri_backend._pb import nri_pb2 as pb
-from nri_backend.backoff import Backoff
 from nri_backend.nri.hooks import ContainerHooks, LinkObserver, LinkStatus, SilentObserver
 from nri_backend.nri.messages import write_updates
 from nri_backend.nri.model import Update

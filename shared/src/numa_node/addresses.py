@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a process listens: TCP addresses as flags give them, and the length of a unix socket's path."""
+
+import os
+from typing import Final
+
+from numa_contract.config import ConfigError
+from numa_contract.errors import MalformedError
+from numa_contract.names import check_uid
+
+SOCKET_PATH_BYTES: Final = 107
+"""sun_path holds 108 bytes with the closing NUL (unix(7))."""
+
+
+class SocketPathError(ValueError):
+    """A unix socket's path is longer than the kernel can bind."""
+
+    def __init__(self, path: str, length: int) -> None:
+        self.path = path
+        self.length = length
+        super().__init__(
+            f"the socket path {path} has {length} bytes, the kernel allows {SOCKET_PATH_BYTES}: "
+            f"choose a directory shorter by {length - SOCKET_PATH_BYTES}"
+        )
+
+
+def check_socket_path(path: str | os.PathLike[str]) -> None:
+    """Raises SocketPathError for a path that no unix socket can have."""
+    length = len(os.fsencode(path))
+    if length > SOCKET_PATH_BYTES:
+        raise SocketPathError(os.fspath(path), length)
+
+
+def parse_bind_address(text: str) -> tuple[str, int] | None:
+    """Reads ``HOST:PORT``, ``:PORT`` (every address), ``[IPv6]:PORT`` or ``off`` (None). ConfigError."""
+    if text == "off":
+        return None
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535 or (":" in host and not bracketed):
+        raise ConfigError("command line", [f"--bind-address {text!r}: must be HOST:PORT, :PORT, [IPv6]:PORT or off"])
+    return host.strip("[]"), int(port)
+
+
+def pod_uid(given: str | None) -> str:
+    """Returns the UID of the pod that this process runs in, as flag or environment tell it. ConfigError."""
+    if not given:
+        reason = "the pod's UID is unknown: set POD_UID from metadata.uid (downward API) or give --pod-uid"
+        raise ConfigError("command line", [reason])
+    try:
+        return check_uid(given)
+    except MalformedError as error:
+        raise ConfigError("command line", [f"--pod-uid or POD_UID: {error}"]) from error
+
+
+def node_name(*given: str | None) -> str:
+    """Returns the first name that is given, else the host's, as Kubernetes has it: stripped and in lower case."""
+    return next((name for name in given if name), os.uname().nodename).strip().lower()

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The claim files in the CDI directory as they are now, cheap enough to be brought up to date in every hook.
+
+Rules of this file. A claim's CPUs are held as long as a file of its name is there, readable or not; what once could be
+read and no longer can keeps its CPUs. Nothing but the absence of the file lets go of them. The writer replaces files by
+rename, so the directory's own time tells of every change. Time stamps in the kernel move in steps of a tick, up to
+10 ms. The clock that they are taken from is read before each scan: a stamp that is older than that cannot come again,
+nor can one that lies in the future; one in between proves nothing (timekeeping.rst, ktime_get_coarse_real_ts64;
+multigrain stamps are never older).
+"""
+
+import os
+import stat
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from numa_contract.cdi import MAX_CLAIM_FILE, ClaimFile, parse_claim_file
+from numa_contract.errors import ContractError, shown
+from numa_contract.names import ClaimKey, parse_cdi_file_name
+
+from numa_node.files import read_regular
+
+MAX_CLAIMS: Final = 4096
+"""Claim files that are read; more are named as a problem. A node has some hundred pods."""
+_CLOCK_REALTIME_COARSE: Final = 5  # linux/time.h; Python has no name for it
+# A clock that is set back makes stamps of the future; between this and now the clock may come to a stamp once more.
+_FUTURE_NS: Final = 10**9
+_Stamp = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryView:
+    """What the directory holds; the same object as before when nothing has changed."""
+
+    files: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """In words, by file name; "" is the directory itself."""
+    detached: bool = False
+    """The directory was removed on the host, and what is mounted here is what is left of it: files of the new one are
+    never seen. Only a restart of the container mounts the new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    stamp: _Stamp
+    scanned_ns: int
+    """When the file was read, by the clock of its time stamps."""
+    file: ClaimFile | None
+    problem: str = ""
+
+
+def stamp_clock_ns() -> int:
+    """Returns the time that the kernel would stamp a file with now."""
+    return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+
+
+def _settled(stamp_ns: int, scanned_ns: int) -> bool:
+    """Tells whether a change after the scan must have another stamp."""
+    return stamp_ns < scanned_ns or stamp_ns > scanned_ns + _FUTURE_NS
+
+
+class ClaimDirectory:
+    """The directory as last scanned. Not thread-safe: one :meth:`refresh` at a time."""
+
+    def __init__(self, path: str, clock_ns: Callable[[], int] = stamp_clock_ns) -> None:
+        self._path = path
+        self._clock_ns = clock_ns
+        self._entries: dict[str, _Entry] = {}
+        self._stamp: _Stamp = ()
+        self._scanned_ns = 0
+        self.view = DirectoryView()
+        """The view as of the last refresh."""
+
+    def refresh(self, *, thorough: bool = False) -> DirectoryView:
+        """Returns the present view. ``thorough`` looks at every file even if the directory's time has not changed.
+
+        Blocks on file I/O. Raises nothing: what cannot be read is among the view's problems.
+        """
+        now_ns = self._clock_ns()
+        try:
+            status = os.stat(self._path)  # noqa: PTH116 - in every hook; Path costs more than the call
+            if status.st_nlink == 0:
+                return self._detached()
+            # The modification time, not the change time: chmod of the directory is no news.
+            stamp: _Stamp = (status.st_mtime_ns, status.st_ino, status.st_dev)
+            # The first scan's clock decides: a later one may have caught up with a stamp of the future.
+            if not thorough and stamp == self._stamp and _settled(stamp[0], self._scanned_ns):
+                return self.view
+            found, problem = self._scan(now_ns)
+        except FileNotFoundError:
+            stamp, found, problem = (), {}, ""
+        except OSError as error:
+            return self._keep(f"{self._path} cannot be read: {error.strerror}; the claims known so far stay in force")
+        self._stamp, self._scanned_ns = stamp, now_ns
+        self._entries = found
+        self._show({"": problem} if problem else {})
+        return self.view
+
+    def _keep(self, problem: str) -> DirectoryView:
+        self._stamp = ()
+        self._show({"": problem})
+        return self.view
+
+    def _detached(self) -> DirectoryView:
+        problem = f"{self._path} was removed on the node; the claims known so far stay in force"
+        self._keep(f"{problem} until this container restarts and mounts the new directory")
+        if not self.view.detached:
+            self.view = replace(self.view, detached=True)
+        return self.view
+
+    def _show(self, problems: Mapping[str, str]) -> None:
+        files = {(e.file.driver, e.file.uid): e.file for e in self._entries.values() if e.file is not None}
+        problems = {name: e.problem for name, e in self._entries.items() if e.problem} | dict(problems)
+        same = files.keys() == self.view.files.keys() and all(
+            self.view.files[key] is file for key, file in files.items()
+        )
+        if not same or problems != self.view.problems:
+            self.view = DirectoryView(files, problems, self.view.detached)
+
+    def _scan(self, now_ns: int) -> tuple[dict[str, _Entry], str]:
+        found: dict[str, _Entry] = {}
+        left = 0
+        with os.scandir(self._path) as entries:
+            for entry in entries:
+                if entry.name not in self._entries and parse_cdi_file_name(entry.name) is None:
+                    continue
+                if len(found) >= MAX_CLAIMS and entry.name not in self._entries:
+                    left += 1
+                    continue
+                try:
+                    found[entry.name] = self._read(entry, now_ns)
+                except FileNotFoundError:
+                    # Removed since the directory was listed.
+                    continue
+        return found, f"{left} claim files beyond {MAX_CLAIMS} are not read" if left else ""
+
+    def _read(self, entry: "os.DirEntry[str]", now_ns: int) -> _Entry:
+        before = self._entries.get(entry.name)
+        status = entry.stat(follow_symlinks=False)
+        # Every change of a file changes these, since nobody can set the change time. More would cost a third of a scan.
+        stamp: _Stamp = (status.st_ctime_ns, status.st_ino)
+        if before is not None and stamp == before.stamp and _settled(stamp[0], before.scanned_ns):
+            return before
+        if not stat.S_ISREG(status.st_mode):
+            return _spoilt(before, stamp, now_ns, f"{entry.name} is not a regular file")
+        try:
+            read = parse_claim_file(entry.name, read_regular(entry.path, MAX_CLAIM_FILE))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            # Scanned at 0: it is tried again, since whatever keeps it from being read may pass.
+            return _spoilt(before, stamp, 0, f"{entry.name} cannot be read: {error.strerror}")
+        except ContractError as error:
+            return _spoilt(before, stamp, now_ns, str(error))
+        except Exception as error:  # noqa: BLE001 - one file that nobody foresaw must not stop the others
+            return _spoilt(before, stamp, now_ns, f"{entry.name} cannot be judged: {shown(repr(error))}")
+        if before is not None and before.file is not None and _same(before.file, read):
+            read = before.file
+        return _Entry(stamp, now_ns, read, f"{entry.name}: {read.problem}" if read.problem else "")
+
+
+def _same(before: ClaimFile, read: ClaimFile) -> bool:
+    """Tells whether a file says what it said, fields that only a newer release knows included."""
+    if before != read:
+        return False
+    one, other = before.record, read.record
+    return one is other or (one is not None and other is not None and one.model_dump() == other.model_dump())
+
+
+def _spoilt(before: _Entry | None, stamp: _Stamp, scanned_ns: int, problem: str) -> _Entry:
+    file = before.file if before is not None else None
+    return _Entry(stamp, scanned_ns, replace(file, record=None, problem=problem) if file else None, problem)

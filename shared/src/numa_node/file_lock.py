@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An exclusive flock(2) on a file that several instances on a node share.
+
+The kernel releases it when its holder dies, however that happens. Lock files are never removed: a lock on a file that
+has lost its name excludes nobody.
+"""
+
+import asyncio
+import fcntl
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+_FIRST_DELAY: Final = 0.002
+_LONGEST_DELAY: Final = 0.1
+
+
+class LockTimeoutError(TimeoutError):
+    """Somebody else held a lock for too long."""
+
+    def __init__(self, path: Path, seconds: float, *, own: bool = False) -> None:
+        self.path = path
+        self.seconds = seconds
+        who = "earlier calls of this process wait for the disk" if own else "another instance, or a slow disk, holds it"
+        super().__init__(f"{path} could not be had within {seconds:g} s: {who}")
+
+
+class FileLock:
+    """The lock of one process. It never blocks the event loop; coroutines of this process queue in order."""
+
+    def __init__(self, path: Path, longest_delay: float = _LONGEST_DELAY) -> None:
+        self.path = path
+        self._longest_delay = longest_delay
+        self._turn = asyncio.Lock()
+        self._descriptor: int | None = None
+        self._held = False
+
+    @property
+    def held(self) -> bool:
+        """Whether this object holds the lock now."""
+        return self._held
+
+    @property
+    def descriptor(self) -> int:
+        """Of the locked file; RuntimeError if the lock is not held."""
+        if self._descriptor is None or not self._held:
+            raise RuntimeError(f"{self.path} is not held")
+        return self._descriptor
+
+    @property
+    def current(self) -> bool:
+        """Whether the file that is held is still the one of that name: else another instance may hold another one."""
+        return self._held and self._is_named()
+
+    async def acquire(self, limit: float | None = None) -> None:
+        """Waits for the lock, at most ``limit`` seconds: then LockTimeoutError. OSError if it cannot be opened."""
+        mine = False
+        try:
+            async with asyncio.timeout(limit) as scope:
+                mine = await self._turn.acquire()
+                await self._flock()
+        except BaseException as error:
+            if mine:
+                self._turn.release()
+            if isinstance(error, TimeoutError) and scope.expired() and limit is not None:
+                raise LockTimeoutError(self.path, limit, own=not mine) from None
+            raise
+        self._held = True
+
+    async def _flock(self) -> None:
+        # Polled, since a thread that sits in flock(2) cannot be cancelled and would outlive the event loop.
+        delay = _FIRST_DELAY
+        while not self._try():
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, self._longest_delay)
+
+    def _try(self) -> bool:
+        if self._descriptor is None:
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            locked = False
+        else:
+            locked = True
+        if not self._is_named():
+            self._forget()  # somebody removed or replaced the file: the next one to come locks another
+            return False
+        return locked
+
+    def _is_named(self) -> bool:
+        if self._descriptor is None:
+            return False
+        try:
+            there = os.stat(self.path)  # noqa: PTH116 - asked before every write; Path costs more than the call
+        except OSError:
+            return False
+        ours = os.fstat(self._descriptor)
+        return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+
+    def release(self) -> None:
+        """Releases it; RuntimeError if it is not held."""
+        fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+        self._held = False
+        self._turn.release()
+
+    @asynccontextmanager
+    async def hold(self, limit: float | None = None) -> AsyncIterator[None]:
+        """Holds the lock for a block; LockTimeoutError after ``limit`` seconds of waiting."""
+        await self.acquire(limit)
+        try:
+            yield
+        finally:
+            self.release()
+
+    def close(self) -> None:
+        """Releases it, if held, and closes the file."""
+        if self._held:
+            self.release()
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

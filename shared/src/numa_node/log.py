@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One log format for both containers: ``key=value`` pairs or JSON, a record a line, whatever its values contain."""
+
+import json
+import logging
+import sys
+import time
+from typing import Final, TextIO
+
+_STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+_LONGEST_VALUE: Final = 2048
+"""Characters. An exception's traceback is never cut."""
+
+
+def _fields(record: logging.LogRecord, formatter: logging.Formatter) -> dict[str, object]:
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    fields: dict[str, object] = {
+        "time": f"{stamp}.{int(record.msecs):03d}Z",
+        "level": record.levelname.lower(),
+        "logger": record.name,
+        "msg": record.getMessage(),
+    }
+    fields |= {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
+    fields = {key: _cut(value) for key, value in fields.items()}
+    if record.exc_info:
+        fields["exception"] = formatter.formatException(record.exc_info)
+    return fields
+
+
+def _cut(value: object) -> object:
+    return value if not isinstance(value, str) or len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}..."
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line; what is given as ``extra`` are keys of it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the line."""
+        return json.dumps(_fields(record, self), default=str)
+
+
+class KeyValues(logging.Formatter):
+    """``key=value`` pairs on a line; a value with anything but plain characters is a JSON string."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the line."""
+        return " ".join(f"{key}={_quoted(str(value))}" for key, value in _fields(record, self).items())
+
+
+def _quoted(text: str) -> str:
+    plain = text.isascii() and text.isprintable() and not any(mark in text for mark in ' "=\\')
+    return text if plain and text else json.dumps(text)
+
+
+def set_up_logging(level: str, form: str, stream: TextIO | None = None) -> None:
+    """Sends the log to ``stream`` (standard error by default), as ``text`` or as ``json`` lines."""
+    target = logging.StreamHandler(sys.stderr if stream is None else stream)
+    target.setFormatter(JsonLines() if form == "json" else KeyValues())
+    logging.basicConfig(level=level.upper(), handlers=[target], force=True)

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a process listens."""
+
+from pathlib import Path
+
+import pytest
+from numa_contract.config import ConfigError
+from numa_node.addresses import SocketPathError, check_socket_path, node_name, parse_bind_address, pod_uid
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (":8081", ("", 8081)),
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        ("[::1]:9", ("::1", 9)),
+        ("node.example:80", ("node.example", 80)),
+        ("off", None),
+    ],
+)
+def test_bind_addresses(text: str, expected: tuple[str, int] | None) -> None:
+    """Host and port as Go programs write them, IPv6 in brackets, or off."""
+    assert parse_bind_address(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "8081", "host", "a:b", ":70000", "::1:80", ":-1", ":٣"])
+def test_bad_bind_addresses(text: str) -> None:
+    """Anything else is refused before a socket is made."""
+    with pytest.raises(ConfigError, match="--bind-address"):
+        parse_bind_address(text)
+
+
+def test_a_socket_path_has_107_bytes_at_most() -> None:
+    """One more is refused with path, length and what to shorten; bytes count, not characters."""
+    check_socket_path(Path("/" + "a" * 106))
+    with pytest.raises(SocketPathError, match=r"has 110 bytes, the kernel allows 107: .* by 3") as caught:
+        check_socket_path("/" + "a" * 109)
+    assert caught.value.length == 110
+    with pytest.raises(SocketPathError, match="has 121 bytes"):
+        check_socket_path("/" + "ä" * 60)
+
+
+def test_the_node_is_named_as_kubernetes_names_it() -> None:
+    """The first name that is given counts, in lower case and without spaces."""
+    assert node_name(None, "", " Worker-1\n", "other") == "worker-1"
+    assert node_name()
+
+
+def test_a_pod_uid_becomes_a_path_only_if_it_is_one() -> None:
+    """It names a directory that is shared with other instances."""
+    assert pod_uid("0b1c") == "0b1c"
+    for text in ("../x", "a/b", "", None):
+        with pytest.raises(ConfigError, match="POD_UID"):
+            pod_uid(text)

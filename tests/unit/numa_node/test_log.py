@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The log of both containers: one record a line, whatever its values contain."""
+
+import io
+import json
+import logging
+import shlex
+from collections.abc import Iterator
+
+import pytest
+from numa_node.log import set_up_logging
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    before = (root.level, root.handlers[:])
+    yield io.StringIO()
+    root.setLevel(before[0])
+    root.handlers[:] = before[1]
+
+
+def test_text_lines_are_key_value_pairs(stream: io.StringIO) -> None:
+    """A line splits into pairs; values with spaces, quotes or line ends stay one value on one line."""
+    set_up_logging("info", "text", stream)
+    logging.getLogger("a.b").info("moved %d", 3, extra={"claim": "u-1", "why": 'a "b"\nc', "none": ""})
+    (line,) = stream.getvalue().splitlines()
+    pairs = dict(word.split("=", 1) for word in shlex.split(line))
+    assert pairs["level"] == "info"
+    assert pairs["logger"] == "a.b"
+    assert pairs["msg"] == "moved 3"
+    assert pairs["claim"] == "u-1"
+    assert pairs["why"] == 'a "b"\\nc'
+    assert pairs["none"] == ""
+    assert pairs["time"].endswith("Z")
+
+
+def test_json_lines_are_objects(stream: io.StringIO) -> None:
+    """Each line is one object with the extra fields beside the message, an exception included."""
+    set_up_logging("debug", "json", stream)
+    try:
+        raise ValueError("no")
+    except ValueError:
+        logging.getLogger("x").exception("failed", extra={"cpus": frozenset({1})})
+    (line,) = stream.getvalue().splitlines()
+    entry = json.loads(line)
+    assert entry["msg"] == "failed"
+    assert entry["level"] == "error"
+    assert entry["cpus"] == "frozenset({1})"
+    assert entry["exception"].endswith("ValueError: no")
+
+
+def test_the_level_is_a_threshold(stream: io.StringIO) -> None:
+    """Nothing below the level is written."""
+    set_up_logging("warning", "text", stream)
+    logging.getLogger("x").info("quiet")
+    logging.getLogger("x").warning("loud")
+    assert "quiet" not in stream.getvalue()
+    assert "loud" in stream.getvalue()
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.fault("security S10")
+def test_nobody_outside_writes_a_line(stream: io.StringIO, form: str) -> None:
+    """A value, a message, or an argument of it that holds line ends stays on its line, and is cut."""
+    forged = "x\n2026-01-01 ERROR claim is gone, releasing\r\x1b[31m" + "y" * 10_000
+    set_up_logging("info", form, stream)
+    logging.getLogger("a").warning("refused %s", forged, extra={"field": forged})
+    assert len(stream.getvalue().splitlines()) == 1
+    assert "\x1b" not in stream.getvalue()
+    assert len(stream.getvalue()) < 6000

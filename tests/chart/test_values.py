@@ -73,9 +73,12 @@ def some_value(annotation: Any, default: Any) -> Any:
         return next((choice for choice in get_args(annotation) if choice != default), default)
     if isinstance(default, bool):
         return not default
-    return {"": "/some/where", frozenset(): "0-1", (): [{"numaNode": 0, "limits": {"memory": "1Gi"}}]}.get(
-        default, {"grow": "lazy"} if isinstance(default, BaseModel) else f"{default}/other"
-    )
+    if isinstance(default, BaseModel):
+        first, field = next(iter(type(default).model_fields.items()))
+        return {field.alias or first: some_value(field.annotation, field.default)}
+    others: dict[Any, Any] = {"": "/some/where", frozenset(): "0-1", (): [{"numaNode": 0, "limits": {"memory": "1Gi"}}]}
+    others |= {None: 2, 1.0: 0.5, ("low",): ["min"]}
+    return others.get(default, f"{default}/other")
 
 
 @pytest.mark.parametrize("name", Config.model_fields)

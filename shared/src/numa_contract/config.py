@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
-from numa_contract.cpuset import format_cpu_list, parse_cpu_list
+from numa_contract.cpuset import HIGHEST_CPU, format_cpu_list, parse_cpu_list
 from numa_contract.errors import ContractError
 from numa_contract.names import CDI_DIRECTORY, RUN_DIRECTORY
 from numa_contract.pagesize import parse_page_size
@@ -129,6 +129,15 @@ class SharedPool(Section):
     """When running ones get released CPUs: at once, or with their next change."""
 
 
+class MemoryProtection(Section):
+    """How much memory claims may have protected from reclaim (``memoryConfig.protect``)."""
+
+    allowed: tuple[Literal["low", "min"], ...] = ("low",)
+    """Kinds that a claim may ask for; none at all switches protection off."""
+    max_fraction: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.5
+    """Of the memory of a NUMA node, for all claims together."""
+
+
 class Config(Section):
     """Everything an operator can choose. Flags of the two commands win over the file."""
 
@@ -145,6 +154,15 @@ class Config(Section):
     """CPUs for the system: never in a claim; in the shared pool only when claims hold every other CPU."""
     reserved_memory: tuple[ReservedMemory, ...] = ()
     shared_pool: SharedPool = SharedPool()
+    min_shared_cpus: Annotated[int, Field(ge=0, le=HIGHEST_CPU, strict=True)] | None = Field(
+        default=None, alias="minSharedCPUs"
+    )
+    """CPUs beside the reserved ones that claims leave to everybody else; by default 1 where no CPU is reserved."""
+    max_claim_fraction: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
+    """Of the CPUs that this node offers, what one claim may have."""
+    cpu_quota: Literal["raise", "lift", "keep"] = "raise"
+    """What a claim does to the CPU limit of its pod: raises it by the claimed CPUs, lifts it, or leaves it alone."""
+    memory_protection: MemoryProtection = MemoryProtection()
     hugepage_guard: bool = True
     """Containers without hugepages cannot reserve any: ``mmap(MAP_HUGETLB)`` fails instead of killing them later."""
     device_metadata: bool = True

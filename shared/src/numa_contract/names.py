@@ -25,6 +25,8 @@ OVERCLAIMED_TAINTS: Final = {driver: f"{driver}/overclaimed" for driver in DRIVE
 
 NRI_PLUGIN_NAME: Final = "dra-driver-numa"
 NRI_PLUGIN_INDEX: Final = "00"
+TOLERATE_MISSING_ANNOTATION: Final = "dra-driver-numa/tolerate-missing"
+"""On pods that may start without the plugin where the runtime requires it."""
 
 RUN_DIRECTORY: Final = "/run/dra-driver-numa"
 CDI_DIRECTORY: Final = "/var/run/cdi"

@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         COMMAND,
         description="NRI plugin: enforces what dra-frontend decided on containers.",
-        epilog=f"{COMMAND} setup-runtime --help: switches CDI and NRI on in a containerd configuration.",
+        epilog=f"{COMMAND} setup-runtime --help: checks the configuration of containerd.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"{COMMAND} {__version__}")

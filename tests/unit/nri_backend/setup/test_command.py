@@ -1,107 +1,104 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The command as an operator runs it: a process with something on its standard input."""
+
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
-from nri_backend.__main__ import main
+from nri_backend.setup.containerd import Dump, Setting
+from nri_backend.setup.drop_in import write_drop_in
 
-OLD = "version = 2\n# kept\n"
+from tests.fakes.containerd_dump import NRI, Document, dump
 
-
-def run(*arguments: object) -> int:
-    return main(["setup-runtime", *map(str, arguments)])
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    path = tmp_path / "config.toml"
-    path.write_text(OLD)
-    return path
+Ran = subprocess.CompletedProcess[str]
 
 
-def test_it_prints_and_writes_nothing(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The new file goes to stdout, the changes to stderr, and the old file stays as it is."""
-    assert run("--containerd-config", config) == 0
-    out, err = capsys.readouterr()
-    assert out.startswith(OLD)
-    assert len(tomllib.loads(out)["plugins"]) == 2
-    assert f'{config}: [plugins."io.containerd.nri.v1.nri"] disable = false (was not said)' in err
-    assert config.read_text() == OLD
-    assert [one.name for one in config.parent.iterdir()] == ["config.toml"]
+def text_of(document: Document) -> str:
+    """A dump as containerd prints it."""
+    settings = [Setting((plugin,), section, None) for plugin, section in document["plugins"].items()]
+    return f"version = {document['version']}\n" + write_drop_in(Dump(3, {}, ()), settings)
 
 
-def test_it_writes_with_a_backup(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The file is replaced with its mode; the old one lies beside it under a name that no import matches."""
-    config.chmod(0o640)
-    assert run("--containerd-config", config, "--write") == 0
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "restart containerd when it suits you" in err
-    assert tomllib.loads(config.read_text())["plugins"]["io.containerd.grpc.v1.cri"]["enable_cdi"] is True
-    (backup,) = set(config.parent.iterdir()) - {config}
-    assert (backup.suffix, backup.read_text()) == (".bak", OLD)
-    assert [one.stat().st_mode & 0o777 for one in (config, backup)] == [0o640, 0o640]
+def run(*arguments: object, dumped: str | None = "", path: Path = Path("/nonexistent")) -> Ran:
+    """Runs the command with a dump on its standard input; None is a terminal, on which nobody types."""
+    command = [sys.executable, "-m", "nri_backend", "setup-runtime", *map(str, arguments)]
+    ours, terminal = os.openpty()
+    given: Any = {"stdin": terminal} if dumped is None else {"input": dumped}
+    try:
+        environment = os.environ | {"PATH": str(path)}
+        return subprocess.run(
+            command, **given, capture_output=True, text=True, timeout=20, check=False, env=environment
+        )
+    finally:
+        os.close(ours)
+        os.close(terminal)
 
 
-def test_a_second_time_writes_nothing(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing to change: no second backup."""
-    assert run("--containerd-config", config, "--write") == 0
-    before = {one: one.stat().st_ino for one in config.parent.iterdir()}
-    assert run("--containerd-config", config, "--write") == 0
-    assert {one: one.stat().st_ino for one in config.parent.iterdir()} == before
-    assert f"{config}: nothing to change" in capsys.readouterr().err
+def test_it_prints_the_drop_in_and_says_why() -> None:
+    """The drop-in goes to stdout and what is missing to stderr; the exit status tells a script."""
+    ran = run(dumped=text_of(dump("2.1", {"disable": True})))
+    assert tomllib.loads(ran.stdout) == {"plugins": {NRI: {"disable": False}}}
+    assert ran.stderr == f'nri-backend setup-runtime: [plugins."{NRI}"] disable is true, must be false\n'
+    assert ran.returncode == 1
 
 
-def test_a_link_stays_a_link(config: Path) -> None:
-    """Where the configuration is a symbolic link, what it points to is replaced."""
-    link = config.with_name("link.toml")
-    link.symlink_to(config.name)
-    assert run("--containerd-config", link, "--write") == 0
-    assert link.is_symlink()
-    assert "enable_cdi" in config.read_text()
+def test_nothing_is_missing() -> None:
+    """A node that is set up is told so, with status 0 and nothing to add."""
+    ran = run(dumped=text_of(dump("2.2")))
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "nri-backend setup-runtime: nothing is missing\n")
 
 
-def test_imports_are_followed(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Patterns and relative paths are found beside the file that names them, loops end, and what undoes is named."""
-    drop_ins = config.with_name("conf.d")
-    drop_ins.mkdir()
-    (drop_ins / "b.toml").write_text("version = 2\n[plugins.'io.containerd.nri.v1.nri']\ndisable = true\n")
-    (drop_ins / "a.toml").write_text("imports = ['../config.toml']\n")
-    config.write_text("version = 2\nimports = ['conf.d/*.toml']\n")
-    assert run("--containerd-config", config, "--write") == 1
-    assert f"run this command on {drop_ins}/b.toml too" in capsys.readouterr().err
-    assert config.read_text() == "version = 2\nimports = ['conf.d/*.toml']\n"
-    assert run("--containerd-config", drop_ins / "b.toml", "--write") == 0
-    assert run("--containerd-config", config, "--write") == 0
+def test_it_writes_one_new_file(tmp_path: Path) -> None:
+    """What comes next is said; a file that exists is never written over, whoever made it."""
+    file, dumped = tmp_path / "numa.toml", text_of(dump("1.7"))
+    first = run("--write", file, dumped=dumped)
+    assert (first.returncode, first.stdout) == (0, "")
+    assert f"wrote {file}: name it in imports of config.toml, restart containerd, check again" in first.stderr
+    before = file.read_text()
+    assert tomllib.loads(before)["plugins"][NRI]["disable"] is False
+    second = run("--write", file, dumped=dumped)
+    assert (second.returncode, second.stderr) == (2, f"nri-backend setup-runtime: {file}: File exists\n")
+    assert file.read_text() == before
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"), [(None, "containerd config default"), (b"\xff", "is no TOML"), (b"version = 1", "migrate")]
-)
-def test_what_cannot_be_read_is_one_line(
-    tmp_path: Path, content: bytes | None, expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A missing file, one that is no text and one of the old format are refused, with a remedy."""
-    path = tmp_path / "config.toml"
-    if content is not None:
-        path.write_bytes(content)
-    assert run("--containerd-config", path) == 1
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert str(path) in err
-    assert expected in err
+def test_what_a_drop_in_cannot_mend_is_status_1(tmp_path: Path) -> None:
+    """Also where a drop-in was written for the rest."""
+    file = tmp_path / "numa.toml"
+    ran = run("--require-plugin", "--write", file, dumped=text_of(dump("2.0", {"disable": True})))
+    assert ran.returncode == 1
+    assert "this containerd cannot require plugins" in ran.stderr
+    assert file.exists()
 
 
-def test_line_ends_stay(config: Path) -> None:
-    """A file with the line ends of another system keeps them."""
-    config.write_bytes(b"version = 2\r\n")
-    assert run("--containerd-config", config, "--write") == 0
-    data = config.read_bytes()
-    assert data.count(b"\n") == data.count(b"\r\n") > 3
+@pytest.mark.parametrize("dumped", [None, ""], ids=["terminal", "empty"])
+def test_it_asks_containerd_where_nothing_is_piped_in(dumped: str | None, tmp_path: Path) -> None:
+    """It runs "containerd config dump"; without containerd it says how to pipe the dump in."""
+    alone = run(dumped=dumped)
+    assert alone.returncode == 2
+    assert 'nothing to read: "containerd config dump | nri-backend setup-runtime"' in alone.stderr
+    (tmp_path / "dump").write_text(text_of(dump("2.3")))
+    containerd = tmp_path / "containerd"
+    containerd.write_text(f'#!/bin/sh\n[ "$*" = "config dump" ] && exec /bin/cat {tmp_path}/dump\n')
+    containerd.chmod(0o755)
+    assert run(dumped=dumped, path=tmp_path).returncode == 0
+    containerd.write_text("#!/bin/sh\nexit 3\n")
+    failed = run(dumped=dumped, path=tmp_path)
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert "returned non-zero exit status 3" in failed.stderr
 
 
-def test_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("dumped", ["version = 1", "\0\x7f", "["])
+def test_what_cannot_be_read_is_one_line(dumped: str) -> None:
+    """With status 2 and nothing on stdout."""
+    ran = run(dumped=dumped)
+    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
+
+
+def test_help_names_the_command() -> None:
     """The service's own help leads to it."""
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    assert "setup-runtime" in capsys.readouterr().out
+    command = [sys.executable, "-m", "nri_backend", "--help"]
+    assert "setup-runtime" in subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout

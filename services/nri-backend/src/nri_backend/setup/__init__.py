@@ -1,2 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the runtime's configuration lacks. A command; the service does not import it."""
+"""Checks what a container runtime's configuration lacks. A command: the service does not import it.
+
+``containerd`` and ``drop_in`` are pure; only ``command`` reads, runs and writes. Nothing here edits an existing file.
+"""

@@ -1,129 +1,81 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``nri-backend setup-runtime``: prints or writes a containerd configuration with CDI and NRI switched on.
+"""The command ``nri-backend setup-runtime``: says what containerd's configuration lacks, and prints the drop-in to add.
 
-It restarts nothing: containerd reads its configuration when the operator restarts it.
+It writes one new file where it is told to, changes none, and restarts nothing.
 """
 
 import argparse
-import os
-import stat
+import shutil
+import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from numa_contract.names import CDI_DIRECTORY
 
-from nri_backend.setup.containerd import RuntimeConfigError, RuntimeFile, notes, read_runtime_file, switch_on
+from nri_backend.setup.containerd import RuntimeConfigError, faults, missing_settings, notes, read_dump
+from nri_backend.setup.drop_in import write_drop_in
 
 COMMAND: Final = "nri-backend setup-runtime"
-_CANNOT: Final = 1
+_LACKING, _UNUSABLE = 1, 2
+_MOST_BYTES: Final = 4 << 20
+_DUMP_SECONDS: Final = 30
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=COMMAND,
-        description="Prints a containerd configuration with CDI, NRI and, for containerd 1.7, the hugetlb controller "
-        "switched on; says on stderr what it changed. Restarts nothing.",
+        description='Reads what "containerd config dump" prints (piped in; else it runs containerd), says what is '
+        "missing for CDI, NRI and the time limits of plugins, and prints the drop-in to add.",
+        epilog="Exit status: 0 nothing is missing or FILE was written, 1 something is missing, 2 unusable input.",
         allow_abbrev=False,
     )
+    parser.add_argument("--write", metavar="FILE", help="write the drop-in to this new file, not to standard output")
     parser.add_argument(
-        "--containerd-config", metavar="FILE", required=True, help="usually /etc/containerd/config.toml"
+        "--require-plugin",
+        action="store_true",
+        help="no container may start without the driver (containerd 2.2+)",
     )
     parser.add_argument(
-        "--write", action="store_true", help="write it to FILE; the old one stays beside it as a backup"
-    )
-    parser.add_argument(
-        "--cdi-dir", metavar="DIR", default=CDI_DIRECTORY, help=f"the driver's cdiDir (default {CDI_DIRECTORY})"
+        "--cdi-dir", metavar="DIR", default=CDI_DIRECTORY, help=f"cdiDir of the driver ({CDI_DIRECTORY})"
     )
     return parser
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command; returns the exit code: 0, 1 when containerd cannot be set up so, 2 for a wrong command line."""
+    """Runs the command; returns the exit code."""
     given = _parser().parse_args(arguments)
-    path = Path(given.containerd_config)
     try:
-        chain = read_chain(path)
-        text, changes = switch_on(chain, given.cdi_dir)
-        backup = replace_file(path, text) if given.write and changes else None
-    except RuntimeConfigError as error:
+        dump = read_dump(_dump_text())
+        missing = missing_settings(dump, given.cdi_dir, require_plugin=given.require_plugin)
+        beyond = faults(dump, require_plugin=given.require_plugin)
+        lines = [*map(str, missing), *beyond, *notes(dump)]
+        if missing and given.write:
+            with open(given.write, "x", encoding="utf-8") as file:  # noqa: PTH123 - names the file in its errors
+                file.write(write_drop_in(dump, missing))
+            lines.append(f"wrote {given.write}: name it in imports of config.toml, restart containerd, check again")
+        elif missing:
+            sys.stdout.write(write_drop_in(dump, missing))
+    except (RuntimeConfigError, subprocess.SubprocessError) as error:
         return _say(str(error))
     except OSError as error:
-        return _say(f"{error.filename or path}: {error.strerror}")
-    if not given.write:
-        sys.stdout.write(text)
-    told = [f"{path}: {change}" for change in changes] or [f"{path}: nothing to change"]
-    told += notes(chain)
-    if backup is not None:
-        told += [f"the old file is {backup}", "restart containerd when it suits you: it goes on as before until then"]
-    for line in told:
+        return _say(f"{error.filename}: {error.strerror}")
+    for line in lines or ["nothing is missing"]:
         _say(line)
-    return 0
+    return _LACKING if beyond or (missing and not given.write) else 0
+
+
+def _dump_text() -> str:
+    data = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read(_MOST_BYTES)
+    if not data:
+        containerd = shutil.which("containerd")
+        if containerd is None:
+            raise RuntimeConfigError(f'nothing to read: "containerd config dump | {COMMAND}"')
+        command = [containerd, "config", "dump"]
+        data = subprocess.run(command, capture_output=True, timeout=_DUMP_SECONDS, check=True).stdout  # noqa: S603
+    return data.decode(errors="replace")
 
 
 def _say(line: str) -> int:
     print(f"{COMMAND}: {line}", file=sys.stderr)
-    return _CANNOT
-
-
-def read_chain(path: Path) -> list[RuntimeFile]:
-    """Reads a configuration and everything that it imports, in containerd's order. OSError, RuntimeConfigError."""
-    chain: list[RuntimeFile] = []
-    seen: set[Path] = set()
-    pending = [path]
-    while pending:
-        one = pending.pop(0)
-        if one in seen:
-            continue
-        seen.add(one)
-        chain.append(read_runtime_file(str(one), _read(one), chain[0] if chain else None))
-        for pattern in chain[-1].imports:
-            place = Path(os.path.normpath(one.parent.absolute() / pattern))
-            pending += sorted(Path("/").glob(str(place)[1:])) if "*" in pattern else [place]
-    return chain
-
-
-def _read(path: Path) -> str:
-    try:
-        # Bytes, since reading as text would turn line ends into others.
-        return path.read_bytes().decode()
-    except UnicodeDecodeError as error:
-        raise RuntimeConfigError(f"{path}: is no TOML: {error.reason}") from error
-    except FileNotFoundError as error:
-        raise RuntimeConfigError(
-            f"{path} does not exist: if containerd runs without one, 'containerd config default' prints what it uses"
-        ) from error
-
-
-def replace_file(path: Path, text: str) -> Path:
-    """Puts a text in a file's place, at once or not at all, with its mode and owner; returns the backup's path."""
-    path = path.resolve(strict=True)
-    backup = path.with_name(f"{path.name}.{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.bak")
-    with backup.open("xb") as file:
-        file.write(path.read_bytes())
-        _settle(file.fileno(), path)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp", delete=False) as new:
-        try:
-            new.write(text.encode())
-            new.flush()
-            _settle(new.fileno(), path)
-            Path(new.name).replace(path)
-        except BaseException:
-            Path(new.name).unlink(missing_ok=True)
-            raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-    return backup
-
-
-def _settle(descriptor: int, like: Path) -> None:
-    status = like.stat()
-    os.fchown(descriptor, status.st_uid, status.st_gid)
-    os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
-    os.fsync(descriptor)
+    return _UNUSABLE

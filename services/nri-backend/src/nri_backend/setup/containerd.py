@@ -1,134 +1,148 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What containerd's configuration must say for this driver to work, and the smallest change that makes it say so.
+"""What ``containerd config dump`` must say for this driver to work. Pure.
 
-Claims reach containers through CDI, limits through NRI; both are off by default in containerd 1.7, as is the hugetlb
-controller of its CRI plugin. A file of version 2 may be read by 1.7, one of version 3 or 4 by containerd 2 alone.
-Imported files are read after the file that imports them. In containerd 1.7 they replace a plugin's section as a whole,
-in 2.x key by key, which a file of version 2 must both survive; the names of disabled plugins add up (``mergeConfig`` in
-containerd's server/config).
+Claims reach containers through CDI, limits through NRI; containerd 1.7 has both off by default, as well as the hugetlb
+controller of its CRI plugin. A dump is what containerd uses: it has merged the imports and migrated the names itself.
 """
 
 import posixpath
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nri_backend.setup.toml import set_value
+from numa_contract.errors import shown
+from numa_contract.names import NRI_PLUGIN_NAME, TOLERATE_MISSING_ANNOTATION
 
-_NRI: Final = "io.containerd.nri.v1.nri"
-_CRI_2: Final = "io.containerd.grpc.v1.cri"
-_CRI_3: Final = "io.containerd.cri.v1.runtime"
-_CDI_DEFAULT: Final = ("/etc/cdi", "/var/run/cdi")
-_NEEDED: Final = frozenset({_NRI, _CRI_2, _CRI_3, "cri"})
+NRI: Final = "io.containerd.nri.v1.nri"
 NRI_SOCKET: Final = "/var/run/nri/nri.sock"
 """Where containerd listens unless it is told otherwise."""
+# A dump has the newest version that its containerd knows (version/version.go): 2 is 1.7, 3 is 2.0 to 2.2, 4 is 2.3.
+_CRI: Final = {2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime", 4: "io.containerd.cri.v1.runtime"}
+_NEEDED: Final = frozenset({NRI, *_CRI.values()})
+OLDEST: Final = 2
+# containerd's defaults (nri/pkg/adaptation). Hooks are answered within 1.5 s, and registration waits for nothing.
+_LEAST_SECONDS: Final = {"plugin_registration_timeout": 5, "plugin_request_timeout": 2}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d*)?)(h|ms|m|s|us|µs|ns)", re.ASCII)
+_SECONDS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
 
 class RuntimeConfigError(ValueError):
-    """The configuration cannot be used, or not be changed so that the driver works; the text names the remedy."""
+    """The text is not a dump of a containerd that can be judged; the message names the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One value that a file has to have."""
+    """A key that does not have the value that it must have."""
 
-    section: str
-    key: str
-    value: bool
+    path: tuple[str, ...]
+    """Plugin, perhaps a table in its section, and key."""
+    wanted: Any
+    found: Any
+    """None: the key is not there."""
 
     def __str__(self) -> str:
-        return f'[plugins."{self.section}"] {self.key} = {_literal(self.value)}'
+        section = ".".join(f'"{part}"' if "." in part else part for part in self.path[:-1])
+        return f"[plugins.{section}] {self.path[-1]} is {_said(self.found)}, must be {_said(self.wanted)}"
 
 
 @dataclass(frozen=True, slots=True)
-class RuntimeFile:
-    """A configuration file of containerd that was read."""
+class Dump:
+    """The configuration that containerd uses."""
 
-    source: str
-    text: str
     version: int
-    document: Mapping[str, Any]
+    plugins: dict[str, Any]
+    disabled: tuple[str, ...]
+    """Plugins that are switched off as a whole; a dump has no section of theirs."""
 
     @property
-    def imports(self) -> tuple[str, ...]:
-        """Paths and patterns, as written."""
-        return tuple(map(str, self.document.get("imports", ())))
+    def cri(self) -> str:
+        """The plugin in whose section CDI is switched on."""
+        return _CRI[self.version]
 
-    def section(self, name: str) -> Mapping[str, Any] | None:
-        """A plugin's section, if the file has one."""
-        found = self.document.get("plugins", {}).get(name)
-        return found if isinstance(found, Mapping) else None
+    def value(self, *path: str) -> Any:
+        """Returns what is said at a place below ``plugins``, None for nothing."""
+        found: Any = self.plugins
+        for part in path:
+            found = found.get(part) if isinstance(found, dict) else None
+        return found
 
-    def wanted(self) -> tuple[Setting, ...]:
-        """What this file has to say, by the names of its version."""
-        cri = _CRI_2 if self.version == 2 else _CRI_3
-        hugetlb = (Setting(cri, "disable_hugetlb_controller", False),) if self.version == 2 else ()
-        return (
-            Setting(cri, "enable_cdi", True),
-            *hugetlb,
-            Setting(_NRI, "disable", False),
-            Setting(_NRI, "disable_connections", False),
-        )
-
-    def lacks(self, setting: Setting) -> bool:
-        """Whether the file's section does not have the value; containerd 2 has the right ones where nothing is said."""
-        value = (self.section(setting.section) or {}).get(setting.key)
-        return value is not setting.value and not (value is None and self.version > 2)
+    @property
+    def can_require_plugins(self) -> bool:
+        """Whether this containerd has NRI's default validator (2.2 and later); the section then has its table."""
+        return isinstance(self.value(NRI, "default_validator"), dict)
 
 
-def read_runtime_file(source: str, text: str, root: RuntimeFile | None = None) -> RuntimeFile:
-    """Raises RuntimeConfigError for what is no configuration of containerd with plugin sections as known here.
-
-    A file that ``root`` imports may say no version: containerd then takes its sections by the names they have.
-    """
+def read_dump(text: str) -> Dump:
+    """Returns what a dump says; raises RuntimeConfigError for any other text."""
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RuntimeConfigError(f"{source}: is no TOML: {error}") from error
-    version = document.get("version", root.version if root else None)
-    if version not in (2, 3, 4) or isinstance(version, bool | float):
-        said = f"says version = {version}" if "version" in document else "says no version, which means 1"
-        raise RuntimeConfigError(
-            f"{source}: {said}; 2, 3 and 4 are known here: a file that is imported needs the version line of the file "
-            "that imports it, and of any other 'containerd config migrate' prints a current one"
-        )
-    if not isinstance(document.get("plugins", {}), Mapping):
-        raise RuntimeConfigError(f"{source}: plugins is no table")
-    return RuntimeFile(source, text, version, document)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise RuntimeConfigError(f"the dump is not TOML: {error}") from error
+    version, plugins = document.get("version"), document.get("plugins", {})
+    if version not in _CRI or not isinstance(plugins, dict):
+        raise RuntimeConfigError(f"the dump has version {shown(version)}; known are {', '.join(map(str, _CRI))}")
+    dump = Dump(version, plugins, tuple(map(str, document.get("disabled_plugins", ()))))
+    for plugin in (dump.cri, NRI):
+        if not isinstance(dump.value(plugin), dict) and plugin not in dump.disabled:
+            raise RuntimeConfigError(
+                f'it has no [plugins."{plugin}"]: pipe in what "containerd config dump" prints, not a config.toml'
+            )
+    return dump
 
 
-def switch_on(chain: Sequence[RuntimeFile], cdi_dir: str) -> tuple[str, list[str]]:
-    """Returns the text of the first file of a chain with CDI and NRI switched on, and what was changed.
-
-    ``chain`` is the file to change and what it imports, in the order in which containerd reads them. Raises
-    RuntimeConfigError when no change of the first file can switch them on.
-    """
-    file = chain[0]
-    faults = [*_newer(chain), *_disabled(chain), *_cdi_faults(chain, cdi_dir)]
-    text, changes = file.text, []
-    for setting in file.wanted():
-        last = _deciding(chain, setting)
-        if last is not file:
-            faults += _override(file, last, setting)
-        elif (old := (file.section(setting.section) or {}).get(setting.key)) is not setting.value:
-            text = set_value(text, ("plugins", setting.section, setting.key), _literal(setting.value))
-            changes.append(f"{setting} ({'was not said' if old is None else f'was {_literal(old)}'})")
-    if faults:
-        raise RuntimeConfigError("; ".join(dict.fromkeys(faults)))
-    _check_meaning(file, text, chain)
-    return text, changes
-
-
-def notes(chain: Sequence[RuntimeFile]) -> list[str]:
-    """What the operator should know beside the changes."""
-    sockets = {str(_said(chain, _NRI, "socket_path", by_key)[1] or NRI_SOCKET) for by_key in _ways(chain)}
-    others = sorted(one for one in sockets if _same_place(one) != _same_place(NRI_SOCKET))
-    return [f"containerd's NRI socket is {one}: set nriSocket of this driver to it" for one in others]
+def missing_settings(dump: Dump, cdi_dir: str, *, require_plugin: bool = False) -> list[Setting]:
+    """Returns the keys that must be changed, in the order of sections; a plugin that is switched off has none."""
+    wanted: list[tuple[tuple[str, ...], Any]] = [
+        ((dump.cri, "enable_cdi"), True),
+        ((dump.cri, "cdi_spec_dirs"), _with_directory(dump.value(dump.cri, "cdi_spec_dirs"), cdi_dir)),
+        *([((dump.cri, "disable_hugetlb_controller"), False)] if dump.version == OLDEST else []),
+        ((NRI, "disable"), False),
+        ((NRI, "disable_connections"), False),
+        *(((NRI, key), _at_least(dump.value(NRI, key), least)) for key, least in _LEAST_SECONDS.items()),
+    ]
+    if require_plugin and dump.can_require_plugins:
+        validator = (NRI, "default_validator")
+        required = dump.value(*validator, "required_plugins") or []
+        wanted += [
+            ((*validator, "enable"), True),
+            ((*validator, "required_plugins"), required + [NRI_PLUGIN_NAME] * (NRI_PLUGIN_NAME not in required)),
+            ((*validator, "tolerate_missing_plugins_annotation"), TOLERATE_MISSING_ANNOTATION),
+        ]
+    settings = [Setting(path, value, dump.value(*path)) for path, value in wanted if path[0] not in dump.disabled]
+    return [one for one in settings if one.found != one.wanted]
 
 
-def _literal(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else repr(value)
+def faults(dump: Dump, *, require_plugin: bool = False) -> list[str]:
+    """Returns what no drop-in can mend, each with its remedy."""
+    found = [
+        f'disabled_plugins names "{plugin}": take it out of the file that says so; drop-ins only add to that list'
+        for plugin in dump.disabled
+        if plugin in _NEEDED
+    ]
+    if require_plugin and not dump.can_require_plugins and NRI not in dump.disabled:
+        found.append("this containerd cannot require plugins: update it to 2.2 or later, or leave out --require-plugin")
+    return found
+
+
+def notes(dump: Dump) -> list[str]:
+    """Returns what the operator should know beside that."""
+    socket = str(dump.value(NRI, "socket_path") or NRI_SOCKET)
+    if _same_place(socket) == _same_place(NRI_SOCKET):
+        return []
+    return [f"containerd's NRI socket is {shown(socket)}: set nriSocket of this driver to it"]
+
+
+def _with_directory(found: Any, directory: str) -> list[Any]:
+    there = found if isinstance(found, list) else []
+    return there if _same_place(directory) in map(_same_place, map(str, there)) else [*there, directory]
+
+
+def _at_least(found: Any, seconds: int) -> Any:
+    parts = _DURATION.findall(str(found))
+    given = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    # What is not there, or in a form of a later release, is containerd's default or none of our business.
+    return f"{seconds}s" if parts and given < seconds else found
 
 
 def _same_place(path: str) -> str:
@@ -136,83 +150,7 @@ def _same_place(path: str) -> str:
     return path.removeprefix("/var") if path.startswith("/var/run/") else path
 
 
-def _twin(section: str, version: int) -> str:
-    return section if section == _NRI else _CRI_2 if version == 2 else _CRI_3
-
-
-def _ways(chain: Sequence[RuntimeFile]) -> tuple[bool, ...]:
-    """Whether sections are merged key by key: a file of version 2 may be read by containerd 1.7, or by 2.x."""
-    return (False, True) if chain[0].version == 2 else (True,)
-
-
-def _last_word(chain: Sequence[RuntimeFile], section: str, key: str, by_key: bool) -> RuntimeFile:
-    """Returns the file whose section containerd uses for a key; the first one where none says it."""
-    found = chain[0]
-    for one in chain:
-        its = one.section(_twin(section, one.version))
-        if its is not None and (key in its or not by_key):
-            found = one
-    return found
-
-
-def _deciding(chain: Sequence[RuntimeFile], setting: Setting) -> RuntimeFile:
-    # Whole sections, where that is a way: the last one must then say every setting, so key by key it decides, too.
-    return _last_word(chain, setting.section, setting.key, by_key=_ways(chain)[0])
-
-
-def _said(chain: Sequence[RuntimeFile], section: str, key: str, by_key: bool) -> tuple[RuntimeFile, Any]:
-    last = _last_word(chain, section, key, by_key)
-    return last, (last.section(_twin(section, last.version)) or {}).get(key)
-
-
-def _override(file: RuntimeFile, last: RuntimeFile, setting: Setting) -> list[str]:
-    section = _twin(setting.section, last.version)
-    if not any((one.section, one.key) == (section, setting.key) and last.lacks(one) for one in last.wanted()):
-        return []
-    line = "" if "version" in last.document else f"give it the line 'version = {last.version}' and "
-    its = f'{last.source}, imported by {file.source}, has the last word on [plugins."{section}"]'
-    return [f"{its}: {line}run this command on {last.source} too"]
-
-
-def _newer(chain: Sequence[RuntimeFile]) -> list[str]:
-    # containerd 1.7 cannot read the newer file, and 2.x then passes over the CRI section of the older one.
-    newer = [one for one in chain if one.version > 2] if chain[0].version == 2 else []
-    its = f"is imported by {chain[0].source} of version 2"
-    return [f"{one.source}: is of version {one.version} and {its}: give both the same" for one in newer]
-
-
-def _disabled(chain: Sequence[RuntimeFile]) -> list[str]:
-    return [
-        f"{file.source}: disabled_plugins names {name}: take it out"
-        for file in chain
-        for name in file.document.get("disabled_plugins", ())
-        if name in _NEEDED
-    ]
-
-
-def _cdi_faults(chain: Sequence[RuntimeFile], cdi_dir: str) -> list[str]:
-    faults = []
-    for by_key in _ways(chain):
-        last, said = _said(chain, _CRI_3, "cdi_spec_dirs", by_key)
-        said = _CDI_DEFAULT if said is None else said
-        directories = list(map(str, said)) if isinstance(said, list | tuple) else []
-        if _same_place(cdi_dir) not in map(_same_place, directories):
-            its = f"{last.source}: cdi_spec_dirs lacks {cdi_dir}, where the claims' files are"
-            faults.append(f"{its}: add it to {directories}")
-    return faults
-
-
-def _check_meaning(file: RuntimeFile, text: str, chain: Sequence[RuntimeFile]) -> None:
-    expected = tomllib.loads(file.text)
-    mine = [one for one in file.wanted() if _deciding(chain, one) is file]
-    try:
-        for setting in mine:
-            expected.setdefault("plugins", {}).setdefault(setting.section, {})[setting.key] = setting.value
-        same = tomllib.loads(text) == expected
-    except (tomllib.TOMLDecodeError, AttributeError, TypeError):
-        same = False
-    if not same:
-        raise RuntimeConfigError(
-            f"{file.source}: is laid out in a way that is not understood here; say by hand: "
-            + ", ".join(map(str, mine))
-        )
+def _said(value: object) -> str:
+    if value is None:
+        return "not set"
+    return str(value).lower() if isinstance(value, bool) else shown(value) if isinstance(value, str) else str(value)

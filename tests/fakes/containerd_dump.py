@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``containerd config dump`` says, by release: the keys that matter to drivers, and some others."""
+
+from typing import Any
+
+NRI = "io.containerd.nri.v1.nri"
+CRI_2 = "io.containerd.grpc.v1.cri"
+CRI_3 = "io.containerd.cri.v1.runtime"
+CDI_DIRECTORIES = ["/etc/cdi", "/var/run/cdi"]
+
+Document = dict[str, Any]
+
+
+def nri(**said: Any) -> Document:
+    """The section of NRI with its defaults since 2.0."""
+    return {
+        "disable": False,
+        "socket_path": "/var/run/nri/nri.sock",
+        "plugin_path": "/opt/nri/plugins",
+        "plugin_config_path": "/etc/nri/conf.d",
+        "plugin_registration_timeout": "5s",
+        "plugin_request_timeout": "2s",
+        "disable_connections": False,
+        **said,
+    }
+
+
+def cri(**said: Any) -> Document:
+    """The section with CDI, with its defaults since 2.0; it has tables, some with dots in their names."""
+    return {
+        "enable_cdi": True,
+        "cdi_spec_dirs": CDI_DIRECTORIES,
+        "disable_hugetlb_controller": True,
+        "sandbox_image": 'registry.example/pause:"3"',
+        "containerd": {
+            "default_runtime_name": "runc",
+            "runtimes": {"runc": {"runtime_type": "io.containerd.runc.v2", "options": {"SystemdCgroup": True}}},
+        },
+        "registry": {"mirrors": {"docker.io": {"endpoint": ["https://mirror.example"]}}, "configs": {}},
+        **said,
+    }
+
+
+def dump(release: str, nri_says: Document | None = None, cri_says: Document | None = None) -> Document:
+    """The dump of a release without a configuration file, but for what is given."""
+    validator = {"enable": False, "reject_oci_hook_adjustment": False, "required_plugins": []}
+    validator["tolerate_missing_plugins_annotation"] = ""
+    version, name, nri_section, cri_section = {
+        "1.7": (2, CRI_2, nri(disable=True), cri(enable_cdi=False)),
+        "2.0": (3, CRI_3, nri(), cri()),
+        "2.1": (3, CRI_3, nri(), cri()),
+        "2.2": (3, CRI_3, nri(default_validator=validator), cri()),
+        "2.3": (4, CRI_3, nri(default_validator=validator), cri()),
+    }[release]
+    return {
+        "version": version,
+        "root": "/var/lib/containerd",
+        "imports": [],
+        "disabled_plugins": [],
+        "plugins": {
+            name: cri_section | (cri_says or {}),
+            NRI: nri_section | (nri_says or {}),
+            "io.containerd.gc.v1.scheduler": {"mutation_threshold": 100, "startup_delay": "100ms"},
+        },
+    }
+
+
+def merge(release: str, into: Document, drop_in: Document) -> Document:
+    """What that release uses once the drop-in is imported: whole sections in 1.7, key by key since 2.0."""
+    if release == "1.7":
+        return into | {"plugins": into["plugins"] | drop_in["plugins"]}
+    return {key: _deep(value, drop_in[key]) if key in drop_in else value for key, value in into.items()}
+
+
+def _deep(old: Any, new: Any) -> Any:
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return new
+    return old | {key: _deep(old.get(key), value) for key, value in new.items()}

@@ -54,7 +54,8 @@ def prepares(inventory: Inventory, pairs: int, seed: int = 1) -> list[float]:
             gone = live.pop(choice.randrange(len(live)))
             simulation.run(Operation(unprepare=Unprepare(uid=gone)))
         wish = choice.choice(_WISHES)
-        request = Request(device=choice.choice(devices), cpus=choice.choice(_AMOUNTS), parameters=wish)
+        asked = {"device": choice.choice(devices), "cpus": choice.choice(_AMOUNTS), "parameters": wish}
+        request = Request.model_validate(asked)
         claim = Prepare(uid=f"claim-{number}", requests=[request])
         began = time.thread_time()
         simulation.prepare(claim)

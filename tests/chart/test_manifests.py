@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import yaml
-from dra_frontend.commands.provision_plan import plan, read_wishes
+from dra_frontend.commands.provision_plan import plan, read_requested
 from dra_frontend.machine.discovery import discover
 from numa_contract.config import Config
 
@@ -84,8 +84,8 @@ def test_the_frontend_reads_the_provisioning_file() -> None:
     (init,) = only(documents, "DaemonSet")["spec"]["template"]["spec"]["initContainers"]
     assert init["args"] == ["provision", "/etc/dra-driver-numa/hugepages.yaml"]
     text = next(d["data"]["hugepages.yaml"] for d in documents if "hugepages.yaml" in d.get("data", {}))
-    targets = plan(discover(captured("32intel64-2p8co2t+8ve")), read_wishes(yaml.safe_load(text), "hugepages.yaml"))
-    assert sum(target.wanted for target in targets) == 4
+    targets = plan(discover(captured("32intel64-2p8co2t+8ve")), read_requested(yaml.safe_load(text), "hugepages.yaml"))
+    assert sum(target.pages for target in targets) == 4
 
 
 def test_the_charts_readme_names_every_default_path() -> None:

@@ -13,8 +13,8 @@ import pytest
 from dra_frontend.allocation.claim import ClaimView, read_claim
 from dra_frontend.allocation.decide import make_record
 from dra_frontend.allocation.ledger import Ledger
-from dra_frontend.commands.provision import WAITS, Effort, provision
-from dra_frontend.commands.provision_plan import plan, read_wishes
+from dra_frontend.commands.provision import WAITS, provision
+from dra_frontend.commands.provision_plan import plan, read_requested
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.model import MemoryDevice
 from dra_frontend.devices.slices import slice_documents
@@ -290,9 +290,9 @@ class Kernel:
 
 def provisioned(limit: int, *wanted: dict[str, Any]) -> tuple[Kernel, list[int | None]]:
     """Returns what the kernel has in the end, and what is missing of each target."""
-    wishes = read_wishes({"kind": "HugePageProvision", "spec": {"pages": list(wanted)}}, "f")
+    requested = read_requested({"kind": "HugePageProvision", "spec": {"pages": list(wanted)}}, "f")
     kernel = Kernel(limit)
-    outcomes = provision(plan(host(), wishes), kernel, Effort(sum(WAITS) + 1, lambda: 0.0, lambda _: None))
+    outcomes = provision(plan(host(), requested), kernel, sum(WAITS) + 1, lambda: 0.0, lambda _: None)
     return kernel, [outcome.short for outcome in outcomes]
 
 
@@ -305,9 +305,9 @@ def test_peer_setup_a_node_is_honoured_on_machines_with_several() -> None:
 def test_peer_setup_the_remainder_does_not_pile_up_on_node_0() -> None:
     """One page each, from the lowest node on, over nodes that have memory."""
     nodes = {n: NumaNode(n, frozenset({n}), 8 * GIB * (n != 1), POOLS) for n in range(5)}
-    wishes = read_wishes({"kind": "HugePageProvision", "spec": {"pages": [{"size": "2M", "count": 7}]}}, "f")
-    targets = plan(replace(host(), numa_nodes=nodes), wishes)
-    assert {target.node: target.wanted for target in targets} == {0: 2, 2: 2, 3: 2, 4: 1}
+    requested = read_requested({"kind": "HugePageProvision", "spec": {"pages": [{"size": "2M", "count": 7}]}}, "f")
+    targets = plan(replace(host(), numa_nodes=nodes), requested)
+    assert {target.node: target.pages for target in targets} == {0: 2, 2: 2, 3: 2, 4: 1}
 
 
 def test_peer_setup_the_result_is_checked() -> None:
@@ -321,5 +321,5 @@ def test_peer_setup_every_page_size_and_spelling(size: str) -> None:
     """Not 2M and 1G alone: what the kernel has is what may be asked for."""
     sizes = {"64K": 64 << 10, "32Mi": 32 << 20, "512MB": 512 << 20, "hugepages-16777216kB": 16 << 30}
     found = host((HugepagePool(sizes[size], 0, 0),), 64 * GIB)
-    wishes = read_wishes({"kind": "HugePageProvision", "spec": {"pages": [{"size": size, "count": 2}]}}, "f")
-    assert {(t.node, t.page_bytes, t.wanted) for t in plan(found, wishes)} == {(n, sizes[size], 1) for n in (0, 1)}
+    requested = read_requested({"kind": "HugePageProvision", "spec": {"pages": [{"size": size, "count": 2}]}}, "f")
+    assert {(t.node, t.page_bytes, t.pages) for t in plan(found, requested)} == {(n, sizes[size], 1) for n in (0, 1)}

@@ -4,8 +4,8 @@
 import json
 
 import yaml
-from dra_frontend.commands.inspect import report
-from dra_frontend.commands.render import machine_table, structured
+from dra_frontend.commands.inspect import machine_table, report
+from dra_frontend.commands.output import structured
 from dra_frontend.machine.discovery import discover
 
 from tests.fakes.trees import captured, small_machine

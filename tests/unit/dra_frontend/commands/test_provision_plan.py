@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from dra_frontend.commands.provision_plan import plan, read_wishes
+from dra_frontend.commands.provision_plan import plan, read_requested
 from dra_frontend.machine.model import HugepagePool, Machine, NumaNode
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,8 +35,8 @@ def file(*pages: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 def planned(*files: dict[str, Any], on: Machine | None = None) -> dict[tuple[int, int], int]:
     """Pages by size and node."""
-    wishes = [wish for number, each in enumerate(files) for wish in read_wishes(each, f"{number}.yaml")]
-    return {(target.page_bytes, target.node): target.wanted for target in plan(on or host(), wishes)}
+    requested = [one for number, each in enumerate(files) for one in read_requested(each, f"{number}.yaml")]
+    return {(target.page_bytes, target.node): target.pages for target in plan(on or host(), requested)}
 
 
 def fault(*files: dict[str, Any], on: Machine | None = None) -> str:
@@ -103,7 +103,7 @@ def test_contradictions_are_refused() -> None:
         (file({"count": 2}), "spec.pages.0.size: Field required"),
         (file({"size": "2M", "count": -1}), "spec.pages.0.count: Input should be greater than or equal to 0"),
         (file({"size": "2M", "count": "2"}), "spec.pages.0.count: Input should be a valid integer"),
-        (file({"size": 2, "count": 2}), "spec.pages.0.size: Input should be a valid string"),
+        (file({"size": 2, "count": 2}), "spec.pages.0.size: must be a text such as 2Mi"),
         (file({"size": "2Q", "count": 2}), "spec.pages.0.size: '2Q' is none of the spellings"),
         (file({"size": "2M", "count": 2, "nodes": 1}), "spec.pages.0.nodes: unknown key"),
         (file({"size": "2M", "count": 2, "node": -1}), "spec.pages.0.node: Input should be greater"),

@@ -99,7 +99,7 @@ def test_every_mode_can_be_simulated() -> None:
     )["operations"]
     assert outcome[0] == {"uid": "a", "cpus": "2,5", "perRequest": {"r": "2,5"}}
     assert "CPU 2 is held by claim a" in outcome[1]["error"]
-    assert outcome[2]["error"] == "request request-0: device cpudev001 is one CPU, 2 are wanted"
+    assert outcome[2]["error"] == "device cpudev001 is one CPU, 2 are requested"
 
 
 @pytest.mark.parametrize("amount", [1, "1", 1.0, "1000m"])
@@ -107,8 +107,6 @@ def test_a_single_cpu_is_one_however_it_is_written(amount: Any) -> None:
     """Amounts are quantities, not texts."""
     (first,) = ran(prepare("a", request("cpudev002", amount)), cpu_device_mode="individual")["operations"]
     assert first["cpus"] == "2"
-    (wrong,) = ran(prepare("a", request("cpudev002", "one")), cpu_device_mode="individual")["operations"]
-    assert "request request-0: quantity 'one'" in wrong["error"]
 
 
 @pytest.mark.parametrize(("amount", "given"), [(0.5, 1), (1.5, 2), ("1500m", 2), ("2001m", 3), (2.0, 2), (None, 1)])
@@ -124,11 +122,11 @@ def test_the_pool_is_never_empty() -> None:
     assert ran(claimed, reserved_cpus=frozenset({0}))["pool"] == "0"
 
 
-@pytest.mark.parametrize("amount", [0, -1, -0.5, 4.5, "many", float("nan")])
+@pytest.mark.parametrize("amount", [0, -1, -0.5, 4.5])
 def test_an_amount_that_the_scheduler_would_not_give_is_an_outcome(amount: Any) -> None:
     """It is refused as prepare refuses it."""
     (first,) = ran(prepare("a", request("cpudevnuma000", amount)))["operations"]
-    assert "request-0" in first["error"] or "quantity" in first["error"]
+    assert "request-0" in first["error"]
 
 
 @pytest.mark.parametrize(
@@ -139,10 +137,16 @@ def test_an_amount_that_the_scheduler_would_not_give_is_an_outcome(amount: Any) 
         ({}, "operations: Field required"),
         ({"operations": [{}]}, "operations.0: must have exactly one of prepare and unprepare"),
         ({"operations": [{"unprepare": {}}]}, "operations.0.unprepare.uid: Field required"),
-        ({"operations": [{"prepare": {"uid": ["a"], "requests": []}}]}, "operations.0.prepare.uid: must be a text"),
         ({"operations": [{"prepare": "a"}]}, "operations.0.prepare: Input should be"),
-        ({"operations": [prepare("a", request("d", gold=1))]}, "requests.0.gold: unknown key"),
-        ({"operations": [prepare("../x", request("d", gold=1))]}, "requests.0.gold: unknown key"),
+        ({"operations": [prepare("a", request("d", gold=1))]}, "operations.0.prepare.requests.0.gold: unknown key"),
+        ({"operations": [{"unprepare": {"uid": 7}}]}, "operations.0.unprepare.uid: Input should be a valid string"),
+        ({"operations": [{"unprepare": {"uid": "../x"}}]}, "operations.0.unprepare.uid: UID '../x'"),
+        ({"operations": [prepare("b", request("d")), prepare("a")]}, "operations.1.prepare.requests: List should have"),
+        ({"operations": [{"prepare": {"uid": "a"}}]}, "operations.0.prepare.requests: Field required"),
+        ({"operations": [prepare("a", request("d", True))]}, "requests.0.cpus: must be a quantity"),
+        ({"operations": [prepare("a", request("d", "many"))]}, "requests.0.cpus: quantity 'many'"),
+        ({"operations": [prepare("a", request("d", float("nan")))]}, "requests.0.cpus: quantity 'nan'"),
+        ({"operations": [prepare("a", request(""))]}, "requests.0.device: String should have at least 1 character"),
     ],
 )
 def test_a_bad_file_is_refused_by_name(document: Any, text: str) -> None:
@@ -150,28 +154,6 @@ def test_a_bad_file_is_refused_by_name(document: Any, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_operations(document, "claims.yaml")
     assert text in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("operation", "uid", "text"),
-    [
-        ({"unprepare": {"uid": 7}}, "7", 'unprepare.uid: must be a text, write it in quotes: "7"'),
-        ({"unprepare": {"uid": "../x"}}, "../x", "unprepare.uid: UID '../x'"),
-        ({"unprepare": {"uid": ""}}, "", "unprepare.uid: UID ''"),
-        (prepare("a"), "a", "prepare.requests: List should have at least 1 item"),
-        ({"prepare": {"uid": "a"}}, "a", "prepare.requests: Field required"),
-        (prepare("a", request("d", True)), "a", "prepare.requests.0.cpus"),
-        (prepare("a", request("")), "a", "prepare.requests.0.device: String should have at least 1 character"),
-    ],
-)
-def test_an_operation_that_is_unusable_does_not_stop_the_others(operation: Any, uid: str, text: str) -> None:
-    """It has an entry of its own, as one that is refused."""
-    first, second, third = ran(
-        prepare("b", request("cpudevnuma000")), operation, prepare("c", request("cpudevnuma001"))
-    )["operations"]
-    assert (first["cpus"], third["cpus"]) == ("0", "6")
-    assert second["uid"] == uid
-    assert text in second["error"]
 
 
 @pytest.fixture

@@ -1,18 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``dra-frontend inspect`` tells of a machine, as plain values for JSON and YAML."""
+"""What ``dra-frontend inspect`` shows of a machine: plain values for JSON and YAML, a table for people. Pure."""
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from numa_contract.cpuset import format_cpu_list
+from numa_contract.pagesize import kubernetes_page_size
 
-from dra_frontend.machine.model import CoreType, Cpu, Machine
+from dra_frontend.commands.output import table
+from dra_frontend.machine.model import CoreType, Cpu, HugepagePool, Machine, NumaNode
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def report(machine: Machine) -> dict[str, Any]:
     """Returns the report. The first five keys have the form of the captured machines' expectations; CPUs are ids."""
     nodes = [node for node in machine.numa_nodes.values() if node.online]
+
+    def pools(pages: Callable[[HugepagePool], int]) -> dict[str, dict[str, int]]:
+        return {str(node.id): {str(pool.page_bytes): pages(pool) for pool in node.hugepages} for node in nodes}
+
+    totals = pools(lambda pool: pool.total)
     return {
         "cpus": sorted(machine.cpus),
         "cores": _groups(machine, lambda cpu: cpu.core),
@@ -23,7 +32,7 @@ def report(machine: Machine) -> dict[str, Any]:
                 "id": node.id,
                 "cpus": sorted(node.cpus),
                 "memoryBytes": node.memory_bytes,
-                "hugepages": {str(pool.page_bytes): pool.total for pool in node.hugepages},
+                "hugepages": totals[str(node.id)],
             }
             for node in nodes
         ],
@@ -34,17 +43,11 @@ def report(machine: Machine) -> dict[str, Any]:
         "offlineNumaNodes": {
             str(node.id): sorted(node.cpus) for node in machine.numa_nodes.values() if not node.online
         },
-        "coreTypes": {
-            kind.value: cpus
-            for kind in CoreType
-            if (cpus := sorted(cpu.id for cpu in machine.cpus.values() if cpu.core_type == kind))
-        },
+        "coreTypes": {kind.value: cpus for kind, cpus in _core_types(machine) if cpus},
         "packageIds": sorted({cpu.package for cpu in machine.cpus.values()}),
         "l3Ids": {str(cpu.l3): cpu.l3_id for cpu in machine.cpus.values() if cpu.l3 is not None},
-        "hugepagesFree": {str(node.id): {str(pool.page_bytes): pool.free for pool in node.hugepages} for node in nodes},
-        "hugepagesSurplus": {
-            str(node.id): {str(pool.page_bytes): pool.surplus for pool in node.hugepages} for node in nodes
-        },
+        "hugepagesFree": pools(lambda pool: pool.free),
+        "hugepagesSurplus": pools(lambda pool: pool.surplus),
         "pcieRoots": {name: format_cpu_list(cpus) for name, cpus in machine.pcie_roots.items()},
         "distances": {str(node.id): {str(other): value for other, value in node.distances.items()} for node in nodes},
     }
@@ -56,3 +59,53 @@ def _groups(machine: Machine, key: Callable[[Cpu], Hashable]) -> list[list[int]]
         if key(cpu) is not None:
             groups[key(cpu)].append(cpu.id)
     return sorted(sorted(group) for group in groups.values())
+
+
+def _core_types(machine: Machine) -> list[tuple[CoreType, list[int]]]:
+    return [(kind, sorted(cpu.id for cpu in machine.cpus.values() if cpu.core_type == kind)) for kind in CoreType]
+
+
+def machine_table(machine: Machine) -> str:
+    """Returns a machine for a person: a summary, then one row for each NUMA node."""
+    nodes = list(machine.numa_nodes.values())
+    sizes = sorted({pool.page_bytes for node in nodes for pool in node.hugepages})
+    pages = [f"{kubernetes_page_size(size)} FREE/TOTAL" for size in sizes]
+    header = ["NODE", "CPUS", "CORES", "L3", "MEMORY", *pages, "DISTANCES"]
+    lines = [f"{name + ':':<12}{value}" for name, value in _summary(machine) if value]
+    return "\n".join([*lines, "", table([header, *(_row(machine, node, sizes) for node in nodes)])])
+
+
+def _summary(machine: Machine) -> Iterable[tuple[str, str]]:
+    cores, packages = (_groups(machine, key) for key in (lambda cpu: cpu.core, lambda cpu: cpu.package))
+    counts = [
+        f"{len(found)} {name}{'s'[len(found) == 1 :]}" for found, name in ((packages, "package"), (cores, "core"))
+    ]
+    kinds = [f"{kind.value} {format_cpu_list(cpus)}" for kind, cpus in _core_types(machine) if cpus]
+    yield "CPUs", f"{len(machine.cpus)} online ({format_cpu_list(machine.cpus)})"
+    yield "Topology", f"{', '.join(counts)}, SMT {'on' if machine.smt else 'off'}"
+    yield "Core types", "" if kinds[0].startswith(CoreType.STANDARD) else ", ".join(kinds)
+    yield "Offline", format_cpu_list(machine.offline)
+    yield "Isolated", format_cpu_list(machine.isolated)
+    yield "Memory", _size(sum(node.memory_bytes for node in machine.numa_nodes.values()))
+    yield "Base page", _size(machine.base_page_bytes)
+
+
+def _row(machine: Machine, node: NumaNode, sizes: Sequence[int]) -> list[object]:
+    cpus = [machine.cpus[cpu] for cpu in node.cpus]
+    pools = {pool.page_bytes: pool for pool in node.hugepages}
+    return [
+        node.id,
+        format_cpu_list(node.cpus) or "-",
+        len({cpu.core for cpu in cpus}),
+        len({cpu.l3 for cpu in cpus} - {None}),
+        _size(node.memory_bytes) if node.online else "offline",
+        *(f"{pools[size].free}/{pools[size].total}" if size in pools else "-" for size in sizes),
+        " ".join(f"{other}:{distance}" for other, distance in node.distances.items()) or "-",
+    ]
+
+
+def _size(amount: int) -> str:
+    """Returns bytes with one decimal, cut and not rounded, so that nothing looks larger than it is."""
+    unit = min(max(amount.bit_length() - 1, 0) // 10, len(_UNITS) - 1)
+    tenths = amount * 10 >> (10 * unit)
+    return f"{tenths // 10}{f'.{tenths % 10}' if tenths % 10 else ''} {_UNITS[unit]}"

@@ -1,37 +1,97 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings the hugepage pools of a machine to what is planned, and tells what the kernel really gave. Core.
+"""Brings the kernel's hugepage pools to what is planned, and reports what the kernel really allocated.
 
-The kernel gives what it finds at that moment and calls that success: each write is followed by a look.
+The kernel allocates what it finds at that moment and calls that success: each write is followed by a read. Only
+``dra-frontend provision`` writes to sysfs.
 """
 
+import errno
+import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Protocol
 
-from numa_contract.pagesize import kubernetes_page_size
+from numa_contract.pagesize import kubernetes_page_size, sysfs_page_size
 
+from dra_frontend.commands.output import table
 from dra_frontend.commands.provision_plan import Target
-from dra_frontend.commands.render import columns
-from dra_frontend.machine.file_tree import HostTreeError
+from dra_frontend.machine.file_tree import HostTreeError, Reader
+from dra_frontend.machine.memory import NODE_DIRECTORY
+from dra_frontend.node.host_tree import HostTree
 
-# Between compactions of a node that gives nothing any more: what is in the way is mostly written back or freed soon.
+# Between compactions of a node that yields nothing any more: what is in the way is mostly written back or freed soon.
 WAITS: Final = (0.2, 0.5, 1.0, 2.0)
-# The kernel does not look at the clock while it allocates, so that it is asked for so much at a time.
+# The kernel does not look at the clock while it allocates, so it is asked for so much at a time.
 STEP_BYTES: Final = 8 << 30
+_WHOLE_MACHINE: Final = "/sys/kernel/mm/hugepages"
+_COMPACT_ALL: Final = "/proc/sys/vm/compact_memory"
 
 
 class Pools(Protocol):
-    """The hugepage pools of a machine. All raise HostTreeError, ``compact`` nothing."""
+    """The hugepage pools of a machine. ``pages`` and ``resize`` raise HostTreeError."""
+
+    def pages(self, node: int, page_bytes: int) -> int: ...
+    def resize(self, node: int, page_bytes: int, pages: int) -> None: ...
+    def compact(self, node: int) -> None: ...
+
+
+class KernelPools:
+    """The pools in sysfs below a root."""
+
+    def __init__(self, tree: HostTree) -> None:
+        self._tree = tree
+        self._reader = Reader(tree)
 
     def pages(self, node: int, page_bytes: int) -> int:
-        """Returns the pages of a pool, those excluded that vanish with their user (surplus)."""
+        """Returns the pages of a pool, without surplus ones, which vanish with their user."""
+        directory = self._directory(node, page_bytes)
+        total = self._reader.integer(f"{directory}/nr_hugepages")
+        if total is None:
+            raise HostTreeError(f"{directory}/nr_hugepages", "is missing")
+        return total - (self._reader.integer(f"{directory}/surplus_hugepages") or 0)
 
     def resize(self, node: int, page_bytes: int, pages: int) -> None:
-        """Asks the kernel for a pool of so many pages."""
+        """Asks for a pool of so many pages."""
+        path = f"{self._directory(node, page_bytes)}/nr_hugepages"
+        try:
+            self._write(path, str(pages))
+        except OSError as error:
+            raise HostTreeError(path, write_fault(error, page_bytes)) from error
 
     def compact(self, node: int) -> None:
-        """Lets the kernel bring free memory of the node together, if it can be asked."""
+        """Compacts the node, or all of them on kernels that have no such file, or nothing where neither may be had."""
+        for path in (f"{NODE_DIRECTORY}/node{node}/compact", _COMPACT_ALL):
+            try:
+                self._write(path, "1")
+            except OSError:
+                continue
+            return
+
+    def _directory(self, node: int, page_bytes: int) -> str:
+        per_node = f"{NODE_DIRECTORY}/node{node}/hugepages"
+        base = _WHOLE_MACHINE if self._reader.all_names(per_node) is None else per_node
+        return f"{base}/{sysfs_page_size(page_bytes)}"
+
+    def _write(self, path: str, text: str) -> None:
+        # Never creates a file: in a captured tree, too, what the kernel does not have is not there.
+        descriptor = os.open(Path(self._tree.real(path)), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, f"{text}\n".encode())
+        finally:
+            os.close(descriptor)
+
+
+def write_fault(error: OSError, page_bytes: int) -> str:
+    """Returns why a pool cannot be resized, and what to do about it."""
+    reason = f"cannot be written: {error.strerror}"
+    if error.errno == errno.EINVAL:
+        size = kubernetes_page_size(page_bytes)
+        return f"{reason}; this kernel allocates pages of {size} at boot only (hugepagesz= and hugepages=)"
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return f"{reason}; run as root with the host's {NODE_DIRECTORY} mounted read-write"
+    return reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +100,7 @@ class Outcome:
 
     target: Target
     before: int
-    got: int | None
+    got: int | None = None
     """None when nothing was tried."""
     problem: str = ""
     """Why the kernel could not be asked."""
@@ -48,58 +108,35 @@ class Outcome:
     @property
     def short(self) -> int | None:
         """Returns the pages that are missing; None when nothing was tried."""
-        return None if self.got is None else max(0, self.target.wanted - self.got)
-
-    @property
-    def failed(self) -> bool:
-        """Tells whether the target was missed, by however little."""
-        return bool(self.short or self.problem)
-
-
-@dataclass(slots=True)
-class Effort:
-    """How long may be tried."""
-
-    seconds: float
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-    _end: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        """The time runs from now on."""
-        self._end = self.now() + self.seconds
-
-    def left(self) -> bool:
-        """Tells whether there is time for another try."""
-        return self.now() < self._end
-
-    def wait(self, seconds: float) -> bool:
-        """Waits; returns False at once when the time would be over by then."""
-        if self.now() + seconds > self._end:
-            return False
-        self.sleep(seconds)
-        return True
+        return None if self.got is None else max(0, self.target.pages - self.got)
 
 
 def preview(targets: Sequence[Target], pools: Pools) -> list[Outcome]:
-    """Returns what there is and what is wanted; touches nothing."""
-    return [Outcome(target, pools.pages(target.node, target.page_bytes), None) for target in targets]
+    """Returns what there is and what is requested; touches nothing."""
+    return [Outcome(target, pools.pages(target.node, target.page_bytes)) for target in targets]
 
 
-def provision(targets: Sequence[Target], pools: Pools, effort: Effort) -> list[Outcome]:
-    """Brings every pool to its target as far as the kernel can; pools that have it are not touched.
+def provision(
+    targets: Sequence[Target],
+    pools: Pools,
+    seconds: float,
+    now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[Outcome]:
+    """Brings every pool to its target as far as the kernel can, within ``seconds``; a pool that has it is not touched.
 
     A pool that cannot be written does not keep the others from theirs.
     """
+    end = now() + seconds
     before = {target: pools.pages(target.node, target.page_bytes) for target in targets}
     problems: dict[Target, str] = {}
     # What shrinks makes room for the rest, and large pages need the memory that is in one piece.
-    for target in sorted(targets, key=lambda each: (before[each] < each.wanted, -each.page_bytes)):
+    for target in sorted(targets, key=lambda each: (before[each] < each.pages, -each.page_bytes)):
         try:
-            if before[target] > target.wanted:
-                pools.resize(target.node, target.page_bytes, target.wanted)
-            elif before[target] < target.wanted:
-                _grow(target, pools, effort)
+            if before[target] > target.pages:
+                pools.resize(target.node, target.page_bytes, target.pages)
+            elif before[target] < target.pages:
+                _grow(target, pools, lambda: end - now(), sleep)
         except HostTreeError as error:
             problems[target] = str(error)
     return [
@@ -108,12 +145,12 @@ def provision(targets: Sequence[Target], pools: Pools, effort: Effort) -> list[O
     ]
 
 
-def _grow(target: Target, pools: Pools, effort: Effort) -> None:
+def _grow(target: Target, pools: Pools, left: Callable[[], float], sleep: Callable[[float], None]) -> None:
     step = max(1, STEP_BYTES // target.page_bytes)
     waits = iter(WAITS)
     has = pools.pages(target.node, target.page_bytes)
-    while has < target.wanted and effort.left():
-        pools.resize(target.node, target.page_bytes, min(target.wanted, has + step))
+    while has < target.pages and left() > 0:
+        pools.resize(target.node, target.page_bytes, min(target.pages, has + step))
         had, has = has, pools.pages(target.node, target.page_bytes)
         if has > had:
             continue
@@ -121,19 +158,20 @@ def _grow(target: Target, pools: Pools, effort: Effort) -> None:
         if wait is None:
             return
         pools.compact(target.node)
-        if not effort.wait(wait):
+        if wait > left():
             return
+        sleep(wait)
 
 
 def report(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Returns the outcomes as plain values."""
-    missing = [outcome.short for outcome in outcomes if outcome.short is not None]
+    missing = [outcome.short for outcome in outcomes]
     return {
         "pages": [
             {
                 "pageSize": kubernetes_page_size(outcome.target.page_bytes),
                 "node": outcome.target.node,
-                "asked": outcome.target.wanted,
+                "asked": outcome.target.pages,
                 "before": outcome.before,
                 "got": outcome.got,
                 "short": outcome.short,
@@ -141,25 +179,16 @@ def report(outcomes: Sequence[Outcome]) -> dict[str, Any]:
             }
             for outcome in outcomes
         ],
-        "short": sum(missing) if len(missing) == len(outcomes) else None,
+        "short": None if None in missing else sum(filter(None, missing)),
     }
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
-    """Returns the outcomes for a person, one row for each page size and node."""
+def report_table(told: dict[str, Any]) -> str:
+    """Returns a report for a person, one row for each page size and node."""
     rows = [["SIZE", "NODE", "ASKED", "BEFORE", "GOT", ""]]
-    for outcome in outcomes:
-        size, got = kubernetes_page_size(outcome.target.page_bytes), outcome.got
-        rows.append(
-            [
-                *map(str, (size, outcome.target.node, outcome.target.wanted, outcome.before)),
-                "-" if got is None else str(got),
-                _remark(outcome),
-            ]
-        )
-    return "\n".join(columns(rows))
-
-
-def _remark(outcome: Outcome) -> str:
-    short = f"short by {outcome.short}" if outcome.short else ""
-    return ": ".join(filter(None, (short, outcome.problem)))
+    for entry in told["pages"]:
+        short = f"short by {entry['short']}" if entry["short"] else ""
+        remark = ": ".join(filter(None, (short, entry.get("problem"))))
+        got = "-" if entry["got"] is None else entry["got"]
+        rows.append([entry["pageSize"], entry["node"], entry["asked"], entry["before"], got, remark])
+    return table(rows)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugepages that an operator wants: ``HugePageProvision`` files, and how many pages each NUMA node shall have. Core."""
+"""``HugePageProvision`` files, and how many pages each NUMA node shall have by them. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,21 +9,22 @@ from numa_contract.config import ConfigError, faults_of
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.errors import MalformedError
 from numa_contract.pagesize import kubernetes_page_size, parse_page_size
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from dra_frontend.machine.model import LOCAL_TIER, Machine, NumaNode
+from dra_frontend.machine.model import LOCAL_TIER, Machine
 
 
-def _page_size(text: str) -> str:
+def _page_bytes(size: object) -> int:
+    if not isinstance(size, str):
+        raise ValueError("must be a text such as 2Mi")
     try:
-        parse_page_size(text)
+        return parse_page_size(size)
     except MalformedError as error:
-        raise ValueError(f"{text!r} {error.reason}") from error
-    return text
+        raise ValueError(f"{size!r} {error.reason}") from error
 
 
-PageSize = Annotated[str, AfterValidator(_page_size)]
+PageSize = Annotated[int, BeforeValidator(_page_bytes)]
 
 
 class _Input(BaseModel):
@@ -38,9 +39,7 @@ class Pages(_Input):
     node: Annotated[int, Field(ge=0)] | None = None
 
 
-class Spec(_Input):
-    """What is wanted."""
-
+class _Spec(_Input):
     pages: list[Pages]
     default_hugepages_size: Annotated[PageSize | None, Field(alias="defaultHugepagesSize")] = None
     """A boot parameter of the kernel: accepted, and of no effect on a machine that runs."""
@@ -50,19 +49,12 @@ class _File(_Input):
     kind: Literal["HugePageProvision"]
     api_version: str = ""
     metadata: dict[str, Any] = Field(default_factory=dict)
-    spec: Spec
+    spec: _Spec
     status: dict[str, Any] = Field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """One entry of a file."""
-
-    source: str
-    """File and place in it."""
-    page_bytes: int
-    count: int
-    node: int | None
+Requested = tuple[str, Pages]
+"""Where it is requested, file and place in it, and what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,65 +63,52 @@ class Target:
 
     page_bytes: int
     node: int
-    wanted: int
+    pages: int
     source: str
 
 
-def read_wishes(document: Any, source: str) -> list[Wish]:
+def read_requested(document: Any, source: str) -> list[Requested]:
     """Returns the entries of one file; raises ConfigError naming every fault."""
     try:
-        spec = _File.model_validate(document).spec
+        pages = _File.model_validate(document).spec.pages
     except ValidationError as error:
         raise ConfigError(source, faults_of(error)) from error
-    return [
-        Wish(f"{source}: spec.pages.{index}", parse_page_size(pages.size), pages.count, pages.node)
-        for index, pages in enumerate(spec.pages)
-    ]
+    return [(f"{source}: spec.pages.{index}", one) for index, one in enumerate(pages)]
 
 
-def plan(machine: Machine, wishes: Iterable[Wish]) -> list[Target]:
-    """Returns the targets of all wishes together, by page size and node; raises ConfigError where they cannot be.
+def plan(machine: Machine, requested: Iterable[Requested]) -> list[Target]:
+    """Returns the targets of all entries together, by page size and node; raises ConfigError where they cannot be.
 
-    A wish without a node is split evenly, the remainder going to the lowest nodes; memory without CPUs (CXL, HBM) takes
-    part only where there is no other.
+    An entry without a node is split evenly, the remainder going to the lowest nodes; memory without CPUs (CXL, HBM)
+    takes part only where there is no other.
     """
     targets: dict[tuple[int, int], Target] = {}
-    for wish in wishes:
-        for target in _targets(machine, wish):
-            key = (target.page_bytes, target.node)
-            other = targets.setdefault(key, target)
-            if other.wanted != target.wanted:
-                reason = (
-                    f"{target.wanted} pages of {kubernetes_page_size(target.page_bytes)} on node {target.node}, but "
-                    f"{other.source} says {other.wanted}; leave one of them out"
-                )
-                raise ConfigError(target.source, [reason])
+    for target in (target for source, pages in requested for target in _targets(machine, source, pages)):
+        other = targets.setdefault((target.page_bytes, target.node), target)
+        if other.pages != target.pages:
+            what = f"{target.pages} pages of {kubernetes_page_size(target.page_bytes)} on node {target.node}"
+            reason = f"{what}, but {other.source} says {other.pages}; leave one of them out"
+            raise ConfigError(target.source, [reason])
     _check_memory(machine, list(targets.values()))
     return [targets[key] for key in sorted(targets)]
 
 
-def _targets(machine: Machine, wish: Wish) -> list[Target]:
+def _targets(machine: Machine, source: str, pages: Pages) -> list[Target]:
     sizes = {pool.page_bytes for node in machine.numa_nodes.values() for pool in node.hugepages}
-    if wish.page_bytes not in sizes:
+    if pages.size not in sizes:
         known = ", ".join(map(kubernetes_page_size, sorted(sizes))) or "none"
-        raise ConfigError(
-            wish.source, [f"this kernel has no pages of {kubernetes_page_size(wish.page_bytes)}; it has {known}"]
-        )
-    nodes = [node for node in machine.numa_nodes.values() if node.online and node.memory_bytes]
+        raise ConfigError(source, [f"this kernel has no pages of {kubernetes_page_size(pages.size)}; it has {known}"])
+    nodes = {node.id: node for node in machine.numa_nodes.values() if node.online and node.memory_bytes}
     if not nodes:
-        raise ConfigError(wish.source, ["no NUMA node of this machine has memory"])
-    if wish.node is None:
-        return _split(wish, [node for node in nodes if node.tier == LOCAL_TIER] or nodes)
-    if wish.node not in {node.id for node in nodes}:
-        known = format_cpu_list(node.id for node in nodes)
-        raise ConfigError(wish.source, [f"there is no NUMA node {wish.node} with memory; there are {known}"])
-    return [Target(wish.page_bytes, wish.node, wish.count, wish.source)]
-
-
-def _split(wish: Wish, nodes: Sequence[NumaNode]) -> list[Target]:
-    each, rest = divmod(wish.count, len(nodes))
-    ids = sorted(node.id for node in nodes)
-    return [Target(wish.page_bytes, node, each + (place < rest), wish.source) for place, node in enumerate(ids)]
+        raise ConfigError(source, ["no NUMA node of this machine has memory"])
+    if pages.node is not None and pages.node not in nodes:
+        raise ConfigError(
+            source, [f"there is no NUMA node {pages.node} with memory; there are {format_cpu_list(nodes)}"]
+        )
+    local = [number for number, node in nodes.items() if node.tier == LOCAL_TIER]
+    ids = sorted(local or nodes) if pages.node is None else [pages.node]
+    each, rest = divmod(pages.count, len(ids))
+    return [Target(pages.size, number, each + (place < rest), source) for place, number in enumerate(ids)]
 
 
 def _check_memory(machine: Machine, targets: Sequence[Target]) -> None:
@@ -140,7 +119,7 @@ def _check_memory(machine: Machine, targets: Sequence[Target]) -> None:
     for node in machine.numa_nodes.values():
         own = [target for target in targets if target.node == node.id]
         sizes = {target.page_bytes for target in own}
-        wanted = sum(target.wanted * target.page_bytes for target in own)
+        wanted = sum(target.pages * target.page_bytes for target in own)
         present = sum(pool.total * pool.page_bytes for pool in node.hugepages if pool.page_bytes not in sizes)
         if own and wanted + present > node.memory_bytes:
             sources = ", ".join(dict.fromkeys(target.source for target in own))

@@ -1,20 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What would happen: prepares and unprepares by the code that the kubelet's calls run through, touching nothing."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from fractions import Fraction
 from typing import Annotated, Any, Final
 
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import ConfigError, faults_of
 from numa_contract.cpuset import format_cpu_list
-from numa_contract.errors import MalformedError
 from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, ClaimKey, check_uid
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from dra_frontend.allocation.claim import ClaimRefusal, read_claim
 from dra_frontend.allocation.decide import Refusal, make_record
-from dra_frontend.allocation.errors import RefusedError
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import CpuDevice
@@ -24,13 +22,13 @@ NODE: Final = "simulated"
 _WHOLE_KEYS: Final = frozenset({"apiVersion", "cpuConfig", "memoryConfig", "kind"})
 
 
-def _text(value: object) -> object:
-    if not isinstance(value, str):
-        raise ValueError(f'must be a text, write it in quotes: "{value}"')
-    return value
+def _amount(value: Any) -> Fraction:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("must be a quantity, such as 4 or 1500m")
+    return parse_quantity(value)
 
 
-Uid = Annotated[str, BeforeValidator(_text), AfterValidator(check_uid)]
+Uid = Annotated[str, AfterValidator(check_uid)]
 
 
 class _Input(BaseModel):
@@ -41,7 +39,7 @@ class Request(_Input):
     """One allocation result, as the scheduler would make it."""
 
     device: Annotated[str, Field(min_length=1)]
-    cpus: int | float | str | None = None
+    cpus: Annotated[Fraction, BeforeValidator(_amount)] | None = None
     """Amount of a shared device, settled by its request policy as the scheduler does."""
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")] | None = None
     parameters: dict[str, Any] | None = None
@@ -78,41 +76,12 @@ class _Operations(_Input):
     operations: list[Operation]
 
 
-@dataclass(frozen=True, slots=True)
-class Unusable:
-    """A step that cannot be carried out as it is written, whatever the node is like."""
-
-    uid: str
-    error: str
-
-
-def read_operations(document: Any, source: str) -> list[Operation | Unusable]:
-    """Returns the operations of a claims file; raises ConfigError naming every fault of a file that is not understood.
-
-    An operation is not understood when it has unknown keys or no UID to name it by.
-    """
+def read_operations(document: Any, source: str) -> list[Operation]:
+    """Returns the operations of a claims file; raises ConfigError naming every fault with its place."""
     try:
-        return [*_Operations.model_validate(document).operations]
+        return _Operations.model_validate(document).operations
     except ValidationError as error:
-        faults = error.errors(include_url=False, include_context=False)
-        if any(fault["type"] == "extra_forbidden" or not _is_named(document, fault["loc"]) for fault in faults):
-            raise ConfigError(source, faults_of(error)) from error
-        return [_read(entry) for entry in document["operations"]]
-
-
-def _is_named(document: Any, place: tuple[int | str, ...]) -> bool:
-    """Tells whether a fault lies in an operation that has a UID, however bad."""
-    if len(place) < len(("operations", 0, "prepare", "uid")):
-        return False
-    return isinstance(document["operations"][place[1]][place[2]].get("uid"), str | int | float)
-
-
-def _read(entry: Mapping[str, Any]) -> Operation | Unusable:
-    try:
-        return Operation.model_validate(entry)
-    except ValidationError as error:
-        wanted = next(inner for inner in entry.values() if inner is not None)
-        return Unusable(str(wanted["uid"]), "; ".join(faults_of(error)))
+        raise ConfigError(source, faults_of(error)) from error
 
 
 class Simulation:
@@ -122,23 +91,21 @@ class Simulation:
         self._inventory = inventory
         self._files: dict[ClaimKey, ClaimFile] = {}
 
-    def run(self, operation: Operation | Unusable) -> dict[str, Any]:
+    def run(self, operation: Operation) -> dict[str, Any]:
         """Returns the outcome of one step."""
-        if isinstance(operation, Unusable):
-            return {"uid": operation.uid, "error": operation.error}
         if operation.prepare is not None:
             return self.prepare(operation.prepare)
-        if operation.unprepare is not None:
-            self._files.pop((CPU_DRIVER, operation.unprepare.uid), None)
-            return {"uid": operation.unprepare.uid}
-        raise AssertionError("the model has exactly one of both")
+        uid = operation.unprepare.uid if operation.unprepare else ""
+        self._files.pop((CPU_DRIVER, uid), None)
+        return {"uid": uid}
 
     def prepare(self, wanted: Prepare) -> dict[str, Any]:
         """Returns the CPUs of a claim, or why it has none."""
-        try:
-            claim = read_claim(self._document(wanted))
-        except RefusedError as error:
-            return {"uid": wanted.uid, "error": str(error)}
+        for request in wanted.requests:
+            device = self._inventory.device(CPU_DRIVER, NODE, request.device)
+            if isinstance(device, CpuDevice) and device.capacity is None and request.cpus not in (None, 1):
+                return {"uid": wanted.uid, "error": f"device {device.name} is one CPU, {request.cpus} are requested"}
+        claim = read_claim(self._document(wanted))
         if isinstance(claim, ClaimRefusal):
             return {"uid": wanted.uid, "error": claim.text}
         record = make_record(claim, CPU_DRIVER, self._inventory, Ledger(self._files))
@@ -158,35 +125,24 @@ class Simulation:
 
     def _document(self, wanted: Prepare) -> dict[str, Any]:
         """Returns the claim as the scheduler leaves it in the API server."""
-        names = [request.name or f"request-{index}" for index, request in enumerate(wanted.requests)]
-        named = list(zip(names, wanted.requests, strict=True))
+        named = [(request.name or f"request-{index}", request) for index, request in enumerate(wanted.requests)]
         devices = {
-            "results": [self._result(wanted.uid, index, *pair) for index, pair in enumerate(named)],
+            "results": [self._result(f"{wanted.uid}-{index}", *pair) for index, pair in enumerate(named)],
             "config": _configs(named),
         }
+        pod = {"resource": "pods", "uid": f"pod-{wanted.uid}", "name": f"pod-{wanted.uid}"}
         return {
             "metadata": {"uid": wanted.uid, "namespace": NODE, "name": wanted.uid},
-            "status": {
-                "allocation": {"devices": devices},
-                "reservedFor": [{"resource": "pods", "uid": f"pod-{wanted.uid}", "name": f"pod-{wanted.uid}"}],
-            },
+            "status": {"allocation": {"devices": devices}, "reservedFor": [pod]},
         }
 
-    def _result(self, uid: str, index: int, name: str, request: Request) -> dict[str, Any]:
+    def _result(self, share: str, name: str, request: Request) -> dict[str, Any]:
         result = {"request": name, "driver": CPU_DRIVER, "pool": NODE, "device": request.device}
         device = self._inventory.device(CPU_DRIVER, NODE, request.device)
-        if not isinstance(device, CpuDevice):
+        if not isinstance(device, CpuDevice) or device.capacity is None:
             return result
-        try:
-            asked = None if request.cpus is None else parse_quantity(request.cpus)
-        except MalformedError as error:
-            raise RefusedError(f"request {name}: {error}") from error
-        if device.capacity is None:
-            if asked not in (None, 1):
-                raise RefusedError(f"request {name}: device {device.name} is one CPU, {request.cpus} are wanted")
-            return result
-        amount = format_quantity(device.capacity.consumed(asked))
-        return {**result, "shareID": f"{uid}-{index}", "consumedCapacity": {CPU_CAPACITY: amount}}
+        amount = format_quantity(device.capacity.consumed(request.cpus))
+        return {**result, "shareID": share, "consumedCapacity": {CPU_CAPACITY: amount}}
 
 
 def _configs(named: Sequence[tuple[str, Request]]) -> list[dict[str, Any]]:
@@ -200,7 +156,7 @@ def _configs(named: Sequence[tuple[str, Request]]) -> list[dict[str, Any]]:
     return configs
 
 
-def simulate(inventory: Inventory, operations: Sequence[Operation | Unusable]) -> dict[str, Any]:
+def simulate(inventory: Inventory, operations: Sequence[Operation]) -> dict[str, Any]:
     """Runs operations one after another; returns an outcome for each, and the shared pool at the end."""
     simulation = Simulation(inventory)
     return {"operations": [simulation.run(operation) for operation in operations], "pool": simulation.pool()}

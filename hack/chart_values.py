@@ -51,7 +51,7 @@ class Component(Values):
 
     image: Image
     port: Port
-    """TCP port of /metrics, /healthz and /readyz in the pod's own network namespace."""
+    """TCP port in the pod's own network namespace."""
     resources: Resources
     extra_args: list[str]
     extra_env: list[Kubernetes]
@@ -80,11 +80,27 @@ class Rbac(Values):
     create: bool
 
 
-class AdmissionPolicy(Values):
-    """What RBAC cannot say."""
+class Switch(Values):
+    """Something that is on or off."""
 
     enabled: bool
-    """Let the driver's service account write slices of its own node only (ValidatingAdmissionPolicy)."""
+
+
+class TolerateMissing(Switch):
+    """Who may start pods without the plugin, where the runtime requires it."""
+
+    namespaces: list[Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]]
+    """Beside the driver's own."""
+
+
+class AdmissionPolicy(Values):
+    """What RBAC cannot say, as ValidatingAdmissionPolicies."""
+
+    enabled: bool
+    """Let the driver's service account write slices of its own node only, and Events about it and pods."""
+    parameters: Switch
+    """Check the opaque parameters of claims, templates and classes."""
+    tolerate_missing: TolerateMissing
 
 
 class RollingUpdate(Values):
@@ -162,11 +178,11 @@ class HugePageProvision(Values):
     pages: list[HugePages]
 
 
-class KubeletManagers(Values):
-    """Whether the kubelet pins containers, too."""
+class HostHugepages(Values):
+    """Hugepages that host processes hold."""
 
     detect: bool
-    """Mount the kubelet's cpu_manager_state, which must exist on every node."""
+    """Mount the node's cgroup tree into the frontend, read-only."""
 
 
 class NetworkPolicy(Values):
@@ -176,6 +192,10 @@ class NetworkPolicy(Values):
     metrics_from: list[Kubernetes]
     """Peers that may read metrics; empty: everybody."""
     api_server_ports: Annotated[list[Port], Field(min_length=1)]
+    api_server_cidrs: Annotated[
+        list[Annotated[str, Field(pattern=r"^[0-9a-fA-F:.]+/[0-9]{1,3}$")]], Field(alias="apiServerCIDRs")
+    ]
+    """Where the API server is; empty: anywhere."""
 
 
 class Monitor(Values):
@@ -258,10 +278,11 @@ class ChartValues(Values):
     affinity: Kubernetes
     dns_policy: Literal["ClusterFirst", "Default"]
     selinux_type: Annotated[str, Field(alias="selinuxType", pattern=r"^[a-z0-9_]*$")]
+    app_armor_profile: Literal["", "RuntimeDefault", "Unconfined"]
     probes: Probes
     extra_volumes: list[Kubernetes]
     hugepage_provision: HugePageProvision
-    kubelet_managers: KubeletManagers
+    host_hugepages: HostHugepages
     metrics: Metrics
     network_policy: NetworkPolicy
     open_shift: Annotated[OpenShift, Field(alias="openshift")]

@@ -88,14 +88,12 @@ def test_labels_of_alerts_are_labels_of_their_result() -> None:
         assert re.fullmatch("DraNuma[A-Za-z]+", rule["alert"])
 
 
-def test_either_service_is_missed_when_it_is_gone() -> None:
-    """A service without a pod has no series that could be 0, so one that each always has is missed."""
+def test_a_node_is_missed_when_it_is_gone() -> None:
+    """A pod that is gone has no series that could be 0, so one that every frontend always has is missed."""
     (gone,) = [rule["expr"] for rule in alerts() if rule["alert"] == "DraNumaGone"]
     remembered = set(re.findall(r"last_over_time\((\w+)\[1h\]\)", gone))
-    assert remembered == selected(gone) == {"dra_numa_backend_build_info", "dra_numa_backend_live"}
-    always = {text.split()[0].partition("{")[0] for text in of_frontend().render().decode().splitlines()}
-    always |= {text.partition("{")[0] for text in backend.Telemetry(backend.Facts).render().decode().splitlines()}
-    assert remembered <= always
+    assert remembered == selected(gone) == {"dra_numa_backend_live"}
+    assert remembered <= {text.split()[0].partition("{")[0] for text in of_frontend().render().decode().splitlines()}
 
 
 def test_outcomes_and_calls_in_expressions_exist() -> None:
@@ -109,12 +107,12 @@ def test_outcomes_and_calls_in_expressions_exist() -> None:
 
 
 @pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
-def test_monitors_find_both_containers(kind: str) -> None:
-    """Both ports are scraped, and each sample says its node."""
+def test_monitors_find_the_frontend(kind: str) -> None:
+    """Its port has the metrics of both containers; each sample says its node."""
     documents = render({"metrics": {kind[0].lower() + kind[1:]: {"enabled": True}}})
     spec = only(documents, kind)["spec"]
     endpoints = spec.get("podMetricsEndpoints") or spec["endpoints"]
-    assert [one["port"] for one in endpoints] == ["frontend", "backend"]
+    assert [one["port"] for one in endpoints] == ["frontend"]
     assert all(one["relabelings"][0]["targetLabel"] == "node" for one in endpoints)
     template = only(documents, "DaemonSet")["spec"]["template"]
     assert spec["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()

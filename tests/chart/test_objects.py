@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from dra_frontend.commands.classes import device_classes
+from dra_frontend.kubelet.plugin import PluginPaths
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import HugepagePool, NumaNode
+from numa_contract.names import DRIVERS, TOLERATE_MISSING_ANNOTATION
 
 from tests.chart import helm
 from tests.chart.helm import EVERYTHING, Document, container, only, pod_of, render
@@ -33,6 +35,8 @@ MATRIX: dict[str, Document] = {
         "selinuxType": "",
         "priorityClassName": "",
         "probes": {"startup": None, "liveness": None, "readiness": None},
+        "networkPolicy": {"enabled": False},
+        "hostHugepages": {"detect": False},
     },
     "own": {
         "driverConfig": {
@@ -57,6 +61,7 @@ MATRIX: dict[str, Document] = {
         "extraVolumes": [{"name": "more", "emptyDir": {}}],
     },
     # Texts that YAML takes for something else where nobody quotes them.
+    "apparmor": {"appArmorProfile": "RuntimeDefault"},
     "digits": {
         **EVERYTHING,
         "fullnameOverride": "123",
@@ -96,7 +101,7 @@ def test_names_stay_texts() -> None:
         assert re.match("123|true|42|dra[.]", metadata["name"])
         assert set(map(type, metadata.get("labels", {}).values())) <= {str}
     assert classes(values)["42"] == ["1 < 2", "true"]
-    assert "/var/lib/a, b #c/plugins_registry" in helm.host_mounts(render(values), "frontend")
+    assert "/var/lib/a, b #c/plugins_registry/dra.cpu" in helm.host_mounts(render(values), "frontend")
 
 
 @pytest.mark.parametrize("name", ["defaults", "everything"])
@@ -117,31 +122,32 @@ def test_no_more_rights_than_needed(name: str) -> None:
     assert not {"hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"} & pod.keys()
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     for one in [*pod.get("initContainers", []), *pod["containers"]]:
-        allowed = {"appArmorProfile": {"type": "Unconfined"}} if one["name"] == "provision-hugepages" else {}
+        named = {"apparmor": "RuntimeDefault"}.get(name)
+        profile = "Unconfined" if one["name"] == "provision-hugepages" else named
         assert one["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": True,
-            **allowed,
+            **({"appArmorProfile": {"type": profile}} if profile else {}),
         }
         assert not any("hostPort" in port for port in one.get("ports", []))
 
 
+@pytest.mark.fault("security S14")
 def test_each_half_has_only_its_own_paths() -> None:
-    """The frontend reads cgroups and does not reach the runtime; the backend writes cgroups and its run directory."""
+    """The frontend reads cgroups and does not reach the runtime; the backend writes cgroups and its own directory."""
     documents = render()
-    run = ("/run/dra-driver-numa", False)
+    kubelet = "/var/lib/kubelet"
+    own = [f"{kubelet}/{place}/{driver}" for place in ("plugins_registry", "plugins") for driver in DRIVERS]
     assert helm.host_mounts(documents, "frontend") == {
-        "/run/dra-driver-numa": run,
+        "/run/dra-driver-numa": ("/run/dra-driver-numa", False),
         "/var/run/cdi": ("/var/run/cdi", False),
-        "/var/lib/kubelet/plugins_registry": ("/var/lib/kubelet/plugins_registry", False),
-        "/var/lib/kubelet/plugins/dra.cpu": ("/var/lib/kubelet/plugins/dra.cpu", False),
-        "/var/lib/kubelet/plugins/dra.memory": ("/var/lib/kubelet/plugins/dra.memory", False),
+        **{path: (path, False) for path in own},
         "/sys/fs/cgroup": ("/sys/fs/cgroup", True),
-        "/var/lib/kubelet/cpu_manager_state": ("/var/lib/kubelet/cpu_manager_state", True),
     }
     assert helm.host_mounts(documents, "backend") == {
-        "/run/dra-driver-numa": run,
+        "/run/dra-driver-numa": ("/run/dra-driver-numa", True),
+        "/run/dra-driver-numa/backend": ("/run/dra-driver-numa/backend", False),
         "/var/run/cdi": ("/var/run/cdi", True),
         "/var/run/nri": ("/var/run/nri", True),
         "/sys/fs/cgroup": ("/sys/fs/cgroup", False),
@@ -158,11 +164,60 @@ def test_trap_7_8_the_cdi_directory_is_mounted_whole_wherever_the_node_has_it() 
         assert helm.host_mounts(documents, "backend")[directory] == (directory, True)
 
 
-def test_no_file_of_the_kubelet_is_needed_without_detection() -> None:
-    """A removed cpu_manager_state must not keep the driver from starting, once detection is switched off."""
-    documents = render({"kubeletManagers": {"detect": False}})
-    assert "/var/lib/kubelet/cpu_manager_state" not in helm.host_mounts(documents, "frontend")
-    assert "cpu-manager-state" not in [volume["name"] for volume in pod_of(documents)["volumes"]]
+@pytest.mark.fault("security S14")
+def test_neither_half_can_take_the_others_lock() -> None:
+    """The frontend sees nothing of the backend's directory: whoever can open a lock file can take the lock."""
+    documents = render({"driverConfig": {"runDir": "/run/numa"}})
+    frontend = {mount["mountPath"]: mount for mount in container(documents, "frontend")["volumeMounts"]}
+    (over,) = (
+        volume for volume in pod_of(documents)["volumes"] if volume["name"] == frontend["/run/numa/backend"]["name"]
+    )
+    assert over == {"name": over["name"], "emptyDir": {}}
+    order = [mount["mountPath"] for mount in container(documents, "backend")["volumeMounts"]]
+    assert order.index("/run/numa") < order.index("/run/numa/backend")
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_the_kubelet_finds_the_sockets_in_what_is_mounted(driver: str) -> None:
+    """Both sockets of a driver are in directories of that driver, which the kubelet's watcher walks into."""
+    paths = PluginPaths.below(Path("/var/lib/kubelet"), driver, "6d0c0de0-0000-4000-8000-000000000001")
+    mounts = helm.host_mounts(render(), "frontend")
+    assert mounts[str(paths.registration.parent)] == (f"/var/lib/kubelet/plugins_registry/{driver}", False)
+    assert mounts[str(paths.dra.parent)] == (f"/var/lib/kubelet/plugins/{driver}", False)
+
+
+def test_the_frontend_does_without_the_cgroup_tree() -> None:
+    """Who does not want the host's hugepages subtracted gives it no view of the node's cgroups."""
+    documents = render({"hostHugepages": {"detect": False}})
+    assert "/sys/fs/cgroup" not in helm.host_mounts(documents, "frontend")
+    assert helm.host_mounts(documents, "backend")["/sys/fs/cgroup"] == ("/sys/fs/cgroup", False)
+
+
+@pytest.mark.fault("security S16")
+@pytest.mark.parametrize("name", ["frontend", "backend"])
+def test_memory_is_limited_and_cpu_time_is_not(name: str) -> None:
+    """A leak ends the container that leaks; a driver that is throttled would hold up every pod of the node."""
+    resources = container(render(), name)["resources"]
+    assert resources["limits"].keys() == {"memory"}
+    assert resources["requests"].keys() == {"cpu", "memory"}
+
+
+def test_our_pods_start_where_the_plugin_is_required() -> None:
+    """The runtime would else wait for a plugin that only this pod can bring."""
+    annotations = only(render(), "DaemonSet")["spec"]["template"]["metadata"]["annotations"]
+    assert annotations[TOLERATE_MISSING_ANNOTATION] == "true"
+
+
+@pytest.mark.fault("security S17")
+def test_the_network_is_closed_but_for_metrics_and_the_api_server() -> None:
+    """By default nobody reaches the enforcing process; addresses and ports of the API server can be named."""
+    policy = only(render(), "NetworkPolicy")["spec"]
+    assert policy["ingress"] == [{"ports": [{"protocol": "TCP", "port": "frontend"}]}]
+    assert policy["egress"] == [{"ports": [{"protocol": "TCP", "port": port} for port in (443, 6443)]}]
+    named = {"networkPolicy": {"apiServerCIDRs": ["10.0.0.1/32"], "metricsFrom": [{"podSelector": {}}]}}
+    policy = only(render(named), "NetworkPolicy")["spec"]
+    assert policy["egress"][0]["to"] == [{"ipBlock": {"cidr": "10.0.0.1/32"}}]
+    assert policy["ingress"][0]["from"] == [{"podSelector": {}}]
 
 
 def test_only_the_frontend_can_speak_to_the_api_server() -> None:
@@ -227,7 +282,6 @@ def test_probes_never_ask_for_others(name: str) -> None:
     paths = {kind: one[kind]["httpGet"]["path"] for kind in ("startupProbe", "livenessProbe", "readinessProbe")}
     assert paths == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
     assert {one[kind]["httpGet"]["port"] for kind in paths} == {name}
-    assert one["resources"]["requests"].keys() == {"cpu", "memory"}
 
 
 @pytest.mark.parametrize("kinds", [{"liveness"}, {"startup", "liveness", "readiness"}], ids=len)
@@ -252,7 +306,7 @@ def test_pods_restart_when_the_configuration_changes() -> None:
 def test_host_paths_follow_the_configuration() -> None:
     """One setting moves both what the services use and what is mounted."""
     documents = render({"driverConfig": {"kubeletRootDir": "/data/kubelet/", "nriSocket": "/run/k3s/nri/nri.sock"}})
-    assert "/data/kubelet/plugins_registry" in helm.host_mounts(documents, "frontend")
+    assert "/data/kubelet/plugins_registry/dra.cpu" in helm.host_mounts(documents, "frontend")
     assert helm.host_mounts(documents, "backend")["/run/k3s/nri"] == ("/run/k3s/nri", True)
 
 

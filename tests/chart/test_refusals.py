@@ -5,8 +5,8 @@ import pytest
 
 from tests.chart.helm import Document, HelmError, render
 
-UID_SOCKET = "/plugins_registry/dra.memory-00000000-0000-0000-0000-000000000000-reg.sock"
-LONGEST_KUBELET_ROOT = "/" + "k" * (107 - len(UID_SOCKET) - 1)
+UID_SOCKET = "/plugins_registry/dra.memory/reg-00000000-0000-0000-0000-000000000000.sock"
+LONGEST_KUBELET_ROOT = "/var/lib/" + "k" * (107 - len(UID_SOCKET) - len("/var/lib/"))
 LONGEST_RUN_DIRECTORY = "/run/" + "r" * (107 - len("/run/") - 1 - 36 - len("/state.sock"))
 
 BAD: list[tuple[Document, str]] = [
@@ -45,7 +45,18 @@ BAD: list[tuple[Document, str]] = [
     ({"driverConfig": {"nriSocket": "/run/nri.sock"}}, "the directory of driverConfig.nriSocket"),
     ({"driverConfig": {"runDir": "/run/../etc"}}, "driverConfig.runDir: /run/../etc must be"),
     ({"driverConfig": {"runDir": "/run"}}, "driverConfig.runDir: /run is mounted"),
-    ({"driverConfig": {"cdiDir": "/etc/cdi"}}, "driverConfig.cdiDir: must not be below /etc"),
+    ({"driverConfig": {"cdiDir": "/etc/cdi"}}, "driverConfig.cdiDir: /etc/cdi is mounted"),
+    ({"driverConfig": {"cdiDir": "/root"}}, "below /run, /var/run, which a reboot empties"),
+    ({"driverConfig": {"runDir": "/boot"}}, "driverConfig.runDir: /boot is mounted into the pod and must be"),
+    ({"driverConfig": {"runDir": "/runs/numa"}}, "driverConfig.runDir: /runs/numa is mounted"),
+    (
+        {"driverConfig": {"nriSocket": "/etc/kubernetes/x.sock"}},
+        "the directory of driverConfig.nriSocket: /etc/kubernetes",
+    ),
+    ({"driverConfig": {"cgroupRoot": "/home"}}, "driverConfig.cgroupRoot: /home is mounted"),
+    ({"driverConfig": {"cgroupRoot": "/sys/fs"}}, "driverConfig.cgroupRoot: /sys/fs is mounted"),
+    ({"driverConfig": {"kubeletRootDir": "/etc/kubelet"}}, "driverConfig.kubeletRootDir: /etc/kubelet is mounted"),
+    ({"driverConfig": {"kubeletRootDir": "/var/lib"}}, "driverConfig.kubeletRootDir: /var/lib is mounted"),
     ({"driverConfig": {"cdiDir": "/run/dra-driver-numa"}}, "may neither be nor lie in driverConfig.runDir"),
     (
         {"driverConfig": {"cdiDir": "/var/run/dra-driver-numa/cdi"}},
@@ -53,7 +64,7 @@ BAD: list[tuple[Document, str]] = [
     ),
     (
         {"driverConfig": {"cdiDir": "/var/lib/kubelet/plugins"}},
-        "driverConfig.cdiDir: /var/lib/kubelet/plugins may neither be nor lie in driverConfig.kubeletRootDir",
+        "driverConfig.cdiDir: /var/lib/kubelet/plugins is mounted into the pod",
     ),
     (
         {"driverConfig": {"nriSocket": "/run/dra-driver-numa/nri/nri.sock"}},
@@ -90,7 +101,7 @@ BAD: list[tuple[Document, str]] = [
     ({"deviceClasses": {"hugepageSizes": ["2Mi", "2Mi"]}}, "deviceClasses: a class is named twice"),
     ({"deviceClasses": {"extraSelectors": {"dra.gpu": ["true"]}}}, "deviceClasses.extraSelectors"),
     ({"deviceClasses": {"additional": [{"name": "a"}]}}, "deviceClasses.additional.0"),
-    ({"hugepageProvision": {"enabled": True}}, "hugepageProvision.pages: says nothing"),
+    ({"hugepageProvision": {"enabled": True}}, "hugepageProvision.pages: is empty"),
     ({"hugepageProvision": {"pages": [{"size": "2Mi"}]}}, "- hugepageProvision.pages.0: count is required"),
     ({"metrics": {"podMonitor": {"interval": "often"}}}, "metrics.podMonitor.interval"),
     (
@@ -99,6 +110,9 @@ BAD: list[tuple[Document, str]] = [
     ),
     ({"networkPolicy": {"apiServerPorts": ["https"]}}, "networkPolicy.apiServerPorts.0"),
     ({"networkPolicy": {"apiServerPorts": []}}, "networkPolicy.apiServerPorts"),
+    ({"networkPolicy": {"apiServerCIDRs": ["10.0.0.1"]}}, "networkPolicy.apiServerCIDRs.0"),
+    ({"appArmorProfile": "Localhost"}, "appArmorProfile"),
+    ({"admissionPolicy": {"tolerateMissing": {"namespaces": ["Not_One"]}}}, "tolerateMissing.namespaces.0"),
 ]
 
 

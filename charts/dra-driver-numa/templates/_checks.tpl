@@ -16,20 +16,25 @@
 {{- fail (printf "driverConfig.%s: %s must contain no colon, quote or backslash, it is mounted" $key $path) -}}
 {{- end -}}
 {{- end -}}
-{{- if regexMatch "^/etc(/|$)" (include "numa.cdiDir" .) -}}
-{{- fail "driverConfig.cdiDir: must not be below /etc: that survives a reboot, and claims do not; use /var/run/cdi" -}}
-{{- end -}}
 {{- include "numa.checkDirectories" . -}}
 {{- include "numa.checkSockets" . -}}
 {{- include "numa.checkPods" . -}}
 {{- end -}}
 
+{{/* Each path lies below one of the parents where such things are: a slip must not mount /boot or /root into the pod. */}}
 {{- define "numa.checkDirectories" -}}
 {{- $nri := dir (include "numa.nriSocket" .) -}}
 {{- $places := dict "driverConfig.kubeletRootDir" (include "numa.kubeletRoot" .) "driverConfig.cdiDir" (include "numa.cdiDir" .) "driverConfig.runDir" (include "numa.runDir" .) "the directory of driverConfig.nriSocket" $nri "driverConfig.cgroupRoot" (include "numa.cgroupRoot" .) -}}
+{{- $volatile := list "/run" "/var/run" -}}
+{{- $parents := dict "driverConfig.kubeletRootDir" (list "/var/lib" "/var/snap" "/var/data" "/data" "/mnt" "/opt" "/srv") "driverConfig.cgroupRoot" (list "/sys/fs/cgroup") -}}
 {{- range $key, $path := $places -}}
-{{- if has $path (list "/" "/run" "/var" "/var/run" "/var/lib" "/etc" "/proc" "/sys" "/dev" "/usr") -}}
-{{- fail (printf "%s: %s is mounted into the pod and must be a directory of its own" $key $path) -}}
+{{- $allowed := default $volatile (get $parents $key) -}}
+{{- $inside := and (eq $path "/sys/fs/cgroup") (has $path $allowed) -}}
+{{- range $parent := $allowed -}}
+{{- $inside = or $inside (hasPrefix (printf "%s/" $parent) $path) -}}
+{{- end -}}
+{{- if not $inside -}}
+{{- fail (printf "%s: %s is mounted into the pod and must be a directory of its own below %s%s" $key $path (join ", " $allowed) (ternary ", which a reboot empties: claims do not survive one" "" (eq $key "driverConfig.cdiDir"))) -}}
 {{- end -}}
 {{- end -}}
 {{- range $key, $path := $places -}}
@@ -46,7 +51,7 @@
 {{/* A unix socket's path may have 107 bytes (unix(7)); 36 of them are the pod's UID. */}}
 {{- define "numa.checkSockets" -}}
 {{- $uid := repeat 36 "x" -}}
-{{- $sockets := dict "driverConfig.kubeletRootDir" (printf "%s/plugins_registry/dra.memory-%s-reg.sock" (include "numa.kubeletRoot" .) $uid) "driverConfig.runDir" (printf "%s/%s/state.sock" (include "numa.runDir" .) $uid) "driverConfig.nriSocket" (include "numa.nriSocket" .) -}}
+{{- $sockets := dict "driverConfig.kubeletRootDir" (printf "%s/plugins_registry/dra.memory/reg-%s.sock" (include "numa.kubeletRoot" .) $uid) "driverConfig.runDir" (printf "%s/%s/state.sock" (include "numa.runDir" .) $uid) "driverConfig.nriSocket" (include "numa.nriSocket" .) -}}
 {{- range $key, $path := $sockets -}}
 {{- if gt (len $path) 107 -}}
 {{- fail (printf "%s: the socket %s would have %d bytes, the kernel allows 107: shorten the path by %d, for example by a symbolic link on the nodes" $key $path (len $path) (sub (len $path) 107)) -}}
@@ -81,7 +86,7 @@
 {{- fail "metrics.podMonitor.enabled and metrics.serviceMonitor.enabled are both true: every pod would be scraped twice, and alerts that count instances would fire; choose one" -}}
 {{- end -}}
 {{- if and .Values.hugepageProvision.enabled (not .Values.hugepageProvision.pages) -}}
-{{- fail "hugepageProvision.pages: says nothing although hugepageProvision.enabled is true" -}}
+{{- fail "hugepageProvision.pages: is empty although hugepageProvision.enabled is true" -}}
 {{- end -}}
 {{- $classes := include "numa.classNames" . | fromYamlArray -}}
 {{- if ne (len $classes) (len (uniq $classes)) -}}

@@ -80,6 +80,14 @@ capabilities:
 readOnlyRootFilesystem: true
 {{- end -}}
 
+{{/* Of the two containers. With a profile that is named, the kubelet refuses the pod where the node has no AppArmor. */}}
+{{- define "numa.driverSecurity" -}}
+{{ include "numa.containerSecurity" . }}
+{{- with .Values.appArmorProfile }}
+appArmorProfile: {type: {{ . }}}
+{{- end }}
+{{- end -}}
+
 {{/* The probes of a container, without those that are null. Takes (dict "probes" PROBES "port" PORT). */}}
 {{- define "numa.probes" -}}
 {{- range $kind, $path := dict "startup" "/healthz" "liveness" "/healthz" "readiness" "/readyz" }}

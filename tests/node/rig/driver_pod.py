@@ -145,15 +145,16 @@ class DriverPod:
             path = Path(volume["hostPath"]["path"])
             if volume["hostPath"].get("type") == "DirectoryOrCreate":
                 path.mkdir(parents=True, exist_ok=True)
-            if volume["hostPath"].get("type") == "File" and not path.exists():
-                # Every kubelet writes the one that is asked for at its start.
-                path.write_text('{"policyName":"none"}')
             return name, str(path)
         if "configMap" in volume:
             directory = VOLUMES / self.uid / name
             directory.mkdir(parents=True, exist_ok=True)
             for file, text in self._files.items():
                 (directory / file).write_text(text)
+            return name, str(directory)
+        if "emptyDir" in volume:
+            directory = VOLUMES / self.uid / name
+            directory.mkdir(parents=True, exist_ok=True)
             return name, str(directory)
         return None  # The service account's token: the stand-in of the API server asks for none.
 

@@ -148,7 +148,7 @@ async def test_trap_4_15_registration_comes_last_and_goes_first(short_root: Path
             assert not paths.registration.exists()
             await plugin.register()
             assert paths.registration.is_socket()
-            assert [path.name for path in paths.registration.parent.iterdir()] == [f"dra.cpu-{POD}-reg.sock"]
+            assert [path.name for path in paths.registration.parent.iterdir()] == [f"reg-{POD}.sock"]
             assert paths.dra.parent.stat().st_mode & 0o777 == 0o750
             call = group.create_task(prepare(paths.dra, "a"))
             await running.wait()

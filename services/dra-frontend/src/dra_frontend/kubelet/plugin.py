@@ -67,11 +67,14 @@ class PluginPaths:
 
     @classmethod
     def below(cls, kubelet_root: Path, driver: str, pod_uid: str | None) -> Self:
-        """Returns the usual paths below the kubelet's root; with a pod UID two instances can run side by side."""
+        """Returns the usual paths below the kubelet's root; with a pod UID two instances can run side by side.
+
+        The registration socket has a directory of its own, so that no other driver's need be mounted into the pod.
+        """
         own = f"-{pod_uid}" if pod_uid else ""
         return cls(
             dra=kubelet_root / "plugins" / driver / f"dra{own}.sock",
-            registration=kubelet_root / "plugins_registry" / f"{driver}{own}-reg.sock",
+            registration=kubelet_root / "plugins_registry" / driver / f"reg{own}.sock",
         )
 
 

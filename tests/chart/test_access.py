@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dra_frontend.api_server import client as kube
 
 from tests.chart.helm import only, render
+from tests.chart.policies import policy
 
 
 def calls() -> Iterator[tuple[str, str, str]]:
@@ -41,5 +42,7 @@ def test_the_role_is_bound_to_the_pods_account() -> None:
     (subject,) = only(documents, "ClusterRoleBinding")["subjects"]
     account = only(documents, "DaemonSet")["spec"]["template"]["spec"]["serviceAccountName"]
     assert subject["name"] == account == "given"
-    (condition,) = only(documents, "ValidatingAdmissionPolicy")["spec"]["matchConditions"]
-    assert f'"system:serviceaccount:{subject["namespace"]}:given"' in condition["expression"]
+    values = {"serviceAccount": {"create": False, "name": "given"}}
+    for name in ("own-node", "own-events"):
+        (condition,) = policy(name, values)["matchConditions"]
+        assert f'"system:serviceaccount:{subject["namespace"]}:given"' in condition["expression"]

@@ -1,89 +1,129 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The admission policy lets the driver write the slices of its own node, and leaves everybody else alone."""
+"""The driver writes slices and Events of its own node only, and everybody else is left alone."""
 
-from typing import Any
-
-import cel
 import pytest
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.machine.discovery import discover
 from numa_contract.config import Config
 
-from tests.chart.helm import Document, only, render
+from tests.chart.helm import Document
+from tests.chart.policies import ALLOWED, NOT_MATCHED, binding, judge, policy
 from tests.fakes.trees import captured
 
 NODE_EXTRA = "authentication.kubernetes.io/node-name"
 ACCOUNT = "system:serviceaccount:dra-driver-numa:dra-driver-numa"
-POLICY = only(render(), "ValidatingAdmissionPolicy")["spec"]
+SLICES = policy("own-node")
+EVENTS = policy("own-events")
 
 
-def verdict(operation: str, document: Document, *, node: str | None = "a", account: str = ACCOUNT) -> str:
-    """What the API server makes of a request: ``not ours``, ``allowed``, or the message of what refused it."""
-    user: Document = {"username": account} | ({"extra": {NODE_EXTRA: [node]}} if node else {})
-    deleted = operation == "DELETE"
-    scope: dict[str, Any] = {
-        "request": {"operation": operation, "userInfo": user},
-        "object": None if deleted else document,
-        "oldObject": document if deleted else None,
-        "variables": {},
-    }
-    if not all(cel.evaluate(condition["expression"], scope) for condition in POLICY["matchConditions"]):
-        return "not ours"
-    for variable in POLICY["variables"]:
-        scope["variables"][variable["name"]] = cel.evaluate(variable["expression"], scope)
-    for rule in POLICY["validations"]:
-        if not cel.evaluate(rule["expression"], scope):
-            return str(rule.get("message") or cel.evaluate(rule["messageExpression"], scope))
-    return "allowed"
+def caller(node: str | None = "a", account: str = ACCOUNT) -> Document:
+    """Who asks: a service account whose token is bound to a pod on a node."""
+    return {"username": account} | ({"extra": {NODE_EXTRA: [node]}} if node else {})
 
 
-def of_node(name: str, driver: str = "dra.cpu") -> Document:
+def of_node(name: str, driver: str = "dra.cpu", pool: str | None = None) -> Document:
     """A slice."""
-    return {"metadata": {"name": "s"}, "spec": {"driver": driver, "nodeName": name}}
+    return {"metadata": {"name": "s"}, "spec": {"driver": driver, "nodeName": name, "pool": {"name": pool or name}}}
 
 
-def test_what_the_driver_publishes_is_allowed() -> None:
+def event(regarding: Document, controller: str = "dra-driver-numa") -> Document:
+    """An Event."""
+    return {"kind": "Event", "reportingController": controller, "regarding": regarding}
+
+
+@pytest.mark.parametrize("operation", ["CREATE", "UPDATE", "DELETE"])
+@pytest.mark.parametrize("node", ["a", "node-1.example.com"])
+def test_what_the_driver_publishes_is_allowed(operation: str, node: str) -> None:
     """Every slice of a node, whatever is done to it."""
-    pools = build_inventory(discover(captured("32intel64-2p8co2t+8ve")), Config(), "a").pools
-    published = [document for pool in pools for document in slice_documents(pool, "a")]
-    assert published
-    for operation in ("CREATE", "UPDATE", "DELETE"):
-        assert {verdict(operation, document) for document in published} == {"allowed"}
+    pools = build_inventory(discover(captured("32intel64-2p8co2t+8ve")), Config(), node).pools
+    published = [document for pool in pools for document in slice_documents(pool, node)]
+    assert {document["spec"]["pool"]["name"] for document in published} >= {node, f"{node}-memory"}
+    assert {judge(SLICES, operation, document, user=caller(node)) for document in published} == {ALLOWED}
 
 
 @pytest.mark.parametrize("operation", ["CREATE", "UPDATE", "DELETE"])
 def test_slices_of_other_nodes_are_refused(operation: str) -> None:
     """A stolen token is worth one node."""
-    assert verdict(operation, of_node("b")) == "the driver on node a may not write a slice of node b"
+    assert "the driver on node a may not write a slice of node b" in judge(
+        SLICES, operation, of_node("b"), user=caller()
+    )
 
 
 def test_slices_without_a_node_are_refused() -> None:
     """Devices for the whole cluster are not this driver's business."""
-    everywhere = {"metadata": {"name": "s"}, "spec": {"driver": "dra.cpu", "allNodes": True}}
-    assert "may not write a slice of node" in verdict("CREATE", everywhere)
+    everywhere = {"spec": {"driver": "dra.cpu", "allNodes": True, "pool": {"name": "a"}}}
+    assert "may not write a slice of node" in judge(SLICES, "CREATE", everywhere, user=caller())
 
 
 def test_slices_of_other_drivers_are_refused() -> None:
     """Devices of a GPU driver on the same node cannot be forged."""
-    assert verdict("CREATE", of_node("a", "gpu.nvidia.com")).startswith("this driver writes slices of dra.cpu")
+    assert "slices of dra.cpu and dra.memory only" in judge(
+        SLICES, "CREATE", of_node("a", "gpu.example"), user=caller()
+    )
+
+
+@pytest.mark.fault("security S15")
+@pytest.mark.parametrize(
+    ("driver", "pool"),
+    [
+        ("dra.cpu", "b"),
+        ("dra.cpu", "a-memory"),
+        ("dra.memory", "a"),
+        ("dra.memory", "b-memory"),
+        ("dra.memory", "a-hugepages-"),
+        ("dra.memory", "a-hugepages-2m-more"),
+        ("dra.memory", "a-hugepages-x-hugepages-2m"),
+        ("dra.memory", "b-hugepages-2m"),
+    ],
+)
+def test_pools_of_other_nodes_are_refused(driver: str, pool: str) -> None:
+    """A pool of another node with a higher generation would make that node's own slices invalid."""
+    text = f"the driver on node a may not write the pool {pool}"
+    assert judge(SLICES, "CREATE", of_node("a", driver, pool), user=caller()) == text
+    assert judge(SLICES, "DELETE", of_node("a", driver, pool), user=caller()) == ALLOWED
+
+
+@pytest.mark.parametrize(
+    "pool", ["a-memory", "a-hugepages-2m", "a-hugepages-64k", "a-hugepages-512m", "a-hugepages-16g"]
+)
+def test_every_memory_pool_of_the_node_is_allowed(pool: str) -> None:
+    """One for plain memory, one for each size of hugepages that some machine has."""
+    assert judge(SLICES, "CREATE", of_node("a", "dra.memory", pool), user=caller()) == ALLOWED
 
 
 def test_a_token_without_a_node_is_refused() -> None:
     """A token that is not bound to a pod does not say where it is used."""
-    assert verdict("CREATE", of_node("a"), node=None).startswith("the token names no node")
+    assert judge(SLICES, "CREATE", of_node("a"), user=caller(None)).startswith("the token names no node")
 
 
-def test_others_are_left_alone() -> None:
+@pytest.mark.parametrize("spec", [SLICES, EVENTS], ids=["slices", "events"])
+def test_others_are_left_alone(spec: Document) -> None:
     """The kubelet, the garbage collector and other drivers write as before."""
-    assert verdict("DELETE", of_node("b"), account="system:node:b") == "not ours"
+    assert judge(spec, "UPDATE", of_node("b"), user=caller("b", "system:node:b")) == NOT_MATCHED
 
 
-def test_the_policy_is_bound_and_fails_closed() -> None:
+@pytest.mark.fault("security S15")
+@pytest.mark.parametrize(
+    ("document", "text"),
+    [
+        (event({"kind": "Pod", "name": "p", "namespace": "n"}), ALLOWED),
+        (event({"kind": "Node", "name": "a"}), ALLOWED),
+        (event({"kind": "Node", "name": "b"}), "Events about pods and about its own node, here a"),
+        (event({"kind": "Secret", "name": "a"}), "Events about pods and about its own node"),
+        (event({"kind": "Pod", "name": "p"}, "kubelet"), "Events of the reportingController dra-driver-numa only"),
+    ],
+)
+def test_events_are_in_the_drivers_own_name(document: Document, text: str) -> None:
+    """About pods, and about its own node; nobody's word can be forged."""
+    assert text in judge(EVENTS, "CREATE", document, user=caller())
+
+
+@pytest.mark.parametrize("name", ["own-node", "own-events", "parameters", "tolerate-missing"])
+def test_a_policy_is_bound_and_fails_closed(name: str) -> None:
     """A policy without a binding does nothing; one that cannot be evaluated refuses."""
-    binding = only(render(), "ValidatingAdmissionPolicyBinding")["spec"]
-    assert binding["policyName"] == only(render(), "ValidatingAdmissionPolicy")["metadata"]["name"]
-    assert binding["validationActions"] == ["Deny"]
-    assert POLICY["failurePolicy"] == "Fail"
-    (rule,) = POLICY["matchConstraints"]["resourceRules"]
+    assert binding(name)["policyName"].endswith(f"-{name}")
+    assert binding(name)["validationActions"] == ["Deny"]
+    assert policy(name)["failurePolicy"] == "Fail"
+    (rule,) = SLICES["matchConstraints"]["resourceRules"]
     assert rule["operations"] == ["CREATE", "UPDATE", "DELETE"]

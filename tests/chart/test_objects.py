@@ -17,6 +17,7 @@ from numa_contract.names import DRIVERS, TOLERATE_MISSING_ANNOTATION
 
 from tests.chart import helm
 from tests.chart.helm import EVERYTHING, Document, container, only, pod_of, render
+from tests.chart.policies import policy
 from tests.chart.schemas import VERSIONS, ValidationError, check_object
 from tests.fakes.trees import captured
 
@@ -29,7 +30,8 @@ MATRIX: dict[str, Document] = {
     "bare": {
         "rbac": {"create": False},
         "serviceAccount": {"create": False, "name": "given"},
-        "admissionPolicy": {"enabled": False},
+        "admissionPolicy": {name: {"enabled": False} for name in ("parameters", "tolerateMissing")}
+        | {"enabled": False},
         "deviceClasses": {"create": False},
         "tests": {"create": False},
         "selinuxType": "",
@@ -315,7 +317,7 @@ def test_all_objects_are_in_the_namespace() -> None:
     documents = render({**EVERYTHING, "namespaceOverride": "elsewhere"})
     assert {d["metadata"]["namespace"] for d in documents if "namespace" in d["metadata"]} == {"elsewhere"}
     assert only(documents, "ClusterRoleBinding")["subjects"][0]["namespace"] == "elsewhere"
-    (condition,) = only(documents, "ValidatingAdmissionPolicy")["spec"]["matchConditions"]
+    (condition,) = policy("own-node", {"namespaceOverride": "elsewhere"})["matchConditions"]
     assert '"system:serviceaccount:elsewhere:' in condition["expression"]
 
 

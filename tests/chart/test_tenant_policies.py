@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a tenant may write: opaque parameters are judged when they are created, as the driver would judge them later."""
+
+import itertools
+import re
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+import yaml
+from dra_frontend.allocation.cpu_parameters import CpuConfig
+from dra_frontend.allocation.memory_parameters import MemoryConfig
+from dra_frontend.allocation.parameters import Section
+from hypothesis import given
+from hypothesis import strategies as st
+from numa_contract.names import CPU_DRIVER, DRIVERS, MEMORY_DRIVER, TOLERATE_MISSING_ANNOTATION
+from pydantic import ValidationError
+
+from tests.chart.helm import CHART, Document, render
+from tests.chart.policies import ALLOWED, NOT_MATCHED, binding, judge, messages, policy
+
+PARAMETERS = policy("parameters")
+TOLERATE = policy("tolerate-missing")
+SECTIONS: dict[str, type[Section]] = {CPU_DRIVER: CpuConfig, MEMORY_DRIVER: MemoryConfig}
+EXAMPLES = sorted((CHART.parents[1] / "examples").glob("*.yaml"))
+
+
+def opaque(driver: str, parameters: Any, requests: tuple[str, ...] = ()) -> Document:
+    """An entry of ``config``."""
+    return {"opaque": {"driver": driver, "parameters": parameters}} | ({"requests": [*requests]} if requests else {})
+
+
+def said(driver: str, section: Any, requests: tuple[str, ...] = ()) -> Document:
+    """An entry with the fields of the driver's section."""
+    return opaque(driver, {"apiVersion": "v1alpha1", SECTIONS[driver].KEY: section}, requests)
+
+
+def claim(*config: Document) -> Document:
+    """A claim."""
+    return {"kind": "ResourceClaim", "spec": {"devices": {"config": [*config]} if config else {}}}
+
+
+def verdict(*config: Document) -> str:
+    """What the server says to a claim when it is created."""
+    return judge(PARAMETERS, "CREATE", claim(*config))
+
+
+def accepted(driver: str, section: Any) -> bool:
+    """Whether the driver itself takes a section."""
+    try:
+        SECTIONS[driver].model_validate(section)
+    except ValidationError:
+        return False
+    return True
+
+
+def literals(annotation: Any) -> list[Any]:
+    """The values of a field that has a list of them."""
+    inner = [one for one in get_args(annotation) if get_origin(one) is Literal]
+    return [value for one in inner for value in get_args(one)]
+
+
+FIELDS = [
+    (driver, field.alias or name, literals(field.annotation))
+    for driver, section in SECTIONS.items()
+    for name, field in section.model_fields.items()
+]
+ODD: list[Any] = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    2,
+    -1,
+    0.5,
+    1.5,
+    "",
+    "x",
+    "0-3,8",
+    "8,0-3",
+    "5-",
+    " 0-3 ",
+    "0-9000",
+    [],
+    ["packed"],
+    {},
+]
+ODD += [
+    {"path": "/dev/hugepages"},
+    {"path": "/a/../b"},
+    {"path": "/proc/x"},
+    {"path": "/dev/"},
+    {"path": "//"},
+    {"mode": "1"},
+]
+ODD += [{"path": "/a", "mode": mode} for mode in ("0770", "1777", "7777", "rwx", None, 770)]
+ODD += [{"path": "relative"}, {"path": "/a\n"}, {"path": "/" + "a" * 4095}, {"path": "/a", "size": 1}, {"path": 1}]
+
+
+@pytest.mark.parametrize(("driver", "field", "values"), FIELDS, ids=lambda value: str(value)[:20])
+def test_policy_and_driver_agree_on_every_value(driver: str, field: str, values: list[Any]) -> None:
+    """A field or a value that one of them gets and the other does not fails here: neither drifts."""
+    for value in [*values, *ODD, *itertools.chain(*(one[2] for one in FIELDS))]:
+        section = {field: value}
+        judged = verdict(said(driver, section))
+        assert (judged == ALLOWED) == accepted(driver, section), (section, judged)
+
+
+@given(
+    st.dictionaries(st.sampled_from([one[1] for one in FIELDS] + ["more"]), st.sampled_from(ODD), max_size=4), st.data()
+)
+def test_policy_and_driver_agree_on_sections(section: Document, data: st.DataObject) -> None:
+    """Whatever fields come together."""
+    driver = data.draw(st.sampled_from(DRIVERS))
+    assert (verdict(said(driver, section)) == ALLOWED) == accepted(driver, section)
+
+
+def test_every_example_is_allowed() -> None:
+    """What the documentation shows can be applied."""
+    for path in EXAMPLES:
+        for document in yaml.safe_load_all(path.read_text()):
+            if document and document["kind"].startswith("ResourceClaim"):
+                assert judge(PARAMETERS, "CREATE", document) == ALLOWED, path
+
+
+@pytest.mark.parametrize("document", [one for one in render() if one["kind"] == "DeviceClass"])
+def test_the_charts_own_classes_are_allowed(document: Document) -> None:
+    """They say nothing to the driver."""
+    assert judge(PARAMETERS, "CREATE", document) == ALLOWED
+
+
+@pytest.mark.fault("security S4")
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ([opaque(CPU_DRIVER, {"cpuConfig": {}})], "parameters must be {apiVersion: v1alpha1, cpuConfig: {...}}"),
+        ([opaque(CPU_DRIVER, {"apiVersion": "v1", "cpuConfig": {}})], "parameters must be"),
+        ([opaque(CPU_DRIVER, {"apiVersion": "v1alpha1"})], "parameters must be"),
+        ([opaque(CPU_DRIVER, {"apiVersion": "v1alpha1", "memoryConfig": {}})], "parameters must be"),
+        ([opaque(CPU_DRIVER, {"apiVersion": "v1alpha1", "cpuConfig": {}, "x": 1})], "parameters must be"),
+        ([opaque(CPU_DRIVER, {"apiVersion": "v1alpha1", "cpuConfig": []})], "parameters must be"),
+        ([opaque(CPU_DRIVER, ["x"])], "parameters must be"),
+        ([opaque(CPU_DRIVER, "x")], "parameters must be"),
+        ([said(CPU_DRIVER, {"l4": "x"})], "cpuConfig: unknown field l4; known are cpuset, strategy"),
+        ([said(MEMORY_DRIVER, {"strategy": "packed"})], "memoryConfig: unknown field strategy; known are binding"),
+        ([said(CPU_DRIVER, {"l3": "always"})], "l3 must be one of preferred, required, ignore"),
+        ([said(CPU_DRIVER, {"fullPhysicalCores": "true"})], "must be true or false, without quotes"),
+        ([said(CPU_DRIVER, {"cpuset": "8,0-3"})], "in ascending order"),
+        ([said(CPU_DRIVER, {"cpuset": "0-65535," * 1000})], "in ascending order"),
+        ([said(MEMORY_DRIVER, {"high": 2})], "above 0 and up to 1"),
+        ([said(MEMORY_DRIVER, {"mount": "/x"})], "memoryConfig.mount must be {path"),
+        ([said(MEMORY_DRIVER, {"mount": {"path": "/proc/x"}})], "not one of the runtime's own"),
+        ([said(MEMORY_DRIVER, {"mount": {"path": "/x", "mode": "rwx"}})], "octal permissions in quotes"),
+        ([said(CPU_DRIVER, {}, ("a",)), said(CPU_DRIVER, {}, ("b", "a"))], "two entries of parameters for one request"),
+        ([said(CPU_DRIVER, {}), said(CPU_DRIVER, {"l3": "ignore"})], "or two for all requests"),
+    ],
+)
+def test_a_mistake_is_told_with_its_remedy(config: list[Document], text: str) -> None:
+    """At "kubectl apply", in one sentence; in a template the same."""
+    assert text in verdict(*config)
+    template = {"kind": "ResourceClaimTemplate", "spec": {"spec": claim(*config)["spec"]}}
+    assert text in judge(PARAMETERS, "CREATE", template)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        [],
+        [opaque("gpu.example", {"anything": ["at", "all"]})],
+        [opaque(CPU_DRIVER, {})],
+        [
+            said(CPU_DRIVER, {"l3": "ignore"}),
+            said(CPU_DRIVER, {"l3": "required"}, ("a",)),
+            said(MEMORY_DRIVER, {}, ("a",)),
+        ],
+        [said(CPU_DRIVER, {"cpuset": "0-3"}, ("a",)), said(CPU_DRIVER, {"cpuset": "8"}, ("b",))],
+        [{"requests": ["a"]}],
+    ],
+)
+def test_what_is_right_or_somebody_elses_is_allowed(config: list[Document]) -> None:
+    """Other drivers' parameters, none at all, and one entry for all requests beside one for a request by its name."""
+    assert verdict(*config) == ALLOWED
+    assert judge(PARAMETERS, "CREATE", {"kind": "ResourceClaim", "spec": {}}) == ALLOWED
+
+
+def test_a_class_may_not_name_cpus() -> None:
+    """All its claims would want the same ones."""
+    device_class: Document = {"kind": "DeviceClass", "spec": {"config": [said(CPU_DRIVER, {"cpuset": "0-3"})]}}
+    assert (
+        judge(PARAMETERS, "CREATE", device_class)
+        == "cpuConfig.cpuset may come from a claim only, not from a class: remove it here"
+    )
+    device_class["spec"]["config"] = [said(CPU_DRIVER, {"quota": "keep"})]
+    assert judge(PARAMETERS, "CREATE", device_class) == ALLOWED
+
+
+def test_what_was_there_before_can_be_updated() -> None:
+    """A claim that the policy would refuse can lose its finalizer; its spec cannot become another bad one."""
+    old = claim(said(CPU_DRIVER, {"l4": "x"}))
+    assert judge(PARAMETERS, "UPDATE", old | {"metadata": {"finalizers": []}}, old) == NOT_MATCHED
+    assert "unknown field l5" in judge(PARAMETERS, "UPDATE", claim(said(CPU_DRIVER, {"l5": "x"})), old)
+
+
+def test_messages_are_what_the_server_takes() -> None:
+    """One line each, and one for every expression, since the server falls back to it."""
+    for name in ("own-node", "own-events", "parameters", "tolerate-missing"):
+        assert all("\n" not in message and message.strip() for message in messages(policy(name)))
+    assert len(list(messages(PARAMETERS))) == len(PARAMETERS["validations"])
+
+
+def pod(annotation: str | None) -> Document:
+    """A pod, perhaps with the annotation."""
+    return {"kind": "Pod", "metadata": {"annotations": {TOLERATE_MISSING_ANNOTATION: annotation}} if annotation else {}}
+
+
+@pytest.mark.fault("security S9")
+def test_tenants_may_not_start_pods_without_the_plugin() -> None:
+    """Whatever the value says, since the runtime reads it; system namespaces are not looked at."""
+    for value in ("true", "false", "1"):
+        assert "is for system pods in dra-driver-numa, kube-system only" in judge(TOLERATE, "CREATE", pod(value))
+    assert judge(TOLERATE, "CREATE", pod(None)) == NOT_MATCHED
+    assert judge(TOLERATE, "UPDATE", pod("true"), pod("true")) == NOT_MATCHED
+    assert "remove it" in judge(TOLERATE, "UPDATE", pod("true"), pod(None))
+    values = {"admissionPolicy": {"tolerateMissing": {"namespaces": ["cni", "kube-system"]}}}
+    (expression,) = binding("tolerate-missing", values)["matchResources"]["namespaceSelector"]["matchExpressions"]
+    assert expression == {
+        "key": "kubernetes.io/metadata.name",
+        "operator": "NotIn",
+        "values": ["dra-driver-numa", "cni", "kube-system"],
+    }
+
+
+@pytest.mark.parametrize("name", ["parameters", "tolerateMissing"])
+def test_a_policy_can_be_left_out(name: str) -> None:
+    """Each by its own switch; the others stay."""
+    documents = render({"admissionPolicy": {name: {"enabled": False}}})
+    ends = {
+        re.sub(".*dra-driver-numa-", "", one["metadata"]["name"])
+        for one in documents
+        if "AdmissionPolicy" in one["kind"]
+    }
+    gone = {"parameters": "parameters", "tolerateMissing": "tolerate-missing"}[name]
+    assert ends == {"own-node", "own-events", "parameters", "tolerate-missing"} - {gone}

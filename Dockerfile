@@ -5,18 +5,33 @@
 #
 # Final stages hold Debian's Python and what it needs, one virtual environment and nothing else: no shell, no package
 # manager, no pip, no compiler. "make images" builds the same without an engine; docs/release.md has the rest.
+#
+# For a release BASE is given by digest, and APT_SOURCES is a line for sources.list that names a snapshot of Debian's archive
+# by date: then the same packages are installed whenever it is built. Their versions are in the SBOM either way.
 ARG BASE=docker.io/library/debian:trixie-slim
 
 FROM ${BASE} AS python
-RUN apt-get -q update && apt-get -q -y install --no-install-recommends python3 libstdc++6 && rm -rf /var/lib/apt/lists/*
+ARG APT_SOURCES=""
+RUN if [ -n "$APT_SOURCES" ]; then rm -f /etc/apt/sources.list.d/* && echo "$APT_SOURCES" >/etc/apt/sources.list; fi && \
+  apt-get -q update && apt-get -q -y install --no-install-recommends python3 libstdc++6 && rm -rf /var/lib/apt/lists/*
 
 # Identical below both images, so each node stores and maps it once.
 FROM python AS rootfs
 # gcc-14-base has the licences of libgcc-s1 and libstdc++6.
-ARG PACKAGES="base-files libc6 gcc-14-base libgcc-s1 libstdc++6 zlib1g libbz2-1.0 liblzma5 libexpat1 libffi8 libuuid1 libssl3t64 \
+ARG PACKAGES="base-files libc6 gcc-14-base libgcc-s1 libstdc++6 zlib1g libbz2-1.0 liblzma5 libexpat1 libffi8 libuuid1 \
   libzstd1 python3-minimal python3.13-minimal libpython3.13-minimal libpython3.13-stdlib"
 COPY hack/image/rootfs.sh /
-RUN sh /rootfs.sh /rootfs ${PACKAGES}
+RUN sh /rootfs.sh /rootfs ${PACKAGES} && ldconfig -r /rootfs && cp /etc/passwd /etc/group /etc/nsswitch.conf /rootfs/etc/ && \
+  python3 -m compileall -q -s /rootfs --invalidation-mode unchecked-hash /rootfs/usr/lib/python3*
+
+# OpenSSL, on top of that, where something of a service's lock imports it: the enforcer speaks to no one over TLS.
+FROM rootfs AS tls-dra-frontend
+RUN mkdir -p /tls/var/lib/dpkg && cp /rootfs/var/lib/dpkg/status /tls/var/lib/dpkg/ && sh /rootfs.sh /tls libssl3t64
+
+FROM rootfs AS tls-nri-backend
+COPY locks/nri-backend.txt /
+RUN mkdir -p /tls/var/lib/dpkg && cp /rootfs/var/lib/dpkg/status /tls/var/lib/dpkg/ && \
+  if grep -q "^prometheus-client=" /nri-backend.txt; then sh /rootfs.sh /tls libssl3t64; fi
 
 FROM python AS build
 RUN apt-get -q update && apt-get -q -y install --no-install-recommends python3-pip && \
@@ -52,18 +67,21 @@ LABEL org.opencontainers.image.version=${VERSION} org.opencontainers.image.licen
 FROM runtime AS dra-frontend
 LABEL org.opencontainers.image.title=dra-frontend \
   org.opencontainers.image.description="DRA drivers for CPUs, NUMA-local memory and hugepages: decides"
+COPY --from=tls-dra-frontend /tls /
 COPY --from=build-dra-frontend /opt/app /opt/app
 ENTRYPOINT ["/opt/app/bin/dra-frontend"]
 
 FROM runtime AS nri-backend
 LABEL org.opencontainers.image.title=nri-backend \
   org.opencontainers.image.description="NRI plugin for CPUs, NUMA-local memory and hugepages: enforces"
+COPY --from=tls-nri-backend /tls /
 COPY --from=build-nri-backend /opt/app /opt/app
 ENTRYPOINT ["/opt/app/bin/nri-backend"]
 
 # For docker-compose.yaml: API server, kubelet and runtime stand-ins, and the demo that gives them orders. Never deployed.
 FROM runtime AS stand-ins
 LABEL org.opencontainers.image.title=stand-ins
+COPY --from=tls-dra-frontend /tls /
 COPY --from=build-dra-frontend /opt/app /opt/app
 COPY services/nri-backend/src /opt/stand-ins
 COPY tests/fakes /opt/stand-ins/tests/fakes

@@ -9,5 +9,9 @@ pip wheel --no-deps --no-index --no-build-isolation --wheel-dir /tmp/wheels ./sh
 pip --python /opt/app/bin/python3 install --no-deps --no-index /tmp/wheels/*.whl
 # Of the Kubernetes client, the largest package by far, no API and no model is imported (docs/adr/0001).
 for part in api models; do rm -rf /opt/app/lib/python3*/site-packages/kubernetes_asyncio/client/$part; done
+# It also requires these, for what is not imported of it (tests/integration/test_release.py).
+unused="certifi python-dateutil urllib3"
+# shellcheck disable=SC2086 # words
+pip --python /opt/app/bin/python3 uninstall -q -y $unused
 python3 -m compileall -q --invalidation-mode unchecked-hash /opt/app/lib
 find /opt/app/bin -type f ! -name "$service" -delete

@@ -2,11 +2,13 @@
 """What a release is made with: the SBOM of an image, and one version everywhere."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from numa_contract import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -50,3 +52,25 @@ def test_the_version_is_the_same_everywhere() -> None:
     command = [sys.executable, str(ROOT / "hack/version.py")]
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == __version__
     assert subprocess.run([*command, "--check"], check=False).returncode == 0
+
+
+def imports_without(modules: list[str], *wanted: str) -> bool:
+    """Whether these modules can be imported where the others do not exist."""
+    code = f"import sys; sys.modules.update(dict.fromkeys({modules})); import {', '.join(wanted)}"
+    return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
+
+
+@pytest.mark.fault("security S19")
+def test_the_frontend_does_without_what_its_image_leaves_out() -> None:
+    """Packages that a library requires and nobody imports are taken out of the image, and stay out."""
+    (unused,) = re.findall(r'^unused="(.*)"$', (ROOT / "hack/image/install.sh").read_text(), re.MULTILINE)
+    names = [name.removeprefix("python-") for name in unused.split()]
+    assert imports_without(names, "dra_frontend.app", "dra_frontend.commands.cli")
+    assert not imports_without(["aiohttp"], "dra_frontend.app")
+
+
+@pytest.mark.fault("security S19")
+def test_the_backends_image_has_openssl_only_for_a_metrics_library() -> None:
+    """The Dockerfile leaves it out unless the backend's lock names the one package that imports it."""
+    named = re.search("^prometheus-client=", (ROOT / "locks/nri-backend.txt").read_text(), re.MULTILINE)
+    assert imports_without(["_ssl", "_hashlib"], "nri_backend.app") == (named is None)

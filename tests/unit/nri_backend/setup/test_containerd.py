@@ -173,3 +173,30 @@ def test_whatever_a_section_says_is_written_back(section: Document) -> None:
     setting = Setting((NRI, "disable"), False, True)
     text = write_drop_in(Dump(2, {NRI: section}, ()), [setting])
     assert tomllib.loads(text) == {"version": 2, "plugins": {NRI: section | {"disable": False}}}
+
+
+KEYS = st.sampled_from(["enable_cdi", "cdi_spec_dirs", "disable", "plugin_request_timeout", "default_validator", "x"])
+SECTION = st.dictionaries(KEYS | st.just("required_plugins"), VALUES, max_size=4)
+
+
+@given(
+    st.sampled_from([2, 3, 4]) | VALUES,
+    st.dictionaries(st.sampled_from([NRI, CRI_2, CRI_3]), SECTION | VALUES, max_size=3) | VALUES,
+    st.lists(st.sampled_from([NRI, CRI_2, CRI_3]), max_size=2) | VALUES,
+)
+def test_odd_dumps_are_refused_or_judged(version: Any, plugins: Any, disabled: Any) -> None:
+    """Whatever a file says: an error that names what is wrong, or a drop-in that can be read."""
+    document = {"version": version, "plugins": plugins, "disabled_plugins": disabled}
+    # As one entry each, in the form that lists of tables have in a drop-in.
+    lists = [Setting(("dump", key), [value], None) for key, value in document.items()]
+    text = write_drop_in(Dump(3, {}, ()), lists)
+    assert tomllib.loads(text)["plugins"]["dump"] == {key: [value] for key, value in document.items()}
+    top = [line.replace(" = [", " = ", 1)[:-1] for line in text.splitlines() if line.split(" = ")[0] in document]
+    try:
+        dumped = read_dump("\n".join(top))
+    except RuntimeConfigError:
+        return
+    lacking = missing_settings(dumped, CDI, require_plugin=True)
+    assert tomllib.loads(write_drop_in(dumped, lacking)).keys() <= {"version", "plugins"}
+    faults(dumped, require_plugin=True)
+    notes(dumped)

@@ -80,9 +80,9 @@ def read_dump(text: str) -> Dump:
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise RuntimeConfigError(f"the dump is not TOML: {error}") from error
     version, plugins = document.get("version"), document.get("plugins", {})
-    if version not in _CRI or not isinstance(plugins, dict):
+    if not isinstance(version, int) or version not in _CRI or not isinstance(plugins, dict):
         raise RuntimeConfigError(f"the dump has version {shown(version)}; known are {', '.join(map(str, _CRI))}")
-    dump = Dump(version, plugins, tuple(map(str, document.get("disabled_plugins", ()))))
+    dump = Dump(version, plugins, tuple(map(str, _items(document.get("disabled_plugins")))))
     for plugin in (dump.cri, NRI):
         if not isinstance(dump.value(plugin), dict) and plugin not in dump.disabled:
             raise RuntimeConfigError(
@@ -103,7 +103,7 @@ def missing_settings(dump: Dump, cdi_dir: str, *, require_plugin: bool = False) 
     ]
     if require_plugin and dump.can_require_plugins:
         validator = (NRI, "default_validator")
-        required = dump.value(*validator, "required_plugins") or []
+        required = _items(dump.value(*validator, "required_plugins"))
         wanted += [
             ((*validator, "enable"), True),
             ((*validator, "required_plugins"), required + [NRI_PLUGIN_NAME] * (NRI_PLUGIN_NAME not in required)),
@@ -133,8 +133,12 @@ def notes(dump: Dump) -> list[str]:
     return [f"containerd's NRI socket is {shown(socket)}: set nriSocket of this driver to it"]
 
 
+def _items(found: Any) -> list[Any]:
+    return found if isinstance(found, list) else []
+
+
 def _with_directory(found: Any, directory: str) -> list[Any]:
-    there = found if isinstance(found, list) else []
+    there = _items(found)
     return there if _same_place(directory) in map(_same_place, map(str, there)) else [*there, directory]
 
 

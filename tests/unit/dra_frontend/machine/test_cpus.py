@@ -142,12 +142,6 @@ def test_cpus_without_an_l3_have_none_and_stay() -> None:
     assert [(cpu.l3, cpu.l3_id) for cpu in machine.cpus.values()] == [(None, -1)] * 8
 
 
-def test_an_empty_l3_set_means_the_core_itself() -> None:
-    """Itanium kernels print an empty set for a cache that belongs to one core."""
-    machine = look(**{f"cpu{cpu}__cache__index3__shared_cpu_map": "00\n" for cpu in range(8)})
-    assert report(machine)["l3"] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-
-
 def test_intel_core_types() -> None:
     """cpu_core and cpu_atom tell the types; cpu_lowpower are small cores, too; a lone cpu_core tells nothing apart."""
     tree = small_machine()
@@ -170,19 +164,6 @@ def test_arm_core_types() -> None:
     assert report(machine)["coreTypes"] == {"p-core": [0, 1, 2, 3], "e-core": [4, 5, 6, 7]}
     even = look(**{f"cpu{cpu}__cpu_capacity": "1024\n" for cpu in range(8)})
     assert report(even)["coreTypes"] == {"standard": list(range(8))}
-
-
-def test_the_two_cores_of_an_amd_compute_unit_are_two_cores() -> None:
-    """AMD family 15h lists both cores of a unit as siblings, each with a core id; on no other machine do ids split."""
-    ids = {f"{CPU}/cpu{cpu}/topology/core_id": f"{cpu % 4}\n" for cpu in range(8)}
-    family = "processor\t: 0\nvendor_id\t: {}\ncpu family\t: {}\nmodel\t\t: 1\n"
-    tree = small_machine().changed(dict(ids))
-    assert cores(discover(tree)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert cores(discover(tree.changed({"/proc/cpuinfo": family.format("AuthenticAMD", 21)}))) == [
-        [n] for n in range(8)
-    ]
-    for other in (("AuthenticAMD", 25), ("GenuineIntel", 21)):
-        assert len(cores(discover(tree.changed({"/proc/cpuinfo": family.format(*other)})))) == 4
 
 
 def test_a_captured_hybrid_machine_with_its_pmus() -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPUs, cores, packages, L3 groups and core types from sysfs. Core: parses a tree, touches nothing else."""
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -65,28 +64,9 @@ def _is_online(reader: Reader, cpu: int, listed: frozenset[int] | None) -> bool:
 
 def read_cores(reader: Reader, online: frozenset[int]) -> tuple[Groups, dict[int, int]]:
     """Returns the core of every CPU, as its set of sibling threads, and the raw core ids (-1 where unknown)."""
-    ids = {cpu: _topology_integer(reader, cpu, "core_id") for cpu in online}
     cores = _siblings(reader, online, _CORE_FILES)
-    cores |= _cores_by_id(reader, online - set(cores), ids)
-    if any(len({ids[cpu] for cpu in core}) > 1 for core in set(cores.values())) and _has_compute_units(reader):
-        cores = {cpu: frozenset(other for other in core if ids[other] == ids[cpu]) for cpu, core in cores.items()}
+    ids = {cpu: _topology_integer(reader, cpu, "core_id") for cpu in online}
     return {cpu: cores.get(cpu, frozenset({cpu})) for cpu in online}, ids
-
-
-def _cores_by_id(reader: Reader, cpus: frozenset[int], ids: dict[int, int]) -> Groups:
-    """Groups CPUs without a file of siblings by package, cluster and core id. No kernel lacks it, but trees do."""
-    cores: dict[tuple[int, int, int], set[int]] = defaultdict(set)
-    for cpu in cpus:
-        if ids[cpu] >= 0:
-            package = _topology_integer(reader, cpu, "physical_package_id")
-            cores[package, _topology_integer(reader, cpu, "cluster_id"), ids[cpu]].add(cpu)
-    return {cpu: frozenset(core) for core in cores.values() for cpu in core}
-
-
-def _has_compute_units(reader: Reader) -> bool:
-    # AMD family 15h: the two cores of a compute unit, each with a core id, are listed as if they were threads.
-    text = reader.text("/proc/cpuinfo") or ""
-    return bool(re.search(r"^vendor_id\s*: AuthenticAMD$[^$]*?^cpu family\s*: 21$", text, re.MULTILINE))
 
 
 def read_packages(reader: Reader, online: frozenset[int]) -> dict[int, int]:
@@ -142,7 +122,7 @@ def _partition(named: Groups, paths: dict[int, str], online: frozenset[int]) -> 
     return groups
 
 
-def read_l3(reader: Reader, online: frozenset[int], cores: Groups) -> tuple[Groups, dict[int, int]]:
+def read_l3(reader: Reader, online: frozenset[int]) -> tuple[Groups, dict[int, int]]:
     """Returns the L3 group of every CPU that has an L3, and the id of that cache by the kernel, where it has one."""
     named: Groups = {}
     paths: dict[int, str] = {}
@@ -155,8 +135,7 @@ def read_l3(reader: Reader, online: frozenset[int], cores: Groups) -> tuple[Grou
                 continue
             shared = reader.cpu_set(f"{path}/shared_cpu_map", f"{path}/shared_cpu_list")
             if shared is not None:
-                # Itanium kernels print an empty set for a cache that one core has for itself.
-                named[cpu], paths[cpu] = shared[0] or cores[cpu], shared[1]
+                named[cpu], paths[cpu] = shared
                 cache_id = reader.integer(f"{path}/id")
                 if cache_id is not None:
                     ids[cpu] = cache_id

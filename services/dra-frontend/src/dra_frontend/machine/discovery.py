@@ -16,7 +16,7 @@ def discover(tree: FileTree) -> Machine:
     cpus = read_online(reader)
     cores, core_ids = read_cores(reader, cpus.online)
     packages = read_packages(reader, cpus.online)
-    l3_groups, l3_ids = read_l3(reader, cpus.online, cores)
+    l3_groups, l3_ids = read_l3(reader, cpus.online)
     types = read_core_types(reader, cpus.online)
     nodes = read_nodes(reader, cpus.online)
     node_of = _node_of(nodes)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPUs, cores, packages, L3 groups and core types from sysfs. Core: parses a tree, touches nothing else."""
+"""CPUs, cores, packages, L3 groups and core types from sysfs."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dra_frontend.machine.file_tree import HostTreeError, Reader
 from dra_frontend.machine.model import CoreType
+from dra_frontend.machine.numbering import Group, numbered
 
 CPU_DIRECTORY = "/sys/devices/system/cpu"
 
@@ -14,7 +15,7 @@ CPU_DIRECTORY = "/sys/devices/system/cpu"
 _CORE_FILES = ("core_cpus", "thread_siblings")
 _PACKAGE_FILES = ("package_cpus", "core_siblings")
 
-Groups = dict[int, frozenset[int]]
+Groups = dict[int, Group]
 """Every CPU that is in a group, and its group."""
 
 
@@ -25,6 +26,13 @@ class Online:
     online: frozenset[int]
     offline: frozenset[int]
     isolated: frozenset[int]
+    possible: frozenset[int]
+    """All that this kernel will ever have."""
+
+    @property
+    def present(self) -> frozenset[int]:
+        """All that have a directory."""
+        return self.online | self.offline
 
 
 def read_online(reader: Reader) -> Online:
@@ -44,7 +52,8 @@ def read_online(reader: Reader) -> Online:
     for cpu in sorted(listed ^ by_directory):
         raise HostTreeError(path, f"and {CPU_DIRECTORY}/cpu{cpu} disagree whether CPU {cpu} is online")
     isolated = reader.cpu_list(f"{CPU_DIRECTORY}/isolated") or frozenset()
-    return Online(listed, frozenset(present) - listed, isolated & listed)
+    possible = reader.cpu_list(f"{CPU_DIRECTORY}/possible") or frozenset()
+    return Online(listed, frozenset(present) - listed, isolated & listed, possible.union(present))
 
 
 def _is_online(reader: Reader, cpu: int, listed: frozenset[int] | None) -> bool:
@@ -54,7 +63,7 @@ def _is_online(reader: Reader, cpu: int, listed: frozenset[int] | None) -> bool:
         raise HostTreeError(path, f"{flag[:40]!r} is neither 0 nor 1")
     if listed is not None and (flag or cpu in listed):
         return flag != "0"  # without a file: it cannot be unplugged
-    # No list: an offline CPU has no topology, so the two signs must agree.
+    # No list: an offline CPU has no topology, so both must say the same.
     has_topology = reader.all_names(f"{CPU_DIRECTORY}/cpu{cpu}/topology") is not None
     others_have = reader.all_names(f"{CPU_DIRECTORY}/cpu0/topology") is not None
     if listed is None and flag != "0" and others_have and not has_topology:
@@ -63,29 +72,37 @@ def _is_online(reader: Reader, cpu: int, listed: frozenset[int] | None) -> bool:
 
 
 def read_cores(reader: Reader, online: frozenset[int]) -> tuple[Groups, dict[int, int]]:
-    """Returns the core of every CPU, as its set of sibling threads, and the raw core ids (-1 where unknown)."""
+    """Returns the core of every CPU, as its set of sibling threads, and the raw core ids (-1 where unknown).
+
+    Raises HostTreeError where siblings disagree: one core could be given to two claims.
+    """
     cores = _siblings(reader, online, _CORE_FILES)
     ids = {cpu: _topology_integer(reader, cpu, "core_id") for cpu in online}
     return {cpu: cores.get(cpu, frozenset({cpu})) for cpu in online}, ids
 
 
-def read_packages(reader: Reader, online: frozenset[int]) -> dict[int, int]:
-    """Returns the package of every CPU: the kernel's id where that tells packages apart, else their number in order."""
-    ids = {cpu: _topology_integer(reader, cpu, "physical_package_id") for cpu in online}
-    groups = _siblings(reader, online, _PACKAGE_FILES)
-    alone: dict[int, set[int]] = defaultdict(set)
-    for cpu in online - set(groups):
-        alone[ids[cpu]].add(cpu)
-    packages = sorted({*groups.values(), *map(frozenset, alone.values())}, key=min)
-    for package in packages:
-        for cpu in sorted(package):
-            if ids[cpu] != ids[min(package)] and -1 not in (ids[cpu], ids[min(package)]):
+def read_packages(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> dict[int, int]:
+    """Returns the number of every CPU's package: the kernel's id where that tells packages apart.
+
+    Masks that contradict each other, or the ids, are doubted and left aside; then the ids alone tell.
+    """
+    ids = {cpu: _topology_integer(reader, cpu, "physical_package_id") for cpu in cpus.online}
+    try:
+        groups = _siblings(reader, cpus.online, _PACKAGE_FILES)
+        for cpu, group in groups.items():
+            if len({ids[cpu], ids[min(group)]} - {-1}) > 1:
                 path = f"{CPU_DIRECTORY}/cpu{cpu}/topology/physical_package_id"
-                raise HostTreeError(path, f"says {ids[cpu]}, but CPU {min(package)} of the same package says otherwise")
-    raw = [max(ids[cpu] for cpu in package) for package in packages]
+                raise HostTreeError(path, f"says {ids[cpu]}, but CPU {min(group)} of the same package says otherwise")
+    except HostTreeError as error:
+        reader.doubts["socket"] = str(error)
+        groups = {}
+    alone: dict[int, set[int]] = defaultdict(set)
+    for cpu in cpus.online - set(groups):
+        alone[ids[cpu]].add(cpu)
+    packages = {*groups.values(), *map(frozenset, alone.values())}
     # POWER and s390 say -1, s390 also repeats ids in every book.
-    usable = min(raw) >= 0 and len(set(raw)) == len(raw)
-    return {cpu: raw[number] if usable else number for number, package in enumerate(packages) for cpu in package}
+    named = {package: top for package in packages if (top := max(ids[cpu] for cpu in package)) >= 0}
+    return numbered(packages, cpus.present, named, earlier, ordinal=True)
 
 
 def _topology_integer(reader: Reader, cpu: int, name: str) -> int:
@@ -122,25 +139,40 @@ def _partition(named: Groups, paths: dict[int, str], online: frozenset[int]) -> 
     return groups
 
 
-def read_l3(reader: Reader, online: frozenset[int]) -> tuple[Groups, dict[int, int]]:
-    """Returns the L3 group of every CPU that has an L3, and the id of that cache by the kernel, where it has one."""
+def read_l3(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> tuple[Groups, dict[int, int]]:
+    """Returns the L3 group of every CPU that has an L3, and the number of that cache: the kernel's id where it has one.
+
+    Where the kernel's sets of CPUs contradict each other, they are doubted, and no L3 is known.
+    """
     named: Groups = {}
     paths: dict[int, str] = {}
     ids: dict[int, int] = {}
-    for cpu in sorted(online):
-        directory = f"{CPU_DIRECTORY}/cpu{cpu}/cache"
-        for name in (reader.names(directory, r"index(\d+)") or {}).values():
-            path = f"{directory}/{name}"
-            if reader.integer(f"{path}/level") != 3 or reader.text(f"{path}/type") == "Instruction":
-                continue
-            shared = reader.cpu_set(f"{path}/shared_cpu_map", f"{path}/shared_cpu_list")
-            if shared is not None:
-                named[cpu], paths[cpu] = shared
-                cache_id = reader.integer(f"{path}/id")
-                if cache_id is not None:
-                    ids[cpu] = cache_id
-                break
-    return _partition(named, paths, online), ids
+    try:
+        for cpu in sorted(cpus.online):
+            if path := _l3_directory(reader, cpu):
+                shared = reader.cpu_set(f"{path}/shared_cpu_map", f"{path}/shared_cpu_list")
+                if shared is not None:
+                    named[cpu], paths[cpu] = shared
+                    cache_id = reader.integer(f"{path}/id")
+                    ids |= {} if cache_id is None else {cpu: cache_id}
+        groups = _partition(named, paths, cpus.online)
+    except HostTreeError as error:
+        reader.doubts["l3"] = str(error)
+        return {}, {}
+    caches = set(groups.values())
+    known = {groups[cpu]: number for cpu, number in sorted(ids.items(), reverse=True)}
+    # CPUs without an L3 (low-power cores) are in no group, and no group is completed with them.
+    bare = cpus.online - set(groups)
+    return groups, numbered(caches, cpus.present - bare, known, earlier)
+
+
+def _l3_directory(reader: Reader, cpu: int) -> str:
+    directory = f"{CPU_DIRECTORY}/cpu{cpu}/cache"
+    for name in (reader.names(directory, r"index(\d+)") or {}).values():
+        path = f"{directory}/{name}"
+        if reader.integer(f"{path}/level") == 3 and reader.text(f"{path}/type") != "Instruction":
+            return path
+    return ""
 
 
 def read_core_types(reader: Reader, online: frozenset[int]) -> dict[int, CoreType]:

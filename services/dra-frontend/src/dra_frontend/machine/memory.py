@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NUMA nodes, memory, hugepages and page sizes from sysfs and procfs. Core: parses a tree, touches nothing else."""
+"""NUMA nodes, memory, hugepages and page sizes from sysfs and procfs."""
 
 import re
 from collections.abc import Iterable
@@ -30,6 +30,11 @@ def read_nodes(reader: Reader, online: frozenset[int]) -> dict[int, NumaNode]:
         else NumaNode(node, found, memory_bytes=0, online=False)
         for node, found in kept.items()
     }
+
+
+def read_possible_nodes(reader: Reader) -> frozenset[int]:
+    """Returns the NUMA nodes that this kernel may ever have; none where it does not say."""
+    return reader.cpu_list(f"{NODE_DIRECTORY}/possible") or frozenset()
 
 
 def _read_node(reader: Reader, node: int, cpus: frozenset[int], present: list[int], kept: Iterable[int]) -> NumaNode:
@@ -116,7 +121,7 @@ def _read_distances(reader: Reader, path: str, nodes: list[int]) -> dict[int, in
         return {}
     words = text.split()
     if not all(re.fullmatch(r"\d{1,9}", word, re.ASCII) for word in words):
-        raise HostTreeError(path, f"{text[:40]!r} is no row of distances")
+        raise HostTreeError(path, f"{text[:40]!r} is not a row of distances")
     if len(words) < len(nodes):
         raise HostTreeError(path, f"has {len(words)} distances for {len(nodes)} nodes")
     # More than nodes: a node went away meanwhile, and nothing says which column was its own.
@@ -124,7 +129,7 @@ def _read_distances(reader: Reader, path: str, nodes: list[int]) -> dict[int, in
 
 
 def read_base_page_bytes(reader: Reader) -> int:
-    """Returns the base page size, by the surest sign there is: no file of sysfs states it.
+    """Returns the base page size, by the surest source there is: no file of sysfs states it.
 
     What the running kernel says; in a captured tree ``KernelPageSize`` of a mapping (the smallest: others may be huge),
     the note that hwloc's gatherer leaves, the default hugepage size of Arm kernels (page size squared over 8: a table

@@ -176,7 +176,7 @@ class MachineWatch:
 
     def _discover(self) -> Machine:
         began = time.perf_counter()
-        machine = discover(self._trees.host)
+        machine = discover(self._trees.host, self.inventory.machine)
         seconds = time.perf_counter() - began
         _LOG.info("machine read cpus=%d nodes=%d seconds=%.3f", len(machine.cpus), len(machine.numa_nodes), seconds)
         return machine

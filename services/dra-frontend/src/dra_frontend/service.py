@@ -24,12 +24,11 @@ from dra_frontend.claims.recovery import LostRecords
 from dra_frontend.claims.service import NodeClaims
 from dra_frontend.claims.store import Change, ClaimStore
 from dra_frontend.devices.inventory import Inventory
-from dra_frontend.devices.pcie import cut_devices
 from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.kubelet.managers import read_policies, static_note
 from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
 from dra_frontend.node.host_tree import HostTree
-from dra_frontend.node.machine_watch import FirstLook, HostTrees, MachineWatch
+from dra_frontend.node.machine_watch import HostTrees, MachineWatch
 from dra_frontend.node.run_directory import RunDirectory
 from dra_frontend.publishing.offer import Offer
 from dra_frontend.publishing.publisher import Publisher
@@ -50,7 +49,6 @@ class Service:
         self,
         settings: Settings,
         trees: HostTrees,
-        first: FirstLook,
         run_directory: RunDirectory,
         client: KubeClient,
     ) -> None:
@@ -62,7 +60,7 @@ class Service:
         self.backend = BackendView(time.monotonic)
         self.feed = EventFeed()
         node = settings.node_name
-        self.watch = MachineWatch(trees, config, node, first, lambda: self.store.ledger)
+        self.watch = MachineWatch(trees, config, node, lambda: self.store.ledger)
         self.telemetry = Telemetry(lambda: self.store.ledger, self.watch, self.backend)
         directory = ClaimDirectory(Path(config.cdi_dir), run_dir / CLAIMS_JOURNAL, run_dir / "quarantine")
         root = Path(config.kubelet_root_dir)
@@ -118,6 +116,9 @@ class Service:
     def unready(self) -> list[str]:
         """Returns why the service is not ready."""
         problems = [f"backend: {self.backend.problem}"] if self.backend.problem else []
+        problems += [f"{driver}: nothing is offered: {why}" for driver, why in self._inventory().refused.items()]
+        if self.watch.problem and not self._inventory().pools:
+            problems.append(f"machine: {self.watch.problem}")
         for driver, plugin in self.plugins.items():
             if not plugin.registered:
                 problems.append(f"{driver}: not registered with the kubelet {plugin.error}".rstrip())
@@ -167,9 +168,9 @@ class Service:
             await asyncio.sleep(0.5)
 
     async def start(self) -> None:
-        """Loads the claims and looks at the machine that they are on. Raises OSError."""
+        """Loads the claims and reads the machine that they are on. Raises OSError."""
         await self.store.start()
-        await self.watch.look()
+        await self.watch.read()
         self.offer.refresh()
 
     async def open_for_claims(self, stack: AsyncExitStack) -> None:
@@ -181,8 +182,6 @@ class Service:
         for plugin in self.plugins.values():
             await plugin.register()
         await self.release.learn()
-        if cut := cut_devices(self._inventory().machine.pcie_roots, self._inventory().pools):
-            _LOG.warning("near more PCIe roots than a slice can list, use a smaller groupBy devices=%s", cut)
         self.offer.open(self.publishers)
         await self._tell_managers()
 

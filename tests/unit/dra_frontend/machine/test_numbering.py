@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers of sockets and L3 caches, and so names of devices, while CPUs go offline and after a restart."""
 
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -52,7 +53,7 @@ def subsets(data: st.DataObject, machine: Machine, largest: int) -> frozenset[in
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_names_stay_while_running(name: str, tree: type[MemoryTree], data: st.DataObject) -> None:
+def test_names_stay_while_running(name: str, tree: Callable[[str], MemoryTree], data: st.DataObject) -> None:
     """Whatever goes offline and comes back while the process runs, a CPU's device keeps its name."""
     machine = first = discover(tree(name))
     for _ in range(3):
@@ -66,7 +67,7 @@ def test_names_stay_while_running(name: str, tree: type[MemoryTree], data: st.Da
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
-def test_names_stay_over_a_restart(name: str, tree: type[MemoryTree], data: st.DataObject) -> None:
+def test_names_stay_over_a_restart(name: str, tree: Callable[[str], MemoryTree], data: st.DataObject) -> None:
     """As long as one socket and one L3 are whole, a start with CPUs offline gives the names that all CPUs had given."""
     first = discover(tree(name))
     whole = data.draw(st.sampled_from(sorted(first.online)))
@@ -80,7 +81,7 @@ def test_names_stay_over_a_restart(name: str, tree: type[MemoryTree], data: st.D
 @pytest.mark.fault("frontend A14")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("tree", [captured, bare], ids=["captured", "bare"])
-def test_any_single_cpu_may_be_offline_at_the_start(name: str, tree: type[MemoryTree]) -> None:
+def test_any_single_cpu_may_be_offline_at_the_start(name: str, tree: Callable[[str], MemoryTree]) -> None:
     """One failed CPU renames nothing."""
     first = discover(tree(name))
     for cpu in sorted(first.online)[:: max(1, len(first.cpus) // 16)]:

@@ -14,8 +14,7 @@ from dra_frontend.allocation.decide import make_record
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.devices.inventory import build_inventory
-from dra_frontend.machine.fingerprint import read_signs
-from dra_frontend.node.machine_watch import FirstLook, HostTrees, MachineWatch
+from dra_frontend.node.machine_watch import HostTrees, MachineWatch
 from dra_frontend.node.sockets import listen_unix
 from dra_frontend.publishing.device_status import Picture, picture
 from dra_frontend.state_endpoint.api import HttpServer, NodeState, probe_app, state_app
@@ -31,8 +30,7 @@ from tests.strategies.machines import machine
 
 CONFIG = Config(reserved_cpus=frozenset({0}))
 INVENTORY = build_inventory(machine(), CONFIG, NODE)
-FIRST = FirstLook(read_signs(small_machine()), INVENTORY)
-LIVE = MachineWatch(HostTrees(MemoryTree({}), MemoryTree({})), CONFIG, NODE, FIRST, lambda: Ledger({}))
+LIVE = MachineWatch(HostTrees(small_machine(), MemoryTree({})), CONFIG, NODE, lambda: Ledger({}))
 
 
 def ledger() -> Ledger:

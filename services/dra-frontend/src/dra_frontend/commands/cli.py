@@ -20,12 +20,12 @@ from dra_frontend.commands.provision_plan import plan, read_wishes
 from dra_frontend.commands.render import machine_table, structured
 from dra_frontend.commands.simulate import NODE, read_operations, simulate
 from dra_frontend.devices.allocatable import MappingForm
-from dra_frontend.devices.inventory import InventoryError, build_inventory
+from dra_frontend.devices.inventory import Inventory, InventoryError, build_inventory
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.host_tree import HostTree
-from dra_frontend.settings import add_run_arguments, load_settings, open_host
+from dra_frontend.settings import Settings, add_run_arguments, load_settings, open_host
 
 _BAD_INPUT = 2
 _FAILED = 1
@@ -67,9 +67,19 @@ def _inspect(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _inventory(settings: Settings, node: str) -> Inventory:
+    """Returns what the settings offer of the machine, warnings to standard error. Raises InventoryError."""
+    inventory = build_inventory(discover(open_host(settings)), settings.config, node)
+    for text in inventory.refused.values():
+        raise InventoryError(*text.split(": ", 1))
+    for text in inventory.warnings:
+        print(f"dra-frontend: warning: {text}", file=sys.stderr)
+    return inventory
+
+
 def _slices(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
-    inventory = build_inventory(discover(open_host(settings)), settings.config, settings.node_name)
+    inventory = _inventory(settings, settings.node_name)
     # No server is asked: the newest form is shown.
     mapping = MappingForm.V1_37 if settings.config.publish_node_allocatable_resource_mapping else None
     items = [one for pool in inventory.pools for one in slice_documents(pool, settings.node_name, mapping=mapping)]
@@ -87,7 +97,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
     operations = read_operations(read_yaml(arguments.claims), arguments.claims)
     # Any name does: nothing is published, and a made-up machine may have been captured under one that is none.
-    inventory = build_inventory(discover(open_host(settings)), settings.config, NODE)
+    inventory = _inventory(settings, NODE)
     print(structured(simulate(inventory, operations), arguments.output))
     return 0
 

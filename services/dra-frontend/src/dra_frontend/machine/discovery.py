@@ -11,10 +11,12 @@ from dra_frontend.machine.pcie import read_pcie_roots
 def discover(tree: FileTree, before: Machine | None = None) -> Machine:
     """Reads a machine; raises HostTreeError naming the file that makes it impossible.
 
-    ``before`` is the same machine as it was read last: sockets and L3 caches keep the numbers that they had.
+    ``before`` is the same machine as it was read last: sockets and L3 caches keep the numbers that they had, and what
+    was there may come back.
     """
     reader = Reader(tree)
-    known = before.known if before else {}
+    before = before or Machine({}, {})
+    known = before.known
     cpus = read_online(reader)
     cores, core_ids = read_cores(reader, cpus.online)
     packages = read_packages(reader, cpus, {cpu.id: cpu.package for cpu in known.values()})
@@ -40,8 +42,8 @@ def discover(tree: FileTree, before: Machine | None = None) -> Machine:
         numa_nodes=nodes,
         isolated=cpus.isolated,
         offline=cpus.offline,
-        possible=cpus.possible,
-        possible_nodes=read_possible_nodes(reader).union(nodes),
+        possible=cpus.possible | before.possible,
+        possible_nodes=read_possible_nodes(reader).union(nodes, before.possible_nodes),
         smt=any(len(core) > 1 for core in cores.values()),
         base_page_bytes=read_base_page_bytes(reader),
         pcie_roots=read_pcie_roots(reader),

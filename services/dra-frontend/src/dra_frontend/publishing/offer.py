@@ -68,6 +68,8 @@ class Offer:
 
     def publish(self) -> None:
         """Hands the slices to their publishers, in the form of the API server's release."""
+        if not self._inventory().pools:
+            return  # the machine was never read: what is published, of an earlier run, stays
         for driver, slices in self._slices.items():
             pools = self.picture.pools_of(driver)
             mapping = self._mapping()

@@ -16,7 +16,7 @@ from numa_contract.reports import REPORT_VERSION, BackendStatus, ContainerReport
 
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
-from dra_frontend.node.machine_watch import LiveMachine
+from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.publishing.device_status import Picture
 from dra_frontend.state_endpoint.page import node_page
 from dra_frontend.state_endpoint.views import cpus_view, devices_view, machine_view, memory_view
@@ -35,7 +35,7 @@ class NodeState:
 
     node: str
     instance: str
-    live: LiveMachine
+    live: MachineWatch
     picture: Callable[[], Picture]
     ledger: Callable[[], Ledger]
     quarantined: Callable[[], dict[str, str]]
@@ -60,7 +60,8 @@ def probe_routes(app: FastAPI, state: NodeState) -> None:
     async def readyz() -> Response:
         """Ready when registered with the kubelet, slices published and the backend enforcing."""
         problems = state.unready()
-        return PlainTextResponse("\n".join(problems or ["ok"]) + "\n", status_code=503 if problems else 200)
+        lines = [*(problems or ["ok"]), *(f"warning: {text}" for text in state.live.warnings)]
+        return PlainTextResponse("\n".join(lines) + "\n", status_code=503 if problems else 200)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:

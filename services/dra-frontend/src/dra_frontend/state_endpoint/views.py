@@ -14,11 +14,11 @@ from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import CpuDevice, MemoryDevice
 from dra_frontend.machine.host_hugepages import PageKey
 from dra_frontend.machine.model import NumaNode
-from dra_frontend.node.machine_watch import LiveMachine
+from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.publishing.device_status import Picture
 
 
-def machine_view(live: LiveMachine) -> dict[str, Any]:
+def machine_view(live: MachineWatch) -> dict[str, Any]:
     """Returns the machine by NUMA node."""
     machine = live.machine
     return {

@@ -22,13 +22,17 @@ class Served:
 
 @dataclass
 class Fault:
-    """What happens to the next ``count`` requests: an HTTP code, or ``hang`` / ``drop`` of the connection."""
+    """What happens to the next ``count`` requests: an HTTP code, or ``hang`` / ``drop`` of the connection.
+
+    With a ``body`` the answer is that text, whatever it is.
+    """
 
     count: int
     answer: str
     verb: str = ""
     resource: str = ""
     retry_after: int | None = None
+    body: str | None = None
 
 
 @dataclass

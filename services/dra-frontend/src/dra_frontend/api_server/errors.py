@@ -1,18 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ways in which the API server can fail us. Only situations that somebody handles have a class."""
 
-__all__ = [
-    "ConflictError",
-    "ForbiddenError",
-    "InvalidError",
-    "KubeConfigError",
-    "KubeError",
-    "NotFoundError",
-    "NotServedError",
-    "UnavailableError",
-    "WatchExpiredError",
-]
-
 
 class KubeError(Exception):
     """A call to the API server did not do what was asked. ``operation`` is verb and resource, ``detail`` the reason."""
@@ -26,13 +14,20 @@ class KubeError(Exception):
 
 
 class UnavailableError(KubeError):
-    """No answer in time, or one that asks to come back later; ``retry_after`` in seconds where the server said so."""
+    """No answer in time, one that is not an answer, or one that asks to come back later.
+
+    ``retry_after`` is in seconds, where the server said so; two minutes at most.
+    """
 
     retriable = True
 
     def __init__(self, operation: str, detail: str, retry_after: float | None = None) -> None:
         self.retry_after = retry_after
         super().__init__(operation, detail)
+
+
+class TooLargeError(UnavailableError):
+    """An answer is longer than what is read of one."""
 
 
 class ForbiddenError(KubeError):

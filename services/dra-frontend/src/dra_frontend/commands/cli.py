@@ -19,7 +19,6 @@ from dra_frontend.commands.provision import report as provision_report
 from dra_frontend.commands.provision_plan import plan, read_wishes
 from dra_frontend.commands.render import machine_table, structured
 from dra_frontend.commands.simulate import NODE, read_operations, simulate
-from dra_frontend.devices.allocatable import MappingForm
 from dra_frontend.devices.inventory import Inventory, InventoryError, build_inventory
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.machine.discovery import discover
@@ -80,9 +79,8 @@ def _inventory(settings: Settings, node: str) -> Inventory:
 def _slices(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
     inventory = _inventory(settings, settings.node_name)
-    # No server is asked: the newest form is shown.
-    mapping = MappingForm.V1_37 if settings.config.publish_node_allocatable_resource_mapping else None
-    items = [one for pool in inventory.pools for one in slice_documents(pool, settings.node_name, mapping=mapping)]
+    counted, node = settings.config.publish_node_allocatable_resource_mapping, settings.node_name
+    items = [one for pool in inventory.pools for one in slice_documents(pool, node, counted=counted)]
     print(structured({"apiVersion": "v1", "kind": "List", "items": items}, arguments.output))
     return 0
 

@@ -2,9 +2,9 @@
 """Fails when the structure of kubernetes-asyncio moves: docs/adr/0001-partial-kubernetes-import.md."""
 
 import ast
-import inspect
 import importlib.metadata
 import importlib.util
+import inspect
 import json
 import subprocess
 import sys

@@ -435,7 +435,7 @@ ODD = [
     '{"kind": "ResourceClaim"}',
     '{"kind": "ResourceClaim", "metadata": null}',
     '{"kind": "ResourceClaim", "metadata": {"name": "other", "uid": "u"}}',
-    '{"kind": "ResourceClaimList", "metadata": {}, "items": null}',
+    '{"kind": "ResourceClaimList", "metadata": {}, "items": [1]}',
     '{"kind": "ResourceClaimList", "metadata": null, "items": []}',
     '{"kind": "ResourceClaimList", "metadata": {}, "items": {}}',
     '{"kind": "ResourceSlice", "metadata": {"name": "s", "uid": "u"}}',
@@ -493,6 +493,13 @@ async def test_an_event_of_another_shape(pair: Pair, line: str, what: type[KubeE
         with pytest.raises(what, match="watch resourceslices"):
             await anext(events)
     await events.aclose()
+
+
+@pytest.mark.parametrize("items", ["[]", "null", "[ ]"])
+def test_an_empty_list_is_a_list(items: str) -> None:
+    """Go writes none in three ways; and a field of the same name inside of others is not the list's."""
+    text = f'{{"metadata": {{"items": [{{}}], "resourceVersion": "7"}}, "kind": "KList", "items": {items}}}'
+    assert read_list(Call("list", "g", "r"), text.encode(), "K")[0] == []
 
 
 HOSTILE = ["[" * 9000 + "]" * 9000, '{"a":' * 3000 + "1" + "}" * 3000, "1e999", "9" * 5000, '"\\ud800"', "NaN"]

@@ -218,10 +218,7 @@ def test_optional_fields_are_left_out_one_after_another() -> None:
     full = wanted(
         0, device("a", attributes={"l": {"strings": ["x"]}, "s": {"int": 1}}, nodeAllocatableResources={"cpu": {}})
     )
-    found = [(one["spec"]["devices"][0], [field.gate for field in left_out]) for (one,), left_out in variants([full])]
-    assert [gates for _, gates in found] == [
-        [],
-        ["DRAListTypeAttributes"],
-        ["DRAListTypeAttributes", "DRANodeAllocatableResources"],
-    ]
+    found = [(one["spec"]["devices"][0], reasons) for (one,), reasons in variants([full])]
+    lists, both = ("ResourceSliceListsRefused",), ("ResourceSliceListsRefused", "NodeAllocatableMappingUnsupported")
+    assert [reasons for _, reasons in found] == [(), lists, both]
     assert found[2][0] == device("a", attributes={"s": {"int": 1}})

@@ -7,9 +7,9 @@ In a list an item that cannot be read is that item's problem: whoever may create
 
 import json
 import logging
-import math
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from numa_contract.documents import parse_json
@@ -32,7 +32,6 @@ _log = logging.getLogger(__name__)
 
 MOST_BYTES: Final = 4 << 20
 """Of an answer, and of an event of a watch. etcd takes objects of 1.5 MiB."""
-_MOST_DEPTH: Final = 100
 _DIGITS: Final = 20
 _SHOWN: Final = 500
 """Characters of the server's own words: they name fields, and what is wrong with them."""
@@ -52,15 +51,40 @@ def read_object(call: Call, data: bytes, kind: str) -> Document:
 
 def read_list(call: Call, data: bytes, kind: str) -> tuple[list[Document], Document]:
     """Returns the items of a list that can be read, and its metadata; UnavailableError for anything but a list."""
-    document = _parsed_leniently(call, data)
+    frame, texts = _apart(data)
+    document = _parsed(call, frame)
     metadata = _map(document, "metadata")
-    items = document.get("items") if isinstance(document, dict) and document.get("kind") == f"{kind}List" else None
-    if metadata is None or not isinstance(items, list):
+    if metadata is None or document.get("kind") != f"{kind}List" or document.get("items") not in ([], None):
         raise UnavailableError(call.operation, f"the answer is not a list of {kind}; is this an API server?")
-    usable = [item for item in items if _is_usable(kind, item) and _can_be_written(item)]
-    if len(usable) < len(items):
-        _log.warning("items of a list left out", extra={"kind": kind, "items": len(items) - len(usable)})
+    items = []
+    for text in texts:
+        with suppress(MalformedError):
+            items.append(parse_json(text, MOST_BYTES, kind, call.operation))
+    usable = [item for item in items if _is_usable(kind, item)]
+    if len(usable) < len(texts):
+        _log.warning("items of a list left out", extra={"kind": kind, "items": len(texts) - len(usable)})
     return usable, metadata
+
+
+def _apart(data: bytes) -> tuple[bytes, list[bytes]]:
+    """Returns a list without its items, and the items, each a JSON text of its own: one cannot spoil the others."""
+    kept, items, depth, start, key, listed = [], [], 0, 0, b"", False
+    for token in _TOKEN.finditer(data):
+        mark = token[0]
+        if mark in (b"{", b"["):
+            depth += 1
+            listed = mark == b"[" and key == b'"items"' if depth == 2 else listed
+            if listed and depth == 3:
+                kept.append(data[start : token.start()].rstrip(b", \r\n\t"))
+                start = token.start()
+        elif mark in (b"}", b"]"):
+            if listed and depth == 3:
+                items.append(data[start : token.end()])
+                start = token.end()
+            depth -= 1
+        elif depth == 1:
+            key = mark
+    return b"".join([*kept, data[start:]]), items
 
 
 def read_event(call: Call, line: bytes, kind: str) -> tuple[str, Document]:
@@ -102,44 +126,6 @@ def _parsed(call: Call, data: bytes) -> Any:
         return parse_json(data, MOST_BYTES, "answer", call.operation)
     except MalformedError as error:
         raise UnavailableError(call.operation, f"the answer {error.reason}; is this an API server?") from error
-
-
-def _parsed_leniently(call: Call, data: bytes) -> Any:
-    """Reads a list. What :func:`parse_json` refuses becomes a NaN here, so that only its item is left out."""
-    try:
-        try:
-            return json.loads(data, parse_int=_integer)
-        except RecursionError:
-            return json.loads(_without_depth(data), parse_int=_integer)
-    except ValueError as error:
-        raise UnavailableError(call.operation, "the answer is not JSON; is this an API server?") from error
-
-
-def _integer(text: str) -> int | float:
-    return int(text) if len(text) <= _DIGITS else math.nan
-
-
-def _without_depth(data: bytes) -> bytes:
-    """Returns a JSON text with NaN in place of what lies deeper than anything that we read."""
-    kept, depth, start = [], 0, 0
-    for token in _TOKEN.finditer(data):
-        if token[0] in (b"[", b"{"):
-            depth += 1
-            if depth == _MOST_DEPTH:
-                kept += [data[start : token.start()], b"NaN"]
-        elif token[0] in (b"]", b"}"):
-            if depth == _MOST_DEPTH:
-                start = token.end()
-            depth -= 1
-    return b"".join([*kept, data[start:]])
-
-
-def _can_be_written(item: Any) -> bool:
-    try:
-        json.dumps(item, allow_nan=False, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):  # numbers out of range, lone surrogates, depth
-        return False
-    return True
 
 
 async def lines(call: Call, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:

@@ -107,7 +107,8 @@ class KubeClient:
             query = {"limit": str(page), **({"continue": token} if token else {})}
             call = Call("list", _RESOURCES, "resourceclaims", namespace=namespace or "", query=query)
             try:
-                items, metadata = read_list(call, await self._ask(call), "ResourceClaim")
+                # In a thread: what tenants wrote may take a second to read, and nobody else waits for that.
+                items, metadata = await asyncio.to_thread(read_list, call, await self._ask(call), "ResourceClaim")
             except TooLargeError:
                 if page == 1:
                     raise

@@ -23,30 +23,24 @@ def plan_pool(
 
     A document with a resourceVersion replaces that version, one without is new. ``held`` is what the server has.
     """
-    highest = max((_header(document).get("generation") or 0 for document in held.values()), default=0)
+    highest = max((document["spec"]["pool"].get("generation") or 0 for document in held.values()), default=0)
     header = {"name": pool, "generation": highest or 1, "resourceSliceCount": len(desired)}
     deletes = [document for name, document in held.items() if name not in desired]
     changed = [
         name
         for name, document in desired.items()
         if name not in held
-        or _header(held[name]) != header
+        or held[name]["spec"]["pool"] != header
         or not _same(canonical(document["spec"]), canonical(held[name]["spec"]), accepted.get(name))
     ]
     if held and len(changed) + len(deletes) > 1:
         header["generation"] = highest + 1
         changed = list(desired)
     writes = [{**desired[name], "spec": {**desired[name]["spec"], "pool": header}} for name in changed]
-    return [
-        {**document, "metadata": held[name]["metadata"]} if name in held else document
-        for name, document in zip(changed, writes, strict=True)
-    ], deletes
+    for document in writes:
+        document["metadata"] = held.get(document["metadata"]["name"], document)["metadata"]
+    return writes, deletes
 
 
 def _same(desired: Document, stored: Document, accepted: tuple[Document, Document] | None) -> bool:
     return desired == stored or accepted == (desired, stored)
-
-
-def _header(document: Document) -> Document:
-    header: Document = document["spec"]["pool"]
-    return header

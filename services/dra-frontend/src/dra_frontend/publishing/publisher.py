@@ -10,13 +10,14 @@ import logging
 from collections.abc import Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Final
 
 from numa_node.backoff import Backoff
 
 from dra_frontend.api_server.client import KubeClient
 from dra_frontend.api_server.errors import ForbiddenError, InvalidError, KubeError, UnavailableError, WatchExpiredError
-from dra_frontend.publishing.optional_fields import remedy
+from dra_frontend.publishing.optional_fields import notes
 from dra_frontend.publishing.writer import GateOffError, Pools, SliceWriter
 
 _log = logging.getLogger(__name__)
@@ -29,12 +30,11 @@ _CALM_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class PublishStatus:
-    """Where publication stands."""
+    """Where publication stands; ``error`` is of the last round, None after a success."""
 
     ready: bool = False
     """What is desired was written once, and the feature gate was not found off since."""
     error: str | None = None
-    """Of the last round; None after a success."""
     warnings: tuple[str, ...] = ()
     """What devices are published without, and what would help."""
 
@@ -50,18 +50,18 @@ class Publisher:
         tell: Callable[[str, str], None],
         waits: tuple[float, float] = (1.0, 60.0),
     ) -> None:
-        """``tell`` records an Event, by reason and note. ``waits``: the first and the longest in a row, in seconds."""
+        """``tell`` records an Event, by reason and note. ``waits``: the first in a row and the longest, in seconds."""
         self._client = client
         self._driver = driver
         self._node_name = node_name
         self._tell = tell
         self._waits = waits
         self._settling = Backoff(*waits)
-        self._disturbed = float("-inf")
+        self._disturbed = -inf
         self._writer = SliceWriter(client, driver, node_name)
         self._pools: Pools | None = None
         self._wake = asyncio.Event()
-        self._due: float | None = None
+        self._due = inf
         self._failures = 0
         self.status = PublishStatus()
 
@@ -73,7 +73,7 @@ class Publisher:
         if not pools and self._pools is None:
             raise ValueError(f"{self._driver}: a start without any pool would delete the devices of running claims")
         self._pools = dict(pools)
-        self._due = float("-inf")
+        self._due = -inf
         self._wake.set()
 
     async def run(self) -> None:
@@ -98,12 +98,17 @@ class Publisher:
         """Lists, writes, watches and repairs; raises what ended that."""
         items, version = await self._client.list_slices(self._driver, self._node_name)
         self._writer.reset(items)
+        self._due = -inf
         follower = tasks.create_task(self._follow(version))
         follower.add_done_callback(lambda _: self._wake.set())
         try:
             while not follower.done():
-                await self._write()
-                await self._next_change(follower)
+                self._wake.clear()
+                if self._due <= asyncio.get_running_loop().time():
+                    await self._write()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._due):
+                        await self._wake.wait()
             raise follower.result()
         finally:
             follower.cancel()
@@ -117,7 +122,7 @@ class Publisher:
                 async with aclosing(self._client.watch_slices(self._driver, self._node_name, version)) as events:
                     async for kind, document in events:
                         version = document["metadata"]["resourceVersion"]
-                        if kind != "BOOKMARK" and self._writer.see(kind, document) and self._due is None:
+                        if kind != "BOOKMARK" and self._writer.see(kind, document) and self._due == inf:
                             self._settle(clock())
             except UnavailableError as error:
                 _log.info("watch ended", extra={"driver": self._driver, "error": str(error)})
@@ -135,38 +140,21 @@ class Publisher:
         self._due = now + self._settling.next()
         self._wake.set()
 
-    async def _next_change(self, follower: asyncio.Task[Exception]) -> None:
-        """Waits until something is to be written, or nobody follows any more."""
-        clock = asyncio.get_running_loop().time
-        while not follower.done() and (self._due is None or self._due > clock()):
-            self._wake.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(self._due):
-                    await self._wake.wait()
-
     async def _write(self) -> None:
-        self._due = None
+        self._due = inf
         await self._writer.write(self._pools or {})
-        refused = {field for fields in self._writer.left_out.values() for field in fields}
-        warnings = {
-            field.reason: f"refuses {field.what}; they need {field.gate} there and in the scheduler"
-            for field in refused
-        }
-        if dropped := self._writer.dropped:
-            what = f"dropped or changed {', '.join(dropped)}; its version is kept{remedy(dropped)}"
-            warnings["ResourceSliceFieldsDropped"] = what
-        notes = {reason: f"{self._driver}: the API server {what}" for reason, what in sorted(warnings.items())}
-        for reason, note in notes.items():
-            self._tell(reason, note)
+        told = notes({reason for reasons in self._writer.left_out.values() for reason in reasons}, self._writer.dropped)
+        warnings = {reason: f"{self._driver}: the API server {what}" for reason, what in told.items()}
+        for reason, warning in warnings.items():
+            self._tell(reason, warning)
         self._failures = 0
-        self.status = PublishStatus(ready=True, warnings=tuple(notes.values()))
+        self.status = PublishStatus(ready=True, warnings=tuple(warnings.values()))
 
     def _failed(self, error: Exception) -> None:
         """Records a failed round, and tells of one that will not pass by itself."""
         self._failures += 1
-        traced = None if isinstance(error, KubeError) else error
         figures = {"driver": self._driver, "failures": self._failures, "error": str(error)}
-        _log.warning("slices not published", extra=figures, exc_info=traced)
+        _log.warning("slices not published", extra=figures, exc_info=None if isinstance(error, KubeError) else error)
         gate_off = isinstance(error, GateOffError)
         self.status = replace(self.status, ready=self.status.ready and not gate_off, error=str(error))
         lasting = isinstance(error, GateOffError | ForbiddenError | InvalidError)

@@ -9,7 +9,7 @@ from dra_frontend.api_server.client import KubeClient
 from dra_frontend.api_server.errors import InvalidError, KubeError, NotFoundError
 from dra_frontend.api_server.requests import Document
 from dra_frontend.publishing.compare import canonical, differences
-from dra_frontend.publishing.optional_fields import OptionalField, variants
+from dra_frontend.publishing.optional_fields import variants
 from dra_frontend.publishing.plan import plan_pool
 
 _log = logging.getLogger(__name__)
@@ -17,17 +17,14 @@ _log = logging.getLogger(__name__)
 Pools = Mapping[str, Sequence[Document]]
 """The desired slices by pool."""
 _GATED: Final = ("allowMultipleAllocations", "requestPolicy")
+_GATE_OFF: Final = (
+    f"the API server drops {' and '.join(_GATED)}: switch on the feature gate DRAConsumableCapacity in the API server "
+    "and the scheduler (on by default from Kubernetes 1.36); nothing is published until then"
+)
 
 
 class GateOffError(KubeError):
     """The server drops the fields that make our devices shareable: published, they would be given away whole."""
-
-    def __init__(self, driver: str) -> None:
-        super().__init__(
-            f"publish the devices of {driver}",
-            f"the API server drops {' and '.join(_GATED)}: switch on the feature gate DRAConsumableCapacity "
-            "in the API server and the scheduler (on by default from Kubernetes 1.36); nothing is published until then",
-        )
 
 
 class SliceWriter:
@@ -41,8 +38,8 @@ class SliceWriter:
         self._accepted: dict[str, tuple[Document, Document]] = {}
         self._lost: dict[str, tuple[str, ...]] = {}
         self._gate_is_on = False
-        self.left_out: dict[str, tuple[OptionalField, ...]] = {}
-        """By pool, the fields for which the server refused its slices."""
+        self.left_out: dict[str, tuple[str, ...]] = {}
+        """By pool, the reasons for which fields are left out: the server refused its slices with them."""
 
     @property
     def dropped(self) -> list[str]:
@@ -70,39 +67,32 @@ class SliceWriter:
 
         Raises GateOffError after taking everything back, else the KubeError of the first pool that failed.
         """
-        names = dict.fromkeys([*pools, *(document["spec"]["pool"]["name"] for document in self._held.values())])
         failures = []
-        try:
-            for pool in names:
-                try:
-                    await self._write_pool(pool, pools.get(pool, ()))
-                except GateOffError:
-                    raise
-                except KubeError as error:
-                    _log.info("pool not written", extra={"driver": self._driver, "pool": pool, "error": str(error)})
-                    failures.append(error)
-        except GateOffError:
-            self._gate_is_on = False
-            for document in list(self._held.values()):
-                await self._delete(document)
-            raise
+        for pool in dict.fromkeys([*pools, *(one["spec"]["pool"]["name"] for one in self._held.values())]):
+            try:
+                await self._write_pool(pool, pools.get(pool, ()))
+            except GateOffError:
+                self._gate_is_on = False
+                for document in list(self._held.values()):
+                    await self._delete(document)
+                raise
+            except KubeError as error:
+                failures.append(error)
         if failures:
             raise failures[0]
 
     async def _write_pool(self, pool: str, documents: Sequence[Document]) -> None:
         """Writes a pool, without the optional fields that the server refuses."""
-        refusal: InvalidError | None = None
         choices = variants(documents)
+        refusals = []
         for variant, left_out in choices[min(len(self.left_out.get(pool, ())), len(choices) - 1) :]:
             try:
                 await self._write_variant(pool, variant)
-            except InvalidError as error:
-                refusal = refusal or error
-            else:
                 self.left_out[pool] = left_out
                 return
-        if refusal is not None:
-            raise refusal
+            except InvalidError as error:
+                refusals.append(error)
+        raise refusals[0]
 
     async def _write_variant(self, pool: str, documents: Sequence[Document]) -> None:
         desired = {document["metadata"]["name"]: document for document in documents}
@@ -118,8 +108,7 @@ class SliceWriter:
         for document in deletes:
             await self._delete(document)
         if writes or deletes:
-            figures = {"written": len(writes), "deleted": len(deletes)}
-            _log.info("pool written", extra={"driver": self._driver, "pool": pool, **figures})
+            _log.info("pool written", extra={"pool": pool, "written": len(writes), "deleted": len(deletes)})
 
     async def _prove_gate(self, document: Document) -> None:
         """Asks with a dry run before the first write, as a real one would offer whole devices for a moment."""
@@ -152,7 +141,7 @@ class SliceWriter:
 
     def _check_gate(self, sent: Document, answer: Document) -> None:
         if any(path.rpartition(".")[2] in _GATED for path in differences(sent["spec"], answer["spec"])):
-            raise GateOffError(self._driver)
+            raise GateOffError(f"publish the devices of {self._driver}", _GATE_OFF)
 
 
 def _version(document: Document) -> int:

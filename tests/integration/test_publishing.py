@@ -101,7 +101,7 @@ class Rig:
         notices = Notices(self.client, NODE)
 
         def tell(reason: str, note: str) -> None:
-            notices.tell(reason, note)
+            notices.notify(reason, note)
             if reason not in {before for before, _ in self.notices}:
                 self.notices.append((reason, note))
 

@@ -82,7 +82,7 @@ class Service:
             for driver in DRIVERS
         }
         self.publishers = {
-            driver: Publisher(self.client, driver, self.settings.node_name, self.notices.tell) for driver in DRIVERS
+            driver: Publisher(self.client, driver, self.settings.node_name, self.notices.notify) for driver in DRIVERS
         }
         for driver, publisher in self.publishers.items():
             self.telemetry.follow_slices(driver, publisher)
@@ -188,4 +188,4 @@ class Service:
         for one in policies:
             self.telemetry.kubelet_manager(one.manager, is_static=one.is_static)
         if note := static_note(policies):
-            self.notices.tell("KubeletManagerStatic", note)
+            self.notices.notify("KubeletManagerStatic", note)

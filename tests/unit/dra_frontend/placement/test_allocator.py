@@ -295,7 +295,7 @@ def test_distribute_gives_every_node_its_share() -> None:
             CpuParameters(full_physical_cores=True),
             3,
             "",
-            "3 CPUs are no whole number of physical cores; the next amount that is one: 4",
+            "3 CPUs are not a whole number of physical cores; the next amount that is one: 4",
         ),
         (
             CpuParameters(full_physical_cores=True),

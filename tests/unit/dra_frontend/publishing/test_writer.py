@@ -182,12 +182,12 @@ async def test_an_event_is_not_repeated_within_an_hour(rig: Rig) -> None:
     now = [0.0]
     notices = Notices(rig.client, "node-a", clock=lambda: now[0])
     for number in range(5):
-        notices.tell("Reason", f"dra.cpu: text {number}")
-    notices.tell("Reason", "dra.memory: text")
-    notices.tell("Other", "dra.cpu: text")
+        notices.notify("Reason", f"dra.cpu: text {number}")
+    notices.notify("Reason", "dra.memory: text")
+    notices.notify("Other", "dra.cpu: text")
     assert len(await until_quiet(rig, notices, 3)) == 3
     now[0] = 3600.0
-    notices.tell("Reason", "dra.cpu: text z")
+    notices.notify("Reason", "dra.cpu: text z")
     (event,) = [one for one in await until_quiet(rig, notices, 4) if "text z" in one["note"]]
     assert event["note"] == "dra.cpu: text z (4 times more since the last Event)"
     assert (event["type"], event["regarding"]["name"], event["metadata"]["namespace"]) == (
@@ -201,7 +201,7 @@ async def test_events_are_few_and_wait_for_the_server(rig: Rig) -> None:
     """Of a flood the latest are kept; what the server does not take now is sent later, what it forbids is not."""
     notices = Notices(rig.client, "node-a")
     for number in range(100):
-        notices.tell(f"Reason{number}", "note")
+        notices.notify(f"Reason{number}", "note")
     assert len(notices._waiting) == 64
     for _ in range(62):
         notices._waiting.popleft()

@@ -91,8 +91,8 @@ class KubeClient:
                 patience -= clock() - began
                 if patience < 2 * _LAST_SECONDS:
                     raise
-                told = error.retry_after if isinstance(error, UnavailableError) else None
-                wait = min(max(waits.next(), told or 0.0), patience - _LAST_SECONDS)
+                asked = error.retry_after if isinstance(error, UnavailableError) else None
+                wait = min(max(waits.next(), asked or 0.0), patience - _LAST_SECONDS)
                 patience -= wait
                 await asyncio.sleep(wait)
 

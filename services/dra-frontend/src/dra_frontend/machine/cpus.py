@@ -39,7 +39,7 @@ def read_online(reader: Reader) -> Online:
     """Returns online and offline CPUs; a CPU that is missing from one file but there by another is an error."""
     present = reader.names(CPU_DIRECTORY, r"cpu(\d+)")
     if not present:
-        raise HostTreeError(CPU_DIRECTORY, "has no cpu directory: this is no sysfs, or it is not mounted here")
+        raise HostTreeError(CPU_DIRECTORY, "has no cpu directory: this is not a sysfs, or it is not mounted here")
     path = f"{CPU_DIRECTORY}/online"
     listed = reader.cpu_list(path)
     by_directory = frozenset(cpu for cpu in present if _is_online(reader, cpu, listed))

@@ -28,24 +28,24 @@ class Notices:
         self._client = client
         self._regarding = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node}
         self._clock = clock
-        self._told: dict[tuple[str, str], tuple[float, int]] = {}
+        self._sent: dict[tuple[str, str], tuple[float, int]] = {}
         self._waiting: deque[tuple[str, str, str]] = deque(maxlen=_MOST)
         self._wake = asyncio.Event()
 
-    def tell(self, reason: str, note: str, kind: str = "Warning") -> None:
+    def notify(self, reason: str, note: str, kind: str = "Warning") -> None:
         """Notes an Event. Its subject is what stands before the first colon of the note."""
         key = (reason, note.partition(":")[0])
-        since, repeats = self._told.get(key, (-_REPEAT_SECONDS, 0))
+        since, repeats = self._sent.get(key, (-_REPEAT_SECONDS, 0))
         if self._clock() - since < _REPEAT_SECONDS:
-            self._told[key] = (since, repeats + 1)
+            self._sent[key] = (since, repeats + 1)
             return
         _log.warning("notice", extra={"reason": reason, "note": note})
-        self._told[key] = (self._clock(), 0)
+        self._sent[key] = (self._clock(), 0)
         self._waiting.append((reason, f"{note} ({repeats} times more since the last Event)" if repeats else note, kind))
         self._wake.set()
 
     async def run(self) -> None:
-        """Sends what is told; what the server does not take now is sent later. Runs for ever."""
+        """Sends what waits; what the server does not take now is sent later. Runs for ever."""
         waits = Backoff(1.0, 60.0)
         while True:
             await self._wake.wait()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the outside is told of the devices: slices for the scheduler, health for the kubelet."""
+"""What the outside sees of the devices: slices for the scheduler, health for the kubelet."""
 
 import logging
 from collections.abc import Callable, Mapping

@@ -41,13 +41,13 @@ def variants(documents: Sequence[Document]) -> list[tuple[list[Document], tuple[
 
 
 def notes(refused: Iterable[str], dropped: Sequence[str]) -> dict[str, str]:
-    """Returns what to tell, by reason: of fields left out for these reasons, and of paths that came back otherwise."""
-    told = {}
+    """Returns what to say, by reason: of fields left out for these reasons, and of paths that came back otherwise."""
+    found = {}
     for reason in sorted(refused):
         _, what, gate = _REFUSED[reason]
-        told[reason] = f"refuses {what}; devices are published without, it needs {gate} there and in the scheduler"
+        found[reason] = f"refuses {what}; devices are published without, it needs {gate} there and in the scheduler"
     if dropped:
         gates = sorted({gate for path in dropped for field, gate in _DROPPED.items() if field in path})
         remedy = f"; they need {', '.join(gates)} there and in the scheduler" if gates else ""
-        told["ResourceSliceFieldsDropped"] = f"dropped or changed {', '.join(dropped)}; its version is kept{remedy}"
-    return told
+        found["ResourceSliceFieldsDropped"] = f"dropped or changed {', '.join(dropped)}; its version is kept{remedy}"
+    return found

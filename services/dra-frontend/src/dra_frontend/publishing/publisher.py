@@ -47,14 +47,14 @@ class Publisher:
         client: KubeClient,
         driver: str,
         node_name: str,
-        tell: Callable[[str, str], None],
+        notify: Callable[[str, str], None],
         waits: tuple[float, float] = (1.0, 60.0),
     ) -> None:
-        """``tell`` records an Event, by reason and note. ``waits``: the first in a row and the longest, in seconds."""
+        """``notify`` records an Event: reason and note. ``waits``: the first in a row and the longest, in seconds."""
         self._client = client
         self._driver = driver
         self._node_name = node_name
-        self._tell = tell
+        self._notify = notify
         self._waits = waits
         self._settling = Backoff(*waits)
         self._disturbed = -inf
@@ -143,15 +143,17 @@ class Publisher:
     async def _write(self) -> None:
         self._due = inf
         await self._writer.write(self._pools or {})
-        told = notes({reason for reasons in self._writer.left_out.values() for reason in reasons}, self._writer.dropped)
-        warnings = {reason: f"{self._driver}: the API server {what}" for reason, what in told.items()}
+        found = notes(
+            {reason for reasons in self._writer.left_out.values() for reason in reasons}, self._writer.dropped
+        )
+        warnings = {reason: f"{self._driver}: the API server {what}" for reason, what in found.items()}
         for reason, warning in warnings.items():
-            self._tell(reason, warning)
+            self._notify(reason, warning)
         self._failures = 0
         self.status = PublishStatus(ready=True, warnings=tuple(warnings.values()))
 
     def _failed(self, error: Exception) -> None:
-        """Records a failed round, and tells of one that will not pass by itself."""
+        """Records a failed round, and notifies of one that will not pass by itself."""
         self._failures += 1
         figures = {"driver": self._driver, "failures": self._failures, "error": str(error)}
         _log.warning("slices not published", extra=figures, exc_info=None if isinstance(error, KubeError) else error)
@@ -159,4 +161,4 @@ class Publisher:
         self.status = replace(self.status, ready=self.status.ready and not gate_off, error=str(error))
         lasting = isinstance(error, GateOffError | ForbiddenError | InvalidError)
         if lasting or self._failures >= _FAILURES_BEFORE_NOTICE:
-            self._tell("FeatureGateMissing" if gate_off else "ResourceSlicesNotPublished", f"{self._driver}: {error}")
+            self._notify("FeatureGateMissing" if gate_off else "ResourceSlicesNotPublished", f"{self._driver}: {error}")

@@ -50,7 +50,8 @@ async def connect_with(load: Callable[[Settings], None], *, call_seconds: float 
 class KubeClient:
     """The calls that the frontend makes. Documents are dicts as in the API's JSON.
 
-    Reads name no resourceVersion: they are consistent, and served from the server's cache since 1.34 (KEP-2340).
+    Reads name no resourceVersion: what the scheduler or another instance has just written must be in them. Lists so
+    asked for come from the server's cache since Kubernetes 1.34 (KEP-2340); a get is of one object.
     """
 
     def __init__(self, connection: Connection) -> None:

@@ -82,7 +82,8 @@ class Connection:
         return response
 
     async def _once(self, call: Call, limits: aiohttp.ClientTimeout, token: str | None) -> aiohttp.ClientResponse:
-        headers = {"Accept": "application/json", "User-Agent": AGENT}
+        # Not compressed: a few bytes could become more than is read of an answer, and the server would work for it.
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": AGENT}
         if token is not None:
             headers["Authorization"] = token
         if self._trust != self._access.trust:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.api_server.answers import MOST_BYTES, lines, read_list
+from dra_frontend.api_server.answers import MOST_BYTES, lines, read_event, read_list, read_object, translate
 from dra_frontend.api_server.client import KubeClient, connect, connect_with
 from dra_frontend.api_server.connection import Connection
 from dra_frontend.api_server.credentials import Access, Settings, in_cluster, kubeconfig
@@ -21,6 +21,8 @@ from dra_frontend.api_server.errors import (
     WatchExpiredError,
 )
 from dra_frontend.api_server.requests import Call, Pace
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.apiserver_store import RESOURCES, Document
@@ -516,6 +518,28 @@ def test_one_claim_cannot_hide_the_others(value: str) -> None:
     assert [one["metadata"]["name"] for one in found] == ["a", "c"]
     assert found[0]["spec"]["parameters"] == '[{"]}'
     assert metadata == {"continue": "more"}
+
+
+LIST = '{"kind": "KList", "metadata": {"continue": ""}, "items": [{"metadata": {"name": "a", "uid": "u"}}, {"a": [1]}]}'
+EVENT = '{"type": "ADDED", "object": {"kind": "K", "metadata": {"name": "a", "uid": "u", "resourceVersion": "1"}}}'
+
+
+@pytest.mark.fault("frontend A12")
+@given(st.sampled_from([LIST, EVENT]), st.integers(0, 130), st.integers(0, 20), st.binary(max_size=6))
+def test_damaged_answers_are_kube_errors(text: str, at: int, gone: int, put: bytes) -> None:
+    """Whatever bytes are missing, added or changed: the value, or an error that callers know."""
+    data = text.encode()[:at] + put + text.encode()[at + gone :]
+    call = Call("get", "g", "r")
+    with suppress(KubeError):
+        items, metadata = read_list(call, data, "K")
+        assert all(item["metadata"]["uid"] for item in items)
+        assert isinstance(metadata, dict)
+    with suppress(KubeError):
+        kind, document = read_event(call, data, "K")
+        assert kind == "BOOKMARK" or document["metadata"]["name"]
+    with suppress(KubeError):
+        read_object(call, data, "K")
+    assert isinstance(translate(call, 500, data, {"Retry-After": repr(put)}), KubeError)
 
 
 async def test_lists_claims_by_namespace_and_page(pair: Pair) -> None:

@@ -150,7 +150,7 @@ def translate(call: Call, code: int, body: bytes, headers: Mapping[str, str]) ->
     message = status.get("message")
     said = shown(message, _SHOWN) if message else f"HTTP {code}"
     if code in {401, 403}:
-        return ForbiddenError(call.operation, said, _remedy(call, code))
+        return ForbiddenError(call.operation, f"{said}; {_remedy(call, code)}")
     if code == 404:
         return _not_found(call, status, said)
     if code == 409:

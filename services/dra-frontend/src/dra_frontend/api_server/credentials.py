@@ -100,12 +100,12 @@ def kubeconfig(path: str) -> Callable[[Settings], None]:
 
     def load(settings: Settings) -> None:
         if not Path(path).is_file():
-            raise KubeConfigError(f"kubeconfig {path}", "there is no such file")
+            raise KubeConfigError(f"read kubeconfig {path}", "the file does not exist")
         try:
             # The loader is a coroutine that reads files; in this thread it has a loop of its own to block.
             asyncio.run(load_kube_config(path, client_configuration=settings, persist_config=False))
         except (*_UNREADABLE, yaml.YAMLError) as error:
-            raise KubeConfigError(f"kubeconfig {path}", _words(error)) from error
+            raise KubeConfigError(f"read kubeconfig {path}", _words(error)) from error
         _trim(settings)
 
     return load
@@ -122,7 +122,7 @@ def in_cluster(environ: Mapping[str, str] | None = None, folder: Path = SERVICE_
             ).load_and_set(settings)
         except _UNREADABLE as error:
             remedy = "run in a pod with a service account token, or set kubeconfig"
-            raise KubeConfigError("the service account of the pod", f"{_words(error)} {remedy}") from error
+            raise KubeConfigError("read the service account of the pod", f"{_words(error)} {remedy}") from error
         _trim(settings)
 
     return load

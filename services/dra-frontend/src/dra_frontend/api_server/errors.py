@@ -31,11 +31,7 @@ class TooLargeError(UnavailableError):
 
 
 class ForbiddenError(KubeError):
-    """The server knows us and says no (403), or does not know us (401); ``remedy`` says what to grant."""
-
-    def __init__(self, operation: str, detail: str, remedy: str) -> None:
-        self.remedy = remedy
-        super().__init__(operation, f"{detail}; {remedy}")
+    """The server knows us and says no (403), or does not know us (401); the text says what to grant."""
 
 
 class ConflictError(KubeError):
@@ -63,8 +59,4 @@ class WatchExpiredError(KubeError):
 
 
 class KubeConfigError(KubeError):
-    """How to reach the API server cannot be read; ``source`` is the kubeconfig file or the service account."""
-
-    def __init__(self, source: str, detail: str) -> None:
-        self.source = source
-        super().__init__(f"read {source}", detail)
+    """How to reach the API server cannot be read from the kubeconfig file or the service account."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
@@ -518,6 +519,26 @@ def test_one_claim_cannot_hide_the_others(value: str) -> None:
     assert [one["metadata"]["name"] for one in found] == ["a", "c"]
     assert found[0]["spec"]["parameters"] == '[{"]}'
     assert metadata == {"continue": "more"}
+
+
+MONSTERS = [
+    b'"' + b'\\"' * 500_000,
+    b'["' + b"a" * 1_000_000,
+    b'"' * 999_999,
+    b"\\" * 999_999,
+    b"[]" * 300_000,
+    b'{"a":' * 99_999,
+]
+
+
+@pytest.mark.fault("security S13")
+@pytest.mark.parametrize("data", MONSTERS, ids=map(str, range(len(MONSTERS))))
+def test_a_monster_of_a_list_costs_time_by_its_length_only(data: bytes) -> None:
+    """Strings without an end, quotes, backslashes and brackets by the hundred thousand: no way is tried twice."""
+    began = time.process_time()
+    with pytest.raises(UnavailableError):
+        read_list(Call("list", "g", "r"), b'{"metadata": {}, "items": [' + data, "K")
+    assert time.process_time() - began < 3
 
 
 LIST = '{"kind": "KList", "metadata": {"continue": ""}, "items": [{"metadata": {"name": "a", "uid": "u"}}, {"a": [1]}]}'

@@ -36,7 +36,8 @@ _DIGITS: Final = 20
 _SHOWN: Final = 500
 """Characters of the server's own words: they name fields, and what is wrong with them."""
 _LONGEST_WAIT: Final = 120.0
-_TOKEN: Final = re.compile(rb'"(?:[^"\\]+|\\.)*"|[][{}]', re.DOTALL)
+# Nothing is tried twice, and a string without an end is one, too: the time grows with the length and no faster.
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)|[][{}]', re.DOTALL)
 
 
 def read_object(call: Call, data: bytes, kind: str) -> Document:
@@ -74,11 +75,11 @@ def _apart(data: bytes) -> tuple[bytes, list[bytes]]:
         if mark in (b"{", b"["):
             depth += 1
             listed = mark == b"[" and key == b'"items"' if depth == 2 else listed
-            if listed and depth == 3:
+            if listed and depth == 3 and mark == b"{":
                 kept.append(data[start : token.start()].rstrip(b", \r\n\t"))
                 start = token.start()
         elif mark in (b"}", b"]"):
-            if listed and depth == 3:
+            if listed and depth == 3 and mark == b"}":
                 items.append(data[start : token.end()])
                 start = token.end()
             depth -= 1

@@ -24,7 +24,7 @@ from dra_frontend.api_server.requests import Call, Document, Pace
 # What Prepare has for reading a claim. An error that passes within it costs little; the kubelet's retry costs a minute.
 PATIENCE_SECONDS: Final = 20.0
 _LAST_SECONDS: Final = 1.0
-"""What the last attempt has at least."""
+"""What each attempt has at least."""
 # The server ends a watch after this time.
 _WATCH_SECONDS: Final = 300
 _PAGE: Final = 500
@@ -85,7 +85,8 @@ class KubeClient:
             await self._pace.turn()
             began = clock()
             try:
-                return read_object(call, await self._connection.ask(call, patience), "ResourceClaim")
+                data = await self._connection.ask(call, max(patience, _LAST_SECONDS))
+                return read_object(call, data, "ResourceClaim")
             except NotFoundError:
                 return None
             except (UnavailableError, ConflictError) as error:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading a machine again and again: what is read, what is replaced, what survives an error."""
 
+import asyncio
 from collections.abc import Mapping
 
 import pytest
@@ -161,6 +162,23 @@ async def test_a_machine_that_cannot_be_read_at_the_start_is_waited_for() -> Non
     rig.host.tree = whole
     await watch.read()
     assert (watch.inventory, watch.problem) == (rig.watch.inventory, "")
+
+
+@pytest.mark.fault("frontend A12")
+async def test_an_unknown_exception_is_survived(caplog: pytest.LogCaptureFixture) -> None:
+    """A fault of ours, or of who is called, is logged and told; the next reading is tried."""
+    rig, seen = Rig(), asyncio.Event()
+
+    def changed() -> None:
+        if not rig.watch.failures:
+            raise KeyError("fault")
+        seen.set()
+
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        run = tasks.create_task(rig.watch.run(changed, every=0.001))
+        await seen.wait()
+        run.cancel()
+    assert any(record.exc_info for record in caplog.records)
 
 
 @pytest.mark.fault("frontend A20")

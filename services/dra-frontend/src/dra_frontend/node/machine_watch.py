@@ -95,12 +95,16 @@ class MachineWatch:
         """Hugepages that count as held by host processes."""
         return self._host_pages.counted
 
-    async def run(self, changed: Callable[[], None]) -> None:
+    async def run(self, changed: Callable[[], None], every: float = READ_SECONDS) -> None:
         """Reads every second, and calls ``changed`` after each read, as claims change too. Runs for ever."""
         while True:
-            await asyncio.sleep(READ_SECONDS)
-            await self.read()
-            changed()
+            await asyncio.sleep(every)
+            try:
+                await self.read()
+                changed()
+            except Exception as error:  # noqa: BLE001 - nothing of the machine ends the process
+                _log.exception("machine not followed")
+                self._failed(repr(error))
 
     async def read(self) -> None:
         """Reads the fingerprint; discovers the whole machine again if that has changed."""

@@ -56,8 +56,8 @@ class Notices:
                     self._waiting.popleft()
                 self._wake.clear()
                 waits.reset()
-            except KubeError as error:
+            except Exception as error:  # noqa: BLE001 - an Event is a courtesy, and nobody's end
                 _log.warning("event not recorded", extra={"error": str(error)})
-                if not error.retriable:
+                if not isinstance(error, KubeError) or not error.retriable:
                     self._waiting.popleft()
                 await asyncio.sleep(waits.next())

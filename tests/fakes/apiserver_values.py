@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be asked of the API server stand-in, and what it remembers."""
+"""What can be asked of the fake API server, and what it remembers."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

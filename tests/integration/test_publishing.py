@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The publisher and the real client against the API server stand-in, over HTTP."""
+"""The publisher and the real client against the fake API server, over HTTP."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable

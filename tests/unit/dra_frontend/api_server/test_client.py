@@ -221,7 +221,7 @@ async def test_watch_reads_lines_of_any_length(pair: Pair) -> None:
         assert await next_of(events) == ("ADDED", "big")
 
 
-async def test_trap_expired_watch_is_typed(pair: Pair) -> None:
+async def test_an_expired_watch_is_typed(pair: Pair) -> None:
     """410 comes as an event within a 200 answer; it means "list again" and nothing else."""
     server, client = pair
     version = str(server.store.version)

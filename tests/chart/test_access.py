@@ -12,15 +12,19 @@ from tests.chart.policies import policy
 
 
 def calls() -> Iterator[tuple[str, str, str]]:
-    """(verb, group, resource) of every Call that kube.py makes; what is no resource has its path instead."""
+    """(verb, group, resource) of every Call that the client makes."""
     for node in ast.walk(ast.parse(inspect.getsource(kube))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Call":
-            verb = ast.literal_eval(node.args[0])
-            shared = any(isinstance(argument, ast.Starred) for argument in node.args)
-            group, resource = kube._SLICES if shared else map(ast.literal_eval, node.args[1:3])
-            urls = [ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg == "url"]
-            group, resource = ("", urls[0]) if urls else (group, resource)
+            verb, group, resource, *_ = [word for argument in node.args for word in values(argument)]
             yield verb, group, resource
+
+
+def values(argument: ast.expr) -> tuple[str, ...]:
+    """What an argument of a Call is, by its constant or by the module's."""
+    if isinstance(argument, ast.Starred):
+        return values(argument.value)
+    found = getattr(kube, argument.id, "") if isinstance(argument, ast.Name) else getattr(argument, "value", "")
+    return found if isinstance(found, tuple) else (str(found),)
 
 
 def test_the_role_is_what_the_code_calls() -> None:
@@ -29,7 +33,7 @@ def test_the_role_is_what_the_code_calls() -> None:
         (verb, group, resource)
         for rule in only(render(), "ClusterRole")["rules"]
         for group in rule.get("apiGroups", [""])
-        for resource in rule.get("resources") or rule["nonResourceURLs"]
+        for resource in rule["resources"]
         for verb in rule["verbs"]
     }
     assert granted == set(calls())

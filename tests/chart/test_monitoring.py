@@ -12,7 +12,7 @@ import yaml
 from dra_frontend import telemetry as frontend
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
-from dra_frontend.node.machine_watch import FirstLook, HostTrees, MachineWatch
+from dra_frontend.node.machine_watch import HostTrees, MachineWatch
 from numa_contract.config import Config
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -25,8 +25,7 @@ _SERIES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
 def of_frontend() -> frontend.Telemetry:
     """The metrics of a frontend that has done nothing yet."""
     trees = HostTrees(captured("32intel64-2p8co2t+8ve"), MemoryTree({}))
-    first = FirstLook.at(trees.host, Config(), "node")
-    watch = MachineWatch(trees, Config(), "node", first, lambda: Ledger({}))
+    watch = MachineWatch(trees, Config(), "node", lambda: Ledger({}))
     return frontend.Telemetry(lambda: Ledger({}), watch, BackendView(time.monotonic))
 
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from tests.fakes.apiserver_rules import admit
-from tests.fakes.apiserver_store import RESOURCES, VERSION, ApiError, Document, Store
+from tests.fakes.apiserver_store import RESOURCES, ApiError, Document, Store
 from tests.fakes.apiserver_values import Fault, Options, Served, Target
 from tests.fakes.apiserver_watch import Watch, matches
 
@@ -76,10 +76,17 @@ class ApiServer:
         return path
 
     def fail_next(
-        self, count: int, answer: int | str, *, verb: str = "", resource: str = "", retry_after: int | None = None
+        self,
+        count: int,
+        answer: int | str,
+        *,
+        verb: str = "",
+        resource: str = "",
+        retry_after: int | None = None,
+        body: str | None = None,
     ) -> None:
-        """Lets the next ``count`` requests fail: an HTTP code, ``"hang"`` or ``"drop"``."""
-        self.faults.append(Fault(count, str(answer), verb, resource, retry_after))
+        """Lets the next ``count`` requests fail: an HTTP code, ``"hang"``, ``"drop"``; ``body`` is the whole answer."""
+        self.faults.append(Fault(count, str(answer), verb, resource, retry_after, body))
 
     def drop_watches(self) -> None:
         """Breaks every open watch."""
@@ -127,13 +134,13 @@ class ApiServer:
         try:
             target = self._target(request.path)
             verb = _verb(request, target)
-            await self._misbehave(request, verb, target)
+            odd = await self._misbehave(request, verb, target)
             self._authorize(request, verb, target)
-            answer = await self._answer(request, verb, target)
+            answer = odd if odd is not None else await self._answer(request, verb, target)
             code = 201 if verb == "create" else 200
             response = answer if isinstance(answer, web.StreamResponse) else web.json_response(answer, status=code)
         except ApiError as error:
-            headers = {"Retry-After": str(error.__cause__)} if error.code == 429 and error.__cause__ else {}
+            headers = {"Retry-After": str(error.__cause__)} if error.__cause__ else {}
             response = web.json_response(error.status(), status=error.code, headers=headers)
         self.served.append(
             Served(
@@ -148,8 +155,6 @@ class ApiServer:
         return response
 
     def _target(self, path: str) -> Target:
-        if path == "/version":
-            return Target(VERSION, "", VERSION.name, "")
         group, parts = "", path.strip("/").split("/")
         if parts[:2] == ["api", "v1"]:
             parts = parts[2:]
@@ -165,10 +170,12 @@ class ApiServer:
                 return Target(resource, namespace, *(*parts[1:3], "", "")[:2])
         raise ApiError(404, "NotFound", "the server could not find the requested resource")
 
-    async def _misbehave(self, request: web.Request, verb: str, target: Target) -> None:
+    async def _misbehave(self, request: web.Request, verb: str, target: Target) -> web.Response | None:
         for fault in self.faults:
             if fault.count > 0 and fault.verb in {"", verb} and fault.resource in {"", target.resource.name}:
                 fault.count -= 1
+                if fault.body is not None:
+                    return web.Response(status=int(fault.answer), text=fault.body, content_type="application/json")
                 if fault.answer == "hang":
                     await self._stopping.wait()
                 if fault.answer in {"hang", "drop"}:
@@ -177,6 +184,7 @@ class ApiServer:
                     raise ApiError(500, "InternalError", "nobody will read this")
                 error = ApiError(int(fault.answer), "Injected", f"injected fault {fault.answer}")
                 raise error from (Exception(fault.retry_after) if fault.retry_after else None)
+        return None
 
     def _authorize(self, request: web.Request, verb: str, target: Target) -> None:
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -190,9 +198,6 @@ class ApiServer:
         resource, namespace, name = target.resource, target.namespace, target.name
         if verb == "watch":
             return await self._watch(Watch(self.store, request, resource, namespace, self.options.bookmark_seconds))
-        if resource is VERSION:
-            major, minor = self.options.version.split(".")
-            return {"major": major, "minor": minor, "gitVersion": f"v{major}.{minor}.0"}
         if verb == "get":
             return self.store.get(resource, namespace, name)
         if verb in {"list", "deletecollection"}:
@@ -200,6 +205,10 @@ class ApiServer:
             for item in items if verb == "deletecollection" else []:
                 self.store.delete(resource, item["metadata"].get("namespace", ""), item["metadata"]["name"])
             metadata = {"resourceVersion": str(self.store.version)}
+            start, limit = int(request.query.get("continue", "0")), int(request.query.get("limit", "0")) or len(items)
+            if verb == "list" and len(items) > start + limit:
+                metadata["continue"] = str(start + limit)
+            items = items[start : start + limit]
             return {
                 "kind": f"{resource.kind}List",
                 "apiVersion": resource.api_version,

@@ -23,7 +23,7 @@ _DEVICE_FIELDS = {
     "DRAConsumableCapacity": ("allowMultipleAllocations",),
     "DRADeviceTaints": ("taints",),
     "DRAPartitionableDevices": ("consumesCounters", "nodeName", "nodeSelector", "allNodes"),
-    "DRANodeAllocatableResources": tuple(allocatable.FIELDS.values()),
+    "DRANodeAllocatableResources": (allocatable.FIELD,),
 }
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")

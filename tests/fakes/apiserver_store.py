@@ -66,9 +66,6 @@ RESOURCES = (
     Resource("resource.k8s.io", "resourceslices", "ResourceSlice", selectable=("spec.driver", "spec.nodeName")),
 )
 
-VERSION = Resource("", "version", "Info")
-"""No kind of object, but asked like one."""
-
 
 @dataclass(frozen=True)
 class Change:

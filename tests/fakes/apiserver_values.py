@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be asked of the API server stand-in, and what it remembers."""
+"""What can be asked of the fake API server, and what it remembers."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,13 +22,17 @@ class Served:
 
 @dataclass
 class Fault:
-    """What happens to the next ``count`` requests: an HTTP code, or ``hang`` / ``drop`` of the connection."""
+    """What happens to the next ``count`` requests: an HTTP code, or ``hang`` / ``drop`` of the connection.
+
+    With a ``body`` the answer is that text, whatever it is.
+    """
 
     count: int
     answer: str
     verb: str = ""
     resource: str = ""
     retry_after: int | None = None
+    body: str | None = None
 
 
 @dataclass

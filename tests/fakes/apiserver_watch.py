@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selectors and watches of the API server stand-in."""
+"""Selectors and watches of the fake API server."""
 
 import asyncio
 import json

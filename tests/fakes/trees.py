@@ -5,12 +5,13 @@ import json
 import posixpath
 import re
 import tarfile
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Collection, Mapping
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from dra_frontend.machine.file_tree import HostTreeError
+from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 
 _DATA: Final = Path(__file__).parents[1] / "data" / "topologies"
 NAMES: Final = tuple(sorted(path.name.removesuffix(".tar.bz2") for path in _DATA.glob("*.tar.bz2")))
@@ -52,7 +53,7 @@ class MemoryTree:
         try:
             return content.rstrip(b"\0").decode("ascii")
         except UnicodeDecodeError as error:
-            raise HostTreeError(path, "is no ASCII text") from error
+            raise HostTreeError(path, "is not an ASCII text") from error
 
     def names(self, path: str) -> list[str] | None:
         """Returns the sorted names in a directory."""
@@ -92,6 +93,34 @@ def captured(name: str) -> MemoryTree:
             elif _WANTED.fullmatch(path) and (content := archive.extractfile(member)):
                 files[path] = content.read()
     return MemoryTree(files)
+
+
+_CPU: Final = "/sys/devices/system/cpu"
+_SETS: Final = ("_siblings", "_cpus", "_list", "shared_cpu_map", "cpumap", "/cpulist")
+
+
+def offline(tree: MemoryTree, cpus: Collection[int]) -> MemoryTree:
+    """Returns a machine whose CPUs went offline as in a kernel: they have no topology and no cache, and no set names
+    them any more; directory and link to the NUMA node stay."""
+    present = {int(name[3:]) for name in tree.names(_CPU) or () if re.fullmatch(r"cpu\d+", name)}
+    gone = {number for number in present if tree.names(f"{_CPU}/cpu{number}/topology") is None} | set(cpus)
+    lost = tuple(f"{_CPU}/cpu{cpu}/{part}/" for cpu in gone for part in ("topology", "cache"))
+    mask = ~sum(1 << cpu for cpu in gone)
+    files: dict[str, bytes | Link] = {path: text for path, text in tree.files.items() if not path.startswith(lost)}
+    for path, content in files.items():
+        if path.endswith(_SETS) and isinstance(content, bytes):
+            files[path] = _cut(content.rstrip(b"\0\n").decode(), mask, "list" in path)
+    files |= {f"{_CPU}/cpu{cpu}/online": b"0\n" for cpu in gone}
+    files[f"{_CPU}/online"] = format_cpu_list(present - gone).encode()
+    return MemoryTree(files)
+
+
+@lru_cache(1024)
+def _cut(text: str, mask: int, is_list: bool) -> bytes:
+    if is_list:
+        return format_cpu_list(cpu for cpu in parse_cpu_list(text) if mask >> cpu & 1).encode()
+    bits = int(text.replace(",", ""), 16) & mask
+    return ",".join(f"{bits >> 32 * word & 0xFFFFFFFF:08x}" for word in range(len(text) // 9, -1, -1)).encode()
 
 
 def write_tree(tree: MemoryTree, root: Path) -> Path:

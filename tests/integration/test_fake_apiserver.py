@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The API server stand-in must be as strict as the real one, else it proves nothing."""
+"""The fake API server must be as strict as the real one, else it proves nothing."""
 
 import asyncio
 import json

@@ -130,6 +130,22 @@ def test_reserved_cpus_go_offline(stage: Stage, machine: HostDirectory) -> None:
     soon("no warning", lambda: "reservedCPUs" not in str(stage.state("/v1/machine")["warnings"]))
 
 
+@pytest.mark.fault("frontend A9")
+def test_a_start_with_a_reserved_cpu_offline(stage: Stage, machine: HostDirectory) -> None:
+    """SMT off, or a failed core: the frontend starts with a warning, and claims can be taken back."""
+    instance = stage.instances[0]
+    assert instance.frontend is not None
+    with claim_pod(stage, "kept", cpus(2)) as pod:
+        pod.prepare()
+        machine.take_offline({16})
+        instance.frontend.kill()
+        instance.frontend.start()
+        wait_for("readiness", lambda: not stage.unready(instance), 20.0)
+        assert "warning: reservedCPUs: CPU 16 is offline" in ask_unix(instance.state_socket, "/readyz")
+        pod.unprepare()
+        machine.take_online({16})
+
+
 def test_an_unreadable_machine_changes_nothing(stage: Stage, machine: HostDirectory) -> None:
     """What cannot be read is told, and what was seen last goes on being offered."""
     online = machine.root / "sys/devices/system/cpu/online"

@@ -42,6 +42,9 @@ def assemble(
     places = {index * stride: number for index, (_, number) in enumerate(slots) if index * stride not in offline}
     lowest: dict[int, int] = {}
     caches: dict[int | None, int] = {}
+    numbers: dict[int | None, int] = {}
+    for index, (_, number) in enumerate(slots):
+        numbers.setdefault(cores[number].l3, index * stride)  # by the lowest CPU, offline or not
     ranks: dict[int, int] = {}
     in_package: dict[int, int] = {}
     for number, core in enumerate(cores):
@@ -58,7 +61,7 @@ def assemble(
             package=cores[number].package,
             numa_node=cores[number].node,
             l3=None if cores[number].l3 is None else caches[cores[number].l3],
-            l3_id=-1 if cores[number].l3 is None else caches[cores[number].l3],
+            l3_id=-1 if cores[number].l3 is None else numbers[cores[number].l3],
             core_type=cores[number].kind,
         )
         for cpu, number in places.items()

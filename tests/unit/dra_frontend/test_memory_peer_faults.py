@@ -21,7 +21,7 @@ from dra_frontend.devices.slices import slice_documents
 from dra_frontend.kubelet.values import Failure, Prepared
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import HugepagePool, Machine, NumaNode
-from dra_frontend.node.machine_watch import FirstLook, HostTrees, MachineWatch
+from dra_frontend.node.machine_watch import HostTrees, MachineWatch
 from hypothesis import given
 from hypothesis import strategies as st
 from numa_contract.cdi import cdi_document, request_env
@@ -111,11 +111,11 @@ async def test_peer_discovery_the_machine_is_not_read_only_once() -> None:
     """Pages that are allocated after the start are offered at the next look, without a restart."""
     tree = small_machine()
     trees = HostTrees(tree, MemoryTree({}))
-    watch = MachineWatch(trees, Config(), NODE, FirstLook.at(tree, Config(), NODE), lambda: Ledger({}))
+    watch = MachineWatch(trees, Config(), NODE, lambda: Ledger({}))
     path = "/sys/devices/system/node/node0/hugepages/hugepages-2048kB"
     tree.files |= {f"{path}/nr_hugepages": b"512\n", f"{path}/free_hugepages": b"512\n"}
     before = memory_devices(watch.inventory)["hugepages-2m-numa000"].capacity_bytes
-    await watch.look()
+    await watch.read()
     assert memory_devices(watch.inventory)["hugepages-2m-numa000"].capacity_bytes - before == 256 * M2
 
 

@@ -20,7 +20,7 @@ from dra_frontend.allocation.claim import ClaimView, read_claim
 from dra_frontend.allocation.decide import Refusal, make_record
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.commands import cli
-from dra_frontend.devices.inventory import Inventory, InventoryError, build_inventory
+from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.model import CpuDevice
 from dra_frontend.devices.pcie import PCIE_ROOT
 from dra_frontend.devices.slices import slice_documents
@@ -265,9 +265,10 @@ def test_peer_9_3_7_no_library_code_ends_the_process() -> None:
 
 
 def test_peer_9_4_1_reserved_cpus_must_exist() -> None:
-    """A reserve of nothing is refused at the start, and so is an unknown group in every mode."""
-    with pytest.raises(InventoryError, match="CPU 8-9 does not exist"):
-        offered(machine(), reserved_cpus=frozenset({0, 8, 9}))
+    """A reserve of nothing offers nothing, and an unknown group is refused at the start in every mode."""
+    inventory = offered(machine(), reserved_cpus=frozenset({0, 8, 9}))
+    assert "CPU 8-9 does not exist" in inventory.refused["dra.cpu"]
+    assert not inventory.pools[0].devices
     with pytest.raises(ConfigError, match="groupBy"):
         parse_config({"cpuDeviceMode": "individual", "groupBy": "shelf"}, "f")
 

@@ -20,7 +20,7 @@ from numa_node.log import set_up_logging
 from dra_frontend.api_server.client import connect
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.node.host_tree import HostTree
-from dra_frontend.node.machine_watch import FirstLook, HostTrees
+from dra_frontend.node.machine_watch import HostTrees
 from dra_frontend.node.run_directory import RunDirectory
 from dra_frontend.node.sockets import listen_tcp
 from dra_frontend.service import Service
@@ -38,14 +38,13 @@ async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
 
 async def _serve(settings: Settings) -> None:
     trees = HostTrees(open_host(settings), HostTree(settings.config.cgroup_root))
-    first = FirstLook.at(trees.host, settings.config, settings.node_name)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as outer:
         run_directory = await outer.enter_async_context(RunDirectory(Path(settings.config.run_dir), settings.pod_uid))
         client = await outer.enter_async_context(await connect(settings.config.kubeconfig or None))
-        service = Service(settings, trees, first, run_directory, client)
+        service = Service(settings, trees, run_directory, client)
         await service.start()
         outer.push_async_callback(service.store.close)
         state = service.state()

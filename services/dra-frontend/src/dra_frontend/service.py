@@ -14,7 +14,6 @@ from numa_contract.names import CLAIMS_JOURNAL, DRIVERS
 from numa_contract.reports import ContainerReport
 
 from dra_frontend.api_server.client import KubeClient
-from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import ClaimDirectory
 from dra_frontend.claims.memory_kills import MemoryKills
@@ -24,17 +23,15 @@ from dra_frontend.claims.recovery import LostRecords
 from dra_frontend.claims.service import NodeClaims
 from dra_frontend.claims.store import Change, ClaimStore
 from dra_frontend.devices.inventory import Inventory
-from dra_frontend.devices.pcie import cut_devices
 from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.kubelet.managers import read_policies, static_note
 from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
 from dra_frontend.node.host_tree import HostTree
-from dra_frontend.node.machine_watch import FirstLook, HostTrees, MachineWatch
+from dra_frontend.node.machine_watch import HostTrees, MachineWatch
 from dra_frontend.node.run_directory import RunDirectory
+from dra_frontend.publishing.notices import Notices
 from dra_frontend.publishing.offer import Offer
 from dra_frontend.publishing.publisher import Publisher
-from dra_frontend.publishing.server_version import ServerRelease
-from dra_frontend.publishing.status import Notice
 from dra_frontend.settings import Settings
 from dra_frontend.state_endpoint.api import NodeState
 from dra_frontend.state_endpoint.events import EventFeed
@@ -50,7 +47,6 @@ class Service:
         self,
         settings: Settings,
         trees: HostTrees,
-        first: FirstLook,
         run_directory: RunDirectory,
         client: KubeClient,
     ) -> None:
@@ -62,7 +58,7 @@ class Service:
         self.backend = BackendView(time.monotonic)
         self.feed = EventFeed()
         node = settings.node_name
-        self.watch = MachineWatch(trees, config, node, first, lambda: self.store.ledger)
+        self.watch = MachineWatch(trees, config, node, lambda: self.store.ledger)
         self.telemetry = Telemetry(lambda: self.store.ledger, self.watch, self.backend)
         directory = ClaimDirectory(Path(config.cdi_dir), run_dir / CLAIMS_JOURNAL, run_dir / "quarantine")
         root = Path(config.kubelet_root_dir)
@@ -75,10 +71,9 @@ class Service:
         self.kills = MemoryKills(node, lambda: self.store.ledger, client)
         self.claims = NodeClaims(client, self.store, self._inventory, self.backend, self.lost)
         boards = {driver: HealthBoard() for driver in DRIVERS}
-        self.release = ServerRelease(client, self._notify, enabled=config.publish_node_allocatable_resource_mapping)
-        self.offer = Offer(
-            node, self._inventory, lambda: self.store.ledger, boards, mapping=lambda: self.release.mapping
-        )
+        counted = config.publish_node_allocatable_resource_mapping
+        self.offer = Offer(node, self._inventory, lambda: self.store.ledger, boards, counted=counted)
+        self.notices = Notices(client, node)
         measured = MeasuredClaims(self.claims, self.telemetry)
         self.plugins = {
             driver: KubeletPlugin(
@@ -87,7 +82,7 @@ class Service:
             for driver in DRIVERS
         }
         self.publishers = {
-            driver: Publisher(self.client, driver, self.settings.node_name, notify=self._notify) for driver in DRIVERS
+            driver: Publisher(self.client, driver, self.settings.node_name, self.notices.notify) for driver in DRIVERS
         }
         for driver, publisher in self.publishers.items():
             self.telemetry.follow_slices(driver, publisher)
@@ -98,12 +93,6 @@ class Service:
 
     def _changed(self, change: Change) -> None:
         self.feed.publish("record", {"change": change.kind, "driver": change.driver, "uid": change.uid})
-
-    async def _notify(self, notice: Notice) -> None:
-        _LOG.warning("notice reason=%s note=%s", notice.reason, notice.note)
-        name = self.settings.node_name
-        regarding = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": name}
-        await self.client.create_event("default", regarding, notice.reason, notice.note, notice.kind)
 
     def reported(self, report: ContainerReport | None) -> None:
         """The backend's lease or a container has changed."""
@@ -118,6 +107,9 @@ class Service:
     def unready(self) -> list[str]:
         """Returns why the service is not ready."""
         problems = [f"backend: {self.backend.problem}"] if self.backend.problem else []
+        problems += [f"{driver}: nothing is offered: {why}" for driver, why in self._inventory().refused.items()]
+        if self.watch.problem and not self._inventory().pools:
+            problems.append(f"machine: {self.watch.problem}")
         for driver, plugin in self.plugins.items():
             if not plugin.registered:
                 problems.append(f"{driver}: not registered with the kubelet {plugin.error}".rstrip())
@@ -125,6 +117,11 @@ class Service:
             if not publisher.status.ready:
                 problems.append(f"{driver}: slices not published {publisher.status.error or ''}".rstrip())
         return problems
+
+    def warnings(self) -> list[str]:
+        """Returns what an operator should know of, although the service is ready."""
+        published = (warning for publisher in self.publishers.values() for warning in publisher.status.warnings)
+        return [*self.watch.warnings, *published]
 
     def endless(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
         """Returns what runs as long as the service does, by name."""
@@ -136,7 +133,7 @@ class Service:
             ("claims", self.upkeep.run_claims()),
             ("link", self.lead()),
             ("machine", self.watch.run(self.offer.refresh)),
-            ("release", self.release.follow(self.offer.publish)),
+            ("notices", self.notices.run()),
             *publishing,
         ]
 
@@ -146,13 +143,14 @@ class Service:
             node=self.settings.node_name,
             instance=f"{self.settings.pod_uid}/{uuid4().hex[:8]}",
             live=self.watch,
-            picture=lambda: self.offer.picture,
+            snapshot=lambda: self.offer.snapshot,
             ledger=lambda: self.store.ledger,
             quarantined=lambda: self.store.quarantined,
             backend=self.backend,
             feed=self.feed,
             reported=self.reported,
             unready=self.unready,
+            warnings=self.warnings,
             metrics=self.telemetry.render,
         )
 
@@ -167,9 +165,9 @@ class Service:
             await asyncio.sleep(0.5)
 
     async def start(self) -> None:
-        """Loads the claims and looks at the machine that they are on. Raises OSError."""
+        """Loads the claims and reads the machine that they are on. Raises OSError."""
         await self.store.start()
-        await self.watch.look()
+        await self.watch.read()
         self.offer.refresh()
 
     async def open_for_claims(self, stack: AsyncExitStack) -> None:
@@ -180,9 +178,6 @@ class Service:
             _LOG.warning("not registering with the kubelet yet problem=%s", problem)
         for plugin in self.plugins.values():
             await plugin.register()
-        await self.release.learn()
-        if cut := cut_devices(self._inventory().machine.pcie_roots, self._inventory().pools):
-            _LOG.warning("near more PCIe roots than a slice can list, use a smaller groupBy devices=%s", cut)
         self.offer.open(self.publishers)
         await self._tell_managers()
 
@@ -193,7 +188,4 @@ class Service:
         for one in policies:
             self.telemetry.kubelet_manager(one.manager, is_static=one.is_static)
         if note := static_note(policies):
-            try:
-                await self._notify(Notice("KubeletManagerStatic", note))
-            except KubeError as error:
-                _LOG.warning("event not recorded error=%s", error)
+            self.notices.notify("KubeletManagerStatic", note)

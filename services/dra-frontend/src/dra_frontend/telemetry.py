@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.kubelet.values import ClaimName, Failure, Prepared
-from dra_frontend.node.machine_watch import LiveMachine
+from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.publishing.publisher import Publisher
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20)
@@ -35,7 +35,7 @@ class Claims(Protocol):
 class _NodeGauges(Collector):
     """Computes the state of the node at the moment of a scrape."""
 
-    def __init__(self, ledger: Callable[[], Ledger], live: LiveMachine, backend: BackendView) -> None:
+    def __init__(self, ledger: Callable[[], Ledger], live: MachineWatch, backend: BackendView) -> None:
         self._ledger = ledger
         self._live = live
         self._backend = backend
@@ -77,7 +77,7 @@ class _NodeGauges(Collector):
 class Telemetry:
     """The metrics of one process, in a registry of its own."""
 
-    def __init__(self, ledger: Callable[[], Ledger], live: LiveMachine, backend: BackendView) -> None:
+    def __init__(self, ledger: Callable[[], Ledger], live: MachineWatch, backend: BackendView) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_NodeGauges(ledger, live, backend))
         self.prepared = Counter("dra_cpu_prepare_claims", "CPU claims prepared", ["result"], registry=self._registry)

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dra_frontend.api_server.answers import MOST_BYTES, lines, read_event, read_list, read_object, translate
 from dra_frontend.api_server.client import KubeClient, connect, connect_with
+from dra_frontend.api_server.connection import Connection
 from dra_frontend.api_server.credentials import Access, Settings, in_cluster, kubeconfig
 from dra_frontend.api_server.errors import (
     ConflictError,
@@ -18,7 +21,9 @@ from dra_frontend.api_server.errors import (
     UnavailableError,
     WatchExpiredError,
 )
-from dra_frontend.api_server.requests import Call, Pace, lines
+from dra_frontend.api_server.requests import Call, Pace
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.apiserver_store import RESOURCES, Document
@@ -72,15 +77,6 @@ async def test_reads_claims_and_nodes(pair: Pair) -> None:
     assert await client.get_node("node-a") is None
     node = server.store.create(NODES, "", {"metadata": {"name": "node-a"}})
     assert await client.get_node("node-a") == node
-
-
-async def test_reads_the_release(tmp_path: Path) -> None:
-    """/version is no object: who may not read it is told the rule for such paths."""
-    async with client_of(tmp_path, Options(version="1.37")) as (server, client):
-        assert await client.get_version() == (1, 37)
-        server.options.forbidden = {("get", "version")}
-        with pytest.raises(ForbiddenError, match=r'nonResourceURLs: \["/version"\]'):
-            await client.get_version()
 
 
 async def test_only_the_server_itself_can_say_that_a_claim_is_gone(tmp_path: Path) -> None:
@@ -225,7 +221,7 @@ async def test_watch_reads_lines_of_any_length(pair: Pair) -> None:
         assert await next_of(events) == ("ADDED", "big")
 
 
-async def test_trap_expired_watch_is_typed(pair: Pair) -> None:
+async def test_an_expired_watch_is_typed(pair: Pair) -> None:
     """410 comes as an event within a 200 answer; it means "list again" and nothing else."""
     server, client = pair
     version = str(server.store.version)
@@ -241,7 +237,7 @@ async def test_watch_that_breaks_is_unavailable(pair: Pair) -> None:
     server.store.create(SLICES, "", a_slice())
     await next_of(events)
     server.drop_watches()
-    with pytest.raises(UnavailableError, match="the stream broke"):
+    with pytest.raises(UnavailableError, match="watch resourceslices: "):
         await next_of(events)
 
 
@@ -258,7 +254,7 @@ async def test_event_has_the_fields_that_are_required(pair: Pair) -> None:
     await client.create_event("", {"kind": "Node", "name": "node-a"}, "Reason", "ä" * 2000, "Warning")
     (event,) = server.store.select(EVENTS)
     assert event["metadata"]["namespace"] == "default"
-    assert len(event["note"].encode()) == 1024
+    assert 1000 < len(event["note"].encode()) <= 1024
     assert (event["type"], event["reason"], event["regarding"]["name"]) == ("Warning", "Reason", "node-a")
     required = ("eventTime", "reportingController", "reportingInstance", "action")
     assert all(event[key] for key in required)
@@ -341,9 +337,305 @@ def test_pace_spreads_what_exceeds_the_burst() -> None:
     """A burst passes at once; beyond it calls are spread at the rate, and rest fills the bucket again."""
     now = [0.0]
     pace = Pace(per_second=10, burst=3, clock=lambda: now[0])
-    assert [pace.delay() for _ in range(5)] == pytest.approx([0, 0, 0, 0.1, 0.2])
+    assert [pace.take() for _ in range(5)] == pytest.approx([0, 0, 0, 0.1, 0.2])
     now[0] = 60.0
-    assert [pace.delay() for _ in range(4)] == pytest.approx([0, 0, 0, 0.1])
+    assert [pace.take() for _ in range(4)] == pytest.approx([0, 0, 0, 0.1])
+
+
+@pytest.mark.fault("frontend A17")
+async def test_a_cancelled_wait_gives_its_token_back() -> None:
+    """Calls that nobody waits for any more do not starve those that come after them."""
+    pace = Pace(per_second=1, burst=1, clock=lambda: 0.0)
+    await pace.turn()
+    async with asyncio.TaskGroup() as tasks:
+        waiting = [tasks.create_task(pace.turn()) for _ in range(50)]
+        await asyncio.sleep(0)
+        for task in waiting:
+            task.cancel()
+    assert pace.take() == pytest.approx(1.0)
+
+
+@pytest.mark.fault("frontend A17")
+def test_a_thousand_claims_at_once_are_read_within_the_kubelets_patience() -> None:
+    """250 pods of 4 claims: the last token comes long before the kubelet's 45 s are over."""
+    pace = Pace(clock=lambda: 0.0)
+    assert max(pace.take() for _ in range(1000)) < 20
+
+
+@pytest.mark.fault("frontend A17")
+async def test_the_own_pace_is_outside_of_a_calls_limit(tmp_path: Path) -> None:
+    """A server that was not asked yet is not blamed for being late."""
+    async with client_of(tmp_path, call_seconds=0.2) as (_, client):
+        client._pace = Pace(per_second=4, burst=1)
+        async with asyncio.TaskGroup() as tasks:
+            reads = [tasks.create_task(client.get_claim("default", "c")) for _ in range(3)]
+    assert [read.result() for read in reads] == [None] * 3
+
+
+@pytest.mark.fault("security S11")
+async def test_events_never_delay_a_claim(pair: Pair) -> None:
+    """Events have a budget of their own: with fifty of them waiting for it, a claim is read at once."""
+    _, client = pair
+    async with asyncio.TaskGroup() as tasks:
+        events = [tasks.create_task(client.create_event("", {"name": "n"}, "R", str(n))) for n in range(50)]
+        async with asyncio.timeout(5):
+            while sum(event.done() for event in events) < 20:  # noqa: ASYNC110 - the burst
+                await asyncio.sleep(0.01)
+            assert await client.get_claim("default", "c") is None
+        assert sum(event.done() for event in events) < 30
+        for event in events:
+            event.cancel()
+
+
+A_CLAIM = {"metadata": {"name": "c"}, "spec": {}}
+
+
+@pytest.mark.fault("frontend A19")
+@pytest.mark.parametrize("fault", ["409", "429", "500", "503", "drop", "hang"])
+async def test_a_claim_is_asked_for_again(tmp_path: Path, fault: str) -> None:
+    """One error that passes costs a Prepare less than a second, not the kubelet's minute."""
+    async with client_of(tmp_path, call_seconds=0.3 if fault == "hang" else 5.0) as (server, client):
+        claim = server.store.create(CLAIMS, "default", A_CLAIM)
+        server.fail_next(1, fault, verb="get")
+        assert await client.get_claim("default", "c") == claim
+        assert [one.code for one in server.served][-1] == 200
+
+
+@pytest.mark.fault("frontend A19")
+async def test_retry_after_is_honoured(pair: Pair) -> None:
+    """A server that wants to be asked later is, as far as the patience reaches: a claim is asked for once more."""
+    server, client = pair
+    server.fail_next(9, 429, retry_after=60)
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(UnavailableError, match="injected fault 429") as caught:
+        await client.get_claim("default", "c", patience=2.3)
+    assert asyncio.get_running_loop().time() - began >= 1.3
+    assert caught.value.retry_after == 60
+    assert len(server.served) == 2
+
+
+@pytest.mark.fault("frontend A19")
+@pytest.mark.parametrize("code", [403, 404, 422])
+async def test_what_does_not_pass_is_said_at_once(pair: Pair, code: int) -> None:
+    """An error that the same call would meet again, and one that outlasts the patience, have the server's reason."""
+    server, client = pair
+    server.fail_next(1, code)
+    with pytest.raises(KubeError, match=f"injected fault {code}"):
+        await client.get_claim("default", "c")
+    server.fail_next(9, 503)
+    with pytest.raises(UnavailableError, match="injected fault 503"):
+        await client.get_claim("default", "c", patience=0.1)
+    assert [one.code for one in server.served] == [code, 503]
+
+
+ODD = [
+    '{"ok": true}',
+    "{}",
+    "[]",
+    "null",
+    "1",
+    "<html>",
+    '{"kind": "ResourceClaim"}',
+    '{"kind": "ResourceClaim", "metadata": null}',
+    '{"kind": "ResourceClaim", "metadata": {"name": "other", "uid": "u"}}',
+    '{"kind": "ResourceClaimList", "metadata": {}, "items": [1]}',
+    '{"kind": "ResourceClaimList", "metadata": null, "items": []}',
+    '{"kind": "ResourceClaimList", "metadata": {}, "items": {}}',
+    '{"kind": "ResourceSlice", "metadata": {"name": "s", "uid": "u"}}',
+    '{"kind": "ResourceSlice", "metadata": {"name": "s", "uid": "u"}, "spec": {"pool": {"name": 1}}}',
+    '{"kind": "Node", "metadata": {"name": "node-a"}}',
+    "[" * 200_000,
+    '{"kind": "ResourceClaim", "metadata": {"name": "c", "uid": "\\ud800"}}',
+    '{"kind": "ResourceClaim", "metadata": {"name": "c", "uid": "u"}, "spec": 1e999}',
+    "x" * (MOST_BYTES + 1),
+]
+
+
+@pytest.mark.fault("frontend A12")
+@pytest.mark.parametrize("body", ODD, ids=map(str, range(len(ODD))))
+async def test_an_answer_of_another_shape_is_unavailable(pair: Pair, body: str) -> None:
+    """200 with other JSON is a proxy's word: never an exception of another kind, and never "there is none"."""
+    server, client = pair
+    server.fail_next(99, 200, body=body)
+    calls = [
+        ("get resourceclaims", client.get_claim("default", "c", patience=0)),
+        ("list resourceclaims", client.list_claims()),
+        ("get nodes", client.get_node("node-a")),
+        ("list resourceslices", client.list_slices("example.com", "node-a")),
+        ("create resourceslices", client.create_slice(a_slice())),
+        ("update resourceslices", client.replace_slice(a_slice())),
+    ]
+    for operation, call in calls:
+        with pytest.raises(UnavailableError, match=operation):
+            await call
+
+
+@pytest.mark.fault("frontend A12")
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ('{"type": "ADDED"}', UnavailableError),
+        ('{"kind": "Status", "code": 500}', UnavailableError),
+        ('{"type": "BOOKMARK", "object": {"metadata": null}}', UnavailableError),
+        ('{"type": "ERROR", "object": {"code": "gone"}}', UnavailableError),
+        ('{"type": "ERROR", "object": {"code": 410}}', WatchExpiredError),
+        ('{"type": "ERROR", "object": {"code": 403, "kind": "Status", "message": 5}}', ForbiddenError),
+        ('{"type": "ADDED", "object": {"metadata": {"name": "s", "resourceVersion": "7"}}}', "BOOKMARK"),
+        ('{"type": "OTHER", "object": {"metadata": {"resourceVersion": "7"}}}', "BOOKMARK"),
+    ],
+)
+async def test_an_event_of_another_shape(pair: Pair, line: str, what: type[KubeError] | str) -> None:
+    """A stream that is not a watch is unavailable; of an object that cannot be read the version is taken."""
+    server, client = pair
+    server.fail_next(1, 200, verb="watch", body=f"{line}\n")
+    events = client.watch_slices("example.com", "node-a", "1")
+    if isinstance(what, str):
+        kind, document = await anext(events)
+        assert (kind, document["metadata"]["resourceVersion"]) == (what, "7")
+    else:
+        with pytest.raises(what, match="watch resourceslices"):
+            await anext(events)
+    await events.aclose()
+
+
+@pytest.mark.parametrize("items", ["[]", "null", "[ ]"])
+def test_an_empty_list_is_a_list(items: str) -> None:
+    """Go writes none in three ways; and a field of the same name inside of others is not the list's."""
+    text = f'{{"metadata": {{"items": [{{}}], "resourceVersion": "7"}}, "kind": "KList", "items": {items}}}'
+    assert read_list(Call("list", "g", "r"), text.encode(), "K")[0] == []
+
+
+HOSTILE = ["[" * 9000 + "]" * 9000, '{"a":' * 3000 + "1" + "}" * 3000, "1e999", "9" * 5000, '"\\ud800"', "NaN"]
+
+
+@pytest.mark.fault("security S13")
+@pytest.mark.parametrize("value", HOSTILE, ids=map(str, range(len(HOSTILE))))
+def test_one_claim_cannot_hide_the_others(value: str) -> None:
+    """Whoever may create a claim writes JSON into every list of claims: his is left out, all others are there."""
+    item = '{"metadata": {"name": "%s", "uid": "u-%s"}, "spec": {"parameters": %s}}'
+    items = ",".join(item % (name, name, value if name == "b" else '"[{\\"]}"') for name in "abc")
+    text = f'{{"kind": "ResourceClaimList", "metadata": {{"continue": "more"}}, "items": [{items}]}}'
+    found, metadata = read_list(Call("list", "g", "r"), text.encode(), "ResourceClaim")
+    assert [one["metadata"]["name"] for one in found] == ["a", "c"]
+    assert found[0]["spec"]["parameters"] == '[{"]}'
+    assert metadata == {"continue": "more"}
+
+
+MONSTERS = [
+    b'"' + b'\\"' * 500_000,
+    b'["' + b"a" * 1_000_000,
+    b'"' * 999_999,
+    b"\\" * 999_999,
+    b"[]" * 300_000,
+    b'{"a":' * 99_999,
+]
+
+
+@pytest.mark.fault("security S13")
+@pytest.mark.parametrize("data", MONSTERS, ids=map(str, range(len(MONSTERS))))
+def test_a_monster_of_a_list_costs_time_by_its_length_only(data: bytes) -> None:
+    """Strings without an end, quotes, backslashes and brackets by the hundred thousand: no way is tried twice."""
+    began = time.process_time()
+    with pytest.raises(UnavailableError):
+        read_list(Call("list", "g", "r"), b'{"metadata": {}, "items": [' + data, "K")
+    assert time.process_time() - began < 3
+
+
+LIST = '{"kind": "KList", "metadata": {"continue": ""}, "items": [{"metadata": {"name": "a", "uid": "u"}}, {"a": [1]}]}'
+EVENT = '{"type": "ADDED", "object": {"kind": "K", "metadata": {"name": "a", "uid": "u", "resourceVersion": "1"}}}'
+
+
+@pytest.mark.fault("frontend A12")
+@given(st.sampled_from([LIST, EVENT]), st.integers(0, 130), st.integers(0, 20), st.binary(max_size=6))
+def test_damaged_answers_are_kube_errors(text: str, at: int, gone: int, put: bytes) -> None:
+    """Whatever bytes are missing, added or changed: the value, or an error that callers know."""
+    data = text.encode()[:at] + put + text.encode()[at + gone :]
+    call = Call("get", "g", "r")
+    with suppress(KubeError):
+        items, metadata = read_list(call, data, "K")
+        assert all(item["metadata"]["uid"] for item in items)
+        assert isinstance(metadata, dict)
+    with suppress(KubeError):
+        kind, document = read_event(call, data, "K")
+        assert kind == "BOOKMARK" or document["metadata"]["name"]
+    with suppress(KubeError):
+        read_object(call, data, "K")
+    assert isinstance(translate(call, 500, data, {"Retry-After": repr(put)}), KubeError)
+
+
+async def test_lists_claims_by_namespace_and_page(pair: Pair) -> None:
+    """Of a namespace or of all, 500 in a page, and of some UIDs alone."""
+    server, client = pair
+    for number in range(1003):
+        server.store.create(CLAIMS, f"ns-{number % 2}", {"metadata": {"name": f"c{number}"}, "spec": {}})
+    assert len(await client.list_claims("ns-0")) == 502
+    found = await client.list_claims()
+    assert len({one["metadata"]["uid"] for one in found}) == 1003
+    uid = found[1002]["metadata"]["uid"]
+    assert [one["metadata"]["uid"] for one in await client.list_claims(uids={uid})] == [uid]
+    assert len(server.served) == 2 + 3 + 3
+
+
+@pytest.mark.fault("security S13")
+async def test_pages_that_are_too_long_are_asked_for_in_smaller_ones(pair: Pair) -> None:
+    """Large claims of one tenant cost more requests, never the list."""
+    server, client = pair
+    for number in range(40):
+        claim = {"metadata": {"name": f"c{number}", "annotations": {"a": "x" * 200_000}}}
+        server.store.create(CLAIMS, "default", claim)
+    assert len(await client.list_claims()) == 40
+
+
+async def test_the_same_page_for_ever_is_an_error(pair: Pair) -> None:
+    """A server that does not move on is not listened to for ever."""
+    server, client = pair
+    server.fail_next(9, 200, body='{"kind": "ResourceClaimList", "metadata": {"continue": "again"}, "items": []}')
+    with pytest.raises(UnavailableError, match="the same page"):
+        await client.list_claims()
+    assert len(server.served) == 2
+
+
+@pytest.mark.fault("frontend A18")
+async def test_calls_that_meet_a_rotated_token_together_all_succeed(tmp_path: Path) -> None:
+    """Who was refused with the former token asks again with the present one, whoever has read it."""
+    token = tmp_path / "token"
+    token.write_text("first")
+    async with ApiServer(Options(tokens={"first"})) as server:
+        path = server.write_kubeconfig(tmp_path / "kubeconfig", user={"tokenFile": str(token)})
+        async with await connect(str(path)) as client:
+            token.write_text("second")
+            server.options.tokens = {"second"}
+            async with asyncio.TaskGroup() as tasks:
+                reads = [tasks.create_task(client.get_claim("default", f"c{n}")) for n in range(8)]
+    assert [read.result() for read in reads] == [None] * 8
+
+
+async def test_a_rotated_ca_is_trusted_without_a_restart(tmp_path: Path) -> None:
+    """CA bundle and client certificate are read each minute, like the token; half a rotation changes nothing."""
+    now = [0.0]
+    ca = tmp_path / "ca.crt"
+    (tmp_path / "token").write_text("secret")
+    ca.write_bytes((TLS / "other-ca.pem").read_bytes())
+    options = Options(certificate=TLS / "server.pem", key=TLS / "server-key.pem")
+    async with ApiServer(options) as server:
+        environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": server.url.rpartition(":")[2]}
+        access = Access(in_cluster(environ, tmp_path), clock=lambda: now[0])
+        await access.open()
+        async with KubeClient(Connection(access)) as client:
+            for text, works in (
+                (None, False),
+                ("damage", False),
+                ((TLS / "ca.pem").read_text(), True),
+                ("damage", True),
+            ):
+                if text is not None:
+                    ca.write_text(text)
+                now[0] += 60
+                if works:
+                    assert await client.get_node("node-a") is None
+                else:
+                    with pytest.raises(UnavailableError, match="certificate"):
+                        await client.get_node("node-a")
 
 
 @pytest.mark.parametrize("cut", [lambda data: [data], lambda data: [data[i : i + 1] for i in range(len(data))]])
@@ -354,7 +646,18 @@ async def test_lines_do_not_depend_on_chunks(cut: Callable[[bytes], list[bytes]]
         for chunk in cut(b'{"a":1}\n\n{"b":2}\n{"c'):
             yield chunk
 
-    assert [line async for line in lines(chunks())] == [b'{"a":1}', b'{"b":2}']
+    assert [line async for line in lines(Call("watch", "g", "r"), chunks())] == [b'{"a":1}', b'{"b":2}']
+
+
+async def test_a_line_without_an_end_is_not_kept() -> None:
+    """A stream that never says newline costs no more than the longest event."""
+
+    async def chunks() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 65536
+
+    with pytest.raises(UnavailableError, match="an event has more than"):
+        await anext(lines(Call("watch", "g", "r"), chunks()))
 
 
 def test_every_error_is_a_kube_error() -> None:

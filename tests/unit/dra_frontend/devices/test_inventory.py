@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from dra_frontend.devices.inventory import Inventory, InventoryError, build_inventory
+from dra_frontend.devices.inventory import InUse, Inventory, InventoryError, build_inventory
 from dra_frontend.devices.model import Capacity, CpuDevice, MemoryDevice
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import MEMORY_STEP, HugepagePool, Machine
@@ -151,7 +151,7 @@ def test_nothing_is_published_at_zero() -> None:
 
 
 def test_a_reserve_larger_than_the_node_leaves_nothing() -> None:
-    """A reserve beyond the node's memory is no negative capacity."""
+    """A reserve beyond the node's memory is not a negative capacity."""
     reserve = [{"numaNode": 0, "limits": {"memory": "1Ti", "hugepages-2Mi": "1Ti"}}]
     assert pools(offered(machine(), reservedMemory=reserve)) == {
         "n": ["cpudevnuma000", "cpudevnuma001"],
@@ -186,26 +186,110 @@ def test_memory_without_cpus_is_far() -> None:
     assert memory_device(offered(blank), "memory", "memory-numa002").attributes["dra.memory/distance"] == 20
 
 
+PAGES = {"hugepages-1Gi": 1, "hugepages-2Mi": "1Ti"}
+
+
+@pytest.mark.fault("frontend A9")
 @pytest.mark.parametrize(
-    ("keys", "text"),
+    ("keys", "texts"),
     [
-        ({"reservedCPUs": "0,7-9"}, "reservedCPUs: CPU 8 does not exist and CPU 7,9 is offline; online are 0-6"),
+        ({"reservedCPUs": "0,7"}, ["reservedCPUs: CPU 7 is offline; online are 0-6"]),
+        ({"reservedCPUs": "0,9"}, ["reservedCPUs: CPU 9 is not present; online are 0-6"]),
+        ({"reservedCPUs": "0-6"}, ["reservedCPUs, minSharedCPUs: no CPU is left for claims; online are 0-6"]),
+        ({"minSharedCPUs": 64}, ["reservedCPUs, minSharedCPUs: no CPU is left for claims; online are 0-6"]),
         (
-            {"reservedMemory": [{"numaNode": 4, "limits": {}}]},
-            "reservedMemory: NUMA node 4 does not exist; there are 0-1",
+            {"reservedMemory": [{"numaNode": 2, "limits": {"memory": 1}}]},
+            ["reservedMemory: NUMA node 2 is not there; there are 0-1"],
         ),
         (
-            {"reservedMemory": [{"numaNode": 0, "limits": {"hugepages-1Gi": 1}}]},
-            "reservedMemory: this kernel has no hugepages-1Gi; it has hugepages-2Mi",
+            {"reservedMemory": [{"numaNode": 0, "limits": PAGES}, {"numaNode": 1, "limits": {"memory": "900Gi"}}]},
+            [
+                "reservedMemory: this kernel has no hugepages-1Gi; it has hugepages-2Mi",
+                "reservedMemory: no hugepages-2Mi of NUMA node 0 is left for claims",
+                "reservedMemory: no memory of NUMA node 1 is left for claims",
+            ],
         ),
     ],
 )
-def test_a_reserve_of_what_is_not_there_is_refused(keys: dict[str, Any], text: str) -> None:
-    """A reserve that names nothing real is a mistake of the operator, who is told what there is."""
-    found = machine(offline=frozenset({7}))
-    with pytest.raises(InventoryError) as caught:
-        offered(replace(found, offline=frozenset({7, 9})), **keys)
-    assert str(caught.value) == text
+def test_what_is_absent_or_leaves_nothing_is_a_warning(keys: dict[str, Any], texts: list[str]) -> None:
+    """One configuration is for unlike nodes: what may be there another time is told, and the rest is offered."""
+    found = replace(machine(offline=frozenset({7})), possible=frozenset(range(12)), possible_nodes=frozenset(range(4)))
+    inventory = offered(found, **keys)
+    assert (list(inventory.warnings), inventory.refused) == (texts, {})
+    assert sum(len(pool.devices) for pool in inventory.pools) > 0
+
+
+@pytest.mark.fault("frontend A9", "frontend A20")
+@pytest.mark.parametrize(
+    ("keys", "driver", "text"),
+    [
+        ({"reservedCPUs": "0,8-9"}, "dra.cpu", "reservedCPUs: CPU 8-9 does not exist; this machine can have 0-7"),
+        (
+            {"reservedMemory": [{"numaNode": 4, "limits": {}}]},
+            "dra.memory",
+            "reservedMemory: NUMA node 4 does not exist; this machine can have 0-1",
+        ),
+        ({"groupBy": "l3"}, "dra.cpu", "groupBy: l3 is not known of this machine: /sys/map: odd"),
+        ({"groupBy": "socket"}, "dra.cpu", "groupBy: socket is not known of this machine: /sys/mask: odd"),
+    ],
+)
+def test_what_can_never_be_right_offers_nothing_of_its_driver(keys: dict[str, Any], driver: str, text: str) -> None:
+    """The operator meant another machine; the other driver's devices stay, and no exception closes the claims door."""
+    found = replace(machine(), doubts={"l3": "/sys/map: odd", "socket": "/sys/mask: odd"})
+    inventory = offered(found, **keys)
+    assert inventory.refused == {driver: text}
+    assert {pool.driver for pool in inventory.pools if pool.devices} == {"dra.cpu", "dra.memory"} - {driver}
+    assert {pool.name for pool in inventory.pools} >= {"n", "n-memory"}
+
+
+@pytest.mark.fault("frontend A20")
+def test_a_doubt_that_nobody_needs_is_a_warning() -> None:
+    """Neither NUMA nodes nor single CPUs need to know sockets or caches."""
+    found = replace(machine(), doubts={"l3": "/sys/map: odd", "socket": "/sys/mask: odd"})
+    told = ("/sys/map: odd; no L3 cache is known", "/sys/mask: odd; sockets are told apart by their ids")
+    for keys in ({}, {"cpuDeviceMode": "individual", "groupBy": "l3"}):
+        inventory = offered(found, **keys)
+        assert (inventory.warnings, inventory.refused) == (told, {})
+        assert inventory.pools[0].devices
+
+
+@pytest.mark.fault("security S8")
+@pytest.mark.parametrize(
+    ("keys", "withheld"),
+    [
+        ({"minSharedCPUs": 0}, set()),
+        ({"minSharedCPUs": 1}, {2}),
+        ({"minSharedCPUs": 2}, {2, 6}),
+        ({"minSharedCPUs": 3}, {2, 3, 6}),
+        ({"minSharedCPUs": 6}, {0, 2, 3, 4, 6, 7}),
+        ({"minSharedCPUs": 1, "reservedCPUs": "0"}, {2}),
+        ({"minSharedCPUs": 4, "reservedCPUs": "2,6"}, {0, 3, 4, 7}),
+        ({"minSharedCPUs": 2, "cpuDeviceMode": "individual"}, {3, 7}),
+        ({"minSharedCPUs": 1, "cpuDeviceMode": "individual"}, {7}),
+        ({"reservedCPUs": "0"}, set()),
+        ({}, {2}),
+    ],
+)
+def test_claims_leave_others_what_is_configured(keys: dict[str, Any], withheld: set[int]) -> None:
+    """So many CPUs beside the reserved ones: of the last groups, lowest first, whole cores where they fit."""
+    inventory = offered(machine(), **keys)  # cores 0+4, 1+5 on node 0, 2+6, 3+7 on node 1
+    assert inventory.withheld_cpus == withheld
+    cpus = {cpu for device in inventory.pools[0].devices if isinstance(device, CpuDevice) for cpu in device.cpus}
+    assert cpus == set(range(8)) - inventory.reserved_cpus - withheld
+
+
+@given(machines() | odd_machines(), st.integers(0, 9), st.data())
+def test_withheld_cpus_stay_and_avoid_claims(found: Machine, count: int, data: st.DataObject) -> None:
+    """Those withheld before remain as far as they can, and claims lose none while others are free."""
+    held = data.draw(st.frozensets(st.sampled_from(sorted(found.online))))
+    settings = Config(min_shared_cpus=count, **data.draw(st.sampled_from(MODES)))
+    first = build_inventory(found, settings, "n").withheld_cpus
+    later = build_inventory(found, settings, "n", InUse(held, withheld=first)).withheld_cpus
+    assert len(first) == len(later) == min(count, len(found.online))
+    assert first - held <= later
+    assert not later & held or found.online - held <= later
+    again = build_inventory(found, settings, "n", InUse(held, withheld=later)).withheld_cpus
+    assert again == later or later & held
 
 
 @pytest.mark.parametrize("name", ["", "Upper", "a_b", "a/b", "-a", "a..b", "a" * 241])

@@ -2,33 +2,35 @@
 """ResourceSlices by the rules of the API server, on captured and on made-up machines."""
 
 import random
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from dra_frontend.devices.inventory import Inventory, build_inventory
-from dra_frontend.devices.slices import DEVICES_PER_SLICE, slice_documents
+from dra_frontend.devices.slices import ALLOCATABLE, DEVICES_PER_SLICE, slice_documents
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import HugepagePool, Machine
-from dra_frontend.publishing.compare import canonical
+from dra_frontend.publishing.compare import canonical, differences
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numa_contract.config import Config
 
 from tests.fakes import quantities
 from tests.fakes.apiserver_rules import GATES_OF_1_36, admit
-from tests.fakes.apiserver_store import Resource
+from tests.fakes.apiserver_store import ApiError, Resource
 from tests.fakes.trees import NAMES, MemoryTree, captured, small_machine
 from tests.strategies.machines import GIB, machine, machines, odd_machines
 from tests.strategies.modes import MODES
 
 SLICES = Resource("resource.k8s.io", "resourceslices", "ResourceSlice")
+SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 PAGES = [64 << 10, 2 << 20, 32 << 20, 512 << 20, 1 << 30, 16 << 30]
 
 
 def published(inventory: Inventory) -> dict[str, list[dict[str, Any]]]:
     """Returns the documents by pool."""
-    return {pool.name: slice_documents(pool, "n", owner_uid="u-1") for pool in inventory.pools}
+    return {pool.name: slice_documents(pool, "n") for pool in inventory.pools}
 
 
 def assert_admitted(slices: dict[str, list[dict[str, Any]]]) -> None:
@@ -36,10 +38,9 @@ def assert_admitted(slices: dict[str, list[dict[str, Any]]]) -> None:
     for pool, documents in slices.items():
         names = []
         for index, document in enumerate(documents):
-            sent = {**document, "metadata": {**document["metadata"], "name": f"s{index}"}}
-            stored = admit(GATES_OF_1_36, SLICES, sent, None)
+            stored = admit(GATES_OF_1_36, SLICES, document, None)
             assert canonical(stored["spec"]) == canonical(document["spec"])
-            assert document["metadata"]["generateName"].startswith(f"{index:05x}-{document['spec']['driver']}-n-")
+            assert document["metadata"] == {"name": f"{index:05x}-{document['spec']['driver']}-{pool}"}
             assert document["spec"]["pool"] == {"name": pool, "generation": 1, "resourceSliceCount": len(documents)}
             assert document["spec"]["nodeName"] == "n"
             assert len(document["spec"]["devices"]) <= DEVICES_PER_SLICE
@@ -136,19 +137,83 @@ def test_a_device_in_full() -> None:
     }
 
 
-def test_an_owner_only_with_its_uid() -> None:
-    """The server refuses an owner without UID, so there is none until the Node is known."""
-    pool = build_inventory(machine(), Config(), "n").pools[0]
-    owner = {"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u-1", "controller": True}
-    assert slice_documents(pool, "n", owner_uid="u-1")[0]["metadata"]["ownerReferences"] == [owner]
-    assert "ownerReferences" not in slice_documents(pool, "n")[0]["metadata"]
+def test_names_are_the_same_at_every_start_and_differ_on_every_node() -> None:
+    """A name is made of index, driver and pool; one that is too long keeps its beginning and a hash of all."""
+    inventory = build_inventory(machine(), Config(), "n")
+    assert [one["metadata"]["name"] for pool in inventory.pools for one in slice_documents(pool, "n")] == [
+        "00000-dra.cpu-n",
+        "00000-dra.memory-n-memory",
+        "00000-dra.memory-n-hugepages-2m",
+    ]
+    names = {
+        one["metadata"]["name"]
+        for node in ("a", "a-memory", "a.b", "x" * 61 + "." + "y" * 176, "x" * 61 + "." + "y" * 175 + "z")
+        for pool in build_inventory(machine(), Config(), node).pools
+        for one in slice_documents(pool, node)
+    }
+    assert len(names) == 15
+    assert all(len(name) <= 253 and SUBDOMAIN.fullmatch(name) for name in names)
 
 
 def test_an_empty_pool_is_one_slice_without_devices() -> None:
     """A pool whose devices are gone is published empty: without a slice the old devices would stay."""
-    (document,) = slice_documents(build_inventory(machine(1, 1, 1, 1, 1), Config(), "n").pools[0], "n", generation=7)
+    (document,) = slice_documents(build_inventory(machine(1, 1, 1, 1, 1), Config(), "n").pools[0], "n")
     assert document["spec"]["devices"] == []
-    assert document["spec"]["pool"] == {"name": "n", "generation": 7, "resourceSliceCount": 1}
+    assert document["spec"]["pool"] == {"name": "n", "generation": 1, "resourceSliceCount": 1}
+
+
+def counted(**config: Any) -> dict[str, Any]:
+    """What each device of a small machine says of the node's allocatable resources, by name."""
+    pools = build_inventory(discover(small_machine()), Config(**config), "n").pools
+    slices = [one for pool in pools for one in slice_documents(pool, "n", counted=True)]
+    return {device["name"]: device[ALLOCATABLE] for one in slices for device in one["spec"]["devices"]}
+
+
+def test_amounts_are_counted_by_the_capacity() -> None:
+    """CPUs, bytes of memory and bytes of hugepages by size, one to one, by the name of the device's own capacity."""
+    found = counted()
+    for name, resource, key in (
+        ("cpudevnuma000", "cpu", "dra.cpu/cpu"),
+        ("memory-numa000", "memory", "size"),
+        ("hugepages-2m-numa000", "hugepages-2Mi", "size"),
+        ("hugepages-1g-numa001", "hugepages-1Gi", "size"),
+    ):
+        assert found[name] == {resource: {"mapping": {"capacityKey": key, "capacityMultiplier": "1"}}}
+
+
+def test_a_single_cpu_is_counted_as_a_device() -> None:
+    """It has no capacity: each device is one CPU."""
+    assert counted(cpu_device_mode="individual")["cpudev001"] == {"cpu": {"mapping": {"deviceMultiplier": "1"}}}
+
+
+@settings(max_examples=8)
+@given(found=machines(), mode=st.sampled_from(["grouped", "individual"]))
+def test_what_is_counted_passes_the_rules_of_1_37(found: Machine, mode: str) -> None:
+    """With the gate on nothing is changed by the server; a release that does not know the field drops it."""
+    gates = {**GATES_OF_1_36, "DRANodeAllocatableResources": True}
+    for pool in build_inventory(found, Config.model_validate({"cpuDeviceMode": mode}), "n").pools:
+        one = slice_documents(pool, "n", counted=True)[0]
+        assert canonical(admit(gates, SLICES, one, None, "1.37")["spec"]) == canonical(one["spec"])
+        lost = differences(one["spec"], admit(gates, SLICES, one, None, "1.36")["spec"])
+        assert set(lost) == ({f"devices[*].{ALLOCATABLE}"} if one["spec"]["devices"] else set())
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {},
+        {"mapping": {"capacityKey": "dra.cpu/cpu"}},
+        {"mapping": {"capacityMultiplier": "1"}},
+        {"mapping": {"deviceMultiplier": "-1"}},
+        {"mapping": {"capacityKey": "other", "capacityMultiplier": "1"}},
+    ],
+)
+def test_the_fake_refuses_what_the_server_refuses(entry: dict[str, Any]) -> None:
+    """Else the test above would prove nothing."""
+    one = slice_documents(build_inventory(machine(), Config(), "n").pools[0], "n")[0]
+    one["spec"]["devices"][0][ALLOCATABLE] = {"cpu": entry}
+    with pytest.raises(ApiError, match="cpu"):
+        admit({**GATES_OF_1_36, "DRANodeAllocatableResources": True}, SLICES, one, None, "1.37")
 
 
 def test_many_devices_are_cut_into_slices_of_64() -> None:

@@ -46,7 +46,7 @@ def test_a_machine_is_whole(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_order_of_a_directory_does_not_matter(name: str) -> None:
-    """Two looks at the same machine give equal values, in whatever order the file system lists."""
+    """Two reads of the same machine give equal values, in whatever order the file system lists."""
     tree = captured(name)
     files = list(tree.files.items())
     random.Random(name).shuffle(files)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cheap look: which changes it sees, and which it must not."""
+"""Which changes of the machine a fingerprint shows, and which it must not."""
 
 import pytest
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import HostTreeError
-from dra_frontend.machine.fingerprint import read_signs, with_free_pages
+from dra_frontend.machine.fingerprint import read_fingerprint, with_free_pages
 
 from tests.fakes.trees import NAMES, captured, small_machine
 
@@ -25,7 +25,7 @@ PAGES = f"{NODE}/hugepages/hugepages-2048kB"
 )
 def test_what_changes_the_offer_changes_the_shape(changes: dict[str, str | None]) -> None:
     """CPUs, nodes, pages and memory that come or go call for a discovery."""
-    assert read_signs(small_machine().changed(changes)).shape != read_signs(small_machine()).shape
+    assert read_fingerprint(small_machine().changed(changes)).shape != read_fingerprint(small_machine()).shape
 
 
 @pytest.mark.parametrize(
@@ -39,23 +39,23 @@ def test_what_changes_the_offer_changes_the_shape(changes: dict[str, str | None]
 )
 def test_what_changes_all_the_time_does_not(changes: dict[str, str | None]) -> None:
     """Pages in use and a few pages of memory more cost no discovery; what cannot change is not even read."""
-    assert read_signs(small_machine().changed(changes)).shape == read_signs(small_machine()).shape
+    assert read_fingerprint(small_machine().changed(changes)).shape == read_fingerprint(small_machine()).shape
 
 
-def test_the_free_pages_of_a_look_are_the_machines() -> None:
-    """The machine of an earlier discovery shows the free pages of the latest look."""
-    later = read_signs(small_machine().changed({f"{PAGES}/free_hugepages": "7\n"}))
+def test_the_free_pages_of_a_fingerprint_are_the_machines() -> None:
+    """The machine of an earlier discovery shows the free pages of the latest fingerprint."""
+    later = read_fingerprint(small_machine().changed({f"{PAGES}/free_hugepages": "7\n"}))
     machine = with_free_pages(discover(small_machine()), later)
     assert [pool.free for node in machine.numa_nodes.values() for pool in node.hugepages] == [200, 0, 7, 1]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_look_and_discovery_agree(name: str) -> None:
+def test_fingerprint_and_discovery_agree(name: str) -> None:
     """On every captured machine both see the same memory and hugepages."""
-    machine, signs = discover(captured(name)), read_signs(captured(name))
+    machine, fingerprint = discover(captured(name)), read_fingerprint(captured(name))
     for number, node in machine.numa_nodes.items():
         if node.online:
-            assert (signs.nodes[number].memory_bytes, signs.nodes[number].hugepages) == (
+            assert (fingerprint.nodes[number].memory_bytes, fingerprint.nodes[number].hugepages) == (
                 node.memory_bytes,
                 node.hugepages,
             )
@@ -64,4 +64,4 @@ def test_look_and_discovery_agree(name: str) -> None:
 def test_damage_is_told() -> None:
     """A file that cannot be understood is an error, not a machine without pages."""
     with pytest.raises(HostTreeError, match="nr_hugepages"):
-        read_signs(small_machine().changed({f"{PAGES}/nr_hugepages": "many\n"}))
+        read_fingerprint(small_machine().changed({f"{PAGES}/nr_hugepages": "many\n"}))

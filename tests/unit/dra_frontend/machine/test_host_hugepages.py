@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from dra_frontend.machine.host_hugepages import (
-    FALL_LOOKS,
-    RISE_LOOKS,
+    FALL_SAMPLES,
+    RISE_SAMPLES,
     HostPages,
     PodPages,
     find_pods_groups,
@@ -37,7 +37,7 @@ COUNTS = st.integers(0, 64)
     ],
 )
 def test_the_group_of_all_pods_is_found(directory: str, found: str | None) -> None:
-    """Both cgroup drivers and a kubelet with a root of its own; nothing that merely looks like it."""
+    """Both cgroup drivers and a kubelet with a root of its own; nothing that merely samples like it."""
     tree = MemoryTree({f"{directory}/cgroup.procs": b"", "/init.scope/cgroup.procs": b""})
     assert find_pods_groups(tree) == ([] if found is None else [found])
 
@@ -91,25 +91,25 @@ def test_only_what_no_pod_has_is_the_hosts() -> None:
 
 
 @given(st.dictionaries(st.integers(0, 3), COUNTS), st.dictionaries(st.integers(0, 3), COUNTS), COUNTS, COUNTS)
-def test_of_two_looks_the_pods_have_the_larger_one(
+def test_of_two_samples_the_pods_have_the_larger_one(
     one: dict[int, int], two: dict[int, int], rest: int, other: int
 ) -> None:
-    """A pod that starts or ends between two looks never makes its pages the host's."""
+    """A pod that starts or ends between two samples never makes its pages the host's."""
     most = PodPages(one, rest).most(PodPages(two, other))
     assert all(most.on(node) >= max(PodPages(one, rest).on(node), PodPages(two, other).on(node)) for node in range(4))
 
 
-def counted(*looks: int) -> list[int]:
-    """What counts after each look."""
+def counted(*samples: int) -> list[int]:
+    """What counts after each sample."""
     pages, seen = HostPages(), []
-    for look in looks:
-        pages.look({KEY: look})
+    for sample in samples:
+        pages.sample({KEY: sample})
         seen.append(pages.counted[KEY])
     return seen
 
 
 def test_a_rise_counts_when_it_lasts() -> None:
-    """The first look counts at once, a peak never, a rise after three looks with what all three had."""
+    """The first sample counts at once, a peak never, a rise after three samples with what all three had."""
     assert counted(5, 9, 5, 5) == [5, 5, 5, 5]
     assert counted(0, 64, 64, 64) == [0, 0, 0, 64]
     assert counted(0, 64, 70, 60) == [0, 0, 0, 60]
@@ -117,30 +117,30 @@ def test_a_rise_counts_when_it_lasts() -> None:
 
 def test_a_fall_counts_when_it_lasts_longer() -> None:
     """Pages are promised again when they were free ten times in a row."""
-    assert counted(9, *[2] * FALL_LOOKS) == [9] * FALL_LOOKS + [2]
-    assert counted(9, *[2] * (FALL_LOOKS - 1), 9, *[2] * 5)[-1] == 9
+    assert counted(9, *[2] * FALL_SAMPLES) == [9] * FALL_SAMPLES + [2]
+    assert counted(9, *[2] * (FALL_SAMPLES - 1), 9, *[2] * 5)[-1] == 9
 
 
 @given(st.lists(COUNTS, min_size=1, max_size=60))
-def test_counts_move_slowly_and_end_at_the_truth(looks: list[int]) -> None:
-    """Counts never leave what was seen lately, change at most once in three looks upwards, and settle."""
-    seen = counted(*looks, *[looks[-1]] * FALL_LOOKS)
-    assert seen[-1] == looks[-1]
-    every = [*looks, *[looks[-1]] * FALL_LOOKS]
+def test_counts_move_slowly_and_end_at_the_truth(samples: list[int]) -> None:
+    """Counts never leave what was seen lately, change at most once in three samples upwards, and settle."""
+    seen = counted(*samples, *[samples[-1]] * FALL_SAMPLES)
+    assert seen[-1] == samples[-1]
+    every = [*samples, *[samples[-1]] * FALL_SAMPLES]
     for index, count in enumerate(seen):
-        recent = every[max(0, index - FALL_LOOKS + 1) : index + 1]
+        recent = every[max(0, index - FALL_SAMPLES + 1) : index + 1]
         assert count <= max(every[: index + 1])
-        if index >= FALL_LOOKS - 1:
+        if index >= FALL_SAMPLES - 1:
             assert min(recent) <= count <= max(recent)
-        if index >= RISE_LOOKS:
-            assert count >= min(every[index - RISE_LOOKS + 1 : index + 1])
+        if index >= RISE_SAMPLES:
+            assert count >= min(every[index - RISE_SAMPLES + 1 : index + 1])
 
 
 def test_a_pool_that_vanishes_is_forgotten() -> None:
     """A node that goes away takes its count with it; one that comes counts at once."""
     pages = HostPages()
-    pages.look({KEY: 5})
-    pages.look({})
+    pages.sample({KEY: 5})
+    pages.sample({})
     assert pages.counted == {}
-    pages.look({KEY: 3})
+    pages.sample({KEY: 3})
     assert pages.counted == {KEY: 3}

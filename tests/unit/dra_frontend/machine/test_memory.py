@@ -150,16 +150,11 @@ def test_distances_after_a_node_went_away_are_dropped() -> None:
     ("files", "page"),
     [
         ({}, 4 * KIB),
-        ({"/proc/meminfo": "Hugepagesize:       2048 kB\n"}, 4 * KIB),
-        ({"/proc/meminfo": "Hugepagesize:      32768 kB\n"}, 16 * KIB),
-        ({"/proc/meminfo": "Hugepagesize:     524288 kB\n"}, 64 * KIB),
-        ({"/proc/hwloc-nofile-info": "OSName: Linux\nPageSize: 65536\n"}, 64 * KIB),
         ({"/proc/self/smaps": "KernelPageSize:     2048 kB\nKernelPageSize:       16 kB\n"}, 16 * KIB),
-        ({"/proc/self/smaps": "KernelPageSize: 4 kB\n", "/proc/meminfo": "Hugepagesize: 524288 kB\n"}, 4 * KIB),
     ],
 )
 def test_base_page_size(files: dict[str, str | None], page: int) -> None:
-    """The base page of a captured tree is known by a mapping, the gatherer's note, or Arm's default hugepage."""
+    """The base page of another root is that of a mapping, else 4 KiB."""
     assert look(files).base_page_bytes == page
 
 

@@ -74,7 +74,7 @@ def test_a_bridge_that_goes_while_we_look_is_left_out() -> None:
 
 def test_damage_names_the_file() -> None:
     """A list that is none is told with its path, as for every file of discovery."""
-    with pytest.raises(HostTreeError, match="pci_bus/0000:00/cpulistaffinity: is no CPU list"):
+    with pytest.raises(HostTreeError, match="pci_bus/0000:00/cpulistaffinity: is not a CPU list"):
         offered(root("0000:00", "zero\n"))
 
 

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looking at a machine again and again: what is read, what is replaced, what survives an error."""
+"""Reading a machine again and again: what is read, what is replaced, what survives an error."""
 
+import asyncio
 from collections.abc import Mapping
 
+import pytest
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import MemoryDevice
-from dra_frontend.node.machine_watch import FirstLook, HostTrees, MachineWatch
+from dra_frontend.node.machine_watch import HostTrees, MachineWatch
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config, parse_config
 
@@ -53,8 +55,7 @@ class Rig:
         )
         self.config = config or Config()
         trees = HostTrees(self.host, MemoryTree(files))
-        first = FirstLook.at(self.host, self.config, "n")
-        self.watch = MachineWatch(trees, self.config, "n", first, lambda: ledger or Ledger({}))
+        self.watch = MachineWatch(trees, self.config, "n", lambda: ledger or Ledger({}))
 
     def capacity(self, device: str) -> int:
         """Bytes of a memory device; 0 when there is none."""
@@ -68,69 +69,69 @@ def capacity(inventory: Inventory, device: str) -> int:
 
 
 # Two lists of CPUs; of each of two nodes meminfo, and three files of each of two page sizes.
-ONE_LOOK = 2 + 2 * (1 + 2 * 3)
+ONE_READ = 2 + 2 * (1 + 2 * 3)
 
 
-async def test_an_unchanged_machine_costs_a_look() -> None:
+async def test_an_unchanged_machine_costs_a_fingerprint() -> None:
     """Nothing is discovered again after the start: some tens of reads, and the same inventory."""
     rig = Rig()
     rig.host.reads = 0
-    await rig.watch.look()
-    assert rig.host.reads == ONE_LOOK
+    await rig.watch.read()
+    assert rig.host.reads == ONE_READ
     inventory, rig.host.reads = rig.watch.inventory, 0
-    await rig.watch.look()
+    await rig.watch.read()
     assert rig.watch.inventory is inventory
-    assert rig.host.reads == ONE_LOOK
+    assert rig.host.reads == ONE_READ
 
 
-async def test_a_change_since_the_start_is_seen_by_the_first_look() -> None:
-    """What goes between the start's discovery and the first look is not missed."""
+async def test_a_change_since_the_start_is_seen_by_the_first_read() -> None:
+    """What goes between the start's discovery and the first read is not missed."""
     rig = Rig()
     rig.host.change({"cpu/online": "0-3,5-7", "cpu/cpu4/topology": None})
-    await rig.watch.look()
+    await rig.watch.read()
     assert 4 not in rig.watch.inventory.machine.online
 
 
-async def test_a_change_is_seen_at_the_next_look() -> None:
+async def test_a_change_is_seen_at_the_next_read() -> None:
     """Pages that were added are offered and taken from plain memory; free pages show without a discovery."""
     rig = Rig(pods="")
-    await rig.watch.look()
+    await rig.watch.read()
     plain, inventory = rig.capacity("memory-numa000"), rig.watch.inventory
     rig.host.change({f"{PAGES}/free_hugepages": "199"})
-    await rig.watch.look()
+    await rig.watch.read()
     assert rig.watch.inventory is inventory
     assert [pool.free for pool in rig.watch.machine.numa_nodes[0].hugepages] == [199, 0]
     rig.host.change({f"{PAGES}/nr_hugepages": "512", f"{PAGES}/free_hugepages": "455"})
-    await rig.watch.look()
+    await rig.watch.read()
     assert rig.capacity("hugepages-2m-numa000") == 512 * PAGE
     assert rig.capacity("memory-numa000") == plain - 256 * PAGE
 
 
 async def test_an_error_keeps_the_last_inventory() -> None:
-    """What cannot be read is told and counted; the next good look ends it."""
+    """What cannot be read is told and counted; the next good read ends it."""
     rig = Rig()
-    await rig.watch.look()
+    await rig.watch.read()
     inventory = rig.watch.inventory
     rig.host.change({"cpu/online": "what?"})
-    await rig.watch.look()
+    await rig.watch.read()
     assert rig.watch.inventory is inventory
     assert rig.watch.problem.startswith("/sys/devices/system/cpu/online: ")
     assert rig.watch.failures == 1
     rig.host.change({"cpu/online": "0-7"})
-    await rig.watch.look()
+    await rig.watch.read()
     assert (rig.watch.problem, rig.watch.failures) == ("", 1)
 
 
 async def test_a_failed_discovery_is_tried_again() -> None:
-    """A look that succeeds and a discovery that does not: the change is not forgotten."""
+    """A fingerprint that can be read and a discovery that fails: the change is not forgotten."""
     rig = Rig()
-    await rig.watch.look()
+    await rig.watch.read()
     siblings = "cpu/cpu0/topology/core_cpus"
     rig.host.change({"cpu/online": "0-5", "cpu/cpu6/topology": None, "cpu/cpu7/topology": None, siblings: "damage"})
-    await rig.watch.look()
+    await rig.watch.read()
     assert "core_cpus" in rig.watch.problem
     rig.host.change({siblings: "03"})
-    await rig.watch.look()
+    await rig.watch.read()
     assert rig.watch.inventory.machine.online == set(range(6))
 
 
@@ -140,12 +141,74 @@ async def test_reserves_that_no_longer_fit_are_warnings() -> None:
     rig = Rig(parse_config({"reservedCPUs": "0,7", "reservedMemory": reserved}, "test"))
     rig.host.change({"cpu/online": "0-3", "node/node1": None, "node/online": "0"})
     rig.host.change({f"cpu/cpu{cpu}/topology": None for cpu in range(4, 8)})
-    await rig.watch.look()
+    await rig.watch.read()
     assert rig.watch.problem == ""
     assert rig.watch.warnings == (
         "reservedCPUs: CPU 7 is offline; online are 0-3",
-        "reservedMemory: NUMA node 1 does not exist; there are 0",
+        "reservedMemory: NUMA node 1 is not there; there are 0",
     )
+
+
+@pytest.mark.fault("frontend A9")
+async def test_a_machine_that_cannot_be_read_at_the_start_is_waited_for() -> None:
+    """Nothing is offered, which differs from offering nothing; when it can be read, all is there."""
+    rig = Rig()
+    broken = rig.host.tree.changed({"/sys/devices/system/cpu/online": "?"})
+    rig.host.tree, whole = broken, rig.host.tree
+    watch = MachineWatch(HostTrees(rig.host, MemoryTree({})), Config(), "n", lambda: Ledger({}))
+    await watch.read()
+    assert (watch.inventory.pools, watch.failures) == ((), 2)
+    assert watch.problem.startswith("/sys/devices/system/cpu/online: ")
+    rig.host.tree = whole
+    await watch.read()
+    assert (watch.inventory, watch.problem) == (rig.watch.inventory, "")
+
+
+@pytest.mark.fault("frontend A12")
+async def test_an_unknown_exception_is_survived(caplog: pytest.LogCaptureFixture) -> None:
+    """A fault of ours, or of who is called, is logged and told; the next reading is tried."""
+    rig, seen = Rig(), asyncio.Event()
+
+    def changed() -> None:
+        if not rig.watch.failures:
+            raise KeyError("fault")
+        seen.set()
+
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        run = tasks.create_task(rig.watch.run(changed, every=0.001))
+        await seen.wait()
+        run.cancel()
+    assert any(record.exc_info for record in caplog.records)
+
+
+@pytest.mark.fault("frontend A20")
+async def test_a_doubt_while_running_takes_nothing_back() -> None:
+    """A mask read while CPUs come and go may be odd: what is offered stays until it can be read again."""
+    rig = Rig(Config(group_by="l3"))
+    await rig.watch.read()
+    inventory = rig.watch.inventory
+    rig.host.change({"cpu/online": "0-6", "cpu/cpu7/topology": None, "cpu/cpu0/cache/index3/shared_cpu_map": "0e"})
+    await rig.watch.read()
+    assert rig.watch.inventory is inventory
+    assert "shared_cpu_map" in rig.watch.problem
+    rig.host.change({"cpu/cpu0/cache/index3/shared_cpu_map": "0f"})
+    await rig.watch.read()
+    assert (rig.watch.problem, 7 in rig.watch.inventory.machine.online) == ("", False)
+
+
+@pytest.mark.fault("frontend A20")
+async def test_a_new_doubt_is_looked_into_once_more() -> None:
+    """It may have come of CPUs that came or went; one that stays costs no discovery each second."""
+    rig = Rig()
+    await rig.watch.read()
+    rig.host.change({"cpu/online": "0-6", "cpu/cpu7/topology": None, "cpu/cpu0/cache/index3/shared_cpu_map": "0e"})
+    for doubts in ({"l3"}, {"l3"}):
+        await rig.watch.read()
+        assert rig.watch.inventory.machine.doubts.keys() == doubts
+    rig.host.reads = 0
+    await rig.watch.read()
+    assert rig.host.reads == ONE_READ
+    assert any("no L3 cache is known" in warning for warning in rig.watch.warnings)
 
 
 async def test_the_withheld_cpu_is_nobodys() -> None:
@@ -154,27 +217,27 @@ async def test_the_withheld_cpu_is_nobodys() -> None:
     rig = Rig(ledger=held)
     assert rig.watch.inventory.withheld_cpus == {4}
     rig.host.change({"cpu/online": "0-3,5-7", "cpu/cpu4/topology": None})
-    await rig.watch.look()
+    await rig.watch.read()
     assert rig.watch.inventory.withheld_cpus == {7}
 
 
 async def test_pages_of_the_host_are_no_capacity() -> None:
     """56 of 256 pages are in use by no pod; a reserve for the host covers them, and is not subtracted twice."""
     rig = Rig()
-    await rig.watch.look()
+    await rig.watch.read()
     assert rig.capacity("hugepages-2m-numa000") == 200 * PAGE
     assert rig.watch.host_pages[0, PAGE] == 56
     for reserve, left in (("64Mi", 200), ("128Mi", 192)):
         keys = {"reservedMemory": [{"numaNode": 0, "limits": {"hugepages-2Mi": reserve}}]}
         rig = Rig(parse_config(keys, "test"))
-        await rig.watch.look()
+        await rig.watch.read()
         assert rig.capacity("hugepages-2m-numa000") == left * PAGE
 
 
 async def test_pages_of_pods_are_capacity() -> None:
     """Claimed pages that are in use are still what the claims were promised."""
     rig = Rig(pods=f"total={112 * PAGE} N0={56 * PAGE} N1={56 * PAGE}")
-    await rig.watch.look()
+    await rig.watch.read()
     assert rig.capacity("hugepages-2m-numa000") == 256 * PAGE
     assert rig.watch.warnings == ()
 
@@ -182,7 +245,7 @@ async def test_pages_of_pods_are_capacity() -> None:
 async def test_what_pods_have_may_be_unknown() -> None:
     """Without the cgroup tree nothing is subtracted, and that is told."""
     rig = Rig(pods="")
-    await rig.watch.look()
+    await rig.watch.read()
     assert rig.capacity("hugepages-2m-numa000") == 256 * PAGE
     (warning,) = rig.watch.warnings
     assert "below /sys/fs/cgroup is no kubepods group" in warning
@@ -196,5 +259,5 @@ async def test_a_reserve_waits_for_its_pages() -> None:
     large = PAGES.replace("2048", "1048576")
     rig.host.change({f"{large}/nr_hugepages": "3", f"{large}/free_hugepages": "3"})
     rig.host.change({"node/node0/meminfo": "Node 0 MemTotal: 8388608 kB\n"})
-    await rig.watch.look()
+    await rig.watch.read()
     assert rig.capacity("hugepages-1g-numa000") == 2 << 30

@@ -230,8 +230,9 @@ def test_the_vector_of_the_peer_that_is_refused(found: Machine) -> None:
         allocate(found.online, NONE, 5, found)
 
 
+@pytest.mark.fault("cpu-peer 9.1.1")
 def test_core_ids_that_repeat_on_every_socket_do_no_harm() -> None:
-    """Peer fault 9.1.1: after one CPU is gone, a claim of whole cores stays on its node and takes whole cores."""
+    """After one CPU is gone, a claim of whole cores stays on its node and takes whole cores."""
     found = machine(sockets=2, cores_per_l3=4)
     node = found.numa_nodes[0].cpus
     assert allocate(node, NONE, 1, found) == {0}
@@ -295,7 +296,7 @@ def test_distribute_gives_every_node_its_share() -> None:
             CpuParameters(full_physical_cores=True),
             3,
             "",
-            "3 CPUs are no whole number of physical cores; the next amount that is one: 4",
+            "3 CPUs are not a whole number of physical cores; the next amount that is one: 4",
         ),
         (
             CpuParameters(full_physical_cores=True),

@@ -11,7 +11,7 @@ from dra_frontend.devices.model import CpuDevice, Device, MemoryDevice, Pool, Ta
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.kubelet.values import DeviceHealth, Health
 from dra_frontend.machine.model import HugepagePool, Machine
-from dra_frontend.publishing.device_status import Picture, picture
+from dra_frontend.publishing.device_status import Snapshot, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numa_contract.cdi import ClaimFile
@@ -74,12 +74,12 @@ def cpu_claim(uid: str, device: str, *cpus: int) -> AllocationRecord:
     )
 
 
-def device(seen: Picture, name: str) -> Device:
+def device(seen: Snapshot, name: str) -> Device:
     """A published device."""
     return next(one for pool in seen.pools for one in pool.devices if one.name == name)
 
 
-def health(seen: Picture, name: str) -> DeviceHealth:
+def health(seen: Snapshot, name: str) -> DeviceHealth:
     """What is reported of a device."""
     return next(one for devices in seen.health.values() for one in devices if one.device == name)
 
@@ -88,7 +88,7 @@ def test_a_device_that_fits_is_published_as_it_is() -> None:
     """Without claims, and with claims that fit, pools are the inventory's and all devices are healthy."""
     inventory = offered(pages(8, 8))
     for books in (ledger(), ledger(page_claim("a", 8), cpu_claim("b", "cpudevnuma000", 0, 1))):
-        seen = picture(inventory, books, Picture())
+        seen = snapshot(inventory, books, Snapshot())
         assert seen.pools == inventory.pools
         assert {one.health for devices in seen.health.values() for one in devices} == {Health.HEALTHY}
         assert seen.faults() == []
@@ -97,7 +97,7 @@ def test_a_device_that_fits_is_published_as_it_is() -> None:
 def test_shrinking_below_what_is_claimed_taints() -> None:
     """The capacity is the true one, with a taint and a message that name what is missing; it goes when it fits."""
     books = ledger(page_claim("a", 4), page_claim("b", 2))
-    seen = picture(offered(pages(5, 8)), books, Picture())
+    seen = snapshot(offered(pages(5, 8)), books, Snapshot())
     shrunk = device(seen, "hugepages-2m-numa000")
     assert isinstance(shrunk, MemoryDevice)
     assert (shrunk.capacity_bytes, shrunk.taints) == (5 * PAGE, OVERCLAIMED)
@@ -105,31 +105,31 @@ def test_shrinking_below_what_is_claimed_taints() -> None:
     assert ill.health is Health.UNHEALTHY
     assert ill.message == f"claims hold {6 * PAGE} bytes, the node has {5 * PAGE}; claims: ns/a, ns/b"
     assert device(seen, "hugepages-2m-numa001").taints == ()
-    assert device(picture(offered(pages(6, 8)), books, seen), "hugepages-2m-numa000").taints == ()
-    assert device(picture(offered(pages(5, 8)), ledger(), seen), "hugepages-2m-numa000").taints == ()
+    assert device(snapshot(offered(pages(6, 8)), books, seen), "hugepages-2m-numa000").taints == ()
+    assert device(snapshot(offered(pages(5, 8)), ledger(), seen), "hugepages-2m-numa000").taints == ()
 
 
 def test_a_device_in_use_that_is_gone_stays_tainted_in_its_place() -> None:
     """No device at zero, and none that a claim holds vanishes: one page stands for it; without claims it goes."""
     books = ledger(page_claim("a", 1))
-    before = picture(offered(pages(8, 8)), books, Picture())
-    seen = picture(offered(pages(0, 8)), books, before)
+    before = snapshot(offered(pages(8, 8)), books, Snapshot())
+    seen = snapshot(offered(pages(0, 8)), books, before)
     gone = device(seen, "hugepages-2m-numa000")
     assert isinstance(gone, MemoryDevice)
     assert (gone.capacity_bytes, gone.taints) == (PAGE, OVERCLAIMED)
     (pool,) = [pool for pool in seen.pools if pool.name == f"{NODE}-hugepages-2m"]
     assert [one.name for one in pool.devices] == ["hugepages-2m-numa000", "hugepages-2m-numa001"]
     assert health(seen, "hugepages-2m-numa000").message.startswith(f"claims hold {PAGE} bytes, the node has 0;")
-    assert picture(offered(pages(0, 8)), books, seen) == seen
-    empty = picture(offered(pages(0, 0)), ledger(), seen)
+    assert snapshot(offered(pages(0, 8)), books, seen) == seen
+    empty = snapshot(offered(pages(0, 0)), ledger(), seen)
     assert {pool.name for pool in empty.pools} == {NODE, f"{NODE}-memory"}
-    back = picture(offered(pages(8, 8)), books, seen)
+    back = snapshot(offered(pages(8, 8)), books, seen)
     assert back.pools == before.pools
 
 
 def test_what_was_gone_before_the_start_is_reported_only() -> None:
     """There is nothing to publish of it, but the pods of its claims are told."""
-    seen = picture(offered(pages(0, 8)), ledger(page_claim("a", 1)), Picture())
+    seen = snapshot(offered(pages(0, 8)), ledger(page_claim("a", 1)), Snapshot())
     assert "hugepages-2m-numa000" not in {one.name for pool in seen.pools for one in pool.devices}
     ill = health(seen, "hugepages-2m-numa000")
     assert (ill.pool, ill.health) == (f"{NODE}-hugepages-2m", Health.UNHEALTHY)
@@ -139,7 +139,7 @@ def test_what_was_gone_before_the_start_is_reported_only() -> None:
 def test_an_offline_cpu_of_a_claim_makes_its_device_ill() -> None:
     """The message names CPU and claim; a device is tainted only when claims hold more than all of it."""
     books = ledger(cpu_claim("a", "cpudevnuma000", 0, 4), cpu_claim("b", "cpudevnuma001", 3))
-    seen = picture(offered(machine(offline=frozenset({4}))), books, Picture())
+    seen = snapshot(offered(machine(offline=frozenset({4}))), books, Snapshot())
     ill = health(seen, "cpudevnuma000")
     assert (ill.health, ill.message) == (
         Health.UNHEALTHY,
@@ -148,15 +148,15 @@ def test_an_offline_cpu_of_a_claim_makes_its_device_ill() -> None:
     assert health(seen, "cpudevnuma001").health is Health.HEALTHY
     assert device(seen, "cpudevnuma000").taints == ()
     full = ledger(cpu_claim("a", "cpudevnuma000", 0, 1, 4, 5))
-    assert device(picture(offered(machine(offline=frozenset({4}))), full, seen), "cpudevnuma000").taints
+    assert device(snapshot(offered(machine(offline=frozenset({4}))), full, seen), "cpudevnuma000").taints
 
 
 def test_a_single_cpu_that_is_gone_keeps_its_slot() -> None:
     """In individual mode the device of a claimed CPU stays where it was; an unclaimed one goes."""
     books = ledger(cpu_claim("a", "cpudev002", 2))
-    before = picture(offered(machine(), cpuDeviceMode="individual"), books, Picture())
+    before = snapshot(offered(machine(), cpuDeviceMode="individual"), books, Snapshot())
     found = machine(offline=frozenset({2, 3}))
-    seen = picture(offered(found, cpuDeviceMode="individual"), books, before)
+    seen = snapshot(offered(found, cpuDeviceMode="individual"), books, before)
     (pool,) = seen.pools_of("dra.cpu")
     assert [one.name for one in pool.devices] == [f"cpudev{n:03d}" for n in (0, 1, 2, 4, 5, 6)]
     gone = device(seen, "cpudev002")
@@ -168,7 +168,7 @@ def test_a_single_cpu_that_is_gone_keeps_its_slot() -> None:
 def test_a_long_list_of_claims_is_cut() -> None:
     """The kubelet shows a message of limited length."""
     books = ledger(*(page_claim(f"c{number}", 1) for number in range(9)))
-    seen = picture(offered(pages(5, 8)), books, Picture())
+    seen = snapshot(offered(pages(5, 8)), books, Snapshot())
     assert health(seen, "hugepages-2m-numa000").message.endswith("ns/c0, ns/c1, ns/c2, ns/c3, ns/c4 and 4 more")
 
 
@@ -181,11 +181,11 @@ History = list[tuple[tuple[int, int], list[tuple[int, int]]]]
 @given(st.lists(st.tuples(COUNTS, CLAIMS), min_size=1, max_size=4))
 def test_every_history_is_publishable_and_true(history: History) -> None:
     """Pages come and go, claims too: the server takes every slice, and a taint says exactly "claimed over capacity"."""
-    seen = Picture()
+    seen = Snapshot()
     for counts, claims in history:
         books = ledger(*(page_claim(f"c{number}", *wish) for number, wish in enumerate(claims)))
         held = {node: sum(count for count, where in claims if where == node) for node in (0, 1)}
-        seen = picture(offered(pages(*counts)), books, seen)
+        seen = snapshot(offered(pages(*counts)), books, seen)
         for pool in seen.pools_of("dra.memory"):
             for document in slice_documents(pool, NODE):
                 document["metadata"]["name"] = "slice"
@@ -210,9 +210,9 @@ def test_cpus_that_go_leave_every_mode_publishable(
     whole = build_inventory(machine(), config, NODE)
     names = {cpu: one.name for one in whole.pools[0].devices if isinstance(one, CpuDevice) for cpu in one.cpus}
     books = ledger(*(cpu_claim(f"c{cpu}", names[cpu], cpu) for cpu in held if cpu in names))
-    before = picture(whole, books, Picture())
+    before = snapshot(whole, books, Snapshot())
     inventory = build_inventory(machine(offline=offline), config, NODE, InUse(books.held_cpus()))
-    seen = picture(inventory, books, before)
+    seen = snapshot(inventory, books, before)
     kept: list[Pool] = list(seen.pools_of("dra.cpu"))
     assert {names[cpu] for cpu in held if cpu in names} <= {one.name for pool in kept for one in pool.devices}
     for document in (one for pool in kept for one in slice_documents(pool, NODE)):

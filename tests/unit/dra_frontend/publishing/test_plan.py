@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Which slices are written and deleted, and when two slices are the same."""
+
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from dra_frontend.publishing.compare import canonical, differences
-from dra_frontend.publishing.plan import Adoption, Delete, PoolPlan, plan_pools
+from dra_frontend.publishing.optional_fields import variants
+from dra_frontend.publishing.plan import Accepted, plan_pool
+from hypothesis import given
+from hypothesis import strategies as st
 
 Document = dict[str, Any]
 POOL = "node-a"
@@ -21,223 +27,161 @@ def device(name: str, size: str = "8Gi", **more: Any) -> Document:
     }
 
 
-def wanted(*devices: Document, pool: str = POOL, **spec: Any) -> Document:
+def wanted(index: int, *devices: Document, count: int = 1) -> Document:
+    """A desired slice."""
+    pool = {"name": POOL, "generation": 1, "resourceSliceCount": count}
     return {
-        "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceSlice",
-        "metadata": {"labels": {"a": "b"}},
-        "spec": {
-            "driver": "dra.memory",
-            "nodeName": "node-a",
-            "pool": {"name": pool},
-            "devices": list(devices),
-            **spec,
-        },
+        "metadata": {"name": f"{index:05x}"},
+        "spec": {"driver": "dra.memory", "nodeName": "n", "pool": pool, "devices": list(devices)},
     }
 
 
-def stored(document: Document, index: int = 0, *, generation: int = 1, count: int = 1, name: str = "") -> Document:
+def stored(document: Document, *, generation: int = 1, count: int = 1, name: str = "") -> Document:
     """The document as it comes back from the server."""
     document = copy.deepcopy(document)
-    name = name or f"{index:05x}-dra.memory-node-a-x{index}z"
+    name = name or document["metadata"]["name"]
     document["metadata"] |= {"name": name, "uid": f"uid-{name}", "resourceVersion": "7"}
     document["spec"]["pool"] |= {"generation": generation, "resourceSliceCount": count}
     return document
 
 
-def only(plans: tuple[PoolPlan, ...]) -> PoolPlan:
-    (plan,) = plans
-    return plan
+def plan(
+    desired: Sequence[Document], held: Sequence[Document], accepted: Accepted | None = None
+) -> tuple[list[tuple[str, int, int]], list[str]]:
+    """What is written, as (name, generation, count), and which names are deleted."""
+    before, after = ({one["metadata"]["name"]: one for one in documents} for documents in (held, desired))
+    writes, deletes = plan_pool(POOL, after, before, accepted or {})
+    pools = [(one["metadata"]["name"], one["spec"]["pool"]) for one in writes]
+    written = [(name, pool["generation"], pool["resourceSliceCount"]) for name, pool in pools]
+    return written, [one["metadata"]["name"] for one in deletes]
 
 
-def headers(plan: PoolPlan) -> set[tuple[int, int]]:
-    pools = [write.document["spec"]["pool"] for write in plan.writes]
-    return {(pool["generation"], pool["resourceSliceCount"]) for pool in pools}
+def same(one: Document, other: Document) -> bool:
+    return plan([one], [stored(other)]) == ([], [])
 
 
-def test_first_publication_has_generation_one_and_ordered_names() -> None:
-    """A new pool starts at generation 1, counts its slices, and its names sort in our order of preference."""
-    plan = only(plan_pools([], {POOL: [wanted(device("b")), wanted(device("a"))]}))
-    assert headers(plan) == {(1, 2)}
-    assert not plan.deletes
-    assert not plan.updates
-    assert [create.document["metadata"] for create in plan.creates] == [
-        {"labels": {"a": "b"}, "generateName": "00000-dra.memory-node-a-"},
-        {"labels": {"a": "b"}, "generateName": "00001-dra.memory-node-a-"},
-    ]
+A, B, C = (wanted(index, device(name)) for index, name in enumerate("abc"))
+A2, B2 = wanted(0, device("a", "4Gi")), wanted(1, device("b", "4Gi"))
 
 
-def test_trap_5_1_same_machine_writes_nothing() -> None:
-    """A restart that wants what is there writes nothing and keeps the generation."""
-    pair = [wanted(device("a")), wanted(device("b"))]
-    existing = [stored(one, index, generation=5, count=2) for index, one in enumerate(pair)]
-    assert plan_pools(existing, {POOL: pair}) == ()
+def of(generation: int, *documents: Document) -> list[Document]:
+    """What the server has, all of one generation."""
+    return [stored(one, generation=generation, count=len(documents)) for one in documents]
 
 
-def test_trap_5_2_device_order_is_part_of_the_wish() -> None:
+@pytest.mark.parametrize(
+    ("desired", "held", "writes", "deletes"),
+    [
+        pytest.param([A, B], [], [("00000", 1, 2), ("00001", 1, 2)], [], id="first publication"),
+        pytest.param([A, B], of(5, A, B), [], [], id="nothing changed"),
+        pytest.param([A2, B], of(5, A, B), [("00000", 5, 2)], [], id="one changed, in place"),
+        pytest.param([A2, B2], of(5, A, B), [("00000", 6, 2), ("00001", 6, 2)], [], id="two changed"),
+        pytest.param([A2, B2, C], of(5, A, B, C), [(f"0000{n}", 6, 3) for n in range(3)], [], id="two of three"),
+        pytest.param([A, B], of(5, A, B)[:1], [("00001", 5, 2)], [], id="one was deleted: as it was"),
+        pytest.param([A, B], of(3, A), [("00000", 4, 2), ("00001", 4, 2)], [], id="one more"),
+        pytest.param([A], of(2, A, B), [("00000", 3, 1)], ["00001"], id="one less"),
+        pytest.param([A, B], [*of(4, A, B)[:1], *of(3, A, B)[1:]], [("00001", 4, 2)], [], id="half-written"),
+        pytest.param([A], [*of(2, A), stored(A, name="old")], [], ["old"], id="a leftover of before"),
+        pytest.param([], of(2, A, B), [], ["00000", "00001"], id="pool gone"),
+        pytest.param(
+            [A], [stored(A, name="00000-x-7k2p", generation=3)], [("00000", 4, 1)], ["00000-x-7k2p"], id="adopted"
+        ),
+    ],
+)
+def test_what_is_written(
+    desired: list[Document], held: list[Document], writes: list[tuple[str, int, int]], deletes: list[str]
+) -> None:
+    """One object changes in place; more raise the generation of all, and what is superseded is deleted after that."""
+    assert plan(desired, held) == (writes, deletes)
+
+
+def published(present: dict[str, Document]) -> set[str] | None:
+    """The sizes of the devices that a consumer sees; None while the newest generation is not complete."""
+    newest = max((one["spec"]["pool"]["generation"] for one in present.values()), default=0)
+    seen = [one["spec"] for one in present.values() if one["spec"]["pool"]["generation"] == newest]
+    if any(spec["pool"]["resourceSliceCount"] != len(seen) for spec in seen):
+        return None
+    return {device["capacity"]["size"]["value"] for spec in seen for device in spec["devices"]}
+
+
+@given(st.sets(st.sampled_from("abcd")), st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 3)))
+def test_consumers_never_see_a_mixture(desired: set[str], held: dict[str, int]) -> None:
+    """Whatever is there: while slices are written consumers see all of the new ones or none of them."""
+    target, present = {}, {}
+    for name in sorted(desired):
+        target[name] = {**wanted(0, device(name, "8Gi"), count=len(desired)), "metadata": {"name": name}}
+    for name, generation in held.items():
+        present[name] = stored(wanted(0, device(name, "1Gi")), generation=generation, count=len(held), name=name)
+    writes, deletes = plan_pool(POOL, target, present, {})
+    for one in writes:
+        present[one["metadata"]["name"]] = one
+        assert published(present) in (None, {"8Gi"})
+    for one in deletes:
+        assert published(present) == {"8Gi"} or not writes
+        del present[one["metadata"]["name"]]
+    assert present.keys() == target.keys()
+    assert published(present) == ({"8Gi"} if target else set())
+
+
+def test_an_update_keeps_the_existing_metadata() -> None:
+    """It carries name, uid, version and owner of what is there."""
+    existing = stored(A)
+    existing["metadata"]["ownerReferences"] = [{"kind": "Node"}]
+    writes, _ = plan_pool(POOL, {"00000": A2}, {"00000": existing}, {})
+    assert writes[0]["metadata"] == existing["metadata"]
+
+
+def test_an_accepted_answer_is_not_sent_again() -> None:
+    """What the server made of what was sent is taken as it is, until something else is desired or stored."""
+    desired, existing = wanted(0, device("a", extra={"x": 1})), wanted(0, device("a"))
+    accepted = {"00000": (canonical(desired["spec"]), canonical(existing["spec"]))}
+    assert plan([desired], [stored(existing)], accepted) == ([], [])
+    assert plan([wanted(0, device("a", extra={"x": 2}))], [stored(existing)], accepted)[0]
+    assert plan([desired], [stored(wanted(0, device("z")))], accepted)[0]
+
+
+def test_device_order_is_part_of_a_slice() -> None:
     """The scheduler takes devices in order, so another order is a change, not noise."""
-    existing = [stored(wanted(device("a"), device("b")))]
-    plan = only(plan_pools(existing, {POOL: [wanted(device("b"), device("a"))]}))
-    assert [update.index for update in plan.updates] == [0]
+    assert not same(wanted(0, device("b"), device("a")), wanted(0, device("a"), device("b")))
 
 
-def test_trap_5_3_quantities_are_compared_by_value() -> None:
-    """The server may spell a quantity in another way; nil and empty are the same too."""
-    existing = stored(wanted(device("a", "8Gi", taints=[])))
+def test_quantities_are_compared_by_value() -> None:
+    """The server may spell a quantity in another way; nil and empty are the same, too."""
+    existing = wanted(0, device("a", taints=[]))
     capacity = existing["spec"]["devices"][0]["capacity"]["size"]
     capacity["value"] = "8192Mi"
     capacity["requestPolicy"]["default"] = "1024Ki"
     capacity["requestPolicy"]["validRange"]["max"] = 8589934592
     existing["spec"]["sharedCounters"] = None
-    assert plan_pools([existing], {POOL: [wanted(device("a", "8Gi"))]}) == ()
+    assert same(A, existing)
+    attribute = wanted(0, device("a", attributes={"page": {"string": "1k"}}))
+    assert not same(attribute, wanted(0, device("a", attributes={"page": {"string": "1000"}})))
 
 
 def test_false_is_a_value() -> None:
     """Only empty means absent: an attribute that is false differs from one that is missing."""
-    other = device("a")
-    del other["attributes"]["smt"]
-    plan = only(plan_pools([stored(wanted(device("a")))], {POOL: [wanted(other)]}))
-    assert len(plan.updates) == 1
+    assert not same(wanted(0, device("a", attributes={})), wanted(0, device("a", attributes={"x": {"bool": False}})))
 
 
-def test_trap_5_4_adopted_answer_is_not_sent_again() -> None:
-    """What the server made of our wish is taken as the wish, until we want something else."""
-    wish = wanted(device("a", extra={"x": 1}))
-    existing = stored(wanted(device("a")))
-    adopted = {(POOL, 0): Adoption(canonical(wish["spec"]), canonical(existing["spec"]))}
-    assert plan_pools([existing], {POOL: [wish]}, adopted) == ()
-    assert plan_pools([existing], {POOL: [wanted(device("a", extra={"x": 2}))]}, adopted) != ()
-    assert plan_pools([stored(wanted(device("z")))], {POOL: [wish]}, adopted) != ()
+def test_a_field_that_others_added_is_a_difference() -> None:
+    """Nothing that we did not write stays in our slices."""
+    other = copy.deepcopy(A)
+    other["spec"]["nodeSelector"] = {"nodeSelectorTerms": [{}]}
+    assert not same(A, other)
 
 
-@pytest.mark.parametrize(
-    ("kept", "generation"),
-    [pytest.param(2, 5, id="one-of-three-changes"), pytest.param(1, 6, id="two-of-three-change")],
-)
-def test_generation_is_raised_only_for_more_than_one_change(kept: int, generation: int) -> None:
-    """One change in place keeps the generation and touches one slice; more raise it and rewrite the whole pool."""
-    before = [wanted(device(name)) for name in "abc"]
-    after = before[:kept] + [wanted(device(name, "4Gi")) for name in "abc"[kept:]]
-    existing = [stored(one, index, generation=5, count=3) for index, one in enumerate(before)]
-    plan = only(plan_pools(existing, {POOL: after}))
-    assert headers(plan) == {(generation, 3)}
-    assert [update.index for update in plan.updates] == ([2] if generation == 5 else [0, 1, 2])
-
-
-def test_create_raises_the_generation_of_all() -> None:
-    """A new slice means a new generation, else consumers count too many slices of the old one."""
-    pair = [wanted(device("a")), wanted(device("b"))]
-    plan = only(plan_pools([stored(pair[0], 0, generation=3)], {POOL: pair}))
-    assert headers(plan) == {(4, 2)}
-    assert ([one.index for one in plan.updates], [one.index for one in plan.creates]) == ([0], [1])
-
-
-def test_trap_5_8_count_follows_a_deletion() -> None:
-    """A slice too many is deleted in place, and the count of those that stay is mended: a wrong one hides the pool."""
-    existing = [stored(wanted(device(name)), index, generation=2, count=2) for index, name in enumerate("ab")]
-    plan = only(plan_pools(existing, {POOL: [wanted(device("a"))]}))
-    assert plan.deletes == (Delete(existing[1]["metadata"]["name"], existing[1]["metadata"]["uid"], "7"),)
-    assert headers(plan) == {(2, 1)}
-
-
-def test_half_written_generation_is_finished() -> None:
-    """Slices left behind at an older generation are obsolete for consumers: they count as changed."""
-    pair = [wanted(device("a")), wanted(device("b"))]
-    existing = [stored(pair[0], 0, generation=4, count=2), stored(pair[1], 1, generation=3, count=2)]
-    plan = only(plan_pools(existing, {POOL: pair}))
-    assert [update.index for update in plan.updates] == [1]
-    assert headers(plan) == {(4, 2)}
-
-
-def test_own_generation_wins_when_higher() -> None:
-    """A generation that the driver brings is used when it is ahead of the server's."""
-    wish = wanted(device("a"))
-    wish["spec"]["pool"]["generation"] = 9
-    assert headers(only(plan_pools([stored(wanted(device("a")))], {POOL: [wish]}))) == {(9, 1)}
-
-
-def test_pool_that_is_not_desired_is_deleted() -> None:
-    """Everything of this driver and node whose pool is unknown goes; other pools are left alone."""
-    old = stored(wanted(device("a"), pool="old"))
-    mine = wanted(device("b"))
-    plan = only(plan_pools([old, stored(mine)], {POOL: [mine]}))
-    assert plan == PoolPlan("old", (Delete(old["metadata"]["name"], old["metadata"]["uid"], "7"),))
-
-
-def test_update_keeps_the_existing_metadata() -> None:
-    """An update carries name, uid, version and owner of what is there, and no generateName."""
-    existing = stored(wanted(device("a")))
-    existing["metadata"]["ownerReferences"] = [{"kind": "Node"}]
-    plan = only(plan_pools([existing], {POOL: [wanted(device("a", "4Gi"))]}))
-    assert plan.updates[0].document["metadata"] == existing["metadata"]
-
-
-def test_racing_duplicates_leave_the_same_survivor() -> None:
-    """Two instances that both created a slice agree on which one goes, whatever order the list has."""
-    wish = wanted(device("a"))
-    twins = [stored(wish, name=f"00000-dra.memory-node-a-{end}") for end in ("zz", "aa")]
-    for existing in (twins, twins[::-1]):
-        plan = only(plan_pools(existing, {POOL: [wish]}))
-        assert [one.name for one in plan.deletes] == ["00000-dra.memory-node-a-zz"]
-        assert not plan.writes
-
-
-def test_names_without_an_index_match_by_devices() -> None:
-    """Slices of a helper before 1.36 are adopted by their device names instead of being made anew."""
-    pair = [wanted(device("a")), wanted(device("b"))]
-    names = ["node-a-dra.memory-q1", "node-a-dra.memory-q2"]
-    existing = [stored(one, count=2, name=name) for one, name in zip(pair[::-1], names, strict=True)]
-    assert plan_pools(existing, {POOL: pair}) == ()
-
-
-def test_single_slices_always_match() -> None:
-    """One existing and one desired slice belong together whatever they are called and hold."""
-    existing = stored(wanted(device("a")), name="node-a-dra.memory-q1")
-    plan = only(plan_pools([existing], {POOL: [wanted(device("z"))]}))
-    assert [update.document["metadata"]["name"] for update in plan.updates] == ["node-a-dra.memory-q1"]
-
-
-def test_hexadecimal_node_name_is_no_index() -> None:
-    """A name such as abcdef-dra.memory... of a node called abcdef is not mistaken for an index that we gave."""
-    existing = [stored(wanted(device("a")), name="abcdef-node-dra.memory-x")]
-    pair = [wanted(device("a")), wanted(device("b"))]
-    plan = only(plan_pools(existing, {POOL: pair}))
-    assert not plan.deletes
-
-
-def test_trap_5_13_pool_without_devices_is_published() -> None:
-    """A pool that exists but is empty has one slice without devices."""
-    assert only(plan_pools([], {POOL: [wanted()]})).creates[0].document["spec"]["devices"] == []
-    assert plan_pools([stored(wanted())], {POOL: [wanted()]}) == ()
-
-
-def taint(added: str | None) -> Document:
-    times = {} if added is None else {"timeAdded": added}
-    return wanted(device("a", taints=[{"key": "k", "effect": "NoSchedule", **times}]))
-
-
-@pytest.mark.parametrize(
-    ("ours", "same"),
-    [(None, True), ("2026-01-01T00:00:00.9Z", True), ("2026-01-01T00:00:01Z", True), ("2026-01-01T00:00:02Z", False)],
-)
-def test_trap_5_14_taint_times_settle(ours: str | None, same: bool) -> None:
-    """timeAdded is filled in and cut to seconds by the server: unset or within a second is no difference."""
-    existing = stored(taint("2026-01-01T00:00:00Z"))
-    assert (plan_pools([existing], {POOL: [taint(ours)]}) == ()) is same
-
-
-def test_rewritten_taint_keeps_its_time() -> None:
-    """When another field changes, the time that the server has is sent again, not a new one."""
-    existing = stored(taint("2026-01-01T00:00:00Z"))
-    wish = taint(None)
-    wish["spec"]["devices"][0]["capacity"] = {}
-    sent = only(plan_pools([existing], {POOL: [wish]})).updates[0].document["spec"]["devices"][0]
-    assert sent["taints"][0]["timeAdded"] == "2026-01-01T00:00:00Z"
+def test_times_of_taints_are_the_servers() -> None:
+    """timeAdded is filled in by the server; a taint with another value is a difference."""
+    taint = {"key": "k", "effect": "NoSchedule"}
+    added = {**taint, "timeAdded": "2026-01-01T00:00:00Z"}
+    assert same(wanted(0, device("a", taints=[taint])), wanted(0, device("a", taints=[added])))
+    assert not same(wanted(0, device("a", taints=[taint])), wanted(0, device("a", taints=[{**added, "value": "v"}])))
 
 
 def test_differences_name_what_was_dropped_once() -> None:
     """Paths of dropped and of changed fields are folded over devices, and spelling is no difference."""
-    sent = wanted(device("a"), device("b"))["spec"]
+    sent = wanted(0, device("a"), device("b"))["spec"]
     received = copy.deepcopy(sent)
     for one in received["devices"]:
         del one["allowMultipleAllocations"]
@@ -250,25 +194,31 @@ def test_differences_name_what_was_dropped_once() -> None:
     }
 
 
-def test_counters_and_multipliers_are_quantities_too() -> None:
-    """Shared counters, their consumption and node-allocatable multipliers are compared by value."""
-
-    def spec(amount: str) -> Document:
-        counters = [{"name": "c", "counters": {"memory": {"value": amount}}}]
-        mapping = {"memory": {"capacityKey": "size", "allocationMultiplier": amount}}
-        mine = device(
-            "a",
-            consumesCounters=[{"counterSet": "c", "counters": {"memory": {"value": amount}}}],
-            nodeAllocatableResourceMappings=mapping,
-        )
-        return canonical({"sharedCounters": counters, "devices": [mine]})
-
-    assert spec("1Gi") == spec("1024Mi")
-    assert spec("1Gi") != spec("1G")
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["capacity", "devices", "x"]), inner),
+    max_leaves=10,
+)
 
 
-def test_foreign_nonsense_is_replaced_not_fatal() -> None:
-    """A quantity that cannot be read is a difference, never an exception."""
-    existing = stored(wanted(device("a")))
-    existing["spec"]["devices"][0]["capacity"]["size"]["value"] = "8K"
-    assert len(only(plan_pools([existing], {POOL: [wanted(device("a"))]})).updates) == 1
+@pytest.mark.fault("frontend A12")
+@given(JSON, JSON)
+def test_foreign_documents_are_replaced_never_fatal(spec: Any, devices: Any) -> None:
+    """Whatever somebody wrote into our slice, it is a difference and no exception."""
+    existing = stored(A)
+    existing["spec"] |= {"devices": devices, "sharedCounters": spec}
+    assert canonical(existing["spec"]) == canonical(A["spec"]) or plan([A], [existing])[0] == [("00000", 1, 1)]
+    differences(A["spec"], existing["spec"])
+
+
+def test_optional_fields_are_left_out_one_after_another() -> None:
+    """A slice without any is the only variant; lists go before the mapping."""
+    assert [len(left_out) for _, left_out in variants([A])] == [0]
+    assert variants([]) == [([], ())]
+    full = wanted(
+        0, device("a", attributes={"l": {"strings": ["x"]}, "s": {"int": 1}}, nodeAllocatableResources={"cpu": {}})
+    )
+    found = [(one["spec"]["devices"][0], reasons) for (one,), reasons in variants([full])]
+    lists, both = ("ResourceSliceListsRefused",), ("ResourceSliceListsRefused", "NodeAllocatableMappingUnsupported")
+    assert [reasons for _, reasons in found] == [(), lists, both]
+    assert found[2][0] == device("a", attributes={"s": {"int": 1}})

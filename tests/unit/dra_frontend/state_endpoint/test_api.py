@@ -14,10 +14,9 @@ from dra_frontend.allocation.decide import make_record
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.devices.inventory import build_inventory
-from dra_frontend.machine.fingerprint import read_signs
-from dra_frontend.node.machine_watch import FirstLook, HostTrees, MachineWatch
+from dra_frontend.node.machine_watch import HostTrees, MachineWatch
 from dra_frontend.node.sockets import listen_unix
-from dra_frontend.publishing.device_status import Picture, picture
+from dra_frontend.publishing.device_status import Snapshot, snapshot
 from dra_frontend.state_endpoint.api import HttpServer, NodeState, probe_app, state_app
 from dra_frontend.state_endpoint.events import EventFeed
 from numa_contract.cdi import ClaimFile
@@ -31,8 +30,7 @@ from tests.strategies.machines import machine
 
 CONFIG = Config(reserved_cpus=frozenset({0}))
 INVENTORY = build_inventory(machine(), CONFIG, NODE)
-FIRST = FirstLook(read_signs(small_machine()), INVENTORY)
-LIVE = MachineWatch(HostTrees(MemoryTree({}), MemoryTree({})), CONFIG, NODE, FIRST, lambda: Ledger({}))
+LIVE = MachineWatch(HostTrees(small_machine(), MemoryTree({})), CONFIG, NODE, lambda: Ledger({}))
 
 
 def ledger() -> Ledger:
@@ -55,6 +53,7 @@ class Endpoint:
         self.feed = EventFeed()
         self.reports: list[ContainerReport | None] = []
         self.problems: list[str] = []
+        self.warnings: list[str] = []
         self.backend = BackendView(asyncio.get_running_loop().time)
 
     def state(self) -> NodeState:
@@ -63,13 +62,14 @@ class Endpoint:
             node=NODE,
             instance="pod/1",
             live=LIVE,
-            picture=lambda: picture(INVENTORY, ledger(), Picture()),
+            snapshot=lambda: snapshot(INVENTORY, ledger(), Snapshot()),
             ledger=ledger,
             quarantined=lambda: {"x.json": "broken"},
             backend=self.backend,
             feed=self.feed,
             reported=self.reports.append,
             unready=lambda: self.problems,
+            warnings=lambda: self.warnings,
             metrics=lambda: b"metric 1\n",
         )
 
@@ -182,9 +182,10 @@ async def test_probes(endpoint: Endpoint) -> None:
     async with endpoint.client.get("http://node/readyz") as answer:
         assert answer.status == 503
         assert "not registered" in await answer.text()
-    endpoint.problems = []
+    endpoint.problems, endpoint.warnings = [], ["reservedCPUs: CPU 7 is offline"]
     async with endpoint.client.get("http://node/readyz") as answer:
         assert answer.status == 200
+        assert await answer.text() == "ok\nwarning: reservedCPUs: CPU 7 is offline\n"
     async with endpoint.client.get("http://node/metrics") as answer:
         assert await answer.read() == b"metric 1\n"
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the API server is and who we are: kubeconfig or service account. Tokens are read again, since they rotate."""
+"""Where the API server is and who we are: kubeconfig or service account, read again since tokens and CAs rotate."""
 
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -12,8 +13,6 @@ import yaml
 
 from dra_frontend.api_server.errors import KubeConfigError
 from dra_frontend.api_server.library import ConfigException, InClusterConfigLoader, load_kube_config
-
-__all__ = ["SERVICE_ACCOUNT", "Access", "Settings", "in_cluster", "kubeconfig"]
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 # The kubelet renews a projected token at 80 % of its life (10 minutes at least); client-go also reads it each minute.
@@ -45,32 +44,55 @@ class Access:
         self._load = load
         self._clock = clock
         self._read_at = 0.0
+        self._reading = asyncio.Lock()
         self.settings = Settings()
+        self.trust: tuple[object, ...] = ()
+        """Changes with the server, its CA bundle and our client certificate."""
 
-    async def open(self) -> Settings:
+    @property
+    def _token(self) -> str | None:
+        return self.settings.api_key.get("BearerToken")
+
+    async def open(self) -> None:
         """Reads everything for the first time. Raises KubeConfigError."""
-        await asyncio.to_thread(self._load, self.settings)
         self._read_at = self._clock()
-        return self.settings
+        self.settings, self.trust = await asyncio.to_thread(_loaded, self._load)
 
     async def authorization(self) -> str | None:
         """The value of the Authorization header, at most a minute old; None with client certificates only."""
-        if self.settings.api_key and self._clock() - self._read_at >= TOKEN_SECONDS:
-            await self.renew()
-        return self.settings.api_key.get("BearerToken")
+        if self._clock() - self._read_at >= TOKEN_SECONDS:
+            async with self._reading:
+                if self._clock() - self._read_at >= TOKEN_SECONDS:
+                    await self._read_again()
+        return self._token
 
-    async def renew(self) -> bool:
-        """Reads the token again, as after a 401; True if it is another one. An unreadable one leaves the old."""
-        self._read_at = self._clock()
-        fresh = Settings()
-        try:
-            await asyncio.to_thread(self._load, fresh)
-        except KubeConfigError:
-            # The kubelet swaps a symlink; a reader between two swaps tries again at the next call or minute.
-            return False
-        changed = fresh.api_key != self.settings.api_key
-        self.settings.api_key = fresh.api_key
-        return changed
+    async def has_newer(self, refused: str | None) -> bool:
+        """True if there is another token than the one that the server did not accept; reads it where there was none."""
+        async with self._reading:
+            if self._token == refused:
+                await self._read_again()
+        return self._token != refused
+
+    async def _read_again(self) -> None:
+        # The kubelet swaps a symlink; what cannot be read between two swaps is read at the next call or minute.
+        with suppress(KubeConfigError):
+            await self.open()
+
+
+def _loaded(load: Callable[[Settings], None]) -> tuple[Settings, tuple[object, ...]]:
+    settings = Settings()
+    load(settings)
+    files = (settings.ssl_ca_cert, settings.cert_file, settings.key_file)
+    return settings, (settings.host, settings.verify_ssl, *map(_stamp, files))
+
+
+def _stamp(path: str | None) -> object:
+    """Tells one content of a file from another, also behind a symbolic link that is swapped."""
+    try:
+        status = Path(path or "").stat()
+    except OSError:
+        return path
+    return path, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def kubeconfig(path: str) -> Callable[[Settings], None]:
@@ -78,12 +100,12 @@ def kubeconfig(path: str) -> Callable[[Settings], None]:
 
     def load(settings: Settings) -> None:
         if not Path(path).is_file():
-            raise KubeConfigError(f"kubeconfig {path}", "there is no such file")
+            raise KubeConfigError(f"read kubeconfig {path}", "the file does not exist")
         try:
             # The loader is a coroutine that reads files; in this thread it has a loop of its own to block.
             asyncio.run(load_kube_config(path, client_configuration=settings, persist_config=False))
         except (*_UNREADABLE, yaml.YAMLError) as error:
-            raise KubeConfigError(f"kubeconfig {path}", _words(error)) from error
+            raise KubeConfigError(f"read kubeconfig {path}", _words(error)) from error
         _trim(settings)
 
     return load
@@ -100,7 +122,7 @@ def in_cluster(environ: Mapping[str, str] | None = None, folder: Path = SERVICE_
             ).load_and_set(settings)
         except _UNREADABLE as error:
             remedy = "run in a pod with a service account token, or set kubeconfig"
-            raise KubeConfigError("the service account of the pod", f"{_words(error)} {remedy}") from error
+            raise KubeConfigError("read the service account of the pod", f"{_words(error)} {remedy}") from error
         _trim(settings)
 
     return load

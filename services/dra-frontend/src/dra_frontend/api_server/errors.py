@@ -1,18 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ways in which the API server can fail us. Only situations that somebody handles have a class."""
 
-__all__ = [
-    "ConflictError",
-    "ForbiddenError",
-    "InvalidError",
-    "KubeConfigError",
-    "KubeError",
-    "NotFoundError",
-    "NotServedError",
-    "UnavailableError",
-    "WatchExpiredError",
-]
-
 
 class KubeError(Exception):
     """A call to the API server did not do what was asked. ``operation`` is verb and resource, ``detail`` the reason."""
@@ -26,7 +14,10 @@ class KubeError(Exception):
 
 
 class UnavailableError(KubeError):
-    """No answer in time, or one that asks to come back later; ``retry_after`` in seconds where the server said so."""
+    """No answer in time, one that is not an answer, or one that asks to come back later.
+
+    ``retry_after`` is in seconds, where the server said so; two minutes at most.
+    """
 
     retriable = True
 
@@ -35,12 +26,12 @@ class UnavailableError(KubeError):
         super().__init__(operation, detail)
 
 
-class ForbiddenError(KubeError):
-    """The server knows us and says no (403), or does not know us (401); ``remedy`` says what to grant."""
+class TooLargeError(UnavailableError):
+    """An answer is longer than what is read of one."""
 
-    def __init__(self, operation: str, detail: str, remedy: str) -> None:
-        self.remedy = remedy
-        super().__init__(operation, f"{detail}; {remedy}")
+
+class ForbiddenError(KubeError):
+    """The server knows us and says no (403), or does not know us (401); the text says what to grant."""
 
 
 class ConflictError(KubeError):
@@ -68,8 +59,4 @@ class WatchExpiredError(KubeError):
 
 
 class KubeConfigError(KubeError):
-    """How to reach the API server cannot be read; ``source`` is the kubeconfig file or the service account."""
-
-    def __init__(self, source: str, detail: str) -> None:
-        self.source = source
-        super().__init__(f"read {source}", detail)
+    """How to reach the API server cannot be read from the kubeconfig file or the service account."""

@@ -14,12 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-__all__ = ["PARTS", "ApiException", "ConfigException", "InClusterConfigLoader", "RESTClientObject", "load_kube_config"]
-
 _PACKAGE: Final = "kubernetes_asyncio"
 _PARENTS: Final = (_PACKAGE, f"{_PACKAGE}.client", f"{_PACKAGE}.config")
 PARTS: Final = (
-    f"{_PACKAGE}.client.exceptions",
     f"{_PACKAGE}.client.rest",
     f"{_PACKAGE}.config.config_exception",
     f"{_PACKAGE}.config.incluster_config",
@@ -58,7 +55,6 @@ def _import_parts() -> dict[str, ModuleType]:
 
 
 _parts = _import_parts()
-ApiException: Final[type[Exception]] = _parts[f"{_PACKAGE}.client.exceptions"].ApiException
 RESTClientObject: Final[Any] = _parts[f"{_PACKAGE}.client.rest"].RESTClientObject
 ConfigException: Final[type[Exception]] = _parts[f"{_PACKAGE}.config.config_exception"].ConfigException
 InClusterConfigLoader: Final[Any] = _parts[f"{_PACKAGE}.config.incluster_config"].InClusterConfigLoader

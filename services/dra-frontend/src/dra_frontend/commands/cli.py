@@ -18,13 +18,12 @@ from dra_frontend.commands.provision import KernelPools, preview, provision, rep
 from dra_frontend.commands.provision import report as provision_report
 from dra_frontend.commands.provision_plan import plan, read_requested
 from dra_frontend.commands.simulate import NODE, read_operations, simulate
-from dra_frontend.devices.allocatable import MappingForm
-from dra_frontend.devices.inventory import InventoryError, build_inventory
+from dra_frontend.devices.inventory import Inventory, InventoryError, build_inventory
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.host_tree import HostTree
-from dra_frontend.settings import add_run_arguments, load_settings, open_host
+from dra_frontend.settings import Settings, add_run_arguments, load_settings, open_host
 
 _FAILED, _BAD_INPUT = 1, 2
 
@@ -58,12 +57,21 @@ def _inspect(arguments: argparse.Namespace) -> str:
     return machine_table(machine) if arguments.output == "table" else structured(report(machine), arguments.output)
 
 
+def _inventory(settings: Settings, node: str) -> Inventory:
+    """Returns what the settings offer of the machine, warnings to standard error. Raises InventoryError."""
+    inventory = build_inventory(discover(open_host(settings)), settings.config, node)
+    for text in inventory.refused.values():
+        raise InventoryError(*text.split(": ", 1))
+    for text in inventory.warnings:
+        print(f"dra-frontend: warning: {text}", file=sys.stderr)
+    return inventory
+
+
 def _slices(arguments: argparse.Namespace) -> str:
     settings = load_settings(arguments)
-    inventory = build_inventory(discover(open_host(settings)), settings.config, settings.node_name)
-    # No server is asked: the newest form is shown.
-    mapping = MappingForm.V1_37 if settings.config.publish_node_allocatable_resource_mapping else None
-    items = [one for pool in inventory.pools for one in slice_documents(pool, settings.node_name, mapping=mapping)]
+    inventory = _inventory(settings, settings.node_name)
+    counted, node = settings.config.publish_node_allocatable_resource_mapping, settings.node_name
+    items = [one for pool in inventory.pools for one in slice_documents(pool, node, counted=counted)]
     return object_list(items, arguments.output)
 
 
@@ -75,7 +83,7 @@ def _simulate(arguments: argparse.Namespace) -> str:
     settings = load_settings(arguments)
     operations = read_operations(read_yaml(arguments.claims), arguments.claims)
     # Any name does: nothing is published, and a made-up machine may have been captured under one that is not valid.
-    inventory = build_inventory(discover(open_host(settings)), settings.config, NODE)
+    inventory = _inventory(settings, NODE)
     return structured(simulate(inventory, operations), arguments.output)
 
 

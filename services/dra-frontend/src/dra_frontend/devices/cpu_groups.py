@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How CPUs are put together into devices. Core: one function for each value of ``groupBy``, one for single CPUs."""
+"""How CPUs are put together into devices: one function for each value of ``groupBy``, and one for single CPUs."""
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from operator import attrgetter
+from typing import Any, Final, TypeVar
 
 from dra_frontend.machine.model import CoreType, Cpu, Machine
 
 AttributeValue = int | bool | str | tuple[str, ...]
 Attributes = Mapping[str, AttributeValue]
 _Attributes = dict[str, AttributeValue]
+_Key = TypeVar("_Key", bound=Any)
 
 
 class DeviceKind(StrEnum):
@@ -41,12 +43,12 @@ def numa_attributes(node: int) -> dict[str, int | bool | str]:
     return dict.fromkeys(("resource.kubernetes.io/numaNode", "dra.cpu/numaNodeID", "dra.net/numaNode"), node)
 
 
-def _split(machine: Machine, key: Callable[[Cpu], Hashable]) -> dict[Hashable, list[Cpu]]:
-    """Returns the CPUs by key, in the order of each group's lowest CPU."""
-    groups: dict[Hashable, list[Cpu]] = defaultdict(list)
-    for number in sorted(machine.cpus):
-        groups[key(machine.cpus[number])].append(machine.cpus[number])
-    return dict(groups)
+def _split(machine: Machine, key: Callable[[Cpu], _Key]) -> dict[_Key, list[Cpu]]:
+    """Returns the CPUs by key, ascending in both."""
+    groups: dict[_Key, list[Cpu]] = defaultdict(list)
+    for cpu in sorted(machine.cpus.values(), key=attrgetter("id")):
+        groups[key(cpu)].append(cpu)
+    return dict(sorted(groups.items()))
 
 
 def _ids(cpus: list[Cpu]) -> frozenset[int]:
@@ -66,7 +68,6 @@ def _common(cpus: list[Cpu]) -> _Attributes:
 
 
 def _by_numa_node(machine: Machine) -> list[CpuGroup]:
-    groups = {cpus[0].numa_node: cpus for cpus in _split(machine, lambda cpu: cpu.numa_node).values()}
     return [
         CpuGroup(
             DeviceKind.NUMA_NODE,
@@ -75,15 +76,14 @@ def _by_numa_node(machine: Machine) -> list[CpuGroup]:
             # The lowest CPU's socket: a node that spans sockets says the same after every start.
             {**numa_attributes(node), "dra.cpu/socketID": cpus[0].package},
         )
-        for node, cpus in sorted(groups.items())
+        for node, cpus in _split(machine, attrgetter("numa_node")).items()
     ]
 
 
 def _by_socket(machine: Machine) -> list[CpuGroup]:
-    groups = {cpus[0].package: cpus for cpus in _split(machine, lambda cpu: cpu.package).values()}
     return [
         CpuGroup(DeviceKind.SOCKET, f"cpudevsocket{socket:03d}", _ids(cpus), {"dra.cpu/socketID": socket})
-        for socket, cpus in sorted(groups.items())
+        for socket, cpus in _split(machine, attrgetter("package")).items()
     ]
 
 
@@ -92,23 +92,13 @@ def _whole_machine(machine: Machine) -> list[CpuGroup]:
 
 
 def _by_l3(machine: Machine) -> list[CpuGroup]:
-    cached = _split(machine, lambda cpu: cpu.l3)
-    bare = cached.pop(None, [])
-    ids = {key: cpus[0].l3_id for key, cpus in cached.items()}
-    # The kernel's ids (cacheinfo, ``id``) stay when CPUs go offline, but nothing promises that they differ.
-    unique = len(set(ids.values())) == len(ids)
-    groups = {cpus[0].l3_id if unique else cpus[0].id: cpus for cpus in cached.values()}
-    found = [
-        CpuGroup(
-            DeviceKind.L3, f"cpudevl3{name:03d}", _ids(cpus), {**_common(cpus), "dra.cpu/cacheL3ID": cpus[0].l3_id}
-        )
-        for name, cpus in sorted(groups.items())
-    ]
-    # Without an L3 the NUMA node is the next larger thing: such CPUs are offered as well (peer fault 9.1.5).
-    for node in sorted({cpu.numa_node for cpu in bare}):
-        cpus = [cpu for cpu in bare if cpu.numa_node == node]
-        attributes = {**_common(cpus), "dra.cpu/cacheL3ID": -1}
-        found.append(CpuGroup(DeviceKind.L3, f"cpudevnuma{node:03d}", _ids(cpus), attributes))
+    found = []
+    # Without an L3 the NUMA node is the next larger thing: such CPUs are offered as well, after the others.
+    groups = _split(machine, lambda cpu: (cpu.l3 is None, cpu.numa_node if cpu.l3 is None else cpu.l3_id))
+    for (bare, number), cpus in groups.items():
+        name = f"cpudevnuma{number:03d}" if bare else f"cpudevl3{number:03d}"
+        attributes = {**_common(cpus), "dra.cpu/cacheL3ID": -1 if bare else number}
+        found.append(CpuGroup(DeviceKind.L3, name, _ids(cpus), attributes))
     return found
 
 
@@ -120,7 +110,7 @@ _CORE_TYPE_NAMES: Final = {
 
 
 def _by_core_type(machine: Machine) -> list[CpuGroup]:
-    groups = _split(machine, lambda cpu: cpu.core_type)
+    groups = _split(machine, attrgetter("core_type"))
     return [
         CpuGroup(DeviceKind.CORE_TYPE, name, _ids(groups[kind]), _common(groups[kind]))
         for kind, name in _CORE_TYPE_NAMES.items()
@@ -137,7 +127,7 @@ def _single(cpu: Cpu) -> CpuGroup:
         "dra.cpu/coreID": cpu.core_id,
         "dra.cpu/cpuID": cpu.id,
     }
-    # The CPU's own number: the name stays when others are reserved or go offline (peer fault 9.2.7).
+    # The CPU's own number: the name stays when others are reserved or go offline.
     return CpuGroup(DeviceKind.CPU, f"cpudev{cpu.id:03d}", frozenset({cpu.id}), attributes)
 
 

@@ -1,30 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this node offers: pools of devices from the machine and the configuration. Core."""
+"""What this node offers: pools of devices from the machine and the configuration.
+
+A configuration that does not fit the machine is never the end: what is offline or absent at present is a warning, and a
+driver whose setting can never be right on this machine offers nothing. Claims can be taken back in any case.
+"""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from numa_contract.config import Config
 from numa_contract.cpuset import format_cpu_list
-from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, MEMORY_DRIVER
+from numa_contract.errors import shown
+from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, MEMORY_DRIVER, memory_device_name
 from numa_contract.pagesize import kubernetes_page_size, parse_page_size, short_page_size
 
 from dra_frontend.devices.cpu_groups import Attributes, CpuGroup, DeviceKind, cpu_groups
 from dra_frontend.devices.memory import hugepages, plain_memory
 from dra_frontend.devices.model import Capacity, CpuDevice, Device, Pool
-from dra_frontend.devices.pcie import pcie_attribute
+from dra_frontend.devices.pcie import cut_devices, pcie_attribute
 from dra_frontend.machine.host_hugepages import PageKey
 from dra_frontend.machine.model import Machine
 from dra_frontend.placement.place import Layout
 
 _LONGEST_POOL_NAME: Final = 253
 _NODE_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*", re.ASCII)
+_INSTEAD: Final = {"socket": "sockets are told apart by their ids", "l3": "no L3 cache is known"}
 
 
 class InventoryError(Exception):
-    """The configuration does not fit the machine; names the setting and the remedy."""
+    """A name or a setting with which nothing can be offered; names the setting and the remedy."""
 
     def __init__(self, setting: str, reason: str) -> None:
         self.setting = setting
@@ -40,7 +47,11 @@ class Inventory:
     pools: tuple[Pool, ...]
     reserved_cpus: frozenset[int]
     withheld_cpus: frozenset[int]
-    """Never given to a claim, so that the shared pool is not empty where no CPUs are reserved."""
+    """Never given to a claim: the least that the shared pool always has (``minSharedCPUs``)."""
+    warnings: tuple[str, ...] = ()
+    """What does not fit at present, or leaves nothing to offer."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """By driver, why it offers nothing: a setting that can never be right on this machine."""
     layout: Layout = field(init=False, repr=False, compare=False)
     _devices: Mapping[tuple[str, str, str], Device] = field(init=False, repr=False, compare=False)
 
@@ -63,85 +74,71 @@ class InUse:
     """Held by claims."""
     host_pages: Mapping[PageKey, int] = field(default_factory=dict)
     """Hugepages held by host processes."""
+    withheld: frozenset[int] = frozenset()
+    """CPUs that were withheld before: they are again, as far as they can be."""
 
 
 def build_inventory(machine: Machine, config: Config, node_name: str, in_use: InUse | None = None) -> Inventory:
-    """Returns what the node offers; the same for the same arguments.
-
-    Raises InventoryError where names are unusable, and at a start, that is without ``in_use``, for the first misfit.
-    """
-    _check_names(node_name)
-    for misfit in misfits(machine, config) if in_use is None else ():
-        raise misfit
+    """Returns what the node offers; the same for the same arguments. Raises InventoryError for unusable names."""
     in_use = in_use or InUse()
+    refused = dict(_refusals(machine, config))
     groups = cpu_groups(machine, config.cpu_device_mode, config.group_by)
-    withheld = _withheld(machine, config, groups, in_use.cpus)
+    withheld = _withheld(machine, config, groups, in_use)
+    kept = machine.online if CPU_DRIVER in refused else config.reserved_cpus | withheld
     roots = machine.pcie_roots if config.expose_pcie_roots else {}
-    cpus = [_cpu_device(machine, group, group.cpus - config.reserved_cpus - withheld, roots) for group in groups]
-    pools = [Pool(CPU_DRIVER, node_name, tuple(device for device in cpus if device is not None))]
-    nodes = [machine.numa_nodes[node] for node in sorted(machine.numa_nodes)]
-    plain = [plain_memory(machine, node, config) for node in nodes]
-    pools.append(Pool(MEMORY_DRIVER, f"{node_name}-memory", tuple(device for device in plain if device is not None)))
-    for page_bytes in sorted({pool.page_bytes for node in nodes for pool in node.hugepages}):
-        huge = [
-            hugepages(machine, node, page_bytes, config, in_use.host_pages.get((node.id, page_bytes), 0))
-            for node in nodes
-        ]
-        devices = tuple(device for device in huge if device is not None)
-        if devices:
-            pools.append(Pool(MEMORY_DRIVER, f"{node_name}-hugepages-{short_page_size(page_bytes)}", devices))
+    cpus = [device for group in groups if (device := _cpu_device(machine, group, group.cpus - kept, roots))]
+    pools = (Pool(CPU_DRIVER, node_name, tuple(cpus)), *_memory_pools(machine, config, node_name, in_use, refused))
+    _check_names(node_name, pools)
+    warnings = [*_cpu_warnings(machine, config, pools[0], refused), *_memory_warnings(machine, config, pools, refused)]
+    if cut := cut_devices(roots, pools):
+        warnings.append(f"{', '.join(cut)}: near more PCIe roots than a slice can list; use a smaller groupBy")
+    return Inventory(machine, pools, config.reserved_cpus, withheld, tuple(warnings), refused)
+
+
+def _check_names(node_name: str, pools: Sequence[Pool]) -> None:
+    if not _NODE_NAME.fullmatch(node_name):
+        reason = f"{shown(node_name)} is not a name of a Kubernetes node (lower-case DNS subdomain)"
+        raise InventoryError("node name", reason)
     for pool in pools:
         if len(pool.name) > _LONGEST_POOL_NAME:
             raise InventoryError("node name", f"pool {pool.name} would have more than {_LONGEST_POOL_NAME} characters")
-    return Inventory(machine, tuple(pools), config.reserved_cpus, withheld)
 
 
-def _check_names(node_name: str) -> None:
-    if not _NODE_NAME.fullmatch(node_name):
-        raise InventoryError(
-            "node name", f"{node_name[:60]!r} is no name of a Kubernetes node (lower-case DNS subdomain)"
-        )
+def _refusals(machine: Machine, config: Config) -> Iterator[tuple[str, str]]:
+    """Returns the drivers that must offer nothing, with the reason: the operator meant another machine."""
+    possible = machine.possible | machine.online | machine.offline
+    nodes = machine.possible_nodes.union(machine.numa_nodes)
+    if missing := config.reserved_cpus - possible:
+        there = f"does not exist; this machine can have {format_cpu_list(possible)}"
+        yield CPU_DRIVER, f"reservedCPUs: CPU {format_cpu_list(missing)} {there}"
+    elif config.cpu_device_mode == "grouped" and config.group_by in machine.doubts:
+        yield CPU_DRIVER, f"groupBy: {config.group_by} is not known of this machine: {machine.doubts[config.group_by]}"
+    if absent := {entry.numa_node for entry in config.reserved_memory} - nodes:
+        there = f"does not exist; this machine can have {format_cpu_list(nodes)}"
+        yield MEMORY_DRIVER, f"reservedMemory: NUMA node {format_cpu_list(absent)} {there}"
 
 
-def _withheld(machine: Machine, config: Config, groups: Sequence[CpuGroup], held: frozenset[int]) -> frozenset[int]:
-    """Returns the CPU that no claim may have: the lowest of the last group that none has yet."""
-    if config.reserved_cpus & machine.online:
-        return frozenset()
-    free = next((group.cpus - held for group in reversed(groups) if group.cpus - held), groups[-1].cpus)
-    return frozenset({min(free)})
+def _withheld(machine: Machine, config: Config, groups: Sequence[CpuGroup], in_use: InUse) -> frozenset[int]:
+    """Returns the CPUs that no claim may have: of the last groups, lowest first, whole cores where they fit.
 
-
-def misfits(machine: Machine, config: Config) -> list[InventoryError]:
-    """Returns where the reserves of the configuration are not those of the machine.
-
-    A mistake at a start; later a CPU has gone offline or a node away, and the service goes on without it.
+    Those that were withheld before come first, and those that claims hold last.
     """
-    return [*_cpu_misfits(machine, config), *_memory_misfits(machine, config)]
-
-
-def _cpu_misfits(machine: Machine, config: Config) -> Iterator[InventoryError]:
-    missing = config.reserved_cpus - machine.online
-    if missing:
-        offline = missing & machine.offline
-        faults = [
-            f"CPU {format_cpu_list(cpus)} {fault}"
-            for cpus, fault in ((missing - offline, "does not exist"), (offline, "is offline"))
-            if cpus
-        ]
-        online = format_cpu_list(machine.online)
-        yield InventoryError("reservedCPUs", f"{' and '.join(faults)}; online are {online}")
-
-
-def _memory_misfits(machine: Machine, config: Config) -> Iterator[InventoryError]:
-    sizes = {pool.page_bytes for node in machine.numa_nodes.values() for pool in node.hugepages}
-    for entry in config.reserved_memory:
-        if entry.numa_node not in machine.numa_nodes:
-            known = format_cpu_list(machine.numa_nodes)
-            yield InventoryError("reservedMemory", f"NUMA node {entry.numa_node} does not exist; there are {known}")
-        for name in entry.limits:
-            if name != "memory" and parse_page_size(name) not in sizes:
-                known = ", ".join(f"hugepages-{kubernetes_page_size(size)}" for size in sorted(sizes)) or "none"
-                yield InventoryError("reservedMemory", f"this kernel has no {name}; it has {known}")
+    reserved = config.reserved_cpus & machine.online
+    count = config.min_shared_cpus if config.min_shared_cpus is not None else 0 if reserved else 1
+    offered = machine.online - reserved
+    cores: defaultdict[int, set[int]] = defaultdict(set)
+    for cpu in machine.cpus.values():
+        cores[cpu.core].add(cpu.id)
+    chosen = set(sorted(in_use.withheld & offered - in_use.cpus)[:count])
+    for usable in (offered - in_use.cpus, offered):
+        for group in reversed(groups):
+            found = sorted(group.cpus & usable)
+            for core in [cores[machine.cpus[cpu].core] for cpu in found]:
+                if core <= usable and len(core | chosen) <= count:
+                    chosen |= core
+            rest = [cpu for cpu in found if cpu not in chosen]
+            chosen.update(rest[: count - len(chosen)])
+    return frozenset(chosen)
 
 
 def _cpu_device(
@@ -156,3 +153,49 @@ def _cpu_device(
         capacity = Capacity.of(CPU_CAPACITY, len(cpus), default=1, step=1, binary=False)
     attributes = {**attributes, **pcie_attribute(roots, cpus, len(attributes))}
     return CpuDevice(group.kind, group.name, attributes, capacity, cpus)
+
+
+def _memory_pools(
+    machine: Machine, config: Config, node_name: str, in_use: InUse, refused: Mapping[str, str]
+) -> Iterator[Pool]:
+    nodes = [] if MEMORY_DRIVER in refused else [node for _, node in sorted(machine.numa_nodes.items())]
+    plain = (plain_memory(machine, node, config) for node in nodes)
+    yield Pool(MEMORY_DRIVER, f"{node_name}-memory", tuple(device for device in plain if device is not None))
+    for size in sorted({pool.page_bytes for node in nodes for pool in node.hugepages}):
+        huge = (hugepages(machine, node, size, config, in_use.host_pages.get((node.id, size), 0)) for node in nodes)
+        if devices := tuple(device for device in huge if device is not None):
+            yield Pool(MEMORY_DRIVER, f"{node_name}-hugepages-{short_page_size(size)}", devices)
+
+
+def _cpu_warnings(machine: Machine, config: Config, pool: Pool, refused: Mapping[str, str]) -> Iterator[str]:
+    online = format_cpu_list(machine.online)
+    if offline := config.reserved_cpus & machine.offline:
+        yield f"reservedCPUs: CPU {format_cpu_list(offline)} is offline; online are {online}"
+    if absent := config.reserved_cpus & machine.possible - machine.online - machine.offline:
+        yield f"reservedCPUs: CPU {format_cpu_list(absent)} is not present; online are {online}"
+    if not pool.devices and CPU_DRIVER not in refused:
+        yield f"reservedCPUs, minSharedCPUs: no CPU is left for claims; online are {online}"
+    for fact, doubt in machine.doubts.items():
+        if doubt not in refused.get(CPU_DRIVER, ""):
+            yield f"{doubt}; {_INSTEAD[fact]}"
+
+
+def _memory_warnings(
+    machine: Machine, config: Config, pools: Sequence[Pool], refused: Mapping[str, str]
+) -> Iterator[str]:
+    sizes = {pool.page_bytes for node in machine.numa_nodes.values() for pool in node.hugepages}
+    offered = {device.name for pool in pools for device in pool.devices}
+    for entry in config.reserved_memory if MEMORY_DRIVER not in refused else ():
+        node = machine.numa_nodes.get(entry.numa_node)
+        if node is None:
+            there = format_cpu_list(machine.numa_nodes)
+            yield f"reservedMemory: NUMA node {entry.numa_node} is not there; there are {there}"
+            continue
+        for name in entry.limits:
+            size = None if name == "memory" else parse_page_size(name)
+            if size is not None and size not in sizes:
+                known = ", ".join(f"hugepages-{kubernetes_page_size(size)}" for size in sorted(sizes)) or "none"
+                yield f"reservedMemory: this kernel has no {name}; it has {known}"
+            pages = sum(pool.total for pool in node.hugepages if pool.page_bytes == size)
+            if (pages or (size is None and node.memory_bytes)) and memory_device_name(size, node.id) not in offered:
+                yield f"reservedMemory: no {name} of NUMA node {node.id} is left for claims"

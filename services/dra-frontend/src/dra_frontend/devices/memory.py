@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory devices of a machine: plain memory and hugepages of every size, by NUMA node. Core."""
+"""The memory devices of a machine: plain memory and hugepages of every size, by NUMA node."""
 
 from typing import Final
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices and pools as values. Core.
+"""Devices and pools as values.
 
 A device is shared: claims take CPUs or bytes of it until its capacity is used up. Only a single CPU is given whole.
 """
@@ -31,7 +31,7 @@ class Capacity:
         return cls(key, value, default, step, step if 2 * step <= value else None, binary)
 
     def consumed(self, asked: Fraction | None) -> Fraction:
-        """Returns what the scheduler makes of a request by the policy; what is no amount (0 and below) stays so."""
+        """Returns what the scheduler makes of a request by the policy; what is not an amount (0 and below) stays so."""
         if asked is None:
             return Fraction(self.default)
         if asked <= 0:

@@ -12,7 +12,8 @@ _DECIMAL: Final = {"n": -3, "u": -2, "m": -1, "": 0, "k": 1, "M": 2, "G": 3, "T"
 _BINARY: Final = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _HIGHEST_BINARY: Final = 2**63 - 1
 _FINEST: Final = 10**9
-# Far beyond every amount; keeps 1e999999999 from filling the memory.
+# Characters, and highest exponent: far beyond every amount. The pattern tries all ways to split a run of digits, and
+# 1e999999999 would fill the memory.
 _LONGEST: Final = 400
 
 
@@ -21,10 +22,12 @@ def parse_quantity(text: str | float) -> Fraction:
 
     As in the server, finer than 10^-9 is rounded away from zero, and binary amounts end at 2^63 - 1.
     """
+    if isinstance(text, int) and text.bit_length() > _LONGEST:
+        raise MalformedError("quantity", "number", f"has more than {_LONGEST} bits")
     text = text.strip() if isinstance(text, str) else repr(text)
-    match = _TEXT.fullmatch(text)
-    if match is None or len(text) > _LONGEST:
-        raise MalformedError("quantity", text[:40], "is no number with a suffix such as m, k, Ki, Mi, Gi or e3")
+    match = _TEXT.fullmatch(text) if len(text) <= _LONGEST else None
+    if match is None:
+        raise MalformedError("quantity", text, "is not a number with a suffix such as m, k, Ki, Mi, Gi or e3")
     sign, digits, suffix = match[1], match[2], match[3] or ""
     value = _digits(digits) * _scale(text, suffix)
     value = Fraction(-(-value.numerator * _FINEST // value.denominator), _FINEST)
@@ -45,7 +48,7 @@ def _scale(text: str, suffix: str) -> Fraction:
         return Fraction(1000) ** _DECIMAL[suffix]
     exponent = int(suffix[1:])
     if abs(exponent) > _LONGEST:
-        raise MalformedError("quantity", text[:40], f"has an exponent beyond {_LONGEST}")
+        raise MalformedError("quantity", text, f"has an exponent beyond {_LONGEST}")
     return Fraction(10) ** exponent
 
 

@@ -1,58 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a pool to the ResourceSlice documents of resource.k8s.io/v1 that publish it. Core."""
+"""From a pool to the ResourceSlice documents of resource.k8s.io/v1 that publish it."""
 
+from hashlib import sha256
 from typing import Any, Final
 
-from dra_frontend.devices.allocatable import MappingForm, resource_mapping
+from numa_contract.pagesize import kubernetes_page_size
+
 from dra_frontend.devices.cpu_groups import AttributeValue
-from dra_frontend.devices.model import Capacity, Device, Pool
+from dra_frontend.devices.model import Capacity, CpuDevice, Device, Pool
 from dra_frontend.devices.quantity import format_quantity
 
 # The limit once a device of the slice has a taint, counters or a list attribute; so a later taint never splits a slice.
 DEVICES_PER_SLICE: Final = 64
-_FEWEST_INDEX_DIGITS: Final = 5
+ALLOCATABLE: Final = "nodeAllocatableResources"
+"""The field of a device by which claims are counted against the node (KEP-5517, in the form of Kubernetes 1.37)."""
+_LONGEST_NAME: Final = 253
+_HASH_DIGITS: Final = 8
 
 
-def slice_documents(
-    pool: Pool,
-    node_name: str,
-    *,
-    owner_uid: str | None = None,
-    generation: int = 1,
-    mapping: MappingForm | None = None,
-) -> list[dict[str, Any]]:
+def slice_documents(pool: Pool, node_name: str, *, counted: bool = False) -> list[dict[str, Any]]:
     """Returns the slices of a pool, one without devices for an empty pool.
 
-    Without the Node's UID there is no owner reference: the server refuses one without UID. With ``mapping`` devices
-    say which of the node's allocatable resources they take from.
+    With ``counted`` devices say which of the node's allocatable resources they take from.
     """
     starts = range(0, len(pool.devices), DEVICES_PER_SLICE) or range(1)
-    digits = max(_FEWEST_INDEX_DIGITS, len(f"{len(starts) - 1:x}"))
     return [
         {
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceSlice",
-            "metadata": {
-                # The scheduler walks slices sorted by name: the index keeps our order.
-                "generateName": f"{index:0{digits}x}-{pool.driver}-{node_name}-",
-                **({"ownerReferences": [_owner(node_name, owner_uid)]} if owner_uid else {}),
-            },
+            "metadata": {"name": _name(index, pool)},
             "spec": {
                 "driver": pool.driver,
                 "nodeName": node_name,
-                "pool": {"name": pool.name, "generation": generation, "resourceSliceCount": len(starts)},
-                "devices": [_device(device, mapping) for device in pool.devices[start : start + DEVICES_PER_SLICE]],
+                "pool": {"name": pool.name, "generation": 1, "resourceSliceCount": len(starts)},
+                "devices": [_device(device, counted) for device in pool.devices[start : start + DEVICES_PER_SLICE]],
             },
         }
         for index, start in enumerate(starts)
     ]
 
 
-def _owner(node_name: str, uid: str) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "Node", "name": node_name, "uid": uid, "controller": True}
+def _name(index: int, pool: Pool) -> str:
+    """The same name at every start. The scheduler walks slices sorted by name: the index in front keeps our order."""
+    name = f"{index:05x}-{pool.driver}-{pool.name}"
+    if len(name) <= _LONGEST_NAME:
+        return name
+    kept = name[: _LONGEST_NAME - 1 - _HASH_DIGITS].rstrip("-.")
+    return f"{kept}-{sha256(name.encode()).hexdigest()[:_HASH_DIGITS]}"
 
 
-def _device(device: Device, mapping: MappingForm | None) -> dict[str, Any]:
+def _device(device: Device, counted: bool) -> dict[str, Any]:
     document: dict[str, Any] = {
         "name": device.name,
         "attributes": {name: attribute_document(value) for name, value in device.attributes.items()},
@@ -62,9 +59,20 @@ def _device(device: Device, mapping: MappingForm | None) -> dict[str, Any]:
         document["capacity"] = {device.capacity.key: _capacity(device.capacity)}
     if device.taints:
         document["taints"] = [{"key": t.key, "value": t.value, "effect": t.effect} for t in device.taints]
-    if mapping is not None:
-        document[mapping.value] = resource_mapping(device, mapping)
+    if counted:
+        document[ALLOCATABLE] = _allocatable(device)
     return document
+
+
+def _allocatable(device: Device) -> dict[str, Any]:
+    """Capacities are CPUs and bytes, and so are the node's resources; a single CPU counts as a device."""
+    if isinstance(device, CpuDevice):
+        resource = "cpu"
+    else:
+        resource = f"hugepages-{kubernetes_page_size(device.page_bytes)}" if device.hugepages else "memory"
+    if device.capacity is None:
+        return {resource: {"mapping": {"deviceMultiplier": "1"}}}
+    return {resource: {"mapping": {"capacityKey": device.capacity.key, "capacityMultiplier": "1"}}}
 
 
 def attribute_document(value: AttributeValue) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CPUs, cores, packages, L3 groups and core types from sysfs. Core: parses a tree, touches nothing else."""
+"""CPUs, cores, packages, L3 groups and core types from sysfs."""
 
-import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dra_frontend.machine.file_tree import HostTreeError, Reader
 from dra_frontend.machine.model import CoreType
+from dra_frontend.machine.numbering import Group, numbered
 
 CPU_DIRECTORY = "/sys/devices/system/cpu"
 
@@ -15,7 +15,7 @@ CPU_DIRECTORY = "/sys/devices/system/cpu"
 _CORE_FILES = ("core_cpus", "thread_siblings")
 _PACKAGE_FILES = ("package_cpus", "core_siblings")
 
-Groups = dict[int, frozenset[int]]
+Groups = dict[int, Group]
 """Every CPU that is in a group, and its group."""
 
 
@@ -26,13 +26,20 @@ class Online:
     online: frozenset[int]
     offline: frozenset[int]
     isolated: frozenset[int]
+    possible: frozenset[int]
+    """All that this kernel will ever have."""
+
+    @property
+    def present(self) -> frozenset[int]:
+        """All that have a directory."""
+        return self.online | self.offline
 
 
 def read_online(reader: Reader) -> Online:
     """Returns online and offline CPUs; a CPU that is missing from one file but there by another is an error."""
     present = reader.names(CPU_DIRECTORY, r"cpu(\d+)")
     if not present:
-        raise HostTreeError(CPU_DIRECTORY, "has no cpu directory: this is no sysfs, or it is not mounted here")
+        raise HostTreeError(CPU_DIRECTORY, "has no cpu directory: this is not a sysfs, or it is not mounted here")
     path = f"{CPU_DIRECTORY}/online"
     listed = reader.cpu_list(path)
     by_directory = frozenset(cpu for cpu in present if _is_online(reader, cpu, listed))
@@ -45,7 +52,8 @@ def read_online(reader: Reader) -> Online:
     for cpu in sorted(listed ^ by_directory):
         raise HostTreeError(path, f"and {CPU_DIRECTORY}/cpu{cpu} disagree whether CPU {cpu} is online")
     isolated = reader.cpu_list(f"{CPU_DIRECTORY}/isolated") or frozenset()
-    return Online(listed, frozenset(present) - listed, isolated & listed)
+    possible = reader.cpu_list(f"{CPU_DIRECTORY}/possible") or frozenset()
+    return Online(listed, frozenset(present) - listed, isolated & listed, possible.union(present))
 
 
 def _is_online(reader: Reader, cpu: int, listed: frozenset[int] | None) -> bool:
@@ -55,7 +63,7 @@ def _is_online(reader: Reader, cpu: int, listed: frozenset[int] | None) -> bool:
         raise HostTreeError(path, f"{flag[:40]!r} is neither 0 nor 1")
     if listed is not None and (flag or cpu in listed):
         return flag != "0"  # without a file: it cannot be unplugged
-    # No list: an offline CPU has no topology, so the two signs must agree.
+    # No list: an offline CPU has no topology, so both must say the same.
     has_topology = reader.all_names(f"{CPU_DIRECTORY}/cpu{cpu}/topology") is not None
     others_have = reader.all_names(f"{CPU_DIRECTORY}/cpu0/topology") is not None
     if listed is None and flag != "0" and others_have and not has_topology:
@@ -64,48 +72,37 @@ def _is_online(reader: Reader, cpu: int, listed: frozenset[int] | None) -> bool:
 
 
 def read_cores(reader: Reader, online: frozenset[int]) -> tuple[Groups, dict[int, int]]:
-    """Returns the core of every CPU, as its set of sibling threads, and the raw core ids (-1 where unknown)."""
-    ids = {cpu: _topology_integer(reader, cpu, "core_id") for cpu in online}
+    """Returns the core of every CPU, as its set of sibling threads, and the raw core ids (-1 where unknown).
+
+    Raises HostTreeError where siblings disagree: one core could be given to two claims.
+    """
     cores = _siblings(reader, online, _CORE_FILES)
-    cores |= _cores_by_id(reader, online - set(cores), ids)
-    if any(len({ids[cpu] for cpu in core}) > 1 for core in set(cores.values())) and _has_compute_units(reader):
-        cores = {cpu: frozenset(other for other in core if ids[other] == ids[cpu]) for cpu, core in cores.items()}
+    ids = {cpu: _topology_integer(reader, cpu, "core_id") for cpu in online}
     return {cpu: cores.get(cpu, frozenset({cpu})) for cpu in online}, ids
 
 
-def _cores_by_id(reader: Reader, cpus: frozenset[int], ids: dict[int, int]) -> Groups:
-    """Groups CPUs without a file of siblings by package, cluster and core id. No kernel lacks it, but trees do."""
-    cores: dict[tuple[int, int, int], set[int]] = defaultdict(set)
-    for cpu in cpus:
-        if ids[cpu] >= 0:
-            package = _topology_integer(reader, cpu, "physical_package_id")
-            cores[package, _topology_integer(reader, cpu, "cluster_id"), ids[cpu]].add(cpu)
-    return {cpu: frozenset(core) for core in cores.values() for cpu in core}
+def read_packages(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> dict[int, int]:
+    """Returns the number of every CPU's package: the kernel's id where that tells packages apart.
 
-
-def _has_compute_units(reader: Reader) -> bool:
-    # AMD family 15h: the two cores of a compute unit, each with a core id, are listed as if they were threads.
-    text = reader.text("/proc/cpuinfo") or ""
-    return bool(re.search(r"^vendor_id\s*: AuthenticAMD$[^$]*?^cpu family\s*: 21$", text, re.MULTILINE))
-
-
-def read_packages(reader: Reader, online: frozenset[int]) -> dict[int, int]:
-    """Returns the package of every CPU: the kernel's id where that tells packages apart, else their number in order."""
-    ids = {cpu: _topology_integer(reader, cpu, "physical_package_id") for cpu in online}
-    groups = _siblings(reader, online, _PACKAGE_FILES)
-    alone: dict[int, set[int]] = defaultdict(set)
-    for cpu in online - set(groups):
-        alone[ids[cpu]].add(cpu)
-    packages = sorted({*groups.values(), *map(frozenset, alone.values())}, key=min)
-    for package in packages:
-        for cpu in sorted(package):
-            if ids[cpu] != ids[min(package)] and -1 not in (ids[cpu], ids[min(package)]):
+    Masks that contradict each other, or the ids, are doubted and left aside; then the ids alone tell.
+    """
+    ids = {cpu: _topology_integer(reader, cpu, "physical_package_id") for cpu in cpus.online}
+    try:
+        groups = _siblings(reader, cpus.online, _PACKAGE_FILES)
+        for cpu, group in groups.items():
+            if len({ids[cpu], ids[min(group)]} - {-1}) > 1:
                 path = f"{CPU_DIRECTORY}/cpu{cpu}/topology/physical_package_id"
-                raise HostTreeError(path, f"says {ids[cpu]}, but CPU {min(package)} of the same package says otherwise")
-    raw = [max(ids[cpu] for cpu in package) for package in packages]
+                raise HostTreeError(path, f"says {ids[cpu]}, but CPU {min(group)} of the same package says otherwise")
+    except HostTreeError as error:
+        reader.doubts["socket"] = str(error)
+        groups = {}
+    alone: dict[int, set[int]] = defaultdict(set)
+    for cpu in cpus.online - set(groups):
+        alone[ids[cpu]].add(cpu)
+    packages = {*groups.values(), *map(frozenset, alone.values())}
     # POWER and s390 say -1, s390 also repeats ids in every book.
-    usable = min(raw) >= 0 and len(set(raw)) == len(raw)
-    return {cpu: raw[number] if usable else number for number, package in enumerate(packages) for cpu in package}
+    named = {package: top for package in packages if (top := max(ids[cpu] for cpu in package)) >= 0}
+    return numbered(packages, cpus.present, named, earlier, ordinal=True)
 
 
 def _topology_integer(reader: Reader, cpu: int, name: str) -> int:
@@ -142,26 +139,40 @@ def _partition(named: Groups, paths: dict[int, str], online: frozenset[int]) -> 
     return groups
 
 
-def read_l3(reader: Reader, online: frozenset[int], cores: Groups) -> tuple[Groups, dict[int, int]]:
-    """Returns the L3 group of every CPU that has an L3, and the id of that cache by the kernel, where it has one."""
+def read_l3(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> tuple[Groups, dict[int, int]]:
+    """Returns the L3 group of every CPU that has an L3, and the number of that cache: the kernel's id where it has one.
+
+    Where the kernel's sets of CPUs contradict each other, they are doubted, and no L3 is known.
+    """
     named: Groups = {}
     paths: dict[int, str] = {}
     ids: dict[int, int] = {}
-    for cpu in sorted(online):
-        directory = f"{CPU_DIRECTORY}/cpu{cpu}/cache"
-        for name in (reader.names(directory, r"index(\d+)") or {}).values():
-            path = f"{directory}/{name}"
-            if reader.integer(f"{path}/level") != 3 or reader.text(f"{path}/type") == "Instruction":
-                continue
-            shared = reader.cpu_set(f"{path}/shared_cpu_map", f"{path}/shared_cpu_list")
-            if shared is not None:
-                # Itanium kernels print an empty set for a cache that one core has for itself.
-                named[cpu], paths[cpu] = shared[0] or cores[cpu], shared[1]
-                cache_id = reader.integer(f"{path}/id")
-                if cache_id is not None:
-                    ids[cpu] = cache_id
-                break
-    return _partition(named, paths, online), ids
+    try:
+        for cpu in sorted(cpus.online):
+            if path := _l3_directory(reader, cpu):
+                shared = reader.cpu_set(f"{path}/shared_cpu_map", f"{path}/shared_cpu_list")
+                if shared is not None:
+                    named[cpu], paths[cpu] = shared
+                    cache_id = reader.integer(f"{path}/id")
+                    ids |= {} if cache_id is None else {cpu: cache_id}
+        groups = _partition(named, paths, cpus.online)
+    except HostTreeError as error:
+        reader.doubts["l3"] = str(error)
+        return {}, {}
+    caches = set(groups.values())
+    known = {groups[cpu]: number for cpu, number in sorted(ids.items(), reverse=True)}
+    # CPUs without an L3 (low-power cores) are in no group, and no group is completed with them.
+    bare = cpus.online - set(groups)
+    return groups, numbered(caches, cpus.present - bare, known, earlier)
+
+
+def _l3_directory(reader: Reader, cpu: int) -> str:
+    directory = f"{CPU_DIRECTORY}/cpu{cpu}/cache"
+    for name in (reader.names(directory, r"index(\d+)") or {}).values():
+        path = f"{directory}/{name}"
+        if reader.integer(f"{path}/level") == 3 and reader.text(f"{path}/type") != "Instruction":
+            return path
+    return ""
 
 
 def read_core_types(reader: Reader, online: frozenset[int]) -> dict[int, CoreType]:

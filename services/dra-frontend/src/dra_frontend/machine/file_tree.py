@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from numa_contract.cpuset import parse_cpu_list
-from numa_contract.errors import MalformedError
+from numa_contract.errors import MalformedError, shown
 
 _INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
 # The kernel prints masks in words of 32 bits, the highest first; only the first may be shorter (lib/vsprintf.c, %pb).
@@ -44,6 +44,8 @@ class Reader:
     def __init__(self, tree: FileTree) -> None:
         self._tree = tree
         self.live_page_bytes = tree.live_page_bytes()
+        self.doubts: dict[str, str] = {}
+        """Facts whose files contradict each other, in the words of ``groupBy``, each with file and reason."""
         # Hundreds of CPUs repeat a handful of sets.
         self._sets: dict[tuple[_Parse, str], frozenset[int]] = {}
 
@@ -70,7 +72,7 @@ class Reader:
         if text is None:
             return None
         if not _INTEGER.fullmatch(text) or int(text) < lowest:
-            raise HostTreeError(path, f"{text[:40]!r} is no number of {lowest} or more")
+            raise HostTreeError(path, f"{shown(text, 40)} is not a number of {lowest} or more")
         return int(text)
 
     def cpu_set(self, mask_path: str, list_path: str) -> tuple[frozenset[int], str] | None:
@@ -98,11 +100,11 @@ def _parse_list(path: str, text: str) -> frozenset[int]:
     try:
         return parse_cpu_list(text)
     except MalformedError as error:
-        raise HostTreeError(path, f"is no CPU list: {error.reason}") from error
+        raise HostTreeError(path, f"is not a CPU list: {error.reason}") from error
 
 
 def _parse_mask(path: str, text: str) -> frozenset[int]:
     if not _MASK.fullmatch(text):
-        raise HostTreeError(path, f"{text[:40]!r} is no CPU mask")
+        raise HostTreeError(path, f"{shown(text, 40)} is not a CPU mask")
     bits = int(text.replace(",", ""), 16)
     return frozenset(bit for bit in range(bits.bit_length()) if bits >> bit & 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cheap look at a running machine: what of it can change, read from a few files instead of thousands. Core."""
+"""The few files that tell cheaply whether a running machine changed, read instead of thousands."""
 
 from dataclasses import dataclass, replace
 
@@ -18,8 +18,8 @@ class NodeMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Signs:
-    """What a look has seen. Two looks with the same :attr:`shape` are of the same machine."""
+class Fingerprint:
+    """What the files say. Two fingerprints with the same :attr:`shape` are of the same machine."""
 
     cpus: tuple[str | None, str | None]
     """Online and isolated CPUs as the kernel prints them."""
@@ -41,26 +41,26 @@ class Signs:
         )
 
 
-def read_signs(tree: FileTree) -> Signs:
-    """Looks at the machine; raises HostTreeError."""
+def read_fingerprint(tree: FileTree) -> Fingerprint:
+    """Reads the files; raises HostTreeError."""
     reader = Reader(tree)
     cpus = (reader.text(f"{CPU_DIRECTORY}/online"), reader.text(f"{CPU_DIRECTORY}/isolated"))
     present = reader.names(NODE_DIRECTORY, r"node(\d+)")
     if not present:
         pools = read_hugepages(reader, "/sys/kernel/mm/hugepages")
-        return Signs(cpus, {0: NodeMemory(read_memory(reader, "/proc/meminfo"), pools)})
+        return Fingerprint(cpus, {0: NodeMemory(read_memory(reader, "/proc/meminfo"), pools)})
     nodes = {}
     for number, name in present.items():
         directory = f"{NODE_DIRECTORY}/{name}"
         pools = read_hugepages(reader, f"{directory}/hugepages")
         nodes[number] = NodeMemory(read_memory(reader, f"{directory}/meminfo"), pools)
-    return Signs(cpus, nodes)
+    return Fingerprint(cpus, nodes)
 
 
-def with_free_pages(machine: Machine, signs: Signs) -> Machine:
-    """Returns the machine with the hugepages of a later look at it."""
+def with_free_pages(machine: Machine, fingerprint: Fingerprint) -> Machine:
+    """Returns the machine with the hugepages of a later fingerprint."""
     nodes = {
-        number: replace(node, hugepages=signs.nodes[number].hugepages) if number in signs.nodes else node
+        number: replace(node, hugepages=now.hugepages) if (now := fingerprint.nodes.get(number)) else node
         for number, node in machine.numa_nodes.items()
     }
     return replace(machine, numa_nodes=nodes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugepages in use that belong to no pod: what a host process holds cannot be promised to a claim. Core.
+"""Hugepages in use that belong to no pod: what a host process holds cannot be promised to a claim.
 
 In use on a node is what is not free; what pods use of it is counted by the groups that all pods are below. The rest is
 held by the host. Pages that are reserved but untouched have no node yet, and are not in here.
@@ -7,22 +7,22 @@ held by the host. Pages that are reserved but untouched have no node yet, and ar
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from numa_contract.pagesize import oci_page_size
 
-from dra_frontend.machine.file_tree import FileTree
+from dra_frontend.machine.file_tree import FileTree, HostTreeError
 from dra_frontend.machine.model import HugepagePool
 
 PageKey = tuple[int, int]
 """(NUMA node, page size in bytes)."""
 
-# Looks that more pages must have been held for, in a row, before they count; a program may test and release.
-RISE_LOOKS: Final = 3
-# The same for fewer pages: what was held a moment ago may be taken again, and a promise is not withdrawn lightly.
-FALL_LOOKS: Final = 10
+# Consecutive samples, one a second, for which an increase must last before it counts; a program may test and release.
+RISE_SAMPLES: Final = 3
+# The same for a decrease: what was held a moment ago may be taken again, and a promise is not withdrawn lightly.
+FALL_SAMPLES: Final = 10
 
 # cgroupfs driver, systemd driver; --cgroup-root of the kubelet (kind has one) adds a level and, to slices, a prefix.
 _PODS_GROUP = re.compile(r"kubepods(\.slice)?|.+-kubepods\.slice", re.ASCII)
@@ -45,7 +45,7 @@ class PodPages:
         return self.by_node.get(node, 0) + self.unplaced
 
     def most(self, other: "PodPages") -> "PodPages":
-        """Returns the larger one of two looks, node by node."""
+        """Returns the larger one of two samples, node by node."""
         nodes = self.by_node.keys() | other.by_node.keys()
         by_node = {node: max(self.by_node.get(node, 0), other.by_node.get(node, 0)) for node in sorted(nodes)}
         return PodPages(by_node, max(self.unplaced, other.unplaced))
@@ -79,6 +79,15 @@ def read_pod_pages(tree: FileTree, groups: Sequence[str], page_bytes: int) -> Po
     return PodPages(dict(by_node), unplaced) if groups else None
 
 
+def read_all_pod_pages(tree: FileTree, sizes: Collection[int]) -> dict[int, PodPages | None]:
+    """Returns what pods use of each page size; None for all where the tree cannot be read."""
+    try:
+        groups = find_pods_groups(tree) if sizes else []
+        return {size: read_pod_pages(tree, groups, size) for size in sizes}
+    except HostTreeError:
+        return dict.fromkeys(sizes)
+
+
 def held_pages(node: int, pool: HugepagePool, pods: PodPages | None) -> int:
     """Returns the pages of a pool that no pod holds and that are not free; 0 while it is not known what pods hold."""
     if pods is None:
@@ -86,32 +95,32 @@ def held_pages(node: int, pool: HugepagePool, pods: PodPages | None) -> int:
     return max(0, pool.total - pool.free - -(-pods.on(node) // pool.page_bytes))
 
 
-def steady(counted: int | None, looks: Sequence[int]) -> int:
-    """Returns how many pages count as held after these looks (latest last), ``counted`` before them.
+def steady(counted: int | None, samples: Sequence[int]) -> int:
+    """Returns how many pages count as held after these samples (latest last), ``counted`` before them.
 
-    The first look counts as it is: before it, nothing has been promised.
+    The first sample counts as it is: before it, nothing has been promised.
     """
     if counted is None:
-        return looks[-1]
-    if len(looks) >= RISE_LOOKS and min(looks[-RISE_LOOKS:]) > counted:
-        return min(looks[-RISE_LOOKS:])
-    if len(looks) >= FALL_LOOKS and max(looks[-FALL_LOOKS:]) < counted:
-        return max(looks[-FALL_LOOKS:])
+        return samples[-1]
+    if len(samples) >= RISE_SAMPLES and min(samples[-RISE_SAMPLES:]) > counted:
+        return min(samples[-RISE_SAMPLES:])
+    if len(samples) >= FALL_SAMPLES and max(samples[-FALL_SAMPLES:]) < counted:
+        return max(samples[-FALL_SAMPLES:])
     return counted
 
 
 class HostPages:
-    """Steadies what the looks say, so that a slice is not written for every page that comes and goes."""
+    """Steadies the samples, so that a slice is not written for every page that comes and goes."""
 
     def __init__(self) -> None:
-        self._looks: dict[PageKey, deque[int]] = {}
+        self._samples: dict[PageKey, deque[int]] = {}
         self.counted: dict[PageKey, int] = {}
         """Pages that count as held by the host."""
 
-    def look(self, held: Mapping[PageKey, int]) -> None:
-        """Takes in one look at every pool."""
+    def sample(self, held: Mapping[PageKey, int]) -> None:
+        """Takes in one sample of every pool."""
         before = self.counted
-        self._looks = {key: self._looks.get(key) or deque(maxlen=FALL_LOOKS) for key in held}
+        self._samples = {key: self._samples.get(key) or deque(maxlen=FALL_SAMPLES) for key in held}
         for key, pages in held.items():
-            self._looks[key].append(pages)
-        self.counted = {key: steady(before.get(key), tuple(looks)) for key, looks in self._looks.items()}
+            self._samples[key].append(pages)
+        self.counted = {key: steady(before.get(key), tuple(samples)) for key, samples in self._samples.items()}

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NUMA nodes, memory, hugepages and page sizes from sysfs and procfs. Core: parses a tree, touches nothing else."""
+"""NUMA nodes, memory, hugepages and page sizes from sysfs and procfs."""
 
 import re
 from collections.abc import Iterable
+
+from numa_contract.errors import shown
 
 from dra_frontend.machine.file_tree import HostTreeError, Reader
 from dra_frontend.machine.model import HugepagePool, NumaNode
@@ -30,6 +32,11 @@ def read_nodes(reader: Reader, online: frozenset[int]) -> dict[int, NumaNode]:
         else NumaNode(node, found, memory_bytes=0, online=False)
         for node, found in kept.items()
     }
+
+
+def read_possible_nodes(reader: Reader) -> frozenset[int]:
+    """Returns the NUMA nodes that this kernel may ever have; none where it does not say."""
+    return reader.cpu_list(f"{NODE_DIRECTORY}/possible") or frozenset()
 
 
 def _read_node(reader: Reader, node: int, cpus: frozenset[int], present: list[int], kept: Iterable[int]) -> NumaNode:
@@ -116,7 +123,7 @@ def _read_distances(reader: Reader, path: str, nodes: list[int]) -> dict[int, in
         return {}
     words = text.split()
     if not all(re.fullmatch(r"\d{1,9}", word, re.ASCII) for word in words):
-        raise HostTreeError(path, f"{text[:40]!r} is no row of distances")
+        raise HostTreeError(path, f"{shown(text, 40)} is not a row of distances")
     if len(words) < len(nodes):
         raise HostTreeError(path, f"has {len(words)} distances for {len(nodes)} nodes")
     # More than nodes: a node went away meanwhile, and nothing says which column was its own.
@@ -124,22 +131,15 @@ def _read_distances(reader: Reader, path: str, nodes: list[int]) -> dict[int, in
 
 
 def read_base_page_bytes(reader: Reader) -> int:
-    """Returns the base page size, by the surest sign there is: no file of sysfs states it.
+    """Returns the base page size, which no file of sysfs states.
 
-    What the running kernel says; in a captured tree ``KernelPageSize`` of a mapping (the smallest: others may be huge),
-    the note that hwloc's gatherer leaves, the default hugepage size of Arm kernels (page size squared over 8: a table
-    of 8-byte entries fills one page); else 4 KiB.
+    It is what the running kernel says; below another root ``KernelPageSize`` of a mapping (the smallest: others may be
+    huge), else 4 KiB.
     """
     if reader.live_page_bytes:
         return reader.live_page_bytes
     sizes = [int(size) for size in _lines(reader, "/proc/self/smaps", r"KernelPageSize:\s+(\d{1,7}) kB")]
-    if sizes:
-        return min(sizes) << 10
-    for note in _lines(reader, "/proc/hwloc-nofile-info", r"PageSize:\s*(\d{1,9})"):
-        return int(note)
-    for default in _lines(reader, "/proc/meminfo", r"Hugepagesize:\s+(\d{1,9}) kB"):
-        return {32 << 10: 16 << 10, 512 << 10: 64 << 10}.get(int(default), 4 << 10)
-    return 4 << 10
+    return min(sizes, default=4) << 10
 
 
 def _lines(reader: Reader, path: str, pattern: str) -> list[str]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine as values: what discovery found and everything else reasons about. Only online CPUs are in here."""
+"""The machine as values: what discovery found and everything else reasons about. ``Machine.cpus`` are those online."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -30,12 +31,13 @@ class Cpu:
     core_id: int
     """``topology/core_id`` as the kernel gives it; repeats on every socket. -1 when the file is missing."""
     package: int
-    """``topology/physical_package_id``; 0 on kernels that do not say."""
+    """``topology/physical_package_id`` where that tells packages apart, else their number in order."""
     numa_node: int
     l3: int | None
     """Identity of the L3 group: its lowest online CPU. None where the CPU has no L3."""
     l3_id: int
-    """``cache/indexN/id`` of the L3, the lowest CPU of the group where the file is missing, -1 where there is no L3."""
+    """``cache/indexN/id`` of the L3 where that tells caches apart, else the lowest CPU that is present of its group,
+    online or not; -1 where there is no L3."""
     core_type: CoreType = CoreType.STANDARD
 
 
@@ -79,10 +81,17 @@ class Machine:
     numa_nodes: dict[int, NumaNode]
     isolated: frozenset[int] = frozenset()
     offline: frozenset[int] = frozenset()
+    possible: frozenset[int] = frozenset()
+    """CPUs that this kernel may ever have (``cpu/possible``)."""
+    possible_nodes: frozenset[int] = frozenset()
     smt: bool = False
     base_page_bytes: int = 4096
     pcie_roots: dict[str, frozenset[int]] = field(default_factory=dict)
     """CPUs near each PCIe root complex, offline ones included, by its name in sysfs (``pci0000:00``)."""
+    doubts: Mapping[str, str] = field(default_factory=dict)
+    """What the kernel's files contradict each other about (``socket``, ``l3``), each with file and reason."""
+    known: Mapping[int, Cpu] = field(default_factory=dict, compare=False, repr=False)
+    """Every CPU that was online at one of the reads of this process, as it was then."""
 
     @property
     def online(self) -> frozenset[int]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PCIe root complexes and the CPUs near them. Core.
+"""PCIe root complexes and the CPUs near them.
 
 A claim for CPUs and one for a device of another driver meet at the root that both name (KEP-5491, list attributes).
 """
@@ -15,9 +15,9 @@ _ROOT = re.compile(r"pci([0-9a-f]{4,8}:[0-9a-f]{2})", re.ASCII)
 
 
 def read_pcie_roots(reader: Reader) -> dict[str, frozenset[int]]:
-    """Returns the CPUs near each PCIe root, by the root's name in sysfs; HostTreeError for a list that is none.
+    """Returns the CPUs near each PCIe root, by the root's name in sysfs; HostTreeError for a list that is not one.
 
-    A bridge that goes while we look has no list, and is left out.
+    A bridge that goes meanwhile has no list, and is left out.
     """
     found: dict[str, frozenset[int]] = {}
     for name in reader.all_names(_DEVICES) or ():

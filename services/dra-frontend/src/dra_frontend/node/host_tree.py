@@ -10,7 +10,7 @@ from dra_frontend.machine.file_tree import HostTreeError
 
 # A seq_file of the kernel has no size of its own; nothing we read comes near this.
 _MOST_BYTES = 4 << 20
-# Nearly every file fits into one; an empty read tells that there is no more. A buffer for the most would be mapped and
+# Nearly every file fits into one; an empty read ends it. A buffer for the most would be mapped and
 # unmapped each time, which took a seventh of an idle frontend's time in the virtual machine of the node tests.
 _CHUNK = 32 << 10
 # The kernel itself gives up after 40 (MAXSYMLINKS).
@@ -30,7 +30,7 @@ class HostTree:
         return os.sysconf("SC_PAGE_SIZE") if self._is_live else None
 
     def read(self, path: str) -> str | None:
-        """Returns the text of a file; None when there is none, HostTreeError when it is no readable text."""
+        """Returns the text of a file; None when there is none, HostTreeError when it is not a readable text."""
         try:
             # Not blocking: a captured tree may hold a FIFO where a file belongs.
             descriptor = os.open(self.real(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -40,7 +40,7 @@ class HostTree:
             raise HostTreeError(path, f"cannot be read: {error.strerror}") from error
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise HostTreeError(path, "is no regular file")
+                raise HostTreeError(path, "is not a regular file")
             data = _content(descriptor)
         except OSError as error:
             raise HostTreeError(path, f"cannot be read: {error.strerror}") from error
@@ -52,7 +52,7 @@ class HostTree:
             # Some kernels end a sysfs text with a NUL byte.
             return data.rstrip(b"\0").decode("ascii")
         except UnicodeDecodeError as error:
-            raise HostTreeError(path, f"is no ASCII text (byte {error.start})") from error
+            raise HostTreeError(path, f"is not an ASCII text (byte {error.start})") from error
 
     def names(self, path: str) -> list[str] | None:
         """Returns the sorted names in a directory; None when there is none, HostTreeError when it cannot be listed."""

@@ -38,12 +38,12 @@ class _Search:
     """One allocation."""
 
     def __init__(
-        self, offered: frozenset[int], taken: frozenset[int], count: int, layout: Layout, wish: CpuParameters
+        self, offered: frozenset[int], taken: frozenset[int], count: int, layout: Layout, parameters: CpuParameters
     ) -> None:
         self._count = count
         self._layout = layout
-        self._wish = wish
-        self._whole = wish.full_physical_cores
+        self._parameters = parameters
+        self._whole = parameters.full_physical_cores
         self._free = offered - taken
         self._allowed = self._filtered(offered)
         self._places = layout.within(self._filtered(self._free), atomic=self._whole)
@@ -52,18 +52,18 @@ class _Search:
         """Returns the CPUs; each required parameter narrows the choice or ends it."""
         if not self._can(self._places):
             raise self._refused("")
-        if self._wish.l3 == "required":
+        if self._parameters.l3 == "required":
             return self._in_one_l3()
-        if self._wish.numa == "distribute":
+        if self._parameters.numa == "distribute":
             return self._over_nodes()
         return self._take(self._places, self._count, (PACKAGE, NODE))
 
     def _filtered(self, cpus: frozenset[int]) -> frozenset[int]:
         isolated = self._layout.isolated
-        if self._wish.isolated != "ignore":
-            cpus = cpus & isolated if self._wish.isolated == "only" else cpus - isolated
-        if self._wish.core_type != "any":
-            cpus = cpus & self._layout.by_type.get(_CORE_TYPES[self._wish.core_type], frozenset())
+        if self._parameters.isolated != "ignore":
+            cpus = cpus & isolated if self._parameters.isolated == "only" else cpus - isolated
+        if self._parameters.core_type != "any":
+            cpus = cpus & self._layout.by_type.get(_CORE_TYPES[self._parameters.core_type], frozenset())
         return cpus
 
     def _can(self, places: Sequence[Place]) -> bool:
@@ -71,9 +71,9 @@ class _Search:
 
     def _take(self, places: Sequence[Place], need: int, levels: tuple[Level, ...]) -> list[int]:
         """Returns CPUs of places that can give them, by the strategy."""
-        if self._wish.l3 == "preferred":
+        if self._parameters.l3 == "preferred":
             levels = (*levels, L3)
-        if self._wish.strategy != "spread":
+        if self._parameters.strategy != "spread":
             return build(places, levels).take(need)
         # Merged before the threads are dealt out: later threads follow in the order of their cores.
         places = [merged(group) for group in split(places, levels)]
@@ -96,7 +96,7 @@ class _Search:
         def score(group: Sequence[Place]) -> tuple[int, Rank, int]:
             place = merged(group)
             cores = len(place.whole) + len(place.broken)
-            doubled = max(0, self._count - cores) if self._wish.strategy == "spread" else 0
+            doubled = max(0, self._count - cores) if self._parameters.strategy == "spread" else 0
             return doubled, place.best(self._count)[0], place.key
 
         return self._take(min(holding, key=score), self._count, (NODE,))
@@ -117,17 +117,17 @@ class _Search:
         return [cpu for group, share in shared if share for cpu in self._take(group, share, (NODE,))]
 
     def _refused(self, detail: str) -> NoCpusError:
-        """Returns why there are none: first what no release changes, a look at the machine for refusals alone."""
+        """Returns why there are none, first what no release of CPUs changes. Only refusals search the whole machine."""
         return self._none_here() or (self._whole and self._no_multiple()) or self._none(detail)
 
     def _none_here(self) -> NoCpusError | None:
         """Returns what the machine does not have at all."""
-        if self._wish.core_type != "any" and self._layout.by_type.keys() <= {CoreType.STANDARD}:
+        if self._parameters.core_type != "any" and self._layout.by_type.keys() <= {CoreType.STANDARD}:
             return self._none(
                 "; this machine does not tell performance from efficiency cores: "
                 "neither /sys/devices/cpu_core/cpus nor cpu_capacity does"
             )
-        places = self._layout.within(self._allowed) if self._wish.l3 == "required" else []
+        places = self._layout.within(self._allowed) if self._parameters.l3 == "required" else []
         if places and all(place.l3 is None for place in places):
             return self._none("; the device's CPUs have no L3; use l3: preferred")
         return None
@@ -135,7 +135,7 @@ class _Search:
     def _no_multiple(self) -> NoCpusError | None:
         """Returns that whole cores of the device cannot give the amount even when all are free."""
         places = self._layout.within(self._allowed, atomic=True)
-        one_l3 = self._wish.l3 == "required"
+        one_l3 = self._parameters.l3 == "required"
         groups = _by_l3(places) if one_l3 else [places]
         possible = 1
         for group in groups:
@@ -148,14 +148,14 @@ class _Search:
         if following == self._count:
             return None
         return NoCpusError(
-            f"{self._count} CPUs are no whole number of physical cores; the next amount that is one: {following}"
+            f"{self._count} CPUs are not a whole number of physical cores; the next amount that is one: {following}"
         )
 
     def _none(self, detail: str) -> NoCpusError:
-        given = self._wish.model_dump(exclude_defaults=True, exclude={"quota"})
-        wishes = ", ".join(f"{key}: {str(value).lower()}" for key, value in given.items())
+        given = self._parameters.model_dump(exclude_defaults=True, exclude={"quota"})
+        asked = ", ".join(f"{key}: {str(value).lower()}" for key, value in given.items())
         usable = [cpu for place in self._places for cpu in place.cpus]
-        text = f"{self._count} CPUs wanted{f' ({wishes})' if wishes else ''}, {_listed(self._free, 'free')}"
+        text = f"{self._count} CPUs wanted{f' ({asked})' if asked else ''}, {_listed(self._free, 'free')}"
         if len(usable) != len(self._free):
             text += f", of them {_listed(usable, 'suitable')}"
         return NoCpusError(text + detail)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Amounts that are possible, as bit sets (bit n: n is), and sharing one out evenly. Core."""
+"""Amounts that are possible, as bit sets (bit n: n is), and sharing one out evenly."""
 
 from collections.abc import Sequence
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The smallest parts of a machine that placement tells apart, and taking CPUs from one of them. Core.
+"""The smallest parts of a machine that placement separates, and taking CPUs from one of them.
 
 Amounts that a part can give are a bit set (amounts.py): "whole cores only" is exact on cores of different sizes, and
 everything else is the special case in which all amounts up to the size are possible.
@@ -65,7 +65,7 @@ class Place:
     atomic: bool = False
     """Cores are taken whole or not at all: there are no broken ones."""
     key: int = field(init=False)
-    """The lowest CPU: parts that are equally good are told apart by it."""
+    """The lowest CPU: it decides between parts that are equally good."""
     size: int = field(init=False)
     """Number of CPUs."""
     amounts: int = field(init=False)
@@ -182,7 +182,7 @@ class Layout:
         """Returns the places of some CPUs, with those alone; with whole cores alone if ``atomic``."""
         found = []
         for all_cpus, place in self.places:
-            # Places that are taken or free as a whole cost two looks, not two for each of their cores.
+            # Places that are taken or free as a whole cost two comparisons, not two for each of their cores.
             if cpus.isdisjoint(all_cpus):
                 continue
             part = place if cpus >= all_cpus and not atomic else _within(place, cpus & all_cpus, atomic)

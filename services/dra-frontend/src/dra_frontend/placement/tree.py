@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Taking CPUs from a part of the machine so that few sockets, NUMA nodes, L3 groups and cores are touched. Core.
+"""Taking CPUs from a part of the machine so that few sockets, NUMA nodes, L3 groups and cores are touched.
 
 A part is a tree: a socket holds NUMA nodes, these hold L3 groups, these hold cores. What fits into one small part goes
 into the tightest one; what does not takes the fullest parts whole and puts the rest where it fits tightest.
@@ -29,7 +29,7 @@ class Branch:
     parts: tuple["Part", ...]
     """At least two."""
     height: int
-    """Levels that may tell its places apart."""
+    """Levels that may separate its places."""
     key: int
     size: int
     amounts: int
@@ -74,7 +74,7 @@ def best_of(parts: Iterable[Part], need: int) -> tuple[Rank, Part] | None:
 
 
 def build(places: Sequence[Place], levels: Sequence[Level]) -> Part:
-    """Returns the tree of some places, split by one level after another; what no level tells apart is merged."""
+    """Returns the tree of some places, split by one level after another; what no level separates is merged."""
     if not levels or len(places) == 1:
         return merged(places)
     parts = tuple(build(group, levels[1:]) for group in split(places, levels[:1]))
@@ -85,9 +85,9 @@ def build(places: Sequence[Place], levels: Sequence[Level]) -> Part:
 
 
 def split(places: Sequence[Place], levels: Sequence[Level]) -> list[list[Place]]:
-    """Returns the places in groups that none of the levels, at least one, tells apart; in their order."""
-    told = attrgetter(*levels)
+    """Returns the places in groups that none of the levels, at least one, separates; in their order."""
+    key = attrgetter(*levels)
     groups: defaultdict[Hashable, list[Place]] = defaultdict(list)
     for place in places:
-        groups[told(place)].append(place)
+        groups[key(place)].append(place)
     return list(groups.values())

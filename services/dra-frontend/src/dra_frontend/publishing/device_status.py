@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is published and reported: the devices that the machine has now, held against what claims were given. Core.
+"""What is published and reported: the devices that the machine has now, held against what claims were given.
 
 Claims outlast hardware: pages are taken back, CPUs go offline. Such a device is tainted and reported unhealthy, and one
 that is gone stays published as long as a claim holds some of it.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -43,14 +43,23 @@ class Holding:
         self.claims.add(f"{record.claim.namespace}/{record.claim.name}" if record else file.uid)
         self.pool = next((r.pool for r in record.results if r.device == device), self.pool) if record else self.pool
 
+    def fault(self, left: int, online: frozenset[int]) -> str:
+        """Returns what is wrong with the device, of which the machine has ``left``; empty if nothing is."""
+        if offline := self.cpus - online:
+            return f"CPU {format_cpu_list(offline)} is offline and belongs to a claim; {self.named()}"
+        if self.amount > left:
+            unit = "CPUs" if self.cpus else "bytes"
+            return f"claims hold {self.amount} {unit}, the node has {left}; {self.named()}"
+        return ""
+
     def named(self) -> str:
         """Returns the claims for a message, the first few by name."""
         first, more = sorted(self.claims)[:_CLAIMS_NAMED], len(self.claims) - _CLAIMS_NAMED
-        return ", ".join(first) + (f" and {more} more" if more > 0 else "")
+        return f"claims: {', '.join(first)}" + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class Snapshot:
     """Everything that the outside sees of the devices."""
 
     pools: tuple[Pool, ...] = ()
@@ -71,29 +80,45 @@ class Picture:
 def holdings(ledger: Ledger) -> dict[DeviceKey, Holding]:
     """Returns what claims hold of each device, claims that are being released included."""
     found: dict[DeviceKey, Holding] = defaultdict(Holding)
-    for files in (ledger.files, ledger.releasing):
-        for file in files.values():
-            record = file.record
-            for device, size in file.memory.items():
-                found[MEMORY_DRIVER, device].add(file, device, size)
-            for allocation in record.cpus if record else ():
-                holding = found[CPU_DRIVER, allocation.device]
-                holding.add(file, allocation.device, len(allocation.cpus))
-                holding.cpus |= allocation.cpus
+    for file in (*ledger.files.values(), *ledger.releasing.values()):
+        for device, size in file.memory.items():
+            found[MEMORY_DRIVER, device].add(file, device, size)
+        for allocation in file.record.cpus if file.record else ():
+            holding = found[CPU_DRIVER, allocation.device]
+            holding.add(file, allocation.device, len(allocation.cpus))
+            holding.cpus |= allocation.cpus
     return dict(found)
 
 
-def picture(inventory: Inventory, ledger: Ledger, before: Picture) -> Picture:
+def snapshot(inventory: Inventory, ledger: Ledger, before: Snapshot) -> Snapshot:
     """Returns what is to be seen now; ``before`` is what was seen last."""
-    held = holdings(ledger)
-    offered = {(pool.driver, device.name) for pool in inventory.pools for device in pool.devices}
-    gone = frozenset(held.keys() - offered)
-    pools = tuple(
-        replace(pool, devices=tuple(_tainted(pool.driver, device, held, gone) for device in pool.devices))
-        for pool in _with_gone(inventory.pools, before.pools, gone)
-    )
-    health = {driver: tuple(_healths(driver, pools, held, gone, inventory.machine.online)) for driver in DRIVERS}
-    return Picture(pools, health, held)
+    held, online = holdings(ledger), inventory.machine.online
+    left = {(pool.driver, device.name): _amount(device) for pool in inventory.pools for device in pool.devices}
+    health: dict[str, list[DeviceHealth]] = {driver: [] for driver in DRIVERS}
+    pools, published = [], set()
+    for pool in _with_gone(inventory.pools, before.pools, frozenset(held.keys() - left.keys())):
+        overclaimed = (Taint(OVERCLAIMED_TAINTS[pool.driver], "true"),)
+        devices = []
+        for device in pool.devices:
+            key = (pool.driver, device.name)
+            published.add(key)
+            holding, rest = held.get(key, Holding()), left.get(key, 0)
+            devices.append(replace(device, taints=overclaimed if holding.amount > rest else ()))
+            fault = holding.fault(rest, online)
+            status = Health.UNHEALTHY if fault else Health.HEALTHY
+            health[pool.driver].append(DeviceHealth(pool.name, device.name, status, fault or "online"))
+        pools.append(replace(pool, devices=tuple(devices)))
+    # Gone before this process started: there is nothing to publish any more, but its claims should know.
+    for key in sorted(held.keys() - published):
+        if held[key].pool:
+            fault = f"this node has no such device any more; {held[key].named()}"
+            health[key[0]].append(DeviceHealth(held[key].pool, key[1], Health.UNHEALTHY, fault))
+    return Snapshot(tuple(pools), {driver: tuple(devices) for driver, devices in health.items()}, held)
+
+
+def _amount(device: Device) -> int:
+    """Returns what the machine has of a device: CPUs or bytes."""
+    return len(device.cpus) if isinstance(device, CpuDevice) else device.capacity_bytes
 
 
 def _with_gone(fresh: Sequence[Pool], before: Sequence[Pool], gone: frozenset[DeviceKey]) -> list[Pool]:
@@ -121,49 +146,3 @@ def _emptied(device: Device) -> Device:
         counted = {"dra.cpu/numCPUs": 0} if least is not None else {}
         return replace(device, capacity=least, cpus=frozenset(), attributes={**device.attributes, **counted})
     return device if least is None else replace(device, capacity=least)
-
-
-def _tainted(driver: str, device: Device, held: Mapping[DeviceKey, Holding], gone: frozenset[DeviceKey]) -> Device:
-    key = (driver, device.name)
-    overclaimed = key in held and held[key].amount > _left(device, key in gone)
-    taints = (Taint(OVERCLAIMED_TAINTS[driver], "true"),) if overclaimed else ()
-    return device if taints == device.taints else replace(device, taints=taints)
-
-
-def _left(device: Device, is_gone: bool) -> int:
-    """Returns what the machine has of a device: CPUs or bytes."""
-    if is_gone:
-        return 0
-    return len(device.cpus) if isinstance(device, CpuDevice) else device.capacity_bytes
-
-
-def _healths(
-    driver: str,
-    pools: Sequence[Pool],
-    held: Mapping[DeviceKey, Holding],
-    gone: frozenset[DeviceKey],
-    online: frozenset[int],
-) -> Iterator[DeviceHealth]:
-    published: set[DeviceKey] = set()
-    for pool in pools:
-        for device in pool.devices if pool.driver == driver else ():
-            key = (driver, device.name)
-            published.add(key)
-            fault = _fault(device, held[key], _left(device, key in gone), online) if key in held else ""
-            status = Health.UNHEALTHY if fault else Health.HEALTHY
-            yield DeviceHealth(pool.name, device.name, status, fault or "online")
-    # Gone before this process started: there is nothing to publish any more, but its claims should know.
-    for key in sorted(gone - published):
-        if key[0] == driver and held[key].pool:
-            fault = f"this node has no such device any more; claims: {held[key].named()}"
-            yield DeviceHealth(held[key].pool, key[1], Health.UNHEALTHY, fault)
-
-
-def _fault(device: Device, holding: Holding, left: int, online: frozenset[int]) -> str:
-    offline = holding.cpus - online
-    if offline:
-        return f"CPU {format_cpu_list(offline)} is offline and belongs to a claim; claims: {holding.named()}"
-    if holding.amount > left:
-        unit = "CPUs" if isinstance(device, CpuDevice) else "bytes"
-        return f"claims hold {holding.amount} {unit}, the node has {left}; claims: {holding.named()}"
-    return ""

@@ -1,32 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the outside is told of the devices: slices for the scheduler, health for the kubelet."""
+"""What the outside sees of the devices: slices for the scheduler, health for the kubelet."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
 
 from dra_frontend.allocation.ledger import Ledger
-from dra_frontend.devices.allocatable import MappingForm
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.slices import slice_documents
-from dra_frontend.kubelet.values import DeviceHealth
-from dra_frontend.publishing.device_status import Picture, picture
+from dra_frontend.kubelet.health import HealthBoard
+from dra_frontend.publishing.device_status import Snapshot, snapshot
+from dra_frontend.publishing.publisher import Publisher
 
-_LOG = logging.getLogger(__name__)
-
-
-class Slices(Protocol):
-    """Publishes the slices of one driver."""
-
-    def set_pools(self, pools: Mapping[str, list[dict[str, Any]]]) -> None:
-        """Says what should be there; what is left out is deleted."""
-
-
-class Board(Protocol):
-    """Shows the health of one driver's devices."""
-
-    def show(self, devices: Iterable[DeviceHealth]) -> None:
-        """Replaces the list."""
+_log = logging.getLogger(__name__)
 
 
 class Offer:
@@ -37,38 +22,39 @@ class Offer:
         node: str,
         inventory: Callable[[], Inventory],
         ledger: Callable[[], Ledger],
-        boards: Mapping[str, Board],
+        boards: Mapping[str, HealthBoard],
         *,
-        mapping: Callable[[], MappingForm | None] = lambda: None,
+        counted: bool = False,
     ) -> None:
+        """``counted``: devices say which of the node's allocatable resources they take from (KEP-5517)."""
         self._node = node
         self._inventory = inventory
         self._ledger = ledger
         self._boards = boards
-        self._mapping = mapping
-        self._slices: Mapping[str, Slices] = {}
-        self.picture = Picture()
+        self._counted = counted
+        self._publishers: Mapping[str, Publisher] = {}
+        self.snapshot = Snapshot()
 
     def refresh(self) -> None:
-        """Looks at machine and books, and tells what is different."""
-        before = self.picture
-        self.picture = picture(self._inventory(), self._ledger(), before)
-        for fault in self.picture.faults():
+        """Compares machine and books, and publishes what is different."""
+        before = self.snapshot
+        self.snapshot = snapshot(self._inventory(), self._ledger(), before)
+        for fault in self.snapshot.faults():
             if fault not in before.faults():
-                _LOG.warning("device unhealthy %s", fault)
+                _log.warning("device unhealthy", extra={"fault": fault})
         for driver, board in self._boards.items():
-            board.show(self.picture.health[driver])
-        if self.picture.pools != before.pools:
-            self.publish()
+            board.show(self.snapshot.health[driver])
+        if self.snapshot.pools != before.pools:
+            self._publish()
 
-    def open(self, slices: Mapping[str, Slices]) -> None:
+    def open(self, publishers: Mapping[str, Publisher]) -> None:
         """Publishes from now on."""
-        self._slices = slices
-        self.publish()
+        self._publishers = publishers
+        self._publish()
 
-    def publish(self) -> None:
-        """Hands the slices to their publishers, in the form of the API server's release."""
-        for driver, slices in self._slices.items():
-            pools = self.picture.pools_of(driver)
-            mapping = self._mapping()
-            slices.set_pools({pool.name: slice_documents(pool, self._node, mapping=mapping) for pool in pools})
+    def _publish(self) -> None:
+        if not self._inventory().pools:
+            return  # the machine was never read: what is published, of an earlier run, stays
+        for driver, publisher in self._publishers.items():
+            pools = self.snapshot.pools_of(driver)
+            publisher.set_pools({p.name: slice_documents(p, self._node, counted=self._counted) for p in pools})

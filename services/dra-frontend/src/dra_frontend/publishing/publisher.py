@@ -1,33 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the ResourceSlices of one driver on this node as they should be.
 
-One round is: list, write, watch and repair. The next one starts when the watch has expired or a write has failed.
-Slices are not deleted at the end: the kubelet wipes them when the driver stays away.
+One round is: list, write, watch and repair. The next one begins when the watch has expired or a write has failed, later
+and later while rounds are short. Slices are not deleted at the end: the kubelet wipes them when the driver stays away.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import aclosing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Final
 
-from dra_frontend.api_server.errors import ForbiddenError, InvalidError, KubeError, WatchExpiredError
-from dra_frontend.publishing.compare import Document
-from dra_frontend.publishing.slice_lists import LIST_ATTRIBUTES, Pools, list_attributes, without_lists
-from dra_frontend.publishing.status import CONSUMABLE_CAPACITY, GateOffError, Notice, PublishStatus, Timing, gates_of
-from dra_frontend.publishing.writer import SliceClient, SliceMirror
+from numa_node.backoff import Backoff
 
-__all__ = ["Publisher"]
+from dra_frontend.api_server.client import KubeClient
+from dra_frontend.api_server.errors import ForbiddenError, InvalidError, KubeError, UnavailableError, WatchExpiredError
+from dra_frontend.publishing.optional_fields import notes
+from dra_frontend.publishing.writer import GateOffError, Pools, SliceWriter
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
+
 # An outage of the API server of a second or two is its restart, and nobody's business.
-_FAILURES_BEFORE_NOTICE = 3
-_REPAIRS_FORGOTTEN_SECONDS = 60.0
-_LISTS_REFUSED = "ResourceSliceListsRefused"
+_FAILURES_BEFORE_NOTICE: Final = 3
+_CALM_SECONDS: Final = 60.0
+"""A round, a watch, or a pause between foreign changes of this length ends a row of waits."""
 
 
-async def _only_log(notice: Notice) -> None:
-    _LOG.warning("notice reason=%s note=%s", notice.reason, notice.note)
+@dataclass(frozen=True, slots=True)
+class PublishStatus:
+    """Where publication stands; ``error`` is of the last round, None after a success."""
+
+    ready: bool = False
+    """What is desired was written once, and the feature gate was not found off since."""
+    error: str | None = None
+    warnings: tuple[str, ...] = ()
+    """What devices are published without, and what would help."""
 
 
 class Publisher:
@@ -35,29 +44,28 @@ class Publisher:
 
     def __init__(
         self,
-        client: SliceClient,
+        client: KubeClient,
         driver: str,
         node_name: str,
-        *,
-        notify: Callable[[Notice], Awaitable[None]] = _only_log,
-        timing: Timing | None = None,
+        notify: Callable[[str, str], None],
+        waits: tuple[float, float] = (1.0, 60.0),
     ) -> None:
+        """``notify`` records an Event: reason and note. ``waits``: the first in a row and the longest, in seconds."""
         self._client = client
         self._driver = driver
         self._node_name = node_name
         self._notify = notify
-        self._timing = timing or Timing()
-        self._mirror = SliceMirror(client, driver, node_name)
-        self._pools: Mapping[str, Sequence[Document]] | None = None
+        self._waits = waits
+        self._settling = Backoff(*waits)
+        self._disturbed = -inf
+        self._writer = SliceWriter(client, driver, node_name)
+        self._pools: Pools | None = None
         self._wake = asyncio.Event()
-        self._due: float | None = None
-        self._expired = False
-        self._repairs: list[float] = []
-        self._told: set[str] = set()
-        self._lists_refused = False
+        self._due = inf
+        self._failures = 0
         self.status = PublishStatus()
 
-    def set_pools(self, pools: Mapping[str, Sequence[Document]]) -> None:
+    def set_pools(self, pools: Pools) -> None:
         """Says which slices each pool should have, all pools at once, in order of preference; takes effect at once.
 
         The first call must bring the full set: what it leaves out is deleted. Hence none at all is refused then.
@@ -65,148 +73,92 @@ class Publisher:
         if not pools and self._pools is None:
             raise ValueError(f"{self._driver}: a start without any pool would delete the devices of running claims")
         self._pools = dict(pools)
-        self._due = self._timing.clock()
+        self._due = -inf
         self._wake.set()
 
     async def run(self) -> None:
         """Publishes for ever, from the first ``set_pools`` on. Ends by cancellation only."""
         await self._wake.wait()
-        failures = 0
-        while True:
-            try:
-                items, version = await self._client.list_slices(self._driver, self._node_name)
-                self._mirror.reset(items)
-                # The gate may have been switched on meanwhile; while writes fail, nothing more is tried.
-                self._lists_refused = self._lists_refused and failures > 0
-                await self._write()
-                failures = 0
-                await self._keep(version)
-            except KubeError as error:
-                failures += 1
-                await self._failed(error, failures)
-
-    async def _keep(self, version: str) -> None:
-        """Watches and repairs until the watch expires; raises the KubeError of a write that failed."""
-        self._expired = False
-        failure: KubeError | None = None
+        clock, waits = asyncio.get_running_loop().time, Backoff(*self._waits)
         async with asyncio.TaskGroup() as tasks:
-            follower = tasks.create_task(self._follow(version))
-            try:
-                while await self._change_is_due():
-                    await self._repair()
-            except KubeError as error:
-                failure = error
+            while True:
+                began, least = clock(), 0.0
+                try:
+                    await self._round(tasks)
+                except WatchExpiredError:
+                    _log.info("watch expired", extra={"driver": self._driver})
+                except Exception as error:  # noqa: BLE001 - whatever a server answers, claims are served on
+                    self._failed(error)
+                    least = (isinstance(error, UnavailableError) and error.retry_after) or 0.0
+                if clock() - began >= _CALM_SECONDS:
+                    waits.reset()
+                await asyncio.sleep(max(waits.next(), least))
+
+    async def _round(self, tasks: asyncio.TaskGroup) -> None:
+        """Lists, writes, watches and repairs; raises what ended that."""
+        items, version = await self._client.list_slices(self._driver, self._node_name)
+        self._writer.reset(items)
+        self._due = -inf
+        follower = tasks.create_task(self._follow(version))
+        follower.add_done_callback(lambda _: self._wake.set())
+        try:
+            while not follower.done():
+                self._wake.clear()
+                if self._due <= asyncio.get_running_loop().time():
+                    await self._write()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._due):
+                        await self._wake.wait()
+            raise follower.result()
+        finally:
             follower.cancel()
-        if failure is not None:
-            raise failure
 
-    async def _follow(self, version: str) -> None:
-        """Reads the watch into the mirror, and resumes it where it broke; ends when that place has expired."""
-        failures = 0
+    async def _follow(self, version: str) -> Exception:
+        """Reads the watch into the writer, and resumes it where it broke; returns what ends that for good."""
+        clock, waits = asyncio.get_running_loop().time, Backoff(*self._waits)
         while True:
+            began = clock()
             try:
-                events = self._client.watch_slices(self._driver, self._node_name, version)
-                async with aclosing(events):
+                async with aclosing(self._client.watch_slices(self._driver, self._node_name, version)) as events:
                     async for kind, document in events:
-                        failures = 0
-                        self._watched(None)
-                        version = document.get("metadata", {}).get("resourceVersion") or version
-                        if kind != "BOOKMARK" and self._mirror.see(kind, document):
-                            self._settle()
-            except WatchExpiredError:
-                self._expired = True
-                self._wake.set()
-                return
-            except KubeError as error:
-                _LOG.info("watch ended driver=%s error=%s", self._driver, error)
-                self._watched(str(error))
-            failures += 1
-            await asyncio.sleep(self._timing.retry(failures))
+                        version = document["metadata"]["resourceVersion"]
+                        if kind != "BOOKMARK" and self._writer.see(kind, document) and self._due == inf:
+                            self._settle(clock())
+            except UnavailableError as error:
+                _log.info("watch ended", extra={"driver": self._driver, "error": str(error)})
+            except Exception as error:  # noqa: BLE001 - raised by whoever waits for this task
+                return error
+            if clock() - began >= _CALM_SECONDS:
+                waits.reset()
+            await asyncio.sleep(waits.next())
 
-    def _watched(self, error: str | None) -> None:
-        if self.status.watch_error != error:
-            self.status = replace(self.status, watch_error=error)
-
-    def _settle(self) -> None:
-        if self._due is None:
-            self._due = self._timing.clock() + self._timing.settled(len(self._repairs))
-            self._wake.set()
-
-    async def _change_is_due(self) -> bool:
-        """Waits until something is to be written; False when the watch has expired."""
-        while not self._expired:
-            left = None if self._due is None else self._due - self._timing.clock()
-            if left is not None and left <= 0:
-                return True
-            await self._sleep(left)
-        return False
-
-    async def _sleep(self, seconds: float | None) -> None:
-        self._wake.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-
-    async def _repair(self) -> None:
-        before, now = self._mirror.writes, self._timing.clock()
-        await self._write()
-        self._repairs = [at for at in self._repairs if now - at < _REPAIRS_FORGOTTEN_SECONDS]
-        if self._mirror.writes > before:
-            self._repairs.append(now)
+    def _settle(self, now: float) -> None:
+        """Somebody else wrote: a repair is due when that has settled, later and later while it goes on."""
+        if now - self._disturbed >= _CALM_SECONDS:
+            self._settling.reset()
+        self._disturbed = now
+        self._due = now + self._settling.next()
+        self._wake.set()
 
     async def _write(self) -> None:
-        self._due = None
-        try:
-            await self._write_pools(self._pools or {})
-        finally:
-            self.status = replace(self.status, dropped=tuple(self._mirror.dropped), writes=self._mirror.writes)
-        self.status = replace(self.status, published=True, error=None, gate_missing=None)
-        self._told.intersection_update({*self._mirror.dropped, _LISTS_REFUSED})
-        await self._tell_dropped()
+        self._due = inf
+        await self._writer.write(self._pools or {})
+        found = notes(
+            {reason for reasons in self._writer.left_out.values() for reason in reasons}, self._writer.dropped
+        )
+        warnings = {reason: f"{self._driver}: the API server {what}" for reason, what in found.items()}
+        for reason, warning in warnings.items():
+            self._notify(reason, warning)
+        self._failures = 0
+        self.status = PublishStatus(ready=True, warnings=tuple(warnings.values()))
 
-    async def _write_pools(self, pools: Pools) -> None:
-        """Writes the pools, without their list attributes where the server refuses these."""
-        lists = list_attributes(pools)
-        if lists and not self._lists_refused:
-            try:
-                await self._mirror.write(pools)
-            except InvalidError as error:
-                self._lists_refused = True
-                _LOG.warning("trying without list attributes driver=%s error=%s", self._driver, error)
-            else:
-                self._told.discard(_LISTS_REFUSED)
-                return
-        await self._mirror.write(without_lists(pools) if lists else pools)
-        if lists and _LISTS_REFUSED not in self._told:
-            self._told.add(_LISTS_REFUSED)
-            note = f"{self._driver}: the API server refuses {', '.join(lists)}; devices are published without"
-            await self._send(Notice(_LISTS_REFUSED, f"{note}: they need {LIST_ATTRIBUTES} in API server and scheduler"))
-
-    async def _tell_dropped(self) -> None:
-        new = [path for path in self._mirror.dropped if path not in self._told]
-        if new:
-            self._told.update(new)
-            gates = gates_of(new)
-            remedy = f"; they need {', '.join(gates)} in API server and scheduler" if gates else ""
-            note = f"{self._driver}: the API server dropped or changed {', '.join(new)}; its version is kept{remedy}"
-            await self._send(Notice("ResourceSliceFieldsDropped", note))
-
-    async def _failed(self, error: KubeError, failures: int) -> None:
-        """Records a failed round, tells once about one that will not pass by itself, and waits."""
-        gate = CONSUMABLE_CAPACITY if isinstance(error, GateOffError) else None
+    def _failed(self, error: Exception) -> None:
+        """Records a failed round, and notifies of one that will not pass by itself."""
+        self._failures += 1
+        figures = {"driver": self._driver, "failures": self._failures, "error": str(error)}
+        _log.warning("slices not published", extra=figures, exc_info=None if isinstance(error, KubeError) else error)
+        gate_off = isinstance(error, GateOffError)
+        self.status = replace(self.status, ready=self.status.ready and not gate_off, error=str(error))
         lasting = isinstance(error, GateOffError | ForbiddenError | InvalidError)
-        published = self.status.published and gate is None
-        self.status = replace(self.status, published=published, error=str(error), gate_missing=gate)
-        _LOG.warning("slices not published driver=%s failures=%d error=%s", self._driver, failures, error)
-        reason = "FeatureGateMissing" if gate else "ResourceSlicesNotPublished"
-        if (lasting or failures >= _FAILURES_BEFORE_NOTICE) and reason not in self._told:
-            self._told.add(reason)
-            await self._send(Notice(reason, f"{self._driver}: {error}"))
-        if self._due is None:  # else somebody has set other pools meanwhile: try these at once
-            await self._sleep(self._timing.longest() if lasting else self._timing.retry(failures))
-
-    async def _send(self, notice: Notice) -> None:
-        try:
-            await self._notify(notice)
-        except KubeError as error:
-            _LOG.warning("event not recorded reason=%s note=%s error=%s", notice.reason, notice.note, error)
+        if lasting or self._failures >= _FAILURES_BEFORE_NOTICE:
+            self._notify("FeatureGateMissing" if gate_off else "ResourceSlicesNotPublished", f"{self._driver}: {error}")

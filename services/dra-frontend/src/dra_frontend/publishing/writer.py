@@ -1,180 +1,150 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The slices of one driver on one node as the API server holds them, and the writes that make them as wanted."""
+"""The slices of one driver on one node as the API server holds them, and the writes that make them as desired."""
 
 import logging
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
-from dra_frontend.api_server.errors import KubeError, NotFoundError
-from dra_frontend.publishing.compare import Document, canonical, differences
-from dra_frontend.publishing.plan import Adoption, Delete, PoolPlan, plan_pools
-from dra_frontend.publishing.status import GateOffError, gate_is_off
+from dra_frontend.api_server.client import KubeClient
+from dra_frontend.api_server.errors import InvalidError, KubeError, NotFoundError
+from dra_frontend.api_server.requests import Document
+from dra_frontend.publishing.compare import canonical, differences
+from dra_frontend.publishing.optional_fields import variants
+from dra_frontend.publishing.plan import plan_pool
 
-__all__ = ["SliceClient", "SliceMirror"]
+_log = logging.getLogger(__name__)
 
-_LOG = logging.getLogger(__name__)
-
-
-class SliceClient(Protocol):
-    """What publication needs of the API server; every call fails with a KubeError only."""
-
-    async def get_node(self, name: str) -> Document | None:
-        """The Node or None."""
-
-    async def list_slices(self, driver: str, node_name: str) -> tuple[list[Document], str]:
-        """The slices and the version to watch from."""
-
-    def watch_slices(
-        self, driver: str, node_name: str, resource_version: str
-    ) -> AsyncGenerator[tuple[str, Document], None]:
-        """Changes since then."""
-
-    async def create_slice(self, document: Document, *, dry_run: bool = False) -> Document:
-        """What the server made of it."""
-
-    async def replace_slice(self, document: Document) -> Document:
-        """What the server made of it."""
-
-    async def delete_slice(self, name: str, uid: str, resource_version: str) -> None:
-        """Deletes exactly this version."""
+Pools = Mapping[str, Sequence[Document]]
+"""The desired slices by pool."""
+_GATED: Final = ("allowMultipleAllocations", "requestPolicy")
+_GATE_OFF: Final = (
+    f"the API server drops {' and '.join(_GATED)}: switch on the feature gate DRAConsumableCapacity in the API server "
+    "and the scheduler (on by default from Kubernetes 1.36); nothing is published until then"
+)
 
 
-class SliceMirror:
+class GateOffError(KubeError):
+    """The server drops the fields that make our devices shareable: published, they would be given away whole."""
+
+
+class SliceWriter:
     """Own writes are entered from the server's answers, so that a watch which lags causes no second write."""
 
-    def __init__(self, client: SliceClient, driver: str, node_name: str) -> None:
+    def __init__(self, client: KubeClient, driver: str, node_name: str) -> None:
         self._client = client
         self._driver = driver
         self._node_name = node_name
-        self._view: dict[str, Document] = {}
-        self._adopted: dict[tuple[str, int], Adoption] = {}
+        self._held: dict[str, Document] = {}
+        self._accepted: dict[str, tuple[Document, Document]] = {}
+        self._lost: dict[str, tuple[str, ...]] = {}
         self._gate_is_on = False
-        self.dropped: dict[str, None] = {}
-        self.writes = 0
+        self.left_out: dict[str, tuple[str, ...]] = {}
+        """By pool, the reasons for which fields are left out: the server refused its slices with them."""
+
+    @property
+    def dropped(self) -> list[str]:
+        """Paths of fields that the server did not store as they were sent."""
+        return sorted({path for name in self._held for path in self._lost.get(name, ())})
 
     def reset(self, items: Iterable[Document]) -> None:
-        """Takes over a fresh list."""
-        self._view = {}
-        for item in items:
-            self._keep(item)
+        """Takes over a fresh list. What was refused is tried again: a gate may have been switched on meanwhile."""
+        self._held = {item["metadata"]["name"]: item for item in items}
+        self.left_out = {}
 
     def see(self, kind: str, document: Document) -> bool:
         """Takes over an event of the watch; True if it says something new, that is, somebody else wrote."""
         name = document["metadata"]["name"]
-        known = self._view.get(name)
+        held = self._held.get(name)
+        if held is not None and _version(document) <= _version(held):
+            return False  # our own, or older: a name is used again, so even a deletion may be of before
         if kind == "DELETED":
-            return self._view.pop(name, None) is not None
-        if known is not None and _version(document) <= _version(known):
-            return False
-        self._keep(document)
+            return self._held.pop(name, None) is not None
+        self._held[name] = document
         return True
 
-    async def write(self, pools: Mapping[str, Sequence[Document]]) -> None:
+    async def write(self, pools: Pools) -> None:
         """Makes the server hold these pools and no others. One bad pool does not stop the rest.
 
         Raises GateOffError after taking everything back, else the KubeError of the first pool that failed.
         """
-        plans = plan_pools(list(self._view.values()), pools, self._adopted)
-        try:
-            await self._prove_gate(plans)
-            failures = []
-            for plan in plans:
-                try:
-                    await self._carry_out(plan)
-                except GateOffError:
-                    raise
-                except KubeError as error:
-                    _LOG.info("pool not written driver=%s pool=%s error=%s", self._driver, plan.pool, error)
-                    failures.append(error)
-        except GateOffError:
-            await self._withdraw()
-            raise
+        failures = []
+        for pool in dict.fromkeys([*pools, *(one["spec"]["pool"]["name"] for one in self._held.values())]):
+            try:
+                await self._write_pool(pool, pools.get(pool, ()))
+            except GateOffError:
+                self._gate_is_on = False
+                for document in list(self._held.values()):
+                    await self._delete(document)
+                raise
+            except KubeError as error:
+                failures.append(error)
         if failures:
             raise failures[0]
 
-    async def _prove_gate(self, plans: Sequence[PoolPlan]) -> None:
+    async def _write_pool(self, pool: str, documents: Sequence[Document]) -> None:
+        """Writes a pool, without the optional fields that the server refuses."""
+        choices = variants(documents)
+        refusals = []
+        for variant, left_out in choices[min(len(self.left_out.get(pool, ())), len(choices) - 1) :]:
+            try:
+                await self._write_variant(pool, variant)
+                self.left_out[pool] = left_out
+                return
+            except InvalidError as error:
+                refusals.append(error)
+        raise refusals[0]
+
+    async def _write_variant(self, pool: str, documents: Sequence[Document]) -> None:
+        desired = {document["metadata"]["name"]: document for document in documents}
+        held = {name: one for name, one in self._held.items() if one["spec"]["pool"]["name"] == pool}
+        writes, deletes = plan_pool(pool, desired, held, self._accepted)
+        for document in writes:
+            await self._prove_gate(document)
+            if "resourceVersion" in document["metadata"]:
+                self._enter(document, await self._client.replace_slice(document))
+            else:
+                document = await self._owned(document)
+                self._enter(document, await self._client.create_slice(document))
+        for document in deletes:
+            await self._delete(document)
+        if writes or deletes:
+            _log.info("pool written", extra={"pool": pool, "written": len(writes), "deleted": len(deletes)})
+
+    async def _prove_gate(self, document: Document) -> None:
         """Asks with a dry run before the first write, as a real one would offer whole devices for a moment."""
-        if self._gate_is_on:
-            return
-        documents = [write.document for plan in plans for write in plan.writes]
-        shared = next((document for document in documents if _is_shared(document)), None)
-        if shared is not None:
-            document = await self._owned(_as_new(shared))
+        devices = document["spec"]["devices"]
+        if not self._gate_is_on and any(device.get("allowMultipleAllocations") for device in devices):
+            document = await self._owned({**document, "metadata": {"generateName": "dry-run-"}})
             self._check_gate(document, await self._client.create_slice(document, dry_run=True))
             self._gate_is_on = True
 
-    async def _carry_out(self, plan: PoolPlan) -> None:
-        for delete in plan.deletes:
-            await self._delete(delete)
-        for update in plan.updates:
-            self._enter(plan.pool, update.index, update.document, await self._client.replace_slice(update.document))
-        for create in plan.creates:
-            document = await self._owned(create.document)
-            self._enter(plan.pool, create.index, document, await self._client.create_slice(document))
-        _LOG.info(
-            "pool written driver=%s pool=%s deleted=%d updated=%d created=%d",
-            self._driver,
-            plan.pool,
-            len(plan.deletes),
-            len(plan.updates),
-            len(plan.creates),
-        )
-
-    async def _withdraw(self) -> None:
-        self._gate_is_on = False
-        for plan in plan_pools(list(self._view.values()), {}):
-            for delete in plan.deletes:
-                await self._delete(delete)
-
-    async def _delete(self, delete: Delete) -> None:
-        await self._client.delete_slice(delete.name, delete.uid, delete.resource_version)
-        self.writes += 1
-        self._view.pop(delete.name, None)
+    async def _delete(self, document: Document) -> None:
+        metadata = document["metadata"]
+        await self._client.delete_slice(metadata["name"], metadata["uid"], metadata.get("resourceVersion", ""))
+        self._held.pop(metadata["name"], None)
 
     async def _owned(self, document: Document) -> Document:
+        """Returns a document that belongs to the Node, and goes with it."""
         # Read each time: a node object that was made anew has another uid, and slices of the old one are collected.
         node = await self._client.get_node(self._node_name)
         if node is None:
             raise NotFoundError(f"get nodes {self._node_name}", "no such node; the kubelet makes it")
-        owner = {
-            "apiVersion": "v1",
-            "kind": "Node",
-            "name": self._node_name,
-            "uid": node["metadata"]["uid"],
-            "controller": True,
-        }
-        return {**document, "metadata": {**document["metadata"], "ownerReferences": [owner]}}
+        owner = {"apiVersion": "v1", "kind": "Node", "name": self._node_name, "uid": node["metadata"]["uid"]}
+        return {**document, "metadata": {**document["metadata"], "ownerReferences": [{**owner, "controller": True}]}}
 
-    def _enter(self, pool: str, index: int, sent: Document, answer: Document) -> None:
-        self.writes += 1
-        self._keep(answer)
+    def _enter(self, sent: Document, answer: Document) -> None:
+        name = answer["metadata"]["name"]
+        self._held[name] = answer
         self._check_gate(sent, answer)
-        wish, stored = canonical(sent["spec"]), canonical(answer["spec"])
-        if wish == stored:
-            self._adopted.pop((pool, index), None)
-            return
-        self._adopted[pool, index] = Adoption(wish, stored)
-        self.dropped.update(dict.fromkeys(differences(sent["spec"], answer["spec"])))
+        self._accepted[name] = (canonical(sent["spec"]), canonical(answer["spec"]))
+        self._lost[name] = differences(sent["spec"], answer["spec"])
 
     def _check_gate(self, sent: Document, answer: Document) -> None:
-        if gate_is_off(differences(sent["spec"], answer["spec"])):
-            raise GateOffError(self._driver)
-
-    def _keep(self, document: Document) -> None:
-        # managedFields are as large as the slice itself and nobody reads them.
-        metadata = {key: value for key, value in document["metadata"].items() if key != "managedFields"}
-        self._view[metadata["name"]] = {**document, "metadata": metadata}
+        if any(path.rpartition(".")[2] in _GATED for path in differences(sent["spec"], answer["spec"])):
+            raise GateOffError(f"publish the devices of {self._driver}", _GATE_OFF)
 
 
-def _as_new(document: Document) -> Document:
-    return {**document, "metadata": {"generateName": "dry-run-"}}
-
-
-def _is_shared(document: Document) -> bool:
-    return any(device.get("allowMultipleAllocations") for device in document["spec"].get("devices") or ())
-
-
-def _version(document: Document) -> Any:
+def _version(document: Document) -> int:
     # Ordered integers in every released API server, by contract since KEP-5504.
-    text = document["metadata"].get("resourceVersion", "")
-    return int(text) if text.isdigit() else 0
+    text = str(document["metadata"].get("resourceVersion", ""))
+    return int(text) if text.isdecimal() and len(text) < 20 else 0

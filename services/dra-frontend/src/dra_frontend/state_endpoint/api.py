@@ -16,8 +16,8 @@ from numa_contract.reports import REPORT_VERSION, BackendStatus, ContainerReport
 
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
-from dra_frontend.node.machine_watch import LiveMachine
-from dra_frontend.publishing.device_status import Picture
+from dra_frontend.node.machine_watch import MachineWatch
+from dra_frontend.publishing.device_status import Snapshot
 from dra_frontend.state_endpoint.page import node_page
 from dra_frontend.state_endpoint.views import cpus_view, devices_view, machine_view, memory_view
 
@@ -35,8 +35,8 @@ class NodeState:
 
     node: str
     instance: str
-    live: LiveMachine
-    picture: Callable[[], Picture]
+    live: MachineWatch
+    snapshot: Callable[[], Snapshot]
     ledger: Callable[[], Ledger]
     quarantined: Callable[[], dict[str, str]]
     backend: BackendView
@@ -45,6 +45,7 @@ class NodeState:
     """Called after each change of the lease or the reports, with the report if it was one."""
     unready: Callable[[], list[str]]
     """Why the service is not ready; empty when it is."""
+    warnings: Callable[[], list[str]]
     metrics: Callable[[], bytes]
 
 
@@ -60,7 +61,8 @@ def probe_routes(app: FastAPI, state: NodeState) -> None:
     async def readyz() -> Response:
         """Ready when registered with the kubelet, slices published and the backend enforcing."""
         problems = state.unready()
-        return PlainTextResponse("\n".join(problems or ["ok"]) + "\n", status_code=503 if problems else 200)
+        lines = [*(problems or ["ok"]), *(f"warning: {text}" for text in state.warnings())]
+        return PlainTextResponse("\n".join(lines) + "\n", status_code=503 if problems else 200)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -77,7 +79,7 @@ def _resource_routes(app: FastAPI, state: NodeState) -> None:
     @app.get("/v1/devices")
     async def devices() -> list[dict[str, Any]]:
         """The devices as published, with their health."""
-        return devices_view(state.picture())
+        return devices_view(state.snapshot())
 
     @app.get("/v1/claims")
     async def claims() -> list[dict[str, Any]]:

@@ -14,11 +14,11 @@ from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import CpuDevice, MemoryDevice
 from dra_frontend.machine.host_hugepages import PageKey
 from dra_frontend.machine.model import NumaNode
-from dra_frontend.node.machine_watch import LiveMachine
-from dra_frontend.publishing.device_status import Picture
+from dra_frontend.node.machine_watch import MachineWatch
+from dra_frontend.publishing.device_status import Snapshot
 
 
-def machine_view(live: LiveMachine) -> dict[str, Any]:
+def machine_view(live: MachineWatch) -> dict[str, Any]:
     """Returns the machine by NUMA node."""
     machine = live.machine
     return {
@@ -53,11 +53,11 @@ def _node_view(node: NumaNode, host_pages: Mapping[PageKey, int]) -> dict[str, A
     }
 
 
-def devices_view(picture: Picture) -> list[dict[str, Any]]:
+def devices_view(snapshot: Snapshot) -> list[dict[str, Any]]:
     """Returns every published device with what it has, what claims hold of it, and how it is."""
-    health = {(driver, h.device): h for driver, devices in picture.health.items() for h in devices}
+    health = {(driver, h.device): h for driver, devices in snapshot.health.items() for h in devices}
     shown: list[dict[str, Any]] = []
-    for pool in picture.pools:
+    for pool in snapshot.pools:
         for device in pool.devices:
             key = (pool.driver, device.name)
             entry: dict[str, Any] = {"driver": pool.driver, "pool": pool.name, "name": device.name}
@@ -66,7 +66,7 @@ def devices_view(picture: Picture) -> list[dict[str, Any]]:
                 entry |= {"cpus": format_cpu_list(device.cpus), "capacity": len(device.cpus)}
             else:
                 entry |= {"numaNode": device.numa_node, "capacity": device.capacity.value}
-            entry["claimed"] = picture.holdings[key].amount if key in picture.holdings else 0
+            entry["claimed"] = snapshot.holdings[key].amount if key in snapshot.holdings else 0
             entry |= {"health": health[key].health.name.lower(), "message": health[key].message}
             entry["taints"] = [taint.key for taint in device.taints]
             shown.append(entry)

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers of the API server: of which shape they must be, and what a failed one means.
+
+A proxy, a mesh or an API server in trouble answers 200 with other JSON, too: that is "unavailable", never "not there".
+In a list an item that cannot be read is that item's problem: whoever may create an object writes some of its JSON.
+"""
+
+import json
+import logging
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from numa_contract.documents import parse_json
+from numa_contract.errors import MalformedError, shown
+
+from dra_frontend.api_server.errors import (
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    KubeError,
+    NotFoundError,
+    NotServedError,
+    TooLargeError,
+    UnavailableError,
+    WatchExpiredError,
+)
+from dra_frontend.api_server.requests import Call, Document
+
+_log = logging.getLogger(__name__)
+
+MOST_BYTES: Final = 4 << 20
+"""Of an answer, and of an event of a watch. etcd takes objects of 1.5 MiB."""
+_DIGITS: Final = 20
+_SHOWN: Final = 500
+"""Characters of the server's own words: they name fields, and what is wrong with them."""
+_LONGEST_WAIT: Final = 120.0
+# Nothing is tried twice, and a string without an end is one, too: the time grows with the length and no faster.
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)|[][{}]', re.DOTALL)
+
+
+def read_object(call: Call, data: bytes, kind: str) -> Document:
+    """Returns the one object that was asked for; UnavailableError for anything else."""
+    document = _parsed(call, data)
+    if not isinstance(document, dict) or document.get("kind") != kind or not _is_usable(kind, document):
+        raise UnavailableError(call.operation, f"the answer is not a {kind}; is this an API server?")
+    if call.name and document["metadata"]["name"] != call.name:
+        raise UnavailableError(call.operation, f"the answer is another {kind}; is this an API server?")
+    return document
+
+
+def read_list(call: Call, data: bytes, kind: str) -> tuple[list[Document], Document]:
+    """Returns the items of a list that can be read, and its metadata; UnavailableError for anything but a list."""
+    frame, texts = _apart(data)
+    document = _parsed(call, frame)
+    metadata = _map(document, "metadata")
+    if metadata is None or document.get("kind") != f"{kind}List" or document.get("items") not in ([], None):
+        raise UnavailableError(call.operation, f"the answer is not a list of {kind}; is this an API server?")
+    items = []
+    for text in texts:
+        with suppress(MalformedError):
+            items.append(parse_json(text, MOST_BYTES, kind, call.operation))
+    usable = [item for item in items if _is_usable(kind, item)]
+    if len(usable) < len(texts):
+        _log.warning("items of a list left out", extra={"kind": kind, "items": len(texts) - len(usable)})
+    return usable, metadata
+
+
+def _apart(data: bytes) -> tuple[bytes, list[bytes]]:
+    """Returns a list without its items, and the items, each a JSON text of its own: one cannot spoil the others."""
+    kept, items, depth, start, key, listed = [], [], 0, 0, b"", False
+    for token in _TOKEN.finditer(data):
+        mark = token[0]
+        if mark in (b"{", b"["):
+            depth += 1
+            listed = mark == b"[" and key == b'"items"' if depth == 2 else listed
+            if listed and depth == 3 and mark == b"{":
+                kept.append(data[start : token.start()].rstrip(b", \r\n\t"))
+                start = token.start()
+        elif mark in (b"}", b"]"):
+            if listed and depth == 3 and mark == b"}":
+                items.append(data[start : token.end()])
+                start = token.end()
+            depth -= 1
+        elif depth == 1:
+            key = mark
+    return b"".join([*kept, data[start:]]), items
+
+
+def read_event(call: Call, line: bytes, kind: str) -> tuple[str, Document]:
+    """Returns type and object of an event of a watch, or raises what an ERROR event says.
+
+    An object of which no more than the version can be read comes as a BOOKMARK.
+    """
+    event = _parsed(call, line)
+    document, what = _map(event, "object"), event.get("type") if isinstance(event, dict) else None
+    if document is not None and what == "ERROR":
+        code = document.get("code")
+        raise translate(call, code if isinstance(code, int) else 500, json.dumps(document).encode(), {})
+    metadata = _map(document, "metadata")
+    if document is None or metadata is None or not isinstance(metadata.get("resourceVersion"), str):
+        raise UnavailableError(call.operation, "the stream is not a watch; is this an API server?")
+    if what in {"ADDED", "MODIFIED", "DELETED"} and _is_usable(kind, document):
+        return str(what), document
+    return "BOOKMARK", document
+
+
+def _is_usable(kind: str, item: Any) -> bool:
+    metadata = _map(item, "metadata")
+    if metadata is None or not all(isinstance(metadata.get(key), str) and metadata[key] for key in ("name", "uid")):
+        return False
+    if kind != "ResourceSlice":
+        return True
+    pool = _map(_map(item, "spec"), "pool")
+    generation = 0 if pool is None else pool.get("generation", 0)
+    return pool is not None and isinstance(pool.get("name"), str) and isinstance(generation, int)
+
+
+def _map(value: Any, key: str) -> Document | None:
+    inner = value.get(key) if isinstance(value, dict) else None
+    return inner if isinstance(inner, dict) else None
+
+
+def _parsed(call: Call, data: bytes) -> Any:
+    try:
+        return parse_json(data, MOST_BYTES, "answer", call.operation)
+    except MalformedError as error:
+        raise UnavailableError(call.operation, f"the answer {error.reason}; is this an API server?") from error
+
+
+async def lines(call: Call, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Splits a stream into lines; one may be longer than every buffer on its way, but not than MOST_BYTES."""
+    rest = bytearray()
+    async for chunk in chunks:
+        start = len(rest)
+        rest += chunk
+        while (end := rest.find(b"\n", start)) >= 0:
+            line = bytes(rest[:end])
+            del rest[: end + 1]
+            start = 0
+            if line.strip():
+                yield line
+        if len(rest) > MOST_BYTES:
+            raise TooLargeError(call.operation, f"an event has more than {MOST_BYTES} bytes")
+
+
+def translate(call: Call, code: int, body: bytes, headers: Mapping[str, str]) -> KubeError:
+    """Maps an answer that is not a success to a KubeError."""
+    status = _status(body)
+    message = status.get("message")
+    said = shown(message, _SHOWN) if message else f"HTTP {code}"
+    if code in {401, 403}:
+        return ForbiddenError(call.operation, f"{said}; {_remedy(call, code)}")
+    if code == 404:
+        return _not_found(call, status, said)
+    if code == 409:
+        return ConflictError(call.operation, said)
+    if code == 410:
+        return WatchExpiredError(call.operation, said)
+    if 400 <= code < 500 and code not in {408, 429}:
+        return InvalidError(call.operation, said)
+    return UnavailableError(call.operation, said, _retry_after(headers))
+
+
+def _status(body: bytes) -> Document:
+    try:
+        document = parse_json(body, MOST_BYTES, "answer", "Status")
+    except MalformedError:
+        return {}
+    return document if isinstance(document, dict) and document.get("kind") == "Status" else {}
+
+
+def _not_found(call: Call, status: Document, said: str) -> KubeError:
+    details = _map(status, "details") or {}
+    if status.get("reason") == "NotFound" and call.name and details.get("name") == call.name:
+        return NotFoundError(call.operation, said)
+    where = f"{call.group}/v1" if call.group else "v1"
+    return NotServedError(call.operation, f"{said}; is {where} served? Kubernetes 1.34 or later is needed")
+
+
+def _remedy(call: Call, code: int) -> str:
+    if code == 401:
+        return "the token or certificate is not accepted: check the kubeconfig or the service account of the pod"
+    return (
+        f'grant the service account apiGroups: ["{call.group}"], resources: ["{call.resource}"], '
+        f'verbs: ["{call.verb}"] in its ClusterRole'
+    )
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    text = next((value for key, value in headers.items() if key.lower() == "retry-after"), "")
+    return min(float(text), _LONGEST_WAIT) if text.isdecimal() and len(text) < _DIGITS else None

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One connection pool to one API server: every call is bounded in time and size, and has fresh credentials."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import Any, Final
+
+import aiohttp
+
+from dra_frontend.api_server.answers import MOST_BYTES, lines, translate
+from dra_frontend.api_server.credentials import Access
+from dra_frontend.api_server.errors import TooLargeError, UnavailableError
+from dra_frontend.api_server.library import RESTClientObject
+from dra_frontend.api_server.requests import Call
+
+# Prepare has 45 s from the kubelet; a call that fails after 10 s leaves it time to ask again, or to say why not.
+CALL_SECONDS: Final = 10.0
+_CONNECT_SECONDS: Final = 2.0
+# The server sends a bookmark about once a minute: silence beyond that is a dead peer.
+_SILENCE_SECONDS: Final = 90.0
+_CALL_LIMITS: Final = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
+_WATCH_LIMITS: Final = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS)
+AGENT: Final = "dra-driver-numa"
+
+
+class Connection:
+    """Sends calls. Everything that fails is a KubeError that names the call."""
+
+    def __init__(self, access: Access, call_seconds: float = CALL_SECONDS) -> None:
+        self._call_seconds = call_seconds
+        self._access = access
+        self._trust = access.trust
+        self._rest: Any = RESTClientObject(access.settings)
+        self._former: Any = None
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        for rest in (self._rest, self._former):
+            if rest is not None:
+                await rest.close()
+
+    async def ask(self, call: Call, seconds: float | None = None) -> bytes:
+        """Returns the body of a successful answer that comes within ``seconds``, by default the limit of every call."""
+        seconds = self._call_seconds if seconds is None else min(seconds, self._call_seconds)
+        try:
+            async with asyncio.timeout(seconds), self._answered(call, _CALL_LIMITS) as response:
+                return await _body(call, response)
+        except TimeoutError as error:
+            raise UnavailableError(call.operation, f"no answer within {seconds:.3g} s") from error
+
+    async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
+        """Yields the lines of an answer that does not end."""
+        async with (
+            self._answered(call, _WATCH_LIMITS) as response,
+            aclosing(lines(call, response.content.iter_any())) as received,
+        ):
+            async for line in received:
+                yield line
+
+    @asynccontextmanager
+    async def _answered(self, call: Call, limits: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The response to a call. Raises the KubeError of one that is not a success, or breaks off."""
+        response = None
+        try:
+            response = await self._send(call, limits)
+            if not 200 <= response.status < 300:
+                raise translate(call, response.status, await _body(call, response), response.headers)
+            yield response
+        except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: a token that no header can carry
+            raise UnavailableError(call.operation, str(error) or type(error).__name__) from error
+        finally:
+            if response is not None:
+                response.release()
+
+    async def _send(self, call: Call, limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+        token = await self._access.authorization()
+        response = await self._once(call, limits, token)
+        if response.status == 401 and await self._access.has_newer(token):
+            response.release()
+            return await self._once(call, limits, await self._access.authorization())
+        return response
+
+    async def _once(self, call: Call, limits: aiohttp.ClientTimeout, token: str | None) -> aiohttp.ClientResponse:
+        # Not compressed: a few bytes could become more than is read of an answer, and the server would work for it.
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": AGENT}
+        if token is not None:
+            headers["Authorization"] = token
+        if self._trust != self._access.trust:
+            await self._renew()
+        response: aiohttp.ClientResponse = await self._rest.request(
+            call.method,
+            self._access.settings.host + call.path,
+            query_params=call.query,
+            headers=headers,
+            body=call.body,
+            _preload_content=False,
+            _request_timeout=limits,
+        )
+        return response
+
+    async def _renew(self) -> None:
+        """Takes the present CA bundle and client certificate. What is under way ends on the former connections."""
+        self._trust = self._access.trust
+        with suppress(OSError, ValueError):  # one file of a pair: the other one is about to change, too
+            fresh = RESTClientObject(self._access.settings)
+            oldest, self._former, self._rest = self._former, self._rest, fresh
+            if oldest is not None:
+                await oldest.close()
+
+
+async def _body(call: Call, response: aiohttp.ClientResponse) -> bytes:
+    data = bytearray()
+    async for chunk in response.content.iter_any():
+        data += chunk
+        if len(data) > MOST_BYTES:
+            raise TooLargeError(call.operation, f"the answer has more than {MOST_BYTES} bytes")
+    return bytes(data)

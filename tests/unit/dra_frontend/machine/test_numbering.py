@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers of sockets and L3 caches, and so names of devices, while CPUs go offline and after a restart."""
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+from dra_frontend.devices.inventory import InUse, build_inventory
+from dra_frontend.devices.model import CpuDevice
+from dra_frontend.machine.discovery import discover
+from dra_frontend.machine.model import Machine
+from dra_frontend.machine.numbering import completed, numbered
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numa_contract.config import Config
+
+from tests.fakes.trees import NAMES, MemoryTree, captured, offline
+
+GROUPED = ("l3", "socket", "numanode")
+
+
+def homes(machine: Machine) -> dict[str, dict[int, str]]:
+    """The device of each CPU, by ``groupBy``."""
+    pools = {by: build_inventory(machine, Config(group_by=by), "n", InUse()).pools[0] for by in GROUPED}
+    return {
+        by: {cpu: one.name for one in pool.devices if isinstance(one, CpuDevice) for cpu in one.cpus}
+        for by, pool in pools.items()
+    }
+
+
+def assert_same_names(before: Machine, after: Machine) -> None:
+    """Every CPU that is offered at both times is in a device of the same name, and no two devices share one."""
+    old, new = homes(before), homes(after)
+    for by in GROUPED:
+        both = old[by].keys() & new[by].keys()
+        assert {cpu: old[by][cpu] for cpu in both} == {cpu: new[by][cpu] for cpu in both}
+
+
+@cache
+def bare(name: str) -> MemoryTree:
+    """A captured machine without the kernel's ids of caches and packages, as on Arm, POWER and s390."""
+    tree = captured(name)
+    ids = [path for path in tree.files if path.endswith(("/index3/id", "/physical_package_id"))]
+    return tree.changed(dict.fromkeys(ids))
+
+
+def subsets(data: st.DataObject, machine: Machine, largest: int) -> frozenset[int]:
+    return data.draw(st.frozensets(st.sampled_from(sorted(machine.online)), max_size=largest))
+
+
+@pytest.mark.fault("frontend A14")
+@pytest.mark.parametrize("tree", [captured, bare], ids=["captured", "bare"])
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_names_stay_while_running(name: str, tree: Callable[[str], MemoryTree], data: st.DataObject) -> None:
+    """Whatever goes offline and comes back while the process runs, a CPU's device keeps its name."""
+    machine = first = discover(tree(name))
+    for _ in range(3):
+        gone = subsets(data, first, len(first.cpus) - 1)
+        machine = discover(offline(tree(name), gone), machine)
+        assert_same_names(first, machine)
+
+
+@pytest.mark.fault("frontend A14")
+@pytest.mark.parametrize("tree", [captured, bare], ids=["captured", "bare"])
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_names_stay_over_a_restart(name: str, tree: Callable[[str], MemoryTree], data: st.DataObject) -> None:
+    """As long as one socket and one L3 are whole, a start with CPUs offline gives the names that all CPUs had given."""
+    first = discover(tree(name))
+    whole = data.draw(st.sampled_from(sorted(first.online)))
+    shown = first.cpus[whole]
+    kept = {cpu.id for cpu in first.cpus.values() if cpu.package == shown.package or (cpu.l3 == shown.l3 is not None)}
+    if first.offline:  # this capture has holes already: which of its groups is whole is only known of the largest
+        kept = {0, 4, 8, 12}
+    assert_same_names(first, discover(offline(tree(name), subsets(data, first, len(first.cpus)) - kept)))
+
+
+@pytest.mark.fault("frontend A14")
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("tree", [captured, bare], ids=["captured", "bare"])
+def test_any_single_cpu_may_be_offline_at_the_start(name: str, tree: Callable[[str], MemoryTree]) -> None:
+    """One failed CPU renames nothing."""
+    first = discover(tree(name))
+    for cpu in sorted(first.online)[:: max(1, len(first.cpus) // 16)]:
+        if len(first.cpus) > 1:
+            assert_same_names(first, discover(offline(tree(name), {cpu})))
+
+
+@pytest.mark.fault("frontend A14")
+@pytest.mark.parametrize("stride", [False, True], ids=["in runs", "dealt out"])
+@given(st.integers(2, 6), st.integers(2, 9), st.data())
+def test_a_regular_machine_is_completed_by_one_whole_group(
+    stride: bool, count: int, size: int, data: st.DataObject
+) -> None:
+    """Whatever else is offline, a group that is whole shows where all the others are, those of no CPU included."""
+    present = frozenset(range(count * size))
+    whole = [frozenset(cpu for cpu in present if (cpu % count if stride else cpu // size) == n) for n in range(count)]
+    kept = data.draw(st.sampled_from(whole))
+    online = kept | data.draw(st.frozensets(st.sampled_from(sorted(present))))
+    seen = [group & online for group in whole if group & online]
+    assert completed(seen, present) == whole
+    numbers = numbered(seen, present, {}, {}, ordinal=True)
+    assert all(numbers[cpu] == place for place, group in enumerate(whole) for cpu in group & online)
+
+
+def test_what_fits_no_shape_is_taken_as_it_is_seen() -> None:
+    """Groups of different sizes are numbered by what is online."""
+    uneven = [frozenset({0, 1, 2}), frozenset({4, 5, 6, 7}), frozenset({9, 10})]
+    assert completed(uneven, frozenset(range(11))) == uneven
+
+
+def test_numbers_are_never_shared() -> None:
+    """Not by the kernel's ids that repeat in every socket, and not by what was remembered of another layout."""
+    two = [frozenset({0, 1}), frozenset({2, 3})]
+    assert numbered(two, frozenset(range(4)), dict.fromkeys(two, 7), {}) == {0: 0, 1: 0, 2: 2, 3: 2}
+    assert len(set(numbered(two, frozenset(range(4)), {}, {1: 2}).values())) == 2
+    assert len(set(numbered(two, frozenset(range(4)), {}, dict.fromkeys(range(4), 5)).values())) == 2
+    assert numbered([], frozenset(), {}, {}) == {}
+
+
+@given(
+    st.lists(st.frozensets(st.integers(0, 30), min_size=1), max_size=6),
+    st.dictionaries(st.integers(0, 30), st.integers(0, 9)),
+)
+def test_any_groups_have_numbers(drawn: list[frozenset[int]], earlier: dict[int, int]) -> None:
+    """Groups, holes and memories of any kind: every CPU has a number, and no two groups the same."""
+    groups: list[frozenset[int]] = []
+    for one in drawn:
+        if rest := one - frozenset().union(*groups):
+            groups.append(rest)
+    numbers = numbered(groups, frozenset(range(31)), {}, earlier)
+    assert numbers.keys() == frozenset().union(*groups)
+    assert len({numbers[min(group)] for group in groups}) == len(groups)

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing slices through the real client: the gate, the order of writes, and what a lagging watch says."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_frontend.api_server.client import KubeClient, connect
+from dra_frontend.api_server.errors import InvalidError, NotFoundError
+from dra_frontend.publishing.notices import Notices
+from dra_frontend.publishing.publisher import Publisher
+from dra_frontend.publishing.writer import GateOffError, SliceWriter
+
+from tests.fakes.apiserver import ApiServer
+from tests.fakes.apiserver_store import RESOURCES
+
+Document = dict[str, Any]
+BY_NAME = {(resource.group, resource.name): resource for resource in RESOURCES}
+SLICES, NODES = BY_NAME["resource.k8s.io", "resourceslices"], BY_NAME["", "nodes"]
+EVENTS = BY_NAME["events.k8s.io", "events"]
+
+
+def a_slice(pool: str, device: str, index: int = 0, count: int = 1, *, shared: bool = True) -> Document:
+    """A desired slice of one device."""
+    capacity = {"c": {"value": "1", "requestPolicy": {"default": "1", "validRange": {"min": "1", "max": "1"}}}}
+    more = {"allowMultipleAllocations": True, "capacity": capacity} if shared else {}
+    return {
+        "metadata": {"name": f"{index:05x}-{pool}"},
+        "spec": {
+            "driver": "dra.cpu",
+            "nodeName": "node-a",
+            "pool": {"name": pool, "generation": 1, "resourceSliceCount": count},
+            "devices": [{"name": device, "attributes": {}, **more}],
+        },
+    }
+
+
+@dataclass
+class Rig:
+    """A server with one node, and a writer."""
+
+    server: ApiServer
+    client: KubeClient
+    writer: SliceWriter
+
+    def slices(self) -> list[Document]:
+        return list(self.server.store.select(SLICES))
+
+    def calls(self) -> list[str]:
+        """Attempts to write, in order."""
+        tried = [one for one in self.server.served if one.resource == "resourceslices" and one.verb != "list"]
+        return [f"{'try' if one.dry_run else one.verb} {one.name}".strip() for one in tried]
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    async with ApiServer() as server:
+        server.store.create(NODES, "", {"metadata": {"name": "node-a"}})
+        async with await connect(str(server.write_kubeconfig(tmp_path / "kubeconfig"))) as client:
+            yield Rig(server, client, SliceWriter(client, "dra.cpu", "node-a"))
+
+
+async def test_what_is_superseded_goes_last(rig: Rig) -> None:
+    """Slices under generated names, as an earlier release has them, stay until the new ones are there."""
+    old = a_slice("p", "a")
+    old["metadata"]["name"] = "00000-dra.cpu-node-a-x7k2p"
+    rig.writer.reset([rig.server.store.create(SLICES, "", old)])
+    await rig.writer.write({"p": [a_slice("p", "a")]})
+    assert rig.calls() == ["try", "create", "delete 00000-dra.cpu-node-a-x7k2p"]
+    assert [one["spec"]["pool"]["generation"] for one in rig.slices()] == [2]
+
+
+async def test_slices_belong_to_the_node(rig: Rig) -> None:
+    """The owner is the Node of this moment, so that slices go with it and not with a namesake of before."""
+    node = rig.server.store.get(NODES, "", "node-a")
+    await rig.writer.write({"p": [a_slice("p", "a")]})
+    (document,) = rig.slices()
+    assert document["metadata"]["ownerReferences"] == [
+        {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": node["metadata"]["uid"], "controller": True}
+    ]
+    rig.server.store.delete(NODES, "", "node-a")
+    with pytest.raises(NotFoundError, match="the kubelet makes it"):
+        await rig.writer.write({"p": [a_slice("p", "a")], "q": [a_slice("q", "b")]})
+
+
+async def test_one_bad_pool_does_not_stop_the_rest(rig: Rig) -> None:
+    """A pool that the server refuses is reported after the others are written."""
+    with pytest.raises(InvalidError, match="DNS label"):
+        await rig.writer.write({"a": [a_slice("a", "Bad Name")], "b": [a_slice("b", "y")]})
+    assert [one["spec"]["pool"]["name"] for one in rig.slices()] == ["b"]
+
+
+async def test_a_lagging_watch_causes_no_second_write(rig: Rig) -> None:
+    """Events about what we wrote ourselves, or older than it, are nothing new; also a deletion of a former namesake."""
+    await rig.writer.write({"p": [a_slice("p", "a")]})
+    (first,) = rig.slices()
+    await rig.writer.write({"p": [a_slice("p", "b")]})
+    (second,) = rig.slices()
+    assert not rig.writer.see("ADDED", first)
+    assert not rig.writer.see("MODIFIED", second)
+    assert not rig.writer.see("DELETED", first)
+    asked = len(rig.server.served)
+    await rig.writer.write({"p": [a_slice("p", "b")]})
+    assert len(rig.server.served) == asked
+
+
+async def test_foreign_changes_are_seen(rig: Rig) -> None:
+    """What others wrote or deleted is news, once."""
+    await rig.writer.write({"p": [a_slice("p", "a")]})
+    (document,) = rig.slices()
+    later = [{**document, "metadata": {**document["metadata"], "resourceVersion": str(n)}} for n in (9998, 9999)]
+    assert rig.writer.see("MODIFIED", later[0])
+    assert rig.writer.see("DELETED", later[1])
+    assert not rig.writer.see("DELETED", later[1])
+
+
+async def test_the_gate_is_tried_without_publishing(rig: Rig) -> None:
+    """With the gate off not even for a moment is a device offered whole; one dry run in a process is enough."""
+    rig.server.options.gates["DRAConsumableCapacity"] = False
+    with pytest.raises(GateOffError, match="DRAConsumableCapacity"):
+        await rig.writer.write({"p": [a_slice("p", "a")]})
+    assert (rig.calls(), rig.slices()) == (["try"], [])
+    rig.server.options.gates["DRAConsumableCapacity"] = True
+    await rig.writer.write({"a": [a_slice("a", "x", shared=False)]})
+    await rig.writer.write({"a": [a_slice("a", "x", shared=False)], "b": [a_slice("b", "y")], "c": [a_slice("c", "z")]})
+    assert rig.calls() == ["try", "create", "try", "create", "create"]
+
+
+async def test_a_gate_that_is_switched_off_later_withdraws_all(rig: Rig) -> None:
+    """When a later answer lacks the field, every slice of ours is taken back, also those of before."""
+    await rig.writer.write({"p": [a_slice("p", "a")]})
+    rig.server.options.gates["DRAConsumableCapacity"] = False
+    with pytest.raises(GateOffError):
+        await rig.writer.write({"p": [a_slice("p", "a")], "q": [a_slice("q", "b")]})
+    assert rig.slices() == []
+
+
+async def test_refused_fields_are_tried_again_after_a_list(rig: Rig) -> None:
+    """What a pool is published without is remembered until slices are listed, and concerns that pool alone."""
+    listed = a_slice("p", "a")
+    listed["spec"]["devices"][0]["attributes"] = {"l": {"strings": ["x"]}}
+    pools = {"p": [listed], "q": [a_slice("q", "b")]}
+    for calls in (["try", "try", "create", "create"], []):
+        await rig.writer.write(pools)
+        assert rig.calls() == calls or not calls
+        assert {pool: len(fields) for pool, fields in rig.writer.left_out.items()} == {"p": 1, "q": 0}
+    await rig.writer.write({**pools, "p": [a_slice("p", "c")]})
+    assert rig.writer.left_out["p"] == ()
+    await rig.writer.write(pools)
+    rig.server.options.gates["DRAListTypeAttributes"] = True
+    rig.writer.reset(rig.slices())
+    await rig.writer.write(pools)
+    assert rig.writer.left_out["p"] == ()
+    assert rig.slices()[0]["spec"]["devices"][0]["attributes"] == {"l": {"strings": ["x"]}}
+
+
+async def test_a_start_without_pools_is_refused(rig: Rig) -> None:
+    """An empty first state would delete the slices of claims that run; later on it may be meant."""
+    publisher = Publisher(rig.client, "dra.cpu", "node-a", lambda _reason, _note: None)
+    with pytest.raises(ValueError, match="without any pool"):
+        publisher.set_pools({})
+    publisher.set_pools({"p": [a_slice("p", "a")]})
+    publisher.set_pools({})
+
+
+async def until_quiet(rig: Rig, notices: Notices, count: int) -> list[Document]:
+    """The Events, once there are so many."""
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        run = tasks.create_task(notices.run())
+        while len(events := list(rig.server.store.select(EVENTS))) < count:  # noqa: ASYNC110 - a server
+            await asyncio.sleep(0.005)
+        run.cancel()
+    return sorted(events, key=lambda event: str(event["note"]))
+
+
+@pytest.mark.fault("security S11")
+async def test_an_event_is_not_repeated_within_an_hour(rig: Rig) -> None:
+    """One for each reason and subject, whatever else the note says; the next one tells how many there were."""
+    now = [0.0]
+    notices = Notices(rig.client, "node-a", clock=lambda: now[0])
+    for number in range(5):
+        notices.notify("Reason", f"dra.cpu: text {number}")
+    notices.notify("Reason", "dra.memory: text")
+    notices.notify("Other", "dra.cpu: text")
+    assert len(await until_quiet(rig, notices, 3)) == 3
+    now[0] = 3600.0
+    notices.notify("Reason", "dra.cpu: text z")
+    (event,) = [one for one in await until_quiet(rig, notices, 4) if "text z" in one["note"]]
+    assert event["note"] == "dra.cpu: text z (4 times more since the last Event)"
+    assert (event["type"], event["regarding"]["name"], event["metadata"]["namespace"]) == (
+        "Warning",
+        "node-a",
+        "default",
+    )
+
+
+async def test_events_are_few_and_wait_for_the_server(rig: Rig) -> None:
+    """Of a flood the latest are kept; what the server does not take now is sent later, what it forbids is not."""
+    notices = Notices(rig.client, "node-a")
+    for number in range(100):
+        notices.notify(f"Reason{number}", "note")
+    assert len(notices._waiting) == 64
+    for _ in range(62):
+        notices._waiting.popleft()
+    rig.server.fail_next(1, 403, resource="events")
+    rig.server.fail_next(1, 503, resource="events")
+    assert [one["reason"] for one in await until_quiet(rig, notices, 1)] == ["Reason99"]

@@ -88,7 +88,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
     operations = read_operations(read_yaml(arguments.claims), arguments.claims)
     # Any name does: nothing is published, and a made-up machine may have been captured under one that is none.
     inventory = build_inventory(discover(open_host(settings)), settings.config, NODE)
-    print(structured(simulate(inventory, operations), arguments.output))
+    print(structured(simulate(inventory, operations, settings.config), arguments.output))
     return 0
 
 

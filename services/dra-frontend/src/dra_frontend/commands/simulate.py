@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from numa_contract.cdi import ClaimFile
-from numa_contract.config import ConfigError, faults_of
+from numa_contract.config import Config, ConfigError, faults_of
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.errors import MalformedError
 from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, ClaimKey, check_uid
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from dra_frontend.allocation.claim import ClaimRefusal, read_claim
-from dra_frontend.allocation.decide import Refusal, make_record
-from dra_frontend.allocation.errors import RefusedError
+from dra_frontend.allocation.claim import read_claim
+from dra_frontend.allocation.decide import decide, judge
+from dra_frontend.allocation.errors import Refused
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import CpuDevice
@@ -118,8 +118,9 @@ def _read(entry: Mapping[str, Any]) -> Operation | Unusable:
 class Simulation:
     """A node that exists in memory alone."""
 
-    def __init__(self, inventory: Inventory) -> None:
+    def __init__(self, inventory: Inventory, config: Config = Config()) -> None:  # noqa: B008 - frozen
         self._inventory = inventory
+        self._config = config
         self._files: dict[ClaimKey, ClaimFile] = {}
 
     def run(self, operation: Operation | Unusable) -> dict[str, Any]:
@@ -136,14 +137,10 @@ class Simulation:
     def prepare(self, wanted: Prepare) -> dict[str, Any]:
         """Returns the CPUs of a claim, or why it has none."""
         try:
-            claim = read_claim(self._document(wanted))
-        except RefusedError as error:
-            return {"uid": wanted.uid, "error": str(error)}
-        if isinstance(claim, ClaimRefusal):
-            return {"uid": wanted.uid, "error": claim.text}
-        record = make_record(claim, CPU_DRIVER, self._inventory, Ledger(self._files))
-        if isinstance(record, Refusal):
-            return {"uid": wanted.uid, "error": record.text}
+            judged = judge(read_claim(self._document(wanted)), CPU_DRIVER, self._inventory, self._config)
+            record = decide(judged, self._inventory, Ledger(self._files))
+        except Refused as refusal:
+            return {"uid": wanted.uid, "error": refusal.text}
         self._files[CPU_DRIVER, wanted.uid] = ClaimFile(CPU_DRIVER, wanted.uid, record, record.cpus_of())
         return {
             "uid": wanted.uid,
@@ -180,10 +177,10 @@ class Simulation:
         try:
             asked = None if request.cpus is None else parse_quantity(request.cpus)
         except MalformedError as error:
-            raise RefusedError(f"request {name}: {error}") from error
+            raise Refused(f"request {name}: {error}") from error
         if device.capacity is None:
             if asked not in (None, 1):
-                raise RefusedError(f"request {name}: device {device.name} is one CPU, {request.cpus} are wanted")
+                raise Refused(f"request {name}: device {device.name} is one CPU, {request.cpus} are wanted")
             return result
         amount = format_quantity(device.capacity.consumed(asked))
         return {**result, "shareID": f"{uid}-{index}", "consumedCapacity": {CPU_CAPACITY: amount}}
@@ -200,7 +197,11 @@ def _configs(named: Sequence[tuple[str, Request]]) -> list[dict[str, Any]]:
     return configs
 
 
-def simulate(inventory: Inventory, operations: Sequence[Operation | Unusable]) -> dict[str, Any]:
+def simulate(
+    inventory: Inventory,
+    operations: Sequence[Operation | Unusable],
+    config: Config = Config(),  # noqa: B008 - frozen
+) -> dict[str, Any]:
     """Runs operations one after another; returns an outcome for each, and the shared pool at the end."""
-    simulation = Simulation(inventory)
+    simulation = Simulation(inventory, config)
     return {"operations": [simulation.run(operation) for operation in operations], "pool": simulation.pool()}

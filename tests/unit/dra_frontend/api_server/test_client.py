@@ -74,6 +74,16 @@ async def test_reads_claims_and_nodes(pair: Pair) -> None:
     assert await client.get_node("node-a") == node
 
 
+async def test_lists_claims_page_by_page(pair: Pair) -> None:
+    """Of one namespace, or of the cluster; more than fit a page."""
+    server, client = pair
+    for number in range(501):
+        server.store.create(CLAIMS, "default", {"metadata": {"name": f"c{number}"}, "spec": {}})
+    server.store.create(CLAIMS, "other", {"metadata": {"name": "c"}, "spec": {}})
+    assert [one["metadata"]["name"] async for one in client.list_claims("other")] == ["c"]
+    assert len([one async for one in client.list_claims()]) == 502
+
+
 async def test_reads_the_release(tmp_path: Path) -> None:
     """/version is no object: who may not read it is told the rule for such paths."""
     async with client_of(tmp_path, Options(version="1.37")) as (server, client):

@@ -75,16 +75,16 @@ class KubeClient:
         """The ResourceClaim, None only when the server says that this very object does not exist."""
         return await self._find(Call("get", "resource.k8s.io", "resourceclaims", name, namespace))
 
-    async def list_claims(self) -> list[Document]:
-        """Every ResourceClaim of the cluster, page by page; asked only when a record was lost with its namespace."""
-        found: list[Document] = []
+    async def list_claims(self, namespace: str = "") -> AsyncGenerator[Document, None]:
+        """Yields every ResourceClaim of a namespace, by default of the cluster, page by page."""
         query = {"limit": "500"}
         while True:
-            answer = await self._call(Call("list", "resource.k8s.io", "resourceclaims", query=query))
-            found += answer.get("items") or []
+            answer = await self._call(Call("list", "resource.k8s.io", "resourceclaims", "", namespace, query))
+            for document in answer.get("items") or []:
+                yield document
             token = answer.get("metadata", {}).get("continue")
             if not token:
-                return found
+                return
             query = {"limit": "500", "continue": token}
 
     async def get_version(self) -> tuple[int, int]:

@@ -10,20 +10,17 @@ from typing import Any
 
 import pytest
 import yaml
-from dra_frontend.allocation.claim import ClaimView, read_claim
-from dra_frontend.allocation.decide import make_record
-from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.allocation.claim import read_claim
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import HugepagePool
 from numa_contract.config import Config
-from numa_contract.names import DRIVERS
-from numa_contract.records import AllocationRecord
 
 from tests.chart.helm import Document, render
 from tests.chart.schemas import FOREIGN, VERSIONS, check_object
 from tests.fakes.apiserver import ApiServer
+from tests.fakes.decisions import decided
 from tests.fakes.scheduler import schedule
 from tests.fakes.trees import captured
 
@@ -123,10 +120,8 @@ async def test_the_example_works(path: Path) -> None:
     assert allocated
     for document in allocated:
         view = read_claim(document)
-        assert isinstance(view, ClaimView)
-        for driver in sorted({result.driver for result in view.results} & set(DRIVERS)):
-            record = make_record(view, driver, published, Ledger({}))
-            assert isinstance(record, AllocationRecord), record
+        for driver in sorted({result.driver for result in view.results}):
+            decided(view, published, driver)
 
 
 @pytest.mark.parametrize("name", ["nic-same-node", "gpu-same-node"])

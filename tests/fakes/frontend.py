@@ -1,49 +1,174 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frontend's claims door over a directory, without kubelet, API server and sockets."""
+"""A frontend's claims over a directory, without kubelet, API server and sockets: like a new process each time."""
 
+import resource
 import time
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dra_frontend.api_server.errors import KubeError, UnavailableError
 from dra_frontend.claims.backend import BackendView
-from dra_frontend.claims.directory import ClaimDirectory
+from dra_frontend.claims.directory import ClaimFiles
+from dra_frontend.claims.journal import Journal
+from dra_frontend.claims.metadata import MetadataFiles
+from dra_frontend.claims.reconciler import Reconciler
+from dra_frontend.claims.recovery import Recovery
 from dra_frontend.claims.service import NodeClaims
 from dra_frontend.claims.store import ClaimStore
-from dra_frontend.devices.inventory import Inventory
+from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.kubelet.values import ClaimName, Failure, Prepared
-from numa_contract.reports import BackendStatus
+from numa_contract.cdi import ClaimFile
+from numa_contract.config import Config
+from numa_contract.names import cdi_file_name
+from numa_contract.records import AllocationRecord
+from numa_contract.reports import BackendStatus, ContainerReport
+from numa_node.claim_directory import ClaimDirectory
 from numa_node.file_lock import FileLock
+
+from tests.strategies.claims import NODE
+from tests.strategies.machines import machine
+
+
+class Claims:
+    """An API server that holds ResourceClaims."""
+
+    def __init__(self, *documents: dict[str, Any]) -> None:
+        self.documents: dict[str, dict[str, Any]] = {}
+        self.away: KubeError | None = None
+        """What every call fails with."""
+        self.no_lists = False
+        self.lists: list[str] = []
+        """Which namespaces were listed; "" is the whole cluster."""
+        for document in documents:
+            self.add(document)
+
+    def add(self, document: dict[str, Any]) -> ClaimName:
+        """Stores a claim and returns its name."""
+        meta = document["metadata"]
+        self.documents[meta["name"]] = document
+        return ClaimName(meta["namespace"], meta["name"], meta["uid"])
+
+    async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """Answers, unless it is away."""
+        if self.away is not None:
+            raise self.away
+        return self.documents.get(name)
+
+    async def list_claims(self, namespace: str = "") -> AsyncGenerator[dict[str, Any], None]:
+        """Lists, unless it is away or does not like to."""
+        self.lists.append(namespace)
+        if self.away is not None or self.no_lists:
+            raise self.away or UnavailableError("list resourceclaims", "too many requests")
+        for one in self.documents.values():
+            if not namespace or one["metadata"]["namespace"] == namespace:
+                yield one
 
 
 class Frontend:
-    """A frontend over one directory; like a new process each time it is made."""
+    """One instance. By default its backend enforces, and CPU 0 of a small machine is reserved."""
 
-    def __init__(self, path: Path, inventory: Inventory, *documents: dict[str, Any], enforced: bool = True) -> None:
-        self.documents = {document["metadata"]["uid"]: document for document in documents}
-        backend = BackendView(time.monotonic)
+    def __init__(
+        self,
+        path: Path,
+        inventory: Inventory | None = None,
+        *documents: dict[str, Any],
+        api: Claims | None = None,
+        enforced: bool = True,
+        active: bool = True,
+        metadata: bool = False,
+        config: Config | None = None,
+        wait: float = 0.05,
+    ) -> None:
+        self.root, self.path = path, path / "cdi"
+        self.api = api or Claims(*documents)
+        self.now = 1000.0
+        self.config = config or Config(reserved_cpus=frozenset({0}))
+        self.inventory = inventory or build_inventory(machine(), self.config, NODE)
+        self.backend = BackendView(time.monotonic)
+        self.metadata_failures: list[str] = []
+        self.files = ClaimFiles(self.path, path / "quarantine")
+        self.journal = Journal(path / "claims.journal")
+        told = MetadataFiles(str(path / "plugins"), enabled=metadata, failed=self.metadata_failures.append)
+        self.store = ClaimStore(self.files, self.journal, FileLock(path / "claims.lock"), self.backend, told)
+        parts = (self.api, self.store, lambda: self.inventory, self.backend)
+        self.recovery = Recovery(NODE, *parts, self.config, clock=lambda: self.now)
+        self.reconciler = Reconciler(NODE, self.api, self.store, self.backend)
+        self.claims = NodeClaims(*parts, self.recovery, self.config, backend_wait=wait)
         if enforced:
-            for _ in range(2):
-                backend.renew(BackendStatus(instance="i", epoch="e", complete=True, active=True, synchronized=True))
-        self.path = path / "cdi"
-        self.directory = ClaimDirectory(self.path, path / "claims.journal", path / "bad")
-        self.store = ClaimStore(self.directory, FileLock(path / "claims.lock"), backend)
-        self._claims = NodeClaims(self, self.store, lambda: inventory, backend, self, backend_wait=0.01)
+            self.enforce(active=active)
 
-    async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
-        """Answers as the API server."""
-        return next((d for d in self.documents.values() if d["metadata"]["name"] == name), None)
+    def enforce(self, *, active: bool = True, complete: bool = True) -> None:
+        """Renews the backend's lease."""
+        status = BackendStatus(instance="i", epoch="e", complete=complete, active=active, synchronized=True)
+        for _ in range(2):
+            self.backend.renew(status)
+        self.changed()
 
-    async def recover(self) -> None:
-        """Nothing is lost here."""
+    def changed(self) -> None:
+        """The backend has said something."""
+        self.claims.backend_changed()
+        self.reconciler.backend_changed()
 
-    def _name(self, uid: str) -> ClaimName:
-        names = self.documents[uid]["metadata"]
-        return ClaimName(names["namespace"], names["name"], uid)
+    def report(self, **values: Any) -> ContainerReport:
+        """A container is reported."""
+        known = {"id": "c", "name": "work", "podUid": "pod-1", "podNamespace": "ns", "podName": "p", "state": "running"}
+        report = ContainerReport.model_validate(known | values)
+        self.backend.containers[report.id] = report
+        self.changed()
+        return report
 
     async def prepare(self, uid: str, driver: str = "dra.cpu") -> Prepared | Failure:
         """Asks as the kubelet."""
-        return (await self._claims.prepare(driver, [self._name(uid)]))[uid]
+        return (await self.claims.prepare(driver, [self.name(uid)]))[uid]
 
     async def unprepare(self, uid: str, driver: str = "dra.cpu") -> Failure | None:
         """Gives back as the kubelet."""
-        return (await self._claims.unprepare(driver, [self._name(uid)]))[uid]
+        return (await self.claims.unprepare(driver, [self.name(uid)]))[uid]
+
+    def name(self, uid: str) -> ClaimName:
+        """A claim as the kubelet names it."""
+        documents = [d for d in self.api.documents.values() if isinstance(d.get("metadata"), dict)]
+        known = (d["metadata"] for d in documents if d["metadata"].get("uid") == uid)
+        return next((ClaimName(m["namespace"], m["name"], uid) for m in known), ClaimName("ns", f"claim-{uid}", uid))
+
+    async def look(self) -> None:
+        """Looks at every file, as each second."""
+        await self.store.transact(lambda _: None, thorough=True)
+
+    def record(self, uid: str, driver: str = "dra.cpu") -> AllocationRecord:
+        """The claim's record."""
+        record = self.store.ledger.record(driver, uid)
+        assert record is not None
+        return record
+
+    def cpus(self, uid: str) -> frozenset[int]:
+        """What the claim's record says; none where it has no record."""
+        record = self.store.ledger.record("dra.cpu", uid)
+        return record.cpus_of() if record else frozenset()
+
+    def file(self, uid: str, driver: str = "dra.cpu") -> Path:
+        """The claim's CDI file."""
+        return self.path / cdi_file_name(driver, uid)
+
+    def damage(self, uid: str, driver: str = "dra.cpu") -> None:
+        """Makes the record unreadable; what the runtime reads stays."""
+        self.file(uid, driver).write_text(self.file(uid, driver).read_text().replace('\\"driver\\"', '\\"pilot\\"'))
+
+
+@contextmanager
+def full_disk(most_bytes: int = 0) -> Iterator[None]:
+    """Lets no file of this process grow beyond: what is written meets an OSError, what is read does not."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def on_disk(path: Path) -> dict[str, frozenset[int]]:
+    """The CPUs of each claim as a stranger reads the directory of a frontend."""
+    files: Iterable[ClaimFile] = ClaimDirectory(str(path / "cdi")).refresh(thorough=True).files.values()
+    return {file.uid: file.cpus for file in files}

@@ -1,7 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small record for tests of what keeps records."""
+"""Small records, and their files, for tests of what writes, reads and enforces them."""
 
-from numa_contract.records import AllocationRecord, AllocationResult, ClaimReference, CpuAllocation
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from numa_contract.cdi import ClaimFile, dump_claim_file, request_env
+from numa_contract.cpuset import parse_cpu_list
+from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER, cdi_file_name
+from numa_contract.records import (
+    AllocationRecord,
+    AllocationResult,
+    ClaimReference,
+    CpuAllocation,
+    CpuParameters,
+    MemoryAllocation,
+    MemoryParameters,
+    Owner,
+    PodReference,
+)
 
 
 def record(uid: str = "u1", cpus: frozenset[int] = frozenset({1, 2})) -> AllocationRecord:
@@ -12,3 +29,67 @@ def record(uid: str = "u1", cpus: frozenset[int] = frozenset({1, 2})) -> Allocat
         results=(AllocationResult(request="r", pool="p", device="d"),),
         cpus=(CpuAllocation(request="r", device="d", cpus=cpus),),
     )
+
+
+def cpu_record(
+    uid: str,
+    *requests: str,
+    pods: Iterable[str] = ("p1",),
+    pool: bool = False,
+    owner: Owner | None = None,
+    quota: str = "off",
+) -> AllocationRecord:
+    """A CPU claim; requests as ``name=0-3``. ``pool`` lets the containers of the owner's pod share it."""
+    pairs = [request.split("=") for request in requests]
+    return AllocationRecord(
+        driver=CPU_DRIVER,
+        claim=ClaimReference(uid=uid, namespace="ns", name=f"claim-{uid}"),
+        reserved_for=tuple(PodReference(uid=pod, name=pod) for pod in pods),
+        results=tuple(AllocationResult(request=n, pool="node", device="d") for n, _ in pairs),
+        cpus=tuple(CpuAllocation(request=n, device="d", cpus=parse_cpu_list(cpus)) for n, cpus in pairs),
+        parameters={n: CpuParameters(quota=quota) for n, _ in pairs},
+        sharing="pod" if pool else "container",
+        owner=owner,
+    )
+
+
+def memory_record(
+    uid: str, *parts: tuple[str, int, int, int], pods: Iterable[str] = ("p1",), pool: bool = False, **parameters: Any
+) -> AllocationRecord:
+    """A memory claim; parts are request, NUMA node, bytes, page size (4096: no hugepages); parameters by request."""
+    names = dict.fromkeys(request for request, *_ in parts)
+    return AllocationRecord(
+        driver=MEMORY_DRIVER,
+        claim=ClaimReference(uid=uid, namespace="ns", name=f"claim-{uid}"),
+        reserved_for=tuple(PodReference(uid=pod, name=pod) for pod in pods),
+        results=tuple(AllocationResult(request=n, pool="node", device="d") for n in names),
+        memory=tuple(
+            MemoryAllocation(request=r, device="d", numa_node=node, size=size, page_bytes=page, hugepages=page > 65536)
+            for r, node, size, page in parts
+        ),
+        memory_parameters={name: MemoryParameters(**given) for name, given in parameters.items()},
+        sharing="pod" if pool else "container",
+    )
+
+
+def file_of(record: AllocationRecord) -> ClaimFile:
+    """The record as the directory gives it."""
+    return ClaimFile(record.driver, record.claim.uid, record, record.cpus_of())
+
+
+def files_of(*records: AllocationRecord) -> dict[tuple[str, str], ClaimFile]:
+    """Records as the directory gives them."""
+    return {(record.driver, record.claim.uid): file_of(record) for record in records}
+
+
+def write_claim(directory: Path, record: AllocationRecord) -> Path:
+    """Writes the record's file as the frontend does: under another name first."""
+    path = directory / cdi_file_name(record.driver, record.claim.uid)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(dump_claim_file(record))
+    return temporary.rename(path)
+
+
+def env_of(record: AllocationRecord, *requests: str) -> tuple[str, ...]:
+    """The environment that CDI gives a container which holds these requests, all by default."""
+    return tuple(f"{k}={v}" for r in requests or record.requests for k, v in request_env(record, r).items())

@@ -190,3 +190,36 @@ def test_files_lost_while_everybody_was_down_are_rebuilt(rig: Rig) -> None:
             assert not rig.stage.held(following.claim_uid) & given
             assert rig.stage.held(pod.claim_uid) == given == box.cpus()
             assert len(list(rig.stage.paths.cdi_dir.glob("*.json"))) == 2
+
+
+@pytest.mark.fault("frontend A16", "frontend A6")
+def test_what_a_rude_host_removes_comes_back(rig: Rig) -> None:
+    """Sockets, link and journal: the kubelet registers the drivers again, and readiness says what is not in place."""
+    paths = rig.stage.paths
+    sockets = [*(paths.kubelet_root / "plugins_registry").iterdir(), *(paths.kubelet_root / "plugins").rglob("*.sock")]
+    assert len(sockets) == 4
+    for path in (*sockets, rig.instance.state_socket, paths.run_dir / "state.sock", paths.run_dir / "claims.journal"):
+        path.unlink()
+    (paths.run_dir / "claims.journal").mkdir()
+    wait_for("the sockets", lambda: all(path.is_socket() for path in (*sockets, rig.instance.state_socket)))
+    wait_for("the reason", lambda: "claims.journal cannot be written" in rig.stage.unready(rig.instance))
+    rig.stage.wait_registered()
+    with claim_pod(rig.stage, "db", cpus(4)) as pod:
+        pod.prepare()
+        assert len(rig.stage.held(pod.claim_uid)) == 4
+    (paths.run_dir / "claims.journal").rmdir()
+    rig.ready()
+
+
+@pytest.mark.fault("frontend A8")
+def test_a_claim_whose_container_has_not_come_yet_survives_the_loss_of_its_file(rig: Rig) -> None:
+    """The kubelet does not prepare it again: the next frontend does, and the container starts."""
+    with claim_pod(rig.stage, "db", cpus(4)) as pod:
+        pod.prepare()
+        (file,) = rig.stage.paths.cdi_dir.glob(f"*{pod.claim_uid}.json")
+        rig.frontend.kill()
+        file.unlink()
+        rig.frontend.start()
+        rig.ready()
+        wait_for("the file", file.exists)
+        assert pod.run().cpus() == rig.stage.held(pod.claim_uid)

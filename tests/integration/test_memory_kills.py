@@ -4,7 +4,7 @@
 from typing import Any
 
 from tests.stage.machine import HostDirectory
-from tests.stage.pods import claim_pod, memory, opaque
+from tests.stage.pods import Box, claim_pod, memory, opaque
 from tests.stage.process import wait_for
 from tests.stage.stage import OpenStage
 
@@ -51,25 +51,30 @@ def test_an_old_kill_is_not_told_again_when_a_backend_is_new(open_stage: OpenSta
     stage = open_stage()
     instance = stage.add_ready_instance()
     events = "/apis/events.k8s.io/v1/namespaces/default/events"
-    with claim_pod(stage, "db", memory(64 * MIB, numa_node=1)) as pod:
-        pod.prepare()
-        box = pod.run()
+    with (
+        claim_pod(stage, "db", memory(64 * MIB, numa_node=1)) as pod,
+        claim_pod(stage, "other", memory(64 * MIB, numa_node=1)) as other,
+    ):
+        boxes = []
+        for each in (pod, other):
+            each.prepare()
+            boxes.append(each.run())
 
-        def kill(count: int) -> str:
+        def kill(box: Box) -> tuple[str, str]:
             for group in (box.directory, box.directory.parent):
-                HostDirectory.write(group / "memory.events", f"oom_kill {count}")
+                HostDirectory.write(group / "memory.events", "oom_kill 1")
             (event,) = wait_for("an event", lambda: stage.events("OutOfClaimedMemory"), 20.0)
-            return str(event["metadata"]["name"])
+            return event["metadata"]["name"], event["regarding"]["name"]
 
         def counts() -> list[tuple[str, int]]:
             return [(one["id"], one["memoryKills"]) for one in stage.state("/v1/containers")]
 
-        first = kill(1)
+        first, _ = kill(boxes[0])
         stage.api(f"{events}/{first}", "DELETE")
         assert instance.backend is not None
         stage.kill_backend(instance)
         instance.backend.start()
         stage.wait_ready(instance)
-        wait_for("the new backend to tell of the first", lambda: (box.id, 1) in counts(), 20.0)
+        wait_for("the new backend to tell of the first", lambda: (boxes[0].id, 1) in counts(), 20.0)
         # They are told in the order in which they were heard of: the first would come before.
-        assert kill(2) != first
+        assert kill(boxes[1])[1] == "other"

@@ -5,11 +5,13 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Hashable
 from typing import Final, TextIO
 
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 _LONGEST_VALUE: Final = 2048
 """Characters. An exception's traceback is never cut."""
+_MOST_COMPLAINTS: Final = 256
 
 
 def _fields(record: logging.LogRecord, formatter: logging.Formatter) -> dict[str, object]:
@@ -50,6 +52,27 @@ class KeyValues(logging.Formatter):
 def _quoted(text: str) -> str:
     plain = text.isascii() and text.isprintable() and not any(mark in text for mark in ' "=\\')
     return text if plain and text else json.dumps(text)
+
+
+class Complaints:
+    """Says what is wrong with an item once, until it is well or something else is wrong with it."""
+
+    def __init__(self, logger: logging.Logger, *foreseen: type[Exception]) -> None:
+        self._logger = logger
+        self._foreseen: tuple[type[Exception], ...] = (OSError, *foreseen)
+        self._told: dict[Hashable, str] = {}
+
+    def say(self, item: Hashable, message: str, error: BaseException | str) -> None:
+        """Logs what is wrong with an item; of an error that nobody foresaw with its traceback."""
+        text = str(error) or repr(error)
+        if self._told.get(item) != text:
+            self._told = dict([*self._told.items(), (item, text)][-_MOST_COMPLAINTS:])
+            trace = error if isinstance(error, Exception) and not isinstance(error, self._foreseen) else None
+            self._logger.warning(message, extra={"item": str(item), "error": text}, exc_info=trace)
+
+    def well(self, item: Hashable) -> None:
+        """Nothing is wrong with the item any more."""
+        self._told.pop(item, None)
 
 
 def set_up_logging(level: str, form: str, stream: TextIO | None = None) -> None:

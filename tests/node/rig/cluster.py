@@ -87,7 +87,13 @@ class Cluster:
 
     def _write_config(self, settings: Mapping[str, Any]) -> None:
         self._settings = dict(settings)
-        base = {"kubeconfig": str(_KUBECONFIG), "reservedCPUs": format_cpu_list(RESERVED)}
+        # A working set that survives every pressure needs ``min``, and nearly all that a small machine has.
+        protection = {"allowed": ["low", "min"], "maxFraction": 1.0}
+        base = {
+            "kubeconfig": str(_KUBECONFIG),
+            "reservedCPUs": format_cpu_list(RESERVED),
+            "memoryProtection": protection,
+        }
         # JSON is YAML.
         _CONFIG.write_text(json.dumps(base | self._settings))
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.allocation.claim import ClaimView, read_claim
-from dra_frontend.allocation.decide import make_record
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.commands.provision import WAITS, provision
 from dra_frontend.commands.provision_plan import plan, read_requested
@@ -28,6 +26,7 @@ from numa_contract.cdi import cdi_document, request_env
 from numa_contract.config import Config, parse_config
 from numa_contract.records import AllocationRecord, Owner
 
+from tests.fakes.decisions import decided, view
 from tests.fakes.frontend import Frontend
 from tests.fakes.trees import NAMES, MemoryTree, captured, small_machine
 from tests.strategies.claims import NODE, claim, cpus, memory
@@ -55,11 +54,7 @@ def memory_devices(inventory: Inventory) -> dict[str, MemoryDevice]:
 
 def record(*results: dict[str, Any], **more: Any) -> AllocationRecord:
     """Returns the memory record of the claim ``u``."""
-    view = read_claim(claim("u", *results, **more))
-    assert isinstance(view, ClaimView), view
-    made = make_record(view, "dra.memory", offered(host()), Ledger({}))
-    assert isinstance(made, AllocationRecord), made
-    return made
+    return decided(view("u", *results, **more), offered(host()), "dra.memory")
 
 
 def pages(count: str, request: str, node: int = 0, size: str = "2m") -> dict[str, Any]:

@@ -16,8 +16,6 @@ from typing import Any
 
 import dra_frontend
 import pytest
-from dra_frontend.allocation.claim import ClaimView, read_claim
-from dra_frontend.allocation.decide import Refusal, make_record
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.commands import cli
 from dra_frontend.devices.inventory import Inventory, build_inventory
@@ -37,6 +35,7 @@ from numa_contract.records import AllocationRecord, CpuParameters
 from numa_node.file_lock import FileLock
 
 from tests.fakes import frontend
+from tests.fakes.decisions import decided, refused, view
 from tests.fakes.trees import small_machine, write_tree
 from tests.strategies.claims import NODE, claim, cpus, opaque, result
 from tests.strategies.machines import Core, assemble, even_cores, hybrid, isolating, machine, uneven
@@ -59,27 +58,16 @@ def devices(inventory: Inventory) -> dict[str, CpuDevice]:
     return {device.name: device for device in inventory.pools[0].devices if isinstance(device, CpuDevice)}
 
 
-def decided(
+def record(
     inventory: Inventory, *results: dict[str, Any], ledger: Ledger | None = None, **more: Any
-) -> AllocationRecord | Refusal:
-    """Returns what becomes of the claim ``u``."""
-    view = read_claim(claim("u", *results, **more))
-    assert isinstance(view, ClaimView), view
-    return make_record(view, "dra.cpu", inventory, ledger or Ledger({}))
-
-
-def record(inventory: Inventory, *results: dict[str, Any], **more: Any) -> AllocationRecord:
+) -> AllocationRecord:
     """Returns the record of the claim ``u``."""
-    made = decided(inventory, *results, **more)
-    assert isinstance(made, AllocationRecord), made
-    return made
+    return decided(view("u", *results, **more), inventory, ledger=ledger)
 
 
 def refusal(inventory: Inventory, *results: dict[str, Any], **more: Any) -> str:
     """Returns why the claim ``u`` is refused."""
-    made = decided(inventory, *results, **more)
-    assert isinstance(made, Refusal), made
-    return made.text
+    return refused(view("u", *results, **more), inventory)
 
 
 def test_peer_9_1_1_core_ids_repeat_on_every_socket() -> None:
@@ -176,7 +164,7 @@ async def test_peer_9_2_3_nothing_is_chosen_on_a_state_that_changes_meanwhile(tm
     await lock.acquire()
     preparing = asyncio.create_task(frontend.prepare("v"))
     await asyncio.sleep(0.1)
-    writer.directory.write(record(offered(machine(), reserved_cpus=frozenset({0})), cpus(2)))
+    writer.files.write(record(offered(machine(), reserved_cpus=frozenset({0})), cpus(2)))
     lock.close()
     assert isinstance(await preparing, Prepared)
     assert {uid: file.cpus for (_, uid), file in frontend.store.ledger.files.items()} == {"u": {1, 5}, "v": {4}}
@@ -299,8 +287,9 @@ def test_peer_9_4_3_parameters_are_read_in_every_mode_and_strictly(group_by: str
 async def test_peer_9_4_5_prepare_errors_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """By claim and reason, also without the kubelet's log."""
     await Frontend(tmp_path, claim("u", cpus(9))).prepare("u")
-    assert "9 CPUs wanted" in caplog.text
-    assert "ns/claim-u" in caplog.text
+    (logged,) = [record.__dict__ for record in caplog.records]
+    assert (logged["msg"], logged["claim"]) == ("prepare failed", "claim ns/claim-u (u)")
+    assert "9 CPUs wanted" in logged["error"]
 
 
 def test_peer_9_4_8_the_node_name_comes_from_the_node(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+from numa_contract.cdi import ClaimFile
 from numa_contract.names import cdi_file_name
 from numa_node.claim_directory import MAX_CLAIMS, ClaimDirectory
 
-from tests.fakes.claims import cpu_record, write_claim
+from tests.fakes.records import cpu_record, write_claim
 
 ONE, TWO = cpu_record("c1", "cpus=2-3"), cpu_record("c2", "cpus=4")
 LATER = 10**9
@@ -209,3 +210,38 @@ def test_an_odd_file_concerns_itself_alone(tmp_path: Path) -> None:
         directory = ClaimDirectory(str(tmp_path))
         assert view_of(directory)["c2"] == {4}
         assert list(directory.view.problems) == [path.name]
+
+
+def test_what_this_process_has_written_need_not_be_looked_for(tmp_path: Path) -> None:
+    """After a change of its own the view is complete, and the next refresh returns it as it is."""
+    directory = ClaimDirectory(str(tmp_path))
+    directory.refresh()
+    for record in (ONE, TWO):
+        write_claim(tmp_path, record)
+        directory.note((record.driver, record.claim.uid), ClaimFile.of(record))
+    view = directory.view
+    assert {uid: set(file.cpus) for (_, uid), file in view.files.items()} == {"c1": {2, 3}, "c2": {4}}
+    assert directory.refresh() is view
+    (tmp_path / cdi_file_name("dra.cpu", "c1")).unlink()
+    directory.note(("dra.cpu", "c1"), None)
+    assert directory.refresh() is directory.view
+    assert view_of(directory, thorough=True) == {"c2": {4}}
+
+
+def test_a_noted_change_that_is_gone_again_is_looked_for(tmp_path: Path) -> None:
+    """Somebody removed the file, or the directory, at once: nothing is raised, and the next refresh tells."""
+    directory = ClaimDirectory(str(tmp_path / "cdi"))
+    directory.note(("dra.cpu", "c1"), ClaimFile.of(ONE))
+    assert directory.view.files.keys() == {("dra.cpu", "c1")}
+    assert view_of(directory) == {}
+
+
+def test_a_noted_file_clears_its_problem(tmp_path: Path) -> None:
+    """Written over, a damaged file is well."""
+    (tmp_path / cdi_file_name("dra.cpu", "c1")).write_text("{")
+    directory = ClaimDirectory(str(tmp_path))
+    assert directory.refresh().problems
+    write_claim(tmp_path, ONE)
+    directory.note(("dra.cpu", "c1"), ClaimFile.of(ONE))
+    assert not directory.view.problems
+    assert not directory.refresh(thorough=True).problems

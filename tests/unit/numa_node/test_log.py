@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator
 
 import pytest
-from numa_node.log import set_up_logging
+from numa_node.log import Complaints, set_up_logging
 
 
 @pytest.fixture
@@ -69,3 +69,34 @@ def test_nobody_outside_writes_a_line(stream: io.StringIO, form: str) -> None:
     assert len(stream.getvalue().splitlines()) == 1
     assert "\x1b" not in stream.getvalue()
     assert len(stream.getvalue()) < 6000
+
+
+def test_a_complaint_is_made_once_for_each_item(caplog: pytest.LogCaptureFixture) -> None:
+    """Until something else is wrong with it, or it was well meanwhile; what nobody foresaw has its traceback."""
+    complaints = Complaints(logging.getLogger("a"), KeyError)
+    for error in (OSError("full"), OSError("full"), OSError("read-only")):
+        complaints.say("x", "not written", error)
+    complaints.say("y", "not written", OSError("full"))
+    complaints.well("y")
+    complaints.say("y", "not written", OSError("full"))
+    complaints.say("z", "odd", ZeroDivisionError())
+    complaints.say("w", "known", KeyError("w"))
+    told = [(record.__dict__["item"], record.__dict__["error"], bool(record.exc_info)) for record in caplog.records]
+    assert told == [
+        ("x", "full", False),
+        ("x", "read-only", False),
+        ("y", "full", False),
+        ("y", "full", False),
+        ("z", "ZeroDivisionError()", True),
+        ("w", "'w'", False),
+    ]
+
+
+def test_complaints_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    """What is remembered does not grow with what can be wrong; the oldest is told again."""
+    complaints = Complaints(logging.getLogger("a"))
+    for number in range(1000):
+        complaints.say(number, "not written", "full")
+    complaints.say(999, "not written", "full")
+    complaints.say(0, "not written", "full")
+    assert len(caplog.records) == 1001

@@ -9,6 +9,7 @@ import asyncio
 import gc
 import logging
 import signal
+import socket
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -48,12 +49,24 @@ async def _serve(settings: Settings) -> None:
         await service.start()
         outer.push_async_callback(service.store.close)
         state = service.state()
-        servers = [(HttpServer(state_app(state)), await run_directory.listen())]
-        if settings.bind is not None:
-            servers.append((HttpServer(probe_app(state)), listen_tcp(*settings.bind)))
         async with asyncio.TaskGroup() as tasks:
-            listening = [tasks.create_task(server.serve(sockets=[where])) for server, where in servers]
-            running = [tasks.create_task(_essential(name, work)) for name, work in service.endless()]
+            servers: dict[str, tuple[HttpServer, asyncio.Task[None]]] = {}
+
+            def serve(name: str, server: HttpServer, where: socket.socket) -> None:
+                servers[name] = server, tasks.create_task(server.serve(sockets=[where]))
+
+            async def serve_state() -> None:
+                former, where = servers.get("state"), await run_directory.listen()
+                serve("state", HttpServer(state_app(state)), where)
+                if former is not None:
+                    former[0].end()
+
+            await serve_state()
+            if settings.bind is not None:
+                serve("probes", HttpServer(probe_app(state)), listen_tcp(*settings.bind))
+            link = run_directory.keep(lambda: service.backend.leads, serve_state)
+            endless = [*service.endless(), ("link", link)]
+            running = [tasks.create_task(_essential(name, work)) for name, work in endless]
             async with AsyncExitStack() as kubelet:
                 running.append(tasks.create_task(service.open_for_claims(kubelet)))
                 # What exists now lives as long as the process: the collector need not walk it again and again.
@@ -64,9 +77,9 @@ async def _serve(settings: Settings) -> None:
                 for task in running:
                     task.cancel()
             service.feed.close()
-            for server, _ in servers:
+            for server, _ in servers.values():
                 server.end()
-            await asyncio.wait(listening)
+            await asyncio.wait([listening for _, listening in servers.values()])
 
 
 def main(settings: Settings) -> int:

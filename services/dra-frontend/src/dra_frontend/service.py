@@ -15,13 +15,15 @@ from numa_contract.reports import ContainerReport
 
 from dra_frontend.api_server.client import KubeClient
 from dra_frontend.claims.backend import BackendView
-from dra_frontend.claims.directory import ClaimDirectory
+from dra_frontend.claims.directory import ClaimFiles
+from dra_frontend.claims.journal import Journal
 from dra_frontend.claims.memory_kills import MemoryKills
-from dra_frontend.claims.metadata_files import MetadataFiles
-from dra_frontend.claims.reconciler import Upkeep
-from dra_frontend.claims.recovery import LostRecords
+from dra_frontend.claims.metadata import MetadataFiles
+from dra_frontend.claims.reconciler import Reconciler
+from dra_frontend.claims.recovery import Recovery
 from dra_frontend.claims.service import NodeClaims
-from dra_frontend.claims.store import Change, ClaimStore
+from dra_frontend.claims.store import ClaimStore
+from dra_frontend.claims.transaction import Change
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.kubelet.managers import read_policies, static_note
@@ -35,7 +37,7 @@ from dra_frontend.publishing.publisher import Publisher
 from dra_frontend.settings import Settings
 from dra_frontend.state_endpoint.api import NodeState
 from dra_frontend.state_endpoint.events import EventFeed
-from dra_frontend.telemetry import MeasuredClaims, Telemetry
+from dra_frontend.telemetry import Telemetry
 
 _LOG = logging.getLogger(__name__)
 
@@ -60,24 +62,27 @@ class Service:
         node = settings.node_name
         self.watch = MachineWatch(trees, config, node, lambda: self.store.ledger)
         self.telemetry = Telemetry(lambda: self.store.ledger, self.watch, self.backend)
-        directory = ClaimDirectory(Path(config.cdi_dir), run_dir / CLAIMS_JOURNAL, run_dir / "quarantine")
         root = Path(config.kubelet_root_dir)
         metadata = MetadataFiles(
             str(root / "plugins"), enabled=config.device_metadata, failed=self.telemetry.no_metadata
         )
-        self.store = ClaimStore(directory, self.run_directory.claims_lock, self.backend, metadata)
-        self.lost = LostRecords(node, client, self.store, self._inventory, self.backend)
-        self.upkeep = Upkeep(node, client, self.store, self.lost, self.backend)
-        self.kills = MemoryKills(node, lambda: self.store.ledger, client)
-        self.claims = NodeClaims(client, self.store, self._inventory, self.backend, self.lost)
+        files, journal = ClaimFiles(Path(config.cdi_dir), run_dir / "quarantine"), Journal(run_dir / CLAIMS_JOURNAL)
+        self.store = ClaimStore(files, journal, self.run_directory.claims_lock, self.backend, metadata)
+        self.recovery = Recovery(node, client, self.store, self._inventory, self.backend, config)
+        self.reconciler = Reconciler(node, client, self.store, self.backend)
+        self.kills = MemoryKills(node, self.store, self.backend, client)
+        self.claims = NodeClaims(client, self.store, self._inventory, self.backend, self.recovery, config)
         boards = {driver: HealthBoard() for driver in DRIVERS}
         counted = config.publish_node_allocatable_resource_mapping
         self.offer = Offer(node, self._inventory, lambda: self.store.ledger, boards, counted=counted)
         self.notices = Notices(client, node)
-        measured = MeasuredClaims(self.claims, self.telemetry)
         self.plugins = {
             driver: KubeletPlugin(
-                driver, measured, PluginPaths.below(root, driver, self.settings.pod_uid), boards[driver]
+                driver,
+                self.claims,
+                PluginPaths.below(root, driver, self.settings.pod_uid),
+                boards[driver],
+                count=self.telemetry.note,
             )
             for driver in DRIVERS
         }
@@ -94,15 +99,11 @@ class Service:
     def _changed(self, change: Change) -> None:
         self.feed.publish("record", {"change": change.kind, "driver": change.driver, "uid": change.uid})
 
-    def reported(self, report: ContainerReport | None) -> None:
+    def reported(self, _report: ContainerReport | None) -> None:
         """The backend's lease or a container has changed."""
         self.claims.backend_changed()
-        if report is not None:
-            self.upkeep.reported(report)
-            self.kills.reported(report)
-        elif self.backend.live:
-            # Until everything was told again, silence does not mean that a container is gone.
-            self.kills.keep(self.backend.containers)
+        self.reconciler.backend_changed()
+        self.kills.backend_changed()
 
     def unready(self) -> list[str]:
         """Returns why the service is not ready."""
@@ -110,6 +111,9 @@ class Service:
         problems += [f"{driver}: nothing is offered: {why}" for driver, why in self._inventory().refused.items()]
         if self.watch.problem and not self._inventory().pools:
             problems.append(f"machine: {self.watch.problem}")
+        problems += self.store.problems
+        problems += [problem for problem in (self.run_directory.problem,) if problem]
+        problems += [plugin.problem for plugin in self.plugins.values() if plugin.problem]
         for driver, plugin in self.plugins.items():
             if not plugin.registered:
                 problems.append(f"{driver}: not registered with the kubelet {plugin.error}".rstrip())
@@ -127,11 +131,12 @@ class Service:
         """Returns what runs as long as the service does, by name."""
         publishing = [(f"publisher {driver}", publisher.run()) for driver, publisher in self.publishers.items()]
         return [
-            ("reports", self.upkeep.run_reports()),
+            ("reports", self.reconciler.run_reports()),
             ("kills", self.kills.run()),
-            ("disk", self.upkeep.run_disk()),
-            ("claims", self.upkeep.run_claims()),
-            ("link", self.lead()),
+            ("disk", self.reconciler.run_disk()),
+            ("sweep", self.reconciler.run_sweep()),
+            ("recovery", self.recovery.run()),
+            *((f"sockets {driver}", plugin.keep_sockets()) for driver, plugin in self.plugins.items()),
             ("machine", self.watch.run(self.offer.refresh)),
             ("notices", self.notices.run()),
             *publishing,
@@ -153,16 +158,6 @@ class Service:
             warnings=self.warnings,
             metrics=self.telemetry.render,
         )
-
-    async def lead(self) -> None:
-        """Lets ``state.sock`` lead here while this pod's backend enforces, or nobody's does yet. Runs for ever."""
-        led = False
-        while True:
-            leads = self.backend.leads
-            if (leads and not led) or not self.run_directory.active_link.exists():
-                await self.run_directory.become_active()
-            led = leads
-            await asyncio.sleep(0.5)
 
     async def start(self) -> None:
         """Loads the claims and reads the machine that they are on. Raises OSError."""

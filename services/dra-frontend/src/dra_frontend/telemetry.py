@@ -4,9 +4,7 @@
 The ``dra_cpu_*`` names are those of the CPU peer, for dashboards that exist.
 """
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 from numa_contract.pagesize import kubernetes_page_size
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -15,21 +13,10 @@ from prometheus_client.registry import Collector
 
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
-from dra_frontend.kubelet.values import ClaimName, Failure, Prepared
 from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.publishing.publisher import Publisher
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20)
-
-
-class Claims(Protocol):
-    """Who prepares claims."""
-
-    async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Prepared | Failure]:
-        """Answers by claim UID."""
-
-    async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Failure | None]:
-        """Answers by claim UID."""
 
 
 class _NodeGauges(Collector):
@@ -133,27 +120,3 @@ class Telemetry:
                 (self.prepared if call == "prepare" else self.unprepared).labels(result).inc()
                 if call == "prepare":
                     self.cpu_seconds.observe(seconds)
-
-
-class MeasuredClaims:
-    """The claims door with a stopwatch."""
-
-    def __init__(self, claims: Claims, telemetry: Telemetry) -> None:
-        self._claims = claims
-        self._telemetry = telemetry
-
-    async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Prepared | Failure]:
-        """Prepares, and counts."""
-        began = time.perf_counter()
-        answers = await self._claims.prepare(driver, claims)
-        failures = [isinstance(answer, Failure) for answer in answers.values()]
-        self._telemetry.note(driver, "prepare", time.perf_counter() - began, failures)
-        return answers
-
-    async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Failure | None]:
-        """Unprepares, and counts."""
-        began = time.perf_counter()
-        answers = await self._claims.unprepare(driver, claims)
-        failures = [answer is not None for answer in answers.values()]
-        self._telemetry.note(driver, "unprepare", time.perf_counter() - began, failures)
-        return answers

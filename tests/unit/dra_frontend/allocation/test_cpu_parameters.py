@@ -4,27 +4,27 @@
 from typing import Any
 
 import pytest
-from dra_frontend.allocation.claim import ClaimView, read_claim
-from dra_frontend.allocation.cpu_parameters import cpu_parameters
-from dra_frontend.allocation.parameters import ParametersError
+from dra_frontend.allocation.cpu_parameters import CpuConfig, cpu_parameters
+from dra_frontend.allocation.errors import Refused
+from dra_frontend.allocation.parameters import read_parameters
 from dra_frontend.devices.cpu_groups import DeviceKind
 from numa_contract.records import CpuParameters
 
-from tests.strategies.claims import claim, cpus, opaque
+from tests.fakes.decisions import view
+from tests.strategies.claims import cpus, opaque
 
 
 def wish(*config: dict[str, Any], request: str = "cpus", kind: DeviceKind = DeviceKind.NUMA_NODE) -> CpuParameters:
     """Returns the parameters of one request."""
-    view = read_claim(claim("u", cpus(2, "other"), cpus(2, request), config=config))
-    assert isinstance(view, ClaimView), view
-    return cpu_parameters(view, view.results[1], kind)
+    stated = read_parameters(view("u", cpus(2, request), cpus(2, "other"), config=config), {"dra.cpu": CpuConfig})
+    return cpu_parameters(stated.get(("dra.cpu", request), {}), kind)
 
 
 def fault(*config: dict[str, Any], kind: DeviceKind = DeviceKind.NUMA_NODE) -> str:
     """Returns the text of the refusal."""
-    with pytest.raises(ParametersError) as caught:
+    with pytest.raises(Refused) as caught:
         wish(*config, kind=kind)
-    return str(caught.value)
+    return caught.value.text.removeprefix("request cpus: ")
 
 
 def raw(parameters: Any) -> dict[str, Any]:
@@ -87,8 +87,6 @@ def test_parameters_of_other_drivers_are_not_ours() -> None:
         ({"apiVersion": "v1alpha1", "cpuConfig": {"strategy": "best"}}, "cpuConfig.strategy: 'best': input should be"),
         ({"apiVersion": "v1alpha1", "cpuConfig": {"fullPhysicalCores": "yes"}}, "cpuConfig.fullPhysicalCores: 'yes'"),
         ({"apiVersion": "v1alpha1", "cpuConfig": {"fullPhysicalCores": 1}}, "valid boolean"),
-        ({"apiVersion": "v1alpha1", "cpuConfig": {"cpuset": "3-1"}}, "cpuConfig.cpuset: '3-1': the range 3-1 runs"),
-        ({"apiVersion": "v1alpha1", "cpuConfig": {"cpuset": ""}}, "names no CPU"),
         ({"apiVersion": "v1alpha1", "cpuConfig": {"cpuset": 3}}, "valid string; write it in quotes"),
         ({"apiVersion": "v1alpha1", "cpuConfig": []}, "cpuConfig: must be a map of fields"),
         ({"apiVersion": "v1alpha1", "cpuConfig": None}, "cpuConfig: must be a map of fields"),
@@ -134,6 +132,8 @@ def test_a_claim_may_name_its_cpus_in_machine_mode() -> None:
     )
     assert "only in groupBy machine, and this node publishes its CPUs by numanode" in fault(named)
     assert "may come from the claim only" in fault(opaque({"cpuset": "2"}, from_class=True), kind=machine)
+    assert "cpuConfig.cpuset: '3-1': the range 3-1 runs" in fault(opaque({"cpuset": "3-1"}), kind=machine)
+    assert "names no CPU" in fault(opaque({"cpuset": ""}), kind=machine)
     assert "given twice" in fault(named, opaque({"cpuset": "2-3"}), kind=machine)
     for other in ({"strategy": "packed"}, {"l3": "ignore"}, {"fullPhysicalCores": False}):
         assert "excludes cpuset" in fault(named, opaque(other, from_class=True), kind=machine)

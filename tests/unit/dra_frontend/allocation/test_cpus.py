@@ -6,8 +6,8 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from dra_frontend.allocation.claim import ClaimView, read_claim
-from dra_frontend.allocation.decide import Refusal, make_record
+from dra_frontend.allocation.claim import ClaimView
+from dra_frontend.allocation.errors import Refused
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.model import CpuDevice
@@ -20,8 +20,9 @@ from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.records import AllocationRecord, CpuParameters
 
+from tests.fakes.decisions import decided, refused, view
 from tests.fakes.trees import captured
-from tests.strategies.claims import NODE, claim, cpus, opaque
+from tests.strategies.claims import NODE, cpus, opaque
 from tests.strategies.machines import SYNTHETIC, machine
 from tests.strategies.wishes import wishes
 
@@ -40,17 +41,18 @@ def intel(overlay: dict[str, str], **config: Any) -> Inventory:
 def asked(asks: dict[str, Ask], order: Sequence[str], device: str) -> ClaimView:
     """A claim with a request for each, allocated in some order."""
     config = [opaque(fields, request) for request, (_, fields) in asks.items()]
-    read = read_claim(claim("u", *(cpus(asks[r][0], r, device) for r in order), config=config))
-    assert isinstance(read, ClaimView)
-    return read
+    return view("u", *(cpus(asks[r][0], r, device) for r in order), config=config)
 
 
 def outcome(
     inventory: Inventory, asks: dict[str, Ask], order: Sequence[str], held: frozenset[int] = frozenset()
-) -> AllocationRecord | Refusal:
-    """What becomes of such a claim on the device with the most CPUs."""
+) -> AllocationRecord | str:
+    """What becomes of such a claim on the device with the most CPUs: its record, or why it is refused."""
     ledger = Ledger({("dra.cpu", "other"): ClaimFile("dra.cpu", "other", None, held)})
-    return make_record(asked(asks, order, widest(inventory).name), "dra.cpu", inventory, ledger)
+    try:
+        return decided(asked(asks, order, widest(inventory).name), inventory, ledger=ledger)
+    except Refused as refusal:
+        return refusal.text
 
 
 def widest(inventory: Inventory) -> CpuDevice:
@@ -114,12 +116,10 @@ def test_the_refusal_tells_what_the_requests_take_from_each_other() -> None:
     """A request that cannot be met alone is refused for that; else the others of the claim are named."""
     inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0})), NODE)
     (device,) = (device.name for device in inventory.pools[0].devices if device.name == "cpudevnuma000")
-    alone = make_record(asked({"a": (2, {}), "b": (4, {})}, "ab", device), "dra.cpu", inventory, Ledger({}))
-    assert isinstance(alone, Refusal)
-    assert alone.text.endswith("request b: device cpudevnuma000: 4 CPUs wanted, 3 free (1,4-5)")
-    both = make_record(asked({"a": (2, {}), "b": (2, {})}, "ab", device), "dra.cpu", inventory, Ledger({}))
-    assert isinstance(both, Refusal)
-    assert both.text.endswith("2 CPUs wanted, 1 free (4); other requests of this claim have 1,5")
+    alone = refused(asked({"a": (2, {}), "b": (4, {})}, "ab", device), inventory)
+    assert alone.endswith("request b: device cpudevnuma000: 4 CPUs wanted, 3 free (1,4-5)")
+    both = refused(asked({"a": (2, {}), "b": (2, {})}, "ab", device), inventory)
+    assert both.endswith("2 CPUs wanted, 1 free (4); other requests of this claim have 1,5")
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_waiting_is_advised_only_where_it_helps(amount: int, fields: dict[str, A
     """A device with three CPUs, all held: what it could not give either if they were free is not worth waiting for."""
     inventory = build_inventory(machine(1), Config(reserved_cpus=frozenset({0})), NODE)
     refusal = outcome(inventory, {"a": (amount, fields)}, "a", held=frozenset({1, 2, 3}))
-    assert isinstance(refusal, Refusal)
-    assert ("come back when" in refusal.text) == worth_waiting, refusal.text
+    assert isinstance(refusal, str)
+    assert ("come back when" in refusal) == worth_waiting, refusal
 
 
 def fits(inventory: Inventory, asks: Sequence[tuple[int, CpuParameters]], held: frozenset[int]) -> bool:

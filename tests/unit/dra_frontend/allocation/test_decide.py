@@ -5,16 +5,16 @@ import json
 from typing import Any
 
 import pytest
-from dra_frontend.allocation.claim import ClaimView, read_claim
-from dra_frontend.allocation.decide import Refusal, make_record, own_results, rebuild_record
+from dra_frontend.allocation.claim import ClaimView
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.records import AllocationRecord, MemoryMount, MemoryParameters, Owner, parse_record
-from numa_contract.reports import ClaimUse, ContainerReport
 
-from tests.strategies.claims import NODE, claim, cpus, memory, memory_opaque, opaque, result
+from tests.fakes import decisions
+from tests.fakes.decisions import container, decided, holding, lost, view
+from tests.strategies.claims import NODE, cpus, memory, memory_opaque, opaque, result
 from tests.strategies.machines import machine
 
 INVENTORY: Inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0})), NODE)
@@ -24,40 +24,18 @@ WHOLE: Inventory = build_inventory(
 SINGLE: Inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0}), cpu_device_mode="individual"), NODE)
 
 
-def view(
-    uid: str,
-    *results: dict[str, Any],
-    pods: tuple[str, ...] = ("pod-1",),
-    config: tuple[dict[str, Any], ...] = (),
-) -> ClaimView:
-    """The claim as values."""
-    read = read_claim(claim(uid, *results, pods=pods, config=config))
-    assert isinstance(read, ClaimView), read
-    return read
-
-
 def made(
     claim_view: ClaimView, driver: str = "dra.cpu", ledger: Ledger | None = None, inventory: Inventory = INVENTORY
 ) -> AllocationRecord:
     """The record, which must not be refused."""
-    record = make_record(claim_view, driver, inventory, ledger or Ledger({}))
-    assert isinstance(record, AllocationRecord), record
-    return record
-
-
-def holding(*records: AllocationRecord, containers: tuple[ContainerReport, ...] = ()) -> Ledger:
-    """A ledger with these records."""
-    files = {(r.driver, r.claim.uid): ClaimFile.of(r) for r in records}
-    return Ledger(files, containers=containers)
+    return decided(claim_view, inventory, driver, ledger)
 
 
 def refused(
     claim_view: ClaimView, driver: str = "dra.cpu", ledger: Ledger | None = None, inventory: Inventory = INVENTORY
 ) -> str:
     """The refusal's text."""
-    outcome = make_record(claim_view, driver, inventory, ledger or Ledger({}))
-    assert isinstance(outcome, Refusal)
-    return outcome.text
+    return decisions.refused(claim_view, inventory, driver, ledger)
 
 
 def test_a_claim_gets_what_was_allocated() -> None:
@@ -89,16 +67,7 @@ def test_nobody_gets_what_somebody_has() -> None:
     going = ClaimFile("dra.cpu", "u0", None, frozenset({1, 4, 5}))
     assert "0 free" in refused(view("u2", cpus(2)), ledger=Ledger({}, {("dra.cpu", "u0"): going}))
     assert "1 free" in refused(view("u2", cpus(2)), ledger=holding(first))
-    stray = ContainerReport(
-        id="c",
-        name="n",
-        pod_uid="p",
-        pod_namespace="ns",
-        pod_name="pod",
-        state="running",
-        unknown_claims=(ClaimUse(uid="lost", driver="dra.cpu", cpus=frozenset({1, 5})),),
-    )
-    assert made(view("u2", cpus(1)), ledger=Ledger({}, containers=(stray,))).cpus_of() == {4}
+    assert made(view("u2", cpus(1)), ledger=lost("lost", {"": frozenset({1, 5})})).cpus_of() == {4}
 
 
 def test_the_same_allocation_keeps_its_record() -> None:
@@ -120,15 +89,7 @@ def test_another_allocation_under_the_same_uid_replaces_the_record() -> None:
 def test_not_while_a_container_runs_on_the_old_allocation() -> None:
     """Its CPUs would be pulled from under it; the kubelet tries again."""
     first = made(view("u", cpus(2)))
-    running = ContainerReport(
-        id="c",
-        name="work",
-        pod_uid="pod-1",
-        pod_namespace="ns",
-        pod_name="pod",
-        state="running",
-        claims=(ClaimUse(uid="u", driver="dra.cpu"),),
-    )
+    running = container(claims=[{"uid": "u", "driver": "dra.cpu"}])
     text = refused(view("u", cpus(1)), ledger=holding(first, containers=(running,)))
     assert "work" in text
     assert "retried" in text
@@ -137,7 +98,7 @@ def test_not_while_a_container_runs_on_the_old_allocation() -> None:
 def test_administrative_access_takes_nothing() -> None:
     """A claim that only watches must not take CPUs from their owner (needs A7)."""
     watching = view("u", cpus(2, "mine"), result("all", "dra.cpu", "cpudevnuma001", adminAccess=True))
-    assert [r.request for r in own_results(watching, "dra.cpu")] == ["mine"]
+    assert [r.request for r in watching.taken("dra.cpu")] == ["mine"]
     assert made(watching).requests == ("mine",)
 
 
@@ -146,8 +107,8 @@ def test_administrative_access_takes_nothing() -> None:
     [
         (result("r", "dra.cpu", "cpudevnuma000"), "DRAConsumableCapacity"),
         (cpus(2, device="cpudevnuma009"), "no CPU device node-a/cpudevnuma009"),
-        (cpus("1500m"), "no positive whole number"),
-        (cpus(0), "no positive whole number"),
+        (cpus("1500m"), "not a positive whole number"),
+        (cpus(0), "not a positive whole number"),
         (cpus(4), "3 free"),
     ],
 )
@@ -163,26 +124,21 @@ def test_hugepages_are_never_promised_twice() -> None:
     first = made(view("u1", memory("500Mi", kind="hugepages-2m")), "dra.memory")
     text = refused(view("u2", memory("64Mi", kind="hugepages-2m")), "dra.memory", holding(first))
     assert "12582912 of 536870912 unclaimed" in text
-    assert "whole pages" in refused(view("u3", memory("3Mi", kind="hugepages-2m")), "dra.memory")
+    assert "not whole pages" in refused(view("u3", memory("3Mi", kind="hugepages-2m")), "dra.memory")
 
 
 def test_a_lost_record_is_rebuilt_from_what_containers_hold() -> None:
     """The CPUs stay those that the container really has."""
     claim_view = view("u", cpus(2))
-    record = rebuild_record(claim_view, "dra.cpu", {"": frozenset({4, 5})}, INVENTORY)
-    assert isinstance(record, AllocationRecord)
+    record = made(claim_view, ledger=lost("u", {"": frozenset({4, 5})}))
     assert record.cpus_of() == {4, 5}
     assert record.rebuilt
-    same = make_record(claim_view, "dra.cpu", INVENTORY, holding(record))
-    assert isinstance(same, AllocationRecord)
-    assert same.cpus_of() == {4, 5}
+    assert made(claim_view, ledger=holding(record)).cpus_of() == {4, 5}
 
 
 def test_what_does_not_fit_the_allocation_is_not_rebuilt() -> None:
     """Three CPUs held for a claim of two are somebody else's mistake; they stay held, without a record."""
-    outcome = rebuild_record(view("u", cpus(2)), "dra.cpu", {"": frozenset({3, 4, 5})}, INVENTORY)
-    assert isinstance(outcome, Refusal)
-    assert "cannot be rebuilt" in outcome.text
+    assert "cannot be rebuilt" in refused(view("u", cpus(2)), ledger=lost("u", {"": frozenset({3, 4, 5})}))
 
 
 def test_a_cpu_that_two_claims_hold_is_not_free_for_either() -> None:
@@ -295,9 +251,8 @@ def test_single_cpus_are_those_that_the_scheduler_chose() -> None:
     record = made(view("u", single(2), single(7)), inventory=SINGLE)
     assert record.cpus_of() == {2, 7}
     assert record.requests == ("cpus",)
-    rebuilt = rebuild_record(view("u", single(2), single(7)), "dra.cpu", {"": frozenset({2, 7})}, SINGLE)
-    assert isinstance(rebuilt, AllocationRecord)
-    assert rebuilt.cpus_of() == {2, 7}
+    seen = lost("u", {"": frozenset({2, 7})})
+    assert made(view("u", single(2), single(7)), ledger=seen, inventory=SINGLE).cpus_of() == {2, 7}
 
 
 def test_a_single_cpu_is_not_given_twice() -> None:
@@ -316,8 +271,7 @@ def test_a_rebuilt_record_tells_what_each_device_gave() -> None:
     """Each result has CPUs of its own device, so that no device seems to have given more than it has."""
 
     def rebuilt(inventory: Inventory, seen: set[int], *results: dict[str, Any]) -> list[tuple[str, list[int]]]:
-        record = rebuild_record(view("u", *results), "dra.cpu", {"": frozenset(seen)}, inventory)
-        assert isinstance(record, AllocationRecord)
+        record = made(view("u", *results), ledger=lost("u", {"": frozenset(seen)}), inventory=inventory)
         return [(given.device, sorted(given.cpus)) for given in record.cpus]
 
     assert rebuilt(SINGLE, {2, 7}, single(7), single(2)) == [("cpudev007", [7]), ("cpudev002", [2])]
@@ -335,8 +289,8 @@ def test_a_rebuilt_record_keeps_cpus_whatever_its_parameters_are() -> None:
     """Its containers run; parameters are recorded where they can be read."""
     good = view("u", cpus(2), config=(opaque({"sharing": "pod"}),))
     bad = view("u", cpus(2), config=(opaque({"sharing": "all"}),))
-    records = [rebuild_record(each, "dra.cpu", {"": frozenset({4, 5})}, INVENTORY) for each in (good, bad)]
-    assert [isinstance(r, AllocationRecord) and (r.sharing, sorted(r.cpus_of())) for r in records] == [
+    records = [made(each, ledger=lost("u", {"": frozenset({4, 5})})) for each in (good, bad)]
+    assert [(r.sharing, sorted(r.cpus_of())) for r in records] == [
         ("pod", [4, 5]),
         ("container", [4, 5]),
     ]
@@ -357,11 +311,11 @@ def test_a_record_of_the_next_release_stays_whole() -> None:
 
 def test_each_memory_request_has_its_parameters_in_the_record() -> None:
     """By base name, resolved; requests without any have the defaults, written down."""
-    config = (memory_opaque({"limit": "claim", "protect": "min"}, "m"), memory_opaque({"mount": {"path": "/h"}}, "h"))
+    config = (memory_opaque({"limit": "claim", "protect": "low"}, "m"), memory_opaque({"mount": {"path": "/h"}}, "h"))
     results = (memory("64Mi", "m"), memory("4Mi", "h", kind="hugepages-2m"), memory("64Mi", "n", 1))
     record = made(view("u", *results, config=config), "dra.memory")
     assert record.memory_parameters == {
-        "m": MemoryParameters(limit="claim", protect="min"),
+        "m": MemoryParameters(limit="claim", protect="low"),
         "h": MemoryParameters(mount=MemoryMount(path="/h")),
         "n": MemoryParameters(),
     }
@@ -401,8 +355,8 @@ def test_lost_memory_is_rebuilt_whatever_its_device_has_left() -> None:
     limit = (memory_opaque({"limit": "claim"}, "plain"), memory_opaque({"mount": {"path": "/h"}}, "huge"))
     shrunk = memory("1Ti", "huge", kind="hugepages-2m")
     gone = (memory("4Gi", "gone", node=12, kind="hugepages-1g"), memory("64Mi", "plain", node=12))
-    record = rebuild_record(view("u", shrunk, *gone, config=limit), "dra.memory", {}, INVENTORY)
-    assert isinstance(record, AllocationRecord)
+    running = lost("u", {"": frozenset()}, "dra.memory")
+    record = made(view("u", shrunk, *gone, config=limit), "dra.memory", running)
     assert [(a.request, a.numa_node, a.size, a.page_bytes, a.hugepages) for a in record.memory] == [
         ("huge", 0, 1 << 40, 2 << 20, True),
         ("gone", 12, 4 << 30, 1 << 30, True),
@@ -411,19 +365,16 @@ def test_lost_memory_is_rebuilt_whatever_its_device_has_left() -> None:
     assert record.memory_parameters_of("plain").limit == "claim"
     assert record.memory_parameters_of("huge").mount == MemoryMount(path="/h")
     strange = view("u", memory("64Mi", kind="hugepages-3x"))
-    outcome = rebuild_record(strange, "dra.memory", {}, INVENTORY)
-    assert isinstance(outcome, Refusal)
-    assert "request memory: memory device 'hugepages-3x-numa000'" in outcome.text
+    assert "request memory: memory device 'hugepages-3x-numa000'" in refused(strange, "dra.memory", running)
 
 
 def test_a_rebuilt_memory_record_has_its_parameters_where_they_can_be_read() -> None:
     """Limits and protection are the same as before the loss; what cannot be read takes no memory away."""
+    running = lost("u", {"": frozenset()}, "dra.memory")
     good, bad = (
-        rebuild_record(view("u", memory("64Mi"), config=(memory_opaque(fields),)), "dra.memory", {}, INVENTORY)
+        made(view("u", memory("64Mi"), config=(memory_opaque(fields),)), "dra.memory", running)
         for fields in ({"limit": "claim"}, {"limit": "all"})
     )
-    assert isinstance(good, AllocationRecord)
-    assert isinstance(bad, AllocationRecord)
     assert good.memory_parameters_of("memory").limit == "claim"
     assert bad.memory_parameters == {}
     assert bad.memory == good.memory

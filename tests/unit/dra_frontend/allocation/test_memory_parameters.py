@@ -4,38 +4,40 @@
 from typing import Any
 
 import pytest
-from dra_frontend.allocation.claim import ClaimView, read_claim
-from dra_frontend.allocation.memory_parameters import MemoryConfig, memory_parameters
-from dra_frontend.allocation.parameters import ParametersError
+from dra_frontend.allocation.errors import Refused
+from dra_frontend.allocation.memory import requested_memory
+from dra_frontend.allocation.memory_parameters import MemoryConfig
+from dra_frontend.allocation.parameters import read_parameters
 from dra_frontend.devices.inventory import build_inventory
-from dra_frontend.devices.model import MemoryDevice
 from dra_frontend.machine.discovery import discover
 from hypothesis import given
 from hypothesis import strategies as st
-from numa_contract.config import Config
+from numa_contract.config import Config, MemoryProtection
 from numa_contract.records import MemoryMount, MemoryParameters
 
+from tests.fakes.decisions import view
 from tests.fakes.trees import small_machine
-from tests.strategies.claims import NODE, claim, memory, memory_opaque
+from tests.strategies.claims import NODE, memory, memory_opaque
 
 INVENTORY = build_inventory(discover(small_machine()), Config(), NODE)
 HUGE = "hugepages-2m"
 
 
+BOTH = MemoryProtection(allowed=("low", "min"))
+
+
 def wish(*config: dict[str, Any], kinds: tuple[str, ...] = ("memory",), size: str = "64Mi") -> MemoryParameters:
     """Returns the parameters of the request ``r``, which has a result of each kind."""
-    view = read_claim(claim("u", *(memory(size, "r", 1, kind) for kind in kinds), config=config))
-    assert isinstance(view, ClaimView), view
-    devices = [INVENTORY.device(r.driver, r.pool, r.device) for r in view.results]
-    total = sum(int(r.consumed["size"]) for r in view.results)
-    return memory_parameters(view, view.results, [d for d in devices if isinstance(d, MemoryDevice)], total)
+    found = view("u", *(memory(size, "r", 1, kind) for kind in kinds), config=config)
+    stated = read_parameters(found, {"dra.memory": MemoryConfig})
+    return requested_memory(found.results, stated, INVENTORY, BOTH)["r"]
 
 
 def fault(*config: dict[str, Any], kinds: tuple[str, ...] = ("memory",), size: str = "64Mi") -> str:
     """Returns the text of the refusal."""
-    with pytest.raises(ParametersError) as caught:
+    with pytest.raises(Refused) as caught:
         wish(*config, kinds=kinds, size=size)
-    return str(caught.value)
+    return caught.value.text.removeprefix("request r: ")
 
 
 def test_without_parameters_everything_is_the_default() -> None:
@@ -169,10 +171,11 @@ _FIELDS = st.sampled_from([*MemoryConfig.model_fields, "mount", "other"])
 def test_any_json_is_parameters_or_a_refusal(fields: Any, kind: str) -> None:
     """Claims are written by anybody: what comes out can be recorded, or the text names the field."""
     try:
-        found: MemoryParameters | ParametersError = wish(memory_opaque(fields), kinds=(kind,))
-    except ParametersError as error:
-        found = error
-    if isinstance(found, ParametersError):
-        assert found.field.startswith("memoryConfig")
+        found = wish(memory_opaque(fields), kinds=(kind,))
+    except Refused as error:
+        text = error.text
     else:
         assert MemoryParameters.model_validate_json(found.model_dump_json()) == found
+        return
+    assert "parameters FromClaim: memoryConfig" in text
+    assert len(text) < 500

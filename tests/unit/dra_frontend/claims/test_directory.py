@@ -1,178 +1,195 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CDI directory as the only database."""
+"""The CDI directory as the only database: what is written, and what is kept of what cannot be used."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
-from dra_frontend.claims.directory import ClaimDirectory
+from dra_frontend.claims.directory import ClaimFiles
 from numa_contract.cdi import RECORD_ANNOTATION, cdi_document, dump_claim_file
 from numa_contract.names import cdi_file_name
 from numa_contract.records import AllocationRecord, Owner
 
 from tests.fakes.records import record
 
+NAME = cdi_file_name("dra.cpu", "u1")
+
 
 @pytest.fixture
-def directory(tmp_path: Path) -> ClaimDirectory:
+def files(tmp_path: Path) -> ClaimFiles:
     """An empty directory that does not exist yet."""
-    return ClaimDirectory(tmp_path / "cdi", tmp_path / "claims.journal", tmp_path / "quarantine")
+    return ClaimFiles(tmp_path / "cdi", tmp_path / "quarantine")
 
 
-def test_a_restart_finds_what_was_written(directory: ClaimDirectory, tmp_path: Path) -> None:
+def scan(files: ClaimFiles) -> dict[tuple[str, str], frozenset[int]]:
+    """CPUs by claim."""
+    return {key: file.cpus for key, file in files.scan(thorough=True).files.items()}
+
+
+def quarantined(tmp_path: Path) -> list[bytes]:
+    """The copies that are kept."""
+    return [path.read_bytes() for path in (tmp_path / "quarantine").iterdir()]
+
+
+def test_a_restart_finds_what_was_written(files: ClaimFiles, tmp_path: Path) -> None:
     """Another instance reads every record from the directory alone."""
-    directory.write(record("a"))
-    directory.write(record("b", frozenset({5})))
-    other = ClaimDirectory(tmp_path / "cdi", tmp_path / "claims.journal", tmp_path / "quarantine")
-    assert {key: file.record for key, file in other.scan().items()} == {
-        ("dra.cpu", "a"): record("a"),
-        ("dra.cpu", "b"): record("b", frozenset({5})),
-    }
+    files.write(record("a"))
+    files.write(record("b", frozenset({5})))
+    found = ClaimFiles(tmp_path / "cdi", tmp_path / "quarantine").scan(thorough=True).files
+    assert [file.record for file in found.values()] == [record("a"), record("b", frozenset({5}))]
 
 
-def test_trap_7_1_the_temporary_file_lies_beside_and_does_not_end_in_json(
-    directory: ClaimDirectory, tmp_path: Path
-) -> None:
-    """Nothing but the final file remains, readable by root alone, and no half-written one was ever called .json."""
-    directory.write(record())
-    files = list((tmp_path / "cdi").iterdir())
-    assert [file.name for file in files] == [cdi_file_name("dra.cpu", "u1")]
-    assert files[0].stat().st_mode & 0o777 == 0o600
+@pytest.mark.fault("protocols 7.1")
+def test_nothing_but_the_whole_file_has_its_name(files: ClaimFiles, tmp_path: Path) -> None:
+    """Readable by root alone; the temporary file lay beside it, and no half-written one was ever called .json."""
+    files.write(record())
+    (file,) = (tmp_path / "cdi").iterdir()
+    assert (file.name, file.stat().st_mode & 0o777) == (NAME, 0o600)
 
 
-def test_a_failed_write_changes_nothing(directory: ClaimDirectory, tmp_path: Path) -> None:
-    """When the file cannot be put in its place the old one stays and no temporary file is left (needs B26)."""
-    directory.write(record())
-    before = (tmp_path / "cdi" / cdi_file_name("dra.cpu", "u1")).read_bytes()
-    (tmp_path / "cdi" / cdi_file_name("dra.cpu", "u2")).mkdir()
+def test_a_failed_write_changes_nothing(files: ClaimFiles, tmp_path: Path) -> None:
+    """When the file cannot be put in its place the old one stays and no temporary file is left."""
+    files.write(record())
+    before = (tmp_path / "cdi" / NAME).read_bytes()
+    other = tmp_path / "cdi" / cdi_file_name("dra.cpu", "u2")
+    other.mkdir()
     with pytest.raises(OSError, match="directory"):
-        directory.write(record("u2"))
-    assert (tmp_path / "cdi" / cdi_file_name("dra.cpu", "u1")).read_bytes() == before
-    assert sorted(p.name for p in (tmp_path / "cdi").iterdir()) == [
-        cdi_file_name("dra.cpu", "u1"),
-        cdi_file_name("dra.cpu", "u2"),
-    ]
+        files.write(record("u2"))
+    assert (tmp_path / "cdi" / NAME).read_bytes() == before
+    assert sorted(path.name for path in (tmp_path / "cdi").iterdir()) == [NAME, other.name]
+    assert files.view.files.keys() == {("dra.cpu", "u1")}
 
 
-def test_a_change_by_another_instance_is_seen(directory: ClaimDirectory, tmp_path: Path) -> None:
+def test_a_change_by_another_instance_is_seen(files: ClaimFiles, tmp_path: Path) -> None:
     """A scan believes the directory, not its memory."""
-    directory.write(record())
-    directory.scan()
-    other = ClaimDirectory(tmp_path / "cdi", tmp_path / "claims.journal", tmp_path / "quarantine")
+    files.write(record())
+    other = ClaimFiles(tmp_path / "cdi", tmp_path / "quarantine")
     other.write(record("u1", frozenset({7})))
     other.write(record("u2"))
-    seen = directory.scan()
-    assert seen["dra.cpu", "u1"].cpus == {7}
-    assert ("dra.cpu", "u2") in seen
+    assert scan(files) == {("dra.cpu", "u1"): {7}, ("dra.cpu", "u2"): {1, 2}}
 
 
-def test_a_file_with_an_unreadable_record_is_copied_and_stays(directory: ClaimDirectory, tmp_path: Path) -> None:
+def test_a_file_with_an_unreadable_record_is_copied_and_stays(files: ClaimFiles, tmp_path: Path) -> None:
     """A healthy pod needs the file to restart: it is copied, its CPUs are held from its environment."""
     document = cdi_document(record())
     document["annotations"][RECORD_ANNOTATION] = "{"
-    path = tmp_path / "cdi" / cdi_file_name("dra.cpu", "u1")
+    path = tmp_path / "cdi" / NAME
     path.parent.mkdir()
     path.write_text(json.dumps(document))
-    file = directory.scan()["dra.cpu", "u1"]
-    assert (file.record, file.cpus) == (None, {1, 2})
+    assert scan(files) == {("dra.cpu", "u1"): {1, 2}}
+    assert files.view.files["dra.cpu", "u1"].record is None
     assert path.exists()
-    assert len(list((tmp_path / "quarantine").iterdir())) == 1
-    assert directory.problems[path.name]
-    directory.scan()
-    assert len(list((tmp_path / "quarantine").iterdir())) == 1, "one copy, not one for each scan"
-    directory.write(record())
-    directory.scan()
-    assert directory.problems == {}
+    assert files.problems[NAME]
+    scan(files)
+    assert len(quarantined(tmp_path)) == 1, "one copy, not one for each scan"
+    files.write(record())
+    scan(files)
+    assert files.problems == {}
 
 
-def test_a_file_that_is_no_cdi_is_moved_to_quarantine(directory: ClaimDirectory, tmp_path: Path) -> None:
-    """No runtime could use it, and it makes the runtime complain at every container."""
-    path = tmp_path / "cdi" / cdi_file_name("dra.cpu", "u1")
-    path.parent.mkdir()
-    path.write_bytes(b"\xff\x00 half a fi")
-    assert directory.scan() == {}
-    assert not path.exists()
-    [copy] = (tmp_path / "quarantine").iterdir()
-    assert copy.read_bytes() == b"\xff\x00 half a fi"
-    assert path.name in directory.problems
+@pytest.mark.fault("frontend A11", "security S12")
+@pytest.mark.parametrize("kind", ["loop", "long", "zero", "dangling", "fifo", "directory", "huge", "empty", "garbage"])
+def test_a_rude_entry_of_our_name_is_a_problem_of_that_name(files: ClaimFiles, tmp_path: Path, kind: str) -> None:
+    """It is neither followed nor waited for nor read without end, and stays; the other claims are found."""
+    files.write(record("good"))
+    path = tmp_path / "cdi" / NAME
+    links = {"loop": NAME, "long": "x" * 300, "zero": "/dev/zero", "dangling": "/nowhere"}
+    if kind in links:
+        path.symlink_to(links[kind])
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "huge":
+        with path.open("wb") as file:
+            file.truncate(400 << 20)
+    else:
+        path.write_bytes(b"" if kind == "empty" else b"\xff\x00 half a fi")
+    for each in (files, ClaimFiles(tmp_path / "cdi", tmp_path / "quarantine")):
+        assert scan(each) == {("dra.cpu", "good"): {1, 2}}
+        assert NAME in each.problems
+    assert os.path.lexists(path)
+    if kind == "garbage":
+        assert quarantined(tmp_path) == [b"\xff\x00 half a fi"]
 
 
-def test_files_of_others_are_left_alone(directory: ClaimDirectory, tmp_path: Path) -> None:
+@pytest.mark.fault("security S12")
+def test_quarantine_keeps_the_newest_copies(files: ClaimFiles, tmp_path: Path) -> None:
+    """At most 64 files and 16 MB: it lies in memory, and nobody else removes anything."""
+    (tmp_path / "cdi").mkdir()
+    for number in range(80):
+        (tmp_path / "cdi" / NAME).write_text("{" * (number + 1) if number else "{")
+        (tmp_path / "cdi" / cdi_file_name("dra.cpu", f"v{number}")).write_text(f"{number}")
+        scan(files)
+    copies = quarantined(tmp_path)
+    assert len(copies) == 64
+    assert b"79" in copies
+    assert b"1" not in copies
+    for number in range(20):
+        (tmp_path / "cdi" / cdi_file_name("dra.cpu", f"large{number}")).write_bytes(b"%d" % number * 1_000_000)
+    scan(files)
+    assert sum(map(len, quarantined(tmp_path))) <= 16 << 20
+
+
+def test_files_of_others_are_left_alone(files: ClaimFiles, tmp_path: Path) -> None:
     """The directory is shared with every other vendor."""
     (tmp_path / "cdi").mkdir()
     (tmp_path / "cdi" / "nvidia.json").write_text("{")
     (tmp_path / "cdi" / "vendor.yaml").write_text("x")
-    assert directory.scan() == {}
+    assert (scan(files), files.problems) == ({}, {})
     assert sorted(p.name for p in (tmp_path / "cdi").iterdir()) == ["nvidia.json", "vendor.yaml"]
-
-
-def test_a_release_is_known_to_other_instances(directory: ClaimDirectory, tmp_path: Path) -> None:
-    """A file that went on purpose must not be taken for lost and written again by another instance."""
-    directory.write(record())
-    directory.remove("dra.cpu", "u1")
-    other = ClaimDirectory(tmp_path / "cdi", tmp_path / "claims.journal", tmp_path / "quarantine")
-    assert other.releases() == {("dra.cpu", "u1")}
-    other.write(record())
-    assert directory.releases() == set()
-
-
-def test_a_quick_scan_sees_what_another_instance_wrote(directory: ClaimDirectory, tmp_path: Path) -> None:
-    """The journal tells of it even when the directory's time, which moves in ticks, looks the same."""
-    other = ClaimDirectory(tmp_path / "cdi", tmp_path / "claims.journal", tmp_path / "quarantine")
-    for number in range(50):
-        directory.write(record(f"a{number}"))
-        other.scan(thorough=False)
-        other.write(record(f"b{number}"))
-        assert set(directory.scan(thorough=False)) == set(other.scan(thorough=False))
-    assert len(directory.scan(thorough=False)) == 100
 
 
 @pytest.mark.parametrize("thorough", [True, False])
 def test_fields_that_a_newer_instance_added_are_written_again(
-    directory: ClaimDirectory, tmp_path: Path, thorough: bool
+    files: ClaimFiles, tmp_path: Path, thorough: bool
 ) -> None:
     """They make no record differ for this release, and yet what it writes after that loses none of them."""
-    directory.write(record())
-    directory.scan()
-    newer = ClaimDirectory(tmp_path / "cdi", tmp_path / "claims.journal", tmp_path / "quarantine")
+    newer = ClaimFiles(tmp_path / "cdi", tmp_path / "quarantine")
     newer.write(AllocationRecord.model_validate({**record().model_dump(), "anInvention": 1}))
-    seen = directory.scan(thorough=thorough)["dra.cpu", "u1"].record
+    seen = files.scan(thorough=thorough).files["dra.cpu", "u1"].record
     assert seen is not None
-    directory.write(seen.model_copy(update={"owner": Owner(pod_uid="p", container="c")}))
-    written = newer.scan()["dra.cpu", "u1"].record
+    files.write(seen.model_copy(update={"owner": Owner(pod_uid="p", container="c")}))
+    written = newer.scan(thorough=True).files["dra.cpu", "u1"].record
     assert written is not None
     assert (written.model_extra, written.owner is None) == ({"anInvention": 1}, False)
 
 
-def test_a_quick_scan_of_an_unchanged_directory_reads_nothing(directory: ClaimDirectory) -> None:
-    """Prepare does not get slower with the number of claims: the same object is returned."""
-    directory.write(record())
-    view = directory.scan(thorough=False)
-    assert directory.scan(thorough=False) is view
+def test_a_quick_scan_after_changes_of_our_own_reads_nothing(files: ClaimFiles) -> None:
+    """Prepare does not get slower with the number of claims: the view is that of the last change."""
+    files.write(record())
+    files.write(record("u2"))
+    files.remove("dra.cpu", "u1")
+    view = files.view
+    assert files.scan(thorough=False) is view
+    assert scan(files) == {("dra.cpu", "u2"): {1, 2}}
 
 
-def test_a_quarantine_that_cannot_be_written_stops_nobody(directory: ClaimDirectory, tmp_path: Path) -> None:
+def test_a_quarantine_that_cannot_be_written_stops_nobody(files: ClaimFiles, tmp_path: Path) -> None:
     """A damaged file stays where it is, and is told of; the other claims go on."""
-    (tmp_path / "quarantine").write_text("no directory")
-    directory.write(record("good"))
+    (tmp_path / "quarantine").write_text("not a directory")
+    files.write(record("good"))
     path = tmp_path / "cdi" / cdi_file_name("dra.cpu", "bad")
     path.write_text("{")
-    assert set(directory.scan()) == {("dra.cpu", "good")}
+    assert set(scan(files)) == {("dra.cpu", "good")}
     assert path.exists()
-    assert "copied" in directory.problems[path.name]
+    assert path.name in files.problems
 
 
-def test_removing_what_is_not_there_is_fine(directory: ClaimDirectory) -> None:
-    """Unprepare may come twice."""
-    directory.write(record())
-    directory.remove("dra.cpu", "u1")
-    directory.remove("dra.cpu", "u1")
-    assert directory.scan() == {}
+def test_removing_what_is_not_there_is_fine(files: ClaimFiles, tmp_path: Path) -> None:
+    """Unprepare may come twice, and before the directory was made."""
+    files.remove("dra.cpu", "u1")
+    files.write(record())
+    for _ in range(2):
+        files.remove("dra.cpu", "u1")
+    assert scan(files) == {}
 
 
-def test_a_readable_record_can_be_taken_out(directory: ClaimDirectory, tmp_path: Path) -> None:
+def test_a_readable_record_can_be_taken_out(files: ClaimFiles, tmp_path: Path) -> None:
     """A record that contradicts another one leaves the directory, and a copy stays for people."""
-    directory.write(record())
-    directory.quarantine(record(), "holds CPUs of another claim")
-    assert directory.scan() == {}
-    assert [p.read_bytes() for p in (tmp_path / "quarantine").iterdir()] == [dump_claim_file(record())]
+    files.write(record())
+    files.set_aside(record(), "holds CPUs of another claim")
+    assert scan(files) == {}
+    assert quarantined(tmp_path) == [dump_claim_file(record())]
+    assert files.problems == {NAME: "holds CPUs of another claim"}

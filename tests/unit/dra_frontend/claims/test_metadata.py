@@ -1,32 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """What containers are told of their devices (KEP-5304), and the files that tell it."""
 
-import asyncio
 import json
 import stat
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dra_frontend.allocation.claim import ClaimView, read_claim
-from dra_frontend.allocation.decide import make_record
-from dra_frontend.allocation.ledger import Ledger
-from dra_frontend.claims.backend import BackendView
-from dra_frontend.claims.directory import ClaimDirectory
 from dra_frontend.claims.metadata import with_metadata
-from dra_frontend.claims.metadata_files import MetadataFiles
-from dra_frontend.claims.reconciler import Upkeep
-from dra_frontend.claims.recovery import LostRecords
-from dra_frontend.claims.store import ClaimStore
 from dra_frontend.devices.inventory import Inventory, build_inventory
+from dra_frontend.kubelet.values import Failure, Prepared
 from numa_contract.config import Config
 from numa_contract.errors import MalformedError
-from numa_contract.names import cdi_file_name
-from numa_contract.records import AllocationRecord
-from numa_contract.reports import BackendStatus, ClaimUse, ContainerReport
-from numa_node.file_lock import FileLock
 
+from tests.fakes.decisions import decided
+from tests.fakes.frontend import Claims, Frontend
 from tests.strategies.claims import NODE, claim, cpus, memory, result
 from tests.strategies.machines import machine
 
@@ -40,25 +29,21 @@ def offered(**config: Any) -> Inventory:
 
 def view(*results: dict[str, Any], uid: str = "u", pod_claim: str = "", **more: Any) -> ClaimView:
     """An allocated claim; with ``pod_claim`` one that was made from a template."""
-    document = claim(uid, *results, **more)
+    return read_claim(document(*results, uid=uid, pod_claim=pod_claim, **more))
+
+
+def document(*results: dict[str, Any], uid: str = "u", pod_claim: str = "", **more: Any) -> dict[str, Any]:
+    """The same as the API server has it."""
+    found = claim(uid, *results, **more)
     if pod_claim:
-        document["metadata"]["annotations"] = {"resource.kubernetes.io/pod-claim-name": pod_claim}
-    read = read_claim(document)
-    assert isinstance(read, ClaimView), read
-    return read
-
-
-def bare(found: ClaimView, driver: str = "dra.cpu", inventory: Inventory | None = None) -> AllocationRecord:
-    """The claim's record, as it is decided."""
-    record = make_record(found, driver, inventory or offered(), Ledger({}))
-    assert isinstance(record, AllocationRecord), record
-    return record
+        found["metadata"]["annotations"] = {"resource.kubernetes.io/pod-claim-name": pod_claim}
+    return found
 
 
 def told(found: ClaimView, driver: str = "dra.cpu", inventory: Inventory | None = None) -> dict[str, Any]:
     """The documents by request."""
     inventory = inventory or offered()
-    record = with_metadata(bare(found, driver, inventory), found, inventory, PLUGINS)
+    record = with_metadata(decided(found, inventory, driver), found, inventory, PLUGINS)
     return {request: json.loads(file.content) for request, file in record.metadata.items()}
 
 
@@ -109,7 +94,7 @@ def test_each_request_has_a_file_of_its_own() -> None:
 def test_a_claim_of_a_template_goes_by_its_name_in_the_pod() -> None:
     """The pod's author does not know the generated name: annotation and path tell the one that is in the manifest."""
     found = view(cpus(1), pod_claim="pinned")
-    record = with_metadata(bare(found), found, offered(), PLUGINS)
+    record = with_metadata(decided(found, offered()), found, offered(), PLUGINS)
     file = record.metadata["cpus"]
     root = "/var/run/kubernetes.io/dra-device-attributes"
     assert file.mount_path == f"{root}/resourceclaimtemplates/pinned/cpus/dra.cpu-metadata.json"
@@ -120,7 +105,7 @@ def test_a_claim_of_a_template_goes_by_its_name_in_the_pod() -> None:
 def test_what_was_told_stays_told() -> None:
     """Prepared again after attributes have changed, the record and so the CDI file stay the same."""
     found = view(cpus(2))
-    first = with_metadata(bare(found), found, offered(), PLUGINS)
+    first = with_metadata(decided(found, offered()), found, offered(), PLUGINS)
     assert with_metadata(first, found, offered(group_by="socket"), PLUGINS) == first
     moved = with_metadata(first, found, offered(), "/kubelet/plugins")
     assert moved.metadata["cpus"].host_path.startswith("/kubelet/plugins/dra.cpu/")
@@ -130,47 +115,30 @@ def test_a_name_that_is_a_path_is_refused() -> None:
     """Nobody's name leads out of the plugin's directory."""
     found = view(cpus(2), pod_claim="../../etc")
     with pytest.raises(MalformedError, match="may not become part of a path"):
-        with_metadata(bare(found), found, offered(), PLUGINS)
+        with_metadata(decided(found, offered()), found, offered(), PLUGINS)
 
 
-class Node:
-    """A store with metadata files, as a new process over the same disk each time it is made."""
+class Node(Frontend):
+    """A frontend with metadata files, as a new process over the same disk each time it is made."""
 
-    def __init__(self, path: Path, *, enabled: bool = True) -> None:
-        self.path = path
-        self.failures: list[str] = []
-        self.backend = BackendView(time.monotonic)
-        for _ in range(2):
-            status = BackendStatus(instance="i", epoch="e", complete=True, active=True, synchronized=True)
-            self.backend.renew(status)
-        metadata = MetadataFiles(str(path / "plugins"), enabled=enabled, failed=self.failures.append)
-        directory = ClaimDirectory(path / "cdi", path / "journal", path / "bad")
-        self.store = ClaimStore(directory, FileLock(path / "lock"), self.backend, metadata)
-        self.inventory = offered()
+    def __init__(self, path: Path, *, enabled: bool = True, api: Claims | None = None) -> None:
+        super().__init__(path, offered(), metadata=enabled, api=api)
+        self.plugins = path / "plugins" / "dra.cpu" / "dra-device-metadata"
 
-    async def prepare(self, found: ClaimView) -> None:
-        """Decides and writes."""
-        made = make_record(found, "dra.cpu", self.inventory, self.store.ledger)
-        assert isinstance(made, AllocationRecord)
-        await self.store.transact(lambda t: t.write(t.metadata.describe(made, found, self.inventory)))
+    async def has(self, found: dict[str, Any]) -> None:
+        """A claim is prepared."""
+        self.api.add(found)
+        answer = await self.prepare(found["metadata"]["uid"])
+        assert isinstance(answer, Prepared), answer
 
-    async def release(self, uid: str) -> None:
-        """Unprepares."""
-        await self.store.transact(lambda t: t.release("dra.cpu", uid))
-
-    @property
-    def root(self) -> Path:
-        """Where the driver's metadata is."""
-        return self.path / "plugins" / "dra.cpu" / "dra-device-metadata"
-
-    def file(self, claim_name: str = "claim-u") -> Path:
+    def metadata(self, claim_name: str = "claim-u") -> Path:
         """A claim's metadata file."""
-        return self.root / f"ns_{claim_name}" / "cpus" / "metadata.json"
+        return self.plugins / f"ns_{claim_name}" / "cpus" / "metadata.json"
 
     def mounts(self, uid: str = "u") -> list[dict[str, Any]]:
         """The mounts of the claim's only CDI device."""
-        document = json.loads((self.path / "cdi" / cdi_file_name("dra.cpu", uid)).read_text())
-        found: list[dict[str, Any]] = document["devices"][0]["containerEdits"].get("mounts", [])
+        written = json.loads(self.file(uid).read_text())
+        found: list[dict[str, Any]] = written["devices"][0]["containerEdits"].get("mounts", [])
         return found
 
 
@@ -182,161 +150,136 @@ def node(tmp_path: Path) -> Node:
 
 async def test_the_file_is_there_when_the_cdi_file_names_it(node: Node) -> None:
     """Readable by all, nothing half written beside it, at the path that is mounted."""
-    await node.prepare(view(cpus(2)))
+    await node.has(document(cpus(2)))
     (mount,) = node.mounts()
-    assert mount["hostPath"] == str(node.file())
-    assert json.loads(node.file().read_text())["metadata"]["uid"] == "u"
-    assert stat.S_IMODE(node.file().stat().st_mode) == 0o644
-    assert [path.name for path in node.file().parent.iterdir()] == ["metadata.json"]
+    assert mount["hostPath"] == str(node.metadata())
+    assert json.loads(node.metadata().read_text())["metadata"]["uid"] == "u"
+    assert stat.S_IMODE(node.metadata().stat().st_mode) == 0o644
+    assert [path.name for path in node.metadata().parent.iterdir()] == ["metadata.json"]
 
 
 async def test_switched_off_there_is_nothing(tmp_path: Path) -> None:
     """With deviceMetadata off, neither file nor mount; what was told before stays as long as its claim."""
     node = Node(tmp_path, enabled=False)
-    await node.prepare(view(cpus(2)))
+    await node.has(document(cpus(2)))
     assert not node.mounts()
-    assert not node.root.exists()
+    assert not node.plugins.exists()
 
 
 async def test_unprepare_takes_the_file(node: Node) -> None:
     """Directory and all; another claim's stays."""
-    await node.prepare(view(cpus(1)))
-    await node.prepare(view(cpus(1), uid="v"))
-    await node.release("u")
-    assert [path.name for path in node.root.iterdir()] == ["ns_claim-v"]
+    await node.has(document(cpus(1)))
+    await node.has(document(cpus(1), uid="v"))
+    await node.unprepare("u")
+    assert [path.name for path in node.plugins.iterdir()] == ["ns_claim-v"]
 
 
 async def test_a_namesakes_file_is_not_taken(node: Node) -> None:
     """Deleted by force and made anew, a claim has the directory of its forerunner, whose unprepare comes late."""
-    await node.prepare(view(cpus(1), name="same"))
-    await node.prepare(view(cpus(2), uid="v", name="same"))
-    await node.release("u")
-    assert json.loads(node.file("same").read_text())["metadata"]["uid"] == "v"
+    await node.has(document(cpus(1), name="same"))
+    await node.has(document(cpus(2), uid="v", name="same"))
+    await node.unprepare("u")
+    assert json.loads(node.metadata("same").read_text())["metadata"]["uid"] == "v"
 
 
 async def test_a_disk_that_refuses_costs_the_mount_only(node: Node) -> None:
     """The claim is prepared without metadata, and that is counted; the next Prepare tries again."""
-    node.root.parent.mkdir(parents=True)
-    node.root.write_text("in the way")
-    await node.prepare(view(cpus(2)))
+    node.plugins.parent.mkdir(parents=True)
+    node.plugins.write_text("in the way")
+    await node.has(document(cpus(2)))
     assert not node.mounts()
-    assert node.failures == ["dra.cpu"]
-    node.root.unlink()
-    await node.prepare(view(cpus(2)))
-    assert node.mounts()[0]["hostPath"] == str(node.file())
+    assert node.metadata_failures == ["dra.cpu"]
+    node.plugins.unlink()
+    await node.has(document(cpus(2)))
+    assert node.mounts()[0]["hostPath"] == str(node.metadata())
 
 
 async def test_a_name_that_is_no_path_part_costs_the_mount_only(node: Node) -> None:
     """The claim itself never fails for its metadata."""
-    await node.prepare(view(cpus(2), pod_claim="../x"))
+    await node.has(document(cpus(2), pod_claim="../x"))
     assert not node.mounts()
-    assert node.failures == ["dra.cpu"]
+    assert node.metadata_failures == ["dra.cpu"]
 
 
 async def test_a_failed_prepare_leaves_no_file(node: Node) -> None:
     """Where the CDI file cannot be written there is no claim, and so nothing to tell."""
-    (node.path / "cdi").mkdir()
-    (node.path / "cdi" / cdi_file_name("dra.cpu", "u")).mkdir()
-    with pytest.raises(OSError, match="directory"):
-        await node.prepare(view(cpus(2)))
-    assert list(node.root.iterdir()) == []
+    node.file("u").mkdir(parents=True)
+    node.api.add(document(cpus(2)))
+    assert isinstance(await node.prepare("u"), Failure)
+    assert list(node.plugins.iterdir()) == []
 
 
 async def test_a_lost_file_comes_back_with_the_same_content(node: Node) -> None:
     """Upkeep sees within a second that it is gone; the CDI file does not change."""
-    await node.prepare(view(cpus(2)))
-    cdi = node.path / "cdi" / cdi_file_name("dra.cpu", "u")
-    before = node.file().read_text(), cdi.read_text()
-    node.file().unlink()
-    node.file().parent.rmdir()
-    lost = LostRecords(NODE, Claims(), node.store, lambda: node.inventory, node.backend)
-    keeping = asyncio.create_task(Upkeep(NODE, Claims(), node.store, lost, node.backend).run_disk())
-    async with asyncio.timeout(5):
-        while not node.file().exists():  # noqa: ASYNC110 - a file tells nobody
-            await asyncio.sleep(0.02)
-    keeping.cancel()
-    assert (node.file().read_text(), cdi.read_text()) == before
+    await node.has(document(cpus(2)))
+    cdi = node.file("u")
+    before = node.metadata().read_text(), cdi.read_text()
+    node.metadata().unlink()
+    node.metadata().parent.rmdir()
+    await node.reconciler.scan()
+    assert (node.metadata().read_text(), cdi.read_text()) == before
 
 
 async def test_what_cannot_come_back_is_not_mounted(node: Node) -> None:
     """A container with a mount that has no source would not start at all."""
-    await node.prepare(view(cpus(2)))
-    node.file().unlink()
-    node.file().parent.rmdir()
-    node.file().parent.write_text("in the way")
-    await node.store.transact(lambda t: t.restore_metadata())
+    await node.has(document(cpus(2)))
+    node.metadata().unlink()
+    node.metadata().parent.rmdir()
+    node.metadata().parent.write_text("in the way")
+    await node.reconciler.scan()
     assert not node.mounts()
     assert node.store.ledger.held_cpus()
 
 
 async def test_both_files_lost_come_back_together(node: Node) -> None:
     """A CDI file that is written again from memory never names a file that is not there."""
-    await node.prepare(view(cpus(2)))
-    cdi = node.path / "cdi" / cdi_file_name("dra.cpu", "u")
+    await node.has(document(cpus(2)))
+    cdi = node.file("u")
     before = cdi.read_bytes()
     cdi.unlink()
-    node.file().unlink()
+    node.metadata().unlink()
     await node.store.transact(lambda _: None)
     assert cdi.read_bytes() == before
-    assert node.file().exists()
+    assert node.metadata().exists()
 
 
 async def test_a_start_sweeps_what_belongs_to_no_claim(node: Node) -> None:
     """Left by a death between two steps; the files of claims stay."""
-    await node.prepare(view(cpus(2)))
-    (node.root / "ns_gone" / "cpus").mkdir(parents=True)
-    await Node(node.path).store.start()
-    assert [path.name for path in node.root.iterdir()] == ["ns_claim-u"]
+    await node.has(document(cpus(2)))
+    (node.plugins / "ns_gone" / "cpus").mkdir(parents=True)
+    await Node(node.root).store.start()
+    assert [path.name for path in node.plugins.iterdir()] == ["ns_claim-u"]
 
 
 async def test_metadata_that_cannot_be_listed_stops_nothing(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     """Somebody's file where the directory should be costs the metadata, never the driver."""
-    node.root.parent.mkdir(parents=True, exist_ok=True)
-    node.root.write_text("")
+    node.plugins.parent.mkdir(parents=True, exist_ok=True)
+    node.plugins.write_text("")
     await node.store.start()
-    assert "metadata files cannot be listed driver=dra.cpu" in caplog.text
+    assert "metadata files cannot be listed" in caplog.text
 
 
 async def test_nothing_is_swept_while_a_claim_has_no_name(node: Node) -> None:
     """A file without a record, such as the CPU peer's, does not tell which directory is its claim's."""
-    await node.prepare(view(cpus(2)))
-    other = node.path / "cdi" / cdi_file_name("dra.cpu", "v")
+    await node.has(document(cpus(2)))
+    other = node.file("v")
     device = {"name": "claim-v", "containerEdits": {"env": ["DRA_CPUSET_v=4-5"]}}
     other.write_text(json.dumps({"cdiVersion": "0.8.0", "kind": "dra.k8s.io/cpu", "devices": [device]}))
-    (node.root / "ns_peer").mkdir()
-    await Node(node.path).store.start()
-    assert sorted(path.name for path in node.root.iterdir()) == ["ns_claim-u", "ns_peer"]
+    (node.plugins / "ns_peer").mkdir()
+    await Node(node.root).store.start()
+    assert sorted(path.name for path in node.plugins.iterdir()) == ["ns_claim-u", "ns_peer"]
 
 
 async def test_a_rebuilt_claim_mounts_what_it_mounted(node: Node) -> None:
     """Record and files lost while the driver was down: containers that restart find the same file in the same place."""
-    document = claim("u", cpus(2))
-    document["metadata"]["annotations"] = {"resource.kubernetes.io/pod-claim-name": "pinned"}
-    await node.prepare(view(cpus(2), pod_claim="pinned"))
-    before = node.mounts(), node.file().read_text()
-    (node.path / "cdi" / cdi_file_name("dra.cpu", "u")).unlink()
-    again = Node(node.path)
+    await node.has(document(cpus(2), pod_claim="pinned"))
+    before = node.mounts(), node.metadata().read_text()
+    held = node.cpus("u")
+    node.file("u").unlink()
+    again = Node(node.root, api=node.api)
     await again.store.start()
-    assert not again.root.exists() or not list(again.root.iterdir())
-    use = ClaimUse(uid="u", driver="dra.cpu", cpus=next(iter(node.store.ledger.records)).cpus_of())
-    known = {"id": "c", "name": "work", "podUid": "pod-1", "podNamespace": "ns", "podName": "p", "state": "running"}
-    report = ContainerReport.model_validate(known | {"unknownClaims": [use.model_dump(mode="json", by_alias=True)]})
-    again.backend.containers["c"] = report
-    await LostRecords(NODE, Claims(document), again.store, lambda: again.inventory, again.backend).recover()
+    assert not again.plugins.exists() or not list(again.plugins.iterdir())
+    again.report(unknownClaims=[{"uid": "u", "driver": "dra.cpu", "cpus": sorted(held)}])
+    await again.recovery.round()
     assert again.store.ledger.records[0].rebuilt
-    assert (again.mounts(), again.file().read_text()) == before
-
-
-class Claims:
-    """An API server with some claims, by default none."""
-
-    def __init__(self, *documents: dict[str, Any]) -> None:
-        self._documents = list(documents)
-
-    async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
-        """By name."""
-        return next((one for one in self._documents if one["metadata"]["name"] == name), None)
-
-    async def list_claims(self) -> list[dict[str, Any]]:
-        """All of them."""
-        return self._documents
+    assert (again.mounts(), again.metadata().read_text()) == before

@@ -1,212 +1,221 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claims of a node across instances, losses and releases."""
+"""The claims of a node across instances, losses, releases and disks that fail."""
 
 import asyncio
-import json
-import resource
+import os
+import shutil
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from dra_frontend.claims.backend import BackendView
-from dra_frontend.claims.directory import ClaimDirectory
-from dra_frontend.claims.store import ClaimStore, Transaction
+from dra_frontend.claims.directory import ClaimFiles
+from dra_frontend.claims.journal import Journal
+from dra_frontend.claims.store import ClaimStore
+from dra_frontend.claims.transaction import Transaction
 from numa_contract.names import cdi_file_name
 from numa_contract.records import AllocationRecord, AllocationResult, ClaimReference, MemoryAllocation
-from numa_contract.reports import BackendStatus, ClaimUse, ContainerReport
 from numa_node.file_lock import FileLock
 
+from tests.fakes.frontend import Frontend, full_disk, on_disk
 from tests.fakes.records import record
+from tests.strategies.claims import claim, cpus
+
+CPUS = frozenset({1, 2})
+USES: dict[str, Any] = {"claims": [{"uid": "u1", "driver": "dra.cpu"}], "cpus": "1-2"}
 
 
-def enforcing(view: BackendView, *, active: bool = True) -> BackendView:
-    """Gives the view a live lease."""
-    status = BackendStatus(instance="i", epoch="e", complete=True, active=active, synchronized=True)
-    view.renew(status)
-    view.renew(status)
-    return view
+async def write(frontend: Frontend, uid: str = "u1", held: frozenset[int] = CPUS) -> None:
+    """A claim is prepared."""
+    await frontend.store.transact(lambda t: t.write(record(uid, held)))
 
 
-def container(uid: str, state: str = "running") -> ContainerReport:
-    """A container that holds a claim."""
-    return ContainerReport.model_validate(
-        {
-            "id": f"c-{uid}",
-            "name": "n",
-            "podUid": "p",
-            "podNamespace": "ns",
-            "podName": "pod",
-            "state": state,
-            "claims": [ClaimUse(uid=uid, driver="dra.cpu").model_dump(mode="json")],
-        }
-    )
+async def release(frontend: Frontend, uid: str = "u1") -> None:
+    """A claim is unprepared."""
+    await frontend.store.transact(lambda t: t.release("dra.cpu", uid))
 
 
 @pytest.fixture
-def backend() -> BackendView:
-    """A live, active backend without containers."""
-    return enforcing(BackendView(time.monotonic))
+def node(tmp_path: Path) -> Frontend:
+    """The leading instance."""
+    return Frontend(tmp_path)
 
 
-def store_in(path: Path, backend: BackendView) -> ClaimStore:
-    """One instance on a node."""
-    directory = ClaimDirectory(path / "cdi", path / "claims.journal", path / "quarantine")
-    return ClaimStore(directory, FileLock(path / "claims.lock"), backend)
-
-
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """Lets no file of this process grow: what is written meets an OSError, what is read does not."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def path_of(tmp_path: Path, uid: str = "u1") -> Path:
-    """The claim's CDI file."""
-    return tmp_path / "cdi" / cdi_file_name("dra.cpu", uid)
-
-
-async def test_a_lost_file_is_written_again_from_memory(tmp_path: Path, backend: BackendView) -> None:
+async def test_a_lost_file_is_written_again_from_memory(node: Frontend) -> None:
     """A file that went behind our back comes back at the next look."""
-    store = store_in(tmp_path, backend)
-    await store.transact(lambda t: t.write(record()))
-    content = path_of(tmp_path).read_bytes()
-    path_of(tmp_path).unlink()
-    await store.transact(lambda _: None)
-    assert path_of(tmp_path).read_bytes() == content
+    await write(node)
+    content = node.file("u1").read_bytes()
+    node.file("u1").unlink()
+    await node.look()
+    assert node.file("u1").read_bytes() == content
 
 
-async def test_a_lost_file_that_cannot_be_written_frees_nothing(tmp_path: Path, backend: BackendView) -> None:
+@pytest.mark.parametrize("damage", [b"", b"{", b"[" * 200_000, b'{"kind":"dra.k8s.io/cpu","devices":[null]}'])
+async def test_a_damaged_file_is_written_again_from_memory(node: Frontend, damage: bytes) -> None:
+    """What was there is kept in quarantine, and no CPU was free for a moment."""
+    await write(node)
+    content = node.file("u1").read_bytes()
+    node.file("u1").write_bytes(damage)
+    await node.look()
+    assert node.file("u1").read_bytes() == content
+    assert [copy.read_bytes() for copy in (node.root / "quarantine").iterdir()] == [damage]
+
+
+async def test_a_lost_file_that_cannot_be_written_frees_nothing(node: Frontend) -> None:
     """The disk fails at the first of two lost files: both claims stay held, and both are written at the next look."""
-    store = store_in(tmp_path, backend)
-    second = frozenset({5, 6})
-    await store.transact(lambda t: t.write(record()))
-    await store.transact(lambda t: t.write(record("u2", cpus=second)))
-    contents = [path_of(tmp_path, uid).read_bytes() for uid in ("u1", "u2")]
+    held = frozenset({5, 6})
+    await write(node)
+    await write(node, "u2", held)
+    contents = [node.file(uid).read_bytes() for uid in ("u1", "u2")]
     for uid in ("u1", "u2"):
-        path_of(tmp_path, uid).unlink()
-    with full_disk(), pytest.raises(OSError, match="large"):
-        await store.transact(lambda _: None)
-    assert store.ledger.held_cpus() == {1, 2} | second
-    await store.transact(lambda _: None)
-    assert [path_of(tmp_path, uid).read_bytes() for uid in ("u1", "u2")] == contents
-    assert store.ledger.held_cpus() == {1, 2} | second
+        node.file(uid).unlink()
+    with full_disk():
+        await node.look()
+    assert node.store.ledger.held_cpus() == CPUS | held
+    await node.look()
+    assert [node.file(uid).read_bytes() for uid in ("u1", "u2")] == contents
+
+
+@pytest.mark.fault("frontend A6")
+async def test_a_file_that_cannot_be_restored_concerns_its_claim_alone(node: Frontend) -> None:
+    """Others are prepared and taken back meanwhile."""
+    await write(node)
+    await write(node, "u2", frozenset({5}))
+    node.file("u1").unlink()
+    node.file("u1").mkdir()
+    await write(node, "u3", frozenset({6}))
+    await release(node, "u2")
+    assert node.store.ledger.held_cpus() == CPUS | {6}
+    node.file("u1").rmdir()
+    await node.look()
+    assert node.file("u1").is_file()
 
 
 async def test_a_standby_holds_but_does_not_write(tmp_path: Path) -> None:
     """Only the leading instance restores: two writers of one lost file would race; the CPUs are held by both."""
-    store = store_in(tmp_path, enforcing(BackendView(time.monotonic), active=False))
-    await store.transact(lambda t: t.write(record()))
-    path_of(tmp_path).unlink()
-    await store.transact(lambda _: None)
-    assert not path_of(tmp_path).exists()
-    assert store.ledger.held_cpus() == {1, 2}
+    standby = Frontend(tmp_path, active=False)
+    await write(standby)
+    standby.file("u1").unlink()
+    await standby.look()
+    assert not standby.file("u1").exists()
+    assert standby.store.ledger.held_cpus() == CPUS
 
 
-async def test_a_release_by_another_instance_is_no_loss(tmp_path: Path, backend: BackendView) -> None:
+async def test_a_release_by_another_instance_is_no_loss(tmp_path: Path) -> None:
     """During an upgrade the new instance unprepares; the old one must not bring the claim back."""
-    old, new = store_in(tmp_path, backend), store_in(tmp_path, backend)
-    await old.transact(lambda t: t.write(record()))
-    await new.transact(lambda t: t.release("dra.cpu", "u1"))
-    await old.transact(lambda _: None)
-    assert not path_of(tmp_path).exists()
-    assert old.ledger.held_cpus() == frozenset()
+    old, new = Frontend(tmp_path), Frontend(tmp_path)
+    await write(old)
+    await release(new)
+    await old.look()
+    assert not old.file("u1").exists()
+    assert old.store.ledger.held_cpus() == frozenset()
 
 
-async def test_what_another_instance_prepared_is_seen_before_choosing(tmp_path: Path, backend: BackendView) -> None:
+@pytest.mark.fault("frontend A21")
+async def test_no_release_is_forgotten_because_there_were_many(tmp_path: Path) -> None:
+    """Pods come and go for months between two looks of a standby."""
+    old, new = Frontend(tmp_path), Frontend(tmp_path)
+    await write(old)
+    await release(new)
+
+    def many(transaction: Transaction) -> None:
+        for number in range(600):
+            transaction.write(record(f"x{number}", frozenset({5})))
+            transaction.release("dra.cpu", f"x{number}")
+
+    await new.store.transact(many)
+    await old.look()
+    assert not old.file("u1").exists()
+
+
+async def test_what_another_instance_prepared_is_seen_before_choosing(tmp_path: Path) -> None:
     """Each transaction reads the directory again, under the lock: no CPU is given twice."""
-    old, new = store_in(tmp_path, backend), store_in(tmp_path, backend)
-    await old.transact(lambda t: t.write(record()))
-    held = await new.transact(lambda t: t.ledger.held_cpus())
-    assert held == {1, 2}
+    old, new = Frontend(tmp_path), Frontend(tmp_path)
+    for number in range(30):  # within the ticks of one clock
+        await write(old, f"a{number}")
+        await write(new, f"b{number}", frozenset({5}))
+        known = [await each.store.transact(lambda t: set(t.files)) for each in (old, new)]
+        assert known[0] == known[1]
+        assert len(known[0]) == 2 * number + 2
 
 
-async def test_the_cpus_of_a_living_container_stay_held(tmp_path: Path, backend: BackendView) -> None:
+async def test_the_cpus_of_a_living_container_stay_held(node: Frontend) -> None:
     """Unprepare takes the file; the CPUs come back when the last container is gone."""
-    store = store_in(tmp_path, backend)
-    await store.transact(lambda t: t.write(record()))
-    backend.containers["c-u1"] = container("u1")
-    await store.transact(lambda t: t.release("dra.cpu", "u1"))
-    assert not path_of(tmp_path).exists()
-    assert store.ledger.held_cpus() == {1, 2}
-    backend.containers["c-u1"] = container("u1", "stopped")
-    store.settle()
-    assert store.ledger.held_cpus() == frozenset()
+    await write(node)
+    node.report(**USES)
+    await release(node)
+    assert not node.file("u1").exists()
+    assert node.store.ledger.held_cpus() == CPUS
+    node.report(**USES, state="stopped")
+    await node.look()
+    assert node.store.ledger.held_cpus() == frozenset()
+
+
+@pytest.mark.fault("frontend A3")
+async def test_a_release_is_held_by_every_instance_and_across_deaths(tmp_path: Path) -> None:
+    """The journal carries what is held, whether or not a backend reports the container there."""
+    first, other = Frontend(tmp_path), Frontend(tmp_path, enforced=False)
+    await write(first)
+    first.report(**USES)
+    await release(first)
+    later = Frontend(tmp_path, enforced=False)
+    for each in (other, later):
+        assert await each.store.transact(lambda t: t.ledger.held_cpus()) == CPUS
+        assert each.store.ledger.releasing["dra.cpu", "u1"].record == record("u1")
+    later.enforce()
+    assert await later.store.transact(lambda t: t.ledger.held_cpus()) == frozenset()
+    assert await first.store.transact(lambda t: t.ledger.held_cpus()) == CPUS, "its backend reports the container"
 
 
 async def test_without_a_backend_nobody_can_tell(tmp_path: Path) -> None:
     """While no backend reports, CPUs of a released claim are not given to anybody."""
-    backend = BackendView(time.monotonic)
-    store = store_in(tmp_path, backend)
-    await store.transact(lambda t: t.write(record()))
-    await store.transact(lambda t: t.release("dra.cpu", "u1"))
-    store.settle()
-    assert store.ledger.held_cpus() == {1, 2}
-    enforcing(backend)
-    store.settle()
-    assert store.ledger.held_cpus() == frozenset()
+    node = Frontend(tmp_path, enforced=False)
+    await write(node)
+    await release(node)
+    await node.look()
+    assert node.store.ledger.held_cpus() == CPUS
+    node.enforce()
+    await node.look()
+    assert node.store.ledger.held_cpus() == frozenset()
 
 
-async def test_a_failed_removal_changes_nothing(tmp_path: Path, backend: BackendView) -> None:
-    """The claim stays whole when its file cannot be removed (needs B26)."""
-    store = store_in(tmp_path, backend)
-    await store.transact(lambda t: t.write(record()))
-    path_of(tmp_path).unlink()
-    path_of(tmp_path).mkdir()
+async def test_a_failed_removal_changes_nothing(node: Frontend) -> None:
+    """The claim stays whole when its file cannot be removed."""
+    await write(node)
+    node.file("u1").unlink()
+    node.file("u1").mkdir()
     with pytest.raises(OSError, match="directory"):
-        await store.transact(lambda t: t.release("dra.cpu", "u1"))
-    assert store.ledger.held_cpus() == {1, 2}
+        await release(node)
+    assert node.store.ledger.held_cpus() == CPUS
 
 
-async def test_listeners_are_told_of_every_change(tmp_path: Path, backend: BackendView) -> None:
+async def test_listeners_are_told_of_every_change(node: Frontend) -> None:
     """The backend hears of records without looking for them."""
-    store = store_in(tmp_path, backend)
     told: list[tuple[str, str]] = []
-    store.listeners.append(lambda change: told.append((change.kind, change.uid)))
-    await store.transact(lambda t: t.write(record()))
-    await store.transact(lambda t: t.release("dra.cpu", "u1"))
-    assert told == [("prepared", "u1"), ("released", "u1")]
+    node.store.listeners.append(lambda change: told.append((change.kind, change.uid)))
+    await write(node)
+    node.report(**USES)
+    await release(node)
+    node.report(**USES, state="stopped")
+    await node.look()
+    assert told == [("prepared", "u1"), ("released", "u1"), ("freed", "u1")]
 
 
-async def test_a_lock_that_cannot_be_had_is_an_error(tmp_path: Path, backend: BackendView) -> None:
+async def test_a_lock_that_cannot_be_had_is_an_error(tmp_path: Path) -> None:
     """An instance that is stuck with the lock makes the other one say so, not wait for ever."""
 
-    class Taken:
+    class Taken(FileLock):
         async def acquire(self, limit: float | None = None) -> None:
             raise TimeoutError(f"held by another instance after {limit} s")
 
-        def release(self) -> None:
-            raise AssertionError("was never taken")
-
-    store = ClaimStore(ClaimDirectory(tmp_path, tmp_path / "l", tmp_path / "q"), Taken(), backend)
+    files, journal = ClaimFiles(tmp_path / "cdi", tmp_path / "q"), Journal(tmp_path / "j")
+    store = ClaimStore(files, journal, Taken(tmp_path / "l"), Frontend(tmp_path).backend)
     with pytest.raises(OSError, match="another instance"):
         await store.transact(lambda _: None)
 
 
-async def test_the_list_of_releases_is_bounded(tmp_path: Path, backend: BackendView) -> None:
-    """Pods come and go for months; the note of releases does not grow."""
-    store = store_in(tmp_path, backend)
-
-    def many(transaction: Transaction) -> None:
-        for number in range(600):
-            transaction.release("dra.cpu", f"u{number}")
-
-    await store.transact(many)
-    kept = json.loads((tmp_path / "claims.journal").read_text())["releases"]
-    assert len(kept) == 512
-    assert kept[-1] == ["dra.cpu", "u599"]
-
-
-async def test_a_cancelled_caller_does_not_free_the_lock(tmp_path: Path, backend: BackendView) -> None:
+async def test_a_cancelled_caller_does_not_free_the_lock(node: Frontend) -> None:
     """The kubelet drops its call while the thread still chooses: nobody else may choose before it has written."""
-    store = store_in(tmp_path, backend)
     inside, go = threading.Event(), threading.Event()
 
     def slow(transaction: Transaction) -> None:
@@ -214,50 +223,118 @@ async def test_a_cancelled_caller_does_not_free_the_lock(tmp_path: Path, backend
         go.wait(5)
         transaction.write(record())
 
-    first = asyncio.create_task(store.transact(slow))
+    first = asyncio.create_task(node.store.transact(slow))
     await asyncio.to_thread(inside.wait, 5)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
-    second = asyncio.create_task(store.transact(lambda t: t.ledger.held_cpus()))
+    second = asyncio.create_task(node.store.transact(lambda t: t.ledger.held_cpus()))
     done, _ = await asyncio.wait([second], timeout=0.05)
     assert not done
     go.set()
-    assert await second == {1, 2}
-    await store.close()
+    assert await second == CPUS
+    await node.store.close()
 
 
-async def test_memory_of_a_living_container_stays_claimed(tmp_path: Path, backend: BackendView) -> None:
+@pytest.mark.fault("frontend A2")
+async def test_after_the_rename_a_claim_is_held_whatever_fails(tmp_path: Path) -> None:
+    """The journal cannot be written: the other claim of the call gets other CPUs, on a standby, too."""
+    node = Frontend(tmp_path, None, claim("a", cpus(2)), claim("b", cpus(1)))
+    await node.store.start()
+    (tmp_path / "claims.journal").unlink()
+    (tmp_path / "claims.journal").mkdir()
+    answers = await node.claims.prepare("dra.cpu", [node.name("a"), node.name("b")])
+    assert {type(answer).__name__ for answer in answers.values()} == {"Prepared"}
+    assert on_disk(tmp_path) == {"a": {1, 5}, "b": {4}}
+    assert "claims.journal cannot be written" in node.store.problems[0]
+    standby = Frontend(tmp_path, None, *node.api.documents.values(), active=False)
+    await standby.claims.prepare("dra.cpu", [node.name("a"), node.name("b")])
+    assert on_disk(tmp_path) == {"a": {1, 5}, "b": {4}}
+
+
+@pytest.mark.fault("frontend A6")
+async def test_a_full_disk_does_not_keep_claims_from_being_taken_back(tmp_path: Path) -> None:
+    """Unprepare needs no room; a Prepare that finds none is refused and leaves nothing; it heals by itself."""
+    node = Frontend(tmp_path, None, claim("a", cpus(1)), claim("b", cpus(1)), claim("c", cpus(1)))
+    await node.store.start()
+    for uid in "ab":
+        await node.prepare(uid)
+    held = node.cpus("b")
+    node.report(claims=[{"uid": "b", "driver": "dra.cpu"}], cpus=sorted(held))
+    with full_disk((tmp_path / "claims.journal").stat().st_size):
+        assert [await node.unprepare(uid) for uid in "ab"] == [None, None]
+        with full_disk(16):
+            assert "cannot be written" in str(await node.prepare("c"))
+            assert node.store.ledger.held_cpus() == held
+    assert sorted(path.name for path in (tmp_path / "cdi").iterdir()) == []
+    node.report(claims=[], state="stopped")
+    assert type(await node.prepare("c")).__name__ == "Prepared"
+    assert node.store.problems == []
+
+
+async def test_memory_of_a_living_container_stays_claimed(node: Frontend) -> None:
     """Hugepages are held as CPUs are: after Unprepare they come back with the last container."""
-    store = store_in(tmp_path, backend)
+    device = "hugepages-2m-numa000"
+    part = {"request": "r", "device": device, "numa_node": 0, "size": 64 << 20, "page_bytes": 2 << 20}
     held = AllocationRecord(
         driver="dra.memory",
         claim=ClaimReference(uid="u1", namespace="ns", name="c"),
-        results=(AllocationResult(request="r", pool="p", device="hugepages-2m-numa000"),),
-        memory=(
-            MemoryAllocation(
-                request="r",
-                device="hugepages-2m-numa000",
-                numa_node=0,
-                size=64 << 20,
-                page_bytes=2 << 20,
-                hugepages=True,
-            ),
-        ),
+        results=(AllocationResult(request="r", pool="p", device=device),),
+        memory=(MemoryAllocation.model_validate({**part, "hugepages": True}),),
     )
-    await store.transact(lambda t: t.write(held))
-    backend.containers["c-u1"] = container("u1")
-    await store.transact(lambda t: t.release("dra.memory", "u1"))
-    assert store.ledger.claimed_bytes() == {"hugepages-2m-numa000": 64 << 20}
-    del backend.containers["c-u1"]
-    store.settle()
-    assert store.ledger.claimed_bytes() == {}
+    await node.store.transact(lambda t: t.write(held))
+    node.report(claims=[{"uid": "u1", "driver": "dra.memory"}])
+    await node.store.transact(lambda t: t.release("dra.memory", "u1"))
+    assert node.store.ledger.claimed_bytes() == {device: 64 << 20}
+    later = Frontend(node.root, enforced=False)
+    assert await later.store.transact(lambda t: t.ledger.claimed_bytes()) == {device: 64 << 20}
+    del node.backend.containers["c"]
+    await node.look()
+    assert node.store.ledger.claimed_bytes() == {}
 
 
-async def test_leftovers_of_a_death_are_removed(tmp_path: Path, backend: BackendView) -> None:
-    """A temporary file of a write that never ended does not lie around for ever."""
-    leftover = tmp_path / "cdi" / f".{cdi_file_name('dra.cpu', 'u1')}.abcd.tmp"
-    leftover.parent.mkdir()
-    leftover.write_text("{")
-    await store_in(tmp_path, backend).start()
-    assert not leftover.exists()
+async def test_leftovers_of_a_death_are_removed(node: Frontend) -> None:
+    """Temporary files of writes that never ended do not lie around for ever."""
+    leftovers = [node.path / f".{cdi_file_name('dra.cpu', 'u1')}.abcd.tmp", node.root / ".claims.journal.12345678"]
+    node.path.mkdir()
+    for leftover in leftovers:
+        leftover.write_text("{")
+    await node.store.start()
+    assert not any(leftover.exists() for leftover in leftovers)
+
+
+@pytest.mark.parametrize("journal", ["kept", "lost", "never there"])
+async def test_whether_somebody_knows_what_was_prepared(tmp_path: Path, journal: str) -> None:
+    """A node that was just booted has nothing to look for; one whose journal somebody removed has."""
+    if journal != "never there":
+        former = Frontend(tmp_path)
+        await former.store.start()
+    if journal == "lost":
+        (tmp_path / "claims.journal").unlink()
+    node = Frontend(tmp_path)
+    await node.store.start()
+    assert node.store.journal_lost is (journal == "lost")
+
+
+async def test_a_directory_that_was_removed_on_the_host_keeps_what_was_known(tmp_path: Path) -> None:
+    """What is mounted has no name any more: nothing is lost, nothing can be written, and it is said."""
+    node = Frontend(tmp_path, None, claim("b", cpus(1)))
+    node.path.mkdir()
+    await write(node)
+    os.chdir(node.path)  # as a mount does, this keeps the directory when it is removed
+    try:
+        mounted = Frontend(tmp_path, None, claim("b", cpus(1)))
+        mounted.files = ClaimFiles(Path("/proc/self/cwd"), tmp_path / "q")
+        mounted.store._files = mounted.files
+        await mounted.look()
+        shutil.rmtree(node.path)
+        await mounted.look()
+        assert mounted.store.detached
+        assert "was removed on the node" in mounted.store.problems[0]
+        assert mounted.store.ledger.held_cpus() == CPUS
+        with pytest.raises(OSError, match="No such file"):
+            await write(mounted, "u2", frozenset({5}))
+        await release(mounted)
+        assert mounted.store.ledger.held_cpus() == frozenset()
+    finally:
+        os.chdir("/")

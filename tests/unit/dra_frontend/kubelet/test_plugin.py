@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kubelet's door, called by a bare gRPC client: answers, deadlines, registration, sockets."""
+"""The kubelet's way in, called by a bare gRPC client: answers, deadlines, registration, sockets."""
 
 import asyncio
 import logging
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -102,7 +103,7 @@ async def test_trap_4_5_every_requested_claim_has_exactly_one_entry(short_root: 
     assert door.prepared[0][1][0] == ClaimName("default", "claim-a", "a")
 
 
-async def test_a_broken_door_fails_claims_not_the_call(short_root: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_broken_service_fails_claims_not_the_call(short_root: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An unknown exception becomes the error of every claim, with a traceback in the log; the next call is served."""
     paths = PluginPaths.below(short_root, "dra.cpu", None)
     async with KubeletPlugin("dra.cpu", Door(broken), paths):
@@ -111,7 +112,9 @@ async def test_a_broken_door_fails_claims_not_the_call(short_root: Path, caplog:
         assert "a bug" in answers["a"].error
         assert "a bug" in answers["b"].error
         assert "a bug" in (await unprepare(paths.dra, "c"))["c"].error
-    assert "call failed driver=dra.cpu call=prepare claims=2" in caplog.text
+    assert [(r.msg, getattr(r, "call", ""), getattr(r, "claims", 0)) for r in caplog.records][:1] == [
+        ("call failed", "prepare", 2)
+    ]
     assert "Traceback" in caplog.text
 
 
@@ -200,7 +203,7 @@ async def test_trap_4_3_notify_never_answers_an_error(short_root: Path, caplog: 
             assert await channel.unary_unary(method)(b"\xff garbage", timeout=5) == b""
         assert verdict(plugin) == (True, "")
     assert verdict(plugin) == (False, "")
-    assert "no such version" in caplog.text
+    assert "no such version" in [getattr(record, "error", "") for record in caplog.records]
 
 
 async def test_trap_4_12_shutdown_leaves_a_successors_sockets(short_root: Path) -> None:
@@ -230,3 +233,89 @@ async def test_a_directory_that_cannot_be_used_is_named(short_root: Path) -> Non
         async with KubeletPlugin("dra.cpu", Door(), paths):
             pass
     assert [path.name for path in paths.dra.parent.iterdir()] == ["dra.sock"]
+
+
+async def test_every_call_is_counted_with_its_claims(short_root: Path) -> None:
+    """Also one that is out of time, or that nobody answers: it failed."""
+    paths = PluginPaths.below(short_root, "dra.cpu", None)
+    counted: list[tuple[str, str, list[bool]]] = []
+
+    def count(driver: str, call: str, seconds: float, failed: Sequence[bool]) -> None:
+        assert seconds >= 0
+        counted.append((driver, call, list(failed)))
+
+    async with KubeletPlugin("dra.cpu", Door(lost=["b"]), paths, count=count):
+        await prepare(paths.dra, "a", "b")
+        await unprepare(paths.dra, "a")
+    async with KubeletPlugin("dra.memory", Door(never), paths, count=count):
+        await prepare(paths.dra, "a", limit=1)
+    assert counted == [
+        ("dra.cpu", "prepare", [False, True]),
+        ("dra.cpu", "unprepare", [False]),
+        ("dra.memory", "prepare", [True]),
+    ]
+
+
+@pytest.mark.fault("security S10")
+async def test_an_answer_is_short_and_one_line(short_root: Path) -> None:
+    """Whoever wrote parts of it: it goes into the kubelet's log and the pod's events."""
+    paths = PluginPaths.below(short_root, "dra.cpu", None)
+
+    class Long(Door):
+        async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Prepared | Failure]:
+            return {claim.uid: Failure("x\n2026 ERROR forged\r\x1b[2J" + "é" * 9000) for claim in claims}
+
+    async with KubeletPlugin("dra.cpu", Long(), paths):
+        text = (await prepare(paths.dra, "a"))["a"].error
+    assert len(text.encode()) <= 1024
+    assert text.isprintable()
+    assert text.startswith(r"x\n2026 ERROR forged\r\x1b[2J")
+
+
+@pytest.mark.fault("frontend A16")
+async def test_sockets_that_somebody_removed_come_back(short_root: Path) -> None:
+    """The next look serves them anew: the kubelet registers again, and claims are prepared."""
+    paths = PluginPaths.below(short_root, "dra.cpu", POD)
+    async with KubeletPlugin("dra.cpu", Door(), paths, grace_seconds=0) as plugin:
+        await plugin.register()
+        before = [path.stat().st_ino for path in (paths.dra, paths.registration)]
+        await plugin.restore_sockets()
+        assert [path.stat().st_ino for path in (paths.dra, paths.registration)] == before
+        shutil.rmtree(paths.registration.parent)
+        paths.dra.unlink()
+        await plugin.restore_sockets()
+        assert plugin.problem == ""
+        assert (await prepare(paths.dra, "a"))["a"].devices
+        async with calling(paths.registration) as call:
+            request = pluginregistration_pb2.InfoRequest()
+            await call(f"{REGISTRATION}/GetInfo", request, pluginregistration_pb2.PluginInfo)
+    assert list(paths.dra.parent.iterdir()) == list(paths.registration.parent.iterdir()) == []
+
+
+@pytest.mark.fault("frontend A16")
+async def test_a_socket_that_cannot_come_back_is_told_of(short_root: Path) -> None:
+    """Something else lies in its place: it is not ours to remove, and the other sockets are looked after."""
+    paths = PluginPaths.below(short_root, "dra.cpu", POD)
+    async with KubeletPlugin("dra.cpu", Door(), paths, grace_seconds=0) as plugin:
+        await plugin.register()
+        for path in (paths.dra, paths.registration):
+            path.unlink()
+        paths.dra.mkdir()
+        await plugin.restore_sockets()
+        assert "exists and is not a socket" in plugin.problem
+        assert paths.registration.is_socket()
+        paths.dra.rmdir()
+        await plugin.restore_sockets()
+        assert plugin.problem == ""
+        assert (await prepare(paths.dra, "a"))["a"].devices
+
+
+async def test_the_socket_of_another_instance_is_left_in_its_place(short_root: Path) -> None:
+    """With fixed names a successor's socket lies under our name: it is not fought over."""
+    paths = PluginPaths.below(short_root, "dra.cpu", None)
+    async with KubeletPlugin("dra.cpu", Door(), paths, grace_seconds=0) as old:
+        async with KubeletPlugin("dra.cpu", Door(), paths, grace_seconds=0):
+            inode = paths.dra.stat().st_ino
+            await old.restore_sockets()
+            assert paths.dra.stat().st_ino == inode
+        assert not paths.dra.exists()

@@ -2,6 +2,7 @@
 """The run directory: locks that do not block the loop, one link to the active instance, tidy leaving."""
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,50 @@ def test_trap_4_11_long_run_directory_is_refused_at_once(short_root: Path) -> No
     """A state socket that cannot be bound is refused before anything is made."""
     with pytest.raises(SocketPathError):
         RunDirectory(short_root / ("x" * 80), "0c7d6f4e-8a0c-4b69-9f86-1f1f3f0b9f11")
+
+
+@pytest.mark.fault("frontend A16")
+async def test_what_others_removed_comes_back(short_root: Path) -> None:
+    """Own socket, link, or the whole directory: the next look makes them again, and serves the new socket."""
+    root = short_root / "run"
+    async with RunDirectory(root, "one") as one:
+        served = [await one.listen()]
+
+        async def listen_anew() -> None:
+            served.append(await one.listen())
+
+        await one.check(leads=True, listen_anew=listen_anew)
+        assert (root / "state.sock").resolve() == one.state_socket
+        assert len(served) == 1
+        one.state_socket.unlink()
+        await one.check(leads=True, listen_anew=listen_anew)
+        assert (len(served), one.state_socket.is_socket(), one.problem) == (2, True, "")
+        (root / "state.sock").unlink()
+        await one.check(leads=False, listen_anew=listen_anew)
+        assert (root / "state.sock").resolve() == one.state_socket
+        shutil.rmtree(root)
+        await one.check(leads=False, listen_anew=listen_anew)
+        assert (root / "state.sock").resolve() == one.state_socket
+        assert one.state_socket.is_socket()
+        for listening in served:
+            listening.close()
+
+
+@pytest.mark.fault("frontend A16")
+async def test_what_cannot_come_back_is_told_of(short_root: Path) -> None:
+    """A directory lies where the link should be: it is not ours to remove, and nothing ends for it."""
+    root = short_root / "run"
+    async with RunDirectory(root, "one") as one:
+        with await one.listen():
+            (root / "state.sock").mkdir(parents=True)
+            (root / "state.sock" / "x").write_text("")
+
+            async def listen_anew() -> None:
+                raise AssertionError("the socket is there")
+
+            await one.check(leads=True, listen_anew=listen_anew)
+            assert "cannot be used" in one.problem
+            shutil.rmtree(root / "state.sock")
+            await one.check(leads=True, listen_anew=listen_anew)
+            assert one.problem == ""
+            assert (root / "state.sock").resolve() == one.state_socket

@@ -16,7 +16,7 @@ def test_listening_socket_replaces_a_stale_one_and_only_its_owner_reads_it(short
     with listening, socket.socket(socket.AF_UNIX) as client:
         client.connect(str(short_root / "s.sock"))
         assert (short_root / "s.sock").stat().st_mode & 0o777 == 0o600
-        assert placed.remove()
+        placed.remove()
     assert list(short_root.iterdir()) == []
 
 
@@ -34,10 +34,10 @@ def test_trap_4_12_a_successors_socket_of_the_same_name_survives(short_root: Pat
     old, placed_by_old = listen_unix(short_root / "s.sock")
     new, placed_by_new = listen_unix(short_root / "s.sock")
     with old, new:
-        assert not placed_by_old.remove()
+        placed_by_old.remove()
         assert (short_root / "s.sock").is_socket()
-        assert placed_by_new.remove()
-        assert not placed_by_new.remove()
+        placed_by_new.remove()
+        assert not (short_root / "s.sock").exists()
 
 
 @pytest.mark.parametrize("client", ["127.0.0.1", "::1"])

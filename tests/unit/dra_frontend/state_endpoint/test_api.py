@@ -9,8 +9,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from dra_frontend.allocation.claim import ClaimView, read_claim
-from dra_frontend.allocation.decide import make_record
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.devices.inventory import build_inventory
@@ -21,11 +19,11 @@ from dra_frontend.state_endpoint.api import HttpServer, NodeState, probe_app, st
 from dra_frontend.state_endpoint.events import EventFeed
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
-from numa_contract.records import AllocationRecord
 from numa_contract.reports import BackendStatus, ContainerReport
 
+from tests.fakes.decisions import decided, view
 from tests.fakes.trees import MemoryTree, small_machine
-from tests.strategies.claims import NODE, claim, cpus, memory
+from tests.strategies.claims import NODE, cpus, memory
 from tests.strategies.machines import machine
 
 CONFIG = Config(reserved_cpus=frozenset({0}))
@@ -35,12 +33,10 @@ LIVE = MachineWatch(HostTrees(small_machine(), MemoryTree({})), CONFIG, NODE, la
 
 def ledger() -> Ledger:
     """A claim for CPUs and memory, prepared."""
-    view = read_claim(claim("u", cpus(2), memory("1Gi")))
-    assert isinstance(view, ClaimView)
+    found = view("u", cpus(2), memory("1Gi"))
     files = {}
     for driver in ("dra.cpu", "dra.memory"):
-        record = make_record(view, driver, INVENTORY, Ledger({}))
-        assert isinstance(record, AllocationRecord)
+        record = decided(found, INVENTORY, driver)
         files[driver, "u"] = ClaimFile.of(record)
     return Ledger(files)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CPUs of each result of a claim. Core.
+"""The CPUs of each result of a claim.
 
-Given: chosen by the scheduler, named by the claim, or found by the allocator. Or seen: those that its containers hold,
-where the record of what was given is lost.
+Allocated: chosen by the scheduler, named by the claim, or found by the allocator. Or seen: those that its containers
+hold, where the record of what was allocated is lost.
 """
 
 from collections import defaultdict
@@ -13,112 +13,105 @@ from itertools import permutations
 from typing import Final
 
 from numa_contract.cpuset import format_cpu_list
-from numa_contract.names import CPU_CAPACITY
 from numa_contract.records import CpuAllocation, CpuParameters
 
-from dra_frontend.allocation.claim import ClaimView, Result
-from dra_frontend.allocation.cpu_parameters import cpu_parameters
-from dra_frontend.allocation.errors import RefusedError, amount
+from dra_frontend.allocation.claim import Result
+from dra_frontend.allocation.errors import Refused
 from dra_frontend.allocation.ledger import Ledger
-from dra_frontend.allocation.parameters import ParametersError
 from dra_frontend.devices.cpu_groups import DeviceKind
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import CpuDevice
 from dra_frontend.placement.allocator import NoCpusError, allocate
 
-# Orders in which the results of one device are tried before they are refused: all 24 that four have, as many of more.
+# Orders in which the results of one device are tried before they are refused: all 24 that four have, as many of more,
+# but no more than the largest machine decides in a tenth of a second: that is how long other claims wait.
 _PERMUTED: Final = 4
 _MOST_ORDERS: Final = 24
-
-
-def _device(result: Result, inventory: Inventory) -> CpuDevice:
-    device = inventory.device(result.driver, result.pool, result.device)
-    if not isinstance(device, CpuDevice):
-        names = [device.name for pool in inventory.pools for device in pool.devices if isinstance(device, CpuDevice)]
-        known = f"it has {names[0]}" + (f" to {names[-1]}" if names[1:] else "") if names else "it has none"
-        raise RefusedError(
-            f"request {result.request}: this node has no CPU device {result.pool}/{result.device}, {known}"
-        )
-    return device
-
-
-def _cpu_count(result: Result, inventory: Inventory) -> int:
-    """Returns how many CPUs a result has, also of a device that is gone; raises RefusedError."""
-    device = inventory.device(result.driver, result.pool, result.device)
-    single = isinstance(device, CpuDevice) and device.kind is DeviceKind.CPU
-    # Only a single CPU is given without an amount, so that is what a device was that is gone.
-    was_single = device is None and result.consumption(CPU_CAPACITY) is None
-    return 1 if single or was_single else amount(result, CPU_CAPACITY, "CPUs")
-
-
-def cpu_wishes(claim: ClaimView, results: tuple[Result, ...], inventory: Inventory) -> dict[str, CpuParameters]:
-    """Returns the parameters of every request by its base name; raises RefusedError."""
-    wishes: dict[str, CpuParameters] = {}
-    for result in results:
-        try:
-            wishes[result.base_request] = cpu_parameters(claim, result, _device(result, inventory).kind)
-        except ParametersError as error:
-            raise RefusedError(f"request {result.request}: {error}") from error
-    return wishes
+_MOST_CHOICES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class CpuRequest:
     """One result, and what it is decided by."""
 
     index: int
-    result: Result
+    """Its place among the claim's results."""
+    name: str
+    """The request's full name, for texts."""
     device: CpuDevice
-    wish: CpuParameters
+    parameters: CpuParameters
     count: int
 
     @property
     def strictness(self) -> tuple[int, ...]:
         """Orders the results of a device: who has the least choice comes first."""
-        wish = self.wish
+        wanted = self.parameters
         return (
-            wish.cpuset is None,
-            wish.isolated == "ignore" and wish.core_type == "any",
-            wish.l3 != "required",
-            wish.numa != "distribute",
-            not wish.full_physical_cores,
+            wanted.cpuset is None,
+            wanted.isolated == "ignore" and wanted.core_type == "any",
+            wanted.l3 != "required",
+            wanted.numa != "distribute",
+            not wanted.full_physical_cores,
             -self.count,
         )
 
 
-def give_cpus(
+def cpu_device(result: Result, inventory: Inventory) -> CpuDevice:
+    """Returns the device of a result; raises Refused where this node has none of that name."""
+    entry = result.recorded
+    device = inventory.device(result.driver, entry.pool, entry.device)
+    if not isinstance(device, CpuDevice):
+        names = [device.name for pool in inventory.pools for device in pool.devices if isinstance(device, CpuDevice)]
+        known = f"it has {names[0]}" + (f" to {names[-1]}" if names[1:] else "") if names else "it has none"
+        raise Refused(f"request {entry.request}: this node has no CPU device {entry.pool}/{entry.device}, {known}")
+    return device
+
+
+def cpu_count(result: Result, inventory: Inventory) -> int:
+    """Returns how many CPUs a result has, also of a device that is gone; raises Refused."""
+    device = inventory.device(result.driver, result.recorded.pool, result.recorded.device)
+    single = isinstance(device, CpuDevice) and device.kind is DeviceKind.CPU
+    # Only a single CPU is given without an amount, so that is what a device was that is gone.
+    return 1 if single or (device is None and result.amount is None) else result.count()
+
+
+def allocate_cpus(
     uid: str,
-    results: tuple[Result, ...],
-    wishes: Mapping[str, CpuParameters],
+    results: Sequence[Result],
+    parameters: Mapping[str, CpuParameters],
     inventory: Inventory,
     ledger: Ledger,
 ) -> tuple[CpuAllocation, ...]:
-    """Returns the CPUs of every result, in order; none of them is anybody else's. Raises RefusedError."""
-    giver = _Giver(uid, inventory, ledger)
-    by_device: defaultdict[str, list[_Part]] = defaultdict(list)
+    """Returns the CPUs of every result, in order; none of them is anybody else's. Raises Refused.
+
+    ``parameters`` are by the requests' base names.
+    """
+    choice = _Choice(uid, inventory, ledger)
+    by_device: defaultdict[str, list[CpuRequest]] = defaultdict(list)
     for index, result in enumerate(results):
-        device, count = _device(result, inventory), _cpu_count(result, inventory)
-        by_device[device.name].append(_Part(index, result, device, wishes[result.base_request], count))
-    given: dict[int, frozenset[int]] = {}
+        device, count, entry = cpu_device(result, inventory), cpu_count(result, inventory), result.recorded
+        request = CpuRequest(index, entry.request, device, parameters[result.request], count)
+        by_device[device.name].append(request)
+    chosen: dict[int, frozenset[int]] = {}
     # Devices have no CPU in common, so that only results of the same one are in each other's way.
-    for parts in by_device.values():
-        given |= giver.together(parts)
+    for requests in by_device.values():
+        chosen |= choice.of_device(requests)
     return tuple(
-        CpuAllocation(request=result.base_request, device=result.device, cpus=given[index])
-        for index, result in enumerate(results)
+        [CpuAllocation(request=r.request, device=r.recorded.device, cpus=chosen[i]) for i, r in enumerate(results)]
     )
 
 
-def _orders(parts: Sequence[_Part]) -> Iterator[Sequence[_Part]]:
-    """Returns in which orders results of a device are tried: all of up to four, else the strictest 24 each first."""
-    strict = sorted(parts, key=lambda part: part.strictness)
+def _orders(requests: Sequence[CpuRequest]) -> Iterator[Sequence[CpuRequest]]:
+    """Returns in which orders results of a device are tried: all of up to four, else the strictest each first."""
+    strict = sorted(requests, key=lambda request: request.strictness)
     if len(strict) <= _PERMUTED:
         return permutations(strict)
-    return ([part, *strict[:place], *strict[place + 1 :]] for place, part in enumerate(strict[:_MOST_ORDERS]))
+    most = min(_MOST_ORDERS, _MOST_CHOICES // len(strict))
+    return ([one, *strict[:place], *strict[place + 1 :]] for place, one in enumerate(strict[:most]))
 
 
-class _Giver:
-    """Decides the results of one claim."""
+class _Choice:
+    """Chooses for the results of one claim."""
 
     def __init__(self, uid: str, inventory: Inventory, ledger: Ledger) -> None:
         self._uid = uid
@@ -126,52 +119,55 @@ class _Giver:
         self._ledger = ledger
         self._held = ledger.held_cpus(besides=uid)
 
-    def together(self, parts: Sequence[_Part]) -> dict[int, frozenset[int]]:
-        """Returns the CPUs of all results of one device by index; raises RefusedError."""
-        orders = _orders(parts)
+    def of_device(self, requests: Sequence[CpuRequest]) -> dict[int, frozenset[int]]:
+        """Returns the CPUs of all results of one device by index; raises Refused."""
+        if len(requests) == 1:
+            return {requests[0].index: self._one(requests[0], frozenset())}
+        orders = _orders(requests)
         try:
             return self._in_order(next(orders))
-        except RefusedError as error:
-            if len(parts) == 1:
-                raise
+        except Refused as error:
             refusal = error
-        for part in parts:
-            self._one(part, frozenset())  # what cannot be given alone is refused for that
-        if sum(part.count for part in parts) <= len(parts[0].device.cpus - self._held):
+        for request in requests:
+            self._one(request, frozenset())  # what cannot be had alone is refused for that
+        if sum(request.count for request in requests) <= len(requests[0].device.cpus - self._held):
             for order in orders:
-                with suppress(RefusedError):
+                with suppress(Refused):
                     return self._in_order(order)
         raise refusal
 
-    def _in_order(self, parts: Sequence[_Part]) -> dict[int, frozenset[int]]:
-        given: dict[int, frozenset[int]] = {}
+    def _in_order(self, requests: Sequence[CpuRequest]) -> dict[int, frozenset[int]]:
+        chosen: dict[int, frozenset[int]] = {}
         mine: frozenset[int] = frozenset()
-        for part in parts:
-            given[part.index] = self._one(part, mine)
-            mine |= given[part.index]
-        return given
+        for request in requests:
+            chosen[request.index] = self._one(request, mine)
+            mine |= chosen[request.index]
+        return chosen
 
-    def _one(self, part: _Part, mine: frozenset[int]) -> frozenset[int]:
+    def _one(self, request: CpuRequest, mine: frozenset[int]) -> frozenset[int]:
         """Returns the CPUs of a result beside those that other results of its claim have."""
-        if part.device.kind is DeviceKind.CPU:
-            return self._single(part, mine)
-        if part.wish.cpuset is not None:
-            return self._named(part, part.wish.cpuset, mine)
-        return self._found(part, mine)
+        if request.device.kind is DeviceKind.CPU:
+            return self._single(request, mine)
+        if request.parameters.cpuset is not None:
+            return self._named(request, request.parameters.cpuset, mine)
+        try:
+            return self._found(request, self._held | mine)
+        except NoCpusError as error:
+            raise self._none_free(request, mine, error) from error
 
-    def _single(self, part: _Part, mine: frozenset[int]) -> frozenset[int]:
-        (cpu,) = part.device.cpus
+    def _single(self, request: CpuRequest, mine: frozenset[int]) -> frozenset[int]:
+        (cpu,) = request.device.cpus
         if cpu in mine:
-            raise RefusedError(f"request {part.result.request}: CPU {cpu} is allocated to this claim twice")
+            raise Refused(f"request {request.name}: CPU {cpu} is allocated to this claim twice")
         if cpu in self._held:
             holder = self._ledger.cpu_holders(besides=self._uid)[cpu]
-            raise RefusedError(
-                f"request {part.result.request}: CPU {cpu} is held by claim {holder}; "
+            raise Refused(
+                f"request {request.name}: CPU {cpu} is held by claim {holder}; "
                 "it comes back when that is unprepared and its last container has ended"
             )
-        return part.device.cpus
+        return request.device.cpus
 
-    def _named(self, part: _Part, named: frozenset[int], mine: frozenset[int]) -> frozenset[int]:
+    def _named(self, request: CpuRequest, named: frozenset[int], mine: frozenset[int]) -> frozenset[int]:
         """Checks CPUs that the claim names itself. The words of each fault are what the CPU peer's users look for."""
         inventory = self._inventory
         faults = [
@@ -181,55 +177,53 @@ class _Giver:
             (named & mine, "are already assigned to another device in this claim: "),
             (named & self._held, "conflict with already allocated claims: "),
         ]
-        fault = f"({len(named)}) does not match requested capacity {part.count}" if len(named) != part.count else ""
+        wrong_size = len(named) != request.count
+        fault = f"({len(named)}) does not match requested capacity {request.count}" if wrong_size else ""
         fault = fault or next((text + format_cpu_list(cpus) for cpus, text in faults if cpus), "")
         if fault:
             cpus = format_cpu_list(named)
-            raise RefusedError(f"request {part.result.request}: parameters FromClaim: CPUs {cpus} {fault}")
+            raise Refused(f"request {request.name}: parameters FromClaim: CPUs {cpus} {fault}")
         return named
 
-    def _found(self, part: _Part, mine: frozenset[int]) -> frozenset[int]:
-        try:
-            return self._allocated(part, self._held | mine)
-        except NoCpusError as error:
-            text = f"request {part.result.request}: device {part.device.name}: {error}"
+    def _none_free(self, request: CpuRequest, mine: frozenset[int], error: NoCpusError) -> Refused:
+        text = f"request {request.name}: device {request.device.name}: {error}"
         if mine:
             text += f"; other requests of this claim have {format_cpu_list(mine)}"
         with suppress(NoCpusError):
-            self._allocated(part, mine)
+            self._found(request, mine)
             # Only what the device could give if nobody else had any of it is worth waiting for.
             text += "; CPUs of a claim that is being released come back when its last container has ended"
-        raise RefusedError(text)
+        return Refused(text)
 
-    def _allocated(self, part: _Part, taken: frozenset[int]) -> frozenset[int]:
-        return allocate(part.device.cpus, taken, part.count, self._inventory.layout, part.wish)
+    def _found(self, request: CpuRequest, taken: frozenset[int]) -> frozenset[int]:
+        return allocate(request.device.cpus, taken, request.count, self._inventory.layout, request.parameters)
 
 
 def seen_cpus(
-    results: tuple[Result, ...], seen: Mapping[str, frozenset[int]], inventory: Inventory
+    results: Sequence[Result], seen: Mapping[str, frozenset[int]], inventory: Inventory
 ) -> tuple[CpuAllocation, ...]:
-    """Returns what each result has of the CPUs that its request's containers hold; raises RefusedError.
+    """Returns what each result has of the CPUs that its request's containers hold; raises Refused.
 
     ``seen`` is by request (base name; "" for a claim with one request).
     """
-    given: list[CpuAllocation] = []
-    requests = tuple(dict.fromkeys(result.base_request for result in results))
+    allocations: list[CpuAllocation] = []
+    requests = tuple(dict.fromkeys(result.request for result in results))
     for request in requests:
         cpus = seen.get(request) or (seen.get("") if len(requests) == 1 else None)
-        mine = [result for result in results if result.base_request == request]
-        amounts = [_cpu_count(result, inventory) for result in mine]
+        mine = [result for result in results if result.request == request]
+        amounts = [cpu_count(result, inventory) for result in mine]
         if cpus is None or len(cpus) != sum(amounts):
-            raise RefusedError(f"request {request} has {sum(amounts)} CPUs, its containers hold {len(cpus or ())}")
+            raise Refused(f"request {request} has {sum(amounts)} CPUs, its containers hold {len(cpus or ())}")
         shares = _shared_out(cpus, [(_offered(r, inventory), n) for r, n in zip(mine, amounts, strict=True)])
-        given += [
-            CpuAllocation(request=request, device=result.device, cpus=share)
+        allocations += [
+            CpuAllocation(request=request, device=result.recorded.device, cpus=share)
             for result, share in zip(mine, shares, strict=True)
         ]
-    return tuple(given)
+    return tuple(allocations)
 
 
 def _offered(result: Result, inventory: Inventory) -> frozenset[int]:
-    device = inventory.device(result.driver, result.pool, result.device)
+    device = inventory.device(result.driver, result.recorded.pool, result.recorded.device)
     return device.cpus if isinstance(device, CpuDevice) else frozenset()
 
 

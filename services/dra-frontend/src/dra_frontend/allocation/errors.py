@@ -1,21 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What giving CPUs and giving memory have in common. Core."""
-
-from dra_frontend.allocation.claim import Result
+"""The one way in which a claim is refused."""
 
 
-class RefusedError(Exception):
-    """Ends the preparation of one claim; the text reaches the pod's events."""
+class Refused(Exception):  # noqa: N818 - an answer to the claim's author, not a fault of ours
+    """Why a claim is not prepared: one sentence with the remedy, which reaches the pod's events."""
 
-
-def amount(result: Result, key: str, what: str) -> int:
-    """Returns how much of a capacity a result has; raises RefusedError unless that is a positive whole number."""
-    value = result.consumption(key)
-    if value is None:
-        raise RefusedError(
-            f"request {result.request}: the allocation of device {result.device} has no consumedCapacity {key!r}; "
-            "is the feature gate DRAConsumableCapacity on in API server and scheduler?"
-        )
-    if value <= 0 or value.denominator != 1:
-        raise RefusedError(f"request {result.request}: {value} of {key} is no positive whole number of {what}")
-    return int(value)
+    def __init__(self, text: str) -> None:
+        self.text = text
+        super().__init__(text)

@@ -1,46 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Typed access to fields of a Kubernetes document. As in its JSON, null and absent are the same."""
+"""Typed access to fields of a Kubernetes document. As in its JSON, null and absent are the same.
+
+Everything here raises Refused for a field that does not have the form that the API promises.
+"""
 
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
+from dra_frontend.allocation.errors import Refused
 from dra_frontend.devices.quantity import parse_quantity
 
-
-class BadFieldError(ValueError):
-    """A field does not have the form that the API promises."""
-
-    def __init__(self, field: str, reason: str) -> None:
-        self.field = field
-        self.reason = reason
-        super().__init__(f"field {field!r} {reason}")
+# Claims ask for the same few amounts.
+_exact = lru_cache(256)(parse_quantity)
 
 
-def _wrong(key: str, value: object, wanted: str) -> BadFieldError:
-    return BadFieldError(key, f"must be {wanted}, not {'missing' if value is None else type(value).__name__}")
+def _wrong(key: str, value: object, wanted: str) -> Refused:
+    return Refused(f"field {key!r} must be {wanted}, not {'missing' if value is None else type(value).__name__}")
 
 
-def object_in(document: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+def object_in(document: object, *keys: str) -> Mapping[str, Any]:
     """Returns the object at the end of a path of keys; an empty one where something is absent on the way."""
-    here: Mapping[str, Any] = document
+    here, name = document, "document"
     for key in keys:
-        value = here.get(key)
-        if value is None:
+        if not isinstance(here, Mapping):
+            raise _wrong(name, here, "an object")
+        here, name = here.get(key), key
+        if here is None:
             return {}
-        if not isinstance(value, Mapping):
-            raise _wrong(key, value, "an object")
-        here = value
+    if not isinstance(here, Mapping):
+        raise _wrong(name, here, "an object")
     return here
 
 
-def items_in(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    """Returns a list of objects."""
+def items_in(document: Mapping[str, Any], key: str, most: int) -> list[Mapping[str, Any]]:
+    """Returns a list of at most ``most`` objects."""
     value = document.get(key)
     if value is None:
         return []
     if not isinstance(value, list):
         raise _wrong(key, value, "a list")
+    if len(value) > most:
+        raise Refused(f"field {key!r} has {len(value)} entries, more than {most}")
     for item in value:
         if not isinstance(item, Mapping):
             raise _wrong(f"{key}[]", item, "an object")
@@ -53,7 +55,7 @@ def text_in(document: Mapping[str, Any], key: str) -> str:
     if not isinstance(value, str):
         raise _wrong(key, value, "a string")
     if not value:
-        raise BadFieldError(key, "must not be empty")
+        raise Refused(f"field {key!r} must not be empty")
     return value
 
 
@@ -87,7 +89,7 @@ def quantities_in(document: Mapping[str, Any], key: str) -> dict[str, Fraction]:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise _wrong(f"{key}[{name}]", value, "a quantity")
         try:
-            found[name] = parse_quantity(value)
+            found[name] = _exact(value)
         except ValueError as error:
-            raise BadFieldError(f"{key}[{name}]", f"is no quantity: {error}") from error
+            raise Refused(f"field '{key}[{name}]' is not a quantity: {error}") from error
     return found

@@ -6,38 +6,83 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from numa_contract.cdi import ClaimFile
-from numa_contract.names import ClaimKey
+from numa_contract.errors import MalformedError
+from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER, ClaimKey, memory_device_name
+from numa_contract.pagesize import parse_page_size
 from numa_contract.records import AllocationRecord
-from numa_contract.reports import ContainerReport
+from numa_contract.reports import ClaimUse, ContainerReport
+
+_MOST_USES = 64
+"""Claims without a record that one container is believed to name; a pod's author can name any number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Everything that is given away. What is not in here is free."""
+    """Everything that is held. What is not in here is free."""
 
     files: Mapping[ClaimKey, ClaimFile]
     releasing: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
-    """Claims that are unprepared while a container of theirs still runs; their files are gone."""
+    """Claims that are unprepared while a container of theirs may still run; their files are gone."""
     containers: tuple[ContainerReport, ...] = ()
+    absent: frozenset[ClaimKey] = frozenset()
+    """Claims that were prepared and not released, and whose files are gone: nobody knows what they hold."""
+    answered: frozenset[ClaimKey] = frozenset()
+    """Claims without a record of which the API server has said whether they exist."""
 
     def record(self, driver: str, uid: str) -> AllocationRecord | None:
         """Returns the claim's readable record."""
         file = self.files.get((driver, uid))
         return file.record if file else None
 
+    def file(self, driver: str, uid: str) -> ClaimFile | None:
+        """Returns what a claim holds, releasing or not."""
+        return self.files.get((driver, uid)) or self.releasing.get((driver, uid))
+
     @property
     def records(self) -> list[AllocationRecord]:
         """Returns every readable record, ordered by driver and claim."""
         return [file.record for _, file in sorted(self.files.items()) if file.record]
 
+    def _strays(self) -> list[tuple[ContainerReport, ClaimUse, frozenset[int]]]:
+        """Returns the claims of running containers that nothing else tells of, and the CPUs that they have for them."""
+        files, releasing = self.files, self.releasing
+        found = [
+            (report, use, use.cpus or report.cpus if known else use.cpus)
+            for report in self.containers
+            # Of those that the backend has a record of it does not repeat the CPUs: they are those of the cgroup.
+            for uses, known in ((report.claims, True), (report.unknown_claims, False))
+            for use in uses[:_MOST_USES]
+            if (use.driver, use.uid) not in files and (use.driver, use.uid) not in releasing
+        ]
+        # A variable alone holds no CPU: only who is really pinned to them does.
+        return [
+            (report, use, cpus)
+            for report, use, cpus in found
+            if report.alive and not report.refused and (cpus or use.driver != CPU_DRIVER)
+        ]
+
+    def lost(self) -> dict[ClaimKey, str]:
+        """Returns the claims that should have a record and have none, with the namespace that is known of them."""
+        damaged = [key for key, file in self.files.items() if file.record is None]
+        named = {(use.driver, use.uid): report.pod_namespace for report, use, _ in self._strays()}
+        return dict.fromkeys((*self.absent, *damaged), "") | named
+
+    def unanswered(self, driver: str, besides: str) -> list[str]:
+        """Returns the UIDs of a driver's claims that nobody knows what they hold, until the API server has answered."""
+        named = [(use.driver, use.uid) for _, use, _ in self._strays()]
+        lost = {key for key in (*self.absent, *named) if key not in self.answered}
+        return sorted(uid for other, uid in lost if other == driver and uid != besides)
+
     def _cpu_sources(self) -> Iterator[tuple[str, frozenset[int]]]:
-        for files in (self.files, self.releasing):
-            for file in files.values():
-                yield file.uid, file.cpus
+        for file in (*self.files.values(), *self.releasing.values()):
+            yield file.uid, file.cpus
         for report in self.containers:
             for use in report.unknown_claims:
                 if report.alive:
                     yield use.uid, use.cpus
+        for _, use, cpus in self._strays():
+            if use.driver == CPU_DRIVER:
+                yield use.uid, cpus
 
     def cpu_holders(self, besides: str = "") -> dict[int, str]:
         """Returns the claim UID by CPU, without the claim ``besides``; where two hold one CPU, the lower UID."""
@@ -49,17 +94,47 @@ class Ledger:
 
     def held_cpus(self, besides: str = "") -> frozenset[int]:
         """Returns the CPUs that are in some hand; what only the claim ``besides`` holds is left out."""
-        return frozenset().union(*(cpus for uid, cpus in self._cpu_sources() if uid != besides))
+        return frozenset().union(*[cpus for uid, cpus in self._cpu_sources() if uid != besides])
+
+    def seen_cpus(self, uid: str) -> dict[str, frozenset[int]]:
+        """Returns what is known of a claim without a readable record: its CPUs by request ("" where there is one).
+
+        From its running containers; for requests without one from the environment in its damaged file.
+        """
+        seen: dict[str, frozenset[int]] = defaultdict(frozenset)
+        pinned = [(r, use, use.cpus) for r in self.containers if r.alive and not r.refused for use in r.unknown_claims]
+        for _, use, cpus in pinned + self._strays():
+            if (use.driver, use.uid) == (CPU_DRIVER, uid):
+                for request in use.requests or ("",):
+                    seen[request] |= cpus
+        file = self.file(CPU_DRIVER, uid)
+        for request, cpus in (file.cpus_by_request if file else {}).items():
+            seen.setdefault(request, cpus)
+        return {request: cpus for request, cpus in seen.items() if cpus}
 
     def claimed_bytes(self, besides: str = "") -> dict[str, int]:
-        """Returns the bytes claimed of each memory device, those of the claim ``besides`` left out."""
+        """Returns the bytes claimed of each memory device, those of the claim ``besides`` left out.
+
+        Of a running container whose record is lost the hugepages count that it may use, on each of its NUMA nodes.
+        """
         claimed: dict[str, int] = defaultdict(int)
-        for files in (self.files, self.releasing):
-            for file in files.values():
-                if file.uid != besides:
-                    for device, size in file.memory.items():
-                        claimed[device] += size
+        for file in (*self.files.values(), *self.releasing.values()):
+            for device, size in file.memory.items() if file.uid != besides else ():
+                claimed[device] += size
+        strays = {r.id: r for r, use, _ in self._strays() if use.driver == MEMORY_DRIVER and use.uid != besides}
+        for report in strays.values():
+            for device, size in _hugepages(report):
+                claimed[device] += size
         return dict(claimed)
+
+    def protected_bytes(self, besides: str = "") -> dict[int, int]:
+        """Returns the bytes that claims have protected from reclaim, by NUMA node."""
+        total: dict[int, int] = defaultdict(int)
+        for file in (*self.files.values(), *self.releasing.values()):
+            if file.record is not None and file.uid != besides:
+                for node, size in protected_bytes(file.record).items():
+                    total[node] += size
+        return dict(total)
 
     def users(self, uid: str) -> list[ContainerReport]:
         """Returns the containers that are alive, name the claim, and were not refused."""
@@ -86,3 +161,24 @@ class Ledger:
                 if other is not record:
                     pairs[other.claim.uid, record.claim.uid] = (other, record)
         return list(pairs.values())
+
+
+def protected_bytes(record: AllocationRecord) -> dict[int, int]:
+    """Returns the bytes of plain memory that a claim has protected from reclaim, by NUMA node."""
+    protected: dict[int, int] = defaultdict(int)
+    for part in record.memory:
+        if not part.hugepages and record.memory_parameters_of(part.request).protect != "none":
+            protected[part.numa_node] += part.size
+    return protected
+
+
+def _hugepages(report: ContainerReport) -> Iterator[tuple[str, int]]:
+    for name, value in report.limits.items():
+        parts = name.split(".")  # hugetlb.2MB.max
+        if len(parts) == 3 and parts[0] == "hugetlb" and parts[2] == "max" and value.isascii() and value.isdigit():
+            try:
+                page_bytes = parse_page_size(parts[1])
+            except MalformedError:
+                continue
+            for node in report.mems:
+                yield memory_device_name(page_bytes, node), int(value)

@@ -5,12 +5,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Final, Literal
 
+from numa_contract.config import MemoryProtection
 from numa_contract.pagesize import kubernetes_page_size
 from numa_contract.records import MemoryMount, MemoryParameters
 from pydantic import AfterValidator, Field
 
-from dra_frontend.allocation.claim import ClaimView, Result
-from dra_frontend.allocation.parameters import MEMORY_KEY, Fields, Given, ParametersError, Section, entries, merge
+from dra_frontend.allocation.parameters import MEMORY_KEY, Fields, Given, Section, refusal
 from dra_frontend.devices.model import MemoryDevice
 
 # What the kernel takes of hugetlbfs's mode= (fs/hugetlbfs/inode.c): permissions and the sticky bit.
@@ -60,33 +60,31 @@ _PLAIN: Final = ("limit", "protect", "high")
 
 
 def memory_parameters(
-    claim: ClaimView, results: Sequence[Result], devices: Sequence[MemoryDevice], size: int
+    stated: Mapping[str, Given], devices: Sequence[MemoryDevice], size: int, protection: MemoryProtection
 ) -> MemoryParameters:
-    """Returns how one request wants its memory; raises ParametersError.
-
-    ``results`` are all of the request's, ``devices`` theirs in the same order, ``size`` the bytes in sum.
-    """
-    given = merge(entries(claim, results[0], MemoryConfig))
+    """Returns how one request wants its memory: ``size`` bytes in sum of all its devices. Raises Refused."""
     pages = sorted({device.page_bytes for device in devices if device.hugepages})
     if pages:
-        _check_hugepages(given, pages)
-    if "mount" in given:
-        _check_mount(given["mount"], pages, all(device.hugepages for device in devices))
-    if "high" in given:
-        _check_high(given["high"], size, devices[0].page_bytes)
-    values = {name: entry.value for name, entry in given.items() if name not in ("sharing", "mount")}
-    mount = MemoryMount(**given["mount"].value.model_dump()) if "mount" in given else None
+        _check_hugepages(stated, pages)
+    if "mount" in stated:
+        _check_mount(stated["mount"], pages, all(device.hugepages for device in devices))
+    if "high" in stated:
+        _check_high(stated["high"], size, devices[0].page_bytes)
+    if "protect" in stated:
+        _check_protection(stated["protect"], protection)
+    values = {name: given.value for name, given in stated.items() if name not in ("sharing", "mount")}
+    mount = MemoryMount(**stated["mount"].value.model_dump()) if "mount" in stated else None
     return MemoryParameters(**values, mount=mount)
 
 
-def _check_hugepages(given: Mapping[str, Given], pages: Sequence[int]) -> None:
+def _check_hugepages(stated: Mapping[str, Given], pages: Sequence[int]) -> None:
     for name in _PLAIN:
-        if name in given and given[name].value != "none":
+        if name in stated and stated[name].value != "none":
             reason = (
-                f"{given[name].value} is for plain memory, and the request is of "
+                f"{stated[name].value} is for plain memory, and the request is of "
                 f"{kubernetes_page_size(pages[0])} hugepages, which have a limit of their own; {_ONLY}"
             )
-            raise ParametersError(given[name].source, MemoryConfig.path(name), reason)
+            raise refusal(stated[name].source, MemoryConfig.path(name), reason)
 
 
 def _check_mount(mount: Given, pages: Sequence[int], hugepages: bool) -> None:
@@ -97,10 +95,17 @@ def _check_mount(mount: Given, pages: Sequence[int], hugepages: bool) -> None:
         reason = f"is of one page size, and the request has pages of {sizes}; make a request for each size"
     else:
         return
-    raise ParametersError(mount.source, MemoryConfig.path("mount"), reason)
+    raise refusal(mount.source, MemoryConfig.path("mount"), reason)
 
 
 def _check_high(high: Given, size: int, page_bytes: int) -> None:
     if int(high.value * size) < page_bytes:
         reason = f"{high.value} of {size} bytes is less than a page, so that nothing could run; choose a larger one"
-        raise ParametersError(high.source, MemoryConfig.path("high"), reason)
+        raise refusal(high.source, MemoryConfig.path("high"), reason)
+
+
+def _check_protection(protect: Given, protection: MemoryProtection) -> None:
+    if protect.value not in ("none", *protection.allowed):
+        allowed = " or ".join(("none", *protection.allowed))
+        reason = f"{protect.value} is not allowed on this node (memoryProtection.allowed); ask for {allowed}"
+        raise refusal(protect.source, MemoryConfig.path("protect"), reason)

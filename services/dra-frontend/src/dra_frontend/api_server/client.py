@@ -5,7 +5,7 @@ Every call is bounded in time and size, its answer is checked for its shape, and
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Container
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from types import TracebackType
@@ -98,16 +98,15 @@ class KubeClient:
                 patience -= wait
                 await asyncio.sleep(wait)
 
-    async def list_claims(self, namespace: str | None = None, *, uids: Container[str] | None = None) -> list[Document]:
-        """The ResourceClaims of a namespace or of the cluster, page by page, those with ``uids`` alone if given.
+    async def list_claims(self, namespace: str = "") -> AsyncGenerator[Document, None]:
+        """Yields every ResourceClaim of a namespace, by default of the cluster, page by page.
 
         One that cannot be read is left out. A page that is too long is asked for in smaller ones.
         """
-        found: list[Document] = []
         page, token = _PAGE, ""
         while True:
             query = {"limit": str(page), **({"continue": token} if token else {})}
-            call = Call("list", _RESOURCES, "resourceclaims", namespace=namespace or "", query=query)
+            call = Call("list", _RESOURCES, "resourceclaims", namespace=namespace, query=query)
             try:
                 # In a thread: what tenants wrote may take a second to read, and nobody else waits for that.
                 items, metadata = await asyncio.to_thread(read_list, call, await self._ask(call), "ResourceClaim")
@@ -116,10 +115,11 @@ class KubeClient:
                     raise
                 page = max(1, page // 4)
                 continue
-            found += [item for item in items if uids is None or item["metadata"]["uid"] in uids]
+            for document in items:
+                yield document
             token, before = str(metadata.get("continue") or ""), token
             if not token:
-                return found
+                return
             if token == before:
                 raise UnavailableError(call.operation, "the same page comes again and again; is this an API server?")
 

@@ -1,188 +1,121 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CDI directory as a database: one file for each claim and driver, changed under one lock, durable when written.
+"""The CDI directory as a database: one file for each claim and driver, whole when it is there.
 
-Two instances share it during an upgrade, so nothing read before the lock was taken may be believed. Both keep a journal
-beside the lock: a generation that each change raises, and the latest releases (docs/adr/0004-journal.md).
+Two instances share it during an upgrade, so nothing read before the claims lock was taken may be believed.
 """
 
 import hashlib
+import logging
 import os
-import secrets
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
+from typing import Final
 
-from numa_contract.cdi import ClaimFile, dump_claim_file, parse_claim_file
-from numa_contract.errors import ContractError
-from numa_contract.names import ClaimKey, cdi_file_name, parse_cdi_file_name
+from numa_contract.cdi import MAX_CLAIM_FILE, ClaimFile, dump_claim_file
+from numa_contract.names import cdi_file_name
 from numa_contract.records import AllocationRecord
+from numa_node.claim_directory import ClaimDirectory, DirectoryView
+from numa_node.files import read_regular, replace_file
 
-from dra_frontend.claims.journal import Journal
+_log = logging.getLogger(__name__)
 
-_Stamp = tuple[int, int, int]
-# Problems of files that have left the directory, remembered for people.
-_MOVED_KEPT = 64
+# Copies in quarantine, which lies on a tmpfs: the newest are the ones that somebody wants to see.
+_MOST_COPIES: Final = 64
+_MOST_COPIED_BYTES: Final = 16 << 20
+_MOST_SET_ASIDE: Final = 64
 
 
-class ClaimDirectory:
+class ClaimFiles:
     """The claim files of this node. Every method blocks on the disk and wants the claims lock to be held."""
 
-    def __init__(self, directory: Path, journal: Path, quarantine: Path) -> None:
+    def __init__(self, directory: Path, quarantine: Path) -> None:
         self._directory = directory
-        self._journal = Journal(journal)
         self._quarantine = quarantine
-        self._parsed: dict[str, tuple[_Stamp, ClaimFile]] = {}
-        self._unread: dict[str, str] = {}
-        self._moved: dict[str, str] = {}
-        self._seen: tuple[int, int] | None = None
-        self._view: Mapping[ClaimKey, ClaimFile] = MappingProxyType({})
+        self._reader = ClaimDirectory(str(directory))
+        self._copied: dict[str, str] = {}
+        self._set_aside: dict[str, str] = {}
+
+    @property
+    def view(self) -> DirectoryView:
+        """The files as of the last scan, with what was written since."""
+        return self._reader.view
 
     @property
     def problems(self) -> dict[str, str]:
-        """Returns what is wrong with files, by name; copies of them lie in quarantine."""
-        broken = {name: file.problem for name, (_, file) in self._parsed.items() if file.problem}
-        return {**self._moved, **self._unread, **broken}
+        """What is wrong with files, by name; copies of them lie in quarantine."""
+        return {**self._set_aside, **self.view.problems}
 
-    def scan(self, *, thorough: bool = True) -> Mapping[ClaimKey, ClaimFile]:
-        """Returns every claim file, parsing only what changed.
+    def scan(self, *, thorough: bool) -> DirectoryView:
+        """Returns every claim file. Copies what cannot be used to quarantine: the file stays, a pod may need it.
 
-        Not thorough: believes the directory's time and the journal, which tell of every instance's changes, and returns
-        the same object when nothing did. What others do to the directory within the clock tick of a change of ours
-        (10 ms) is then seen by the next thorough scan, within a second.
+        Not thorough: believes the directory's time, which does not tell of what other instances did within the tick of
+        a change of ours. Raises nothing.
         """
-        self._directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-        now = (self._directory.stat().st_mtime_ns, self._journal.generation)
-        if not thorough and now == self._seen:
-            return self._view
-        seen: dict[str, tuple[_Stamp, ClaimFile]] = {}
-        self._unread = {}
-        with os.scandir(self._directory) as entries:
-            for entry in entries:
-                if parse_cdi_file_name(entry.name) is not None:
-                    with suppress(FileNotFoundError):
-                        self._look(entry, seen)
-        self._parsed = seen
-        # Not compared with the former view: equal records may differ in fields that a newer release wrote.
-        self._view = MappingProxyType({(file.driver, file.uid): file for _, file in seen.values()})
-        self._seen = now
-        return self._view
-
-    def _look(self, entry: "os.DirEntry[str]", seen: dict[str, tuple[_Stamp, ClaimFile]]) -> None:
-        stamp = _stamp(entry.stat())
-        known = self._parsed.get(entry.name)
-        if known is not None and known[0] == stamp:
-            seen[entry.name] = known
-            return
-        path = self._directory / entry.name
-        try:
-            file = parse_claim_file(entry.name, path.read_bytes())
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            self._unread[entry.name] = f"cannot be read: {error.strerror}"
-            if known is not None:
-                seen[entry.name] = (stamp, known[1])
-        except ContractError as error:
-            # No runtime can use it either, so it may leave the directory.
-            self._unread[entry.name] = str(error)
-            self._move(path, str(error))
-        else:
-            if file.problem:
-                self._copy(path)
-            seen[entry.name] = (stamp, file)
-
-    def _copy(self, path: Path) -> bool:
-        """Keeps a copy in quarantine, one for each content; a full disk must not stop the other claims."""
-        try:
-            content = path.read_bytes()
-            self._quarantine.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (self._quarantine / f"{path.name}.{hashlib.sha256(content).hexdigest()[:12]}").write_bytes(content)
-        except OSError as error:
-            self._unread[path.name] = f"cannot be copied to {self._quarantine}: {error.strerror}"
-            return False
-        return True
-
-    def _move(self, path: Path, problem: str) -> None:
-        if self._copy(path):
-            path.unlink(missing_ok=True)
-            self._unread.pop(path.name, None)
-            self._moved = dict([*self._moved.items(), (path.name, problem)][-_MOVED_KEPT:])
-
-    def quarantine(self, record: AllocationRecord, reason: str) -> None:
-        """Takes a readable record out of the directory, keeping a copy: it contradicts another one that is in use."""
-        key = (record.driver, record.claim.uid)
-        path = self._directory / cdi_file_name(*key)
-        if path.exists():
-            self._move(path, reason)
-        self._changed(key, None)
-        self._journal.released(key)
+        view = self._reader.refresh(thorough=thorough)
+        for name, problem in view.problems.items():
+            if name and self._copied.get(name) != problem:
+                _log.error("claim file cannot be used", extra={"file": name, "problem": problem})
+                self._copy(name)
+        self._copied = dict(view.problems)
+        return view
 
     def write(self, record: AllocationRecord) -> None:
-        """Writes the record's file; it is on the disk, and visible to the runtime, when this returns.
-
-        The temporary file lies in the same directory: a rename from elsewhere raises no event that runtimes watch for
-        (protocols, CDI cache), and its name does not end in .json, so that nobody reads it half written.
-        """
+        """Writes the record's file. When it is in its place the claim is held; OSError leaves all as it was."""
         self._directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-        name = cdi_file_name(record.driver, record.claim.uid)
-        temporary = self._directory / f".{name}.{secrets.token_hex(4)}.tmp"
-        try:
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:  # noqa: PTH123
-                file.write(dump_claim_file(record))
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.rename(self._directory / name)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        path = self._directory / cdi_file_name(record.driver, record.claim.uid)
+        replace_file(str(path), dump_claim_file(record), 0o600, sync=True)
         self._sync()
-        self._moved.pop(name, None)
-        key = (record.driver, record.claim.uid)
-        self._changed(key, ClaimFile.of(record))
-        self._note_seen(self._journal.written(key))
+        self._set_aside.pop(path.name, None)
+        self._reader.note((record.driver, record.claim.uid), ClaimFile.of(record))
 
     def remove(self, driver: str, uid: str) -> None:
-        """Removes the claim's file and notes the release, so that no instance takes the file for lost."""
+        """Removes the claim's file, if there is one. OSError leaves all as it was."""
         name = cdi_file_name(driver, uid)
         (self._directory / name).unlink(missing_ok=True)
         self._sync()
-        self._moved.pop(name, None)
-        self._changed((driver, uid), None)
-        # Last: a death before it brings the file back, and the kubelet asks again; the other order would lose CPUs.
-        self._note_seen(self._journal.released((driver, uid)))
+        self._set_aside.pop(name, None)
+        self._reader.note((driver, uid), None)
 
-    def _changed(self, key: ClaimKey, file: ClaimFile | None) -> None:
-        """Takes one change into what is remembered of all files; those of the other claims are not looked at."""
-        name = cdi_file_name(*key)
-        parsed, view = dict(self._parsed), dict(self._view)
-        if file is None:
-            parsed.pop(name, None)
-            view.pop(key, None)
-        else:
-            parsed[name] = (_stamp((self._directory / name).stat()), file)
-            view[key] = file
-        self._parsed, self._view = parsed, MappingProxyType(view)
-
-    def _note_seen(self, generation: int) -> None:
-        self._seen = (self._directory.stat().st_mtime_ns, generation)
+    def set_aside(self, record: AllocationRecord, reason: str) -> None:
+        """Takes a readable record out of the directory, keeping a copy: it contradicts another one that is in use."""
+        name = cdi_file_name(record.driver, record.claim.uid)
+        self._copy(name)
+        self.remove(record.driver, record.claim.uid)
+        self._set_aside = dict([*self._set_aside.items(), (name, reason)][-_MOST_SET_ASIDE:])
 
     def _sync(self) -> None:
-        descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+        # The file is in its place already, and a crash that could undo that empties the directory anyway.
         try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            _log.warning("CDI directory not synced", extra={"error": str(error)})
 
-    def releases(self) -> frozenset[ClaimKey]:
-        """Returns the claims that some instance released lately: their files are gone on purpose."""
-        return self._journal.releases
+    def _copy(self, name: str) -> None:
+        """Keeps a copy in quarantine, one for each content; a full disk must not stop the other claims."""
+        try:
+            content = read_regular(str(self._directory / name), MAX_CLAIM_FILE)
+            self._quarantine.mkdir(mode=0o700, parents=True, exist_ok=True)
+            copy = self._quarantine / f"{name}.{hashlib.sha256(content).hexdigest()[:12]}"
+            replace_file(str(copy), content, 0o600)
+            self._prune()
+        except OSError as error:
+            _log.warning("claim file not copied to quarantine", extra={"file": name, "error": str(error)})
 
-    def remove_leftovers(self) -> None:
+    def _prune(self) -> None:
+        left = _MOST_COPIED_BYTES
+        copies = [(path.lstat(), path) for path in self._quarantine.iterdir()]
+        for place, (status, path) in enumerate(sorted(copies, key=lambda copy: -copy[0].st_mtime_ns)):
+            left -= status.st_size
+            if place >= _MOST_COPIES or left < 0:
+                path.unlink(missing_ok=True)
+
+    def clear_leftovers(self) -> None:
         """Removes temporary files of an instance that died while it wrote."""
-        for path in self._directory.glob(".dra.k8s.io-*_claim-*.tmp"):
-            path.unlink(missing_ok=True)
-
-
-def _stamp(status: os.stat_result) -> _Stamp:
-    return status.st_ino, status.st_size, status.st_mtime_ns
+        for directory, pattern in ((self._directory, ".dra.k8s.io-*_claim-*.tmp"), (self._quarantine, ".*.tmp")):
+            for path in directory.glob(pattern):
+                with suppress(OSError):
+                    path.unlink()

@@ -1,57 +1,209 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What instances that share the CDI directory tell each other: that something changed, and what was released.
+"""What instances that share the CDI directory tell each other and their successors: which claims have a file, and what
+is held by claims whose files are gone on purpose (docs/adr/0004-journal.md).
 
-A file that is gone was either released by another instance or lost; only the one who removed it knows. Losing the
-journal loses no claim: files that another instance released may then be written again, and released again.
+The file has one size, allocated when it is made, so that a full disk cannot keep it from being written. It has two
+slots that are written in turn, in place, each with a sequence number and a checksum: a death in the middle of a write
+leaves the other one.
 """
 
+import errno
 import json
+import os
 import secrets
+import stat
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from numa_contract.cdi import ClaimFile
+from numa_contract.cpuset import format_cpu_list, parse_cpu_list
+from numa_contract.documents import parse_json
+from numa_contract.errors import ContractError
 from numa_contract.names import ClaimKey
+from numa_contract.records import parse_record
 
-_RELEASES_KEPT = 512
+SLOT_BYTES: Final = 128 << 10
+"""Some 1,200 claims. Where there are more, their names are left out."""
+_MAGIC: Final = b"dra-driver-numa journal 1"
+_HEADER: Final = 64
+"""Bytes: magic, sequence, length of the lines and their CRC-32."""
+_REMEMBERED: Final = 4096
+Name = tuple[str, str]
+"""Namespace and name of a claim; empty where they are not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """What the journal says."""
+
+    present: Mapping[ClaimKey, Name] = field(default_factory=dict)
+    """Claims that have a file. One whose file is gone was not released: it is lost."""
+    releasing: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
+    """Claims that were released, and whose containers may still run."""
 
 
 class Journal:
-    """The journal's file, read again at each question. Wants the claims lock to be held."""
+    """The journal's file. Blocks; wants the claims lock to be held."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._entries = Entries()
+        self._stamp = (0, 0)
+        self.problem = ""
+        """Why the file does not say what it should; that is kept in memory, and written when it can be."""
+        self.found = False
+        """Whether there was ever a journal; without one nobody knows what former instances have prepared."""
 
-    def _load(self) -> dict[str, Any]:
+    @property
+    def sequence(self) -> int:
+        """Rises with each write of any instance; 0 where the file cannot be relied on."""
+        return 0 if self.problem else self._stamp[0]
+
+    def read(self) -> Entries:
+        """Returns what the journal says; what it should say, where there is none that can be read. Raises nothing."""
         try:
-            document = json.loads(self._path.read_bytes())
-            releases = [(str(driver), str(uid)) for driver, uid in document["releases"]]
-            return {"generation": int(document["generation"]), "releases": releases}
-        except (OSError, ValueError, TypeError, KeyError):
-            return {"generation": 0, "releases": []}
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                self._take(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            self.problem = f"{self._path} cannot be read: {error.strerror}"
+        return self._entries
 
-    def _store(self, releases: list[ClaimKey], generation: int) -> int:
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    def _take(self, descriptor: int) -> None:
+        heads = [_read_header(os.pread(descriptor, _HEADER, slot * SLOT_BYTES)) for slot in (0, 1)]
+        slots = sorted(((head, slot) for slot, head in enumerate(heads) if head), reverse=True)
+        for (sequence, length, checksum), slot in slots:
+            if (sequence, checksum) == self._stamp:
+                return
+            data = os.pread(descriptor, length, slot * SLOT_BYTES + _HEADER)
+            if zlib.crc32(data) == checksum:
+                self._entries, self._stamp = _parse(data), (sequence, checksum)
+                self.found, self.problem = True, ""
+                return
+        self.problem = f"{self._path} is not a journal of this release"
+        released = _former_releases(descriptor)
+        if released is not None:
+            self.found = True
+            present = {key: name for key, name in self._entries.present.items() if key not in released}
+            self._entries = Entries(present, self._entries.releasing)
+
+    def write(self, entries: Entries) -> None:
+        """Makes the journal say this, as soon as the disk allows it. Raises nothing."""
+        if entries == self._entries and not self.problem:
+            return
+        self._entries = entries
+        try:
+            data = _dump(entries)
+            sequence, checksum = self._stamp[0] + 1, zlib.crc32(data)
+            head = b"%s %d %d %d" % (_MAGIC, sequence, len(data), checksum)
+            descriptor = self._open()
+            try:
+                slot = head.ljust(_HEADER) + data
+                if os.pwrite(descriptor, slot, sequence % 2 * SLOT_BYTES) != len(slot):
+                    raise OSError(errno.ENOSPC, "only a part was written")
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            self.problem = f"{self._path} cannot be written: {error.strerror}; it is tried again"
+        else:
+            self._stamp, self.problem = (sequence, checksum), ""
+
+    def _open(self) -> int:
+        """Returns the file, made anew where there is none of our size."""
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            status = os.fstat(descriptor)
+            if stat.S_ISREG(status.st_mode) and status.st_size == 2 * SLOT_BYTES:
+                return descriptor
+            os.close(descriptor)
+        except FileNotFoundError:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}")
-        fresh.write_text(json.dumps({"generation": generation, "releases": releases[-_RELEASES_KEPT:]}))
-        fresh.rename(self._path)
-        return generation
+        descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, 2 * SLOT_BYTES)
+            fresh.rename(self._path)
+        except OSError:
+            os.close(descriptor)
+            fresh.unlink()
+            raise
+        return descriptor
 
-    @property
-    def generation(self) -> int:
-        """A number that each change raises."""
-        return int(self._load()["generation"])
+    def clear_leftovers(self) -> None:
+        """Removes temporary files of an instance that died while it made the journal, also of former releases."""
+        for path in self._path.parent.glob(f".{self._path.name}.*"):
+            path.unlink(missing_ok=True)
 
-    @property
-    def releases(self) -> frozenset[ClaimKey]:
-        """The latest releases."""
-        return frozenset(self._load()["releases"])
 
-    def written(self, key: ClaimKey) -> int:
-        """A claim's file was written: it is no longer released. Returns the new generation."""
-        state = self._load()
-        return self._store([other for other in state["releases"] if other != key], state["generation"] + 1)
+def _read_header(head: bytes) -> tuple[int, int, int] | None:
+    numbers = head.removeprefix(_MAGIC).split()
+    if not head.startswith(_MAGIC) or len(numbers) != 3 or not all(number.isdigit() for number in numbers):
+        return None
+    sequence, length, checksum = map(int, numbers)
+    return sequence, min(length, SLOT_BYTES), checksum
 
-    def released(self, key: ClaimKey) -> int:
-        """A claim's file was removed on purpose. Returns the new generation."""
-        state = self._load()
-        return self._store([other for other in state["releases"] if other != key] + [key], state["generation"] + 1)
+
+def _former_releases(descriptor: int) -> frozenset[ClaimKey] | None:
+    """Returns what an instance of the former release has noted in the same place: its releases, as JSON."""
+    try:
+        document = parse_json(os.pread(descriptor, 2 * SLOT_BYTES, 0), 2 * SLOT_BYTES, "journal", "of a former release")
+        return frozenset((str(driver), str(uid)) for driver, uid in document["releases"])
+    except (ContractError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _dump(entries: Entries) -> bytes:
+    """Returns a line for each entry. What does not fit is cut down to what keeps promises: no names, no records."""
+    for whole in (True, False):
+        lines = [_present_line(*key, *(name if whole else ("", ""))) for key, name in entries.present.items()]
+        lines += [_releasing_line(file, whole=whole) for file in entries.releasing.values()]
+        data = b"".join(lines)
+        if len(data) <= SLOT_BYTES - _HEADER:
+            return data
+    raise OSError(errno.EFBIG, "there are more claims than it has room for")
+
+
+@lru_cache(_REMEMBERED)
+def _present_line(driver: str, uid: str, namespace: str, name: str) -> bytes:
+    return _line([driver, uid, namespace, name])
+
+
+def _releasing_line(file: ClaimFile, *, whole: bool) -> bytes:
+    if whole and file.record is not None:
+        return _line({"record": file.record.model_copy(update={"metadata": {}}).model_dump(mode="json")})
+    held = {"driver": file.driver, "uid": file.uid, "cpus": format_cpu_list(file.cpus), "memory": dict(file.memory)}
+    return _line(held)
+
+
+def _line(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+def _parse(data: bytes) -> Entries:
+    present: dict[ClaimKey, Name] = {}
+    releasing: dict[ClaimKey, ClaimFile] = {}
+    for line in data.splitlines():
+        try:
+            value = parse_json(line, SLOT_BYTES, "journal", "entry")
+            if isinstance(value, list):
+                driver, uid, namespace, name = map(str, value)
+                present[driver, uid] = namespace, name
+            else:
+                file = _releasing(value)
+                releasing[file.driver, file.uid] = file
+        except (ContractError, ValueError, TypeError, KeyError):
+            continue  # an entry of a newer release
+    return Entries(present, releasing)
+
+
+def _releasing(value: Any) -> ClaimFile:
+    if "record" in value:
+        return ClaimFile.of(parse_record(value["record"]))
+    memory = {str(device): int(size) for device, size in value["memory"].items()}
+    return ClaimFile(str(value["driver"]), str(value["uid"]), None, parse_cpu_list(value["cpus"]), memory=memory)

@@ -3,23 +3,30 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import MEMORY_DRIVER
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
+from numa_node.log import Complaints
 
-from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.api_server.errors import ConflictError, KubeError
+from dra_frontend.claims.backend import BackendView
+from dra_frontend.claims.store import ClaimStore
 from dra_frontend.devices.quantity import format_quantity
 
 REASON: Final = "OutOfClaimedMemory"
+EVENT_SECONDS: Final = 300.0
+"""A container gets one Event in this time, with the number of kills: its children may be killed every second."""
 RETRY_SECONDS: Final = (1.0, 5.0, 15.0, 60.0, 180.0)
 """Pauses between attempts to create an Event: the restart of an API server takes a minute or two."""
-_LOG = logging.getLogger(__name__)
+MOST_GONE: Final = 256
+"""Containers that are gone and whose kills are not reported yet; the oldest are dropped."""
+_log = logging.getLogger(__name__)
 
 
 class EventSink(Protocol):
@@ -31,7 +38,7 @@ class EventSink(Protocol):
         """Creates an Event; one with the same key is a ConflictError. Raises KubeError."""
 
 
-def kill_note(report: ContainerReport, records: Iterable[AllocationRecord], node: str) -> str:
+def kill_note(report: ContainerReport, records: Iterable[AllocationRecord], node: str, kills: int) -> str:
     """Returns what happened to a container, with every memory claim that it holds."""
     held = []
     for record in records:
@@ -48,72 +55,94 @@ def kill_note(report: ContainerReport, records: Iterable[AllocationRecord], node
             )
     claims = f": {'; '.join(held)}" if held else ""
     nodes = f" on NUMA node {format_cpu_list(report.mems)}" if report.mems else ""
-    return f"container {report.name} was killed by the kernel, out of memory{nodes} of {node}{claims}"
+    times = f" {kills} times" if kills > 1 else ""
+    return f"container {report.name} was killed by the kernel{times}, out of memory{nodes} of {node}{claims}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Telling:
-    """An Event that is not created yet."""
+@dataclass(slots=True)
+class _Container:
+    """A container with kills, and which of them its pod has an Event of."""
 
     report: ContainerReport
-    note: str
-    pauses: tuple[float, ...]
-    """Seconds until each further attempt."""
+    reported: int = 0
+    """Kills that are in an Event."""
+    due: float = 0.0
+    """When the next Event may be created."""
+    failures: int = 0
+
+    @property
+    def pending(self) -> int:
+        return self.report.memory_kills - self.reported
 
 
 class MemoryKills:
-    """Tells each pod once of each kill, whoever of several instances heard of it."""
+    """Creates one Event for kills, whichever of several instances were told of them."""
 
     def __init__(
-        self, node: str, ledger: Callable[[], Ledger], sink: EventSink, pauses: tuple[float, ...] = RETRY_SECONDS
+        self,
+        node: str,
+        store: ClaimStore,
+        backend: BackendView,
+        sink: EventSink,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node = node
-        self._ledger = ledger
+        self._store = store
+        self._backend = backend
         self._sink = sink
-        self._pauses = pauses
-        self._told: dict[str, int] = {}
-        self._untold: asyncio.Queue[_Telling] = asyncio.Queue()
+        self._clock = clock
+        self._killed: dict[str, _Container] = {}
+        self._complaints = Complaints(_log, KubeError)
 
-    def reported(self, report: ContainerReport) -> None:
-        """Takes note of a container."""
-        if report.memory_kills <= self._told.get(report.id, 0):
-            return
-        self._told[report.id] = report.memory_kills
-        ledger = self._ledger()
-        uses = [use for use in report.claims if use.driver == MEMORY_DRIVER]
-        records = [record for use in uses if (record := ledger.record(use.driver, use.uid)) is not None]
-        note = kill_note(report, records, self._node)
-        _LOG.warning("killed for want of memory pod=%s/%s %s", report.pod_namespace, report.pod_name, note)
-        self._untold.put_nowait(_Telling(report, note, self._pauses))
-
-    def keep(self, ids: Container[str]) -> None:
-        """Forgets containers that are no longer known."""
-        self._told = {container_id: count for container_id, count in self._told.items() if container_id in ids}
+    def backend_changed(self) -> None:
+        """Takes note of kills. Containers that are gone are forgotten when all is reported."""
+        containers = self._backend.containers
+        for report in containers.values():
+            if report.memory_kills:
+                self._killed.setdefault(report.id, _Container(report)).report = report
+        gone = [key for key in self._killed if key not in containers]
+        # Until everything was reported again, silence does not mean that a container is gone.
+        done = [key for key in gone if self._backend.live and self._killed[key].pending == 0]
+        if dropped := [key for key in gone if key not in done][:-MOST_GONE]:
+            _log.warning("kills for want of memory are not reported", extra={"containers": len(dropped)})
+        for key in (*done, *dropped):
+            del self._killed[key]
 
     async def run(self) -> None:
-        """Creates the Events, those that the API server did not take again later. Runs for ever."""
+        """Creates the Events, each second those that are due. Runs for ever."""
         while True:
-            telling = await self._untold.get()
-            report = telling.report
-            try:
-                await self._tell(telling)
-            except ConflictError:
-                continue  # Told before a restart, or by the other instance.
-            except KubeError as error:
-                _LOG.warning("event not created pod=%s/%s error=%s", report.pod_namespace, report.pod_name, error)
-                if error.retriable and telling.pauses:
-                    again = replace(telling, pauses=telling.pauses[1:])
-                    # Others are told meanwhile.
-                    asyncio.get_running_loop().call_later(telling.pauses[0], self._untold.put_nowait, again)
+            await asyncio.sleep(1.0)
+            await self.create_due()
 
-    async def _tell(self, telling: _Telling) -> None:
-        report = telling.report
-        pod = {"apiVersion": "v1", "kind": "Pod", "namespace": report.pod_namespace, "name": report.pod_name}
-        await self._sink.create_event(
-            report.pod_namespace,
-            {**pod, "uid": report.pod_uid},
-            REASON,
-            telling.note,
-            "Warning",
-            key=f"{report.id[:16]}.{report.memory_kills}",
-        )
+    async def create_due(self) -> None:
+        """Creates the Events that are due. Raises nothing."""
+        for one in list(self._killed.values()):
+            if one.pending > 0 and one.due <= self._clock():
+                try:
+                    await self._create(one)
+                    self._complaints.well(one.report.id)
+                except Exception as error:  # noqa: BLE001 - one container must not stop the others
+                    self._complaints.say(one.report.id, "event not created", error)
+
+    async def _create(self, one: _Container) -> None:
+        report, ledger = one.report, self._store.ledger
+        uses = [use for use in report.claims if use.driver == MEMORY_DRIVER]
+        records = [record for use in uses if (record := ledger.record(use.driver, use.uid)) is not None]
+        note = kill_note(report, records, self._node, one.pending)
+        pod = {"namespace": report.pod_namespace, "name": report.pod_name, "uid": report.pod_uid}
+        regarding = {"apiVersion": "v1", "kind": "Pod", **pod}
+        key = f"{report.id[:16]}.{report.memory_kills}"
+        try:
+            await self._sink.create_event(report.pod_namespace, regarding, REASON, note, "Warning", key=key)
+            _log.warning(
+                "killed for want of memory", extra={"pod": f"{report.pod_namespace}/{report.pod_name}", "note": note}
+            )
+        except ConflictError:
+            pass  # reported before a restart, or by the other instance
+        except KubeError as error:
+            if error.retriable and one.failures < len(RETRY_SECONDS):
+                one.due = self._clock() + RETRY_SECONDS[one.failures]
+                one.failures += 1
+                raise
+            _log.warning("event given up", extra={"pod": pod, "error": str(error)})
+        one.reported, one.failures, one.due = report.memory_kills, 0, self._clock() + EVENT_SECONDS

@@ -3,133 +3,189 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
+from typing import Final
 
 from numa_contract.names import ClaimKey
 from numa_contract.records import AllocationRecord, Owner, PodReference
 from numa_contract.reports import ContainerReport
+from numa_node.log import Complaints
 
-from dra_frontend.allocation.claim import ClaimRefusal, ClaimView, RefusalKind, read_claim
-from dra_frontend.allocation.decide import own_results, pods_of, with_pods
+from dra_frontend.allocation.claim import ClaimView, is_allocated, read_claim
+from dra_frontend.allocation.decide import with_pods
+from dra_frontend.allocation.errors import Refused
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
-from dra_frontend.claims.ports import ClaimSource, Recovery
-from dra_frontend.claims.store import ClaimStore, Transaction
+from dra_frontend.claims.service import ClaimSource
+from dra_frontend.claims.store import ClaimStore
+from dra_frontend.claims.transaction import Transaction
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 # A whole sweep over all claims takes this many ticks of a second: a claim that is gone is noticed within a minute.
-SWEEP_TICKS = 45
+SWEEP_TICKS: Final = 45
+# What could not be done for a container is tried again after so long, without news.
+_RETRY_SECONDS: Final = 5.0
 
 
-class Upkeep:
-    """Everything that changes records without the kubelet asking."""
+class DirectoryReplacedError(OSError):
+    """The CDI directory was removed on the host: what is mounted here is seen by nobody any more."""
 
-    def __init__(
-        self, node: str, source: ClaimSource, store: ClaimStore, recovery: Recovery, backend: BackendView
-    ) -> None:
+    def __init__(self) -> None:
+        super().__init__("the CDI directory was replaced on the node; this container restarts to mount the new one")
+
+
+class Reconciler:
+    """Everything that changes records without the kubelet asking, beside recovery."""
+
+    def __init__(self, node: str, source: ClaimSource, store: ClaimStore, backend: BackendView) -> None:
         self._node = node
         self._source = source
         self._store = store
-        self._recovery = recovery
         self._backend = backend
-        self._reports: asyncio.Queue[ContainerReport] = asyncio.Queue()
+        self._news = asyncio.Event()
+        self._followed: dict[str, ContainerReport] = {}
         self._sweep: list[ClaimKey] = []
+        self._detached = False
+        self._complaints = Complaints(_log, KubeError)
 
-    def reported(self, report: ContainerReport) -> None:
-        """Takes note of a container; what follows from it is done by :meth:`run_reports`."""
-        if report.claims or report.unknown_claims:
-            self._reports.put_nowait(report)
+    def backend_changed(self) -> None:
+        """A report has changed; what follows from it is done by :meth:`run_reports`."""
+        self._news.set()
 
     async def run_reports(self) -> None:
         """Stores owners, and reads claims again when a pod shows up that a record does not know. Runs for ever."""
         while True:
-            report = await self._reports.get()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_RETRY_SECONDS):
+                    await self._news.wait()
+            self._news.clear()
+            await self.follow_reports()
+
+    async def follow_reports(self) -> None:
+        """Does what follows from the reports that changed since the last time. Raises nothing."""
+        containers = self._backend.containers
+        self._followed = {known: report for known, report in self._followed.items() if known in containers}
+        for report in list(containers.values()):
+            known = self._followed.get(report.id)
+            if not (report.claims or report.unknown_claims) or known is report or known == report:
+                continue
             try:
                 await self._follow(report)
-            except OSError as error:
-                _LOG.warning("record not updated container=%s error=%s", report.id, error)
+                self._followed[report.id] = report
+                self._complaints.well(report.id)
+            except Exception as error:  # noqa: BLE001 - one container must not stop the others
+                self._complaints.say(report.id, "record not updated", error)
 
     async def _follow(self, report: ContainerReport) -> None:
         ledger = self._store.ledger
-        # Not between creation and start: the backend would have to look at the directory again before the start. Until
+        # Not between creation and start: the backend would have to scan the directory again before the start. Until
         # then it remembers the first user itself, and after its restart the runtime lists the container.
         uses = report.claims if report.alive and report.state != "created" and not report.refused else ()
         records = [record for use in uses if (record := ledger.record(use.driver, use.uid))]
-        if unowned := [(record.driver, record.claim.uid) for record in records if record.owner is None]:
+        containers = ledger.containers if self._backend.live else None
+        if free := [(r.driver, r.claim.uid) for r in records if _is_free(r, report, containers)]:
             owner = Owner(pod_uid=report.pod_uid, container=report.name)
-            await self._store.transact(partial(_set_owner, keys=unowned, owner=owner))
+            await self._store.transact(partial(_set_owner, keys=free, owner=owner, report=report))
         for use in report.unknown_claims:
             record = ledger.record(use.driver, use.uid)
             if record is not None and not record.reserves(report.pod_uid):
                 # The kubelet does not call Prepare for the second pod of a claim.
-                await self._look_after(record)
+                await self._compare(record)
 
     async def run_disk(self) -> None:
-        """Looks at every file each second; what vanished is written again. Waits for nobody else. Runs for ever."""
+        """Scans every file each second. Waits for nobody else; ends as :meth:`scan` does."""
         while True:
             await asyncio.sleep(1.0)
-            try:
-                look = Transaction.restore_metadata if self._backend.leads else _only_look
-                await self._store.transact(look, thorough=True)
-            except OSError as error:
-                _LOG.warning("the CDI directory cannot be looked at error=%s", error)
+            await self.scan()
 
-    async def run_claims(self) -> None:
-        """Every second: lost records are rebuilt, some claims compared with the API server. Runs for ever."""
+    async def scan(self) -> None:
+        """Writes again what vanished. Raises DirectoryReplacedError where the CDI directory is not the node's any more.
+
+        That was said for a second then, and only a restart helps.
+        """
+        if self._detached:
+            raise DirectoryReplacedError
+        try:
+            change = Transaction.restore if self._backend.leads and not self._store.detached else _only_scan
+            await self._store.transact(change, thorough=True)
+            self._complaints.well("disk")
+        except Exception as error:  # noqa: BLE001 - whatever is wrong, the next scan may do better
+            self._complaints.say("disk", "the CDI directory cannot be scanned", error)
+        self._detached = self._store.detached
+
+    async def run_sweep(self) -> None:
+        """Every second some claims are compared with the API server. Runs for ever."""
         while True:
             await asyncio.sleep(1.0)
-            try:
-                await self._recovery.recover()
-                if self._backend.leads:
-                    await self._sweep_some()
-            except OSError as error:
-                _LOG.warning("upkeep put off error=%s", error)
+            if self._backend.leads:
+                await self.sweep_some()
 
-    async def _sweep_some(self) -> None:
-        """Looks after a few records at a time, as long as the API server answers."""
+    async def sweep_some(self) -> None:
+        """Compares a few records with their claims, as long as the API server answers. Raises nothing."""
         ledger = self._store.ledger
         if not self._sweep:
             self._sweep = [(record.driver, record.claim.uid) for record in ledger.records]
         share = -(-len(self._sweep) // SWEEP_TICKS)
         for key in [self._sweep.pop() for _ in range(min(len(self._sweep), max(share, 1)))]:
             record = ledger.record(*key)
-            if record is not None and not await self._look_after(record):
+            try:
+                if record is not None:
+                    await self._compare(record)
+                self._complaints.well(key)
+            except KubeError as error:
+                self._complaints.say("sweep", "claims not read", error)
                 return
+            except Exception as error:  # noqa: BLE001 - one claim of any shape must not stop the others
+                self._complaints.say(key, "claim not compared", error)
 
-    async def _look_after(self, record: AllocationRecord) -> bool:
+    async def _compare(self, record: AllocationRecord) -> None:
         """Compares a record with its claim: releases it when the claim is forgotten, else takes over reservedFor.
 
-        Returns whether the API server answered; one that does not proves nothing.
+        Raises KubeError when the API server does not answer: that proves nothing.
         """
-        try:
-            document = await self._source.get_claim(record.claim.namespace, record.claim.name)
-        except KubeError as error:
-            _LOG.warning("claim not read claim=%s/%s error=%s", record.claim.namespace, record.claim.name, error)
-            return False
-        view = None if document is None else read_claim(document, uid=record.claim.uid, reserved=False)
-        if self._is_forgotten(view, record):
-            if not self._store.ledger.users(record.claim.uid):
-                _LOG.warning("claim is gone, releasing driver=%s claim=%s", record.driver, record.claim)
-                await self._store.transact(partial(_release_unused, seen=record))
-        elif isinstance(view, ClaimView) and view.reserved_for and pods_of(view) != record.reserved_for:
-            await self._store.transact(partial(_set_pods, seen=record, pods=pods_of(view)))
-        return True
-
-    def _is_forgotten(self, view: ClaimView | ClaimRefusal | None, record: AllocationRecord) -> bool:
-        if isinstance(view, ClaimRefusal):
-            return view.kind in (RefusalKind.REPLACED, RefusalKind.NOT_ALLOCATED)
-        return view is None or not own_results(view, record.driver) or not view.allocated_to(self._node)
+        document = await self._source.get_claim(record.claim.namespace, record.claim.name)
+        view: ClaimView | None = None
+        if document is not None and is_allocated(document, record.claim.uid, self._node):
+            try:
+                view = read_claim(document)
+            except Refused:
+                return  # malformed or reserved for nobody: no reason to take it away
+            if view.taken(record.driver):
+                if view.reserved_for != record.reserved_for:
+                    await self._store.transact(partial(_set_pods, seen=record, pods=view.reserved_for))
+                return
+        if not self._store.ledger.users(record.claim.uid):
+            extra = {"driver": record.driver, "claim": str(record.claim)}
+            _log.warning("claim is gone, releasing", extra=extra)
+            await self._store.transact(partial(_release_unused, seen=record))
 
 
-def _only_look(_: Transaction) -> None:
+def _only_scan(_: Transaction) -> None:
     """Changes nothing: reading the directory is done before every change."""
 
 
-def _set_owner(transaction: Transaction, keys: Iterable[ClaimKey], owner: Owner) -> None:
+def _is_free(record: AllocationRecord, user: ContainerReport, containers: Sequence[ContainerReport] | None) -> bool:
+    """Tells whether a container that uses a claim becomes its owner. ``containers``: all of the node, if that is known.
+
+    Nobody was, or a container of the same pod that does not live any more: an init container, or one that has ended.
+    """
+    owner = record.owner
+    if owner is None:
+        return True
+    if containers is None or record.sharing == "pod" or owner.pod_uid != user.pod_uid or owner.container == user.name:
+        return False
+    return not any(
+        (other.pod_uid, other.name) == (owner.pod_uid, owner.container) and other.alive and not other.refused
+        for other in containers
+    )
+
+
+def _set_owner(transaction: Transaction, keys: Iterable[ClaimKey], owner: Owner, report: ContainerReport) -> None:
     for record in [transaction.ledger.record(*key) for key in keys]:
-        if record is not None and record.owner is None:
+        if record is not None and _is_free(record, report, transaction.containers if transaction.certain else None):
             transaction.write(record.model_copy(update={"owner": owner}), "updated")
 
 

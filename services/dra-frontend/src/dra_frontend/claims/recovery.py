@@ -1,52 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records that were lost or damaged, rebuilt from what running containers hold and what the API server says.
 
-What cannot be rebuilt stays held: a CPU that a container is pinned to is never given away, record or not.
+What cannot be rebuilt stays held: a CPU that a container is pinned to is never given away, record or not. The journal
+knows the names of the claims that were prepared, so they are read one by one; what only a container names is searched
+in the namespace of its pod.
 """
 
 import asyncio
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from numa_contract.names import CPU_DRIVER, ClaimKey
-from numa_contract.records import AllocationRecord
+from numa_contract.config import Config
+from numa_contract.names import ClaimKey
+from numa_node.backoff import Backoff
+from numa_node.log import Complaints
 
-from dra_frontend.allocation.claim import ClaimRefusal, ClaimView, read_claim
-from dra_frontend.allocation.decide import Refusal, own_results, rebuild_record
-from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.allocation.claim import is_allocated, read_claim
+from dra_frontend.allocation.decide import Judged, judge
+from dra_frontend.allocation.errors import Refused
+from dra_frontend.allocation.fields import object_in, text_in
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
-from dra_frontend.claims.store import ClaimStore, Transaction
+from dra_frontend.claims.journal import Name
+from dra_frontend.claims.store import ClaimStore
+from dra_frontend.claims.transaction import Transaction
 from dra_frontend.devices.inventory import Inventory
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
-# Listing every claim of a cluster is dear: what stays lost is asked for less and less often.
-_FIRST_RETRY_SECONDS = 15.0
-_LONGEST_RETRY_SECONDS = 600.0
+ROUND_SECONDS: Final = 1.0
+PATIENCE_SECONDS: Final = 3.0
+"""How long a Prepare waits for lost claims to be asked for, so that they get their CPUs back first."""
+_RETRY_SECONDS: Final = (5.0, 600.0)
+# A list of all claims is dear for the API server, and every node of a cluster may want it at the same time.
+_LIST_SECONDS: Final = (300.0, 3600.0)
+_AT_ONCE: Final = 8
 
 
 class ClaimListing(Protocol):
-    """Where all claims are read."""
+    """Where claims are read."""
 
-    async def list_claims(self) -> list[dict[str, Any]]:
-        """Returns every ResourceClaim of the cluster, or raises KubeError."""
+    async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """Returns the ResourceClaim, None if there is none; raises KubeError otherwise."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """When a lost record is looked for again."""
-
-    at: float
-    wait: float
+    def list_claims(self, namespace: str = "") -> AsyncIterator[dict[str, Any]]:
+        """Yields every ResourceClaim of a namespace, by default of the cluster; raises KubeError."""
 
 
-class LostRecords:
-    """Finds what is lost and rebuilds it, one recovery at a time."""
+class Recovery:
+    """Finds what is lost and rebuilds it, in the background."""
 
     def __init__(
         self,
@@ -55,117 +61,186 @@ class LostRecords:
         store: ClaimStore,
         inventory: Callable[[], Inventory],
         backend: BackendView,
+        config: Config,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node = node
         self._source = source
         self._store = store
         self._inventory = inventory
         self._backend = backend
-        self._turn = asyncio.Lock()
-        self._attempts: dict[ClaimKey, _Attempt] = {}
-        self._parted: Iterable[tuple[str, str]] = ()
+        self._config = config
+        self._clock = clock
+        self._waits: dict[ClaimKey, Backoff] = {}
+        self._due: dict[ClaimKey, float] = {}
+        self._asked: frozenset[ClaimKey] = frozenset()
+        self._nameless = False
+        self._wanted = asyncio.Event()
+        self._news = asyncio.Event()
+        self._complaints = Complaints(_log, KubeError, Refused)
 
-    async def recover(self) -> None:
-        """Rebuilds what can be rebuilt; a caller that comes meanwhile waits for the same. Raises OSError."""
+    async def run(self) -> None:
+        """Rebuilds what is lost, every second or as soon as somebody waits for it. Runs for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._list_once())
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(ROUND_SECONDS):
+                        await self._wanted.wait()
+                self._wanted.clear()
+                try:
+                    await self.round()
+                except Exception as error:  # noqa: BLE001 - whatever is wrong, the next round may do better
+                    self._complaints.say("round", "recovery put off", error)
+
+    async def attempted(self) -> None:
+        """Waits until every claim that the journal knows and no file tells of was asked for, a few seconds at most."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while self._store.absent - self._asked:
+                    self._wanted.set()
+                    await self._news.wait()
+
+    async def round(self) -> None:
+        """Asks for what is lost and due, and writes what can be rebuilt. Raises OSError."""
         if not self._backend.live:
             return
-        async with self._turn:
-            await self._part_overlaps()
-            due = self._due(self._lost(self._store.ledger))
-            if due:
-                await self._rebuild_all(due)
+        await self._part_overlaps()
+        lost = self._store.ledger.lost()
+        due = self._take_due(lost)
+        named = {key: name for key in due if (name := self._store.name(key))[1]}
+        turns = asyncio.Semaphore(_AT_ONCE)
+        async with asyncio.TaskGroup() as tasks:
+            for key, name in named.items():
+                tasks.create_task(self._by_name(key, name, turns))
+        self._asked = (self._asked | set(due)) & lost.keys()
+        self._news.set()
+        self._news = asyncio.Event()
+        self._nameless = any(not namespace and not self._store.name(key)[1] for key, namespace in lost.items())
+        for namespace in sorted({lost[key] for key in due if key not in named} - {""}):
+            await self._by_list(namespace, [key for key in due if key not in named and lost[key] == namespace])
 
-    def _lost(self, ledger: Ledger) -> set[ClaimKey]:
-        """Returns the claims that a container is pinned for, or a file holds, and that no record explains."""
-        named = {
-            (use.driver, use.uid)
-            for container in ledger.containers
-            for use in container.unknown_claims
-            if container.alive and not container.refused and (use.cpus or use.driver != CPU_DRIVER)
-        }
-        broken = {key for key, file in ledger.files.items() if file.record is None}
-        return {key for key in named if key not in ledger.files and key not in ledger.releasing} | broken
+    def _take_due(self, lost: Iterable[ClaimKey]) -> list[ClaimKey]:
+        now = self._clock()
+        due = {key for key in lost if self._due.get(key, now) <= now}
+        self._waits = {key: self._waits.get(key) or Backoff(*_RETRY_SECONDS) for key in lost}
+        self._due = {key: now + self._waits[key].next() if key in due else self._due[key] for key in lost}
+        return sorted(due)
 
-    def _due(self, lost: set[ClaimKey]) -> set[ClaimKey]:
-        now = asyncio.get_running_loop().time()
-        self._attempts = {key: attempt for key, attempt in self._attempts.items() if key in lost}
-        due = {key for key in lost if key not in self._attempts or self._attempts[key].at <= now}
-        for key in due:
-            before = self._attempts.get(key)
-            wait = min(_LONGEST_RETRY_SECONDS, before.wait * 2) if before else _FIRST_RETRY_SECONDS
-            self._attempts[key] = _Attempt(now + wait, wait)
-        return due
-
-    async def _rebuild_all(self, due: set[ClaimKey]) -> None:
+    async def _by_name(self, key: ClaimKey, name: Name, turns: asyncio.Semaphore) -> None:
         try:
-            documents = await self._source.list_claims()
-        except KubeError as error:
-            _LOG.warning("lost records not rebuilt claims=%s error=%s", sorted(due), error)
-            return
-        by_uid = {document.get("metadata", {}).get("uid"): document for document in documents}
-        for driver, uid in sorted(due):
-            if uid in by_uid:
-                await self._rebuild(by_uid[uid], driver)
-            else:
-                # The list is complete: the claim is gone. Its damaged file may go, unless a container uses it.
-                await self._store.transact(partial(_release_broken, key=(driver, uid)))
+            async with turns:
+                document = await self._source.get_claim(*name)
+            await self._rebuild(key, document)
+        except Exception as error:  # noqa: BLE001 - one claim of any shape must not stop the others
+            self._complaints.say(key, "lost record not rebuilt", error)
 
-    async def _rebuild(self, document: dict[str, Any], driver: str) -> None:
-        view = read_claim(document)
-        if isinstance(view, ClaimRefusal):
-            _LOG.warning("lost record not rebuilt error=%s", view.text)
+    async def _by_list(self, namespace: str, keys: list[ClaimKey]) -> None:
+        """Finds claims in the namespace of a container that names them."""
+        try:
+            wanted = {uid for _, uid in keys}
+            listed = self._source.list_claims(namespace)
+            documents = {uid: document async for document in listed if (uid := _uid(document)) in wanted}
+        except KubeError as error:
+            self._complaints.say(namespace, "claims of a namespace not listed", error)
             return
-        if not own_results(view, driver) or not view.allocated_to(self._node):
+        await self._store.transact(partial(_give_up, keys=[key for key in keys if key[1] not in documents]))
+        for key in [key for key in keys if key[1] in documents]:
+            try:
+                await self._rebuild(key, documents[key[1]])
+            except Exception as error:  # noqa: BLE001 - as above
+                self._complaints.say(key, "lost record not rebuilt", error)
+
+    async def _rebuild(self, key: ClaimKey, document: Any) -> None:
+        """Writes the record of a lost claim, or lets go of it where there is no such claim any more."""
+        driver, uid = key
+        try:
+            here = document is not None and is_allocated(document, uid, self._node)
+            view = read_claim(document, uid) if here else None
+        except Refused:
+            await self._store.transact(lambda transaction: transaction.answered.add(key))
+            raise
+        if view is None or not view.taken(driver):
+            await self._store.transact(partial(_give_up, keys=[key]))
             return
-        ledger = self._store.ledger
-        seen: dict[str, frozenset[int]] = defaultdict(frozenset)
-        for use in _uses(ledger, driver, view.uid):
-            for request in use.requests or ("",):
-                seen[request] |= use.cpus
-        file = ledger.files.get((driver, view.uid))
-        for request, cpus in (file.cpus_by_request if file else {}).items():
-            seen.setdefault(request, cpus)
         inventory = self._inventory()
-        record = rebuild_record(view, driver, seen, inventory)
-        if isinstance(record, Refusal):
-            _LOG.warning("lost record not rebuilt error=%s", record.text)
-        elif await self._store.transact(partial(_write_lost, record=record, claim=view, inventory=inventory)):
-            _LOG.warning("lost record rebuilt driver=%s claim=%s/%s", driver, view.namespace, view.name)
+        judged = judge(view, driver, inventory, self._config)
+        if await self._store.transact(partial(_prepare_lost, judged=judged, inventory=inventory)):
+            self._complaints.well(key)
+            _log.warning("lost record rebuilt", extra={"driver": driver, "claim": str(view), "uid": uid})
+
+    async def _list_once(self) -> None:
+        """Lists the claims of the cluster once, where nothing on the node tells what was prepared on it."""
+        waits = Backoff(*_LIST_SECONDS)
+        while True:
+            await asyncio.sleep(waits.next())
+            if not (self._store.journal_lost or self._nameless) or not self._backend.live:
+                waits.reset()
+                continue
+            try:
+                await self.list_all()
+            except Exception as error:  # noqa: BLE001 - tried again, ever less often
+                self._complaints.say("list", "claims of this node not listed", error)
+            else:
+                return
+
+    async def list_all(self) -> None:
+        """Learns the names of all claims that are allocated to this node. Raises KubeError or OSError."""
+        names: dict[ClaimKey, Name] = {}
+        inventory = self._inventory()
+        async for document in self._source.list_claims():
+            with suppress(Refused):
+                view = read_claim(document)
+                for result in view.results if is_allocated(document, view.claim.uid, self._node) else ():
+                    # What is not bound to a node by name may be another node's; its devices are not.
+                    if inventory.device(result.driver, result.recorded.pool, result.recorded.device):
+                        names[result.driver, view.claim.uid] = (view.claim.namespace, view.claim.name)
+        await self._store.transact(partial(_learn, names=names))
 
     async def _part_overlaps(self) -> None:
         pairs = sorted((one.claim.uid, other.claim.uid) for one, other in self._store.ledger.overlaps())
         if pairs and self._backend.leads:
-            if pairs != self._parted:
-                _LOG.error("records hold the same CPUs claims=%s", pairs)
+            self._complaints.say("overlap", "records hold the same CPUs", str(pairs))
             await self._store.transact(_part_overlaps)
-        self._parted = pairs
+        elif not pairs:
+            self._complaints.well("overlap")
 
 
-def _uses(ledger: Ledger, driver: str, uid: str) -> list[Any]:
-    return [
-        use
-        for container in ledger.containers
-        if container.alive and not container.refused
-        for use in container.unknown_claims
-        if (use.driver, use.uid) == (driver, uid)
-    ]
+def _uid(document: Any) -> str:
+    """Returns the UID of a claim; an empty text for what is not one."""
+    with suppress(Refused):
+        return text_in(object_in(document, "metadata"), "uid")
+    return ""
 
 
-def _write_lost(transaction: Transaction, record: AllocationRecord, claim: ClaimView, inventory: Inventory) -> bool:
-    """Writes a rebuilt record, if it is still missing: it may have been prepared or released while claims were read."""
-    key = (record.driver, record.claim.uid)
-    file = transaction.files.get(key)
-    released = key in transaction.releasing or key in transaction.directory.releases()
-    if (file is not None and file.record is not None) or (file is None and released):
+def _prepare_lost(transaction: Transaction, judged: Judged, inventory: Inventory) -> bool:
+    """Writes a lost record, if it is still lost: it may have been prepared or released while the claim was read."""
+    key = (judged.driver, judged.view.claim.uid)
+    transaction.answered.add(key)
+    if not transaction.certain or key not in transaction.ledger.lost():
         return False
-    transaction.write(transaction.metadata.describe(record, claim, inventory))
+    transaction.prepare(judged, inventory)
     return True
 
 
-def _release_broken(transaction: Transaction, key: ClaimKey) -> None:
-    file = transaction.files.get(key)
-    if file is not None and file.record is None and transaction.certain and not transaction.ledger.users(key[1]):
-        transaction.release(*key)
+def _give_up(transaction: Transaction, keys: Iterable[ClaimKey]) -> None:
+    """There are no such claims, or not here. What their containers hold stays held as long as they run."""
+    lost = transaction.ledger.lost()
+    transaction.answered.update(keys)
+    transaction.answered &= lost.keys()
+    for key in keys if transaction.certain else ():
+        if key in lost and not transaction.ledger.users(key[1]):
+            transaction.release(*key)
+
+
+def _learn(transaction: Transaction, names: Mapping[ClaimKey, Name]) -> None:
+    for key, name in names.items():
+        file = transaction.files.get(key)
+        if key not in transaction.releasing and (file is None or file.record is None):
+            transaction.present[key] = name
+    lost = transaction.ledger.lost().items()
+    nameless = [key for key, namespace in lost if not namespace and not transaction.present.get(key, ("", ""))[1]]
+    _give_up(transaction, [key for key in nameless if key not in names])
 
 
 def _part_overlaps(transaction: Transaction) -> None:
@@ -176,4 +251,4 @@ def _part_overlaps(transaction: Transaction) -> None:
         users = [bool(transaction.ledger.users(record.claim.uid)) for record in (one, other)]
         loser, winner = (one, other) if users[1] else (other, one)
         if not all(users) and (loser.driver, loser.claim.uid) in transaction.files:
-            transaction.quarantine(loser, f"holds CPUs of claim {winner.claim.uid}, which is in use")
+            transaction.set_aside(loser, f"holds CPUs of claim {winner.claim.uid}, which is in use")

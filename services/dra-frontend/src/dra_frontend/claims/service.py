@@ -1,44 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepare and unprepare as the kubelet asks for them: claims are read, decided on, written; nothing else answers it."""
+"""Prepare and unprepare as the kubelet asks for them: claims are read and judged, decided on, written."""
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
+from numa_contract.config import Config
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.errors import ContractError
 from numa_contract.records import AllocationRecord
 
-from dra_frontend.allocation.claim import ClaimRefusal, ClaimView, read_claim
-from dra_frontend.allocation.decide import Refusal, make_record, own_results
+from dra_frontend.allocation.claim import ClaimView, read_claim
+from dra_frontend.allocation.decide import Judged, judge
+from dra_frontend.allocation.errors import Refused
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
-from dra_frontend.claims.ports import ClaimSource, Recovery
-from dra_frontend.claims.store import ClaimStore, Transaction
+from dra_frontend.claims.recovery import Recovery
+from dra_frontend.claims.store import ClaimStore
+from dra_frontend.claims.transaction import Transaction
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.kubelet.values import ClaimName, Failure, Prepared, PreparedDevice
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 # The kubelet gives 45 s for the whole call and comes back after 60-90 s; a clear error within them beats a timeout.
-BACKEND_WAIT_SECONDS = 20.0
+BACKEND_WAIT_SECONDS: Final = 20.0
 
 
-def _devices(claim: ClaimView, driver: str, record: AllocationRecord | None) -> Prepared:
+class ClaimSource(Protocol):
+    """Where claims are read."""
+
+    async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """Returns the ResourceClaim, None if there is none; raises KubeError otherwise."""
+
+
+def _devices(view: ClaimView, driver: str, record: AllocationRecord | None) -> Prepared:
     return Prepared(
         tuple(
-            PreparedDevice(
-                requests=(result.base_request,),
-                pool=result.pool,
-                device=result.device,
-                cdi_ids=() if record is None or result.admin_access else (record.cdi_id(result.base_request),),
-                share_id=result.share_id,
-            )
-            for result in claim.results_of(driver)
+            [
+                PreparedDevice(
+                    requests=(result.request,),
+                    pool=result.recorded.pool,
+                    device=result.recorded.device,
+                    cdi_ids=() if record is None or result.admin_access else (record.cdi_id(result.request),),
+                    share_id=result.recorded.share_id,
+                )
+                for result in view.results
+                if result.driver == driver
+            ]
         )
     )
 
 
 class NodeClaims:
-    """The claims door of both drivers."""
+    """The claims service of both drivers. Each claim has its own answer: what is wrong with one fails no other."""
 
     def __init__(
         self,
@@ -47,6 +63,7 @@ class NodeClaims:
         inventory: Callable[[], Inventory],
         backend: BackendView,
         recovery: Recovery,
+        config: Config,
         *,
         backend_wait: float = BACKEND_WAIT_SECONDS,
     ) -> None:
@@ -55,14 +72,14 @@ class NodeClaims:
         self._inventory = inventory
         self._backend = backend
         self._recovery = recovery
+        self._config = config
         self._backend_wait = backend_wait
         self._news = asyncio.Event()
 
     def backend_changed(self) -> None:
-        """The lease or a report has changed: whoever waits for the backend looks again."""
+        """The lease or a report has changed: whoever waits for the backend checks again."""
         self._news.set()
         self._news = asyncio.Event()
-        self._store.settle()
 
     async def backend_ready(self, deadline: float | None = None) -> str:
         """Waits until the backend enforces; returns the problem when it does not in time, else an empty text.
@@ -77,101 +94,96 @@ class NodeClaims:
             return self._backend.problem
         return ""
 
+    def _deadline(self) -> float:
+        return asyncio.get_running_loop().time() + self._backend_wait
+
     async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Prepared | Failure]:
-        """Gives every claim what its allocation says, or tells why not; one bad claim never fails the others."""
+        """Gives every claim what its allocation says, or tells why not."""
         deadline = self._deadline()
         if problem := await self.backend_ready(deadline):
-            _LOG.warning("prepare refused driver=%s claims=%d problem=%s", driver, len(claims), problem)
-            return {claim.uid: _unenforced(claim, problem) for claim in claims}
+            return {claim.uid: _unenforced(str(claim), problem) for claim in claims}
         async with asyncio.TaskGroup() as tasks:
-            reading = {claim.uid: tasks.create_task(self._read(claim)) for claim in claims}
+            reading = {claim.uid: tasks.create_task(self._judge(driver, claim)) for claim in claims}
         read = {uid: task.result() for uid, task in reading.items()}
-        views = [view for view in read.values() if isinstance(view, ClaimView)]
-        answers: dict[str, Prepared | Failure] = {u: view for u, view in read.items() if isinstance(view, Failure)}
-        try:
-            answers |= await self._decide(driver, views, deadline)
-        except OSError as error:
-            answers |= {view.uid: Failure(f"the CDI directory cannot be used: {error}") for view in views}
+        answers = {uid: answer for uid, answer in read.items() if not isinstance(answer, Judged)}
+        judged = [one for one in read.values() if isinstance(one, Judged)]
+        if judged:
+            answers |= await self._decide(judged, deadline)
         for claim in claims:
             answer = answers[claim.uid]
             if isinstance(answer, Failure):
-                _LOG.warning("prepare failed driver=%s claim=%s error=%s", driver, claim, answer.text)
+                extra = {"driver": driver, "claim": str(claim), "error": answer.text}
+                _log.warning("prepare failed", extra=extra)
         return answers
 
-    async def _decide(
-        self, driver: str, views: Sequence[ClaimView], deadline: float
-    ) -> Mapping[str, Prepared | Failure]:
-        """Chooses and writes, at a moment when the backend's reports are complete. Raises OSError.
+    async def _judge(self, driver: str, claim: ClaimName) -> Judged | Prepared | Failure:
+        """Reads a claim and all that its author wrote, before the lock is taken."""
+        try:
+            document = await self._source.get_claim(claim.namespace, claim.name)
+            if document is None:
+                return Failure(f"{claim} does not exist any more")
+            view = read_claim(document, claim.uid)
+            if not view.taken(driver):
+                return _devices(view, driver, None)
+            return judge(view, driver, self._inventory(), self._config)
+        except KubeError as error:
+            return Failure(f"{claim} cannot be read from the API server: {error}")
+        except Refused as refusal:
+            return Failure(refusal.text)
+        except Exception as error:  # noqa: BLE001 - a claim of any shape is a refusal of that claim
+            return _unforeseen(str(claim), error)
+
+    async def _decide(self, judged: Sequence[Judged], deadline: float) -> Mapping[str, Prepared | Failure]:
+        """Chooses and writes, at a moment when the backend's reports are complete.
 
         They may be on their way while the claims are read: what the first driver of a pod was given moves others, and
         that is reported. Waiting for them takes milliseconds, the kubelet's retry a minute.
         """
-        while True:
-            await self._recovery.recover()
+        if self._store.absent:
+            await self._recovery.attempted()
+
+        def choose(transaction: Transaction) -> dict[str, Prepared | Failure] | None:
+            if not transaction.certain:
+                return None
             # The inventory of the moment of choosing: until then a CPU may have gone while others had the lock.
-            decided = await self._store.transact(lambda t: _prepare_all(t, views, driver, self._inventory()))
+            inventory = self._inventory()
+            return {one.view.claim.uid: _prepare(transaction, one, inventory) for one in judged}
+
+        while True:
+            try:
+                decided = await self._store.transact(choose)
+            except OSError as error:
+                text = f"the CDI directory cannot be used: {error}"
+                return {one.view.claim.uid: Failure(f"{one.view}: {text}") for one in judged}
             if decided is not None:
                 return decided
             problem = await self.backend_ready(deadline)
             if problem or asyncio.get_running_loop().time() > deadline:
-                return {view.uid: _unenforced(view, problem or "its reports keep changing") for view in views}
-
-    def _deadline(self) -> float:
-        return asyncio.get_running_loop().time() + self._backend_wait
-
-    async def _read(self, claim: ClaimName) -> ClaimView | Failure:
-        try:
-            document = await self._source.get_claim(claim.namespace, claim.name)
-        except KubeError as error:
-            return Failure(f"{claim} cannot be read from the API server: {error}")
-        if document is None:
-            return Failure(f"{claim} does not exist any more")
-        view = read_claim(document, uid=claim.uid)
-        return Failure(view.text) if isinstance(view, ClaimRefusal) else view
+                problem = problem or "its reports keep changing"
+                return {one.view.claim.uid: _unenforced(str(one.view), problem) for one in judged}
 
     async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Failure | None]:
         """Takes claims back; one that is not known is taken back already."""
         try:
             return await self._store.transact(lambda t: {c.uid: _unprepare(t, driver, c) for c in claims})
         except OSError as error:
-            return {claim.uid: Failure(f"the CDI directory cannot be used: {error}") for claim in claims}
+            return {claim.uid: Failure(f"{claim}: the CDI directory cannot be used: {error}") for claim in claims}
 
 
-def _unenforced(claim: ClaimName | ClaimView, problem: str) -> Failure:
-    # Fail closed: a node without enforcement starts no new claim.
-    shown = claim if isinstance(claim, ClaimName) else f"claim {claim.namespace}/{claim.name}"
-    return Failure(f"{shown} is not prepared on a node without enforcement: {problem}")
-
-
-def _prepare_all(
-    transaction: Transaction, claims: Sequence[ClaimView], driver: str, inventory: Inventory
-) -> dict[str, Prepared | Failure] | None:
-    """Returns an answer for every claim; None while it is not known who runs on what."""
-    if not transaction.certain:
-        return None
-    return {claim.uid: _prepare(transaction, claim, driver, inventory) for claim in claims}
-
-
-def _prepare(transaction: Transaction, claim: ClaimView, driver: str, inventory: Inventory) -> Prepared | Failure:
-    if not own_results(claim, driver):
-        return _devices(claim, driver, None)
-    record = make_record(claim, driver, inventory, transaction.ledger)
-    if isinstance(record, Refusal):
-        return Failure(record.text)
+def _prepare(transaction: Transaction, judged: Judged, inventory: Inventory) -> Prepared | Failure:
+    view = judged.view
     try:
-        transaction.write(transaction.metadata.describe(record, claim, inventory))
+        record = transaction.prepare(judged, inventory)
+    except Refused as refusal:
+        return Failure(refusal.text)
     except OSError as error:
-        return Failure(f"claim {claim.namespace}/{claim.name}: its CDI file cannot be written: {error}")
-    _LOG.info(
-        "prepared driver=%s claim=%s/%s uid=%s cpus=%s memory=%s",
-        driver,
-        claim.namespace,
-        claim.name,
-        claim.uid,
-        sorted(record.cpus_of()),
-        [(m.device, m.size) for m in record.memory],
-    )
-    return _devices(claim, driver, record)
+        return Failure(f"{view}: its CDI file cannot be written: {error}")
+    except Exception as error:  # noqa: BLE001 - as above
+        return _unforeseen(str(view), error)
+    memory = {part.device: part.size for part in record.memory}
+    extra = {"driver": record.driver, "claim": str(view), "uid": view.claim.uid}
+    _log.info("prepared", extra={**extra, "cpus": format_cpu_list(record.cpus_of()), "memory": memory})
+    return _devices(view, record.driver, record)
 
 
 def _unprepare(transaction: Transaction, driver: str, claim: ClaimName) -> Failure | None:
@@ -179,6 +191,18 @@ def _unprepare(transaction: Transaction, driver: str, claim: ClaimName) -> Failu
         transaction.release(driver, claim.uid)
     except OSError as error:
         return Failure(f"{claim}: its CDI file cannot be removed: {error}")
-    except ValueError as error:
+    except ContractError as error:
         return Failure(f"{claim}: {error}")
+    except Exception as error:  # noqa: BLE001 - as above
+        return _unforeseen(str(claim), error)
     return None
+
+
+def _unenforced(claim: str, problem: str) -> Failure:
+    # Fail closed: a node without enforcement starts no new claim.
+    return Failure(f"{claim} is not prepared on a node without enforcement: {problem}")
+
+
+def _unforeseen(claim: str, error: Exception) -> Failure:
+    _log.error("claim failed", extra={"claim": claim}, exc_info=error)
+    return Failure(f"{claim}: internal error {error!r}; see the log of dra-frontend")

@@ -1,112 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claims of this node: the directory on disk, what this instance remembers of it, and changes one at a time.
+"""The claims of this node: directory and journal on disk, what this instance remembers of them, one change at a time.
 
-Lifetime of a claim's CPUs: held from the moment its file is written; after Unprepare held further, without a file, as
-long as a container of the claim is alive or nobody can tell; free from then on.
+Lifetime of a claim's CPUs and pages: held from the moment its file is in its place; after Unprepare held further,
+without a file, as long as a container of the claim is alive or nobody can tell; free from then on.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final, TypeVar
 
 from numa_contract.cdi import ClaimFile
 from numa_contract.names import ClaimKey
-from numa_contract.records import AllocationRecord
-from numa_contract.reports import ContainerReport
+from numa_node.file_lock import FileLock
+from numa_node.log import Complaints
 
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
-from dra_frontend.claims.directory import ClaimDirectory
-from dra_frontend.claims.metadata_files import MetadataFiles
+from dra_frontend.claims.directory import ClaimFiles
+from dra_frontend.claims.journal import Entries, Journal, Name
+from dra_frontend.claims.metadata import MetadataFiles
+from dra_frontend.claims.transaction import Change, Transaction
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # Another instance holds the lock for some milliseconds; ten seconds mean that something is stuck.
-_LOCK_SECONDS = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A record appeared, changed or went."""
-
-    kind: str
-    """``prepared``, ``restored``, ``released``, ``quarantined`` or ``freed``."""
-    driver: str
-    uid: str
-
-
-@dataclass(slots=True)
-class Transaction:
-    """The claims under the lock. Every change is on the disk when the method returns; OSError leaves all as it was."""
-
-    directory: ClaimDirectory
-    files: dict[ClaimKey, ClaimFile]
-    releasing: dict[ClaimKey, ClaimFile]
-    containers: tuple[ContainerReport, ...]
-    certain: bool
-    """Whether the reports are complete, so that silence about a container means that there is none."""
-    metadata: MetadataFiles = field(default_factory=MetadataFiles)
-    changes: list[Change] = field(default_factory=list)
-
-    @property
-    def ledger(self) -> Ledger:
-        """Returns who holds what at this moment of the transaction."""
-        return Ledger(self.files, self.releasing, self.containers)
-
-    def write(self, record: AllocationRecord, kind: str = "prepared") -> None:
-        """Writes a record, before it the metadata files that its CDI devices mount."""
-        key = (record.driver, record.claim.uid)
-        record = self.metadata.place(record)
-        try:
-            self.directory.write(record)
-        except OSError:
-            if key not in self.files:
-                self.metadata.remove(record, self.files.values())
-            raise
-        self.files[key] = ClaimFile.of(record)
-        self.releasing.pop(key, None)
-        self.changes.append(Change(kind, *key))
-
-    def release(self, driver: str, uid: str) -> None:
-        """Removes a claim; what it has stays held while a container of it may run."""
-        key = (driver, uid)
-        in_use = not self.certain or bool(self.ledger.users(uid))
-        self.directory.remove(driver, uid)
-        file = self.files.pop(key, None)
-        if file is not None and in_use:
-            self.releasing[key] = file
-        if file is not None and file.record is not None:
-            self.metadata.remove(file.record, self.files.values())
-        self.changes.append(Change("released", driver, uid))
-
-    def quarantine(self, record: AllocationRecord, reason: str) -> None:
-        """Takes a record out of use, keeping a copy of its file."""
-        self.directory.quarantine(record, reason)
-        self.files.pop((record.driver, record.claim.uid), None)
-        self.metadata.remove(record, self.files.values())
-        self.changes.append(Change("quarantined", record.driver, record.claim.uid))
-
-    def restore_metadata(self) -> None:
-        """Writes metadata files again that are gone: without its source a mount keeps a container from starting."""
-        for file in list(self.files.values()):
-            if file.record is not None and self.metadata.missing(file.record):
-                self.write(file.record, "restored")
-
-    def clean_up(self) -> None:
-        """Removes what a death in the middle of a write has left, and metadata of claims that are gone."""
-        self.directory.remove_leftovers()
-        self.metadata.sweep(self.files.values())
-
-
-class ClaimsLock(Protocol):
-    """The lock that all instances on this node share."""
-
-    async def acquire(self, limit: float | None = None) -> None:
-        """Takes it; raises an OSError when it cannot be had within ``limit`` seconds."""
-
-    def release(self) -> None:
-        """Lets go of it."""
+_LOCK_SECONDS: Final = 10.0
+_NAMELESS: Final[Name] = ("", "")
 
 
 class ClaimStore:
@@ -114,32 +36,61 @@ class ClaimStore:
 
     def __init__(
         self,
-        directory: ClaimDirectory,
-        lock: ClaimsLock,
+        files: ClaimFiles,
+        journal: Journal,
+        lock: FileLock,
         backend: BackendView,
         metadata: MetadataFiles | None = None,
     ) -> None:
-        self._directory = directory
-        self._metadata = metadata or MetadataFiles()
+        self._files = files
+        self._journal = journal
         self._lock = lock
         self._backend = backend
-        self._files: dict[ClaimKey, ClaimFile] = {}
-        self._releasing: dict[ClaimKey, ClaimFile] = {}
+        self._metadata = metadata or MetadataFiles()
+        self._held = Ledger({})
+        self._present: Mapping[ClaimKey, Name] = {}
+        self.journal_lost = False
+        """Whether there was an instance before this one, and its journal is gone: nobody knows what it prepared."""
+        self._sequence = -1
+        self._complaints = Complaints(_log)
         self.listeners: list[Callable[[Change], None]] = []
 
     @property
     def ledger(self) -> Ledger:
         """Returns who holds what, as of the last transaction and the latest reports."""
-        return Ledger(self._files, self._releasing, tuple(self._backend.containers.values()))
+        return replace(self._held, containers=tuple(self._backend.containers.values()))
+
+    @property
+    def absent(self) -> frozenset[ClaimKey]:
+        """Returns the claims that should have a file and have none, and of which nothing else is known."""
+        return self._held.absent
+
+    def name(self, key: ClaimKey) -> Name:
+        """Returns namespace and name of a claim that was prepared, empty where they are not known."""
+        return self._present.get(key, _NAMELESS)
 
     @property
     def quarantined(self) -> dict[str, str]:
         """Returns what is wrong with files, by file name."""
-        return self._directory.problems
+        return self._files.problems
+
+    @property
+    def detached(self) -> bool:
+        """Whether the CDI directory was removed on the host: only a restart of the container mounts the new one."""
+        return self._files.view.detached
+
+    @property
+    def problems(self) -> list[str]:
+        """Returns why claims are not kept as they should be; empty when they are."""
+        directory = self._files.view.problems.get("")
+        return [problem for problem in (directory, self._journal.problem) if problem]
 
     async def start(self) -> None:
-        """Loads the directory and clears away what nobody needs any more."""
-        await self.transact(lambda t: t.clean_up(), thorough=True)
+        """Loads the directory and clears away what nobody needs any more. Raises OSError."""
+
+        followed = self._lock.path.exists()
+        await self.transact(lambda transaction: transaction.clean_up(), thorough=True)
+        self.journal_lost = followed and not self._journal.found
 
     async def close(self) -> None:
         """Waits for a transaction whose caller has gone; after this the lock may be closed."""
@@ -149,14 +100,20 @@ class ClaimStore:
     async def transact(self, change: Callable[[Transaction], T], *, thorough: bool = False) -> T:
         """Runs ``change`` on the present claims, alone on this node, in a worker thread.
 
-        Raises what ``change`` raises, and OSError when the disk or the lock cannot be had. A caller that is cancelled
-        does not wait, but the lock is held until the thread has ended: it may be writing.
+        Raises what ``change`` raises, and OSError when the lock cannot be had. A caller that is cancelled does not
+        wait, but the lock is held until the thread has ended: it may be writing.
         """
         await self._lock.acquire(_LOCK_SECONDS)
         try:
             containers = tuple(self._backend.containers.values())
             transaction = Transaction(
-                self._directory, self._files, dict(self._releasing), containers, self._backend.live, self._metadata
+                self._files,
+                self._journal,
+                self._metadata,
+                self._complaints,
+                containers,
+                self._backend.live,
+                set(self._held.answered),
             )
             run = asyncio.get_running_loop().run_in_executor
             job = run(None, self._run, transaction, change, thorough, self._backend.leads)
@@ -167,44 +124,55 @@ class ClaimStore:
         return await asyncio.shield(job)
 
     def _finish(self, transaction: Transaction, job: "asyncio.Future[T]") -> None:
-        self._files = transaction.files
-        self._releasing = transaction.releasing
         self._lock.release()
         if not job.cancelled():
-            job.exception()  # told to the caller, if there still is one
-        self._tell(transaction.changes)
-        self.settle()
-
-    def _run(self, transaction: Transaction, change: Callable[[Transaction], T], thorough: bool, leads: bool) -> T:
-        self._load(transaction, thorough=thorough, leads=leads)
-        return change(transaction)
-
-    def _load(self, transaction: Transaction, *, thorough: bool, leads: bool) -> None:
-        """Reads the directory again. What went missing without a release is written again by the leading instance.
-
-        The other instance only goes on holding it: two writers of one lost file would race.
-        """
-        remembered = transaction.files
-        transaction.files = dict(self._directory.scan(thorough=thorough))
-        lost = remembered.keys() - transaction.files.keys()
-        if not lost:
-            return
-        missing = {key: remembered[key] for key in sorted(lost - self._directory.releases())}
-        # All are held before the first one is written: an error of the disk must not free the rest.
-        transaction.files |= missing
-        for file in missing.values() if leads else ():
-            if file.record is not None:
-                transaction.write(file.record, "restored")
-
-    def settle(self) -> None:
-        """Frees what was held for containers that are gone by now, when that is certain."""
-        if self._releasing and self._backend.live:
-            ledger = self.ledger
-            for key in [key for key in self._releasing if not ledger.users(key[1])]:
-                del self._releasing[key]
-                self._tell([Change("freed", *key)])
-
-    def _tell(self, changes: Iterable[Change]) -> None:
-        for change in changes:
+            job.exception()  # raised to the caller, if there still is one
+        for change in transaction.changes:
             for listener in self.listeners:
                 listener(change)
+
+    def _run(self, transaction: Transaction, change: Callable[[Transaction], T], thorough: bool, leads: bool) -> T:
+        self._load(transaction, thorough=thorough)
+        try:
+            if leads and not self.detached and transaction.vanished:
+                transaction.restore()
+            return change(transaction)
+        finally:
+            self._journal.write(Entries(transaction.present, transaction.releasing))
+            self._sequence = self._journal.sequence
+            self._held, self._present = replace(transaction.ledger, containers=()), transaction.present
+
+    def _load(self, transaction: Transaction, *, thorough: bool) -> None:
+        """Reads directory and journal again. What went missing without a release is held further."""
+        entries = self._journal.read()
+        # Another instance's change may bear the time of ours, and without a journal nobody tells of it.
+        others = self._journal.sequence == 0 or self._journal.sequence != self._sequence
+        view = self._files.scan(thorough=thorough or others)
+        transaction.present = dict(entries.present)
+        for key, file in self._held.files.items() if view.files is not self._held.files else ():
+            if _is_lost(view.files.get(key), file, released=key not in transaction.present):
+                transaction.vanished[key] = file
+        for key in view.files.keys() - transaction.present.keys():
+            transaction.present[key] = _name(view.files[key])
+        transaction.releasing = {k: file for k, file in entries.releasing.items() if k not in transaction.files}
+        self._settle(transaction)
+
+    def _settle(self, transaction: Transaction) -> None:
+        """Frees what was held for containers that are gone by now, when that is certain."""
+        if transaction.releasing and transaction.certain:
+            ledger = transaction.ledger
+            for key in [key for key in transaction.releasing if not ledger.users(key[1])]:
+                del transaction.releasing[key]
+                transaction.changes.append(Change("freed", *key))
+
+
+def _is_lost(found: ClaimFile | None, known: ClaimFile, *, released: bool) -> bool:
+    """Tells whether a file that was known is gone behind our back, or damaged and still holding what it held."""
+    if found is None:
+        return not released
+    damaged = found.record is None and known.record is not None
+    return damaged and (found.cpus, found.memory) == (known.cpus, known.memory)
+
+
+def _name(file: ClaimFile) -> Name:
+    return (file.record.claim.namespace, file.record.claim.name) if file.record else _NAMELESS

@@ -84,7 +84,7 @@ def _simulate(arguments: argparse.Namespace) -> str:
     operations = read_operations(read_yaml(arguments.claims), arguments.claims)
     # Any name does: nothing is published, and a made-up machine may have been captured under one that is not valid.
     inventory = _inventory(settings, NODE)
-    return structured(simulate(inventory, operations), arguments.output)
+    return structured(simulate(inventory, operations, settings.config), arguments.output)
 
 
 def _provision(arguments: argparse.Namespace) -> str | tuple[str, int]:

@@ -6,13 +6,14 @@ from fractions import Fraction
 from typing import Annotated, Any, Final
 
 from numa_contract.cdi import ClaimFile
-from numa_contract.config import ConfigError, faults_of
+from numa_contract.config import Config, ConfigError, faults_of
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, ClaimKey, check_uid
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from dra_frontend.allocation.claim import ClaimRefusal, read_claim
-from dra_frontend.allocation.decide import Refusal, make_record
+from dra_frontend.allocation.claim import read_claim
+from dra_frontend.allocation.decide import decide, judge
+from dra_frontend.allocation.errors import Refused
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import CpuDevice
@@ -87,8 +88,9 @@ def read_operations(document: Any, source: str) -> list[Operation]:
 class Simulation:
     """A node that exists in memory alone."""
 
-    def __init__(self, inventory: Inventory) -> None:
+    def __init__(self, inventory: Inventory, config: Config = Config()) -> None:  # noqa: B008 - frozen
         self._inventory = inventory
+        self._config = config
         self._files: dict[ClaimKey, ClaimFile] = {}
 
     def run(self, operation: Operation) -> dict[str, Any]:
@@ -105,12 +107,11 @@ class Simulation:
             device = self._inventory.device(CPU_DRIVER, NODE, request.device)
             if isinstance(device, CpuDevice) and device.capacity is None and request.cpus not in (None, 1):
                 return {"uid": wanted.uid, "error": f"device {device.name} is one CPU, {request.cpus} are requested"}
-        claim = read_claim(self._document(wanted))
-        if isinstance(claim, ClaimRefusal):
-            return {"uid": wanted.uid, "error": claim.text}
-        record = make_record(claim, CPU_DRIVER, self._inventory, Ledger(self._files))
-        if isinstance(record, Refusal):
-            return {"uid": wanted.uid, "error": record.text}
+        try:
+            judged = judge(read_claim(self._document(wanted)), CPU_DRIVER, self._inventory, self._config)
+            record = decide(judged, self._inventory, Ledger(self._files))
+        except Refused as refusal:
+            return {"uid": wanted.uid, "error": refusal.text}
         self._files[CPU_DRIVER, wanted.uid] = ClaimFile(CPU_DRIVER, wanted.uid, record, record.cpus_of())
         return {
             "uid": wanted.uid,
@@ -156,7 +157,11 @@ def _configs(named: Sequence[tuple[str, Request]]) -> list[dict[str, Any]]:
     return configs
 
 
-def simulate(inventory: Inventory, operations: Sequence[Operation]) -> dict[str, Any]:
+def simulate(
+    inventory: Inventory,
+    operations: Sequence[Operation],
+    config: Config = Config(),  # noqa: B008 - frozen
+) -> dict[str, Any]:
     """Runs operations one after another; returns an outcome for each, and the shared pool at the end."""
-    simulation = Simulation(inventory)
+    simulation = Simulation(inventory, config)
     return {"operations": [simulation.run(operation) for operation in operations], "pool": simulation.pool()}

@@ -5,7 +5,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import grpc
 
@@ -20,25 +20,15 @@ RESEND_SECONDS: Final = 10.0
 STALE_SECONDS: Final = 30
 
 
-class HealthSource(Protocol):
-    """Knows how the devices of one driver are."""
-
-    def report(self) -> HealthReport:
-        """The complete list, now."""
-
-    async def changed(self, serial: int) -> None:
-        """Returns as soon as the report's serial is another one; at once if it is already."""
-
-
 class HealthBoard:
-    """A HealthSource that is told: the driver hangs up a new list, subscribers read it."""
+    """The devices of one driver: each new list is sent to those who subscribed."""
 
     def __init__(self, devices: Iterable[DeviceHealth] = ()) -> None:
         self._report = HealthReport(0, tuple(devices))
         self._next = asyncio.Event()
 
     def show(self, devices: Iterable[DeviceHealth]) -> None:
-        """Replaces the list; subscribers are told only if something is different."""
+        """Replaces the list; subscribers get it only if something is different."""
         shown = tuple(devices)
         if shown != self._report.devices:
             self._report = HealthReport(self._report.serial + 1, shown)
@@ -46,7 +36,7 @@ class HealthBoard:
             self._next = asyncio.Event()
 
     def report(self) -> HealthReport:
-        """The list as it hangs."""
+        """Returns the complete list, now."""
         return self._report
 
     async def changed(self, serial: int) -> None:
@@ -58,7 +48,7 @@ class HealthBoard:
 class HealthStreams:
     """All health subscriptions of one driver. Costs nothing while nobody subscribes."""
 
-    def __init__(self, source: HealthSource, *, resend: float = RESEND_SECONDS, stale: int = STALE_SECONDS) -> None:
+    def __init__(self, source: HealthBoard, *, resend: float = RESEND_SECONDS, stale: int = STALE_SECONDS) -> None:
         self._source = source
         self._resend = resend
         self._stale = stale

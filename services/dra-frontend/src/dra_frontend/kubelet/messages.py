@@ -8,12 +8,14 @@ names, so one set of messages serves all of them.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from numa_contract.errors import cut_answer
+
 from dra_frontend._pb import dra_health_v1alpha1_pb2 as health_pb
 from dra_frontend._pb import dra_v1_pb2 as dra_pb
 from dra_frontend._pb import pluginregistration_pb2 as registration_pb
 from dra_frontend.kubelet.values import ClaimName, Failure, HealthReport, Prepared, PreparedDevice
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 PrepareAnswers = Mapping[str, Prepared | Failure]
 UnprepareAnswers = Mapping[str, Failure | None]
@@ -54,7 +56,7 @@ def _prepared(uid: str, answer: Prepared | Failure, *, share_ids: bool) -> dra_p
     try:
         devices = [_device(device, share_ids=share_ids) for device in answer.devices]
     except (TypeError, ValueError):  # protobuf refuses what is no text; one claim must not fail the others
-        log.exception("answer cannot be written claim=%s", uid)
+        _log.exception("answer cannot be written", extra={"claim": uid})
         return dra_pb.NodePrepareResourceResponse(error=f"claim {uid}: its answer cannot be written; see the log")
     return dra_pb.NodePrepareResourceResponse(devices=devices)
 
@@ -72,8 +74,8 @@ def _device(device: PreparedDevice, *, share_ids: bool) -> dra_pb.Device:
 
 
 def _error_text(text: str) -> str:
-    """An empty error would read as success, and a lone surrogate (from a file name) cannot be sent."""
-    return text.encode(errors="backslashreplace").decode() or "unknown error"
+    """An empty error would read as success; and the text goes into logs and Events, whoever wrote parts of it."""
+    return cut_answer(text if text.isprintable() else repr(text)[1:-1]) or "unknown error"
 
 
 def write_health(report: HealthReport, *, now: int, timeout: int) -> bytes:

@@ -6,21 +6,28 @@ nobody.
 """
 
 import asyncio
+import logging
 import secrets
 import socket
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from numa_contract.names import CLAIMS_LOCK, STATE_SOCKET, check_uid
 from numa_node.addresses import check_socket_path
-from numa_node.file_lock import FileLock, LockTimeoutError
+from numa_node.file_lock import FileLock
+from numa_node.log import Complaints
 
 from dra_frontend.node.sockets import PlacedSocket, listen_unix, make_directory
 
-# How long an instance that leaves waits for another one that is just switching the link.
-_LEAVE_SECONDS = 2.0
+_log = logging.getLogger(__name__)
+
+CHECK_SECONDS: Final = 0.5
+# How long an instance waits for another one that is just switching the link.
+_SWITCH_SECONDS: Final = 10.0
+_LEAVE_SECONDS: Final = 2.0
 
 
 class RunDirectory:
@@ -34,23 +41,55 @@ class RunDirectory:
         self.active_link = root / STATE_SOCKET
         self.claims_lock = FileLock(root / CLAIMS_LOCK)
         self._placed: PlacedSocket | None = None
+        self._led = False
+        self._complaints = Complaints(_log)
+        self.problem = ""
+        """Why others do not find what they need in the directory; empty when all is in its place."""
 
     async def __aenter__(self) -> Self:
         """Makes the directories, readable by root alone."""
-        await asyncio.to_thread(make_directory, self._root, 0o700)
-        # The kubelet makes a missing hostPath directory for everybody (0755).
-        await asyncio.to_thread(self._root.chmod, 0o700)
-        await asyncio.to_thread(make_directory, self._own, 0o700)
+        await asyncio.to_thread(self._make)
         return self
+
+    def _make(self) -> None:
+        make_directory(self._root, 0o700)
+        # The kubelet makes a missing hostPath directory for everybody (0755).
+        self._root.chmod(0o700)
+        make_directory(self._own, 0o700)
 
     async def listen(self) -> socket.socket:
         """Returns the listening state socket; a stale file of an earlier life of this pod is replaced."""
+        await asyncio.to_thread(self._make)
         listening, self._placed = await asyncio.to_thread(listen_unix, self.state_socket)
         return listening
 
+    async def keep(self, leads: Callable[[], bool], listen_anew: Callable[[], Awaitable[None]]) -> None:
+        """Checks twice a second, as :meth:`check` does. Runs for ever."""
+        while True:
+            await self.check(leads=leads(), listen_anew=listen_anew)
+            await asyncio.sleep(CHECK_SECONDS)
+
+    async def check(self, *, leads: bool, listen_anew: Callable[[], Awaitable[None]]) -> None:
+        """Lets ``state.sock`` lead here when this instance begins to lead, and while it leads nowhere. Raises nothing.
+
+        ``listen_anew`` is called when somebody has removed the socket: it shall serve what :meth:`listen` returns then.
+        """
+        try:
+            if self._placed is not None and await asyncio.to_thread(self._placed.is_gone):
+                _log.warning("socket was removed, serving it anew", extra={"path": str(self.state_socket)})
+                await listen_anew()
+            if (leads and not self._led) or not self.active_link.exists():
+                await self.become_active()
+            self._led, self.problem = leads, ""
+            self._complaints.well("")
+        except OSError as error:
+            self.problem = f"{self._root} cannot be used: {error}"
+            self._complaints.say("", "run directory cannot be used", error)
+
     async def become_active(self) -> None:
         """Lets ``state.sock`` lead to this instance; there is no moment without a link."""
-        async with self.claims_lock.hold():
+        await asyncio.to_thread(self._make)
+        async with self.claims_lock.hold(_SWITCH_SECONDS):
             await asyncio.to_thread(self._switch_link)
 
     def _target(self) -> str:
@@ -67,7 +106,7 @@ class RunDirectory:
     ) -> None:
         """Removes link, socket and directory as far as they are still ours, and lets go of the locks."""
         try:
-            with suppress(LockTimeoutError):
+            with suppress(OSError):
                 async with self.claims_lock.hold(_LEAVE_SECONDS):
                     await asyncio.to_thread(self._remove_link)
             await asyncio.to_thread(self._remove_own)

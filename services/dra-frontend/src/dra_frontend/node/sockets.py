@@ -50,16 +50,21 @@ class PlacedSocket:
         bound.replace(path)
         return cls(path, status.st_dev, status.st_ino)
 
-    def remove(self) -> bool:
-        """Removes the file if it still is ours; tells whether it was. Call it while the socket is open."""
+    def is_gone(self) -> bool:
+        """Tells whether somebody has removed the file, or put another thing in its place than a socket. OSError."""
+        try:
+            return not stat.S_ISSOCK(self.path.lstat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+
+    def remove(self) -> None:
+        """Removes the file if it still is ours. Call it while the socket is open."""
         try:
             status = self.path.lstat()
         except FileNotFoundError:
-            return False
-        if (status.st_dev, status.st_ino) != (self.device, self.inode):
-            return False
-        self.path.unlink(missing_ok=True)
-        return True
+            return
+        if (status.st_dev, status.st_ino) == (self.device, self.inode):
+            self.path.unlink(missing_ok=True)
 
 
 def make_directory(path: Path, mode: int) -> None:

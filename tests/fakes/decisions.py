@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of a claim, without directory and lock."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from dra_frontend.allocation.claim import ClaimView, read_claim
+from dra_frontend.allocation.decide import decide, judge
+from dra_frontend.allocation.errors import Refused
+from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.devices.inventory import Inventory
+from numa_contract.cdi import ClaimFile
+from numa_contract.config import Config
+from numa_contract.records import AllocationRecord
+from numa_contract.reports import ClaimUse, ContainerReport
+
+from tests.strategies.claims import claim
+
+
+def view(uid: str, *results: dict[str, Any], **more: Any) -> ClaimView:
+    """A claim as values."""
+    return read_claim(claim(uid, *results, **more))
+
+
+def decided(
+    found: ClaimView,
+    inventory: Inventory,
+    driver: str = "dra.cpu",
+    ledger: Ledger | None = None,
+    config: Config | None = None,
+) -> AllocationRecord:
+    """The claim's record; raises Refused."""
+    return decide(judge(found, driver, inventory, config or Config()), inventory, ledger or Ledger({}))
+
+
+def refused(
+    found: ClaimView,
+    inventory: Inventory,
+    driver: str = "dra.cpu",
+    ledger: Ledger | None = None,
+    config: Config | None = None,
+) -> str:
+    """Why the claim is refused."""
+    with pytest.raises(Refused) as caught:
+        decided(found, inventory, driver, ledger, config)
+    return caught.value.text
+
+
+def holding(*records: AllocationRecord, containers: tuple[ContainerReport, ...] = ()) -> Ledger:
+    """A ledger with these records."""
+    return Ledger({(r.driver, r.claim.uid): ClaimFile.of(r) for r in records}, containers=containers)
+
+
+def container(id_: str = "c", state: str = "running", **more: Any) -> ContainerReport:
+    """A container of the pod ``pod-1``, as the backend reports it."""
+    known = {"id": id_, "name": "work", "podUid": "pod-1", "podNamespace": "ns", "podName": "p", "state": state}
+    return ContainerReport.model_validate(known | more)
+
+
+def lost(uid: str, seen: Mapping[str, frozenset[int]], driver: str = "dra.cpu") -> Ledger:
+    """A ledger without a record of a claim whose container runs on CPUs, by request ("" for a single one)."""
+    uses = [ClaimUse(uid=uid, driver=driver, requests=(r,) if r else (), cpus=cpus) for r, cpus in seen.items()]
+    return Ledger({}, containers=(container(unknown_claims=uses),))

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the operator lets one tenant have, and what a hostile claim may cost."""
+
+import time
+from typing import Any
+
+import pytest
+from dra_frontend.allocation.errors import Refused
+from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.devices.inventory import build_inventory
+from numa_contract.cdi import ClaimFile
+from numa_contract.config import Config, MemoryProtection
+
+from tests.fakes.decisions import container, decided, holding, lost, refused, view
+from tests.strategies.claims import NODE, cpus, memory, memory_opaque, opaque
+from tests.strategies.machines import Core, assemble, machine
+
+CONFIG = Config(reserved_cpus=frozenset({0}))
+INVENTORY = build_inventory(machine(), CONFIG, NODE)
+HALF = CONFIG.model_copy(update={"max_claim_fraction": 0.5})
+MIB = 1 << 20
+BUDGET_SECONDS = 0.1
+
+
+@pytest.mark.fault("security S8")
+def test_a_claim_has_its_share_of_the_cpus_at_most() -> None:
+    """Of the seven CPUs that the node offers half is three; key, value and remedy are in the refusal."""
+    two = (cpus(2, "a"), cpus(2, "b", "cpudevnuma001"))
+    assert decided(view("u", cpus(3)), INVENTORY, config=HALF).cpus_of() == {1, 4, 5}
+    text = refused(view("u", *two), INVENTORY, config=HALF)
+    assert "4 CPUs wanted, one claim may have 3 of the 7 that this node offers (maxClaimFraction: 0.5)" in text
+    assert text.endswith("claim fewer")
+    former = decided(view("u", *two), INVENTORY)
+    assert decided(view("u", *two), INVENTORY, ledger=holding(former), config=HALF).cpus == former.cpus
+
+
+def protecting(kind: str, size: str = "64Mi", uid: str = "u", node: int = 0) -> Any:
+    """A claim that wants memory protected."""
+    return view(uid, memory(size, node=node), config=(memory_opaque({"protect": kind}),))
+
+
+@pytest.mark.fault("security S7")
+def test_only_the_allowed_kinds_of_protection_are_given() -> None:
+    """By default ``low``; an operator may allow more or none."""
+    assert decided(protecting("low"), INVENTORY, "dra.memory").memory_parameters_of("memory").protect == "low"
+    text = refused(protecting("min"), INVENTORY, "dra.memory")
+    assert (
+        "memoryConfig.protect: min is not allowed on this node (memoryProtection.allowed); ask for none or low" in text
+    )
+    none = Config(memory_protection=MemoryProtection(allowed=()))
+    assert text.replace(" or low", "").replace("min is", "low is") == refused(
+        protecting("low"), INVENTORY, "dra.memory", config=none
+    )
+    decided(protecting("none"), INVENTORY, "dra.memory", config=none)
+
+
+@pytest.mark.fault("security S7")
+def test_all_claims_together_protect_a_fraction_of_a_numa_node() -> None:
+    """What others have protected counts, also while they are being released; another node's memory does not."""
+    node = INVENTORY.machine.numa_nodes[0].memory_bytes
+    first = decided(protecting("low", str(node // 4)), INVENTORY, "dra.memory")
+    text = refused(protecting("low", str(node // 2), "v"), INVENTORY, "dra.memory", holding(first))
+    assert f"{node // 2} bytes of NUMA node 0 wanted, claims have {node // 4} of {node // 2} protected" in text
+    assert "(memoryProtection.maxFraction: 0.5); claim less, or do without protect" in text
+    leaving = Ledger({}, holding(first).files)
+    assert refused(protecting("low", str(node // 2), "v"), INVENTORY, "dra.memory", leaving) == text
+    decided(protecting("low", "64Mi", "v", 1), INVENTORY, "dra.memory", holding(first))
+    decided(protecting("none", str(node // 2), "v"), INVENTORY, "dra.memory", holding(first))
+    assert decided(protecting("low", str(node // 4)), INVENTORY, "dra.memory", holding(first)) == first
+
+
+@pytest.mark.fault("frontend A4")
+def test_hugepages_of_a_lost_record_are_held() -> None:
+    """By what the container may use; and nothing is given away until the API server was asked for the claim."""
+    running = container(
+        unknownClaims=[{"uid": "x", "driver": "dra.memory"}],
+        limits={
+            "hugetlb.2MB.max": str(400 * MIB),
+            "hugetlb.2MB.rsvd.max": "max",
+            "hugetlb.x.max": "1",
+            "memory.max": "9",
+        },
+        mems="0",
+    )
+    wanted = view("u", memory("400Mi", kind="hugepages-2m"))
+    asked = refused(wanted, INVENTORY, "dra.memory", Ledger({}, containers=(running,)))
+    assert "no hugepages are given away while the record of claim x is being rebuilt" in asked
+    answered = Ledger({}, containers=(running,), answered=frozenset({("dra.memory", "x")}))
+    assert "117440512 of 536870912 unclaimed" in refused(wanted, INVENTORY, "dra.memory", answered)
+    decided(view("u", memory("400Mi", kind="hugepages-2m", node=1)), INVENTORY, "dra.memory", answered)
+    absent = Ledger({}, absent=frozenset({("dra.memory", "y")}))
+    assert "the record of claim y is being rebuilt" in refused(wanted, INVENTORY, "dra.memory", absent)
+    decided(view("y", memory("400Mi", kind="hugepages-2m")), INVENTORY, "dra.memory", absent)
+    decided(view("u", memory("400Mi")), INVENTORY, "dra.memory", absent)  # plain memory is nobody's alone
+
+
+@pytest.mark.fault("frontend A3")
+def test_a_running_container_holds_what_nobody_else_tells_of() -> None:
+    """Its backend still has a record of the claim, and this instance has neither file nor release entry."""
+    uses: dict[str, Any] = {"claims": [{"uid": "gone", "driver": "dra.cpu"}], "cpus": "4-5"}
+    assert Ledger({}, containers=(container(**uses),)).held_cpus() == {4, 5}
+    assert Ledger({}, containers=(container(**uses, refused="no"),)).held_cpus() == frozenset()
+    assert Ledger({}, containers=(container(state="stopped", **uses),)).held_cpus() == frozenset()
+    record = decided(view("gone", cpus(2)), INVENTORY)
+    for ledger in (holding(record, containers=(container(**uses),)), Ledger({}, holding(record).files)):
+        assert ledger.held_cpus() == {1, 5}
+
+
+@pytest.mark.fault("frontend A5")
+def test_a_claim_that_is_being_released_keeps_its_record() -> None:
+    """Prepared again with the same results the record comes back; with others the claim waits for its containers."""
+    running = container(claims=[{"uid": "u", "driver": "dra.cpu"}], cpus="4-5")
+    old = decided(view("u", cpus(2)), INVENTORY, ledger=holding(decided(view("other", cpus(1)), INVENTORY)))
+    leaving = Ledger({}, holding(old).files, (running,))
+    assert decided(view("u", cpus(2)), INVENTORY, ledger=leaving) == old
+    assert "was allocated anew while container work" in refused(view("u", cpus(1)), INVENTORY, ledger=leaving)
+    gone = Ledger({}, holding(old).files)
+    assert len(decided(view("u", cpus(1)), INVENTORY, ledger=gone).cpus_of()) == 1
+
+
+def test_a_lost_claim_is_not_moved_under_its_container() -> None:
+    """What does not fit what its containers hold is refused and retried; one that holds nothing is chosen for anew."""
+    assert "cannot be rebuilt" in refused(view("u", cpus(2)), INVENTORY, ledger=lost("u", {"": frozenset({1})}))
+    assert decided(view("u", cpus(2)), INVENTORY, ledger=lost("u", {"": frozenset()})).cpus_of() == {1, 5}
+
+
+def bomb(parameters: Any) -> dict[str, Any]:
+    """An entry of a claim's config."""
+    return {"source": "FromClaim", "requests": [], "opaque": {"driver": "dra.cpu", "parameters": parameters}}
+
+
+def section(**fields: Any) -> dict[str, Any]:
+    """Parameters that are well formed outside."""
+    return {"apiVersion": "v1alpha1", "cpuConfig": fields}
+
+
+def nested(depth: int) -> Any:
+    """Lists in lists."""
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+WIDE = "0-8191," * 1400
+HOSTILE = {
+    "one long CPU list": [bomb(section(cpuset=WIDE))] * 32,
+    "every second CPU": [bomb(section(cpuset=",".join(map(str, range(0, 4000, 2)))))] * 32,
+    "unknown fields": [bomb(section(**{f"field{n}": n for n in range(700)}))] * 32,
+    "unknown keys": [bomb({f"k{n}": n for n in range(1000)})] * 32,
+    "a key of 10 KB": [bomb({"apiVersion": "v1alpha1", "cpuConfig": {}, "k" * 10_000: 1})] * 32,
+    "a field of 10 KB": [bomb(section(**{"k" * 10_000: 1}))] * 32,
+    "deep nesting": [bomb(section(strategy=nested(900)))] * 32,
+    "nesting without end": [bomb(section(strategy=nested(100_000)))] * 32,
+    "a megabyte": [bomb(section(cpuset="1" * (1 << 20)))] * 32,
+    "huge numbers": [bomb(section(l3=10**4000))] * 32,
+    "well formed": [bomb(section(quota="keep", strategy="packed", l3="ignore"))] * 32,
+    "for nobody": [bomb(section(x="y" * 9000)) | {"requests": [f"r{n}" for n in range(100, 132)]}] * 32,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.fault("security S4", "frontend A13", "security S10")
+def test_a_hostile_claim_costs_little(name: str) -> None:
+    """32 configurations of 10 KiB for 32 results: judged and decided in 100 ms of CPU time, and told in few words."""
+    found = view("u", *(cpus(1, f"r{n}") for n in range(32)), config=HOSTILE[name])
+    began, text = time.process_time(), ""
+    try:
+        decided(found, INVENTORY)
+    except Refused as refusal:
+        text = refusal.text
+    assert time.process_time() - began < BUDGET_SECONDS
+    assert len(text) < 400, text
+    assert text.isprintable()
+
+
+@pytest.mark.fault("security S4")
+def test_more_entries_than_a_claim_may_have_are_refused() -> None:
+    """The API server keeps 32 of a claim; those of other drivers do not count."""
+    with pytest.raises(Refused, match="33 entries for this driver"):
+        view("u", cpus(1), config=[opaque({})] * 33)
+    others = [opaque({}, driver="gpu.example.com")] * 31
+    decided(view("u", cpus(1), config=[*others, *[opaque({})] * 32]), INVENTORY)
+
+
+@pytest.mark.fault("security S4")
+def test_a_list_of_cpus_is_expanded_where_it_is_allowed() -> None:
+    """Elsewhere it is refused unread, however long."""
+    text = refused(view("u", cpus(1), config=[opaque({"cpuset": "x" * 9000})]), INVENTORY)
+    assert text.endswith(
+        "cpuConfig.cpuset: is allowed only in groupBy machine, and this node publishes its CPUs by numanode"
+    )
+
+
+def test_many_requests_on_a_large_machine_are_decided_in_time() -> None:
+    """32 requests for an L3 each where 31 are left: refused within the budget, whatever orders there are."""
+    large = assemble([Core(n // 128, n // 64, n // 4, 2) for n in range(512)])
+    inventory = build_inventory(large, Config(group_by="machine", reserved_cpus=frozenset({0})), NODE)
+    l3s = sorted({cpu.l3 for cpu in large.cpus.values() if cpu.l3 is not None})
+    loose = sorted(cpu.id for cpu in large.cpus.values() if cpu.l3 in l3s[31:])
+    held = {("dra.cpu", "x"): ClaimFile("dra.cpu", "x", None, frozenset(loose) - frozenset(loose[::8]))}
+    wanted = view("u", *(cpus(6, f"r{n}", "cpudevmachine") for n in range(32)), config=[opaque({"l3": "required"})])
+    began = time.process_time()
+    assert "no L3 has them together" in refused(wanted, inventory, ledger=Ledger(held))
+    assert time.process_time() - began < BUDGET_SECONDS

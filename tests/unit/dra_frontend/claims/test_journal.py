@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The journal that instances share: what it survives, and what it never forgets."""
+
+import json
+import os
+import tempfile
+import zlib
+from pathlib import Path
+
+import pytest
+from dra_frontend.claims.journal import SLOT_BYTES, Entries, Journal
+from hypothesis import given
+from hypothesis import strategies as st
+from numa_contract.cdi import ClaimFile
+
+from tests.fakes.frontend import full_disk
+from tests.fakes.records import record
+
+A, B = ("dra.cpu", "a"), ("dra.memory", "b")
+NAMES = {A: ("ns", "claim-a"), B: ("other", "claim-b")}
+LEAVING = {A: ClaimFile.of(record("a"))}
+NAMELESS = {B: ClaimFile(*B, None, frozenset({4, 5}), memory={"hugepages-2m-numa000": 1 << 21})}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the journal is."""
+    return tmp_path / "run" / "claims.journal"
+
+
+def test_another_instance_reads_what_was_written(path: Path) -> None:
+    """Names of what has a file, and records of what is being released; each write raises the sequence."""
+    first, second = Journal(path), Journal(path)
+    assert (first.read(), first.found) == (Entries(), False)
+    first.write(Entries(NAMES, LEAVING | NAMELESS))
+    read = second.read()
+    assert (read.present, second.found, second.problem) == (NAMES, True, "")
+    assert read.releasing[A].record == record("a")
+    assert (read.releasing[B].cpus, read.releasing[B].memory) == ({4, 5}, {"hugepages-2m-numa000": 1 << 21})
+    second.write(Entries({A: NAMES[A]}))
+    assert first.read() == Entries({A: NAMES[A]})
+    assert first.sequence == second.sequence == 2
+
+
+def test_the_file_has_one_size_and_is_written_in_place(path: Path) -> None:
+    """Allocated when it is made: a disk that is full later does not stop it."""
+    journal = Journal(path)
+    journal.write(journal.read())
+    status = path.stat()
+    assert status.st_blocks * 512 >= status.st_size == 2 * SLOT_BYTES
+    with full_disk(2 * SLOT_BYTES):
+        for number in range(5):
+            journal.write(Entries({("dra.cpu", str(number)): ("ns", "c")}, LEAVING))
+            assert journal.problem == ""
+    assert path.stat().st_ino == status.st_ino
+    assert Journal(path).read().present == {("dra.cpu", "4"): ("ns", "c")}
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+@given(st.integers(0, SLOT_BYTES), st.binary(max_size=40))
+def test_a_death_in_the_middle_of_a_write_leaves_the_former_one(end: int, garbage: bytes) -> None:
+    """Whatever part of the new slot has reached the file; and the next write is whole again."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "journal"
+        journal = Journal(path)
+        for present in ({A: NAMES[A]}, NAMES):
+            journal.write(Entries(present))
+        before = path.read_bytes()
+        journal.write(Entries(NAMES, LEAVING))
+        written = (path.read_bytes()[SLOT_BYTES : SLOT_BYTES + end] + garbage)[:SLOT_BYTES]
+        path.write_bytes(before[:SLOT_BYTES] + written + before[SLOT_BYTES + len(written) :])
+        again = Journal(path)
+        assert again.read() in (Entries(NAMES), Entries(NAMES, LEAVING))
+        again.write(Entries({B: NAMES[B]}))
+        assert Journal(path).read() == Entries({B: NAMES[B]})
+
+
+@pytest.mark.fault("frontend A6")
+def test_what_cannot_be_written_is_kept_and_written_later(path: Path) -> None:
+    """No room at the start: nothing is left behind, and it heals by itself."""
+    journal = Journal(path)
+    with full_disk():
+        journal.write(Entries(NAMES, LEAVING))
+        assert "cannot be written" in journal.problem
+        assert journal.read() == Entries(NAMES, LEAVING)
+        assert list(path.parent.iterdir()) == []
+    assert journal.sequence == 0, "nobody may rely on it"
+    journal.write(journal.read())
+    assert (journal.problem, Journal(path).read().present) == ("", NAMES)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\0" * 2 * SLOT_BYTES, b"dra-driver-numa journal 1 x y z", b"[]"])
+def test_what_is_not_a_journal_is_replaced(path: Path, content: bytes) -> None:
+    """It tells nothing; what this process knows is written over it."""
+    path.parent.mkdir()
+    path.write_bytes(content)
+    journal = Journal(path)
+    assert (journal.read(), journal.found) == (Entries(), False)
+    assert "is not a journal" in journal.problem
+    journal.write(Entries(NAMES))
+    assert Journal(path).read() == Entries(NAMES)
+
+
+def test_the_former_releases_journal_is_read(path: Path) -> None:
+    """An instance of the former release notes its releases as JSON, in the same place, as long as it lives."""
+    journal = Journal(path)
+    journal.write(Entries(NAMES))
+    path.write_text(json.dumps({"generation": 7, "releases": [list(A)]}))
+    assert (journal.read().present, journal.sequence) == ({B: NAMES[B]}, 0)
+    journal.write(journal.read())
+    assert Journal(path).read().present == {B: NAMES[B]}
+    path.write_text(json.dumps({"generation": 8, "releases": []}))
+    fresh = Journal(path)
+    assert (fresh.read(), fresh.found) == (Entries(), True)
+
+
+def test_a_fifo_or_a_link_in_its_place_stops_nobody(path: Path) -> None:
+    """It is neither waited for nor followed, and replaced at the next write."""
+    path.parent.mkdir()
+    for target in ("", "/dev/zero", path.name):
+        path.unlink(missing_ok=True)
+        if target:
+            path.symlink_to(target)
+        else:
+            os.mkfifo(path)
+        journal = Journal(path)
+        assert journal.read() == Entries()
+        assert journal.problem
+
+
+@pytest.mark.fault("frontend A21")
+def test_many_claims_fit_and_lose_their_names_first(path: Path) -> None:
+    """Nothing that keeps a promise is cut: UIDs and what is held stay, names can be asked for."""
+    many = {("dra.cpu", f"01234567-89ab-cdef-0123-{n:012d}"): (f"namespace-{n}", f"claim-{n}") for n in range(1000)}
+    journal = Journal(path)
+    journal.write(Entries(many, LEAVING))
+    assert Journal(path).read().present == many
+    more = {("dra.cpu", f"01234567-89ab-cdef-0123-{n:012d}"): ("n" * 60, "c" * 200) for n in range(1500)}
+    journal.write(Entries(more, LEAVING))
+    read = Journal(path).read()
+    assert read.present == dict.fromkeys(more, ("", ""))
+    assert (read.releasing[A].record, read.releasing[A].cpus) == (None, {1, 2})
+    journal.write(Entries({("dra.cpu", f"{n:0100d}"): ("", "") for n in range(2000)}))
+    assert "more claims than it has room for" in journal.problem
+
+
+def test_entries_of_a_newer_release_are_passed_over(path: Path) -> None:
+    """They are lines of their own: the others are understood."""
+    journal = Journal(path)
+    journal.write(Entries(NAMES))
+    entries = [["dra.cpu", "a", "ns", "claim-a"], {"invention": 1}, ["x"], 3, {"record": {"version": 99}}]
+    line = b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
+    head = b"dra-driver-numa journal 1 2 %d %d" % (len(line), zlib.crc32(line))
+    data = bytearray(path.read_bytes())
+    data[: 64 + len(line)] = head.ljust(64) + line
+    path.write_bytes(bytes(data))
+    assert Journal(path).read() == Entries({A: NAMES[A]})
+
+
+def test_leftovers_of_a_death_are_removed(path: Path) -> None:
+    """Of this release and of the former one, which wrote a new file each time."""
+    path.parent.mkdir()
+    for suffix in ("abcd1234", "0123"):
+        path.with_name(f".{path.name}.{suffix}").write_text("{")
+    Journal(path).clear_leftovers()
+    assert list(path.parent.iterdir()) == []

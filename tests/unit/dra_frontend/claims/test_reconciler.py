@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What keeps records true between the kubelet's calls."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+from dra_frontend.api_server.errors import UnavailableError
+from dra_frontend.claims.directory import ClaimFiles
+from dra_frontend.claims.reconciler import DirectoryReplacedError
+from dra_frontend.claims.transaction import Change
+
+from tests.fakes.frontend import Claims, Frontend
+from tests.fakes.waiting import eventually
+from tests.strategies.claims import claim, cpus, memory
+
+USE = {"uid": "u", "driver": "dra.cpu"}
+
+
+@pytest.fixture
+def api() -> Claims:
+    """An API server with a claim."""
+    return Claims(claim("u", cpus(1)))
+
+
+@pytest.fixture
+async def node(tmp_path: Path, api: Claims) -> Frontend:
+    """An instance that has prepared it."""
+    node = Frontend(tmp_path, api=api)
+    await node.prepare("u")
+    return node
+
+
+def owner(node: Frontend) -> tuple[str, str]:
+    """Pod and container of the claim's owner."""
+    found = node.record("u").owner
+    return (found.pod_uid, found.container) if found else ("", "")
+
+
+async def test_the_first_user_becomes_the_owner(node: Frontend) -> None:
+    """The owner is stored with the record, so that a restart cannot hand the claim to somebody else."""
+    node.report(claims=[USE])
+    await node.reconciler.follow_reports()
+    node.report(id="other", name="thief", claims=[USE])
+    await node.reconciler.follow_reports()
+    assert owner(node) == ("pod-1", "work")
+
+
+@pytest.mark.fault("backend A13")
+async def test_a_container_takes_over_from_one_of_its_pod_that_has_ended(node: Frontend) -> None:
+    """An init container that has ended is no owner any more; one that lives stays, and so does another pod's."""
+    node.report(id="i", name="init", claims=[USE])
+    await node.reconciler.follow_reports()
+    node.report(id="c", name="work", claims=[USE])
+    await node.reconciler.follow_reports()
+    assert owner(node) == ("pod-1", "init")
+    node.report(id="i", name="init", claims=[USE], state="stopped")
+    node.report(id="x", name="work", podUid="pod-2", claims=[USE])
+    await node.reconciler.follow_reports()
+    assert owner(node) == ("pod-1", "init")
+    node.report(id="c", name="work", claims=[USE], cpus="1")
+    await node.reconciler.follow_reports()
+    assert owner(node) == ("pod-1", "work")
+    node.report(id="i2", name="init", claims=[USE], refused="belongs to container work")
+    await node.reconciler.follow_reports()
+    assert owner(node) == ("pod-1", "work")
+
+
+async def test_nobody_takes_over_while_reports_are_incomplete(node: Frontend) -> None:
+    """A backend that has just come back has not told of every container yet."""
+    node.report(id="i", name="init", claims=[USE])
+    await node.reconciler.follow_reports()
+    del node.backend.containers["i"]
+    node.backend.status = None
+    node.report(id="c", name="work", claims=[USE])
+    await node.reconciler.follow_reports()
+    assert owner(node) == ("pod-1", "init")
+
+
+async def test_an_owner_is_stored_when_its_container_has_started(node: Frontend, api: Claims) -> None:
+    """Records do not change between creation and start, where the backend would have to look at them all again."""
+    api.add(claim("u", cpus(1), memory("1Mi")))
+    await node.prepare("u")
+    await node.prepare("u", "dra.memory")
+    uses = [{"uid": "u", "driver": driver} for driver in ("dra.cpu", "dra.memory")]
+    written: list[Change] = []
+    node.store.listeners.append(written.append)
+    node.report(state="created", claims=uses)
+    await node.reconciler.follow_reports()
+    assert written == []
+    node.report(state="running", claims=uses)
+    await node.reconciler.follow_reports()
+    assert [(change.kind, change.driver) for change in written] == [("updated", "dra.cpu"), ("updated", "dra.memory")]
+
+
+async def test_what_could_not_be_stored_is_tried_again(node: Frontend) -> None:
+    """A disk that refuses costs the owner nothing but time; a container in trouble does not stop the others."""
+    path, content = node.file("u"), node.file("u").read_bytes()
+    path.unlink()
+    path.mkdir()
+    node.report(claims=[USE])
+    await node.reconciler.follow_reports()
+    assert owner(node) == ("", "")
+    path.rmdir()
+    path.write_bytes(content)
+    await node.reconciler.follow_reports()
+    assert owner(node) == ("pod-1", "work")
+
+
+async def test_a_pod_that_shows_up_later_is_read_from_the_api_server(node: Frontend, api: Claims) -> None:
+    """The kubelet does not call Prepare for the second pod of a claim; the record learns of it at its refusal."""
+    api.add(claim("u", cpus(1), pods=("pod-1", "pod-2")))
+    async with asyncio.TaskGroup() as tasks:
+        worker = tasks.create_task(node.reconciler.run_reports())
+        node.report(podUid="pod-2", refused="not reserved", unknownClaims=[USE])
+        await eventually(lambda: node.record("u").reserves("pod-2"))
+        worker.cancel()
+
+
+@pytest.mark.parametrize("change", ["gone", "replaced", "elsewhere", "deallocated"])
+async def test_a_forgotten_claim_is_released(node: Frontend, api: Claims, change: str) -> None:
+    """Its UID is gone from the API server, or it lives elsewhere, and no container uses it."""
+    document = api.documents["claim-u"]
+    if change == "gone":
+        del api.documents["claim-u"]
+    elif change == "replaced":
+        document["metadata"]["uid"] = "new"
+    elif change == "deallocated":
+        del document["status"]["allocation"]
+    else:
+        terms = document["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"]
+        terms[0]["matchFields"][0]["values"] = ["node-b"]
+    await node.reconciler.sweep_some()
+    assert node.store.ledger.records == []
+
+
+@pytest.mark.parametrize("reason", ["used", "away", "silent", "unreserved", "malformed"])
+async def test_a_claim_is_not_released_without_proof(node: Frontend, api: Claims, reason: str) -> None:
+    """A living container, an API server that is away or odd, or a backend that is silent: the record stays."""
+    status = api.documents["claim-u"]["status"]
+    if reason == "unreserved":
+        status["reservedFor"] = []
+    elif reason == "malformed":
+        status["allocation"]["devices"] = "none"
+    else:
+        del api.documents["claim-u"]
+    if reason == "used":
+        node.report(claims=[USE])
+    elif reason == "away":
+        api.away = UnavailableError("get resourceclaims", "connection refused")
+    elif reason == "silent":
+        node.backend.status = None
+    await node.reconciler.sweep_some()
+    assert len(node.store.ledger.records) == 1
+
+
+@pytest.mark.fault("frontend A12", "frontend A13")
+async def test_one_odd_claim_does_not_end_the_sweep(node: Frontend, api: Claims) -> None:
+    """Whatever the API server answers about it, the others are looked after."""
+    api.add(claim("v", cpus(1)))
+    await node.prepare("v")
+    api.documents["claim-u"] = {"metadata": [], "status": "x"}
+    del api.documents["claim-v"]
+    for _ in range(4):
+        await node.reconciler.sweep_some()
+    assert [record.claim.uid for record in node.store.ledger.records] == ["u"]
+
+
+async def test_an_owner_whose_pod_has_left_gives_way(node: Frontend, api: Claims) -> None:
+    """A claim outlives its first pod when another one was reserved before; the next user becomes the owner."""
+    node.report(claims=[USE])
+    await node.reconciler.follow_reports()
+    api.add(claim("u", cpus(1), pods=("pod-2",)))
+    await node.reconciler.sweep_some()
+    assert owner(node) == ("", "")
+    assert [pod.uid for pod in node.record("u").reserved_for] == ["pod-2"]
+
+
+async def test_a_claim_prepared_again_meanwhile_is_not_released(node: Frontend, api: Claims) -> None:
+    """What the sweep compared was another record: it releases only what it has seen."""
+    old = node.record("u")
+    api.add(claim("u", cpus(2)))
+    await node.prepare("u")
+    del api.documents["claim-u"]
+    await node.reconciler._compare(old)
+    assert len(node.cpus("u")) == 2
+
+
+async def test_a_directory_that_was_replaced_ends_the_process(tmp_path: Path) -> None:
+    """Only a new container mounts the new directory; until then it is said why nothing can be prepared."""
+    (tmp_path / "cdi").mkdir()
+    os.chdir(tmp_path / "cdi")  # as a mount does, this keeps the directory when it is removed
+    try:
+        node = Frontend(tmp_path)
+        node.store._files = ClaimFiles(Path("/proc/self/cwd"), tmp_path / "quarantine")
+        await node.look()
+        (tmp_path / "cdi").rmdir()
+        await node.reconciler.scan()
+        with pytest.raises(DirectoryReplacedError, match="restarts to mount the new one"):
+            await node.reconciler.scan()
+        assert "was removed on the node" in node.store.problems[0]
+    finally:
+        os.chdir("/")

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records that were lost come back: from the journal's names, the API server, and what containers hold."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_frontend.api_server.errors import UnavailableError
+from dra_frontend.kubelet.values import Failure, Prepared
+from numa_contract.reports import ClaimUse
+
+from tests.fakes.frontend import Claims, Frontend
+from tests.fakes.records import record
+from tests.strategies.claims import claim, cpus, memory
+
+
+@pytest.fixture
+def api() -> Claims:
+    """An API server with two claims of all CPUs of a NUMA node."""
+    return Claims(claim("u", cpus(2)), claim("v", cpus(2)))
+
+
+@pytest.fixture
+async def node(tmp_path: Path, api: Claims) -> Frontend:
+    """An instance that has prepared one of them."""
+    node = Frontend(tmp_path, api=api)
+    await node.store.start()
+    assert isinstance(await node.prepare("u"), Prepared)
+    return node
+
+
+async def restarted(node: Frontend, **more: Any) -> Frontend:
+    """The next life of the process."""
+    again = Frontend(node.root, api=node.api, **more)
+    await again.store.start()
+    return again
+
+
+def use(uid: str, held: frozenset[int] = frozenset(), driver: str = "dra.cpu") -> dict[str, Any]:
+    """A claim that a container names and nobody knows here."""
+    return ClaimUse(uid=uid, driver=driver, cpus=held).model_dump(mode="json")
+
+
+@pytest.mark.fault("frontend A8")
+@pytest.mark.parametrize("how", ["gone", "truncated", "record damaged"])
+async def test_a_claim_without_a_container_is_rebuilt_at_the_start(node: Frontend, how: str) -> None:
+    """The kubelet does not prepare it again: its container could never be created. It is read by name, no list."""
+    held = node.cpus("u")
+    if how == "gone":
+        node.file("u").unlink()
+    elif how == "truncated":
+        node.file("u").write_bytes(node.file("u").read_bytes()[:300])
+    else:
+        node.damage("u")
+    again = await restarted(node)
+    await again.recovery.round()
+    assert again.cpus("u") == held
+    assert again.file("u").exists()
+    assert isinstance(await again.prepare("v"), Failure)
+    assert node.api.lists == []
+
+
+@pytest.mark.fault("frontend A8")
+async def test_lost_claims_come_first(node: Frontend) -> None:
+    """A Prepare that comes at once waits for those that the journal knows to be asked for."""
+    node.file("u").unlink()
+    again = await restarted(node)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(again.recovery.run())
+        assert isinstance(await again.prepare("v"), Failure)
+        running.cancel()
+    assert again.cpus("u")
+
+
+@pytest.mark.fault("frontend A15")
+async def test_a_slow_list_makes_no_prepare_wait(node: Frontend) -> None:
+    """A container names a claim that nothing tells of: its namespace is listed in the background."""
+    listing = asyncio.Event()
+
+    class Slow(Claims):
+        async def list_claims(self, namespace: str = "") -> AsyncGenerator[dict[str, Any], None]:
+            listing.set()
+            await asyncio.sleep(3600)
+            yield {}
+
+    again = await restarted(node)
+    again.recovery._source = Slow(*node.api.documents.values())
+    again.report(unknownClaims=[use("x", frozenset({2}))])
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(again.recovery.run())
+        await listing.wait()
+        began = time.process_time()
+        again.api.add(claim("w", cpus(1)))
+        assert isinstance(await again.prepare("w"), Prepared)
+        assert time.process_time() - began < 1
+        running.cancel()
+
+
+async def test_lost_files_are_rebuilt_from_what_containers_hold(node: Frontend) -> None:
+    """The directory was wiped while we were down: the running container's CPUs are held and its record comes back."""
+    held = node.cpus("u")
+    node.file("u").unlink()
+    again = await restarted(node)
+    again.report(unknownClaims=[use("u", held)])
+    await again.recovery.round()
+    assert (again.cpus("u"), again.record("u").rebuilt) == (held, True)
+
+
+async def test_what_only_a_container_names_is_looked_for_in_its_namespace(node: Frontend) -> None:
+    """Journal and directory are gone; the container's pod tells where its claim lives."""
+    held = node.cpus("u")
+    for path in (node.file("u"), node.root / "claims.journal"):
+        path.unlink()
+    again = await restarted(node)
+    again.report(unknownClaims=[use("u", held)])
+    await again.recovery.round()
+    assert (again.cpus("u"), again.record("u").rebuilt, again.api.lists) == (held, True, ["ns"])
+
+
+@pytest.mark.fault("frontend A8")
+async def test_without_a_journal_all_claims_are_listed_once(node: Frontend) -> None:
+    """Nothing on the node tells of a claim without a container: those that are allocated here are prepared again."""
+    node.api.add(claim("elsewhere", cpus(1)))
+    terms = node.api.documents["claim-elsewhere"]["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"]
+    terms[0]["matchFields"][0]["values"] = ["node-b"]
+    node.api.documents["odd"] = {"metadata": None, "status": []}
+    del node.api.documents["claim-v"]
+    held = node.cpus("u")
+    for path in (node.file("u"), node.root / "claims.journal"):
+        path.unlink()
+    again = await restarted(node)
+    assert again.store.journal_lost
+    await again.recovery.list_all()
+    await again.recovery.round()
+    assert (again.cpus("u"), again.api.lists) == (held, [""])
+    assert {record.claim.uid for record in again.store.ledger.records} == {"u"}
+
+
+async def test_without_the_api_server_lost_cpus_stay_held(node: Frontend) -> None:
+    """What a container is pinned to is not given away, record or not."""
+    node.file("u").unlink()
+    again = await restarted(node)
+    again.report(unknownClaims=[use("x", frozenset({1, 4, 5}))])
+    again.api.away = UnavailableError("get resourceclaims", "connection refused")
+    await again.recovery.round()
+    again.api.away = None
+    assert isinstance(await again.prepare("v"), Failure)
+
+
+@pytest.mark.fault("frontend A4")
+async def test_hugepages_wait_for_the_answer_about_a_lost_claim(tmp_path: Path) -> None:
+    """The list is refused: nothing is given away, as long as nobody knows what the running container has."""
+    api = Claims(*(claim(uid, memory("400Mi", "r", 0, "hugepages-2m")) for uid in "ab"))
+    node = Frontend(tmp_path, api=api)
+    await node.prepare("a", "dra.memory")
+    for path in (node.file("a", "dra.memory"), tmp_path / "claims.journal"):
+        path.unlink()
+    again = await restarted(node)
+    again.report(unknownClaims=[use("a", driver="dra.memory")])
+    api.no_lists = True
+    await again.recovery.round()
+    assert "while the record of claim a is being rebuilt" in str(await again.prepare("b", "dra.memory"))
+    api.no_lists, again.now = False, again.now + 10
+    await again.recovery.round()
+    assert again.record("a", "dra.memory").rebuilt
+    assert "117440512 of 536870912 unclaimed" in str(await again.prepare("b", "dra.memory"))
+
+
+async def test_a_made_up_claim_holds_no_hugepages(tmp_path: Path) -> None:
+    """A pod's author can name any claim: the API server's answer ends the wait."""
+    api = Claims(claim("b", memory("400Mi", "r", 0, "hugepages-2m")))
+    node = Frontend(tmp_path, api=api)
+    node.report(unknownClaims=[use(f"made-up-{n}", driver="dra.memory") for n in range(5000)])
+    assert "is being rebuilt" in str(await node.prepare("b", "dra.memory"))
+    await node.recovery.round()
+    assert isinstance(await node.prepare("b", "dra.memory"), Prepared)
+    assert api.lists == ["ns"]
+    node.backend.containers.clear()
+    node.report(id="d", unknownClaims=[use("another", driver="dra.memory")])
+    await node.recovery.round()
+    assert node.store.ledger.answered == {("dra.memory", "another")}, "what nobody names any more is forgotten"
+
+
+@pytest.mark.parametrize("living", [(), ("a",)])
+async def test_an_unreadable_record_of_several_requests_is_rebuilt(
+    tmp_path: Path, api: Claims, living: tuple[str, ...]
+) -> None:
+    """Of a request whose containers are between two starts, the file tells the CPUs."""
+    api.add(claim("s", cpus(2, "a"), cpus(1, "b")))
+    node = Frontend(tmp_path, api=api)
+    await node.prepare("s")
+    held = {request: node.record("s").cpus_of([request]) for request in ("a", "b")}
+    node.damage("s")
+    again = await restarted(node)
+    for request in living:
+        named = {"uid": "s", "driver": "dra.cpu", "requests": [request], "cpus": sorted(held[request])}
+        again.report(unknownClaims=[named])
+    await again.recovery.round()
+    assert {request: again.record("s").cpus_of([request]) for request in ("a", "b")} == held
+
+
+@pytest.mark.parametrize("answer", ["gone", "replaced", "elsewhere"])
+async def test_a_lost_claim_that_is_gone_is_let_go(node: Frontend, answer: str) -> None:
+    """Nobody else would ever free its CPUs: the kubelet may have forgotten the claim long ago."""
+    node.damage("u")
+    document = node.api.documents["claim-u"]
+    if answer == "gone":
+        del node.api.documents["claim-u"]
+    elif answer == "replaced":
+        document["metadata"]["uid"] = "new"
+    else:
+        terms = document["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"]
+        terms[0]["matchFields"][0]["values"] = ["node-b"]
+    again = await restarted(node)
+    assert again.store.ledger.held_cpus()
+    await again.recovery.round()
+    assert again.store.ledger.held_cpus() == frozenset()
+    assert not again.file("u").exists()
+    assert again.store.absent == frozenset()
+
+
+async def test_what_was_unprepared_is_not_rebuilt(node: Frontend) -> None:
+    """Its container lingers and names a claim without a record: its CPUs are held, but the claim does not come back."""
+    held = node.cpus("u")
+    node.report(claims=[{"uid": "u", "driver": "dra.cpu"}])
+    await node.unprepare("u")
+    node.report(unknownClaims=[use("u", held)])
+    for instance in (node, await restarted(node, enforced=False)):
+        instance.report(unknownClaims=[use("u", held)])
+        instance.enforce()
+        instance.report(unknownClaims=[use("u", held)])
+        await instance.recovery.round()
+        assert not instance.file("u").exists()
+        assert instance.store.ledger.held_cpus() == held
+
+
+async def test_of_two_overlapping_records_the_one_in_use_stays(node: Frontend) -> None:
+    """Both cannot be right; the living container keeps its CPUs, the other claim is prepared anew beside them."""
+    await node.store.transact(lambda t: t.write(record("t", node.cpus("u"))))
+    node.api.add(claim("t", cpus(1)))
+    node.report(claims=[{"uid": "u", "driver": "dra.cpu"}])
+    held = node.cpus("u")
+    await node.recovery.round()
+    assert (node.cpus("u"), len(node.cpus("t"))) == (held, 1)
+    assert not node.cpus("t") & held
+    assert node.store.quarantined == {}
+    assert len(list((node.root / "quarantine").iterdir())) == 1
+
+
+@pytest.mark.fault("frontend A12", "security S13")
+@pytest.mark.parametrize(
+    "document", [{}, {"metadata": []}, {"metadata": {"uid": "u"}, "status": 3}, {"kind": "X" * 9000}]
+)
+async def test_an_answer_of_any_shape_concerns_its_claim_alone(node: Frontend, document: dict[str, Any]) -> None:
+    """Another lost claim is rebuilt in the same round, and the odd one is asked for again later."""
+    node.api.add(claim("w", cpus(1)))
+    await node.prepare("w")
+    for uid in "uw":
+        node.file(uid).unlink()
+    again = await restarted(node)
+    good = node.api.documents["claim-u"]
+    node.api.documents["claim-u"] = document
+    await again.recovery.round()
+    assert again.cpus("w")
+    node.api.documents["claim-u"] = good
+    again.now += 10
+    await again.recovery.round()
+    assert again.cpus("u") or ("dra.cpu", "u") not in again.store.absent
+
+
+@pytest.mark.fault("frontend A12")
+async def test_an_odd_answer_about_a_lost_claim_does_not_keep_hugepages_from_others(tmp_path: Path) -> None:
+    """The API server has answered: what it says cannot be used, and that concerns this claim."""
+    api = Claims(*(claim(uid, memory("400Mi", "r", 0, "hugepages-2m")) for uid in "ab"))
+    node = Frontend(tmp_path, api=api)
+    await node.prepare("a", "dra.memory")
+    node.file("a", "dra.memory").unlink()
+    api.documents["claim-a"] = {"metadata": [], "status": "x"}
+    again = await restarted(node)
+    assert again.store.ledger.unanswered("dra.memory", besides="b") == ["a"]
+    await again.recovery.round()
+    assert isinstance(await again.prepare("b", "dra.memory"), Prepared)
+
+
+async def test_what_cannot_be_asked_for_is_asked_for_less_and_less_often(node: Frontend) -> None:
+    """An API server that is down for an hour is not asked every second."""
+    node.file("u").unlink()
+    again = await restarted(node)
+    asked = 0
+    for _ in range(3600):
+        again.now += 1
+        asked += len(again.recovery._take_due(again.store.ledger.lost()))
+    assert 10 < asked < 30

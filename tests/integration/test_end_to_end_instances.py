@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several instances at once (an update with surge), and a cluster that cannot have the driver."""
 
+import signal
 import time
 
-from tests.stage.pods import claim_pod, cpus
+import pytest
+
+from tests.stage.pods import StagePod, claim_pod, cpus
 from tests.stage.process import Process, wait_for
 from tests.stage.stage import Instance, OpenStage, Stage
 
@@ -62,6 +65,27 @@ def test_an_instance_that_leaves_hands_over(open_stage: OpenStage) -> None:
         box.stop()
         assert len(pod.run().cpus()) == 4
         pod.prepare()
+
+
+@pytest.mark.fault("backend A6", "frontend A1")
+def test_a_frozen_leader_is_replaced(open_stage: OpenStage) -> None:
+    """A leader that is stopped keeps its lock for ever: the standby takes its place, and no claim starts unpinned."""
+    stage = open_stage()
+    old = stage.add_ready_instance()
+    new = stage.add_instance()
+    stage.wait_ready(new)
+    with StagePod(stage, "web") as web, claim_pod(stage, "db", cpus(4)) as pod:
+        plain = web.run()
+        _backend(old).ask_to_stop(signal.SIGSTOP)
+        wait_for("the standby to act", lambda: _active(stage, new), 15.0)
+        assert stage.unready(new) == ""
+        pod.prepare()
+        given = pod.run().cpus()
+        assert given == {cpu["cpu"] for cpu in stage.state("/v1/cpus", new) if cpu["use"] == "claimed"}
+        wait_for("others to leave its CPUs", lambda: not plain.cpus() & given)
+        _backend(old).ask_to_stop(signal.SIGCONT)
+        wait_for("the old one to end", lambda: not _backend(old).alive)
+        assert _active(stage, new)
 
 
 def _leads_to(stage: Stage, instance: Instance) -> bool:

@@ -4,7 +4,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from uuid import uuid4
 from numa_contract.names import CLAIMS_JOURNAL, DRIVERS
 from numa_contract.reports import ContainerReport
 
+from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.api_server.client import KubeClient
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
@@ -37,10 +38,10 @@ from dra_frontend.publishing.server_version import ServerRelease
 from dra_frontend.publishing.status import Notice
 from dra_frontend.settings import Settings
 from dra_frontend.state_endpoint.api import NodeState
-from dra_frontend.state_endpoint.events import EventFeed
+from dra_frontend.state_endpoint.records import RecordNews
 from dra_frontend.telemetry import MeasuredClaims, Telemetry
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Service:
@@ -57,67 +58,67 @@ class Service:
         self.settings = settings
         self.run_directory = run_directory
         self.client = client
-        config = settings.config
-        run_dir = Path(config.run_dir)
+        config, node = settings.config, settings.node_name
+        run_dir, kubelet_root = Path(config.run_dir), Path(config.kubelet_root_dir)
         self.backend = BackendView(time.monotonic)
-        self.feed = EventFeed()
-        node = settings.node_name
-        self.watch = MachineWatch(trees, config, node, first, lambda: self.store.ledger)
-        self.telemetry = Telemetry(lambda: self.store.ledger, self.watch, self.backend)
+        self.telemetry = Telemetry()
         directory = ClaimDirectory(Path(config.cdi_dir), run_dir / CLAIMS_JOURNAL, run_dir / "quarantine")
-        root = Path(config.kubelet_root_dir)
         metadata = MetadataFiles(
-            str(root / "plugins"), enabled=config.device_metadata, failed=self.telemetry.no_metadata
+            str(kubelet_root / "plugins"), enabled=config.device_metadata, failed=self.telemetry.no_metadata
         )
-        self.store = ClaimStore(directory, self.run_directory.claims_lock, self.backend, metadata)
+        self.store = ClaimStore(directory, run_directory.claims_lock, self.backend, metadata)
+        self.store.listeners.append(self._changed)
+        self.records = RecordNews(self.store.generation)
+        self.watch = MachineWatch(trees, config, node, first, self._ledger)
+        self.telemetry.show_node(self._ledger, self.watch, self.backend)
         self.lost = LostRecords(node, client, self.store, self._inventory, self.backend)
         self.upkeep = Upkeep(node, client, self.store, self.lost, self.backend)
-        self.kills = MemoryKills(node, lambda: self.store.ledger, client)
+        self.kills = MemoryKills(node, self._ledger, client)
         self.claims = NodeClaims(client, self.store, self._inventory, self.backend, self.lost)
         boards = {driver: HealthBoard() for driver in DRIVERS}
         self.release = ServerRelease(client, self._notify, enabled=config.publish_node_allocatable_resource_mapping)
-        self.offer = Offer(
-            node, self._inventory, lambda: self.store.ledger, boards, mapping=lambda: self.release.mapping
-        )
+        self.offer = Offer(node, self._inventory, self._ledger, boards, mapping=lambda: self.release.mapping)
         measured = MeasuredClaims(self.claims, self.telemetry)
         self.plugins = {
             driver: KubeletPlugin(
-                driver, measured, PluginPaths.below(root, driver, self.settings.pod_uid), boards[driver]
+                driver, measured, PluginPaths.below(kubelet_root, driver, settings.pod_uid), boards[driver]
             )
             for driver in DRIVERS
         }
-        self.publishers = {
-            driver: Publisher(self.client, driver, self.settings.node_name, notify=self._notify) for driver in DRIVERS
-        }
+        self.publishers = {driver: Publisher(client, driver, node, notify=self._notify) for driver in DRIVERS}
         for driver, publisher in self.publishers.items():
             self.telemetry.follow_slices(driver, publisher)
-        self.store.listeners.append(self._changed)
+
+    def _ledger(self) -> Ledger:
+        return self.store.ledger
 
     def _inventory(self) -> Inventory:
         return self.watch.inventory
 
     def _changed(self, change: Change) -> None:
-        self.feed.publish("record", {"change": change.kind, "driver": change.driver, "uid": change.uid})
+        if change.kind != "freed":  # its record went before
+            self.records.publish(self.store.generation, change.kind, change.driver, change.uid)
 
     async def _notify(self, notice: Notice) -> None:
-        _LOG.warning("notice reason=%s note=%s", notice.reason, notice.note)
+        _log.warning("notice", extra={"reason": notice.reason, "note": notice.note})
         name = self.settings.node_name
         regarding = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": name}
         await self.client.create_event("default", regarding, notice.reason, notice.note, notice.kind)
 
-    def reported(self, report: ContainerReport | None) -> None:
-        """The backend's lease or a container has changed."""
+    def reported(self, reports: Iterable[ContainerReport]) -> None:
+        """The backend has renewed its lease; these reports are new or changed."""
         self.claims.backend_changed()
-        if report is not None:
+        for report in reports:
             self.upkeep.reported(report)
             self.kills.reported(report)
-        elif self.backend.live:
-            # Until everything was told again, silence does not mean that a container is gone.
+        if self.backend.live:
+            # Until everything was told, silence does not mean that a container is gone.
             self.kills.keep(self.backend.containers)
 
     def unready(self) -> list[str]:
-        """Returns why the service is not ready."""
-        problems = [f"backend: {self.backend.problem}"] if self.backend.problem else []
+        """Returns why the pod is not ready; nothing when it is."""
+        # A pod whose backend stands by stays ready whoever else enforces: else a roll-out would not go on.
+        problems = [f"backend: {self.backend.failing}"] if self.backend.failing else []
         for driver, plugin in self.plugins.items():
             if not plugin.registered:
                 problems.append(f"{driver}: not registered with the kubelet {plugin.error}".rstrip())
@@ -134,7 +135,7 @@ class Service:
             ("kills", self.kills.run()),
             ("disk", self.upkeep.run_disk()),
             ("claims", self.upkeep.run_claims()),
-            ("link", self.lead()),
+            ("backend", self.follow_backend()),
             ("machine", self.watch.run(self.offer.refresh)),
             ("release", self.release.follow(self.offer.publish)),
             *publishing,
@@ -147,16 +148,16 @@ class Service:
             instance=f"{self.settings.pod_uid}/{uuid4().hex[:8]}",
             live=self.watch,
             picture=lambda: self.offer.picture,
-            ledger=lambda: self.store.ledger,
+            ledger=self._ledger,
             quarantined=lambda: self.store.quarantined,
             backend=self.backend,
-            feed=self.feed,
+            records=self.records,
             reported=self.reported,
             unready=self.unready,
             metrics=self.telemetry.render,
         )
 
-    async def lead(self) -> None:
+    async def follow_backend(self) -> None:
         """Lets ``state.sock`` lead here while this pod's backend enforces, or nobody's does yet. Runs for ever."""
         led = False
         while True:
@@ -177,12 +178,12 @@ class Service:
         for plugin in self.plugins.values():
             await stack.enter_async_context(plugin)
         while problem := await self.claims.backend_ready():
-            _LOG.warning("not registering with the kubelet yet problem=%s", problem)
+            _log.warning("not registering with the kubelet yet", extra={"problem": problem})
         for plugin in self.plugins.values():
             await plugin.register()
         await self.release.learn()
         if cut := cut_devices(self._inventory().machine.pcie_roots, self._inventory().pools):
-            _LOG.warning("near more PCIe roots than a slice can list, use a smaller groupBy devices=%s", cut)
+            _log.warning("near more PCIe roots than a slice can list, use a smaller groupBy", extra={"devices": cut})
         self.offer.open(self.publishers)
         await self._tell_managers()
 
@@ -196,4 +197,4 @@ class Service:
             try:
                 await self._notify(Notice("KubeletManagerStatic", note))
             except KubeError as error:
-                _LOG.warning("event not recorded error=%s", error)
+                _log.warning("event not recorded", extra={"error": str(error)})

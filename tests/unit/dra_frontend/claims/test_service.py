@@ -418,6 +418,22 @@ async def test_nothing_is_chosen_while_reports_are_incomplete(node: Instance, ap
     assert len(node.record("u").cpus_of()) == 2
 
 
+async def test_a_container_that_has_just_ended_costs_the_next_pod_no_retry(node: Instance, api: Claims) -> None:
+    """Its end is reported a moment later: the claim that needs its CPUs waits for that, and not for the kubelet."""
+    name = api.add(claim("u", cpus(2)))
+    await node.claims.prepare("dra.cpu", [name])
+    use = {"uid": "u", "driver": "dra.cpu"}
+    node.report(claims=[use])
+    await node.claims.unprepare("dra.cpu", [name])
+    other = api.add(claim("v", cpus(2)))
+    async with asyncio.TaskGroup() as tasks:
+        answer = tasks.create_task(node.claims.prepare("dra.cpu", [other]))
+        await asyncio.sleep(0.05)
+        assert not answer.done()
+        node.report(claims=[use], state="stopped")
+    assert isinstance(answer.result()["v"], Prepared)
+
+
 async def test_reports_on_their_way_cost_the_pod_no_retry(node: Instance, api: Claims) -> None:
     """What the CPU driver gave a pod moves others, which is reported while the memory driver decides: it waits."""
     name = api.add(claim("u", cpus(1)))

@@ -154,6 +154,27 @@ async def test_without_a_backend_nobody_can_tell(tmp_path: Path) -> None:
     assert store.ledger.held_cpus() == frozenset()
 
 
+async def test_what_is_released_is_held_until_the_backend_has_heard_of_it(tmp_path: Path) -> None:
+    """A container may have started just before: only a report that was made later tells that there is none."""
+    view = BackendView(time.monotonic)
+    store = store_in(tmp_path, view)
+
+    def told(generation: int, heard: int | None, *reports: ContainerReport) -> None:
+        lease = BackendStatus(instance="i", generation=generation, records=heard, active=True, synchronized=True)
+        view.renew(lease, [report.model_dump(mode="json") for report in reports])
+        store.settle()
+
+    told(1, store.generation)
+    await store.transact(lambda t: t.write(record()))
+    await store.transact(lambda t: t.release("dra.cpu", "u1"))
+    told(2, store.generation - 1)
+    assert store.ledger.held_cpus() == {1, 2}
+    told(3, store.generation, container("u1"))
+    assert store.ledger.held_cpus() == {1, 2}
+    told(4, store.generation)
+    assert store.ledger.held_cpus() == set()
+
+
 async def test_a_failed_removal_changes_nothing(tmp_path: Path, backend: BackendView) -> None:
     """The claim stays whole when its file cannot be removed (needs B26)."""
     store = store_in(tmp_path, backend)
@@ -172,7 +193,7 @@ async def test_listeners_are_told_of_every_change(tmp_path: Path, backend: Backe
     store.listeners.append(lambda change: told.append((change.kind, change.uid)))
     await store.transact(lambda t: t.write(record()))
     await store.transact(lambda t: t.release("dra.cpu", "u1"))
-    assert told == [("prepared", "u1"), ("released", "u1")]
+    assert told == [("prepared", "u1"), ("released", "u1"), ("freed", "u1")]
 
 
 async def test_a_lock_that_cannot_be_had_is_an_error(tmp_path: Path, backend: BackendView) -> None:

@@ -2,6 +2,7 @@
 """Prepare and unprepare as the kubelet asks for them: claims are read, decided on, written; nothing else answers it."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,6 +21,8 @@ _LOG = logging.getLogger(__name__)
 
 # The kubelet gives 45 s for the whole call and comes back after 60-90 s; a clear error within them beats a timeout.
 BACKEND_WAIT_SECONDS = 20.0
+# What a claim needs may be that of a container that has just ended: the backend reports at most ten times a second.
+REPORT_SECONDS = 1.0
 
 
 def _devices(claim: ClaimView, driver: str, record: AllocationRecord | None) -> Prepared:
@@ -106,11 +109,19 @@ class NodeClaims:
         They may be on their way while the claims are read: what the first driver of a pod was given moves others, and
         that is reported. Waiting for them takes milliseconds, the kubelet's retry a minute.
         """
+        patience = asyncio.get_running_loop().time() + REPORT_SECONDS
         while True:
             await self._recovery.recover()
+            news = self._news
             # The inventory of the moment of choosing: until then a CPU may have gone while others had the lock.
             decided = await self._store.transact(lambda t: _prepare_all(t, views, driver, self._inventory()))
             if decided is not None:
+                failed = any(isinstance(answer, Failure) for answer in decided.values())
+                if failed and self._store.ledger.releasing and asyncio.get_running_loop().time() < patience:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout_at(patience):
+                            await news.wait()
+                    continue
                 return decided
             problem = await self.backend_ready(deadline)
             if problem or asyncio.get_running_loop().time() > deadline:

@@ -6,6 +6,7 @@ long as a container of the claim is alive or nobody can tell; free from then on.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -71,10 +72,9 @@ class Transaction:
     def release(self, driver: str, uid: str) -> None:
         """Removes a claim; what it has stays held while a container of it may run."""
         key = (driver, uid)
-        in_use = not self.certain or bool(self.ledger.users(uid))
         self.directory.remove(driver, uid)
         file = self.files.pop(key, None)
-        if file is not None and in_use:
+        if file is not None:
             self.releasing[key] = file
         if file is not None and file.record is not None:
             self.metadata.remove(file.record, self.files.values())
@@ -125,6 +125,10 @@ class ClaimStore:
         self._backend = backend
         self._files: dict[ClaimKey, ClaimFile] = {}
         self._releasing: dict[ClaimKey, ClaimFile] = {}
+        self._released_at: dict[ClaimKey, int] = {}
+        # Of an instance before this one they are lower: whoever asks for what came after those is answered at once.
+        self.generation = time.time_ns() // 1_000_000
+        """Counts the changes of records, over restarts of this process, too."""
         self.listeners: list[Callable[[Change], None]] = []
 
     @property
@@ -197,14 +201,23 @@ class ClaimStore:
                 transaction.write(file.record, "restored")
 
     def settle(self) -> None:
-        """Frees what was held for containers that are gone by now, when that is certain."""
+        """Frees what was held for containers that are gone by now, when that is certain.
+
+        A container may have been started just before the release, and its report be on its way: what counts is said
+        by a backend that knows of the release.
+        """
         if self._releasing and self._backend.live:
-            ledger = self.ledger
-            for key in [key for key in self._releasing if not ledger.users(key[1])]:
+            ledger, backend = self.ledger, self._backend
+            at = {key: self._released_at.get(key, 0) for key in self._releasing}
+            for key in [key for key in at if backend.has_heard(at[key]) and not ledger.users(key[1])]:
                 del self._releasing[key]
                 self._tell([Change("freed", *key)])
 
     def _tell(self, changes: Iterable[Change]) -> None:
+        self._released_at = {key: at for key, at in self._released_at.items() if key in self._releasing}
         for change in changes:
+            self.generation += 1
+            if change.kind == "released":
+                self._released_at[change.driver, change.uid] = self.generation
             for listener in self.listeners:
                 listener(change)

@@ -53,7 +53,7 @@ async def _serve(settings: Settings) -> None:
         state = service.state()
         servers = [(HttpServer(state_app(state)), await run_directory.listen())]
         if settings.bind is not None:
-            servers.append((HttpServer(probe_app(state)), listen_tcp(*settings.bind)))
+            servers.append((HttpServer(probe_app(state), bounded=True), listen_tcp(*settings.bind)))
         async with asyncio.TaskGroup() as tasks:
             listening = [tasks.create_task(server.serve(sockets=[where])) for server, where in servers]
             running = [tasks.create_task(_essential(name, work)) for name, work in service.endless()]

@@ -144,6 +144,9 @@ async def test_probes_follow_the_runtime(node: Node, unused_tcp_port: int) -> No
                 assert metrics["synchronized"][0]["value"] == 1
                 counted = {tuple(sample["labels"]): sample["value"] for sample in metrics["hooks"]}
                 assert counted["Synchronize", "ok"] == 1
+            await frontend.until(lambda: not last(frontend, "synchronized"))
+            # A runtime that is away for a moment makes no pod unready.
+            assert (await http(unused_tcp_port, "/readyz")).startswith("HTTP/1.1 200")
             assert await leave(started) == 0
 
 

@@ -177,6 +177,7 @@ class Stage:
         """Why an instance is not ready; empty when it is."""
         try:
             ask_unix(instance.state_socket, "/readyz")
+            # The pod stays ready for a while with a problem; a test wants to know of it.
             backend = self.state("/v1/backend", instance)
         except (AnsweredError, OSError) as error:
             return str(error)

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from numa_contract.names import CLAIMS_JOURNAL, DRIVERS
 from numa_contract.reports import ContainerReport
+from numa_node.readiness import Readiness
 
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.api_server.client import KubeClient
@@ -62,6 +63,7 @@ class Service:
         run_dir, kubelet_root = Path(config.run_dir), Path(config.kubelet_root_dir)
         self.backend = BackendView(time.monotonic)
         self.telemetry = Telemetry()
+        self.readiness = Readiness()
         directory = ClaimDirectory(Path(config.cdi_dir), run_dir / CLAIMS_JOURNAL, run_dir / "quarantine")
         metadata = MetadataFiles(
             str(kubelet_root / "plugins"), enabled=config.device_metadata, failed=self.telemetry.no_metadata
@@ -115,8 +117,11 @@ class Service:
             # Until everything was told, silence does not mean that a container is gone.
             self.kills.keep(self.backend.containers)
 
-    def unready(self) -> list[str]:
-        """Returns why the pod is not ready; nothing when it is."""
+    def unready(self) -> tuple[str, ...]:
+        """Returns why the pod is not ready; nothing when it is, and for a while after it was."""
+        return self.readiness.update(self._problems())
+
+    def _problems(self) -> list[str]:
         # A pod whose backend stands by stays ready whoever else enforces: else a roll-out would not go on.
         problems = [f"backend: {self.backend.failing}"] if self.backend.failing else []
         for driver, plugin in self.plugins.items():
@@ -165,6 +170,8 @@ class Service:
             if (leads and not led) or not self.run_directory.active_link.exists():
                 await self.run_directory.become_active()
             led = leads
+            # Whether or not anybody probes: the log tells when the pod was not ready.
+            self.unready()
             await asyncio.sleep(0.5)
 
     async def start(self) -> None:

@@ -28,6 +28,7 @@ from numa_node.addresses import SocketPathError
 from numa_node.claim_directory import ClaimDirectory
 from numa_node.descriptors import raise_descriptor_limit
 from numa_node.log import set_up_logging
+from numa_node.readiness import Readiness
 
 from nri_backend.containers.state import Choices
 from nri_backend.enforcement.actuator import Edges
@@ -70,6 +71,7 @@ class Backend:
         self._settings = settings
         self._lock = lock
         self._instance = instance
+        self._readiness = Readiness()
         self._telemetry = Telemetry()
         self._news = asyncio.Event()
         self._reports = Reports(self._news.set)
@@ -104,7 +106,10 @@ class Backend:
 
     def ready(self) -> bool:
         """Tells whether the pod is ready: synchronised with the runtime, active or not."""
-        return self._session.status.synchronized
+        link = self._session.status
+        missing = f"not synchronised with the container runtime at {self._settings.nri_socket}"
+        problems = [] if link.synchronized else [f"{missing}: {link.last_end or 'no connection yet'}"]
+        return not self._readiness.update(problems)
 
     def link_changed(self, status: LinkStatus) -> None:
         """The connection to the runtime came, was synchronised, or went."""

@@ -9,6 +9,7 @@ import pytest
 from tests.stage.pods import StagePod, claim_pod, cpus
 from tests.stage.process import Process, wait_for
 from tests.stage.stage import Instance, OpenStage, Stage
+from tests.stage.wires import ask_unix
 
 
 def _active(stage: Stage, instance: Instance) -> bool:
@@ -86,6 +87,19 @@ def test_a_frozen_leader_is_replaced(open_stage: OpenStage) -> None:
         _backend(old).ask_to_stop(signal.SIGCONT)
         wait_for("the old one to end", lambda: not _backend(old).alive)
         assert _active(stage, new)
+
+
+def test_a_manager_of_the_kubelet_that_pins_is_told(open_stage: OpenStage) -> None:
+    """An Event and a metric, once: claims and the pinning of the kubelet do not go together."""
+    stage = open_stage(backend="")
+    socket = stage.add_instance().state_socket
+    lease = {"instance": "b", "generation": 1, "synchronized": True, "kubeletPins": ["cpu"], "containers": []}
+    wait_for("the socket", socket.exists)
+    for _ in range(3):
+        ask_unix(socket, "/v1/backend", "PUT", lease)
+    (event,) = wait_for("an event", lambda: stage.events("KubeletManagerStatic"))
+    assert "the kubelet's cpu manager is static" in event["note"]
+    assert 'dra_numa_kubelet_static_manager{manager="cpu"} 1.0' in ask_unix(socket, "/metrics")
 
 
 def _leads_to(stage: Stage, instance: Instance) -> bool:

@@ -121,6 +121,8 @@ class BackendStatus(Document):
     runtime: str = ""
     pool: CpuSet = frozenset()
     """CPUs that containers without a claim may use."""
+    kubelet_pins: tuple[str, ...] = ()
+    """What the kubelet's own static managers were seen to assign: ``cpu``, ``memory``."""
     problems: tuple[str, ...] = ()
     counters: dict[str, float] = Field(default_factory=dict)
     metrics: tuple[Metric, ...] = ()

@@ -128,3 +128,13 @@ def test_scrapes_share_one_rendering(frontend: Frontend) -> None:
     assert frontend.telemetry.render() is first
     frontend.clock.now += 0.1
     assert frontend.telemetry.render() is not first
+
+
+def test_the_kubelets_managers_are_shown_as_the_backend_saw_them(frontend: Frontend) -> None:
+    """Nothing is said before a backend has said anything."""
+    assert not [line for line in frontend.scrape() if line.startswith("dra_numa_kubelet")]
+    frontend.send(kubelet_pins=("cpu",))
+    shown = [line for line in frontend.scrape() if line.startswith("dra_numa_kubelet")]
+    assert shown == [
+        f'dra_numa_kubelet_static_manager{{manager="{m}"}} {v}' for m, v in (("cpu", 1.0), ("memory", 0.0))
+    ]

@@ -44,6 +44,7 @@ def test_the_lease_tells_the_state(tmp_path: Path) -> None:
     status = build(tmp_path).status()
     assert (status.instance, status.software, status.pool) == ("u/1", __version__, {1, 2, 3})
     assert (status.active, status.enforced, status.synchronized) == (False, False, False)
+    assert status.kubelet_pins == ()
     assert len(status.problems) <= MAX_PROBLEMS
     metrics = {metric.name: metric.samples for metric in status.metrics}
     assert metrics["pool_cpus"][0].value == 3

@@ -28,9 +28,7 @@ from dra_frontend.claims.store import Change, ClaimStore
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.pcie import cut_devices
 from dra_frontend.kubelet.health import HealthBoard
-from dra_frontend.kubelet.managers import read_policies, static_note
 from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
-from dra_frontend.node.host_tree import HostTree
 from dra_frontend.node.machine_watch import FirstLook, HostTrees, MachineWatch
 from dra_frontend.node.run_directory import RunDirectory
 from dra_frontend.publishing.offer import Offer
@@ -141,6 +139,7 @@ class Service:
             ("disk", self.upkeep.run_disk()),
             ("claims", self.upkeep.run_claims()),
             ("backend", self.follow_backend()),
+            ("kubelet", self.tell_pins()),
             ("machine", self.watch.run(self.offer.refresh)),
             ("release", self.release.follow(self.offer.publish)),
             *publishing,
@@ -174,6 +173,19 @@ class Service:
             self.unready()
             await asyncio.sleep(0.5)
 
+    async def tell_pins(self) -> None:
+        """Says once of each manager of the kubelet that it pins containers, too. Runs for ever."""
+        told = frozenset[str]()
+        while True:
+            seen = frozenset(self.backend.status.kubelet_pins) if self.backend.status else told
+            if not seen <= told:
+                told |= seen
+                try:
+                    await self._notify(Notice("KubeletManagerStatic", static_note(seen)))
+                except KubeError as error:
+                    _log.warning("event not recorded", extra={"error": str(error)})
+            await asyncio.sleep(1.0)
+
     async def start(self) -> None:
         """Loads the claims and looks at the machine that they are on. Raises OSError."""
         await self.store.start()
@@ -192,16 +204,12 @@ class Service:
         if cut := cut_devices(self._inventory().machine.pcie_roots, self._inventory().pools):
             _log.warning("near more PCIe roots than a slice can list, use a smaller groupBy", extra={"devices": cut})
         self.offer.open(self.publishers)
-        await self._tell_managers()
 
-    async def _tell_managers(self) -> None:
-        """Says once whether the kubelet pins containers, too."""
-        root = HostTree(self.settings.config.kubelet_root_dir)
-        policies = await asyncio.to_thread(read_policies, root)
-        for one in policies:
-            self.telemetry.kubelet_manager(one.manager, is_static=one.is_static)
-        if note := static_note(policies):
-            try:
-                await self._notify(Notice("KubeletManagerStatic", note))
-            except KubeError as error:
-                _log.warning("event not recorded", extra={"error": str(error)})
+
+def static_note(managers: Iterable[str]) -> str:
+    """Returns what an operator should know of the kubelet's own managers that pin containers: ``cpu``, ``memory``."""
+    return (
+        f"the kubelet's {' and '.join(sorted(managers))} manager is static: claims keep their CPUs, since the driver "
+        "answers and audits, but Guaranteed pods may be given CPUs of claims, and then share the pool; set the "
+        "policies to none"
+    )

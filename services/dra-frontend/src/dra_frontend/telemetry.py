@@ -86,9 +86,13 @@ class _NodeGauges(Collector):
         for (node, size), pages in sorted(self._live.host_pages.items()):
             held_by_host.add_metric([str(node), kubernetes_page_size(size)], pages)
         yield held_by_host
-        if self._backend.age is not None:
+        if self._backend.status is not None and self._backend.age is not None:
             text = "Seconds since the backend's last report"
             yield GaugeMetricFamily(_BACKEND + "report_age_seconds", text, value=self._backend.age)
+            static = GaugeMetricFamily("dra_numa_kubelet_static_manager", "Whether it is static", labels=["manager"])
+            for manager in ("cpu", "memory"):
+                static.add_metric([manager], manager in self._backend.status.kubelet_pins)
+            yield static
         yield CounterMetricFamily("dra_numa_discovery_failures", "Failed looks", value=self._live.failures)
 
 
@@ -155,9 +159,6 @@ class Telemetry:
             ["driver"],
             registry=self._registry,
         )
-        self._static = Gauge(
-            "dra_numa_kubelet_static_manager", "Whether it is static", ["manager"], registry=self._registry
-        )
         self._published = Gauge(
             "dra_numa_slices_published", "Whether the slices are as they should be", ["driver"], registry=self._registry
         )
@@ -172,10 +173,6 @@ class Telemetry:
     def follow_slices(self, driver: str, publisher: Publisher) -> None:
         """Asks at every scrape whether the slices of a driver are published."""
         self._published.labels(driver).set_function(lambda: publisher.status.ready)
-
-    def kubelet_manager(self, manager: str, *, is_static: bool) -> None:
-        """Tells whether a manager of the kubelet (``cpu``, ``memory``) pins containers."""
-        self._static.labels(manager).set(is_static)
 
     def show_node(self, ledger: Callable[[], Ledger], live: LiveMachine, backend: BackendView) -> None:
         """Shows the state of the node and what its backend has counted, as of each scrape."""

@@ -89,6 +89,25 @@ def test_a_frozen_leader_is_replaced(open_stage: OpenStage) -> None:
         assert _active(stage, new)
 
 
+@pytest.mark.fault("frontend A16")
+def test_something_else_in_the_place_of_the_link_ends_nothing(open_stage: OpenStage) -> None:
+    """The frontend serves on, and the link comes back when the way is free."""
+    stage = open_stage()
+    instance = stage.add_ready_instance()
+    link = stage.paths.run_dir / "state.sock"
+    wait_for("the link", lambda: _leads_to(stage, instance))
+    _backend(instance).kill()
+    link.unlink()
+    (link / "mine").mkdir(parents=True)
+    _backend(instance).start()
+    stage.wait_ready(instance)
+    with claim_pod(stage, "db", cpus(2)) as pod:
+        pod.prepare()
+    for directory in (link / "mine", link):
+        directory.rmdir()
+    wait_for("the link to come back", lambda: _leads_to(stage, instance))
+
+
 def test_a_manager_of_the_kubelet_that_pins_is_told(open_stage: OpenStage) -> None:
     """An Event and a metric, once: claims and the pinning of the kubelet do not go together."""
     stage = open_stage(backend="")

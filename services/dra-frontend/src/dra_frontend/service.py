@@ -62,6 +62,7 @@ class Service:
         self.backend = BackendView(time.monotonic)
         self.telemetry = Telemetry()
         self.readiness = Readiness()
+        self._link_problem = ""
         directory = ClaimDirectory(Path(config.cdi_dir), run_dir / CLAIMS_JOURNAL, run_dir / "quarantine")
         metadata = MetadataFiles(
             str(kubelet_root / "plugins"), enabled=config.device_metadata, failed=self.telemetry.no_metadata
@@ -122,6 +123,8 @@ class Service:
     def _problems(self) -> list[str]:
         # A pod whose backend stands by stays ready whoever else enforces: else a roll-out would not go on.
         problems = [f"backend: {self.backend.failing}"] if self.backend.failing else []
+        if self._link_problem:
+            problems.append(self._link_problem)
         for driver, plugin in self.plugins.items():
             if not plugin.registered:
                 problems.append(f"{driver}: not registered with the kubelet {plugin.error}".rstrip())
@@ -165,10 +168,13 @@ class Service:
         """Lets ``state.sock`` lead here while this pod's backend enforces, or nobody's does yet. Runs for ever."""
         led = False
         while True:
-            leads = self.backend.leads
-            if (leads and not led) or not self.run_directory.active_link.exists():
-                await self.run_directory.become_active()
-            led = leads
+            try:
+                leads = self.backend.leads
+                if (leads and not led) or not self.run_directory.active_link.exists():
+                    await self.run_directory.become_active()
+                led, self._link_problem = leads, ""
+            except OSError as error:
+                self._link_problem = f"state.sock cannot lead here: {error}"
             # Whether or not anybody probes: the log tells when the pod was not ready.
             self.unready()
             await asyncio.sleep(0.5)

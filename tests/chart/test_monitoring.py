@@ -5,7 +5,6 @@ import json
 import re
 import time
 
-import nri_backend.telemetry as backend
 import promql_parser
 import pytest
 import yaml
@@ -13,7 +12,10 @@ from dra_frontend import telemetry as frontend
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.node.machine_watch import HostTrees, MachineWatch
+from nri_backend.telemetry import Facts
+from nri_backend.telemetry import Telemetry as BackendTelemetry
 from numa_contract.config import Config
+from numa_contract.reports import BackendStatus
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.chart.helm import CHART, EVERYTHING, Document, only, render
@@ -22,17 +24,21 @@ from tests.fakes.trees import MemoryTree, captured
 _SERIES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
 
 
-def of_frontend() -> frontend.Telemetry:
-    """The metrics of a frontend that has done nothing yet."""
+def scraped() -> frontend.Telemetry:
+    """The metrics of a frontend, and of its backend, that have done nothing yet."""
     trees = HostTrees(captured("32intel64-2p8co2t+8ve"), MemoryTree({}))
     watch = MachineWatch(trees, Config(), "node", lambda: Ledger({}))
-    return frontend.Telemetry(lambda: Ledger({}), watch, BackendView(time.monotonic))
+    view = BackendView(time.monotonic)
+    metrics = BackendTelemetry().metrics(Facts(last_event_age=1.0))
+    view.renew(BackendStatus(instance="b", generation=1, metrics=metrics), [])
+    telemetry = frontend.Telemetry()
+    telemetry.show_node(lambda: Ledger({}), watch, view)
+    return telemetry
 
 
 def series() -> set[str]:
     """The names of all time series that both services can have."""
-    scraped = (of_frontend().render() + backend.Telemetry(backend.Facts).render()).decode()
-    families = text_string_to_metric_families(scraped)
+    families = text_string_to_metric_families(scraped().render().decode())
     return {family.name + ending for family in families for ending in _SERIES.get(family.type, ("",))}
 
 
@@ -92,14 +98,14 @@ def test_a_node_is_missed_when_it_is_gone() -> None:
     (gone,) = [rule["expr"] for rule in alerts() if rule["alert"] == "DraNumaGone"]
     remembered = set(re.findall(r"last_over_time\((\w+)\[1h\]\)", gone))
     assert remembered == selected(gone) == {"dra_numa_backend_live"}
-    assert remembered <= {text.split()[0].partition("{")[0] for text in of_frontend().render().decode().splitlines()}
+    assert remembered <= {text.split()[0].partition("{")[0] for text in scraped().render().decode().splitlines()}
 
 
 def test_outcomes_and_calls_in_expressions_exist() -> None:
     """An alert on a label value that nobody writes would never fire."""
     values = set(re.findall(r'\b(?:call|result|outcome)!?=~?"([^"]*)"', " ".join(expressions())))
     assert values == {"prepare", "error", "timeout|error", "ok"}
-    telemetry = of_frontend()
+    telemetry = scraped()
     telemetry.note("dra.cpu", "prepare", 0.1, [True])
     written = 'dra_numa_claims_handled_total{call="prepare",driver="dra.cpu",result="error"} 1.0'
     assert written in telemetry.render().decode()

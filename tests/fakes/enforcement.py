@@ -4,7 +4,7 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +38,13 @@ class Reports:
         """Takes a deletion."""
         self.latest.pop(container_id, None)
         self.deleted.append(container_id)
+
+    def forget_pod(self, pod_uid: str) -> None:
+        """Takes the end of a pod."""
+
+    def replace(self, reports: Iterable[ContainerReport]) -> None:
+        """Takes the state of all containers."""
+        self.latest = {report.id: report for report in reports}
 
 
 class Counts:

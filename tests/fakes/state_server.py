@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import h11
 
@@ -18,24 +19,32 @@ class StateServer:
 
     path: Path
     instance: str = "frontend-1"
+    former: bool = False
+    """Answers as release 0.1.0 does: by epochs, without news of records."""
     requests: list[tuple[str, str]] = field(default_factory=list)
-    """Method and target; for a lease and a report with the interesting part of the body."""
+    """Method and target."""
     leases: list[dict[str, Any]] = field(default_factory=list)
+    """Without the containers; ``complete`` says whether these are known, of a synchronised backend."""
     containers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    together: list[list[str]] = field(default_factory=list)
-    """Containers of each request that reported several."""
-    takes_several: bool = True
-    """False: as the release before, that has no such request."""
+    tellings: list[list[str]] = field(default_factory=list)
+    """The containers of each request that brought them."""
+    bodies: list[int] = field(default_factory=list)
+    """Bytes of each lease."""
+    held: tuple[str, int] = ("", 0)
+    """Backend and generation that the containers are of."""
+    epoch: str = ""
+    records: int = 1
     refuse: dict[str, int] = field(default_factory=dict)
     """Status by the start of a target; such a request is recorded and has no effect."""
     hang: bool = False
     """Takes requests and answers none."""
     raw_lease: bytes | None = None
-    epoch: str = ""
-    listeners: list[asyncio.StreamWriter] = field(default_factory=list)
+    waiting: int = 0
+    """Requests that wait for news of records."""
     connections: set[asyncio.StreamWriter] = field(default_factory=set)
     connected: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def until(self, condition: Callable[[], bool], seconds: float = 5.0) -> None:
         """Waits until the condition is true; it is looked at after every request."""
@@ -45,51 +54,72 @@ class StateServer:
                 await self.changed.wait()
 
     def forget(self, instance: str) -> None:
-        """Becomes a frontend that has just been started."""
-        self.instance, self.epoch = instance, ""
+        """Becomes a frontend that has just been started, on connections that live on."""
+        self.instance, self.epoch, self.held = instance, "", ("", 0)
         self.containers.clear()
 
-    def publish(self, raw: bytes) -> None:
-        """Sends bytes to everybody who listens to the events."""
-        for writer in self.listeners:
-            writer.write(f"{len(raw):x}\r\n".encode() + raw + b"\r\n")
+    def change_records(self) -> None:
+        """Tells everybody who waits that records have changed."""
+        self.records += 1
+        self._news.set()
+        self._news = asyncio.Event()
 
     def drop(self) -> None:
         """Breaks every connection."""
         for writer in self.connections:
             writer.transport.abort()
 
-    def answer(self, method: str, target: str, body: bytes) -> tuple[int, bytes]:
+    async def answer(self, method: str, target: str, body: bytes) -> tuple[int, bytes]:
         """Carries out one request: status and body."""
         self.requests.append((method, target))
         for start, status in self.refuse.items():
             if target.startswith(start):
                 return status, b'{"detail": "refused"}'
-        if (method, target) == ("PUT", "/v1/backend"):
-            status_document = json.loads(body)
-            self.leases.append(status_document)
-            known = status_document["epoch"] == self.epoch
-            if not known:
-                self.epoch = status_document["epoch"]
-                self.containers.clear()
-            return 200, self.raw_lease or json.dumps({"instance": self.instance, "known": known}).encode()
-        if (method, target) == ("PUT", "/v1/containers") and not self.takes_several:
-            return 405, b"{}"
-        if (method, target) == ("PUT", "/v1/containers"):
-            documents = json.loads(body)
-            self.together.append([document["id"] for document in documents])
-            refused = {self.refuse.get(f"/v1/containers/{document['id']}") for document in documents} - {None}
-            if not refused:
-                self.containers |= {document["id"]: document for document in documents}
-            return max(filter(None, refused), default=204), b""
-        if method == "PUT" and target.startswith("/v1/containers/"):
-            document = json.loads(body)
-            self.containers[document["id"]] = document
-            return 204, b""
-        if method == "DELETE" and target.startswith("/v1/containers/"):
-            gone = self.containers.pop(target.rpartition("/")[2], None)
-            return (204, b"") if gone else (404, b"{}")
+        match method, target.partition("?")[0]:
+            case "PUT", "/v1/backend":
+                return self._lease(json.loads(body), len(body))
+            case "GET", "/v1/records" if not self.former:
+                return await self._records(int(parse_qs(urlsplit(target).query)["after"][0]))
+            case "PUT", "/v1/containers" if self.former:
+                self._take(json.loads(body))
+                return 204, b""
         return 404, b"{}"
+
+    def _lease(self, document: dict[str, Any], size: int) -> tuple[int, bytes]:
+        reports = document.pop("containers", None)
+        self.bodies.append(size)
+        if self.former:
+            known = document["epoch"] == self.epoch
+            self.epoch = document["epoch"]
+            if not known:
+                self.containers.clear()
+            document["complete"] = document["complete"] and known
+            answer: dict[str, Any] = {"instance": self.instance, "known": known}
+        else:
+            present = (document["instance"], document["generation"])
+            if reports is not None:
+                self.containers.clear()
+                self._take(reports)
+                self.held = present
+            document["complete"] = document["synchronized"] and self.held == present
+            held = self.held[1] if self.held[0] == present[0] else 0
+            answer = {"instance": self.instance, "known": True, "generation": held}
+        self.leases.append(document)
+        return 200, self.raw_lease or json.dumps(answer).encode()
+
+    def _take(self, documents: list[dict[str, Any]]) -> None:
+        self.tellings.append([document["id"] for document in documents])
+        self.containers |= {document["id"]: document for document in documents}
+
+    async def _records(self, after: int) -> tuple[int, bytes]:
+        if after == self.records:
+            self.waiting += 1
+            self.changed.set()
+            try:
+                await self._news.wait()
+            finally:
+                self.waiting -= 1
+        return 200, json.dumps({"generation": self.records, "changes": []}).encode()
 
     async def serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serves one connection until it ends."""
@@ -125,11 +155,7 @@ class StateServer:
         if self.hang:
             await reader.read()
             return False
-        method, target = request.method.decode(), request.target.decode()
-        if target == "/v1/events" and target not in self.refuse:
-            await self._stream(http, reader, writer)
-            return False
-        status, answer = self.answer(method, target, body)
+        status, answer = await self.answer(request.method.decode(), request.target.decode(), body)
         headers = [] if status == 204 else [("content-length", str(len(answer)))]
         data = http.send(h11.Response(status_code=status, headers=headers)) or b""
         data += (http.send(h11.Data(data=answer)) or b"") if answer else b""
@@ -137,18 +163,6 @@ class StateServer:
         await writer.drain()
         self.changed.set()
         return http.our_state is h11.DONE
-
-    async def _stream(self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        headers = [("content-type", "text/event-stream"), ("transfer-encoding", "chunked")]
-        writer.write(http.send(h11.Response(status_code=200, headers=headers)) or b"")
-        writer.write(http.send(h11.Data(data=b": hello\n\n")) or b"")
-        self.requests.append(("GET", "/v1/events"))
-        self.listeners.append(writer)
-        self.changed.set()
-        try:
-            await reader.read()
-        finally:
-            self.listeners.remove(writer)
 
 
 @contextlib.asynccontextmanager
@@ -158,13 +172,16 @@ async def state_server(path: Path) -> AsyncIterator[StateServer]:
     path.parent.mkdir(parents=True, exist_ok=True)
     async with asyncio.TaskGroup() as tasks, contextlib.AsyncExitStack() as leave:
         leave.callback(path.unlink, missing_ok=True)
+        serving: set[asyncio.Task[None]] = set()
 
         def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            tasks.create_task(server.serve_connection(reader, writer))
+            serving.add(task := tasks.create_task(server.serve_connection(reader, writer)))
+            task.add_done_callback(serving.discard)
 
         listener = await asyncio.start_unix_server(connected, path)
         try:
             yield server
         finally:
             listener.close()
-            server.drop()
+            for task in serving:
+                task.cancel()

@@ -3,6 +3,9 @@
 
 import asyncio
 import contextlib
+import json
+import signal
+import sys
 
 import pytest
 from numa_contract.names import CPU_DRIVER, cdi_file_name
@@ -21,9 +24,9 @@ async def test_it_connects_tells_and_leaves(node: Node) -> None:
             await frontend.until(lambda: bool(last(frontend, "complete") and last(frontend, "active")), 10)
             assert [report["name"] for report in frontend.containers.values()] == ["web"]
             assert (last(frontend, "synchronized"), last(frontend, "pool")) == (True, "0-7")
-            await frontend.until(lambda: bool(frontend.listeners))
+            await frontend.until(lambda: frontend.waiting == 1)
             device = node.claim("2-3")
-            frontend.publish(b"event: record\ndata: {}\n\n")
+            frontend.change_records()
             await eventually(lambda: cpus() == "0-1,4-7")
             pod = await runtime.run_pod_sandbox("db", uid=POD)
             container = await runtime.create_container(pod, "db", cdi_devices=[device])
@@ -32,7 +35,9 @@ async def test_it_connects_tells_and_leaves(node: Node) -> None:
             await frontend.until(lambda: any(r["name"] == "db" for r in frontend.containers.values()))
             assert await leave(started) == 0
         await runtime.wait_until(lambda runtime: not runtime.plugins)
-        assert (node.root / "run/active.lock").read_text().startswith("one/")
+        stamp = json.loads((node.root / "run/backend/active.lock").read_text())
+        assert stamp["instance"].startswith("one/")
+        assert stamp["serving"] is True
 
 
 async def test_hand_over_within_a_second(node: Node) -> None:
@@ -60,18 +65,57 @@ async def test_hand_over_within_a_second(node: Node) -> None:
         await eventually(lambda: cpus() == "0-7")
 
 
-async def test_a_restarted_runtime_is_a_new_epoch(node: Node) -> None:
-    """The runtime goes and comes: the lease says so at once, and everything is told again under a new epoch."""
+@pytest.mark.fault("backend A6", "frontend A1")
+async def test_a_frozen_leader_is_replaced(node: Node) -> None:
+    """SIGSTOP of the active one: within seconds the standby acts in its place, and it ends when it wakes."""
+    async with running_runtime(node.options) as runtime, contextlib.AsyncExitStack() as stack:
+        first = await stack.enter_async_context(state_server(node.state_socket("one")))
+        second = await stack.enter_async_context(state_server(node.state_socket("two")))
+        old = await stack.enter_async_context(backend(node, "one"))
+        await first.until(lambda: bool(last(first, "complete") and last(first, "active")), 10)
+        await stack.enter_async_context(backend(node, "two"))
+        await second.until(lambda: bool(last(second, "complete") and last(second, "enforced")), 10)
+        cpus = await plain(runtime, "web")
+        old.send_signal(signal.SIGSTOP)
+        node.claim("2-3")
+        await second.until(lambda: last(second, "active") is True, seconds=12)
+        await eventually(lambda: cpus() == "0-1,4-7")
+        old.send_signal(signal.SIGCONT)
+        async with asyncio.timeout(5):
+            assert await old.wait() == 1
+        await second.until(lambda: last(second, "enforced") is True)
+        assert last(second, "active") is True
+
+
+async def test_a_restarted_runtime_is_told_at_once(node: Node) -> None:
+    """The runtime goes and comes: the lease says so each time, and what it lists then is what is told."""
     async with running_runtime(node.options) as runtime, state_server(node.state_socket("one")) as frontend:
         await plain(runtime, "web")
         async with backend(node, "one"):
             await frontend.until(lambda: bool(last(frontend, "complete")), 10)
-            epoch = last(frontend, "epoch")
             before = len(frontend.leases)
             await runtime.restart(0.2)
-            await frontend.until(lambda: bool(last(frontend, "complete")) and last(frontend, "epoch") != epoch)
-            assert any(not lease["synchronized"] for lease in frontend.leases[before:])
+            await frontend.until(lambda: any(not lease["synchronized"] for lease in frontend.leases[before:]))
+            await frontend.until(lambda: bool(last(frontend, "complete")))
             assert len(frontend.containers) == 1
+
+
+@pytest.mark.fault("security S14")
+async def test_it_writes_in_its_own_directory_alone(node: Node) -> None:
+    """Below the run directory there is one that is the backend's; the rest, a lock of 0.1.0 too, may be read-only."""
+    (node.root / "run").mkdir()
+    (node.root / "run/active.lock").write_text("old/1\n")
+    async with (
+        running_runtime(node.options),
+        state_server(node.state_socket("one")) as frontend,
+        backend(node, "one") as started,
+    ):
+        await frontend.until(lambda: bool(last(frontend, "complete") and last(frontend, "active")), 10)
+        assert sorted(path.name for path in (node.root / "run").iterdir()) == ["active.lock", "backend", "one"]
+        assert (node.root / "run/backend").stat().st_mode & 0o777 == 0o700
+        assert [path.name for path in (node.root / "run/one").iterdir()] == ["state.sock"]
+        assert await leave(started) == 0
+    assert (node.root / "run/active.lock").read_text() == "old/1\n"
 
 
 async def http(port: int, target: str) -> str:
@@ -84,23 +128,64 @@ async def http(port: int, target: str) -> str:
 
 
 async def test_probes_follow_the_runtime(node: Node, unused_tcp_port: int) -> None:
-    """Alive without a runtime, not ready, with the reason; ready as soon as it is synchronised; metrics agree."""
+    """Alive without a runtime, not ready; ready as soon as it is synchronised; what was counted is in the lease."""
     async with state_server(node.state_socket("one")) as frontend:
         (node.root / "cgroup").mkdir()
         (node.root / "cgroup/cgroup.controllers").write_text("cpuset\n")
         async with backend(node, "one", f"--bind-address=127.0.0.1:{unused_tcp_port}") as started:
             await frontend.until(lambda: bool(frontend.leases), 10)
             assert (await http(unused_tcp_port, "/healthz")).startswith("HTTP/1.1 200")
-            refused = await http(unused_tcp_port, "/readyz")
-            assert refused.startswith("HTTP/1.1 503")
-            assert "nri.sock" in refused
+            assert (await http(unused_tcp_port, "/readyz")).startswith("HTTP/1.1 503")
             async with running_runtime(node.options):
                 await frontend.until(lambda: bool(last(frontend, "synchronized")))
                 assert (await http(unused_tcp_port, "/readyz")).startswith("HTTP/1.1 200")
-                metrics = await http(unused_tcp_port, "/metrics")
-                assert "\ndra_numa_backend_synchronized 1.0\n" in metrics
-                assert '\ndra_numa_backend_hooks_total{hook="Synchronize",outcome="ok"} 1.0\n' in metrics
+                assert (await http(unused_tcp_port, "/metrics")).startswith("HTTP/1.1 404")
+                metrics = {metric["name"]: metric["samples"] for metric in frontend.leases[-1]["metrics"]}
+                assert metrics["synchronized"][0]["value"] == 1
+                counted = {tuple(sample["labels"]): sample["value"] for sample in metrics["hooks"]}
+                assert counted["Synchronize", "ok"] == 1
+            await frontend.until(lambda: not last(frontend, "synchronized"))
+            # A runtime that is away for a moment makes no pod unready.
+            assert (await http(unused_tcp_port, "/readyz")).startswith("HTTP/1.1 200")
             assert await leave(started) == 0
+
+
+@pytest.mark.fault("security S3")
+async def test_a_flood_of_the_probe_port_delays_no_hook(node: Node, unused_tcp_port: int) -> None:
+    """2,000 connections, and requests sent without pause: containers start in time, pinned, and probes are answered."""
+    script = (
+        "import socket, sys\n"
+        "held = []\n"
+        "while True:\n"
+        "    s = socket.socket(); s.connect(('127.0.0.1', int(sys.argv[1]))); s.settimeout(0.01)\n"
+        "    try: s.send(b'GET /healthz HTTP/1.1\\r\\n\\r\\n' * (1000 if len(held) % 2 else 0))\n"
+        "    except OSError: pass\n"
+        "    held = [*held[-1999:], s]\n"
+    )
+    async with (
+        running_runtime(node.options) as runtime,
+        state_server(node.state_socket("one")) as frontend,
+        backend(node, "one", f"--bind-address=127.0.0.1:{unused_tcp_port}") as started,
+    ):
+        await frontend.until(lambda: bool(last(frontend, "complete") and last(frontend, "active")), 10)
+        device = node.claim("2-3")
+        command = ("sh", "-c", 'ulimit -n 4096; exec "$0" "$@"', sys.executable, "-c", script, str(unused_tcp_port))
+        flood = await asyncio.create_subprocess_exec(*command)
+        try:
+            await asyncio.sleep(1.0)
+            for number in range(3):
+                cpus = await plain(runtime, f"web-{number}")
+                assert cpus() == "0-1,4-7"
+                assert (await http(unused_tcp_port, "/healthz")).startswith("HTTP/1.1 200")
+            pod = await runtime.run_pod_sandbox("db", uid=POD)
+            container = await runtime.create_container(pod, "db", cdi_devices=[device])
+            await runtime.start_container(container)
+            assert container.cgroup_file("cpuset.cpus.effective") == "2-3"
+            assert runtime.plugins
+        finally:
+            flood.kill()
+            await flood.wait()
+        assert await leave(started) == 0
 
 
 async def test_a_removed_lock_file_ends_it(node: Node) -> None:
@@ -111,12 +196,12 @@ async def test_a_removed_lock_file_ends_it(node: Node) -> None:
         backend(node, "one") as started,
     ):
         await frontend.until(lambda: last(frontend, "active") is True, 10)
-        (node.root / "run/active.lock").unlink()
+        (node.root / "run/backend/active.lock").unlink()
         assert started.stderr is not None
         async with asyncio.timeout(5):
             log = (await started.stderr.read()).decode()
             assert await started.wait() == 1
-    assert "leave the run directory alone" in log
+    assert "replaced by another instance, or removed" in log
     assert "Traceback" not in log
 
 

@@ -111,7 +111,7 @@ def test_no_claim_is_prepared_while_nobody_enforces(rig: Rig) -> None:
     """Prepare waits for the backend, and goes on as soon as it is back."""
     with claim_pod(rig.stage, "db", cpus(2)) as pod:
         rig.kill_backend()
-        wait_for("the lease to end", lambda: not rig.stage.state("/v1/backend")["live"])
+        wait_for("the lease to end", lambda: not rig.stage.state("/v1/backend")["live"], 15.0)
         waiting = rig.at_once(pod.prepare)
         with pytest.raises(TimeoutError):
             waiting.result(1)

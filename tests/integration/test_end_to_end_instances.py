@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several instances at once (an update with surge), and a cluster that cannot have the driver."""
 
+import signal
 import time
 
-from tests.stage.pods import claim_pod, cpus
+import pytest
+
+from tests.stage.pods import StagePod, claim_pod, cpus
 from tests.stage.process import Process, wait_for
 from tests.stage.stage import Instance, OpenStage, Stage
+from tests.stage.wires import ask_unix
 
 
 def _active(stage: Stage, instance: Instance) -> bool:
@@ -62,6 +66,59 @@ def test_an_instance_that_leaves_hands_over(open_stage: OpenStage) -> None:
         box.stop()
         assert len(pod.run().cpus()) == 4
         pod.prepare()
+
+
+@pytest.mark.fault("backend A6", "frontend A1")
+def test_a_frozen_leader_is_replaced(open_stage: OpenStage) -> None:
+    """A leader that is stopped keeps its lock for ever: the standby takes its place, and no claim starts unpinned."""
+    stage = open_stage()
+    old = stage.add_ready_instance()
+    new = stage.add_instance()
+    stage.wait_ready(new)
+    with StagePod(stage, "web") as web, claim_pod(stage, "db", cpus(4)) as pod:
+        plain = web.run()
+        _backend(old).ask_to_stop(signal.SIGSTOP)
+        wait_for("the standby to act", lambda: _active(stage, new), 15.0)
+        assert stage.unready(new) == ""
+        pod.prepare()
+        given = pod.run().cpus()
+        assert given == {cpu["cpu"] for cpu in stage.state("/v1/cpus", new) if cpu["use"] == "claimed"}
+        wait_for("others to leave its CPUs", lambda: not plain.cpus() & given)
+        _backend(old).ask_to_stop(signal.SIGCONT)
+        wait_for("the old one to end", lambda: not _backend(old).alive)
+        assert _active(stage, new)
+
+
+@pytest.mark.fault("frontend A16")
+def test_something_else_in_the_place_of_the_link_ends_nothing(open_stage: OpenStage) -> None:
+    """The frontend serves on, and the link comes back when the way is free."""
+    stage = open_stage()
+    instance = stage.add_ready_instance()
+    link = stage.paths.run_dir / "state.sock"
+    wait_for("the link", lambda: _leads_to(stage, instance))
+    _backend(instance).kill()
+    link.unlink()
+    (link / "mine").mkdir(parents=True)
+    _backend(instance).start()
+    stage.wait_ready(instance)
+    with claim_pod(stage, "db", cpus(2)) as pod:
+        pod.prepare()
+    for directory in (link / "mine", link):
+        directory.rmdir()
+    wait_for("the link to come back", lambda: _leads_to(stage, instance))
+
+
+def test_a_manager_of_the_kubelet_that_pins_is_told(open_stage: OpenStage) -> None:
+    """An Event and a metric, once: claims and the pinning of the kubelet do not go together."""
+    stage = open_stage(backend="")
+    socket = stage.add_instance().state_socket
+    lease = {"instance": "b", "generation": 1, "synchronized": True, "kubeletPins": ["cpu"], "containers": []}
+    wait_for("the socket", socket.exists)
+    for _ in range(3):
+        ask_unix(socket, "/v1/backend", "PUT", lease)
+    (event,) = wait_for("an event", lambda: stage.events("KubeletManagerStatic"))
+    assert "the kubelet's cpu manager is static" in event["note"]
+    assert 'dra_numa_kubelet_static_manager{manager="cpu"} 1.0' in ask_unix(socket, "/metrics")
 
 
 def _leads_to(stage: Stage, instance: Instance) -> bool:

@@ -35,7 +35,6 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> HostDirectory:
 @pytest.fixture(scope="module")
 def shared(machine: HostDirectory) -> Iterator[Stage]:
     with Stage(StageSettings(host_root=machine.root, reserved_cpus="0,16")) as stage:
-        (stage.paths.kubelet_root / "cpu_manager_state").write_text('{"policyName":"static","checksum":1}')
         stage.add_ready_instance()
         yield stage
 
@@ -70,14 +69,6 @@ def shown(stage: Stage, device: str) -> dict[str, Any]:
     """A device at the state endpoint."""
     found: dict[str, Any] = next(one for one in stage.state("/v1/devices") if one["name"] == device)
     return found
-
-
-def test_a_static_cpu_manager_is_told(stage: Stage) -> None:
-    """An Event and a metric, once: claims and the kubelet's own pinning do not go together."""
-    (event,) = soon("an event", lambda: stage.events("KubeletManagerStatic"))
-    assert "cpu manager (/cpu_manager_state) is static" in event["note"]
-    metrics = ask_unix(stage.instances[0].state_socket, "/metrics")
-    assert 'dra_numa_kubelet_static_manager{manager="cpu"} 1.0' in metrics
 
 
 def test_published_slices_are_told(stage: Stage) -> None:

@@ -97,10 +97,10 @@ def test_a_restarted_runtime_gets_its_plugin_back(cluster: Cluster) -> None:
     box = running.run()
     pool = ALL - RESERVED - running.cpus - prepared[0].cpus - prepared[1].cpus
     for pod, restart in zip(prepared, (cluster.node.restart_containerd, cluster.node.kill_containerd), strict=True):
-        epoch = cluster.instance.lease()["epoch"]
+        known = cluster.instance.lease()["generation"]
         restart()
         began = time.monotonic()
-        until(lambda: cluster.instance.status.get("epoch", epoch) != epoch, "the backend notices", every=0.02)  # noqa: B023
+        until(lambda: cluster.instance.status.get("generation", known) != known, "the backend notices", every=0.02)  # noqa: B023
         cluster.wait_ready()
         figures.note("containerd answers until the backend enforces", f"{time.monotonic() - began:.2f} s")
         assert box.cpus_allowed == running.cpus

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the backend tells the frontend: its lease, and every container it knows."""
+"""What the backend tells the frontend in ``PUT /v1/backend``: its lease, its metrics, the state of all containers."""
 
 from typing import Annotated, Final, Literal, get_args
 
@@ -8,9 +8,16 @@ from pydantic import BeforeValidator, Field
 from numa_contract.records import CpuSet, Document
 
 REPORT_VERSION: Final = 1
-LEASE_SECONDS: Final = 3.0
-"""A lease that was not renewed for this long is dead."""
-RENEW_SECONDS: Final = 1.0
+LEASE_SECONDS: Final = 10.0
+"""After so much silence the lease is over."""
+RENEW_SECONDS: Final = 2.0
+"""The longest silence of a backend that lives."""
+MAX_STATE_BYTES: Final = 4 << 20
+"""Of one body: a node with 500 containers needs a twentieth of it."""
+RECORDS_WAIT_SECONDS: Final = 25.0
+"""How long ``GET /v1/records?after=`` waits for a change before it answers without one."""
+CONTAINERS: Final = "containers"
+"""The key of the containers' reports beside the fields of BackendStatus. Absent when the frontend has them already."""
 
 
 _StateWord = Literal["unknown", "created", "paused", "running", "stopped"]
@@ -67,22 +74,88 @@ class ContainerReport(Document):
         return self.state != "stopped"
 
 
+class MetricSample(Document):
+    """One time series of a metric."""
+
+    labels: tuple[str, ...] = ()
+    """Values, in the order of the metric's label names."""
+    value: float = 0.0
+    """Of a histogram the sum of all observations."""
+    counts: tuple[int, ...] = ()
+    """Observations of a histogram by bucket, not cumulative; the last one is of those above the largest bound."""
+
+
+class Metric(Document):
+    """One metric of the backend, as the frontend serves it."""
+
+    name: str
+    """Without the prefix ``dra_numa_backend_``, and without ``_total``."""
+    help: str = ""
+    kind: str = "gauge"
+    """``counter``, ``gauge`` or ``histogram``."""
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram's buckets, ascending, without infinity."""
+    samples: tuple[MetricSample, ...] = ()
+
+
 class BackendStatus(Document):
-    """The backend's lease: sent every second, dead after LEASE_SECONDS."""
+    """The backend's lease. It is renewed by each report, at least every RENEW_SECONDS."""
 
     version: int = REPORT_VERSION
     software: str = ""
     instance: str
-    epoch: str
-    """A new one at every start and every (re)connection; a full resend of the containers follows it."""
-    complete: bool = False
-    """Whether that resend has been done: only then does silence about a container mean that there is none."""
+    generation: int | None = None
+    """Of the containers' state: another one whenever a report changed. 0 before the runtime has told its state.
+
+    None from a backend of 0.1.0."""
+    records: int | None = None
+    """The generation of records that was heard of before this was said: a claim that was released by then and that no
+    container names has none. None while nothing is heard, and from a backend of 0.1.0."""
     active: bool = False
     """Whether this instance holds the active lock and enforces."""
+    enforced: bool = True
+    """Whether some instance on the node holds the lock, serves the runtime and has stamped its heartbeat lately."""
     synchronized: bool = False
     """Whether the runtime has sent its state and delivers events."""
     runtime: str = ""
     pool: CpuSet = frozenset()
     """CPUs that containers without a claim may use."""
+    kubelet_pins: tuple[str, ...] = ()
+    """What the kubelet's own static managers were seen to assign: ``cpu``, ``memory``."""
     problems: tuple[str, ...] = ()
     counters: dict[str, float] = Field(default_factory=dict)
+    metrics: tuple[Metric, ...] = ()
+    epoch: str = ""
+    """Release 0.1.0 alone: names one telling of all containers."""
+    complete: bool = False
+    """Release 0.1.0 alone: whether all containers were told in this epoch."""
+
+
+class StateAnswer(Document):
+    """The frontend's answer to a lease."""
+
+    instance: str
+    known: bool = True
+    """Release 0.1.0 alone: whether the epoch was known."""
+    generation: int | None = None
+    """Of the containers' state that the frontend has of this backend; 0: none. None from a frontend of 0.1.0."""
+
+
+class RecordChange(Document):
+    """A record that appeared, changed or went."""
+
+    generation: int
+    change: str
+    """``prepared``, ``updated``, ``restored``, ``released`` or ``quarantined``."""
+    driver: str
+    uid: str
+
+
+class RecordsAnswer(Document):
+    """What is new about records."""
+
+    generation: int
+    """Grows with every change, over restarts of the frontend, too."""
+    changes: tuple[RecordChange, ...] = ()
+    """Those after the generation that was asked for, as far back as they are remembered."""

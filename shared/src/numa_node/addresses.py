@@ -2,6 +2,7 @@
 """Where a process listens: TCP addresses as flags give them, and the length of a unix socket's path."""
 
 import os
+import socket
 from typing import Final
 
 from numa_contract.config import ConfigError
@@ -40,6 +41,14 @@ def parse_bind_address(text: str) -> tuple[str, int] | None:
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535 or (":" in host and not bracketed):
         raise ConfigError("command line", [f"--bind-address {text!r}: must be HOST:PORT, :PORT, [IPv6]:PORT or off"])
     return host.strip("[]"), int(port)
+
+
+def listen_tcp(host: str, port: int) -> socket.socket:
+    """Listens at an address; without a host, or with ``::``, at every address of both IP versions. OSError."""
+    if host in ("", "::") and socket.has_dualstack_ipv6():
+        # The kubelet probes the pod's address, which is an IPv6 one on some clusters.
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
 
 
 def pod_uid(given: str | None) -> str:

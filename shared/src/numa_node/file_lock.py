@@ -27,6 +27,25 @@ class LockTimeoutError(TimeoutError):
         super().__init__(f"{path} could not be had within {seconds:g} s: {who}")
 
 
+def locked(descriptor: int) -> bool:
+    """Tries to lock an open file exclusively; tells whether it is locked by it now. Never waits."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_named(descriptor: int, path: str | Path) -> bool:
+    """Tells whether an open file is the one of this name: a lock on one that lost its name excludes nobody."""
+    try:
+        there = os.stat(path)  # noqa: PTH116 - asked before every write; Path costs more than the call
+    except OSError:
+        return False
+    ours = os.fstat(descriptor)
+    return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+
+
 class FileLock:
     """The lock of one process. It never blocks the event loop; coroutines of this process queue in order."""
 
@@ -52,7 +71,7 @@ class FileLock:
     @property
     def current(self) -> bool:
         """Whether the file that is held is still the one of that name: else another instance may hold another one."""
-        return self._held and self._is_named()
+        return self._descriptor is not None and self._held and is_named(self._descriptor, self.path)
 
     async def acquire(self, limit: float | None = None) -> None:
         """Waits for the lock, at most ``limit`` seconds: then LockTimeoutError. OSError if it cannot be opened."""
@@ -79,26 +98,11 @@ class FileLock:
     def _try(self) -> bool:
         if self._descriptor is None:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            locked = False
-        else:
-            locked = True
-        if not self._is_named():
+        had = locked(self._descriptor)
+        if not is_named(self._descriptor, self.path):
             self._forget()  # somebody removed or replaced the file: the next one to come locks another
             return False
-        return locked
-
-    def _is_named(self) -> bool:
-        if self._descriptor is None:
-            return False
-        try:
-            there = os.stat(self.path)  # noqa: PTH116 - asked before every write; Path costs more than the call
-        except OSError:
-            return False
-        ours = os.fstat(self._descriptor)
-        return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+        return had
 
     def release(self) -> None:
         """Releases it; RuntimeError if it is not held."""

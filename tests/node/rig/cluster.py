@@ -137,12 +137,12 @@ class Cluster:
         return made
 
     def _make_instance(self, number: int) -> Instance:
-        pod_uid, metrics = str(uuid.uuid4()), f"127.0.0.1:{18080 + number}"
+        pod_uid = str(uuid.uuid4())
         env = {"POD_UID": pod_uid, "NODE_NAME": NODE_NAME}
-        common = ("--config", str(_CONFIG), "--bind-address")
-        backend = self.services.module(f"backend-{number}", "nri_backend", *common, metrics, env=env)
-        frontend = self.services.module(f"frontend-{number}", "dra_frontend", *common, "off", env=env)
-        return Instance(pod_uid, backend, frontend, metrics, self.times)
+        common = ("--config", str(_CONFIG), "--bind-address", "off")
+        backend = self.services.module(f"backend-{number}", "nri_backend", *common, env=env)
+        frontend = self.services.module(f"frontend-{number}", "dra_frontend", *common, env=env)
+        return Instance(pod_uid, backend, frontend, self.times)
 
     def wait_ready(self) -> Instance:
         """Starts what is missing of the first instance; returns it when it enforces, serves and is registered."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of the runtime's calls, from the histograms in the backend's /metrics, over all its starts."""
+"""Times of the runtime's calls, from the backend's histograms in the frontend's /metrics, over all its starts."""
 
 import re
 from collections import Counter, defaultdict

@@ -14,7 +14,6 @@ from tests.node.rig.node import Node
 
 ARCHIVES = Path("/opt/numa/images")  # put in by run.sh
 IMAGES = ("dra-frontend", "nri-backend")
-BACKEND_METRICS = "127.0.0.1:8081"  # the chart's default
 
 
 class ImageCluster(Cluster):
@@ -33,7 +32,7 @@ class ImageCluster(Cluster):
         super().start()
 
     def _make_instance(self, number: int) -> Instance:
-        return Instance(self.driver.uid, self.driver.backend, self.driver.frontend, BACKEND_METRICS, self.times)
+        return Instance(self.driver.uid, self.driver.backend, self.driver.frontend, self.times)
 
     def close(self) -> None:
         try:

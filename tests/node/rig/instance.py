@@ -3,12 +3,13 @@
 
 import http.client
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from tests.node.rig.hooks import HookTimes
 from tests.node.rig.wait import until
-from tests.stage.wires import AnsweredError, ask_http, ask_unix
+from tests.stage.wires import AnsweredError, ask_unix
 
 RUN_DIRECTORY = Path("/run/dra-driver-numa")
 STARTING = 90.0  # seconds: two interpreters that import gRPC and FastAPI on emulated CPUs, with neighbours
@@ -33,12 +34,10 @@ class Program(Protocol):
 class Instance:
     """Both services of one pod UID, with everything at its default place; building it starts nothing."""
 
-    def __init__(self, pod_uid: str, backend: Program, frontend: Program, metrics: str, times: HookTimes) -> None:
+    def __init__(self, pod_uid: str, backend: Program, frontend: Program, times: HookTimes) -> None:
         self.pod_uid = pod_uid
         self.backend = backend
         self.frontend = frontend
-        self._metrics = metrics
-        """Where the backend serves them, host and port."""
         self._times = times
         self._killed = ""
 
@@ -68,12 +67,12 @@ class Instance:
         return self
 
     def unready(self) -> str:
-        """Why it is not ready; "" when it is."""
+        """Why it is not ready, or would not prepare a claim now; "" when it is and would."""
         try:
             self.state("/readyz")
+            return str(self.state("/v1/backend")["problem"])
         except _UNREACHABLE as error:
             return str(error) or type(error).__name__
-        return ""
 
     def state(self, path: str) -> Any:
         """A GET on its own state socket."""
@@ -111,12 +110,13 @@ class Instance:
         return float((self.lease().get("counters") or {}).get(name, 0))
 
     def kill_backend(self) -> None:
-        """SIGKILL; what it has measured is kept. Its lease outlives it by up to three seconds."""
+        """SIGKILL; what it has measured is kept. Its lease outlives it by up to ten seconds."""
         self.note_times()
         self._killed = self.status.get("instance", "")
         self.backend.kill()
 
     def note_times(self) -> None:
-        """Adds what the backend has measured since its start to the times of all hooks."""
+        """Adds what the backend has measured since its start, as told two seconds ago, to the times of all hooks."""
         if self.backend.alive:
-            self._times.add(ask_http(f"http://{self._metrics}", "/metrics"))
+            with suppress(*_UNREACHABLE):
+                self._times.add(self.state("/metrics"))

@@ -1,23 +1,139 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a scrape of the frontend tells."""
 
-import time
+from dataclasses import dataclass
+from typing import Any
 
+import pytest
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.node.machine_watch import HostTrees, MachineWatch
 from dra_frontend.telemetry import Telemetry
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
+from numa_contract.reports import LEASE_SECONDS, BackendStatus, Metric, MetricSample
 
 from tests.fakes.trees import MemoryTree, captured
+
+
+@dataclass
+class Clock:
+    """Time that a test sets."""
+
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Frontend:
+    """A frontend's metrics over a ledger and what its backend sent."""
+
+    def __init__(self, ledger: Ledger | None = None) -> None:
+        self.clock = Clock()
+        self.ledger = ledger or Ledger({})
+        self.backend = BackendView(self.clock)
+        trees = HostTrees(captured("32intel64-2p8co2t+8ve"), MemoryTree({}))
+        self.telemetry = Telemetry(self.clock)
+        watch = MachineWatch(trees, Config(), "node", lambda: self.ledger)
+        self.telemetry.show_node(lambda: self.ledger, watch, self.backend)
+
+    def send(self, *metrics: Metric, **lease: Any) -> None:
+        """The backend sends its lease."""
+        self.backend.renew(BackendStatus(instance="b", generation=1, metrics=metrics, **lease), [])
+
+    def scrape(self) -> list[str]:
+        """The lines of a scrape, a second after the last one."""
+        self.clock.now += 1
+        return self.telemetry.render().decode().splitlines()
+
+    def of_backend(self) -> list[str]:
+        """Those lines that the backend sent, without comments."""
+        own = ("dra_numa_backend_live", "dra_numa_backend_report_age")
+        return [one for one in self.scrape() if one.startswith("dra_numa_backend_") and not one.startswith(own)]
+
+
+@pytest.fixture
+def frontend() -> Frontend:
+    """A frontend that has heard of nobody."""
+    return Frontend()
 
 
 def test_damaged_claim_files_are_counted_and_keep_their_cpus() -> None:
     """Somebody must look at a file without a record; nobody gets its CPUs meanwhile."""
     ledger = Ledger({("dra.cpu", "u"): ClaimFile("dra.cpu", "u", None, frozenset({2, 3}), "damaged")})
-    trees = HostTrees(captured("32intel64-2p8co2t+8ve"), MemoryTree({}))
-    watch = MachineWatch(trees, Config(), "node", lambda: ledger)
-    lines = Telemetry(lambda: ledger, watch, BackendView(time.monotonic)).render().decode().splitlines()
+    lines = Frontend(ledger).scrape()
     assert "dra_numa_records_unreadable 1.0" in lines
     assert "dra_cpu_allocated_cpus 2.0" in lines
+
+
+@pytest.mark.fault("backend A8", "security S3")
+def test_what_the_backend_sent_is_served_as_it_served_it_itself(frontend: Frontend) -> None:
+    """The names, types, labels and values that a scrape of the backend used to have."""
+    sample = MetricSample(labels=("Create",), value=0.25, counts=(1, 2, 3))
+    hooks = Metric(name="hook_seconds", kind="histogram", labels=("hook",), buckets=(0.0005, 1), samples=(sample,))
+    refused = MetricSample(labels=('a"b\\c\nd',), value=2)
+    frontend.send(
+        Metric(name="active", help="Whether\nit enforces.", samples=(MetricSample(value=1),)),
+        Metric(name="refusals", kind="counter", labels=("reason",), samples=(refused,)),
+        hooks,
+    )
+    assert frontend.of_backend() == [
+        "dra_numa_backend_active 1.0",
+        'dra_numa_backend_refusals_total{reason="a\\"b\\\\c\\nd"} 2.0',
+        'dra_numa_backend_hook_seconds_bucket{hook="Create",le="0.0005"} 1.0',
+        'dra_numa_backend_hook_seconds_bucket{hook="Create",le="1.0"} 3.0',
+        'dra_numa_backend_hook_seconds_bucket{hook="Create",le="+Inf"} 6.0',
+        'dra_numa_backend_hook_seconds_count{hook="Create"} 6.0',
+        'dra_numa_backend_hook_seconds_sum{hook="Create"} 0.25',
+    ]
+    types = [line for line in frontend.scrape() if line.startswith("# TYPE dra_numa_backend_hook")]
+    assert types == ["# TYPE dra_numa_backend_hook_seconds histogram"]
+
+
+def test_stale_metrics_go_with_the_lease(frontend: Frontend) -> None:
+    """Of a backend that is gone nothing is shown but how long it has been silent."""
+    frontend.send(Metric(name="active", samples=(MetricSample(value=1),)))
+    assert frontend.of_backend() == ["dra_numa_backend_active 1.0"]
+    frontend.clock.now += LEASE_SECONDS
+    assert frontend.of_backend() == []
+    assert "dra_numa_backend_live 0.0" in frontend.scrape()
+    assert "dra_numa_backend_report_age_seconds 14.0" in frontend.scrape()
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        Metric(name="a b", samples=(MetricSample(value=1),)),
+        Metric(name="a\n", samples=(MetricSample(value=1),)),
+        Metric(name="x" * 65, samples=(MetricSample(value=1),)),
+        Metric(name="a", labels=("b-c",), samples=(MetricSample(labels=("x",)),)),
+        Metric(name="a", labels=("b",), samples=(MetricSample(value=1),)),
+        Metric(name="a", kind="summary", samples=(MetricSample(value=1),)),
+        Metric(name="a", kind="histogram", buckets=(1,), samples=(MetricSample(counts=(1,)),)),
+        Metric(name="a", samples=tuple(MetricSample(value=n) for n in range(1001))),
+    ],
+)
+def test_what_cannot_be_served_is_left_out(frontend: Frontend, metric: Metric) -> None:
+    """A metric that makes no sense, or more than there ever are, spoils none of the others."""
+    frontend.send(Metric(name="active", samples=(MetricSample(value=1),)), metric)
+    assert frontend.of_backend() == ["dra_numa_backend_active 1.0"]
+
+
+def test_scrapes_share_one_rendering(frontend: Frontend) -> None:
+    """Strangers who scrape without pause cost one rendering a second."""
+    first = frontend.telemetry.render()
+    frontend.clock.now += 0.9
+    assert frontend.telemetry.render() is first
+    frontend.clock.now += 0.1
+    assert frontend.telemetry.render() is not first
+
+
+def test_the_kubelets_managers_are_shown_as_the_backend_saw_them(frontend: Frontend) -> None:
+    """Nothing is said before a backend has said anything."""
+    assert not [line for line in frontend.scrape() if line.startswith("dra_numa_kubelet")]
+    frontend.send(kubelet_pins=("cpu",))
+    shown = [line for line in frontend.scrape() if line.startswith("dra_numa_kubelet")]
+    assert shown == [
+        f'dra_numa_kubelet_static_manager{{manager="{m}"}} {v}' for m, v in (("cpu", 1.0), ("memory", 0.0))
+    ]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
-import itertools
 from pathlib import Path
 
 import pytest
 from nri_backend.app import MAX_PROBLEMS, Backend, EssentialTaskError, _essential, main, run
 from nri_backend.node.active_lock import ActiveLock
+from nri_backend.node.former_lock import FormerLock
 from nri_backend.node.host import HostError
 from nri_backend.node.preflight import PreflightError
 from nri_backend.nri.hooks import LinkStatus
@@ -13,7 +13,11 @@ from nri_backend.settings import load_settings
 from numa_contract import __version__
 
 
-def build(tmp_path: Path) -> Backend:
+def lock(tmp_path: Path) -> ActiveLock:
+    return ActiveLock(str(tmp_path / "locks"), FormerLock(str(tmp_path / "former")), "u/1")
+
+
+def build(tmp_path: Path, held: ActiveLock | None = None) -> Backend:
     cpus = tmp_path / "sys/devices/system/cpu"
     cpus.mkdir(parents=True)
     (cpus / "online").write_text("0-3\n")
@@ -21,12 +25,7 @@ def build(tmp_path: Path) -> Backend:
         [f"--host-root={tmp_path}", f"--cdi-dir={tmp_path}/cdi", f"--run-dir={tmp_path}/run", "--reserved-cpus=0"],
         {"POD_UID": "u"},
     )
-    return Backend(settings, ActiveLock(str(tmp_path / "lock"), "u/1"), "u/1")
-
-
-def page(backend: Backend, name: str) -> tuple[int, str]:
-    status, _, body = backend.pages()[name]()
-    return status, body.decode()
+    return Backend(settings, held or lock(tmp_path), "u/1")
 
 
 def test_building_opens_nothing(tmp_path: Path) -> None:
@@ -35,49 +34,32 @@ def test_building_opens_nothing(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sys"]
 
 
-def test_not_ready_says_why(tmp_path: Path) -> None:
-    """Readiness is about the runtime alone, and names the socket that does not answer."""
-    backend = build(tmp_path)
-    assert page(backend, "/healthz") == (200, "ok\n")
-    status, text = page(backend, "/readyz")
-    assert status == 503
-    assert "/var/run/nri/nri.sock: no connection yet" in text
-
-
-def test_metrics_show_the_pool(tmp_path: Path) -> None:
-    """The gauges come from the state of enforcement: online CPUs without the reserved one."""
-    status, text = page(build(tmp_path), "/metrics")
-    assert status == 200
-    assert "\ndra_numa_backend_pool_cpus 3.0\n" in text
-    assert f'dra_numa_backend_build_info{{version="{__version__}"}} 1.0' in text
-    assert "_created" not in text
+def test_it_starts_unready(tmp_path: Path) -> None:
+    """Readiness is about the runtime alone."""
+    assert not build(tmp_path).ready()
 
 
 def test_the_lease_tells_the_state(tmp_path: Path) -> None:
-    """The lease carries epoch and completeness of the telling, the pool and the software."""
-    status = build(tmp_path)._status("e1", True)
-    assert (status.instance, status.epoch, status.complete) == ("u/1", "e1", True)
-    assert (status.active, status.synchronized, status.software) == (False, False, __version__)
-    assert status.pool == {1, 2, 3}
+    """The lease carries the pool, the software and what was counted; all that is wrong is bounded."""
+    status = build(tmp_path).status()
+    assert (status.instance, status.software, status.pool) == ("u/1", __version__, {1, 2, 3})
+    assert (status.active, status.enforced, status.synchronized) == (False, False, False)
+    assert status.kubelet_pins == ()
     assert len(status.problems) <= MAX_PROBLEMS
+    metrics = {metric.name: metric.samples for metric in status.metrics}
+    assert metrics["pool_cpus"][0].value == 3
+    assert metrics["build_info"][0].labels == (__version__,)
 
 
-def test_each_synchronisation_is_an_epoch(tmp_path: Path) -> None:
-    """A connection that was synchronised begins a telling, one that is lost ends it; repeated news change nothing."""
-    backend = build(tmp_path)
-    epochs = [backend._outbox.epoch]
-    for status in (
-        LinkStatus(connected=True),
-        LinkStatus(connected=True, synchronized=True),
-        LinkStatus(connected=True, synchronized=True),
-        LinkStatus(),
-        LinkStatus(last_end="cannot connect"),
-        LinkStatus(connected=True, synchronized=True),
-    ):
-        backend.link_changed(status)
-        epochs.append(backend._outbox.epoch)
-    news = [one != other for one, other in itertools.pairwise(epochs)]
-    assert news == [False, True, False, True, False, True]
+def test_the_lock_is_told_of_the_runtime(tmp_path: Path) -> None:
+    """Only who is synchronised with the runtime stamps that it serves, and so enforces in the eyes of others."""
+    (tmp_path / "locks").mkdir()
+    with lock(tmp_path) as held:
+        backend = build(tmp_path, held)
+        assert held.attempt()
+        for synchronized in (False, True, True, False):
+            backend.link_changed(LinkStatus(connected=True, synchronized=synchronized))
+            assert backend.status().enforced is synchronized
 
 
 async def test_a_task_that_ends_is_named(tmp_path: Path) -> None:
@@ -92,8 +74,8 @@ async def test_a_task_that_ends_is_named(tmp_path: Path) -> None:
     with pytest.raises(EssentialTaskError, match="the task reports ended"):
         await _essential("reports", ends())
     with pytest.raises(ValueError, match="broken") as caught:
-        await _essential("events", fails())
-    assert caught.value.__notes__ == ["in the task events"]
+        await _essential("records", fails())
+    assert caught.value.__notes__ == ["in the task records"]
 
 
 async def test_a_node_that_is_not_set_up(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a process listens."""
 
+import socket
 from pathlib import Path
 
 import pytest
 from numa_contract.config import ConfigError
-from numa_node.addresses import SocketPathError, check_socket_path, node_name, parse_bind_address, pod_uid
+from numa_node.addresses import SocketPathError, check_socket_path, listen_tcp, node_name, parse_bind_address, pod_uid
 
 
 @pytest.mark.parametrize(
@@ -52,3 +53,11 @@ def test_a_pod_uid_becomes_a_path_only_if_it_is_one() -> None:
     for text in ("../x", "a/b", "", None):
         with pytest.raises(ConfigError, match="POD_UID"):
             pod_uid(text)
+
+
+@pytest.mark.parametrize("client", ["127.0.0.1", "::1"])
+def test_without_a_host_both_ip_versions_are_heard(client: str) -> None:
+    """The kubelet probes the pod's address, whichever version the cluster uses."""
+    with listen_tcp("", 0) as server, socket.create_connection((client, server.getsockname()[1])):
+        peer, _ = server.accept()
+        peer.close()

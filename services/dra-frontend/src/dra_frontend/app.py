@@ -15,7 +15,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from numa_node.addresses import SocketPathError
+from numa_contract import __version__
+from numa_node.addresses import SocketPathError, listen_tcp
+from numa_node.descriptors import raise_descriptor_limit
 from numa_node.log import set_up_logging
 
 from dra_frontend.api_server.client import connect
@@ -23,12 +25,12 @@ from dra_frontend.api_server.errors import KubeError
 from dra_frontend.node.host_tree import HostTree
 from dra_frontend.node.machine_watch import HostTrees
 from dra_frontend.node.run_directory import RunDirectory
-from dra_frontend.node.sockets import listen_tcp
 from dra_frontend.service import Service
 from dra_frontend.settings import Settings, open_host
-from dra_frontend.state_endpoint.api import HttpServer, probe_app, state_app
+from dra_frontend.state_endpoint.api import probe_app, state_app
+from dra_frontend.state_endpoint.server import HttpServer
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
@@ -63,7 +65,7 @@ async def _serve(settings: Settings) -> None:
 
             await serve_state()
             if settings.bind is not None:
-                serve("probes", HttpServer(probe_app(state)), listen_tcp(*settings.bind))
+                serve("probes", HttpServer(probe_app(state), bounded=True), listen_tcp(*settings.bind))
             link = run_directory.keep(lambda: service.backend.leads, serve_state)
             endless = [*service.endless(), ("link", link)]
             running = [tasks.create_task(_essential(name, work)) for name, work in endless]
@@ -73,10 +75,10 @@ async def _serve(settings: Settings) -> None:
                 gc.collect()
                 gc.freeze()
                 await stop.wait()
-                _LOG.info("stopping")
+                _log.info("stopping")
                 for task in running:
                     task.cancel()
-            service.feed.close()
+            service.records.close()
             for server, _ in servers.values():
                 server.end()
             await asyncio.wait([listening for _, listening in servers.values()])
@@ -85,7 +87,9 @@ async def _serve(settings: Settings) -> None:
 def main(settings: Settings) -> int:
     """Runs the service until SIGTERM; returns the exit code."""
     set_up_logging(settings.config.log_level, settings.config.log_format)
-    _LOG.info("starting node=%s pod=%s config=%s", settings.node_name, settings.pod_uid, settings.config)
+    raise_descriptor_limit()
+    fields = {"node": settings.node_name, "pod_uid": settings.pod_uid, "config": str(settings.config)}
+    _log.info("starting", extra={"version": __version__, **fields})
     fault: BaseException | None = None
     try:
         asyncio.run(_serve(settings))
@@ -94,6 +98,6 @@ def main(settings: Settings) -> int:
     while isinstance(fault, BaseExceptionGroup):
         fault = fault.exceptions[0]
     if fault is not None:
-        _LOG.error("stopped error=%s", fault)
+        _log.critical("stopped", extra={"error": str(fault)})
         return 1
     return 0

@@ -4,15 +4,16 @@
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from numa_contract.names import CLAIMS_JOURNAL, DRIVERS
-from numa_contract.reports import ContainerReport
+from numa_node.readiness import Readiness
 
+from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.api_server.client import KubeClient
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import ClaimFiles
@@ -26,9 +27,7 @@ from dra_frontend.claims.store import ClaimStore
 from dra_frontend.claims.transaction import Change
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.kubelet.health import HealthBoard
-from dra_frontend.kubelet.managers import read_policies, static_note
 from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
-from dra_frontend.node.host_tree import HostTree
 from dra_frontend.node.machine_watch import HostTrees, MachineWatch
 from dra_frontend.node.run_directory import RunDirectory
 from dra_frontend.publishing.notices import Notices
@@ -36,10 +35,10 @@ from dra_frontend.publishing.offer import Offer
 from dra_frontend.publishing.publisher import Publisher
 from dra_frontend.settings import Settings
 from dra_frontend.state_endpoint.api import NodeState
-from dra_frontend.state_endpoint.events import EventFeed
+from dra_frontend.state_endpoint.records import RecordNews
 from dra_frontend.telemetry import Telemetry
 
-_LOG = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Service:
@@ -55,59 +54,65 @@ class Service:
         self.settings = settings
         self.run_directory = run_directory
         self.client = client
-        config = settings.config
-        run_dir = Path(config.run_dir)
+        config, node = settings.config, settings.node_name
+        run_dir, kubelet_root = Path(config.run_dir), Path(config.kubelet_root_dir)
         self.backend = BackendView(time.monotonic)
-        self.feed = EventFeed()
-        node = settings.node_name
-        self.watch = MachineWatch(trees, config, node, lambda: self.store.ledger)
-        self.telemetry = Telemetry(lambda: self.store.ledger, self.watch, self.backend)
-        root = Path(config.kubelet_root_dir)
+        self.telemetry = Telemetry()
+        self.readiness = Readiness()
         metadata = MetadataFiles(
-            str(root / "plugins"), enabled=config.device_metadata, failed=self.telemetry.no_metadata
+            str(kubelet_root / "plugins"), enabled=config.device_metadata, failed=self.telemetry.no_metadata
         )
         files, journal = ClaimFiles(Path(config.cdi_dir), run_dir / "quarantine"), Journal(run_dir / CLAIMS_JOURNAL)
-        self.store = ClaimStore(files, journal, self.run_directory.claims_lock, self.backend, metadata)
+        self.store = ClaimStore(files, journal, run_directory.claims_lock, self.backend, metadata)
+        self.store.listeners.append(self._changed)
+        self.records = RecordNews(self.store.generation)
+        self.watch = MachineWatch(trees, config, node, self._ledger)
+        self.telemetry.show_node(self._ledger, self.watch, self.backend)
         self.recovery = Recovery(node, client, self.store, self._inventory, self.backend, config)
         self.reconciler = Reconciler(node, client, self.store, self.backend)
         self.kills = MemoryKills(node, self.store, self.backend, client)
         self.claims = NodeClaims(client, self.store, self._inventory, self.backend, self.recovery, config)
         boards = {driver: HealthBoard() for driver in DRIVERS}
         counted = config.publish_node_allocatable_resource_mapping
-        self.offer = Offer(node, self._inventory, lambda: self.store.ledger, boards, counted=counted)
+        self.offer = Offer(node, self._inventory, self._ledger, boards, counted=counted)
         self.notices = Notices(client, node)
         self.plugins = {
             driver: KubeletPlugin(
                 driver,
                 self.claims,
-                PluginPaths.below(root, driver, self.settings.pod_uid),
+                PluginPaths.below(kubelet_root, driver, settings.pod_uid),
                 boards[driver],
                 count=self.telemetry.note,
             )
             for driver in DRIVERS
         }
-        self.publishers = {
-            driver: Publisher(self.client, driver, self.settings.node_name, self.notices.notify) for driver in DRIVERS
-        }
+        self.publishers = {driver: Publisher(client, driver, node, self.notices.notify) for driver in DRIVERS}
         for driver, publisher in self.publishers.items():
             self.telemetry.follow_slices(driver, publisher)
-        self.store.listeners.append(self._changed)
+
+    def _ledger(self) -> Ledger:
+        return self.store.ledger
 
     def _inventory(self) -> Inventory:
         return self.watch.inventory
 
     def _changed(self, change: Change) -> None:
-        self.feed.publish("record", {"change": change.kind, "driver": change.driver, "uid": change.uid})
+        if change.kind != "freed":  # its record went before
+            self.records.publish(self.store.generation, change.kind, change.driver, change.uid)
 
-    def reported(self, _report: ContainerReport | None) -> None:
-        """The backend's lease or a container has changed."""
+    def reported(self) -> None:
+        """The backend has renewed its lease."""
         self.claims.backend_changed()
         self.reconciler.backend_changed()
         self.kills.backend_changed()
 
-    def unready(self) -> list[str]:
-        """Returns why the service is not ready."""
-        problems = [f"backend: {self.backend.problem}"] if self.backend.problem else []
+    def unready(self) -> tuple[str, ...]:
+        """Returns why the pod is not ready; nothing when it is, and for a while after it was."""
+        return self.readiness.update(self._problems())
+
+    def _problems(self) -> list[str]:
+        # A pod whose backend stands by stays ready whoever else enforces: else a roll-out would not go on.
+        problems = [f"backend: {self.backend.failing}"] if self.backend.failing else []
         problems += [f"{driver}: nothing is offered: {why}" for driver, why in self._inventory().refused.items()]
         if self.watch.problem and not self._inventory().pools:
             problems.append(f"machine: {self.watch.problem}")
@@ -137,6 +142,7 @@ class Service:
             ("sweep", self.reconciler.run_sweep()),
             ("recovery", self.recovery.run()),
             *((f"sockets {driver}", plugin.keep_sockets()) for driver, plugin in self.plugins.items()),
+            ("readiness", self.follow_readiness()),
             ("machine", self.watch.run(self.offer.refresh)),
             ("notices", self.notices.run()),
             *publishing,
@@ -149,15 +155,28 @@ class Service:
             instance=f"{self.settings.pod_uid}/{uuid4().hex[:8]}",
             live=self.watch,
             snapshot=lambda: self.offer.snapshot,
-            ledger=lambda: self.store.ledger,
+            ledger=self._ledger,
             quarantined=lambda: self.store.quarantined,
             backend=self.backend,
-            feed=self.feed,
+            records=self.records,
             reported=self.reported,
             unready=self.unready,
             warnings=self.warnings,
             metrics=self.telemetry.render,
         )
+
+    async def follow_readiness(self) -> None:
+        """Looks whether the pod is ready though nobody probes, so that the log tells; says once of each manager of the
+        kubelet that it pins containers, too. Runs for ever.
+        """
+        told = frozenset[str]()
+        while True:
+            self.unready()
+            seen = frozenset(self.backend.status.kubelet_pins) if self.backend.status else told
+            if not seen <= told:
+                told |= seen
+                self.notices.notify("KubeletManagerStatic", static_note(seen))
+            await asyncio.sleep(0.5)
 
     async def start(self) -> None:
         """Loads the claims and reads the machine that they are on. Raises OSError."""
@@ -170,17 +189,16 @@ class Service:
         for plugin in self.plugins.values():
             await stack.enter_async_context(plugin)
         while problem := await self.claims.backend_ready():
-            _LOG.warning("not registering with the kubelet yet problem=%s", problem)
+            _log.warning("not registering with the kubelet yet", extra={"problem": problem})
         for plugin in self.plugins.values():
             await plugin.register()
         self.offer.open(self.publishers)
-        await self._tell_managers()
 
-    async def _tell_managers(self) -> None:
-        """Says once whether the kubelet pins containers, too."""
-        root = HostTree(self.settings.config.kubelet_root_dir)
-        policies = await asyncio.to_thread(read_policies, root)
-        for one in policies:
-            self.telemetry.kubelet_manager(one.manager, is_static=one.is_static)
-        if note := static_note(policies):
-            self.notices.notify("KubeletManagerStatic", note)
+
+def static_note(managers: Iterable[str]) -> str:
+    """Returns what an operator should know of the kubelet's own managers that pin containers: ``cpu``, ``memory``."""
+    return (
+        f"the kubelet's {' and '.join(sorted(managers))} manager is static: claims keep their CPUs, since the driver "
+        "answers and audits, but Guaranteed pods may be given CPUs of claims, and then share the pool; set the "
+        "policies to none"
+    )

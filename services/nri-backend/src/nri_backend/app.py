@@ -15,36 +15,41 @@ import sys
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from numa_contract import __version__
 from numa_contract.config import ConfigError
-from numa_contract.names import ACTIVE_LOCK, NRI_PLUGIN_NAME
-from numa_contract.reports import BackendStatus, ContainerReport
+from numa_contract.errors import cut_answer
+from numa_contract.names import NRI_PLUGIN_NAME
+from numa_contract.reports import BackendStatus
 from numa_node.addresses import SocketPathError
 from numa_node.claim_directory import ClaimDirectory
+from numa_node.descriptors import raise_descriptor_limit
 from numa_node.log import set_up_logging
+from numa_node.readiness import Readiness
 
 from nri_backend.containers.state import Choices
 from nri_backend.enforcement.actuator import Edges
 from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.frontend_link.client import StateClient
-from nri_backend.frontend_link.outbox import Outbox
+from nri_backend.frontend_link.records import RecordsClient
+from nri_backend.frontend_link.reports import Reports
 from nri_backend.node.active_lock import ActiveLock, LockLostError
 from nri_backend.node.cgroups import CgroupTree
+from nri_backend.node.former_lock import FormerLock
 from nri_backend.node.host import HostError, read_host
 from nri_backend.node.preflight import PreflightError, check_node, make_run_directory
 from nri_backend.nri.hooks import LinkStatus
-from nri_backend.nri.link import Link, dial
+from nri_backend.nri.link import dial
 from nri_backend.nri.session import RuntimeSession
-from nri_backend.probe import Page, serve_pages, text_page
+from nri_backend.probe import serve_probes
 from nri_backend.settings import COMMAND, Settings, UsageError, load_settings
-from nri_backend.telemetry import METRICS_TYPE, Facts, Telemetry
+from nri_backend.telemetry import Facts, Telemetry
 
-LOCK_CHECK_SECONDS: Final = 1.0
 MAX_PROBLEMS: Final = 20
-"""Problems told in a lease; it is sent every second, and whoever has more than these reads the log."""
+"""Problems told in a lease; whoever has more than these reads the log."""
 # Enforcement works in two threads at a time; the others are for a kill beside a stuck file.
 _THREADS: Final = 4
 _LEAVE_SECONDS: Final = 2.0  # hooks are answered within 1.5 s of the 2 s that runtimes usually wait
@@ -66,20 +71,24 @@ class Backend:
         self._settings = settings
         self._lock = lock
         self._instance = instance
-        self.telemetry = Telemetry(self._facts)
-        self._outbox = Outbox(self._reports, _new_epoch)
-        self._client = StateClient(settings.state_socket, self._outbox, self._status, self._records_changed)
+        self._readiness = Readiness()
+        self._telemetry = Telemetry()
+        self._news = asyncio.Event()
+        self._reports = Reports(self._news.set)
+        read_node = partial(read_host, settings.host_root)
         edges = Edges(
             directory=ClaimDirectory(settings.cdi_dir),
             tree=CgroupTree(settings.cgroup_root),
-            read_host=lambda: read_host(settings.host_root),
-            sink=self._client,
-            observer=self.telemetry,
+            read_host=read_node,
+            sink=self._reports,
+            observer=self._telemetry,
         )
         choices = Choices(settings.reserved_cpus, settings.lazy_pool, settings.hugepage_guard)
-        self._enforcer = Enforcer(edges, read_host(settings.host_root), choices, settings.pod_uid)
-        self._synchronized = False
+        self._enforcer = Enforcer(edges, read_node(), choices, settings.pod_uid)
+        self.call_done = self._telemetry.call_done
         self._session = RuntimeSession(self._enforcer, name=NRI_PLUGIN_NAME, index=settings.plugin_index, observer=self)
+        self._records = RecordsClient(settings.state_socket, self._records_changed)
+        self._client = StateClient(settings.state_socket, self.status, self._reports, self._news)
 
     async def answered(self) -> None:
         """Waits for the hooks that are at work: a start that is cut off kills its container."""
@@ -88,94 +97,68 @@ class Backend:
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """Returns everything that has to run for ever, by name."""
         return {
-            "runtime": self._session.run_forever(self._dial),
+            "runtime": self._session.run_forever(partial(dial, Path(self._settings.nri_socket))),
             "enforcement": self._enforcer.run_forever(),
             "leader": self._lead(),
             "reports": self._client.report_forever(),
-            "events": self._client.listen_forever(),
+            "records": self._records.follow_forever(),
         }
 
-    def pages(self) -> Mapping[str, Page]:
-        """Returns what is served over TCP."""
-        return {
-            "/metrics": lambda: (200, METRICS_TYPE, self.telemetry.render()),
-            "/healthz": lambda: text_page(200, "ok"),
-            "/readyz": self._ready,
-        }
+    def ready(self) -> bool:
+        """Tells whether the pod is ready: synchronised with the runtime, active or not."""
+        link = self._session.status
+        missing = f"not synchronised with the container runtime at {self._settings.nri_socket}"
+        problems = [] if link.synchronized else [f"{missing}: {link.last_end or 'no connection yet'}"]
+        return not self._readiness.update(problems)
 
     def link_changed(self, status: LinkStatus) -> None:
-        """Begins a new telling for the frontend when the runtime came, and stops it when it went."""
+        """The connection to the runtime came, was synchronised, or went."""
         self._enforcer.runtime = status
-        if status.synchronized and not self._synchronized:
-            self._client.runtime_connected()
-        elif self._synchronized and not status.synchronized:
-            self._client.runtime_disconnected()
-        self._synchronized = status.synchronized
+        self._lock.serve(serving=status.synchronized)
+        self._news.set()
 
-    def call_done(self, method: str, seconds: float, outcome: str) -> None:
-        """Counts a call of the runtime."""
-        self.telemetry.call_done(method, seconds, outcome)
+    def _records_changed(self) -> None:
+        self._enforcer.records_changed()
+        # The frontend waits to hear who still uses a claim that it has released.
+        self._news.set()
 
-    async def _dial(self) -> Link:
-        return await dial(Path(self._settings.nri_socket))
+    def status(self) -> BackendStatus:
+        """Returns the lease as of now."""
+        link, keeper = self._session.status, self._enforcer.keeper
+        return BackendStatus(
+            software=__version__,
+            instance=self._instance,
+            records=self._records.heard,
+            active=self._enforcer.active and self._lock.active,
+            enforced=self._lock.fresh,
+            synchronized=link.synchronized,
+            runtime=" ".join(filter(None, (link.runtime_name, link.runtime_version))),
+            pool=keeper.state.pool,
+            problems=tuple(cut_answer(problem) for problem in keeper.problems[:MAX_PROBLEMS]),
+            counters={name: float(count) for name, count in keeper.counters.items()},
+            metrics=self._telemetry.metrics(self._facts(link)),
+        )
+
+    def _facts(self, link: LinkStatus) -> Facts:
+        state = self._enforcer.state
+        return Facts(
+            connected=link.connected,
+            synchronized=link.synchronized,
+            active=self._enforcer.active,
+            pool_cpus=len(state.pool),
+            claims=len(state.files),
+            containers=state.kinds(),
+            last_event_age=None if link.last_event is None else time.monotonic() - link.last_event,
+        )
 
     async def _lead(self) -> None:
         _log.info("waiting for the lock", extra={"instance": self._instance})
         await self._lock.acquired()
         _log.info("active", extra={"instance": self._instance})
-        await self._enforcer.activate()
-        self._client.renew()
-        while True:
-            await asyncio.sleep(LOCK_CHECK_SECONDS)
-            self._lock.check()
-
-    # These close the circle between enforcer and client: they are called when both exist.
-    def _records_changed(self) -> None:
-        self._enforcer.records_changed()
-
-    def _reports(self) -> list[ContainerReport]:
-        return self._enforcer.reports()
-
-    def _ready(self) -> tuple[int, str, bytes]:
-        status = self._session.status
-        if status.synchronized:
-            return text_page(200, "ok")
-        why = status.last_end or "no connection yet"
-        return text_page(503, f"not synchronised with the container runtime at {self._settings.nri_socket}: {why}")
-
-    def _facts(self) -> Facts:
-        link, state = self._session.status, self._enforcer.state
-        return Facts(
-            connected=link.connected,
-            synchronized=link.synchronized,
-            active=self._enforcer.active,
-            frontend_connected=self._client.connected,
-            pool_cpus=len(state.pool),
-            claims=len(state.files),
-            containers=state.kinds(),
-            reports_queued=len(self._outbox),
-            reports_dropped=self._outbox.dropped,
-            last_event_age=None if link.last_event is None else time.monotonic() - link.last_event,
-        )
-
-    def _status(self, epoch: str, complete: bool) -> BackendStatus:
-        link, keeper = self._session.status, self._enforcer.keeper
-        return BackendStatus(
-            software=__version__,
-            instance=self._instance,
-            epoch=epoch,
-            complete=complete,
-            active=self._enforcer.active,
-            synchronized=link.synchronized,
-            runtime=" ".join(filter(None, (link.runtime_name, link.runtime_version))),
-            pool=keeper.state.pool,
-            problems=keeper.problems[:MAX_PROBLEMS],
-            counters={name: float(count) for name, count in keeper.counters.items()},
-        )
-
-
-def _new_epoch() -> str:
-    return os.urandom(8).hex()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._lock.keep(), name="heartbeat")
+            await self._enforcer.activate()
+            self._news.set()
 
 
 def _settle_memory() -> None:
@@ -207,13 +190,14 @@ async def run(settings: Settings) -> None:
     loop.set_default_executor(ThreadPoolExecutor(_THREADS, "files"))
     for note in check_node(settings.cgroup_root, settings.host_root, (settings.state_socket, settings.nri_socket)):
         _log.warning(note)
-    make_run_directory(settings.run_dir)
+    for directory in (settings.run_dir, settings.own_dir):
+        make_run_directory(directory)
     instance = f"{settings.pod_uid}/{os.urandom(4).hex()}"
     async with contextlib.AsyncExitStack() as stack:
-        lock = stack.enter_context(ActiveLock(f"{settings.run_dir}/{ACTIVE_LOCK}", instance))
+        lock = stack.enter_context(ActiveLock(settings.own_dir, FormerLock(settings.former_lock), instance))
         backend = Backend(settings, lock, instance)
         if settings.bind is not None:
-            await stack.enter_async_context(serve_pages(settings.bind, backend.pages()))
+            await stack.enter_async_context(serve_probes(settings.bind, backend.ready))
         _settle_memory()
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(_essential(name, w), name=name) for name, w in backend.tasks().items()]
@@ -240,6 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{COMMAND}: {error}", file=sys.stderr)
         return 2
     set_up_logging(settings.log_level, settings.log_format)
+    raise_descriptor_limit()
     for note in settings.notes:
         _log.warning(note)
     _log.info("starting", extra={"version": __version__, "node": settings.node_name, "pod_uid": settings.pod_uid})

@@ -1,139 +1,133 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/metrics``, ``/healthz`` and ``/readyz`` over TCP, and nothing else: everybody on the network may ask.
+"""``/healthz`` and ``/readyz`` over TCP, for the kubelet. Everybody on the network may ask, so nothing here can grow.
 
-A protocol class on h11 instead of a web framework: no task for each connection and no 10 MB (style.md 7.2).
+A connection is good for one line, which is answered with one of a few fixed texts; then it is closed. No headers are
+read and nothing is rendered. The newest connection is always served: the oldest one makes room for it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
-import h11
+from numa_node.addresses import listen_tcp
 
-MAX_CONNECTIONS: Final = 32
-"""Scrapers and probes are a handful; the next connection is closed at once."""
-IDLE_SECONDS: Final = 30.0
-"""A connection without a complete request for this long is closed."""
-_MAX_HEAD: Final = 8 << 10
+MAX_CONNECTIONS: Final = 64
+SECONDS: Final = 3.0
+"""Of a whole connection."""
+_MOST_BYTES: Final = 4096
+"""Of a whole connection: a prober's headers are read and dropped, since closing before would cut its answer off."""
+_ACCEPTED_AT_ONCE: Final = 8
+"""Of a flood, before other work of the event loop has its turn."""
+_WAITING: Final = 1024
+"""Connections that the kernel keeps meanwhile (listen(2))."""
 
-Page = Callable[[], tuple[int, str, bytes]]
-"""Makes one page when it is asked for: status, content type, body."""
+NOT_READY: Final = "not synchronised with the container runtime; see the log"
 
 
 class BindError(OSError):
-    """The metrics address cannot be used."""
+    """The address of the probes cannot be used."""
 
     def __init__(self, host: str, port: int, error: OSError) -> None:
         self.host = host
         self.port = port
         reason = error.strerror or str(error)
         super().__init__(
-            f"cannot listen on {host or '*'}:{port} ({reason}); choose another --bind-address, or off for no metrics"
+            f"cannot listen on {host or '*'}:{port} ({reason}); choose another --bind-address, or off for no probes"
         )
 
 
-def text_page(status: int, text: str) -> tuple[int, str, bytes]:
-    """Returns a page of one line."""
-    return status, "text/plain; charset=utf-8", f"{text}\n".encode()
+def _page(status: str, text: str) -> bytes:
+    return (
+        f"HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(text) + 1}\r\n"
+        f"Cache-Control: no-store\r\nConnection: close\r\n\r\n{text}\n"
+    ).encode()
 
 
-class _Connection(asyncio.Protocol):
-    def __init__(self, pages: Mapping[str, Page], others: "set[_Connection]", idle_seconds: float) -> None:
-        self._idle_seconds = idle_seconds
-        self._pages = pages
+_OK: Final = _page("200 OK", "ok")
+_UNREADY: Final = _page("503 Service Unavailable", NOT_READY)
+_UNKNOWN: Final = _page("404 Not Found", "only /healthz and /readyz")
+_NO_HTTP: Final = _page("400 Bad Request", "this is no HTTP")
+
+
+def answer(line: bytes, ready: Callable[[], bool]) -> bytes:
+    """Returns the answer to a request line."""
+    method, _, rest = line.partition(b" ")
+    target = rest.partition(b" ")[0].partition(b"?")[0]
+    if method not in (b"GET", b"HEAD") or not target:
+        return _NO_HTTP
+    page = {b"/healthz": _OK, b"/readyz": _OK}.get(target, _UNKNOWN)
+    if target == b"/readyz" and not ready():
+        page = _UNREADY
+    return page if method == b"GET" else page.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+
+
+class _Connection(asyncio.BufferedProtocol):
+    def __init__(self, ready: Callable[[], bool], others: "dict[_Connection, None]", seconds: float) -> None:
+        self._ready = ready
         self._others = others
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD)
-        self._transport: asyncio.Transport | None = None
-        self._deadline: asyncio.TimerHandle | None = None
+        self._seconds = seconds
+        # Small, so that one turn of the event loop never reads more of a peer than this.
+        self._buffer = memoryview(bytearray(_MOST_BYTES))
+        self._read = 0
+        self._answered = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)  # noqa: S101  for the type checker: TCP gives nothing else
         self._transport = transport
-        if len(self._others) >= MAX_CONNECTIONS:
-            transport.abort()
-            return
-        self._others.add(self)
-        self._restart_deadline()
+        self._deadline = asyncio.get_running_loop().call_later(self._seconds, transport.abort)
+        self._others[self] = None
+        if len(self._others) > MAX_CONNECTIONS:
+            oldest = next(iter(self._others))
+            del self._others[oldest]
+            oldest.abort()
+
+    def abort(self) -> None:
+        """Ends the connection at once."""
+        self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  asyncio's signature
-        self._others.discard(self)
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._others.pop(self, None)
+        self._deadline.cancel()
 
-    def data_received(self, data: bytes) -> None:
-        try:
-            self._http.receive_data(data)
-            self._answer_all()
-        except h11.RemoteProtocolError as error:
-            if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-                self._send(error.error_status_hint, "text/plain; charset=utf-8", b"this is no HTTP\n", head_only=False)
-            self.close()
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  asyncio's signature
+        return self._buffer[self._read :]
 
-    def close(self) -> None:
-        """Ends the connection after what was written, or at once if the peer does not read."""
-        if self._transport is not None:
+    def buffer_updated(self, nbytes: int) -> None:
+        self._read += nbytes
+        line, end, _ = bytes(self._buffer[: self._read]).partition(b"\n")
+        if not self._answered and (end or self._read == _MOST_BYTES):
+            self._answered = True
+            self._transport.write(answer(line.rstrip(b"\r") if end else b"", self._ready))
+            self._transport.write_eof()
+        if self._read == _MOST_BYTES:
             self._transport.close()
-            if self._transport.get_write_buffer_size():
-                asyncio.get_running_loop().call_later(1.0, self._transport.abort)
 
-    def _answer_all(self) -> None:
-        while True:
-            event = self._http.next_event()
-            if isinstance(event, h11.Request):
-                self._request = event
-            elif isinstance(event, h11.EndOfMessage):
-                self._answer(self._request)
-                if self._http.our_state is not h11.DONE:
-                    return self.close()
-                self._http.start_next_cycle()
-                self._restart_deadline()
-            elif isinstance(event, h11.ConnectionClosed):
-                return self.close()
-            elif event in (h11.NEED_DATA, h11.PAUSED):
-                return None
-
-    def _answer(self, request: h11.Request) -> None:
-        page = self._pages.get(request.target.partition(b"?")[0].decode("ascii"))
-        if request.method not in (b"GET", b"HEAD"):
-            self._send(*text_page(405, "only GET"), head_only=False)
-        elif page is None:
-            self._send(*text_page(404, f"only {', '.join(self._pages)}"), head_only=request.method == b"HEAD")
-        else:
-            self._send(*page(), head_only=request.method == b"HEAD")
-
-    def _send(self, status: int, content_type: str, body: bytes, *, head_only: bool) -> None:
-        headers = [("content-type", content_type), ("content-length", str(len(body))), ("cache-control", "no-store")]
-        data = self._http.send(h11.Response(status_code=status, headers=headers)) or b""
-        if not head_only:
-            data += self._http.send(h11.Data(data=body)) or b""
-        data += self._http.send(h11.EndOfMessage()) or b""
-        if self._transport is not None:
-            self._transport.write(data)
-
-    def _restart_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        if self._transport is not None:
-            self._deadline = asyncio.get_running_loop().call_later(self._idle_seconds, self._transport.abort)
+    def eof_received(self) -> bool:
+        return False  # closes, after what was written
 
 
 @asynccontextmanager
-async def serve_pages(
-    address: tuple[str, int], pages: Mapping[str, Page], idle_seconds: float = IDLE_SECONDS
+async def serve_probes(
+    address: tuple[str, int], ready: Callable[[], bool], seconds: float = SECONDS
 ) -> AsyncIterator[int]:
-    """Serves the pages while the context is open; yields the port. BindError if the address cannot be had."""
+    """Answers probes while the context is open; yields the port. BindError if the address cannot be had."""
     host, port = address
-    connections: set[_Connection] = set()
-    loop = asyncio.get_running_loop()
+    connections: dict[_Connection, None] = {}
     try:
-        server = await loop.create_server(lambda: _Connection(pages, connections, idle_seconds), host or None, port)
+        listening = listen_tcp(host, port)
     except OSError as error:
         raise BindError(host, port, error) from error
+    loop = asyncio.get_running_loop()
+    # asyncio takes one number for both: how many wait in the kernel, and how many are accepted in one turn.
+    server = await loop.create_server(
+        lambda: _Connection(ready, connections, seconds), sock=listening, backlog=_ACCEPTED_AT_ONCE
+    )
+    listening.listen(_WAITING)
     try:
-        yield server.sockets[0].getsockname()[1]
+        yield listening.getsockname()[1]
     finally:
         server.close()
         for connection in tuple(connections):
-            connection.close()
+            connection.abort()
         await server.wait_closed()

@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 
 from numa_contract import __version__
 from numa_contract.config import Config
-from numa_contract.names import NRI_PLUGIN_INDEX, state_socket_path
+from numa_contract.names import ACTIVE_LOCK, BACKEND_DIRECTORY, NRI_PLUGIN_INDEX, state_socket_path
 from numa_node.addresses import node_name, parse_bind_address, pod_uid
 from numa_node.config_file import load_config
 
@@ -19,7 +19,7 @@ _INDEX = re.compile(r"\d\d", re.ASCII)
 
 # Flags that win over the file: option, key of the configuration model, help.
 _FLAGS: Final = (
-    ("run-dir", "run_dir", "directory shared by all instances on the node (lock file, state sockets)"),
+    ("run-dir", "run_dir", "directory shared by all instances on the node (state sockets, locks)"),
     ("cdi-dir", "cdi_dir", "directory of the claims' CDI files"),
     ("nri-socket", "nri_socket", "the runtime's NRI socket"),
     ("cgroup-root", "cgroup_root", "the node's cgroup v2 root"),
@@ -50,7 +50,7 @@ class Settings:
     cgroup_root: str
     host_root: str
     bind: tuple[str, int] | None
-    """Host ("" for every address) and TCP port of metrics and probes; None switches them off."""
+    """Host ("" for every address) and TCP port of the probes; None switches them off."""
     plugin_index: str
     reserved_cpus: frozenset[int]
     lazy_pool: bool
@@ -65,6 +65,16 @@ class Settings:
     def state_socket(self) -> str:
         """The state socket of the frontend in the same pod."""
         return state_socket_path(self.run_dir, self.pod_uid)
+
+    @property
+    def own_dir(self) -> str:
+        """The part of the run directory that backends write; all of them on the node share it."""
+        return f"{self.run_dir}/{BACKEND_DIRECTORY}"
+
+    @property
+    def former_lock(self) -> str:
+        """The active lock of release 0.1.0."""
+        return f"{self.run_dir}/{ACTIVE_LOCK}"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -86,9 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{option}", dest=key, metavar="VALUE", help=f"{text} (default {default})")
     parser.add_argument("--host-root", metavar="DIR", default="/", help="where sys/ and proc/ are read (default /)")
     parser.add_argument("--pod-uid", metavar="UID", help="UID of this pod (default: POD_UID of the environment)")
-    parser.add_argument(
-        "--bind-address", metavar="HOST:PORT|off", default=":8081", help="metrics and probes (default :8081)"
-    )
+    parser.add_argument("--bind-address", metavar="HOST:PORT|off", default=":8081", help="probes (default :8081)")
     parser.add_argument(
         "--plugin-index", metavar="NN", default=NRI_PLUGIN_INDEX, help=f"place among plugins ({NRI_PLUGIN_INDEX})"
     )

@@ -1,114 +1,120 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics. Gauges are read when somebody scrapes, so they cannot go stale; nothing happens at import."""
+"""Metrics, as values that go to the frontend with the lease and are served there: nobody scrapes the enforcer."""
 
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from numa_contract import __version__
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from numa_contract.reports import Metric, MetricSample
 
-from nri_backend.nri.hooks import LinkStatus
-
-METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-_PREFIX: Final = "dra_numa_backend_"
 # Own budget of a hook: 50 ms; the runtime's patience: 2 s. Medians below 2 ms are the goal.
 _HOOK_SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2)
 _MOVER_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+MAX_SERIES: Final = 64
+"""Of one metric: the words in labels are a few fixed ones, so more of them are a mistake."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is true at the moment of a scrape."""
+    """What is true at the moment of a report."""
 
     connected: bool = False
     synchronized: bool = False
     active: bool = False
-    frontend_connected: bool = False
     pool_cpus: int = 0
     claims: int = 0
     containers: Mapping[str, int] = field(default_factory=dict)
     """Number of containers by kind."""
-    reports_queued: int = 0
-    reports_dropped: int = 0
     last_event_age: float | None = None
     """Seconds since the runtime's last call; None before the first."""
 
 
-class _FactsCollector(Collector):
-    def __init__(self, facts: Callable[[], Facts]) -> None:
-        self._facts = facts
+class _Series:
+    """A counter with labels; with buckets, a histogram of seconds."""
 
-    def collect(self) -> Iterable[Metric]:
-        facts = self._facts()
-        values = {
-            "connected": ("Whether a connection to the runtime is open.", facts.connected),
-            "synchronized": ("Whether the runtime's state was taken over and events flow.", facts.synchronized),
-            "active": ("Whether this instance holds the lock and enforces.", facts.active),
-            "frontend_connected": ("Whether the frontend answered the last lease.", facts.frontend_connected),
-            "pool_cpus": ("CPUs for containers without a claim.", facts.pool_cpus),
-            "claims": ("Claim records known.", facts.claims),
-            "reports_queued": ("Reports that the frontend has not acknowledged.", facts.reports_queued),
-        }
-        for name, (text, value) in values.items():
-            yield GaugeMetricFamily(_PREFIX + name, text, value=float(value))
-        text = "Reports given up because the queue was full; everything was sent again."
-        yield CounterMetricFamily(_PREFIX + "reports_dropped", text, value=facts.reports_dropped)
-        if facts.last_event_age is not None:
-            text = "Seconds since the runtime's last call."
-            yield GaugeMetricFamily(_PREFIX + "last_event_age_seconds", text, value=facts.last_event_age)
-        containers = GaugeMetricFamily(_PREFIX + "containers", "Containers known, by kind.", labels=["kind"])
-        for kind, count in sorted(facts.containers.items()):
-            containers.add_metric([kind], count)
-        yield containers
+    def __init__(self, name: str, text: str, *labels: str, buckets: Sequence[float] = ()) -> None:
+        kind = "histogram" if buckets else "counter"
+        self._metric = Metric(name=name, help=text, kind=kind, labels=labels, buckets=tuple(buckets))
+        self._values: dict[tuple[str, ...], float] = {}
+        self._counts: dict[tuple[str, ...], list[int]] = {}
+        if not labels:
+            self._at(())  # a rate has to begin somewhere
+
+    def count(self, *labels: str, by: int = 1) -> None:
+        """Counts something that has happened."""
+        self._values[self._at(labels)] += by
+
+    def observe(self, seconds: float, *labels: str) -> None:
+        """Counts something that took so long."""
+        series = self._at(labels)
+        self._values[series] += seconds
+        self._counts[series][bisect_left(self._metric.buckets, seconds)] += 1
+
+    def metric(self) -> Metric:
+        """Returns everything so far."""
+        values = self._values.items()
+        samples = (MetricSample(labels=key, value=value, counts=tuple(self._counts[key])) for key, value in values)
+        return self._metric.model_copy(update={"samples": tuple(samples)})
+
+    def _at(self, labels: tuple[str, ...]) -> tuple[str, ...]:
+        if labels not in self._values:
+            if len(self._values) >= MAX_SERIES:
+                labels = ("others",) * len(labels)
+            self._values.setdefault(labels, 0.0)
+            self._counts.setdefault(labels, [0] * (len(self._metric.buckets) + 1) if self._metric.buckets else [])
+        return labels
 
 
 class Telemetry:
-    """The metrics of one process, in a registry of its own. It is the observer of the runtime's link."""
+    """What has happened in this process. It is the observer of enforcement and of the runtime's calls."""
 
-    def __init__(self, facts: Callable[[], Facts]) -> None:
-        # A time of birth beside each counter and histogram: a third more series, and nobody reads them.
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has not annotated it
-        self._registry = registry = CollectorRegistry()
-        registry.register(_FactsCollector(facts))
-        info = Gauge(_PREFIX + "build_info", "Always 1; the version is a label.", ["version"], registry=registry)
-        info.labels(__version__).set(1)
-        self._hooks = Histogram(
-            _PREFIX + "hook_seconds", "Time of a hook.", ["hook"], buckets=_HOOK_SECONDS, registry=registry
-        )
-        self._outcomes = Counter(
-            _PREFIX + "hooks", "Hooks answered, by outcome.", ["hook", "outcome"], registry=registry
-        )
-        self._refusals = Counter(_PREFIX + "refusals", "Containers refused, by reason.", ["reason"], registry=registry)
-        self._repairs = Counter(_PREFIX + "repairs", "Kernel files repaired, by kind.", ["kind"], registry=registry)
-        self._mover = Histogram(
-            _PREFIX + "mover_seconds", "Time of moving others off a claim.", buckets=_MOVER_SECONDS, registry=registry
-        )
-
-    def render(self) -> bytes:
-        """Returns the metrics in the text format of Prometheus (METRICS_TYPE)."""
-        return generate_latest(self._registry)
-
-    def link_changed(self, status: LinkStatus) -> None:
-        """Nothing to count: the state of the link is read at the scrape."""
+    def __init__(self) -> None:
+        self._hooks = _Series("hook_seconds", "Time of a hook.", "hook", buckets=_HOOK_SECONDS)
+        self._outcomes = _Series("hooks", "Hooks answered, by outcome.", "hook", "outcome")
+        self._refusals = _Series("refusals", "Containers refused, by reason.", "reason")
+        self._repairs = _Series("repairs", "Kernel files repaired, by kind.", "kind")
+        self._mover = _Series("mover_seconds", "Time of moving others off a claim.", buckets=_MOVER_SECONDS)
 
     def call_done(self, method: str, seconds: float, outcome: str) -> None:
         """Counts one call of the runtime."""
         # The runtime chooses the name; one that nobody knows must not make a new time series.
         hook = "unknown" if outcome == "unimplemented" else method
-        self._hooks.labels(hook).observe(seconds)
-        self._outcomes.labels(hook, outcome).inc()
+        self._hooks.observe(seconds, hook)
+        self._outcomes.count(hook, outcome)
 
     def refused(self, reason: str) -> None:
         """Counts a container that was refused; the reason is one of a few fixed words."""
-        self._refusals.labels(reason).inc()
+        self._refusals.count(reason)
 
     def repaired(self, kind: str, count: int = 1) -> None:
         """Counts kernel files that the audit found wrong and wrote."""
-        self._repairs.labels(kind).inc(count)
+        self._repairs.count(kind, by=count)
 
     def moved(self, seconds: float) -> None:
         """Counts one move of the containers without a claim."""
         self._mover.observe(seconds)
+
+    def metrics(self, facts: Facts) -> tuple[Metric, ...]:
+        """Returns everything that was counted, and the facts as gauges."""
+        counted = (self._hooks, self._outcomes, self._refusals, self._repairs, self._mover)
+        return (*_gauges(facts), *(one.metric() for one in counted))
+
+
+def _gauges(facts: Facts) -> Iterator[Metric]:
+    values = {
+        "connected": ("Whether a connection to the runtime is open.", facts.connected),
+        "synchronized": ("Whether the runtime's state was taken over and events flow.", facts.synchronized),
+        "active": ("Whether this instance holds the lock and enforces.", facts.active),
+        "pool_cpus": ("CPUs for containers without a claim.", facts.pool_cpus),
+        "claims": ("Claim records known.", facts.claims),
+        "last_event_age_seconds": ("Seconds since the runtime's last call.", facts.last_event_age),
+    }
+    for name, (text, value) in values.items():
+        if value is not None:
+            yield Metric(name=name, help=text, samples=(MetricSample(value=value),))
+    kinds = tuple(MetricSample(labels=(kind,), value=count) for kind, count in sorted(facts.containers.items()))
+    yield Metric(name="containers", help="Containers known, by kind.", labels=("kind",), samples=kinds)
+    build = MetricSample(labels=(__version__,), value=1)
+    yield Metric(name="build_info", help="Always 1; the version is a label.", labels=("version",), samples=(build,))

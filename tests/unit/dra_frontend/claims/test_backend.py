@@ -1,12 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backend's lease: whether this node enforces."""
+"""What the frontend knows of its backend: whether this node enforces, and every container."""
 
+import json
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from dra_frontend.claims.backend import BackendView
-from numa_contract.reports import LEASE_SECONDS, BackendStatus, ContainerReport
+from dra_frontend.claims.backend import BackendView, read_state
+from dra_frontend.claims.former_backend import take_former_report
+from numa_contract.errors import MalformedError
+from numa_contract.reports import LEASE_SECONDS, MAX_STATE_BYTES, BackendStatus, ContainerReport
+
+# As nri-backend 0.1.0 writes them.
+FORMER_LEASE = (
+    b'{"version":1,"software":"0.1.0","instance":"old/1","epoch":"e1","complete":true,"active":true,'
+    b'"synchronized":true,"runtime":"containerd v2.1.9","pool":"0-1,4-7","problems":["x"],"counters":{"audits":3.0}}'
+)
 
 
 @dataclass
@@ -19,27 +29,30 @@ class Clock:
         return self.now
 
 
-def status(epoch: str = "e1", **changes: Any) -> BackendStatus:
+def status(generation: int = 1, **changes: Any) -> BackendStatus:
     """A lease of an enforcing backend."""
-    values: dict[str, Any] = {
-        "instance": "i",
-        "epoch": epoch,
-        "complete": True,
-        "active": True,
-        "synchronized": True,
-    }
+    values = {"instance": "i", "generation": generation, "active": True, "synchronized": True}
     return BackendStatus.model_validate(values | changes)
 
 
-def container() -> ContainerReport:
-    """A container."""
-    return ContainerReport(id="c", name="n", pod_uid="p", pod_namespace="ns", pod_name="pod")
+def container(id_: str = "c", **changes: Any) -> dict[str, Any]:
+    """A container, as a backend sends it."""
+    return {"id": id_, "name": "n", "podUid": "p", "podNamespace": "ns", "podName": "pod", **changes}
 
 
 @pytest.fixture
 def clock() -> Clock:
     """A clock at some time."""
     return Clock()
+
+
+@pytest.fixture
+def view(clock: Clock) -> BackendView:
+    """A view of a backend that enforces, with one container."""
+    view = BackendView(clock)
+    view.renew(status(), [container()])
+    assert view.live
+    return view
 
 
 def test_nothing_was_heard_yet(clock: Clock) -> None:
@@ -50,68 +63,188 @@ def test_nothing_was_heard_yet(clock: Clock) -> None:
     assert view.age is None
 
 
-def test_a_new_epoch_is_not_complete_whatever_it_says(clock: Clock) -> None:
-    """What was reported to somebody else does not count: the backend must send everything again."""
-    view = BackendView(clock)
-    view.containers["c"] = container()
-    assert view.renew(status()) is False
-    assert not view.live
-    assert view.containers == {}
-    assert view.renew(status()) is True
-    assert view.live
-    assert view.leads
-
-
-def test_a_new_connection_to_the_runtime_empties_the_reports(clock: Clock) -> None:
-    """Containers of the old epoch may be gone; silence proves nothing until the resend is complete."""
-    view = BackendView(clock)
-    view.renew(status())
-    view.renew(status())
-    view.containers["c"] = container()
-    assert view.renew(status("e2", complete=False)) is False
-    assert view.containers == {}
-    assert not view.live
-
-
-def test_a_lease_dies(clock: Clock) -> None:
-    """Three seconds of silence end it."""
-    view = BackendView(clock)
-    view.renew(status())
+def test_a_lease_lasts_ten_seconds(clock: Clock, view: BackendView) -> None:
+    """A starved node is late; after ten seconds of silence the lease is over."""
+    clock.now += LEASE_SECONDS - 0.1
     view.renew(status())
     clock.now += LEASE_SECONDS - 0.1
-    assert view.live
+    assert (view.live, LEASE_SECONDS) == (True, 10)
     clock.now += 0.2
     assert not view.live
-    assert "silent" in view.problem
+    assert "silent for 10 s" in view.problem
+
+
+def test_a_lease_without_containers_says_that_they_are_known(view: BackendView) -> None:
+    """The same generation is the same state; another one is not known until it was told."""
+    view.renew(status(1))
+    assert (view.live, view.generation) == (True, 1)
+    view.renew(status(2))
+    assert (view.live, view.generation) == (False, 1)
+    assert "every container" in view.problem
+    assert list(view.containers) == ["c"]
+    view.renew(status(2), [])
+    assert (view.live, view.generation, view.containers) == (True, 2, {})
+
+
+def test_another_backend_tells_everything_anew(view: BackendView) -> None:
+    """Its generation counts from the beginning. What the former one reported is kept until then: CPUs stay held."""
+    view.renew(status(1, instance="j"))
+    assert (view.live, view.generation) == (False, 0)
+    assert list(view.containers) == ["c"]
+    view.renew(status(1, instance="j"), [container("d")])
+    assert (view.live, list(view.containers)) == (True, ["d"])
+
+
+def test_only_what_changed_is_news(view: BackendView) -> None:
+    """Owners and refusals follow from reports that are new; the others need no second look."""
+    before = view.containers["c"]
+    view.renew(status(2), [container(), container("d"), container("e", state="running")])
+    assert view.containers["c"] is before
+    second = view.containers["d"]
+    view.renew(status(3), [container(), container("d"), container("e", state="stopped")])
+    assert view.containers["d"] is second
+    assert not view.containers["e"].alive
 
 
 @pytest.mark.parametrize(
-    ("changes", "text"), [({"synchronized": False}, "not connected"), ({"complete": False}, "every container")]
+    ("changes", "text"),
+    [
+        ({"synchronized": False}, "not connected"),
+        ({"generation": 7}, "every container"),
+        ({"enforced": False}, "silent"),
+    ],
 )
-def test_what_is_missing_is_named(clock: Clock, changes: dict[str, Any], text: str) -> None:
+def test_what_is_missing_is_named(view: BackendView, changes: dict[str, Any], text: str) -> None:
     """The problem tells an operator what to look at."""
-    view = BackendView(clock)
-    view.renew(status())
-    view.renew(status(**changes))
+    view.renew(status().model_copy(update=changes))
     assert text in view.problem
 
 
-def test_a_standby_is_live_but_does_not_lead(clock: Clock) -> None:
+def test_a_standby_is_live_but_does_not_lead(view: BackendView) -> None:
     """During an upgrade the new pod prepares claims while the old one's backend still enforces."""
-    view = BackendView(clock)
-    view.renew(status(active=False))
     view.renew(status(active=False))
     assert view.live
     assert not view.leads
 
 
-def test_of_refused_attempts_the_last_one_stays(clock: Clock) -> None:
-    """CRI-O never tells that a refused container is gone; others of the pod, and one that may run, are left alone."""
+@pytest.mark.fault("frontend A1", "backend A6")
+def test_a_standby_whose_leader_is_silent_prepares_nothing(view: BackendView) -> None:
+    """Its word counts only while somebody enforces. It is no reason to be unready: the roll-out must go on."""
+    view.renew(status(active=False, enforced=False))
+    assert not view.live
+    assert "no nri-backend enforces on this node" in view.problem
+    assert view.failing == ""
+
+
+def test_a_newer_backend_is_understood() -> None:
+    """Fields and words of tomorrow disturb nothing, in lease, metrics and reports."""
+    document = {**json.loads(status().model_dump_json()), "invention": {"of": 1}}
+    document["metrics"] = [{"name": "x", "kind": "summary", "samples": [{"value": 1, "quantile": 0.5}]}]
+    document["containers"] = [container(state="sleeping", invention=[1])]
+    view = BackendView(Clock())
+    lease, reports = read_state(json.dumps(document).encode())
+    view.renew(lease, reports)
+    assert view.live
+    assert view.containers["c"].state == "unknown"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b"{}",
+        b"{" * 10_000,
+        b'{"instance": "i", "generation": 1e400}',
+        b'{"instance": "i", "generation": "x"}',
+        b'{"instance": "\\ud800"}',
+        b'{"instance": "i", "containers": {}}',
+        b" " * (MAX_STATE_BYTES + 1),
+    ],
+)
+def test_what_is_no_lease_is_refused(data: bytes) -> None:
+    """Whatever is sent is an error in words, in little time."""
+    began = time.thread_time()
+    with pytest.raises(MalformedError) as caught:
+        read_state(data)
+    assert len(str(caught.value)) < 500
+    assert time.thread_time() - began < 0.1
+
+
+def test_one_bad_report_is_one_bad_report(view: BackendView, caplog: pytest.LogCaptureFixture) -> None:
+    """The others are taken; what cannot be told apart from a free CPU keeps claims from being prepared, and says so."""
+    bad: list[Any] = [container("b", claims="x"), 7, None, [], {}, container(unknownClaims=[{"uid": 1}])]
+    for generation in (2, 3):
+        view.renew(status(generation), [*bad, container("d")])
+        assert list(view.containers) == ["c", "d"]
+        assert not view.live
+        assert "cannot" in view.problem or "report of a container" in view.problem
+    assert len(caplog.records) == 1
+    view.renew(status(4), [container("d")])
+    assert view.live
+
+
+def test_a_report_that_can_be_read_in_part_counts(view: BackendView) -> None:
+    """Only who uses which claim must be known; a newer backend may write everything else otherwise."""
+    view.renew(status(2), [container("d", limits=7, mems={}, podName=[], claims=[{"uid": "u", "driver": "dra.cpu"}])])
+    assert view.live
+    assert view.containers["d"].claims[0].uid == "u"
+    assert view.containers["d"].limits == {}
+
+
+def test_a_state_that_is_as_before_is_read_in_little_time() -> None:
+    """500 containers of which one changed: under 25 ms of CPU, far below the tenth of a second between two reports."""
+    view = BackendView(Clock())
+    containers = [container(f"{n:064}", cgroup="kubepods.slice/" * 10, cpus="1-255") for n in range(500)]
+
+    def body(generation: int) -> bytes:
+        document = {**json.loads(status(generation).model_dump_json()), "containers": containers}
+        return json.dumps(document).encode()
+
+    view.renew(*read_state(body(1)))
+    containers[7] = {**containers[7], "state": "stopped"}
+    data = body(2)
+    began = time.thread_time()
+    before = dict(view.containers)
+    view.renew(*read_state(data))
+    assert time.thread_time() - began < 0.025
+    assert [key for key, report in view.containers.items() if before[key] is not report] == [f"{7:064}"]
+
+
+def test_a_backend_of_the_last_release_tells_by_epochs(clock: Clock) -> None:
+    """A new epoch empties the reports, whatever its lease says; the same one with ``complete`` ends the telling."""
     view = BackendView(clock)
-    refused = container().model_copy(update={"refused": "because"})
+    lease, reports = read_state(FORMER_LEASE)
+    assert (reports, lease.generation, lease.enforced) == (None, None, True)
+    view.containers["c"] = ContainerReport.model_validate(container())
+    view.renew(lease)
+    assert (view.former.known, view.live, view.containers) == (False, False, {})
+    take_former_report(ContainerReport.model_validate(container("d")), view.containers)
+    view.renew(lease)
+    assert (view.former.known, view.live, view.leads) == (True, True, True)
+    view.renew(lease.model_copy(update={"epoch": "e2", "complete": False}))
+    assert (view.former.known, view.live, view.containers) == (False, False, {})
+
+
+def test_a_backend_is_upgraded_and_rolled_back(clock: Clock, view: BackendView) -> None:
+    """Each release that takes its turn tells everything anew in its own way."""
+    lease, _ = read_state(FORMER_LEASE)
+    for instance in ("old/1", "old/2"):
+        former = lease.model_copy(update={"instance": instance})
+        view.renew(former)
+        view.renew(former)
+        assert (view.live, view.containers) == (True, {})
+        view.renew(status(1, instance=f"new-{instance}"), [container()])
+        assert (view.live, list(view.containers)) == (True, ["c"])
+
+
+def test_of_refused_attempts_of_the_last_release_the_last_one_stays(view: BackendView) -> None:
+    """CRI-O never tells that a refused container is gone; others of the pod, and one that may run, are left alone."""
+    refused = ContainerReport.model_validate(container(refused="because"))
     running = refused.model_copy(update={"id": "r", "state": "running"})
     other = refused.model_copy(update={"id": "o", "name": "other"})
-    new = ContainerReport.model_validate(container().model_dump() | {"id": "n", "state": "of a newer release"})
+    new = ContainerReport.model_validate(container("n", state="of a newer release"))
     for report in (running, other, new, *(refused.model_copy(update={"id": f"try-{n}"}) for n in range(100))):
-        view.take(report)
-    assert set(view.containers) == {"r", "o", "n", "try-99"}
+        take_former_report(report, view.containers)
+    assert set(view.containers) == {"c", "r", "o", "n", "try-99"}

@@ -182,6 +182,22 @@ async def test_nothing_is_chosen_while_reports_are_incomplete(node: Frontend, ap
     assert len(node.cpus("u")) == 2
 
 
+async def test_a_container_that_has_just_ended_costs_the_next_pod_no_retry(node: Frontend, api: Claims) -> None:
+    """Its end is reported a moment later: the claim that needs its CPUs waits for that, and not for the kubelet."""
+    api.add(claim("u", cpus(2)))
+    api.add(claim("v", cpus(2)))
+    await node.prepare("u")
+    use = {"uid": "u", "driver": "dra.cpu"}
+    node.report(claims=[use])
+    await node.unprepare("u")
+    async with asyncio.TaskGroup() as tasks:
+        answer = tasks.create_task(node.prepare("v"))
+        await eventually(lambda: bool(node.claims._news._waiters))
+        assert not answer.done()
+        node.report(claims=[use], state="stopped")
+    assert isinstance(answer.result(), Prepared)
+
+
 async def test_reports_on_their_way_cost_the_pod_no_retry(tmp_path: Path, api: Claims) -> None:
     """What the CPU driver gave a pod moves others, which is reported while the memory driver decides: it waits."""
     node = Frontend(tmp_path, api=api, wait=5)

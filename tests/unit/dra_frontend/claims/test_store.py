@@ -15,6 +15,7 @@ from dra_frontend.claims.store import ClaimStore
 from dra_frontend.claims.transaction import Transaction
 from numa_contract.names import cdi_file_name
 from numa_contract.records import AllocationRecord, AllocationResult, ClaimReference, MemoryAllocation
+from numa_contract.reports import BackendStatus
 from numa_node.file_lock import FileLock
 
 from tests.fakes.frontend import Frontend, full_disk, on_disk
@@ -85,6 +86,7 @@ async def test_a_file_that_cannot_be_restored_concerns_its_claim_alone(node: Fro
     node.file("u1").mkdir()
     await write(node, "u3", frozenset({6}))
     await release(node, "u2")
+    await node.look()
     assert node.store.ledger.held_cpus() == CPUS | {6}
     node.file("u1").rmdir()
     await node.look()
@@ -106,7 +108,8 @@ async def test_a_release_by_another_instance_is_no_loss(tmp_path: Path) -> None:
     old, new = Frontend(tmp_path), Frontend(tmp_path)
     await write(old)
     await release(new)
-    await old.look()
+    for _ in range(2):
+        await old.look()
     assert not old.file("u1").exists()
     assert old.store.ledger.held_cpus() == frozenset()
 
@@ -175,6 +178,47 @@ async def test_without_a_backend_nobody_can_tell(tmp_path: Path) -> None:
     await node.look()
     assert node.store.ledger.held_cpus() == CPUS
     node.enforce()
+    await node.look()
+    assert node.store.ledger.held_cpus() == frozenset()
+
+
+async def test_what_is_released_is_held_until_the_backend_has_heard_of_it(tmp_path: Path) -> None:
+    """A container may have started just before: only a report that was made later tells that there is none."""
+    node = Frontend(tmp_path, enforced=False)
+
+    async def held(generation: int, heard: int | None, *reports: dict[str, Any]) -> frozenset[int]:
+        lease = BackendStatus(instance="i", generation=generation, records=heard, active=True, synchronized=True)
+        node.backend.renew(lease, reports)
+        await node.look()
+        return node.store.ledger.held_cpus()
+
+    await held(1, node.store.generation)
+    await write(node)
+    await release(node)
+    heard = node.store.generation
+    assert await held(2, heard - 1) == CPUS
+    assert (
+        await held(3, heard, {"id": "c", "name": "work", "podUid": "p", "podNamespace": "ns", "podName": "p", **USES})
+        == CPUS
+    )
+    assert await held(4, heard) == frozenset()
+
+
+async def test_what_another_instance_has_released_is_news_to_this_ones_backend(tmp_path: Path) -> None:
+    """A successor finds it in the journal: its own backend, too, must have heard of it before anything is free."""
+    former = Frontend(tmp_path, enforced=False)
+    await write(former)
+    await release(former)
+    node = Frontend(tmp_path, enforced=False)
+    told: list[tuple[str, str]] = []
+    node.store.listeners.append(lambda change: told.append((change.kind, change.uid)))
+    lease = BackendStatus(instance="i", generation=1, records=node.store.generation, active=True, synchronized=True)
+    node.backend.renew(lease, [])
+    for _ in range(2):
+        await node.look()
+        assert node.store.ledger.held_cpus() == CPUS
+    assert told == [("released", "u1")]
+    node.backend.renew(lease.model_copy(update={"records": node.store.generation}), [])
     await node.look()
     assert node.store.ledger.held_cpus() == frozenset()
 
@@ -335,6 +379,7 @@ async def test_a_directory_that_was_removed_on_the_host_keeps_what_was_known(tmp
         with pytest.raises(OSError, match="No such file"):
             await write(mounted, "u2", frozenset({5}))
         await release(mounted)
+        await mounted.look()
         assert mounted.store.ledger.held_cpus() == frozenset()
     finally:
         os.chdir("/")

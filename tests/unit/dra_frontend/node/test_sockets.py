@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from dra_frontend.node.sockets import NotASocketError, listen_tcp, listen_unix
+from dra_frontend.node.sockets import NotASocketError, listen_unix
 
 
 def test_listening_socket_replaces_a_stale_one_and_only_its_owner_reads_it(short_root: Path) -> None:
@@ -38,11 +38,3 @@ def test_trap_4_12_a_successors_socket_of_the_same_name_survives(short_root: Pat
         assert (short_root / "s.sock").is_socket()
         placed_by_new.remove()
         assert not (short_root / "s.sock").exists()
-
-
-@pytest.mark.parametrize("client", ["127.0.0.1", "::1"])
-def test_without_a_host_both_ip_versions_are_heard(client: str) -> None:
-    """The kubelet probes the pod's address, whichever version the cluster uses."""
-    with listen_tcp("", 0) as server, socket.create_connection((client, server.getsockname()[1])):
-        peer, _ = server.accept()
-        peer.close()

@@ -2,7 +2,7 @@
 """The state endpoint over a real unix socket."""
 
 import asyncio
-import json
+import io
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.node.machine_watch import HostTrees, MachineWatch
 from dra_frontend.node.sockets import listen_unix
 from dra_frontend.publishing.device_status import Snapshot, snapshot
-from dra_frontend.state_endpoint.api import HttpServer, NodeState, probe_app, state_app
-from dra_frontend.state_endpoint.events import EventFeed
+from dra_frontend.state_endpoint.api import NodeState, probe_app, state_app
+from dra_frontend.state_endpoint.records import RecordNews
+from dra_frontend.state_endpoint.server import HttpServer
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
-from numa_contract.reports import BackendStatus, ContainerReport
+from numa_contract.reports import MAX_STATE_BYTES
 
 from tests.fakes.decisions import decided, view
 from tests.fakes.trees import MemoryTree, small_machine
@@ -46,8 +47,8 @@ class Endpoint:
 
     def __init__(self, client: aiohttp.ClientSession) -> None:
         self.client = client
-        self.feed = EventFeed()
-        self.reports: list[ContainerReport | None] = []
+        self.records = RecordNews(100)
+        self.reports: list[list[str]] = []
         self.problems: list[str] = []
         self.warnings: list[str] = []
         self.backend = BackendView(asyncio.get_running_loop().time)
@@ -62,12 +63,21 @@ class Endpoint:
             ledger=ledger,
             quarantined=lambda: {"x.json": "broken"},
             backend=self.backend,
-            feed=self.feed,
-            reported=self.reports.append,
+            records=self.records,
+            reported=self.reported,
             unready=lambda: self.problems,
             warnings=lambda: self.warnings,
             metrics=lambda: b"metric 1\n",
         )
+
+    def reported(self) -> None:
+        """Takes note of who is known."""
+        self.reports.append(sorted(self.backend.containers))
+
+    async def put(self, path: str, body: Any) -> tuple[int, Any]:
+        """Sends JSON; returns status and answer."""
+        async with self.client.put(f"http://node{path}", json=body) as answer:
+            return answer.status, await answer.json() if answer.content_length else None
 
     async def get(self, path: str) -> Any:
         """Returns the JSON of a path."""
@@ -86,7 +96,7 @@ async def endpoint(tmp_path: Path) -> AsyncIterator[Endpoint]:
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(server.serve(sockets=[listening]))
             yield endpoint
-            endpoint.feed.close()
+            endpoint.records.close()
             server.end()
             await serving
     placed.remove()
@@ -120,54 +130,100 @@ async def test_an_unknown_claim_says_where_to_look(endpoint: Endpoint) -> None:
         assert "GET /v1/claims" in (await answer.json())["detail"]
 
 
-async def test_the_backend_renews_its_lease_and_reports(endpoint: Endpoint) -> None:
-    """A new epoch is answered "not known", so that everything is sent again; reports replace each other by id."""
-    status = BackendStatus(instance="b", epoch="e", complete=True, active=True, synchronized=True)
-    for known in (False, True):
-        async with endpoint.client.put("http://node/v1/backend", json=status.model_dump(mode="json")) as answer:
-            assert await answer.json() == {"instance": "pod/1", "known": known}
-    assert (await endpoint.get("/v1/backend"))["live"] is True
-    report = {"id": "c", "name": "n", "podUid": "p", "podNamespace": "ns", "podName": "pod", "cpus": "2-3"}
-    async with endpoint.client.put("http://node/v1/containers/c", json=report) as answer:
-        assert answer.status == 204
-    assert [c["cpus"] for c in await endpoint.get("/v1/containers")] == ["2-3"]
-    async with endpoint.client.delete("http://node/v1/containers/c") as answer:
-        assert answer.status == 204
+REPORT = {"name": "n", "podUid": "p", "podNamespace": "ns", "podName": "pod"}
+LEASE = {"instance": "b", "active": True, "synchronized": True}
+
+
+async def test_the_backend_tells_its_state(endpoint: Endpoint) -> None:
+    """One request is lease, metrics and all containers; the answer says which state of them is known."""
+    metrics = [{"name": "active", "samples": [{"value": 1}]}]
+    lease = {**LEASE, "generation": 7, "metrics": metrics}
+    known = {"instance": "pod/1", "known": True}
+    assert await endpoint.put("/v1/backend", lease) == (200, {**known, "generation": 0})
+    containers = [{**REPORT, "id": "c", "cpus": "2-3"}, {**REPORT, "id": "d"}]
+    assert await endpoint.put("/v1/backend", {**lease, "containers": containers}) == (200, {**known, "generation": 7})
+    assert await endpoint.put("/v1/backend", lease) == (200, {**known, "generation": 7})
+    assert endpoint.reports == [[], ["c", "d"], ["c", "d"]]
+    shown = await endpoint.get("/v1/backend")
+    assert (shown["live"], "metrics" in shown["status"]) == (True, False)
+    assert [c["cpus"] for c in await endpoint.get("/v1/containers")] == ["2-3", ""]
+    assert (await endpoint.put("/v1/backend", {**lease, "generation": 8, "containers": []}))[0] == 200
     assert await endpoint.get("/v1/containers") == []
-    assert [None if r is None else r.id for r in endpoint.reports] == [None, None, "c", None]
 
 
-async def test_several_reports_are_one_request(endpoint: Endpoint) -> None:
-    """Each is added or replaced and handed on in order, others stay; nothing is taken of a list that makes no sense."""
-    one = {"name": "n", "podUid": "p", "podNamespace": "ns", "podName": "pod"}
-    for ids in ("ab", "bc"):
-        async with endpoint.client.put("http://node/v1/containers", json=[{**one, "id": i} for i in ids]) as answer:
-            assert answer.status == 204
-    async with endpoint.client.put("http://node/v1/containers", json=[{**one, "id": "d"}, {"id": "e"}]) as answer:
-        assert answer.status == 422
-    assert list(endpoint.backend.containers) == ["a", "b", "c"]
-    assert [r and r.id for r in endpoint.reports] == ["a", "b", "b", "c"]
+@pytest.mark.parametrize("body", [[], {}, {"instance": 1}, {**LEASE, "containers": 1}, "x" * 100_000])
+async def test_a_state_that_makes_no_sense_is_refused(endpoint: Endpoint, body: Any) -> None:
+    """Nothing is stored of what cannot be read, and the answer is a sentence."""
+    status, answer = await endpoint.put("/v1/backend", body)
+    assert status == 422
+    assert answer["detail"].startswith("backend state ")
+    assert len(answer["detail"]) < 300
+    assert endpoint.backend.status is None
 
 
-@pytest.mark.parametrize(("path", "body"), [("c", {"id": "other"}), ("c", {"id": "c"}), ("c", [])])
-async def test_a_report_that_makes_no_sense_is_refused(endpoint: Endpoint, path: str, body: Any) -> None:
-    """Nothing is stored of a report that cannot be read or is about somebody else."""
-    full = {"name": "n", "podUid": "p", "podNamespace": "ns", "podName": "pod"}
-    sent = {**full, **body} if body == {"id": "other"} else body
-    async with endpoint.client.put(f"http://node/v1/containers/{path}", json=sent) as answer:
-        assert answer.status == 422
+async def test_a_body_is_bounded_before_it_is_read(endpoint: Endpoint) -> None:
+    """More than any node needs is refused, with a length or without one, and nothing of it is kept."""
+
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(MAX_STATE_BYTES // 65536 + 2):
+            yield b" " * 65536
+
+    for path in ("/v1/backend", "/v1/containers", "/v1/containers/c"):
+        for data in (io.BytesIO(b" " * (MAX_STATE_BYTES + 1)), endless()):
+            try:
+                async with endpoint.client.put(f"http://node{path}", data=data) as answer:
+                    assert answer.status == 413
+            except (aiohttp.ClientConnectionError, ConnectionResetError):
+                pass  # it stopped reading
     assert endpoint.backend.containers == {}
 
 
-async def test_events_arrive_as_they_happen(endpoint: Endpoint) -> None:
-    """A listener hears of a record without asking again."""
-    async with endpoint.client.get("http://node/v1/events") as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        assert await answer.content.readline() == b": hello\n"
-        endpoint.feed.publish("record", {"uid": "u"})
-        lines = [await answer.content.readline() for _ in range(4)]
-    assert lines[2] == b"event: record\n"
-    assert json.loads(lines[3].removeprefix(b"data: ")) == {"uid": "u"}
+async def test_a_backend_of_the_last_release_reports(endpoint: Endpoint) -> None:
+    """A new epoch is answered "not known", so that everything is sent again, one by one or in lists."""
+    lease = {**LEASE, "epoch": "e", "complete": True}
+    for known in (False, True):
+        status, answer = await endpoint.put("/v1/backend", lease)
+        assert (status, answer["known"]) == (200, known)
+    assert (await endpoint.get("/v1/backend"))["live"] is True
+    assert await endpoint.put("/v1/containers/c", {**REPORT, "id": "c", "cpus": "2-3"}) == (204, None)
+    for ids in ("ab", "bc"):
+        assert await endpoint.put("/v1/containers", [{**REPORT, "id": i} for i in ids]) == (204, None)
+    async with endpoint.client.delete("http://node/v1/containers/a") as answer:
+        assert answer.status == 204
+    assert list(endpoint.backend.containers) == ["c", "b"]
+    assert endpoint.reports == [[], [], ["c"], ["a", "b", "c"], ["a", "b", "c"], ["b", "c"]]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/containers/c", {**REPORT, "id": "other"}),
+        ("/v1/containers/c", {"id": "c"}),
+        ("/v1/containers/c", []),
+        ("/v1/containers", [{**REPORT, "id": "d"}, {"id": "e"}]),
+        ("/v1/containers", {}),
+    ],
+)
+async def test_a_report_of_the_last_release_that_makes_no_sense_is_refused(
+    endpoint: Endpoint, path: str, body: Any
+) -> None:
+    """Nothing is stored of a report that cannot be read or is about somebody else, nor of a list with one."""
+    assert (await endpoint.put(path, body))[0] == 422
+    assert endpoint.backend.containers == {}
+
+
+async def test_news_of_records_are_waited_for(endpoint: Endpoint) -> None:
+    """Who asks for what came after the present generation hears of the next change at once, and of what it was."""
+    now = await endpoint.get("/v1/records")
+    assert now == {"generation": 100, "changes": []}
+    async with asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(endpoint.get("/v1/records?after=100"))
+        # Asked for on another connection: when this is answered, the one above has been asked.
+        await endpoint.get("/v1/version")
+        endpoint.records.publish(101, "prepared", "dra.cpu", "u")
+    change = {"generation": 101, "change": "prepared", "driver": "dra.cpu", "uid": "u"}
+    assert await asked == {"generation": 101, "changes": [change]}
+    assert await endpoint.get("/v1/records?after=3") == {"generation": 101, "changes": [change]}
 
 
 async def test_probes(endpoint: Endpoint) -> None:

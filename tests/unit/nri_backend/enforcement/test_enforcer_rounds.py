@@ -170,7 +170,7 @@ async def test_synchronize_takes_over_and_repairs_afterwards(node: Node) -> None
     assert updates[0].container_id == "c"
     await eventually(lambda: [node.cpus(paths[i]) for i in ("plain", "f", "c")] == ["1,4-7", "1,4-7", "2-3"])
     assert await node.synchronize(("plain", "p5"), plain="1,4-7") == []
-    assert [told.id for told in node.enforcer.reports()] == ["plain"]
+    assert list(node.sink.latest) == ["plain"]
 
 
 async def test_a_claim_waits_until_everybody_was_looked_at(node: Node) -> None:
@@ -192,12 +192,12 @@ async def test_orphans_keep_their_cpus_over_our_restart(memory: Path) -> None:
         await node.enforcer.activate()
         assert await node.enforcer.synchronize([pod()], [one]) == []
         assert node.enforcer.state.pool == parse_cpu_list("1,4-7")
-        (told,) = node.enforcer.reports()
+        (told,) = node.sink.latest.values()
         assert [(use.uid, use.cpus) for use in told.unknown_claims] == [("c1", {2, 3})]
         node.kernel.set(path, "cpuset.cpus", "0-7")
         await eventually(lambda: node.cpus(path) == "2-3")
         node.claim(ONE)
-        await eventually(lambda: bool(node.enforcer.reports()[0].claims))
+        await eventually(lambda: bool(next(iter(node.sink.latest.values())).claims))
 
 
 async def test_no_pile_of_stored_values_is_corrected(node: Node, caplog: pytest.LogCaptureFixture) -> None:
@@ -258,12 +258,12 @@ async def test_a_lingering_container_outlives_the_runtimes_list(node: Node) -> N
     claim = await node.run("claim", *node.claim(ONE))
     await node.enforcer.stop_container(pod(), container("claim"))
     assert await node.synchronize() == []
-    assert [told.state for told in node.enforcer.reports()] == ["running"]
+    assert [told.state for told in node.sink.latest.values()] == ["running"]
     node.unprepare(ONE)
     env = node.claim(cpu_record("c2", "cpus=2-3", pods=("p2",)))
     with pytest.raises(RefusedError, match="still runs"):
         await node.create("next", *env, of="p2")
     node.kernel.remove(claim)
     await eventually(lambda: "claim" in node.sink.deleted)
-    assert node.enforcer.reports() == []
+    assert len(node.enforcer.state) == 0
     assert node.cpus(await node.run("next-2", *env, of="p2")) == "2-3"

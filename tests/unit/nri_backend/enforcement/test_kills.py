@@ -134,7 +134,7 @@ async def test_counts_go_on_over_a_reconnection(node: Node) -> None:
     assert kills(node) == {"main": 1}
     listed = replace(container("main", *env), state=ContainerState.RUNNING)
     await node.enforcer.synchronize([pod()], [listed])
-    assert [told.memory_kills for told in node.enforcer.reports()] == [1]
+    assert [told.memory_kills for told in node.sink.latest.values()] == [1]
     node.kernel.kill_for_memory(path)
     await node.enforcer.activate()
     assert kills(node) == {"main": 2}

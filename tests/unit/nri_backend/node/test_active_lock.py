@@ -1,111 +1,404 @@
 # SPDX-License-Identifier: Apache-2.0
-import asyncio
+"""Who of several instances acts. Time is set by the tests; locks and files are real."""
+
 import contextlib
+import fcntl
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from nri_backend.node.active_lock import ActiveLock, LockLostError
+from nri_backend.node.former_lock import FormerLock
+from nri_backend.node.heartbeat import BEAT_SECONDS, SIZE, STALE_SECONDS, Heartbeat
 
 HOLDER = """
 import asyncio, sys
 from nri_backend.node.active_lock import ActiveLock
+from nri_backend.node.former_lock import FormerLock
 async def main():
-    with ActiveLock(sys.argv[1], "holder") as lock:
+    with ActiveLock(sys.argv[1], FormerLock(sys.argv[2]), "holder") as lock:
+        lock.serve(serving=True)
         await lock.acquired()
         print("held", flush=True)
-        await asyncio.Event().wait()
+        await lock.keep()
 asyncio.run(main())
+"""
+FORMER = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+file.write("old/1\\n"); file.flush()
+print("held", flush=True)
+sys.stdin.read()
 """
 
 
-def held(lock: ActiveLock) -> bool:
-    return lock._held
+@dataclass
+class Clock:
+    """Time that a test sets."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
-@contextlib.asynccontextmanager
-async def waiting(lock: ActiveLock, seconds: float) -> AsyncIterator[None]:
-    """The lock is asked for and not had within this time; after the block it is had."""
-    async with asyncio.TaskGroup() as tasks:
-        asking = tasks.create_task(lock.acquired())
-        done, _ = await asyncio.wait([asking], timeout=seconds)
-        assert not done
-        yield
+class Run:
+    """A run directory, and instances on it."""
+
+    def __init__(self, root: Path, stack: contextlib.ExitStack) -> None:
+        self.root = root
+        self.own = root / "backend"
+        self.own.mkdir()
+        self.path = self.own / "active.lock"
+        self.former = root / "active.lock"
+        self.clock = Clock()
+        self._stack = stack
+
+    def instance(self, name: str, *, serving: bool = True) -> ActiveLock:
+        """An instance that is synchronised with the runtime."""
+        lock = ActiveLock(str(self.own), FormerLock(str(self.former)), name, self.clock)
+        self._stack.enter_context(lock)
+        lock.serve(serving=serving)
+        return lock
+
+    def later(self, seconds: float, *beating: ActiveLock) -> None:
+        """Time passes, in which these instances stamp."""
+        self.clock.now += seconds
+        for lock in beating:
+            lock.beat()
+
+    def process(self, script: str, *arguments: object) -> "subprocess.Popen[str]":
+        """Another process, which holds a lock now."""
+        command = [sys.executable, "-c", script, *map(str, arguments)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._stack.callback(process.communicate)
+        self._stack.callback(process.kill)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        return process
 
 
 @pytest.fixture
-def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", HOLDER, str(tmp_path / "active.lock")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    yield process
-    process.kill()
-    process.communicate()
+def run(tmp_path: Path) -> Iterator[Run]:
+    """A run directory."""
+    with contextlib.ExitStack() as stack:
+        yield Run(tmp_path, stack)
 
 
-async def test_the_first_one_is_active_at_once(tmp_path: Path) -> None:
-    """A lock that nobody holds is taken without waiting, and says by whom."""
-    path = tmp_path / "active.lock"
-    with ActiveLock(str(path), "one") as lock:
-        assert not held(lock)
-        await lock.acquired()
-        assert held(lock)
-        assert path.read_text() == "one\n"
-    assert not held(lock)
-    assert path.exists()
+def test_the_first_one_is_active_at_once(run: Run) -> None:
+    """A lock that nobody holds is taken without waiting; the file says by whom, in a line of fixed length."""
+    one = run.instance("one")
+    assert (one.active, one.fresh) == (False, False)
+    assert one.attempt()
+    assert (one.active, one.fresh) == (True, True)
+    assert Heartbeat.decode(run.path.read_bytes()) == Heartbeat("one", 1000.0, serving=True)
+    assert run.path.stat().st_size == SIZE
+    one.close()
+    assert not one.active
+    assert run.path.exists()
 
 
-async def test_the_second_one_waits_for_the_first(tmp_path: Path) -> None:
+def test_the_second_one_waits_for_the_first(run: Run) -> None:
     """Never two at once; the standby takes over when the active one leaves."""
-    path = tmp_path / "active.lock"
-    with ActiveLock(str(path), "a longer name") as first, ActiveLock(str(path), "two") as second:
-        await first.acquired()
-        async with waiting(second, 0.25):
-            assert not held(second)
-            first.close()
-        assert held(second)
-        assert path.read_text() == "two\n"
+    one, two = run.instance("a longer name"), run.instance("two")
+    assert one.attempt()
+    assert not two.attempt()
+    assert (two.active, two.fresh) == (False, True)
+    one.close()
+    assert two.attempt()
+    assert Heartbeat.decode(run.path.read_bytes()) == Heartbeat("two", 1000.0, serving=True)
 
 
-async def test_the_kernel_releases_the_lock_of_a_killed_process(tmp_path: Path, holder: subprocess.Popen[str]) -> None:
-    """kill -9 of the active instance hands over within a second."""
-    with ActiveLock(str(tmp_path / "active.lock"), "standby") as lock:
-        async with waiting(lock, 0.2):
-            holder.send_signal(signal.SIGKILL)
-            began = time.monotonic()
-        assert time.monotonic() - began < 1.0
-        assert held(lock)
+def test_a_holder_that_beats_is_not_replaced(run: Run) -> None:
+    """As long as it serves the runtime and stamps, it stays."""
+    one, two = run.instance("one"), run.instance("two")
+    assert one.attempt()
+    for _ in range(10):
+        run.later(BEAT_SECONDS, one)
+        assert not two.attempt()
+        assert two.fresh
+    assert one.active
 
 
-async def test_a_removed_file_is_noticed_by_its_holder(tmp_path: Path) -> None:
-    """A holder whose file was removed must not go on: the next instance would lock another file."""
-    path = tmp_path / "active.lock"
-    with ActiveLock(str(path), "one") as lock:
-        lock.check()
-        await lock.acquired()
-        lock.check()
-        path.unlink()
-        with pytest.raises(LockLostError, match="removed or replaced"):
-            lock.check()
+@pytest.mark.fault("backend A6", "frontend A1")
+def test_a_frozen_holder_is_replaced(run: Run) -> None:
+    """Three beats missed, and a standby that serves the runtime puts a file of its own in its place; it sees that."""
+    one, two = run.instance("one"), run.instance("two")
+    assert one.attempt()
+    run.later(STALE_SECONDS)
+    assert not two.attempt()
+    assert two.fresh
+    run.later(0.1)
+    assert not two.fresh
+    assert two.attempt()
+    assert (two.active, two.fresh, one.active, one.fresh) == (True, True, False, False)
+    with pytest.raises(LockLostError, match="replaced"):
+        one.check()
+    two.check()
+    assert Heartbeat.decode(run.path.read_bytes()) == Heartbeat("two", run.clock.now, serving=True)
 
 
-async def test_a_standby_follows_a_replaced_file(tmp_path: Path) -> None:
-    """The lock is the one on the file that has the name now."""
-    path = tmp_path / "active.lock"
-    with ActiveLock(str(path), "one") as first, ActiveLock(str(path), "two") as second:
-        await first.acquired()
-        async with waiting(second, 0.15):
-            path.unlink()
-        assert held(second)
-        assert path.read_text() == "two\n"
+@pytest.mark.fault("backend A6", "frontend A1")
+def test_a_frozen_process_is_replaced(run: Run) -> None:
+    """The same with a process that is stopped and never ends, by the clock that both share."""
+    holder = run.process(HOLDER, run.own, run.former)
+    ahead = 0.0
+    with ActiveLock(str(run.own), FormerLock(str(run.former)), "two", lambda: time.monotonic() + ahead) as two:
+        two.serve(serving=True)
+        assert not two.attempt()
+        assert two.fresh
+        holder.send_signal(signal.SIGSTOP)
+        ahead = STALE_SECONDS + BEAT_SECONDS
+        assert two.attempt()
+        holder.send_signal(signal.SIGCONT)
+        assert holder.wait(10) == 1
 
 
-async def test_a_missing_run_directory_is_an_error(tmp_path: Path) -> None:
+def test_a_killed_process_is_followed_at_once(run: Run) -> None:
+    """The kernel releases the lock of a process that is killed."""
+    holder = run.process(HOLDER, run.own, run.former)
+    two = run.instance("two")
+    assert not two.attempt()
+    holder.kill()
+    holder.wait()
+    assert two.attempt()
+
+
+def test_of_two_standbys_one_wins(run: Run) -> None:
+    """Both see the same stale stamp; the second one finds a fresh one."""
+    one, two, three = (run.instance(name) for name in ("one", "two", "three"))
+    assert one.attempt()
+    assert not two.attempt()
+    assert not three.attempt()
+    run.later(STALE_SECONDS + 1)
+    assert [two.attempt(), three.attempt()] == [True, False]
+    assert not three.attempt()
+    assert (two.active, three.active, three.fresh) == (True, False, True)
+
+
+def test_whoever_is_taking_over_is_alone(run: Run) -> None:
+    """While another instance has the turn, nobody gets the lock, whether it is free or stale."""
+    one, two, three = (run.instance(name) for name in ("one", "two", "three"))
+    assert one.attempt()
+    run.later(STALE_SECONDS + 1)
+    with (run.own / "takeover.lock").open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        assert not two.attempt()
+        one.close()
+        assert not three.attempt()
+    assert three.attempt()
+
+
+def test_a_standby_without_the_runtime_takes_nothing_over(run: Run) -> None:
+    """It could not do better, and when it comes back it gives the holder the same time."""
+    one, two = run.instance("one"), run.instance("two", serving=False)
+    assert one.attempt()
+    run.later(STALE_SECONDS + 100)
+    assert not two.attempt()
+    two.serve(serving=True)
+    assert not two.attempt()
+    run.later(STALE_SECONDS + 0.1)
+    assert two.attempt()
+
+
+@pytest.mark.fault("backend A6")
+def test_a_holder_that_has_lost_the_runtime_is_replaced(run: Run) -> None:
+    """It stamps that it does not serve; a restart of the runtime, which both lose, is waited for."""
+    one, two = run.instance("one"), run.instance("two")
+    assert one.attempt()
+    assert not two.attempt()
+    one.serve(serving=False)
+    assert not one.fresh
+    for _ in range(3):
+        run.later(BEAT_SECONDS, one)
+        assert not two.attempt()
+        assert not two.fresh
+    run.later(1.0, one)
+    assert two.attempt()
+
+
+def test_a_holder_that_serves_again_stays(run: Run) -> None:
+    """A short loss of the runtime changes nothing."""
+    one, two = run.instance("one"), run.instance("two")
+    assert one.attempt()
+    one.serve(serving=False)
+    run.later(STALE_SECONDS - 1, one)
+    assert not two.attempt()
+    one.serve(serving=True)
+    run.later(STALE_SECONDS - 1)
+    assert not two.attempt()
+    assert two.fresh
+
+
+def test_a_thawed_holder_that_nobody_replaced_goes_on(run: Run) -> None:
+    """Its own word does not count until it has stamped again."""
+    one = run.instance("one")
+    assert one.attempt()
+    run.later(STALE_SECONDS + 60)
+    assert (one.active, one.fresh) == (True, False)
+    one.check()
+    one.beat()
+    assert one.fresh
+
+
+def test_a_removed_file_is_noticed_by_its_holder(run: Run) -> None:
+    """A holder whose file was removed must not go on: the next instance locks another file."""
+    one, two = run.instance("one"), run.instance("two")
+    assert one.attempt()
+    assert not two.attempt()
+    run.path.unlink()
+    assert not one.active
+    with pytest.raises(LockLostError, match="removed"):
+        one.check()
+    assert not two.attempt()
+    assert two.attempt()
+
+
+def test_a_holder_without_a_stamp_is_trusted(run: Run) -> None:
+    """It may have found the disk full, or be about to stamp: the lock alone counts then."""
+    two = run.instance("two")
+    with run.path.open("w") as unstamped:
+        fcntl.flock(unstamped, fcntl.LOCK_EX)
+        for _ in range(5):
+            assert not two.attempt()
+            assert two.fresh
+            run.later(STALE_SECONDS)
+
+
+def test_a_full_disk_does_not_stop_the_heartbeat(run: Run) -> None:
+    """The stamp is written in place; no file grows."""
+    one = run.instance("one")
+    assert one.attempt()
+    size, blocks = run.path.stat().st_size, run.path.stat().st_blocks
+    for _ in range(3):
+        run.later(BEAT_SECONDS, one)
+    assert (run.path.stat().st_size, run.path.stat().st_blocks) == (size, blocks)
+    assert {path.name for path in run.own.iterdir()} == {"active.lock", "takeover.lock"}
+
+
+def test_what_a_dead_standby_left_is_in_nobodys_way(run: Run) -> None:
+    """A file of a take-over that was cut off is removed by the next one."""
+    (run.own / "active.lock.new").write_text("half")
+    one, two = run.instance("one"), run.instance("two")
+    assert one.attempt()
+    assert not two.attempt()
+    run.later(STALE_SECONDS + 1)
+    assert two.attempt()
+    assert not (run.own / "active.lock.new").exists()
+
+
+def test_a_failed_take_over_is_logged_once(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """The standby stays one, and tries again."""
+    one, two = run.instance("one"), run.instance("two")
+    assert one.attempt()
+    (run.own / "active.lock.new").mkdir()
+    run.later(STALE_SECONDS + 1)
+    assert not any(two.attempt() for _ in range(5))
+    assert [record.message for record in caplog.records] == ["the stale lock cannot be replaced"]
+    (run.own / "active.lock.new").rmdir()
+    assert two.attempt()
+
+
+def test_an_instance_of_the_last_release_is_excluded(run: Run) -> None:
+    """0.1.0 knows another lock file, which is held as well where it is; the run directory may be read-only."""
+    run.former.write_text("old/1\n")
+    run.former.chmod(0o400)
+    one = run.instance("one")
+    assert one.attempt()
+    with run.former.open() as old, pytest.raises(BlockingIOError):
+        fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    one.close()
+    with run.former.open() as old:
+        fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert run.former.read_text() == "old/1\n"
+
+
+def test_an_active_instance_of_the_last_release_is_waited_for_and_trusted(run: Run) -> None:
+    """It does not stamp; when it leaves, the standby acts."""
+    old = run.process(FORMER, run.former)
+    one, two = run.instance("one"), run.instance("two")
+    for _ in range(3):
+        assert not one.attempt()
+        assert not two.attempt()
+        assert (one.fresh, two.fresh) == (True, True)
+        run.later(STALE_SECONDS)
+    old.kill()
+    old.wait()
+    assert one.attempt()
+
+
+def test_going_back_to_the_last_release_ends_this_one(run: Run) -> None:
+    """On a node that never had it, an instance of 0.1.0 makes its lock file and acts: then ours must not."""
+    one = run.instance("one")
+    assert one.attempt()
+    one.check()
+    run.process(FORMER, run.former)
+    with pytest.raises(LockLostError, match=r"release 0\.1\.0"):
+        one.check()
+
+
+def test_a_replaced_holder_may_keep_the_lock_of_the_last_release(run: Run) -> None:
+    """It is frozen with it. When it ends, its successor has that lock, too."""
+    run.former.write_text("")
+    one, two = run.instance("one"), run.instance("two")
+    assert one.attempt()
+    assert not two.attempt()
+    run.later(STALE_SECONDS + 1)
+    assert two.attempt()
+    two.check()
+    one.close()
+    two.check()
+    with run.former.open() as old, pytest.raises(BlockingIOError):
+        fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+async def test_a_missing_directory_is_an_error(tmp_path: Path) -> None:
     """Without a directory to share there is no leader; nobody waits for ever."""
-    with ActiveLock(str(tmp_path / "absent" / "active.lock"), "one") as lock, pytest.raises(FileNotFoundError):
+    lock = ActiveLock(str(tmp_path / "absent"), FormerLock(str(tmp_path / "active.lock")), "one")
+    with lock, pytest.raises(FileNotFoundError):
         await lock.acquired()
+
+
+@given(st.from_regex(r"[A-Za-z0-9.-]{1,128}/[0-9a-f]{8}", fullmatch=True), st.floats(0, 1e9), st.booleans())
+def test_a_stamp_is_read_as_it_was_written(instance: str, at: float, serving: bool) -> None:
+    """Every instance that there can be, of a pod with the longest UID, fits the one size."""
+    heartbeat = Heartbeat(instance, at, serving=serving)
+    data = heartbeat.encode()
+    assert len(data) == SIZE
+    assert Heartbeat.decode(data) == heartbeat
+
+
+@given(
+    st.binary(max_size=SIZE) | st.sampled_from([b"one/1\n", b"[" * SIZE, b'{"at": NaN}', b'{"instance": "a", "at": 1}'])
+)
+def test_what_is_no_stamp_is_none(data: bytes) -> None:
+    """Nothing that lies in the file can end its reader."""
+    assert Heartbeat.decode(data) is None
+
+
+@pytest.mark.parametrize(
+    ("age", "fresh"), [(0, True), (STALE_SECONDS, True), (STALE_SECONDS + 0.1, False), (-5, False)]
+)
+def test_a_stamp_from_the_future_is_of_an_earlier_boot(age: float, fresh: bool) -> None:
+    """The monotonic clock begins anew with each boot."""
+    assert Heartbeat("one", 1000 - age, serving=True).fresh(1000) is fresh
+
+
+def test_descriptors_are_given_back(run: Run) -> None:
+    """A standby that polls for days opens nothing that it does not close."""
+    one, two = run.instance("one"), run.instance("two")
+    assert one.attempt()
+    two.attempt()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(50):
+        two.attempt()
+        one.check()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -1,47 +1,122 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the frontend knows of its backend: the lease, and the containers reported in the lease's epoch."""
+"""What the frontend knows of its backend: the lease, and the latest report of every container."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any, Final
 
-from numa_contract.reports import LEASE_SECONDS, BackendStatus, ContainerReport
+from numa_contract.documents import parse_json
+from numa_contract.errors import MalformedError, shown
+from numa_contract.reports import CONTAINERS, LEASE_SECONDS, MAX_STATE_BYTES, BackendStatus, ContainerReport
+from pydantic import ValidationError
+
+from dra_frontend.claims.former_backend import FormerEpoch
+
+# Without these a report cannot say whose CPUs a container uses; every other field may be unreadable.
+_NEEDED: Final = frozenset({"id", "claims", "unknownClaims"})
+_log = logging.getLogger(__name__)
 
 
-def _attempt(report: ContainerReport) -> tuple[str, str] | None:
-    # A state alone says nothing: a newer backend may know more of them, and they are read as unknown here.
-    refused = report.state == "unknown" and report.refused
-    return (report.pod_uid, report.name) if refused else None
+def read_state(data: bytes) -> tuple[BackendStatus, list[Any] | None]:
+    """Reads the body of ``PUT /v1/backend``: the lease, and the containers' reports, None if they were left out.
+
+    MalformedError when it cannot be read; the reports themselves are read by :meth:`BackendView.renew`.
+    """
+    document = parse_json(data, MAX_STATE_BYTES, "backend state", "")
+    if not isinstance(document, dict) or not isinstance(reports := document.pop(CONTAINERS, None), list | None):
+        raise MalformedError("backend state", "", "is not an object with a list of containers")
+    try:
+        return BackendStatus.model_validate(document), reports
+    except ValidationError as error:
+        raise MalformedError("backend state", "", _reason(error)) from error
+
+
+def _reason(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return f"{shown('.'.join(map(str, first['loc'])))}: {first['msg']}"
+
+
+def _read_report(document: Any) -> ContainerReport:
+    """Reads one report, as far as a newer backend's can be read. MalformedError if what is needed cannot."""
+    try:
+        try:
+            return ContainerReport.model_validate(document)
+        except ValidationError as error:
+            bad = {str(one["loc"][0]) for one in error.errors(include_url=False) if one["loc"]}
+            if not isinstance(document, dict) or bad & _NEEDED:
+                raise
+            left = {key: value for key, value in document.items() if key not in bad}
+            return ContainerReport.model_validate({"name": "", "podUid": "", "podNamespace": "", "podName": ""} | left)
+    except ValidationError as error:
+        raise MalformedError("report of a container", str(_id(document)), _reason(error)) from error
+
+
+def _id(document: Any) -> object:
+    return document.get("id") if isinstance(document, dict) else None
 
 
 @dataclass(slots=True)
 class BackendView:
-    """The latest status and reports. A new epoch empties the reports; its full resend fills them again."""
+    """The latest lease, and the latest reports of this backend or of the one before it."""
 
     clock: Callable[[], float]
     status: BackendStatus | None = None
     containers: dict[str, ContainerReport] = field(default_factory=dict)
+    generation: int = 0
+    """Of the state that the reports are; 0 before this backend told it."""
+    complete: bool = False
+    """Whether the reports are this backend's present state, so that silence about a container means there is none."""
+    unreadable: str = ""
+    """Why a report could not be read."""
+    former: FormerEpoch = field(default_factory=FormerEpoch)
+    _documents: dict[str, Any] = field(default_factory=dict)
     _renewed: float = 0.0
 
-    def renew(self, status: BackendStatus) -> bool:
-        """Takes a lease; returns False when its epoch is new here, so that the backend sends everything again."""
-        known = self.status is not None and (self.status.instance, self.status.epoch) == (status.instance, status.epoch)
-        if not known:
-            self.containers.clear()
-            # "Complete" speaks of reports that were sent to somebody else, or before a restart of ours.
-            status = status.model_copy(update={"complete": False})
+    def renew(self, status: BackendStatus, reports: Iterable[Any] | None = None) -> None:
+        """Takes a lease and, if they come with it, the reports of all containers. Those that did not change stay."""
+        if self.status is None or self.status.instance != status.instance:
+            self.generation = 0
         self.status = status
         self._renewed = self.clock()
-        return known
+        if status.generation is None:
+            self._documents = {}
+            self.complete = self.former.renew(status, self.containers)
+            return
+        if reports is not None:
+            self._take(reports)
+            self.generation = status.generation
+        self.complete = self.generation == status.generation > 0
 
-    def take(self, report: ContainerReport) -> None:
-        """Takes a report; of attempts at a container that were refused at its creation, the last one stays.
+    def _take(self, reports: Iterable[Any]) -> None:
+        containers: dict[str, ContainerReport] = {}
+        documents: dict[str, Any] = {}
+        unreadable = ""
+        for document in reports:
+            key = str(_id(document))
+            report = self.containers.get(key)
+            try:
+                # To compare what was sent costs a fiftieth of reading it, and nearly all of it is as before.
+                if report is None or self._documents.get(key) != document:
+                    report = _read_report(document)
+                    documents[key] = document
+                else:
+                    documents[key] = self._documents[key]
+            except (MalformedError, RecursionError) as error:
+                unreadable = str(error)
+            if report is not None:
+                containers[report.id] = report
+        if unreadable and unreadable != self.unreadable:
+            _log.error("a report of the backend cannot be read", extra={"error": unreadable})
+        self.containers, self._documents, self.unreadable = containers, documents, unreadable
 
-        The kubelet tries again for days, and CRI-O tells nobody that a refused one is gone.
+    def has_heard(self, generation: int) -> bool:
+        """Tells whether the reports were made after the backend had heard of this generation of the records.
+
+        A backend of 0.1.0, and one that cannot hear, does not say so, and is taken at its word.
         """
-        if attempt := _attempt(report):
-            for former in [one.id for one in self.containers.values() if _attempt(one) == attempt]:
-                del self.containers[former]
-        self.containers[report.id] = report
+        heard = self.status.records if self.status is not None else None
+        return heard is None or heard >= generation
 
     @property
     def age(self) -> float | None:
@@ -49,16 +124,28 @@ class BackendView:
         return None if self.status is None else self.clock() - self._renewed
 
     @property
-    def problem(self) -> str:
-        """Why no claim may be prepared now; empty when the backend enforces, or stands by while another one does."""
-        if self.status is None:
+    def failing(self) -> str:
+        """Why this pod's backend is of no use, neither as the active one nor as a standby; else empty."""
+        if self.status is None or self.age is None:
             return "nri-backend has not reported yet; see the log of its container"
-        if self.clock() - self._renewed > LEASE_SECONDS:
-            return f"nri-backend has been silent for {self.clock() - self._renewed:.0f} s; is its container running?"
+        if self.age > LEASE_SECONDS:
+            return f"nri-backend has been silent for {self.age:.0f} s; is its container running?"
         if not self.status.synchronized:
             return "nri-backend is not connected to the container runtime; is NRI switched on there?"
-        if not self.status.complete:
+        if not self.complete:
             return "nri-backend has not yet reported every container"
+        return self.unreadable
+
+    @property
+    def problem(self) -> str:
+        """Why no claim may be prepared now; empty when a backend on this node enforces, this one or another."""
+        if problem := self.failing:
+            return problem
+        if self.status is not None and not self.status.enforced:
+            return (
+                "no nri-backend enforces on this node: the one that holds the lock is silent, or has lost the "
+                "container runtime; a standby takes over within seconds"
+            )
         return ""
 
     @property

@@ -4,6 +4,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from numa_contract.config import Config
@@ -26,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 # The kubelet gives 45 s for the whole call and comes back after 60-90 s; a clear error within them beats a timeout.
 BACKEND_WAIT_SECONDS: Final = 20.0
+# What a claim needs may be that of a container that has just ended: the backend reports at most ten times a second.
+REPORT_SECONDS: Final = 1.0
 
 
 class ClaimSource(Protocol):
@@ -141,6 +144,7 @@ class NodeClaims:
         """
         if self._store.absent:
             await self._recovery.attempted()
+        patience = asyncio.get_running_loop().time() + REPORT_SECONDS
 
         def choose(transaction: Transaction) -> dict[str, Prepared | Failure] | None:
             if not transaction.certain:
@@ -150,12 +154,19 @@ class NodeClaims:
             return {one.view.claim.uid: _prepare(transaction, one, inventory) for one in judged}
 
         while True:
+            news = self._news
             try:
                 decided = await self._store.transact(choose)
             except OSError as error:
                 text = f"the CDI directory cannot be used: {error}"
                 return {one.view.claim.uid: Failure(f"{one.view}: {text}") for one in judged}
             if decided is not None:
+                failed = any(isinstance(answer, Failure) for answer in decided.values())
+                if failed and self._store.ledger.releasing and asyncio.get_running_loop().time() < patience:
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout_at(patience):
+                            await news.wait()
+                    continue
                 return decided
             problem = await self.backend_ready(deadline)
             if problem or asyncio.get_running_loop().time() > deadline:

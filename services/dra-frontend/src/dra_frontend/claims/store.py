@@ -7,8 +7,11 @@ without a file, as long as a container of the claim is alive or nobody can tell;
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from functools import partial
 from typing import Final, TypeVar
 
 from numa_contract.cdi import ClaimFile
@@ -51,6 +54,9 @@ class ClaimStore:
         self._present: Mapping[ClaimKey, Name] = {}
         self.journal_lost = False
         """Whether there was an instance before this one, and its journal is gone: nobody knows what it prepared."""
+        self.generation = time.time_ns() // 1_000_000
+        """Counts the changes of records. Of an instance before this one it is lower, so its readers are behind."""
+        self._released_at: dict[ClaimKey, int] = {}
         self._sequence = -1
         self._complaints = Complaints(_log)
         self.listeners: list[Callable[[Change], None]] = []
@@ -116,7 +122,9 @@ class ClaimStore:
                 set(self._held.answered),
             )
             run = asyncio.get_running_loop().run_in_executor
-            job = run(None, self._run, transaction, change, thorough, self._backend.leads)
+            leads = self._backend.leads
+            unheard = {key for key, at in self._released_at.items() if not self._backend.has_heard(at)}
+            job = run(None, partial(self._run, transaction, change, unheard=unheard, thorough=thorough, leads=leads))
         except BaseException:
             self._lock.release()
             raise
@@ -127,12 +135,25 @@ class ClaimStore:
         self._lock.release()
         if not job.cancelled():
             job.exception()  # raised to the caller, if there still is one
+        releasing = self._held.releasing
+        self._released_at = {key: at for key, at in self._released_at.items() if key in releasing}
         for change in transaction.changes:
+            self.generation += 1
+            if change.kind == "released" and (change.driver, change.uid) in releasing:
+                self._released_at[change.driver, change.uid] = self.generation
             for listener in self.listeners:
                 listener(change)
 
-    def _run(self, transaction: Transaction, change: Callable[[Transaction], T], thorough: bool, leads: bool) -> T:
-        self._load(transaction, thorough=thorough)
+    def _run(
+        self,
+        transaction: Transaction,
+        change: Callable[[Transaction], T],
+        *,
+        unheard: AbstractSet[ClaimKey],
+        thorough: bool,
+        leads: bool,
+    ) -> T:
+        self._load(transaction, unheard, thorough=thorough)
         try:
             if leads and not self.detached and transaction.vanished:
                 transaction.restore()
@@ -142,7 +163,7 @@ class ClaimStore:
             self._sequence = self._journal.sequence
             self._held, self._present = replace(transaction.ledger, containers=()), transaction.present
 
-    def _load(self, transaction: Transaction, *, thorough: bool) -> None:
+    def _load(self, transaction: Transaction, unheard: AbstractSet[ClaimKey], *, thorough: bool) -> None:
         """Reads directory and journal again. What went missing without a release is held further."""
         entries = self._journal.read()
         # Another instance's change may bear the time of ours, and without a journal nobody tells of it.
@@ -155,13 +176,20 @@ class ClaimStore:
         for key in view.files.keys() - transaction.present.keys():
             transaction.present[key] = _name(view.files[key])
         transaction.releasing = {k: file for k, file in entries.releasing.items() if k not in transaction.files}
-        self._settle(transaction)
+        # What another instance has released is news to this one's backend.
+        fresh = transaction.releasing.keys() - self._held.releasing.keys()
+        transaction.changes += [Change("released", *key) for key in sorted(fresh)]
+        self._settle(transaction, unheard | fresh)
 
-    def _settle(self, transaction: Transaction) -> None:
-        """Frees what was held for containers that are gone by now, when that is certain."""
+    def _settle(self, transaction: Transaction, unheard: AbstractSet[ClaimKey]) -> None:
+        """Frees what was held for containers that are gone by now, when that is certain.
+
+        A container may have been started just before the release, and its report be on its way: what counts is said
+        by a backend that knows of the release.
+        """
         if transaction.releasing and transaction.certain:
             ledger = transaction.ledger
-            for key in [key for key in transaction.releasing if not ledger.users(key[1])]:
+            for key in [key for key in transaction.releasing if key not in unheard and not ledger.users(key[1])]:
                 del transaction.releasing[key]
                 transaction.changes.append(Change("freed", *key))
 

@@ -86,14 +86,13 @@ class Transaction:
         return record
 
     def release(self, driver: str, uid: str) -> None:
-        """Takes a claim back; what it has stays held while a container of it may run."""
+        """Takes a claim back. What it has stays held until it is certain that no container of it runs."""
         key = (driver, uid)
         file = self.files.get(key)
-        in_use = not self.certain or bool(self.ledger.users(uid))
         self._files.remove(driver, uid)
         self.vanished.pop(key, None)
         self.present.pop(key, None)
-        if file is not None and in_use:
+        if file is not None:
             self.releasing[key] = file
         if file is not None and file.record is not None:
             self._metadata.remove(file.record, self.files.values())

@@ -86,11 +86,3 @@ def listen_unix(path: Path, mode: int = 0o600) -> tuple[socket.socket, PlacedSoc
         bound.unlink(missing_ok=True)
         listening.close()
         raise
-
-
-def listen_tcp(host: str, port: int) -> socket.socket:
-    """Listens at an address; without a host, or with ``::``, at every address of both IP versions. OSError."""
-    if host in ("", "::") and socket.has_dualstack_ipv6():
-        # The kubelet probes the pod's address, which is an IPv6 one on some clusters.
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -1,32 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state endpoint: who has what on this node, for ``curl`` on the unix socket, and the backend's way to report."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-import uvicorn
-from fastapi import FastAPI, HTTPException
-from fastapi.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from numa_contract import __version__
+from numa_contract.errors import MalformedError
 from numa_contract.records import RECORD_VERSION
-from numa_contract.reports import REPORT_VERSION, BackendStatus, ContainerReport
+from numa_contract.reports import (
+    MAX_STATE_BYTES,
+    RECORDS_WAIT_SECONDS,
+    REPORT_VERSION,
+    RecordsAnswer,
+    StateAnswer,
+)
 
 from dra_frontend.allocation.ledger import Ledger
-from dra_frontend.claims.backend import BackendView
+from dra_frontend.claims.backend import BackendView, read_state
 from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.publishing.device_status import Snapshot
+from dra_frontend.state_endpoint.former import former_routes
 from dra_frontend.state_endpoint.page import node_page
+from dra_frontend.state_endpoint.records import RecordNews
 from dra_frontend.state_endpoint.views import cpus_view, devices_view, machine_view, memory_view
-
-
-class Feed(Protocol):
-    """Where events come from."""
-
-    def listen(self) -> AsyncIterator[bytes]:
-        """Yields server-sent events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +39,11 @@ class NodeState:
     ledger: Callable[[], Ledger]
     quarantined: Callable[[], dict[str, str]]
     backend: BackendView
-    feed: Feed
-    reported: Callable[[ContainerReport | None], None]
-    """Called after each change of the lease or the reports, with the report if it was one."""
-    unready: Callable[[], list[str]]
-    """Why the service is not ready; empty when it is."""
+    records: RecordNews
+    reported: Callable[[], None]
+    """Called after each lease and each report."""
+    unready: Callable[[], Sequence[str]]
+    """Why the pod is not ready; empty when it is."""
     warnings: Callable[[], list[str]]
     metrics: Callable[[], bytes]
 
@@ -59,7 +58,7 @@ def probe_routes(app: FastAPI, state: NodeState) -> None:
 
     @app.get("/readyz", response_class=PlainTextResponse)
     async def readyz() -> Response:
-        """Ready when registered with the kubelet, slices published and the backend enforcing."""
+        """Ready when registered with the kubelet, slices published and the backend working."""
         problems = state.unready()
         lines = [*(problems or ["ok"]), *(f"warning: {text}" for text in state.warnings())]
         return PlainTextResponse("\n".join(lines) + "\n", status_code=503 if problems else 200)
@@ -115,7 +114,7 @@ def _service_routes(app: FastAPI, state: NodeState) -> None:
     async def backend() -> dict[str, Any]:
         """The backend's lease."""
         status = state.backend.status
-        shown = None if status is None else status.model_dump(mode="json")
+        shown = None if status is None else status.model_dump(mode="json", exclude={"metrics", "epoch", "complete"})
         return {"live": state.backend.live, "problem": state.backend.problem, "age": state.backend.age, "status": shown}
 
     @app.get("/v1/version")
@@ -129,10 +128,10 @@ def _service_routes(app: FastAPI, state: NodeState) -> None:
         """What is wrong with files of the CDI directory, by file name."""
         return state.quarantined()
 
-    @app.get("/v1/events")
-    async def events() -> StreamingResponse:
-        """Changes as server-sent events."""
-        return StreamingResponse(state.feed.listen(), media_type="text/event-stream")
+    @app.get("/v1/records")
+    async def records(after: int | None = None) -> RecordsAnswer:
+        """What has changed about records after a generation; waits until something has, 25 s at most."""
+        return await state.records.after(after, RECORDS_WAIT_SECONDS)
 
     @app.get("/", response_class=HTMLResponse)
     async def page() -> str:
@@ -140,34 +139,31 @@ def _service_routes(app: FastAPI, state: NodeState) -> None:
         return node_page(state.node, state.live.inventory, state.ledger(), state.backend)
 
 
-def _report_routes(app: FastAPI, state: NodeState) -> None:
+async def read_body(request: Request) -> bytes:
+    """Returns the body of a request; status 413 for one that is too large, before it is read."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_STATE_BYTES:
+            raise HTTPException(413, f"the body has more than {MAX_STATE_BYTES} bytes")
+    return bytes(body)
+
+
+def _backend_routes(app: FastAPI, state: NodeState) -> None:
     @app.put("/v1/backend")
-    async def renew(status: BackendStatus) -> dict[str, Any]:
-        """Renews the backend's lease; ``known: false`` asks it to send every container again."""
-        known = state.backend.renew(status)
-        state.reported(None)
-        return {"instance": state.instance, "known": known}
+    async def renew(request: Request) -> StateAnswer:
+        """Takes the backend's lease, metrics and the state of all containers; answers which state of them is known."""
+        try:
+            status, reports = read_state(await read_body(request))
+        except MalformedError as error:
+            raise HTTPException(422, str(error)) from error
+        state.backend.renew(status, reports)
+        state.reported()
+        return StateAnswer(
+            instance=state.instance, known=state.backend.former.known, generation=state.backend.generation
+        )
 
-    @app.put("/v1/containers", status_code=204)
-    async def report_several(containers: list[ContainerReport]) -> None:
-        """Takes the backend's reports of several containers, all of them or, if one cannot be read, none."""
-        for container in containers:
-            state.backend.take(container)
-            state.reported(container)
-
-    @app.put("/v1/containers/{id}", status_code=204)
-    async def report(id: str, container: ContainerReport) -> None:  # noqa: A002 - the name is in the path
-        """Takes the backend's report of a container."""
-        if container.id != id:
-            raise HTTPException(422, f"the report is about container {container.id}, the path about {id}")
-        state.backend.take(container)
-        state.reported(container)
-
-    @app.delete("/v1/containers/{id}", status_code=204)
-    async def forget(id: str) -> None:  # noqa: A002 - the name is in the path
-        """The container is gone."""
-        state.backend.containers.pop(id, None)
-        state.reported(None)
+    former_routes(app, state.backend, state.reported, read_body)
 
 
 def state_app(state: NodeState) -> FastAPI:
@@ -175,7 +171,7 @@ def state_app(state: NodeState) -> FastAPI:
     app = FastAPI(title="dra-driver-numa state", version=__version__, docs_url=None, redoc_url=None)
     _resource_routes(app, state)
     _service_routes(app, state)
-    _report_routes(app, state)
+    _backend_routes(app, state)
     probe_routes(app, state)
     return app
 
@@ -185,40 +181,3 @@ def probe_app(state: NodeState) -> FastAPI:
     app = FastAPI(openapi_url=None)
     probe_routes(app, state)
     return app
-
-
-class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers, of which app.py has the only ones, and without its clock."""
-
-    def __init__(self, app: FastAPI) -> None:
-        # h11 and asyncio: httptools and uvloop cost 14 MB and serve ten requests a second no better.
-        super().__init__(
-            uvicorn.Config(
-                app,
-                loop="asyncio",
-                http="h11",
-                ws="none",
-                lifespan="off",
-                access_log=False,
-                log_config=None,
-                timeout_graceful_shutdown=1,
-                h11_max_incomplete_event_size=1 << 16,
-            )
-        )
-        self._ended = asyncio.Event()
-
-    def end(self) -> None:
-        """Lets serve() return, when the requests at work are answered."""
-        self._ended.set()
-
-    async def main_loop(self) -> None:
-        """Waits for the end; uvicorn would look for it ten times a second, a quarter of what an idle frontend costs.
-
-        It would also set the headers of every answer, date and server, so there are none.
-        """
-        await self._ended.wait()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leaves signals alone."""
-        yield

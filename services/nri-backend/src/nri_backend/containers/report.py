@@ -3,12 +3,15 @@
 
 from typing import Final, Literal
 
+from numa_contract.errors import cut_answer
 from numa_contract.reports import ClaimUse, ContainerReport
 
 from nri_backend.claims.evidence import Reason
 from nri_backend.containers.container import Known, Phase
 from nri_backend.limits.limit import limit_text
 
+MAX_UNKNOWN: Final = 16
+"""Claims that a container names without holding them; a pod's author may write any number of them."""
 _State = Literal["unknown", "created", "running", "stopped"]
 _STATES: Final[dict[Phase, _State]] = {
     Phase.CREATED: "created",
@@ -34,12 +37,12 @@ def report(known: Known, *, refused_now: bool = False) -> ContainerReport:
             ClaimUse(uid=held.record.claim.uid, driver=held.record.driver, requests=held.requests)
             for held in (known.holding.claims if refusal is None else ())
         ),
-        unknown_claims=known.orphan or _without_cpus(refusal.unknown if refusal else ()),
+        unknown_claims=known.orphan or _without_cpus(refusal.unknown[:MAX_UNKNOWN] if refusal else ()),
         cpus=known.cpus or frozenset(),
         mems=known.mems or frozenset(),
         limits={file: limit_text(limit) for file, limit in known.limits.items()},
         cgroup=known.cgroup,
-        refused="" if refusal is None or lost else refusal.text,
+        refused="" if refusal is None or lost else cut_answer(refusal.text),
         memory_kills=known.memory_kills,
     )
 

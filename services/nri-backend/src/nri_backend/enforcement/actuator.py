@@ -125,9 +125,10 @@ class Keeper:
             self._edges.sink.put(report(known))
 
     def take_all(self, containers: Sequence[Known], pinned: dict[str, frozenset[int]]) -> None:
-        """Takes the runtime's whole state. Nothing is reported one by one: the frontend gets a new epoch."""
+        """Takes the runtime's whole state."""
         with self._pool_watched():
             self.state.replace_containers(containers, pinned)
+        self._edges.sink.replace(report(known) for known in self.state)
 
     def tell_refused(self, known: Known) -> None:
         """Reports a container that a hook refuses."""
@@ -141,6 +142,10 @@ class Keeper:
             self._notes.forget(dropped.pod_cgroup)
         self._untold.discard(container_id)
         self._edges.sink.delete(container_id)
+
+    def forget_pod(self, pod_uid: str) -> None:
+        """The sandbox is gone, and whatever was attempted in it."""
+        self._edges.sink.forget_pod(pod_uid)
 
     async def impose(self, known: Known) -> Outcome:
         """Makes the cgroup of one container, and those above it, true, as the state then wants it."""

@@ -9,13 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from numa_contract.reports import ContainerReport
-
 from nri_backend.claims.evidence import Refusal
 from nri_backend.containers.answers import adjustment, amendment
 from nri_backend.containers.container import NO_EVIDENCE, Known, Phase, known_as
 from nri_backend.containers.refusals import crowded, impossible, untrue
-from nri_backend.containers.report import report
 from nri_backend.containers.state import Choices, NodeState
 from nri_backend.containers.stored import stored_updates
 from nri_backend.containers.targets import cpuset_wants
@@ -66,10 +63,6 @@ class Enforcer:
     def records_changed(self) -> None:
         """Records may have changed: looks at once. For the frontend's events; every hook and every second look too."""
         self._rounds.request_look()
-
-    def reports(self) -> list[ContainerReport]:
-        """Returns a report of every container, for a new epoch."""
-        return [report(known) for known in self.state]
 
     async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> list[Update]:
         """Takes over the runtime's state; files are compared with it after the answer."""
@@ -234,6 +227,7 @@ class Enforcer:
         for known in self.state.of_pod(pod.uid):
             if known.pod.id == pod.id:
                 self.keeper.forget(known.id)
+        self.keeper.forget_pod(pod.uid)
 
     def disconnected(self) -> None:
         """What is known stays enforced; new containers come to light at the next synchronisation."""

@@ -1,26 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP/1.1 on the frontend's unix socket: requests one after another, or one answer that never ends."""
+"""HTTP/1.1 on the frontend's unix socket, requests one after another."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import h11
+from numa_contract.documents import parse_json
+from numa_contract.errors import MalformedError, shown
+from numa_contract.records import Document
+from pydantic import ValidationError
 
-# Below LEASE_SECONDS, so that a frontend that hangs is dialled anew before it would have to call us dead.
 REQUEST_SECONDS: Final = 2.0
-_MAX_BODY: Final = 1 << 20
+"""Far below LEASE_SECONDS, so that a frontend that hangs is dialled anew before it has to call this backend dead."""
+_MAX_ANSWER: Final = 1 << 16
 _READ_BYTES: Final = 1 << 16
+
+_Answer = TypeVar("_Answer", bound=Document)
 
 
 class FrontendError(Exception):
     """The frontend answered, but not in a way that this release understands."""
 
 
+TRANSIENT: Final = (OSError, h11.ProtocolError, FrontendError)
+"""What a frontend that is away, restarted or of another release looks like."""
+
+
 class HttpConnection:
-    """One connection to the frontend, for requests one after another: ``async with HttpConnection(path) as http``."""
+    """One connection to the frontend: ``async with HttpConnection(path) as http``."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -39,25 +48,34 @@ class HttpConnection:
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
 
-    async def request(self, method: str, target: str, body: bytes = b"") -> tuple[int, bytes]:
-        """Returns status and body of the answer. OSError (TimeoutError included) or h11.ProtocolError if it failed."""
-        async with asyncio.timeout(REQUEST_SECONDS):
+    async def ask(
+        self, answer: type[_Answer], method: str, target: str, body: bytes = b"", seconds: float = REQUEST_SECONDS
+    ) -> _Answer:
+        """Returns the answer to a request. FrontendError unless its status is 200 and its body such a document.
+
+        OSError (TimeoutError after so many seconds included) or h11.ProtocolError if the request failed.
+        """
+        status, data = await self.request(method, target, body, seconds)
+        if status != 200:
+            raise FrontendError(f"{method} {target} was answered with status {status}: {shown(data[:200])}")
+        try:
+            return answer.model_validate(parse_json(data, _MAX_ANSWER, "the answer to", target))
+        except (MalformedError, ValidationError) as error:
+            raise FrontendError(f"the answer to {method} {target} cannot be read: {shown(error)}") from error
+
+    async def request(
+        self, method: str, target: str, body: bytes = b"", seconds: float = REQUEST_SECONDS
+    ) -> tuple[int, bytes]:
+        """Returns status and body of the answer; errors as ask()."""
+        async with asyncio.timeout(seconds):
             status = await self._begin(method, target, body)
             answer = bytearray()
-            async for piece in self._body():
-                answer += piece
-                if len(answer) > _MAX_BODY:
-                    raise FrontendError(f"the answer to {method} {target} has more than {_MAX_BODY} bytes")
+            while not isinstance(event := await self._event(), h11.EndOfMessage):
+                if isinstance(event, h11.Data):
+                    answer += event.data
+                if len(answer) > _MAX_ANSWER:
+                    raise FrontendError(f"the answer to {method} {target} has more than {_MAX_ANSWER} bytes")
         return status, bytes(answer)
-
-    async def stream(self, target: str) -> AsyncGenerator[bytes, None]:
-        """Yields the body of an answer that never ends, as it arrives."""
-        async with asyncio.timeout(REQUEST_SECONDS):
-            status = await self._begin("GET", target, b"")
-        if status != 200:
-            raise FrontendError(f"GET {target} was answered with status {status}")
-        async for piece in self._body():
-            yield piece
 
     async def _begin(self, method: str, target: str, body: bytes) -> int:
         if self._http.our_state is h11.DONE:
@@ -73,11 +91,6 @@ class HttpConnection:
             if isinstance(event, h11.ConnectionClosed):
                 raise ConnectionResetError("the frontend closed the connection")
         return event.status_code
-
-    async def _body(self) -> AsyncIterator[bytes]:
-        while not isinstance(event := await self._event(), h11.EndOfMessage):
-            if isinstance(event, h11.Data):
-                yield bytes(event.data)
 
     async def _event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         while (event := self._http.next_event()) is h11.NEED_DATA:

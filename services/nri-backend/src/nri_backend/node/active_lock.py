@@ -1,81 +1,216 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of several instances on a node acts: the one that holds ``active.lock``.
+"""Which of several instances on a node acts: the one that holds the lock on the file ``active.lock``.
 
-Two instances live side by side while a DaemonSet is updated with surge. The lock is a flock: the kernel releases it
-when its holder dies, however that happens. The file is never removed, because a lock on a removed file excludes nobody.
+Several live side by side while a DaemonSet is updated with surge. The lock is a flock(2): the kernel releases it when
+its holder dies, however that happens. A holder that is frozen, or that has lost the runtime, keeps it; so it stamps a
+heartbeat into the file, and a standby that serves the runtime puts a file of its own in the place of one whose
+heartbeat is stale. The former holder sees by the inode that its file has lost the name, and ends.
+
+Whoever takes the lock, in either way, does so under a second one: two standbys never both win.
 """
 
 import asyncio
-import fcntl
+import contextlib
+import logging
 import os
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Never, Self
+
+from numa_contract.names import ACTIVE_LOCK
+from numa_node.file_lock import is_named, locked
+
+from nri_backend.node.former_lock import FormerLock
+from nri_backend.node.heartbeat import BEAT_SECONDS, SIZE, STALE_SECONDS, Heartbeat
 
 POLL_SECONDS: Final = 0.1
-"""flock has no asynchronous form, and a take-over must be done within a second; a try costs two system calls."""
+"""flock has no asynchronous form, and a take-over must be done within a second; a try costs a few system calls."""
+CHECK_SECONDS: Final = 1.0
+_log = logging.getLogger(__name__)
 
 
 class LockLostError(Exception):
-    """The lock file is no longer the one that is locked: another instance may be active as well."""
+    """Another instance is active, or may become so."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, reason: str) -> None:
         self.path = path
-        super().__init__(f"{path} was removed or replaced while it was locked; leave the run directory alone")
+        super().__init__(f"{path} {reason}")
 
 
 class ActiveLock:
-    """The lock of one instance: ``with ActiveLock(path, instance) as lock: await lock.acquired()``."""
+    """The lock of one instance: ``with ActiveLock(directory, former, instance) as lock: await lock.acquired()``."""
 
-    def __init__(self, path: str, instance: str) -> None:
-        self._path = path
-        self._instance = instance
+    def __init__(
+        self, directory: str, former: FormerLock, instance: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._path = f"{directory}/{ACTIVE_LOCK}"
+        self._turn = f"{directory}/takeover.lock"
+        self._former = former
+        self._clock = clock
+        self._own = Heartbeat(instance, clock(), serving=False)
         self._fd = -1
         self._held = False
+        self._replaced = False
+        """A stale holder was replaced; the lock of 0.1.0 is its until it ends."""
+        self._trouble = ""
+        self._other: Heartbeat | None = self._own
+        """What the present holder stamped last; None from one that does not stamp, which is trusted."""
+        self._patient_since = clock()
+        """When the present holder was last known to serve, or this instance began to."""
+
+    @property
+    def active(self) -> bool:
+        """Whether this instance holds the lock, and its file is still the one of that name. Asks the kernel."""
+        return self._held and is_named(self._fd, self._path)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether some instance holds the lock, serves the runtime, and was heard of within STALE_SECONDS."""
+        if self._held:
+            return self.active and self._own.fresh(self._clock())
+        return self._other is None or self._other.fresh(self._clock())
+
+    def serve(self, *, serving: bool) -> None:
+        """Says whether this instance is synchronised with the runtime: only then it replaces a stale holder."""
+        if serving == self._own.serving:
+            return
+        if serving:
+            # After a restart of the runtime the holder needs a moment, too.
+            self._patient_since = self._clock()
+        self._own = replace(self._own, serving=serving)
+        if self._held:
+            self.beat()
 
     async def acquired(self) -> None:
-        """Returns when the lock is held, at once or when its holder leaves or dies. OSError if it cannot be opened."""
-        while not self._try():  # noqa: ASYNC110  another process releases it, so there is no event to wait for
+        """Returns when the lock is held. OSError if its file cannot be opened."""
+        while not self.attempt():  # noqa: ASYNC110  another process releases it, so there is no event to wait for
             await asyncio.sleep(POLL_SECONDS)
 
+    async def keep(self) -> Never:
+        """Stamps the heartbeat as long as the lock is held; then LockLostError."""
+        while True:
+            self.check()
+            if self._clock() - self._own.at > BEAT_SECONDS - CHECK_SECONDS:
+                self.beat()
+            await asyncio.sleep(CHECK_SECONDS)
+
+    def attempt(self) -> bool:
+        """Tries once to get the lock; tells whether it is held. OSError."""
+        if self._fd < 0:
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if locked(self._fd):
+            self._settle()
+        elif is_named(self._fd, self._path):
+            self._observe()
+            if self._own.serving and self._is_stale():
+                self._take_over()
+        else:
+            # Replaced while we waited: its holder says nothing about the new one.
+            self.close()
+        return self._held
+
     def check(self) -> None:
-        """Raises LockLostError if somebody removed or replaced the file under the held lock."""
-        if self._held and not self._is_current():
-            raise LockLostError(self._path)
+        """Raises LockLostError if another instance is active, or may be."""
+        if not self.active:
+            raise LockLostError(self._path, "was replaced by another instance, or removed, while it was locked")
+        if self._former.exclude():
+            self._replaced = False
+        elif not self._replaced:
+            raise LockLostError(self._former.path, "is locked by an instance of release 0.1.0")
+
+    def beat(self) -> None:
+        """Stamps the heartbeat."""
+        self._stamp(self._fd)
 
     def close(self) -> None:
         """Releases the lock."""
         self._held = False
+        self._former.close()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
-    def _try(self) -> bool:
-        if self._fd < 0:
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            # The file may have been replaced while we waited; then its holder says nothing about the new one.
-            if not self._is_current():
-                self.close()
-            return False
-        if not self._is_current():
+    def _settle(self) -> None:
+        """Keeps the lock that was just had, if it counts."""
+        with self._alone() as alone:
+            if alone and is_named(self._fd, self._path):
+                self._held = self._former.exclude()
+                if self._held:
+                    self.beat()
+                else:
+                    self._other = None
+        if not self._held:
             self.close()
-            return False
-        # For people: who is it? Nothing reads this.
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{self._instance}\n".encode(), 0)
-        self._held = True
-        return True
 
-    def _is_current(self) -> bool:
+    def _observe(self) -> None:
+        now = self._clock()
+        before, self._other = self._other, Heartbeat.decode(os.pread(self._fd, SIZE, 0))
+        if self._other is None:
+            self._patient_since = now
+        elif self._other.serving:
+            self._patient_since = max(self._patient_since, min(self._other.at, now))
+        elif before is None or before.instance != self._other.instance:
+            self._patient_since = now
+
+    def _is_stale(self) -> bool:
+        return self._clock() - self._patient_since > STALE_SECONDS
+
+    def _take_over(self) -> None:
+        """Puts a file of our own in the place of the one whose holder is not heard of any more."""
+        with self._alone() as alone:
+            if not alone or not is_named(self._fd, self._path):
+                return
+            self._observe()
+            if not self._is_stale():
+                return
+            try:
+                fd = self._stamped_file()
+            except OSError as error:
+                self._complain("the stale lock cannot be replaced", error)
+                return
+            os.close(self._fd)
+            self._fd, self._held, self._replaced = fd, True, True
+            holder = self._other.instance if self._other is not None else ""
+            _log.warning("a stale holder of the lock was replaced", extra={"path": self._path, "holder": holder})
+
+    def _stamped_file(self) -> int:
+        new = f"{self._path}.new"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new)  # noqa: PTH108 - of an instance that died right here
+        fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            there = Path(self._path).stat()
-        except FileNotFoundError:
-            return False
-        ours = os.fstat(self._fd)
-        return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+            locked(fd)
+            self._stamp(fd)
+            os.rename(new, self._path)  # noqa: PTH104
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _stamp(self, fd: int) -> None:
+        self._own = replace(self._own, at=self._clock())
+        try:
+            os.pwrite(fd, self._own.encode(), 0)
+            self._trouble = ""
+        except OSError as error:
+            # A full disk has no room for the first one. Others trust a holder without a stamp.
+            self._complain("the heartbeat cannot be written", error)
+
+    def _complain(self, what: str, error: OSError) -> None:
+        if self._trouble != what:
+            _log.warning(what, extra={"path": self._path, "error": str(error)})
+        self._trouble = what
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Tells whether no other instance takes the lock during the block."""
+        fd = os.open(self._turn, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            yield locked(fd)
+        finally:
+            os.close(fd)
 
     def __enter__(self) -> Self:
         return self

@@ -4,7 +4,7 @@
 Every hook has a budget of 50 ms of our own time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -88,6 +88,12 @@ class ReportSink(Protocol):
 
     def delete(self, container_id: str) -> None:
         """The container is gone."""
+
+    def forget_pod(self, pod_uid: str) -> None:
+        """The pod is gone, and with it the attempts at its containers that were refused."""
+
+    def replace(self, reports: Iterable[ContainerReport]) -> None:
+        """The runtime has told its whole state: all containers that there are."""
 
 
 class EnforcementObserver(Protocol):

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a pod is ready: a problem must last before it is not, and be gone for a moment before it is again.
+
+A starved node is late with everything now and then. A pod that goes unready each time tells nothing, and keeps a
+roll-out of a DaemonSet from going on.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+LASTS_SECONDS: Final = 10.0
+"""How long a problem lasts before a pod that was ready is not."""
+GONE_SECONDS: Final = 2.0
+"""How long it is gone before the pod is ready again."""
+_log = logging.getLogger(__name__)
+
+
+class Readiness:
+    """Whether this pod is ready. It is not before the first time without a problem."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._was_ready = False
+        self._problems: tuple[str, ...] = ("starting",)
+        """Why it is not ready; empty while it is."""
+        self._changed_at: float | None = None
+        """Since when the present problems, or their absence, are not what is said."""
+
+    def update(self, problems: Sequence[str]) -> tuple[str, ...]:
+        """Takes the problems of this moment; returns why the pod is not ready, nothing when it is."""
+        if bool(problems) == bool(self._problems):
+            self._changed_at = None
+            if self._problems:
+                self._problems = tuple(problems)
+            return self._problems
+        now = self._clock()
+        self._changed_at = now if self._changed_at is None else self._changed_at
+        if problems and now - self._changed_at >= LASTS_SECONDS:
+            self._say(tuple(problems))
+            _log.warning("not ready", extra={"problems": list(problems)})
+        elif not problems and (not self._was_ready or now - self._changed_at >= GONE_SECONDS):
+            self._say(())
+            self._was_ready = True
+            _log.info("ready")
+        return self._problems
+
+    def _say(self, problems: tuple[str, ...]) -> None:
+        self._problems = problems
+        self._changed_at = None

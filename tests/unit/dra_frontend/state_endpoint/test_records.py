@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""News of records."""
+
+import asyncio
+
+from dra_frontend.state_endpoint.records import RecordNews
+
+
+def said(news: RecordNews, after: int | None) -> list[str]:
+    """The claims that have changed after a generation; must be answered at once."""
+    answer = news.after(after, 60.0)
+    try:
+        answer.send(None)
+    except StopIteration as end:
+        return [change.uid for change in end.value.changes]
+    answer.close()
+    raise AssertionError("nobody waits for what is there")
+
+
+def test_what_came_after_a_generation_is_told() -> None:
+    """Each change has a number; who was away gets all of them, in order."""
+    news = RecordNews(10)
+    for generation, uid in enumerate("abc", 11):
+        news.publish(generation, "prepared", "dra.cpu", uid)
+    assert said(news, 10) == ["a", "b", "c"]
+    assert said(news, 12) == ["c"]
+    assert said(news, None) == []
+
+
+def test_another_instances_generation_is_answered_at_once() -> None:
+    """Whoever heard of a frontend before this one, or of one after it, is told where this one is."""
+    news = RecordNews(10)
+    assert said(news, 3) == []
+    assert said(news, 99) == []
+
+
+def test_only_the_latest_changes_are_remembered() -> None:
+    """Memory is bounded; the generation alone tells that something was missed."""
+    news = RecordNews(0)
+    for number in range(1000):
+        news.publish(number + 1, "prepared", "dra.cpu", str(number))
+    assert said(news, 0) == [str(number) for number in range(744, 1000)]
+
+
+async def test_everybody_who_waits_is_woken() -> None:
+    """One change answers all, and whoever asks again waits for the next one."""
+    news = RecordNews(0)
+    async with asyncio.TaskGroup() as tasks:
+        waiting = [tasks.create_task(news.after(0, 60.0)) for _ in range(3)]
+        await asyncio.sleep(0)
+        news.publish(1, "released", "dra.memory", "u")
+    assert {task.result().generation for task in waiting} == {1}
+
+
+async def test_a_wait_ends() -> None:
+    """Without a change the answer is the same generation, after the time that was given; at the end, at once."""
+    news = RecordNews(5)
+    assert (await news.after(5, 0.01)).generation == 5
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(news.after(5, 60.0))
+        await asyncio.sleep(0)
+        news.close()
+    assert (await waiting).changes == ()
+    assert (await news.after(5, 60.0)).generation == 5

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readiness with hysteresis, by a clock that a test sets."""
+
+import logging
+from dataclasses import dataclass
+
+import pytest
+from numa_node.readiness import GONE_SECONDS, LASTS_SECONDS, Readiness
+
+
+@dataclass
+class Clock:
+    """Time that a test sets."""
+
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock at some time."""
+    return Clock()
+
+
+@pytest.fixture
+def ready(clock: Clock) -> Readiness:
+    """A pod that is ready."""
+    readiness = Readiness(clock)
+    assert readiness.update([]) == ()
+    return readiness
+
+
+def test_a_pod_starts_unready(clock: Clock) -> None:
+    """Before the first time without a problem nothing is excused; from then on it is ready at once."""
+    readiness = Readiness(clock)
+    assert readiness.update(["no slices"]) == ("no slices",)
+    assert readiness.update(["no kubelet"]) == ("no kubelet",)
+    assert readiness.update([]) == ()
+
+
+def test_a_problem_must_last(clock: Clock, ready: Readiness) -> None:
+    """One that comes and goes, however often, does not make the pod unready; one that stays does."""
+    for _ in range(20):
+        assert ready.update(["late"]) == ()
+        clock.now += LASTS_SECONDS - 0.1
+        assert ready.update(["late"]) == ()
+        assert ready.update([]) == ()
+    assert ready.update(["late"]) == ()
+    clock.now += LASTS_SECONDS
+    assert ready.update(["gone"]) == ("gone",)
+
+
+def test_a_problem_must_be_gone_for_a_moment(clock: Clock, ready: Readiness) -> None:
+    """What was just said stays said until it is sure that it is over."""
+    ready.update(["late"])
+    clock.now += LASTS_SECONDS
+    ready.update(["late"])
+    assert ready.update([]) == ("late",)
+    clock.now += GONE_SECONDS - 0.1
+    assert ready.update([]) == ("late",)
+    assert ready.update(["other"]) == ("other",)
+    assert ready.update([]) == ("other",)
+    clock.now += GONE_SECONDS
+    assert ready.update([]) == ()
+
+
+def test_each_turn_is_logged_once(clock: Clock, ready: Readiness, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever reads the log sees when the pod was not ready, and why; not how often somebody asked."""
+    caplog.set_level(logging.INFO)
+    for _ in range(5):
+        ready.update(["late"])
+        clock.now += LASTS_SECONDS
+    for _ in range(5):
+        ready.update([])
+        clock.now += GONE_SECONDS
+    assert [record.message for record in caplog.records] == ["not ready", "ready"]

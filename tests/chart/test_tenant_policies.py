@@ -7,9 +7,12 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import yaml
-from dra_frontend.allocation.cpu_parameters import CpuConfig
+from dra_frontend.allocation.claim import Source
+from dra_frontend.allocation.cpu_parameters import CpuConfig, cpu_parameters
+from dra_frontend.allocation.errors import Refused
 from dra_frontend.allocation.memory_parameters import MemoryConfig
-from dra_frontend.allocation.parameters import Section
+from dra_frontend.allocation.parameters import Given, Section
+from dra_frontend.devices.cpu_groups import DeviceKind
 from hypothesis import given
 from hypothesis import strategies as st
 from numa_contract.names import CPU_DRIVER, DRIVERS, MEMORY_DRIVER, TOLERATE_MISSING_ANNOTATION
@@ -45,10 +48,12 @@ def verdict(*config: Document) -> str:
 
 
 def accepted(driver: str, section: Any) -> bool:
-    """Whether the driver itself takes a section."""
+    """Whether the driver itself takes a section: its fields, and a CPU list where it has one."""
     try:
-        SECTIONS[driver].model_validate(section)
-    except ValidationError:
+        stated = SECTIONS[driver].model_validate(section)
+        if isinstance(stated, CpuConfig) and stated.cpuset is not None:
+            cpu_parameters({"cpuset": Given(stated.cpuset, Source.CLAIM)}, DeviceKind.MACHINE)
+    except (ValidationError, Refused):
         return False
     return True
 

@@ -196,7 +196,10 @@ def test_files_lost_while_everybody_was_down_are_rebuilt(rig: Rig) -> None:
 def test_what_a_rude_host_removes_comes_back(rig: Rig) -> None:
     """Sockets, link and journal: the kubelet registers the drivers again, and readiness says what is not in place."""
     paths = rig.stage.paths
-    sockets = [*(paths.kubelet_root / "plugins_registry").iterdir(), *(paths.kubelet_root / "plugins").rglob("*.sock")]
+    sockets = [
+        *(paths.kubelet_root / "plugins_registry").rglob("*.sock"),
+        *(paths.kubelet_root / "plugins").rglob("*.sock"),
+    ]
     assert len(sockets) == 4
     for path in (*sockets, rig.instance.state_socket, paths.run_dir / "state.sock", paths.run_dir / "claims.journal"):
         path.unlink()

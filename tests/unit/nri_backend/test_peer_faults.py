@@ -14,7 +14,7 @@ from typing import Any
 
 import nri_backend
 import pytest
-from nri_backend.claims.evidence import Reason
+from nri_backend.claims.judge import Reason
 from nri_backend.containers.container import known_as
 from nri_backend.containers.state import Choices, NodeState
 from nri_backend.nri.model import Container, ContainerState, Pod, RefusedError, Resources

@@ -41,14 +41,14 @@ def test_a_memory_claim_alone_stays_in_the_pool() -> None:
 
 def test_nothing_empty_is_ever_sent() -> None:
     """B37: an empty field means "no change"; without a pool nothing is said rather than something empty."""
-    assert amendment(frozenset(), Holding(), frozenset(), Stated()) == Resources()
+    assert amendment(Holding(), frozenset(), Stated()) == Resources()
 
 
 def test_an_update_mentions_hugepages_only_if_the_kubelet_did() -> None:
     """containerd appends hugepage limits, so an answer repeats them only when it must."""
-    held = holding_of(memory_record("m", ("x", 1, 64 * MI, TWO)))
-    assert amendment(frozenset({3}), held, POOL, Stated({TWO: 0})) == Resources(cpus="3", mems="1")
-    assert amendment(frozenset(), held, POOL, Stated({TWO: MI * 2}), huge=True).hugepage_limits == {"2MB": 66 * MI}
+    held = holding_of(memory_record("m", ("x", 1, 64 * MI, TWO)), cpu_record("c", "cpus=3"))
+    assert amendment(held, POOL, Stated({TWO: 0})) == Resources(cpus="3", mems="1")
+    assert amendment(held, POOL, Stated({TWO: MI * 2}), huge=True).hugepage_limits == {"2MB": 66 * MI}
 
 
 def test_offline_cpus_are_configured_but_not_expected() -> None:

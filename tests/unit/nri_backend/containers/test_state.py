@@ -3,18 +3,20 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nri_backend.claims.evidence import Reason
+from nri_backend.claims.entitlement import Held
+from nri_backend.claims.judge import Reason
 from nri_backend.containers.container import Known, Phase, known_as
 from nri_backend.containers.report import report
 from nri_backend.containers.state import Choices, NodeState
 from nri_backend.containers.targets import cpuset_wants
 from nri_backend.limits.wants import Host
 from numa_contract.cpuset import parse_cpu_list
-from numa_contract.records import AllocationRecord
+from numa_contract.records import AllocationRecord, Owner
 
-from tests.fakes.claims import MI, container, cpu_record, env_of, files_of, pod
+from tests.fakes.claims import MI, container, cpu_record, env_of, files_of, memory_record, pod
 
 ONE = cpu_record("c1", "cpus=2-3")
 TWO = cpu_record("c2", "cpus=4-5", pods=("p2",))
@@ -116,18 +118,22 @@ def test_legal_sharers_are_no_strangers() -> None:
 
 
 def test_the_first_user_keeps_a_claim_over_restarts() -> None:
-    """B17: the owner is pod and name, not the container's id; stopping it gives nobody else the claim."""
-    state = node(ONE)
-    first = started(state, "a", *env_of(ONE))
+    """B17: the owner is pod and name, not the container's id; its end gives no other pod the claim."""
+    both = cpu_record("c1", "cpus=2-3", pods=("p1", "p2"))
+    state = node(both)
+    first = started(state, "a", *env_of(both))
+    other = known_as(pod("p2"), container("b", *env_of(both), of="p2"))
+    side = known_as(pod(), container("s", *env_of(both), name="side"))
+    assert [(r := state.assessed(k).refusal) and r.reason for k in (other, side)] == [Reason.SHARED] * 2
     state.put(replace(first, phase=Phase.STOPPED))
     state.drop("a")
-    other = state.assessed(known_as(pod(), container("b", *env_of(ONE), name="side")))
-    assert other.refusal is not None
-    assert other.refusal.reason == Reason.SHARED
-    assert state.assessed(known_as(pod(), container("c", *env_of(ONE)))).refusal is None
+    refusal = state.assessed(other).refusal
+    assert refusal is not None
+    assert refusal.reason == Reason.SHARED
+    assert state.assessed(known_as(pod(), container("c", *env_of(both)))).refusal is None
     state.take_files({})
-    state.take_files(files_of(ONE))
-    assert state.assessed(known_as(pod(), container("b", *env_of(ONE), name="side"))).refusal is None
+    state.take_files(files_of(both))
+    assert state.assessed(other).refusal is None
 
 
 def test_a_record_that_vanishes_leaves_an_orphan_that_holds_its_cpus() -> None:
@@ -163,42 +169,70 @@ def test_only_who_names_a_changed_file_is_looked_at_again() -> None:
     assert before == two
 
 
-def test_a_container_found_without_its_record_is_an_orphan_if_it_is_pinned() -> None:
-    """The kernel is asked, not the environment: who is not pinned to what it names belongs to the pool."""
-    env = env_of(ONE)
-    for pinned, held in (("2-3", True), ("0-7", False), ("4", False), ("", False)):
-        state = node()
-        known = replace(known_as(pod(), container("x", *env)), phase=Phase.STARTED)
-        assert state.names_lost_claim(known)
-        state.replace_containers([known], {"x": parse_cpu_list(pinned)})
-        assert state.pool == (parse_cpu_list("1,4-7") if held else parse_cpu_list("1-7"))
-
-
-def test_an_orphan_with_an_offline_cpu_keeps_its_cpus() -> None:
-    """The kernel shows no offline CPU: who is pinned to the rest of what it names is pinned to it; B51."""
-    known = replace(known_as(pod(), container("x", *env_of(ONE))), phase=Phase.STARTED)
-    for online, pinned, held in (("0-2,4-7", "2", True), ("0-2,4-7", "0-2,4-7", False), ("2", "2", False)):
+@pytest.mark.fault("backend A3", "security S2")
+@pytest.mark.parametrize("online", ["0-7", "0-2,4-7", "2"])
+def test_a_container_found_without_its_record_keeps_what_is_proven(online: str) -> None:
+    """What was made true for it before is its own; what its environment says is nothing. B51: also while offline."""
+    found = replace(known_as(pod(), container("x", *env_of(ONE))), phase=Phase.STARTED)
+    proven = (Held(ONE, ONE.requests),)
+    for known, held in ((found, ""), (replace(found, proven=proven), "2-3")):
         state = node(online=online)
-        state.replace_containers([known], {"x": parse_cpu_list(pinned)})
-        assert state.held == (parse_cpu_list("2-3") if held else frozenset())
+        state.replace_containers([known])
+        assert state.held == parse_cpu_list(held)
+        assert not state.held & state.pool
+        told = report(next(iter(state)))
+        assert [(use.uid, use.cpus) for use in told.unknown_claims] == [("c1", parse_cpu_list(held))]
 
 
-def test_naming_every_cpu_holds_none() -> None:
-    """A forger that runs unpinned shows every online CPU; naming them all must not empty the node's pool."""
-    state = node()
-    known = replace(known_as(pod(), container("x", "DRA_CPUSET_zz=0-7")), phase=Phase.STARTED)
-    state.replace_containers([known], {"x": parse_cpu_list("0-7")})
-    assert state.held == frozenset()
-    told = report(next(iter(state)))
-    assert [use.cpus for use in told.unknown_claims] == [frozenset()]
+@pytest.mark.fault("backend A4")
+@pytest.mark.parametrize("proven", [True, False])
+def test_a_lost_claim_does_not_take_another_with_it(proven: bool) -> None:
+    """The CPUs of a record that stands are held whatever becomes of the memory claim; its nodes, if they are proven."""
+    memory = memory_record("m1", ("m", 1, MI, 4096))
+    found = replace(known_as(pod(), container("x", *env_of(ONE), *env_of(memory))), phase=Phase.STARTED)
+    if proven:
+        found = replace(found, proven=(Held(ONE, ONE.requests), Held(memory, memory.requests)))
+    state = node(ONE)
+    state.replace_containers([found])
+    known = next(iter(state))
+    assert (known.own_cpus, known.holding.mems) == ({2, 3}, {1} if proven else frozenset())
+    assert (known.kind, known.unsettled) == ("orphan" if proven else "refused", not proven)
+    told = report(known)
+    assert ([use.uid for use in told.claims], [use.uid for use in told.unknown_claims]) == (["c1"], ["m1"])
+
+
+@pytest.mark.fault("backend A11")
+def test_a_container_that_is_listed_in_two_pods_is_one() -> None:
+    """Whatever the runtime says, nothing is left behind."""
+    state = node(ONE)
+    twice = [replace(known_as(pod(of), container("c1", of=of)), phase=Phase.STARTED) for of in ("p1", "p2")]
+    state.replace_containers(twice)
+    assert [known.pod.uid for known in state] == ["p2"]
+    state.drop("c1")
+    assert (state.of_pod("p1"), state.of_pod("p2"), state.misplaced()) == ([], [], [])
+
+
+@pytest.mark.fault("backend A13")
+def test_an_init_container_lets_go_of_its_claim_when_it_has_ended() -> None:
+    """The next container of the pod gets it, and keeps it; the recorded owner is history then."""
+    owned = ONE.model_copy(update={"owner": Owner(pod_uid="p1", container="init")})
+    for record in (ONE, owned):
+        state = node(record)
+        init = started(state, "init", *env_of(record), name="init", cpus="2-3")
+        main = known_as(pod(), container("main", *env_of(record)))
+        assert state.assessed(main).refusal is not None
+        state.put(replace(init, phase=Phase.STOPPED))
+        assert state.assessed(main).refusal is None
+        state.put(replace(state.assessed(main), phase=Phase.STARTED))
+        late = state.assessed(known_as(pod(), container("late", *env_of(record), name="init")))
+        assert late.refusal is not None
+        assert "container main" in late.refusal.text
 
 
 def test_a_running_container_with_forged_variables_belongs_to_the_pool() -> None:
     """It may run, but not where it says."""
     state = node(ONE)
-    state.replace_containers(
-        [replace(known_as(pod("p9"), container("x", *env_of(ONE), of="p9")), phase=Phase.STARTED)], {}
-    )
+    state.replace_containers([replace(known_as(pod("p9"), container("x", *env_of(ONE), of="p9")), phase=Phase.STARTED)])
     known = next(iter(state))
     assert cpuset_wants(state, known).cpus == state.pool
     assert known.kind == "refused"
@@ -212,13 +246,13 @@ def test_the_dying_outlive_the_runtimes_state() -> None:
     state.put(replace(claim, phase=Phase.ENDING))
     started(state, "gone", cpus="1")
     rival = replace(known_as(pod(), container("new", *env_of(ONE), name="side")), phase=Phase.STARTED)
-    state.replace_containers([rival], {})
+    state.replace_containers([rival])
     kept, other = state.get("old"), state.get("new")
     assert kept is not None
     assert other is not None
     assert (kept.phase, kept.unlisted, kept.own_cpus) == (Phase.ENDING, True, {2, 3})
     assert (other.refusal and other.refusal.reason, len(state)) == (Reason.SHARED, 2)
-    state.replace_containers([replace(claim, phase=Phase.STARTED)], {})
+    state.replace_containers([replace(claim, phase=Phase.STARTED)])
     back = state.get("old")
     assert back is not None
     assert (back.phase, back.unlisted) == (Phase.STARTED, False)
@@ -228,7 +262,7 @@ def test_the_runtimes_state_replaces_ours_whole() -> None:
     """What is not mentioned is forgotten; records and pool are not (B21)."""
     state = node(ONE)
     started(state, "gone", *env_of(ONE))
-    state.replace_containers([replace(known_as(pod(), container("new")), phase=Phase.STARTED)], {})
+    state.replace_containers([replace(known_as(pod(), container("new")), phase=Phase.STARTED)])
     assert [known.id for known in state] == ["new"]
     assert state.pool == {1, 4, 5, 6, 7}
     assert state.kinds() == {"plain": 1}
@@ -274,7 +308,7 @@ def test_whatever_happens_no_cpu_is_in_two_hands(events: list[tuple[str, int, st
         elif event == "drop":
             state.drop(id_)
         elif event == "sync":
-            state.replace_containers([known for known in state if known.alive], {})
+            state.replace_containers([known for known in state if known.alive])
         running = [known for known in state if known.alive]
         own = [known.own_cpus for known in running if known.own_cpus]
         assert sum(map(len, own)) == len(frozenset().union(*own))

@@ -77,7 +77,7 @@ def test_the_pod_of_an_unthrottled_container_has_no_quota() -> None:
     assert raises(state) == {}
     free = put(state, "free", *env_of(one), quota=200_000)
     assert set(target_at_start(state, free).wants.files) == {"cpu.max"}
-    assert raises(state) == {"cpu.max": Raise(lifted=True)}
+    assert raises(state) == {"cpu.max": Raise(plus=200_000)}
     state.put(replace(free, phase=Phase.STOPPED))
     assert raises(state) == {}
 
@@ -91,13 +91,12 @@ def test_who_loses_its_record_keeps_what_its_pod_has() -> None:
     state = node(one)
     orphan = put(state, "free", *env_of(one), quota=200_000)
     state.take_files({})
-    assert raises(state) == {"cpu.max": Raise(lifted=True)}
+    assert raises(state) == {"cpu.max": Raise(plus=200_000)}
     nameless = replace(known_as(orphan.pod, container("free", *env_of(one))), phase=Phase.STARTED)
     unlisted = replace(nameless, pod=replace(nameless.pod, uid=""))
     for now in (nameless, unlisted):
-        for pinned in ({}, {"free": parse_cpu_list("2-3")}):
-            state.replace_containers([now], pinned)
-            assert raises(state) is None
+        state.replace_containers([now])
+        assert raises(state) is None
     state.put(replace(nameless, phase=Phase.STOPPED))
     assert raises(state) == {}
 
@@ -108,9 +107,9 @@ def test_a_pod_that_is_told_under_another_name_since_it_was_listed_is_left_alone
     state = node(one)
     known = put(state, "free", *env_of(one), quota=200_000)
     listed = groups_above(state)
-    state.replace_containers([replace(known, pod=replace(known.pod, uid=""))], {})
+    state.replace_containers([replace(known, pod=replace(known.pod, uid=""))])
     assert [group.path for group in group_targets(state, listed) if group.kept] == [POD]
-    state.replace_containers([], {})
+    state.replace_containers([])
     assert [group.path for group in group_targets(state, listed) if group.kept] == [POD]
 
 

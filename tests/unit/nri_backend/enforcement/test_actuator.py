@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from nri_backend.containers.container import Known, Phase
 from nri_backend.containers.state import NodeState
-from nri_backend.enforcement.actuator import Edges, Keeper
+from nri_backend.enforcement.actuator import Keeper
 from numa_node.claim_directory import ClaimDirectory, DirectoryView
 
 from tests.fakes.claims import cpu_record, pod, write_claim
-from tests.fakes.enforcement import Counts, Reports
+from tests.fakes.enforcement import edges_of
 from tests.fakes.kernel_tree import KernelTree
 
 CGROUP = "kubepods/pod1/c1"
@@ -49,7 +49,7 @@ def tree(tmp_path: Path) -> KernelTree:
 
 def keeper_of(directory: ClaimDirectory, tree: KernelTree) -> Keeper:
     state = NodeState()
-    return Keeper(state, Edges(directory, tree, lambda: state.host, Reports(), Counts()))
+    return Keeper(state, edges_of(directory, tree, lambda: state.host))
 
 
 async def test_a_cancelled_hook_does_not_let_a_second_look_in(tmp_path: Path, tree: KernelTree) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from nri_backend.containers.targets import GroupTarget, Target
-from nri_backend.enforcement.apply import Outcome, impose, impose_some
+from nri_backend.enforcement.apply import Outcome, impose
 from nri_backend.limits.hugepages import HugeWants, pod_raises
 from nri_backend.limits.limit import Raise
 from nri_backend.limits.wants import CgroupWants
@@ -195,8 +195,29 @@ def test_one_bad_container_does_not_stop_the_rest(tree: KernelTree) -> None:
     tree.path(CGROUP).joinpath("cpuset.cpus.effective").write_text("damaged")
     tree.make(f"{POD}/c2")
     targets = [Target("c1", CGROUP, wants("2-3")), Target("c2", f"{POD}/c2", wants("2-3"))]
-    done: dict[str, Outcome] = {}
-    while rest := [target for target in targets if target.id not in done]:
-        done |= {outcome.id: outcome for outcome in impose_some(tree, Notes(tree.root), rest)}
+    done = {target.id: impose(tree, Notes(tree.root), target) for target in targets}
     assert done["c1"].left
     assert done["c2"].left == ()
+
+
+@pytest.mark.fault("backend A7")
+def test_a_group_that_a_container_has_made_is_its_own_affair(tree: KernelTree) -> None:
+    """``mkdir container`` in a privileged container: no leaf of crun's as long as processes are in the scope."""
+    tree.make(f"{CGROUP}/container", cpuset=False, sizes=(), limits=False)
+    tree.path(CGROUP).joinpath("cgroup.procs").write_text("4711\n")
+    outcome = run(tree, wants("1,4-7", shared=True))
+    assert outcome.left == ()
+    assert outcome.seen is not None
+    assert outcome.seen.cpus == {1, 4, 5, 6, 7}
+    tree.path(CGROUP).joinpath("cgroup.procs").write_text("")
+    assert run(tree, wants("2-3", "1"), {TWO: TWO}, {TWO: TWO}).left == (), "it has no more than its parent"
+
+
+@pytest.mark.fault("backend A10")
+def test_a_tree_that_is_not_there_says_nothing_about_who_lives(tree: KernelTree) -> None:
+    """Without the mount every container would look as if it had ended."""
+    tree.path("").rename(tree.path("").with_name("hidden"))
+    outcome = impose(tree, Notes(tree.root), Target("c1", CGROUP, wants("2-3")))
+    assert outcome.seen is not None
+    assert outcome.seen.cpus is None
+    assert outcome.left

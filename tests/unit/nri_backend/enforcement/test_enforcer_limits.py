@@ -4,6 +4,7 @@
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from nri_backend.nri.hooks import LinkStatus
@@ -28,7 +29,7 @@ async def node(memory: Path) -> AsyncIterator[Node]:
 
 
 async def test_a_claim_that_covers_the_limit_is_not_throttled(node: Node) -> None:
-    """A3, B50: neither the container nor its pod; the container beside it keeps its own limit."""
+    """A3, B50: its pod may use its CPUs beside all that it could before; who is beside it keeps his own limit."""
     side = await node.run("side", name="side", quota=100_000)
     env = node.claim(ONE)
     stored, answer = await node.create("claim", *env, quota=200_000)
@@ -36,7 +37,7 @@ async def test_a_claim_that_covers_the_limit_is_not_throttled(node: Node) -> Non
     path = node.make_cgroups(pod(), stored)
     node.kernel.set(path, "cpu.max", "200000 100000")  # a runtime that does not heed the answer
     await node.enforcer.start_container(pod(), stored)
-    assert (node.quota(path), node.quota(POD), node.quota(side)) == ("max", "max", "100000")
+    assert (node.quota(path), node.quota(POD), node.quota(side)) == ("max", "500000", "100000")
     assert (node.sink.latest["claim"].limits, node.sink.latest["side"].limits) == ({"cpu.max": "max"}, {})
 
 
@@ -46,7 +47,7 @@ async def test_the_pods_limit_comes_back_with_the_last_claim_container(node: Nod
     await node.run("side", name="side", quota=100_000)
     for life in range(20):
         await node.run(f"life-{life}", *env, quota=200_000)
-        assert node.quota(POD) == "max"
+        assert node.quota(POD) == ("500000" if life <= 7 else "600000")
         if life == 7:
             node.kernel.set(POD, "cpu.max", "400000 100000")
         await node.stop(f"life-{life}")
@@ -64,6 +65,18 @@ async def test_a_new_instance_restores_what_the_one_before_has_lifted(node: Node
     await other.stop("claim")
     await other.enforcer.activate()
     assert node.quota(POD) == "300000"
+
+
+@pytest.mark.fault("security S6")
+@pytest.mark.parametrize(("choice", "of_pod"), [("raise", "500000"), ("lift", "max"), ("keep", "300000")])
+async def test_the_operator_decides_what_a_claim_does_to_the_pods_limit(
+    memory: Path, choice: Literal["raise", "lift", "keep"], of_pod: str
+) -> None:
+    """A claim of two CPUs in a pod of three; its own container is not throttled by itself."""
+    async with enforcing(Node(memory, cpu_quota=choice)) as node:
+        node.pod_quota = "300000"
+        path = await node.run("claim", *node.claim(ONE), quota=200_000)
+        assert (node.quota(path), node.quota(POD)) == ("max", of_pod)
 
 
 async def test_a_quota_that_is_to_be_kept_is_kept(node: Node) -> None:
@@ -85,7 +98,7 @@ async def test_a_resize_ends_and_begins_the_quota(node: Node) -> None:
     assert node.quota(path) == "300000"
     (update,) = await node.enforcer.update_container(pod(), container("claim"), Resources(cpu_quota=200_000))
     assert update.resources == Resources(cpus="2-3", cpu_quota=-1)
-    await eventually(lambda: (node.quota(path), node.quota(POD)) == ("max", "max"))
+    await eventually(lambda: (node.quota(path), node.quota(POD)) == ("max", "500000"))
     await eventually(lambda: node.counts.repairs["cpu"] >= 1)
 
 

@@ -13,7 +13,7 @@ from nri_backend.nri.model import Adjustment, ContainerState, RefusedError, Reso
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.fakes.claims import MI, POD, PODS, cgroup_of, container, cpu_record, env_of, memory_record, pod
-from tests.fakes.enforcement import Node, rounds
+from tests.fakes.enforcement import Node, enforcing, rounds
 from tests.fakes.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("blocking")
@@ -74,8 +74,9 @@ async def test_the_audit_comes_to_every_container_and_every_pod(node: Node) -> N
 
 
 async def test_a_standby_knows_everything_and_does_nothing(memory: Path) -> None:
-    """Hand-over: it answers empty, refuses nothing and writes nothing, until it becomes active with an audit first."""
+    """Hand-over: it answers empty and writes nothing, until it becomes active with an audit first."""
     node = Node(memory)
+    node.stored = Resources(cpus="2-3")
     env = node.claim(ONE)
     async with rounds(node):
         assert await node.synchronize(("old", "p8")) == []
@@ -100,6 +101,7 @@ async def test_a_standby_goes_by_the_limit_of_the_last_update(
 ) -> None:
     """A resize that the claim covers, or no longer covers, while another instance was active."""
     node = Node(memory)
+    node.stored = Resources(cpus="2-3")
     env = node.claim(ONE)
     async with rounds(node):
         path = await node.run("claim", *env, quota=before)
@@ -107,7 +109,8 @@ async def test_a_standby_goes_by_the_limit_of_the_last_update(
         for where in (path, POD):
             node.kernel.set(where, "cpu.max", f"{after} 100000")
         await node.enforcer.activate()
-        assert (node.quota(path), node.quota(POD)) == (shown, shown)
+        of_pod = after + 200_000 if shown == "max" else after
+        assert (node.quota(path), node.quota(POD)) == (shown, str(of_pod))
 
 
 async def test_a_standby_forgets_an_attempt_that_came_to_nothing(memory: Path) -> None:
@@ -123,6 +126,7 @@ async def test_a_standby_forgets_an_attempt_that_came_to_nothing(memory: Path) -
 async def test_a_claim_container_that_ended_unseen_is_over(memory: Path, told: str) -> None:
     """A runtime lists one as running whose end it has told already; a standby misses an end that fails elsewhere."""
     node = Node(memory)
+    node.stored = Resources(cpus="2-3")
     stored = replace(container("claim", *node.claim(ONE)), state=ContainerState.RUNNING)
     async with rounds(node):
         await node.enforcer.synchronize([pod()], [stored] if told == "listed" else [])
@@ -185,9 +189,11 @@ async def test_a_claim_waits_until_everybody_was_looked_at(node: Node) -> None:
 
 async def test_orphans_keep_their_cpus_over_our_restart(memory: Path) -> None:
     """Files vanished while we were down: the pinned container stays, its CPUs are held, the frontend hears of both."""
+    async with enforcing(Node(memory)) as former:
+        path = await former.run("o", *former.claim(ONE))
+        former.unprepare(ONE)
     node = Node(memory)
     one = replace(container("o", *env_of(ONE)), state=ContainerState.RUNNING, resources=Resources(cpus="2-3"))
-    path = node.make_cgroups(pod(), one)
     async with rounds(node):
         await node.enforcer.activate()
         assert await node.enforcer.synchronize([pod()], [one]) == []

@@ -26,12 +26,12 @@ class BrokenTree(KernelTree):
         super().__init__(root)
         self.broken: set[str] = set()
 
-    def directories(self, path: str) -> list[str]:
+    def leaf(self, path: str) -> str:
         """Raises what nobody catches."""
         if path in self.broken:
             self.broken.remove(path)
             raise RuntimeError("a fault of ours")
-        return super().directories(path)
+        return super().leaf(path)
 
 
 @pytest.fixture

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from nri_backend.limits.wants import Host
-from nri_backend.nri.model import Adjustment, Container, RefusedError, Resources
+from nri_backend.nri.hooks import Leadership
+from nri_backend.nri.model import Container, RefusedError, Resources
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.fakes.claims import MI, POD, cgroup_of, container, cpu_record, env_of, memory_record, pod
-from tests.fakes.enforcement import Node
+from tests.fakes.enforcement import Node, enforcing
 from tests.fakes.kernel_tree import DENIED
 from tests.fakes.waiting import eventually
 
@@ -72,15 +73,15 @@ async def test_a_second_pod_is_refused_until_the_record_names_it(node: Node) -> 
 
 
 async def test_a_restarted_container_gets_the_same_and_nobody_else_does(node: Node) -> None:
-    """B17, B34: twenty restarts: same CPUs, same limits; another container of the pod never gets the claim."""
+    """B17, B34: twenty restarts: same CPUs, same limits; another container does not get the claim meanwhile."""
     env = node.claim(ONE) + node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
     for life in range(20):
         path = await node.run(f"life-{life}", *env)
         assert node.cpus(path) == "2-3"
         assert node.kernel.get(path.rpartition("/")[0], "hugetlb.2MB.max") == str(64 * MI)
-        await node.stop(f"life-{life}")
         with pytest.raises(RefusedError, match="belongs to container main"):
             await node.create(f"other-{life}", *env, name="side")
+        await node.stop(f"life-{life}")
         await node.enforcer.remove_container(pod(), container(f"life-{life}"))
     assert len(node.enforcer.state) == 0
 
@@ -210,7 +211,6 @@ async def test_stopping_is_idempotent_and_late_events_change_nothing(node: Node)
     await node.stop("claim")
     await node.stop("claim")
     stored = container("claim", *env)
-    await node.enforcer.start_container(pod(), stored)
     assert await node.enforcer.update_container(pod(), stored, Resources(cpus="0-7")) == []
     assert node.sink.latest["claim"].state == "stopped"
     for _ in range(2):
@@ -232,14 +232,75 @@ async def test_an_attempt_that_came_to_nothing_is_forgotten(node: Node) -> None:
     assert len(node.enforcer.state) == 0
 
 
-async def test_our_own_pod_is_left_alone(node: Node) -> None:
-    """It must not wait for itself."""
-    own = pod("own-pod")
-    assert await node.enforcer.create_container(own, container("x", "DRA_CPUSET_z=1")) == Adjustment()
-    await node.enforcer.start_container(own, container("x"))
-    assert await node.enforcer.update_container(own, container("x"), Resources()) == []
-    await node.enforcer.remove_container(own, container("x"))
-    assert len(node.enforcer.state) == 0
+@pytest.mark.fault("backend A11")
+async def test_a_start_is_a_start_whatever_came_before(node: Node) -> None:
+    """Create, Stop, Start: the container is made true before its first instruction, and audited."""
+    stored, _ = await node.create("claim", *node.claim(ONE))
+    path = node.make_cgroups(pod(), replace(stored, resources=Resources()))
+    await node.enforcer.stop_container(pod(), stored)
+    await node.enforcer.start_container(pod(), stored)
+    assert node.cpus(path) == "2-3"
+    assert node.sink.latest["claim"].state == "running"
+
+
+@pytest.mark.fault("backend A11")
+async def test_a_container_that_is_removed_while_a_process_lives_keeps_its_cpus(node: Node) -> None:
+    """The runtime forgets it, its claim is gone: its CPUs are nobody else's before its cgroup is empty."""
+    path = await node.run("claim", *node.claim(ONE))
+    node.unprepare(ONE)
+    await node.enforcer.remove_container(pod(), container("claim"))
+    await node.enforcer.keeper.refresh(thorough=True)
+    assert node.enforcer.state.pool == parse_cpu_list("1,4-7")
+    node.kernel.remove(path)
+    await eventually(lambda: node.enforcer.state.pool == parse_cpu_list("1-7"))
+
+
+@pytest.mark.fault("issue 10, law 11")
+@pytest.mark.parametrize(("reserved", "at_home"), [("0", "0"), ("", "0-1,4-7")])
+async def test_our_own_pod_keeps_its_rules_and_is_never_refused(memory: Path, reserved: str, at_home: str) -> None:
+    """It runs on reserved CPUs where there are some, else in the pool, whatever its environment says."""
+    async with enforcing(Node(memory, reserved=reserved)) as node:
+        await node.run("claim", *node.claim(ONE))
+        path = await node.run("x", "DRA_CPUSET_z=1", of="own-pod")
+        assert node.cpus(path) == at_home
+        node.claim(cpu_record("c2", "cpus=0-1,4-7"))
+        stored, _ = await node.create("y", of="own-pod", name="other")
+        await node.enforcer.start_container(pod("own-pod"), stored)
+        await node.enforcer.remove_container(pod("own-pod"), container("x"))
+        assert node.enforcer.state.kinds()["driver"] == 1
+
+
+UNENFORCED = "no instance of nri-backend has enforced its claims"
+
+
+@pytest.mark.fault("backend A6")
+@pytest.mark.parametrize(
+    "leader", [Leadership(fresh=True, first=True), Leadership(fresh=False, first=True), Leadership(False, False)]
+)
+async def test_a_standby_refuses_at_the_creation_what_nobody_has_pinned(memory: Path, leader: Leadership) -> None:
+    """Whoever is asked before it has not answered, or nobody is there to be asked."""
+    node = Node(memory)
+    node.leader = leader
+    env = node.claim(ONE)
+    with pytest.raises(RefusedError, match=UNENFORCED):
+        await node.create("claim", *env)
+    await node.enforcer.create_container(pod(), replace(container("c", *env), resources=Resources(cpus="2-3")))
+    await node.run("plain", of="p2")
+
+
+@pytest.mark.fault("backend A6")
+async def test_a_standby_refuses_a_start_that_nobody_has_pinned(memory: Path) -> None:
+    """It may be asked before the active instance at the creation; at the start the kernel shows what was done."""
+    node = Node(memory)
+    env = node.claim(ONE)
+    stored, _ = await node.create("claim", *env)
+    path = node.make_cgroups(pod(), stored)
+    with pytest.raises(RefusedError, match=UNENFORCED):
+        await node.enforcer.start_container(pod(), stored)
+    assert node.kernel.get(path, "cgroup.kill") == "1"
+    node.kernel.set(path, "cpuset.cpus", "2-3")
+    await node.enforcer.start_container(pod(), stored)
+    assert node.sink.latest["claim"].state == "running"
 
 
 async def test_a_container_without_a_usable_cgroup_path(node: Node) -> None:

@@ -33,7 +33,7 @@ def test_trap_3_13_a_container_is_known_by_its_environment_not_by_its_cdi_device
         pod_sandbox_id="s",
         name="app",
         state=pb.CONTAINER_RUNNING,
-        env=["DRA_CPUSET_u=2-3", "odd"],
+        env=["PATH=/bin", "DRA_CPUSET_u=2-3", "odd"],
         pid=7,
         CDI_devices=[pb.CDIDevice(name="dra.k8s.io/cpu=claim-u")],
         linux=pb.LinuxContainer(cgroups_path="k.slice:cri-containerd:c"),
@@ -43,7 +43,7 @@ def test_trap_3_13_a_container_is_known_by_its_environment_not_by_its_cdi_device
         pod_id="s",
         name="app",
         state=ContainerState.RUNNING,
-        env=("DRA_CPUSET_u=2-3", "odd"),
+        env=("DRA_CPUSET_u=2-3",),
         cgroups_path="k.slice:cri-containerd:c",
         pid=7,
     )

@@ -4,6 +4,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import CPU_DRIVER, ClaimKey, cpu_env_key
@@ -45,6 +46,9 @@ class Holding:
     def mems(self) -> frozenset[int]:
         """NUMA nodes that it is bound to; empty where it is not."""
         return self.memory.nodes if self.memory is not None else frozenset()
+
+
+NOTHING: Final = Holding()
 
 
 def hold(claims: Iterable[Held]) -> Holding:

@@ -13,14 +13,12 @@ from nri_backend.nri.model import Adjustment, Resources
 
 def adjustment(holding: Holding, pool: frozenset[int], stated: Stated) -> Adjustment:
     """Returns the answer for a container that is being created."""
-    resources = amendment(frozenset(), holding, pool, stated, huge=True)
+    resources = amendment(holding, pool, stated, huge=True)
     policy = holding.memory.policy if holding.memory is not None else None
     return Adjustment(resources, dict(holding.env), policy)
 
 
-def amendment(
-    own: frozenset[int], holding: Holding, pool: frozenset[int], stated: Stated, *, huge: bool = False
-) -> Resources:
+def amendment(holding: Holding, pool: frozenset[int], stated: Stated, *, huge: bool = False) -> Resources:
     """Returns the answer to other resources for a container that exists; ``huge``: whether hugepages are among them.
 
     They are left out otherwise: containerd appends a hugepage limit to its list instead of replacing it.
@@ -28,7 +26,7 @@ def amendment(
     maximum = holding.memory.maximum if holding.memory is not None else None
     lower = maximum is not None and (stated.memory is None or stated.memory > maximum)
     return Resources(
-        cpus=format_cpu_list(own or holding.cpus or pool),
+        cpus=format_cpu_list(holding.cpus or pool),
         mems=format_cpu_list(holding.mems),
         cpu_quota=UNLIMITED if stated.cpu is not None and unthrottled(holding, stated.cpu) else None,
         memory_limit=maximum if lower else None,

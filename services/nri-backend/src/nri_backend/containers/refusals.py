@@ -5,10 +5,12 @@ from collections.abc import Sequence
 
 from numa_contract.cpuset import format_cpu_list
 
-from nri_backend.claims.evidence import Reason, Refusal
+from nri_backend.claims.judge import Reason, Refusal
 from nri_backend.containers.container import Known
 from nri_backend.containers.state import NodeState
-from nri_backend.nri.hooks import LinkStatus
+from nri_backend.limits.diff import Seen
+from nri_backend.limits.wants import Host
+from nri_backend.nri.hooks import Leadership, LinkStatus
 
 
 def impossible(known: Known, state: NodeState, runtime: LinkStatus) -> Refusal | None:
@@ -38,6 +40,27 @@ def crowded(known: Known, strangers: Sequence[Known]) -> Refusal | None:
 def untrue(left: Sequence[str]) -> Refusal:
     """Returns that the kernel's files could not be made true; ``left`` as in impose.Outcome."""
     return Refusal(Reason.KERNEL, f"its cgroup cannot be made as it must be: {'; '.join(left)}; the kubelet retries")
+
+
+def unenforced(
+    known: Known, seen: Seen | None, leader: Leadership, host: Host, *, starting: bool = False
+) -> Refusal | None:
+    """Returns that nobody has done for a claim container what its claims need; for a standby, which does nothing.
+
+    ``seen``: the CPUs and nodes that it would run with. At the creation an active instance may be asked later than this
+    one; before the first instruction (``starting``) it must be done.
+    """
+    if not known.evidence.claims or (not starting and leader.fresh and not leader.first):
+        return None
+    if known.refusal is not None:
+        # The active instance refuses it with the same words, if there is one.
+        return None if leader.fresh else known.refusal
+    cpus, mems = known.holding.cpus & host.online, known.holding.mems
+    true = seen is not None and cpus in (frozenset(), seen.cpus) and mems in (frozenset(), seen.mems)
+    if true and known.holding.claims:
+        return None
+    text = f"no instance of nri-backend has enforced its claims; {'' if leader.fresh else 'none is active, and '}"
+    return Refusal(Reason.UNENFORCED, f"{text}the kubelet retries")
 
 
 def _no_policy(known: Known, runtime: LinkStatus) -> Refusal | None:

@@ -6,7 +6,7 @@ from typing import Final, Literal
 from numa_contract.errors import cut_answer
 from numa_contract.reports import ClaimUse, ContainerReport
 
-from nri_backend.claims.evidence import Reason
+from nri_backend.claims.judge import Reason
 from nri_backend.containers.container import Known, Phase
 from nri_backend.limits.limit import limit_text
 
@@ -35,9 +35,9 @@ def report(known: Known, *, refused_now: bool = False) -> ContainerReport:
         state="unknown" if refused_now else _STATES[known.phase],
         claims=tuple(
             ClaimUse(uid=held.record.claim.uid, driver=held.record.driver, requests=held.requests)
-            for held in (known.holding.claims if refusal is None else ())
+            for held in known.rightful
         ),
-        unknown_claims=known.orphan or _without_cpus(refusal.unknown[:MAX_UNKNOWN] if refusal else ()),
+        unknown_claims=known.orphan + (refusal.unknown[:MAX_UNKNOWN] if refusal else ()),
         cpus=known.cpus or frozenset(),
         mems=known.mems or frozenset(),
         limits={file: limit_text(limit) for file, limit in known.limits.items()},
@@ -45,8 +45,3 @@ def report(known: Known, *, refused_now: bool = False) -> ContainerReport:
         refused="" if refusal is None or lost else cut_answer(refusal.text),
         memory_kills=known.memory_kills,
     )
-
-
-def _without_cpus(uses: tuple[ClaimUse, ...]) -> tuple[ClaimUse, ...]:
-    # A variable alone holds no CPU: only who is really pinned to them does.
-    return tuple(use.model_copy(update={"cpus": frozenset()}) for use in uses)

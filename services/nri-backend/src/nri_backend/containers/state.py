@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is enforced now: containers, claim files, the machine, and the pool that follows from them.
 
-Rules of this file. A container that held its claims rightly and lives keeps its CPUs, whatever becomes of the record:
-it is then an orphan, and its CPUs are held. Whatever else may no longer hold a claim belongs to the pool.
+The CPUs of records and of orphans are held: everybody else shares the others.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from numa_contract.cdi import ClaimFile
 from numa_contract.names import ClaimKey
 from numa_contract.records import Owner
 
-from nri_backend.claims.entitlement import Holding
-from nri_backend.claims.evidence import Evidence, Refusal, assess, present_owner
+from nri_backend.claims.judge import Claims, assess
 from nri_backend.claims.pool import claimed_cpus, shared_pool
-from nri_backend.containers.container import NOTHING, Known, Phase
+from nri_backend.containers.container import Known, Phase
 from nri_backend.limits.wants import Host
 
 _Group = TypeVar("_Group")
@@ -33,6 +31,12 @@ class Choices:
     """Running members of the pool get released CPUs with their next change only."""
     hugepage_guard: bool = False
     """Containers without hugepages cannot reserve any."""
+    cpu_quota: Literal["raise", "lift", "keep"] = "raise"
+    """What a claim does to the CPU limit of its pod."""
+
+
+_Place = tuple[frozenset[int] | None, frozenset[int], bool]
+"""The CPUs that a container was last seen on, those that it alone may use, whether it is the driver's own."""
 
 
 class NodeState:
@@ -46,8 +50,8 @@ class NodeState:
         self.held: frozenset[int] = frozenset()
         """CPUs that files or orphans hold."""
         self._known: dict[str, Known] = {}
-        self._by_cpus: dict[tuple[frozenset[int] | None, frozenset[int]], set[str]] = {}
-        """Containers that run, by the CPUs they were last seen on and those they alone may use: a few groups."""
+        self._by_place: dict[_Place, set[str]] = {}
+        """Containers that run: a few groups."""
         self._by_pod: dict[str, set[str]] = {}
         self._by_claim: dict[ClaimKey, set[str]] = {}
         """Containers by the claims that their environment names."""
@@ -84,24 +88,22 @@ class NodeState:
             self._recompute()
         return before
 
-    def replace_containers(self, containers: Iterable[Known], pinned: Mapping[str, frozenset[int]]) -> None:
-        """Takes the runtime's whole state; what it does not mention is forgotten. Of two who claim, the first wins.
-
-        ``pinned``: what the kernel shows for those that name a claim without a record.
-        """
+    def replace_containers(self, containers: Iterable[Known]) -> None:
+        """Takes the runtime's whole state; what it does not mention is forgotten. Of two who claim, the first wins."""
         containers = list(containers)
         # To a runtime the stopped are no more; that the last process of one is gone, only the kernel can tell.
         listed = {container.id for container in containers}
         ending = [k for k in self if k.phase is Phase.ENDING and k.id not in listed]
         kills = {known.id: known.memory_kills for known in self}
-        self._known, self._by_cpus, self._by_pod, self._by_claim = {}, {}, {}, {}
+        self._known, self._by_place, self._by_pod, self._by_claim = {}, {}, {}, {}
         self._protecting = set()
         for container in (*(replace(known, unlisted=True) for known in ending), *containers):
-            known = self.assessed(container, pinned.get(container.id))
-            known = replace(known, memory_kills=kills.get(known.id, known.memory_kills))
+            known = replace(container, memory_kills=kills.get(container.id, container.memory_kills))
+            self._index(self._known.get(known.id), known)
             self._known[known.id] = known
-            self._index(None, known)
-            self._note_users(known)
+        # Who owns a claim depends on who lives.
+        for known in self:
+            self.put(self.assessed(known))
         self._recompute()
 
     def forget_views(self) -> None:
@@ -109,14 +111,6 @@ class NodeState:
         for known in self:
             if known.phase is Phase.STARTED:
                 self.put(replace(known, cpus=None, mems=None))
-
-    def names_lost_claim(self, known: Known) -> bool:
-        """Tells whether it names CPUs of a claim that has no readable record."""
-        return any(use.cpus and self._is_lost((use.driver, use.uid)) for use in known.evidence.uses())
-
-    def _is_lost(self, key: ClaimKey) -> bool:
-        file = self.files.get(key)
-        return file is None or file.record is None
 
     def take_host(self, host: Host) -> None:
         """Takes what is online now."""
@@ -131,6 +125,8 @@ class NodeState:
         """
         news = {key for key in self.files.keys() | files.keys() if self.files.get(key) is not files.get(key)}
         self.files = files
+        # Before anything else: whatever is wrong with a container, nobody gets the CPUs of a claim.
+        self._recompute()
         self._first_users = {k: user for k, user in self._first_users.items() if k in files or self._is_used(k)}
         changed = []
         concerned = {container_id for key in news for container_id in self._by_claim.get(key, ())}
@@ -139,58 +135,48 @@ class NodeState:
             if known.alive and (now := self.assessed(known)) != known:
                 self.put(now)
                 changed.append(now)
-        self._recompute()
         return changed
 
     def _is_used(self, key: ClaimKey) -> bool:
         users = (self._known[container_id] for container_id in self._by_claim.get(key, ()))
         return any(known.alive and key in {held.key for held in known.holding.claims} for known in users)
 
-    def assessed(self, known: Known, pinned: frozenset[int] | None = None) -> Known:
-        """Returns the container as it stands with the present records.
+    def assessed(self, known: Known) -> Known:
+        """Returns the container as it stands with the present records."""
+        runs = known.phase in (Phase.STARTED, Phase.ENDING)
+        verdict = assess(known.evidence, known.user, self._claims, known.holding.claims or known.proven if runs else ())
+        return replace(known, holding=verdict.holding, refusal=verdict.refusal, orphan=verdict.orphan)
 
-        ``pinned``: what the kernel shows, for a container that ran before we could see it being created.
-        """
-        result = assess(known.evidence, known.user, self.files, self._first_users)
-        if isinstance(result, Holding):
-            return replace(known, holding=result, refusal=None, orphan=())
-        held_rightly = known.refusal is None and bool(known.holding.claims)
-        running = known.phase in (Phase.STARTED, Phase.ENDING)
-        if running and (known.orphan or held_rightly or self._is_pinned(known.evidence, result, pinned)):
-            return replace(known, refusal=result, orphan=known.orphan or known.evidence.uses())
-        return replace(known, holding=NOTHING, refusal=result, orphan=())
+    @property
+    def _claims(self) -> Claims:
+        return Claims(self.files, self._first_users, self._lives)
 
-    def _is_pinned(self, evidence: Evidence, refusal: Refusal, pinned: frozenset[int] | None) -> bool:
-        # A forger cannot pin itself: a container that nobody has pinned shows every CPU that is online.
-        named = frozenset().union(*(use.cpus for use in evidence.uses()))
-        lost = [self._is_lost((use.driver, use.uid)) for use in refusal.unknown]
-        # The kernel shows no CPU that is offline, also of those that the container is pinned to.
-        shown = named & self.host.online
-        return bool(lost) and all(lost) and bool(shown) and pinned == shown and shown < self.host.online
+    def _lives(self, user: Owner) -> bool:
+        return any(known.alive and known.name == user.container for known in self.of_pod(user.pod_uid))
 
     def _note_users(self, known: Known) -> None:
-        for held in known.rightful.claims:
-            if present_owner(held.record, self._first_users.get(held.key)) is None:
+        for held in known.rightful:
+            if self._claims.owner(held.record, known.user) is None:
                 self._first_users[held.key] = known.user
 
     def _index(self, before: Known | None, after: Known | None) -> None:
         if before is not None:
-            _leave(self._by_cpus, (before.cpus, before.own_cpus), before.id)
+            _leave(self._by_place, _place(before), before.id)
             _leave(self._by_pod, before.pod.uid, before.id)
             self._protecting.discard(before.id)
-            for key in before.evidence.keys:
+            for key in before.evidence.claims:
                 _leave(self._by_claim, key, before.id)
         if after is not None:
             self._by_pod.setdefault(after.pod.uid, set()).add(after.id)
-            for key in after.evidence.keys:
+            for key in after.evidence.claims:
                 self._by_claim.setdefault(key, set()).add(after.id)
             if after.protected:
                 self._protecting.add(after.id)
             if after.phase in (Phase.STARTED, Phase.ENDING):
-                self._by_cpus.setdefault((after.cpus, after.own_cpus), set()).add(after.id)
+                self._by_place.setdefault(_place(after), set()).add(after.id)
 
     def _recompute(self) -> None:
-        orphaned = frozenset().union(*(k.own_cpus for k in self._known.values() if k.orphan and k.alive))
+        orphaned = frozenset().union(*(k.orphaned for k in self._known.values() if k.orphan and k.alive))
         self.held = claimed_cpus(self.files.values()) | orphaned
         self.pool = shared_pool(self.host.online, self.choices.reserved, self.held)
 
@@ -202,7 +188,7 @@ class NodeState:
         """
         if not (own := known.own_cpus):
             return []
-        groups = [ids for (cpus, _), ids in self._by_cpus.items() if cpus is None or not own.isdisjoint(cpus)]
+        groups = [ids for (cpus, *_), ids in self._by_place.items() if cpus is None or not own.isdisjoint(cpus)]
         others = [self._known[i] for ids in groups for i in ids if i != known.id]
         keys = {held.key for held in known.holding.claims}
         return [
@@ -216,16 +202,21 @@ class NodeState:
         """Returns the running containers that were last seen on CPUs other than theirs, trespassers first."""
         first: list[Known] = []
         others: list[Known] = []
-        for (cpus, own), ids in self._by_cpus.items():
-            if cpus and not self._is_placed(cpus, own & self.host.online):
+        for (cpus, own, of_driver), ids in self._by_place.items():
+            if cpus and not self._is_placed(cpus, own & self.host.online, of_driver=of_driver):
                 group = others if own or self.held.isdisjoint(cpus) else first
                 group += [known for i in ids if (known := self._known[i]).phase is Phase.STARTED]
         return first + others
 
-    def _is_placed(self, cpus: frozenset[int], own: frozenset[int]) -> bool:
-        if own or not self.choices.lazy_pool:
-            return cpus == (own or self.pool)
+    def _is_placed(self, cpus: frozenset[int], own: frozenset[int], *, of_driver: bool) -> bool:
+        if own or of_driver or not self.choices.lazy_pool:
+            return cpus == (own or self.shared_by(own_pod=of_driver))
         return cpus <= self.pool
+
+    def shared_by(self, *, own_pod: bool) -> frozenset[int]:
+        """Returns the CPUs of containers without a claim: the driver's own stay on reserved ones, if there are any."""
+        reserved = (self.choices.reserved & self.host.online) - self.held
+        return reserved if own_pod and reserved else self.pool
 
     def of_pod(self, pod_uid: str) -> list[Known]:
         """Returns the containers of a pod."""
@@ -238,6 +229,10 @@ class NodeState:
     def kinds(self) -> Counter[str]:
         """Returns how many containers there are of each kind."""
         return Counter(known.kind for known in self._known.values())
+
+
+def _place(known: Known) -> _Place:
+    return known.cpus, known.own_cpus, known.own_pod
 
 
 def _leave(groups: dict[_Group, set[str]], group: _Group, member: str) -> None:

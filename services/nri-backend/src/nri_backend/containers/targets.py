@@ -46,9 +46,10 @@ class Target:
 
 def cpuset_wants(state: NodeState, known: Known) -> CgroupWants:
     """Returns the CPUs and nodes that a container's cgroup must show."""
-    lazy = state.choices.lazy_pool and known.phase is Phase.STARTED
-    own, mems = known.own_cpus, known.rightful.mems
-    return cpuset_part(own, mems, state.pool, state.host, claims=bool(state.held), lazy=lazy)
+    lazy = state.choices.lazy_pool and known.phase is Phase.STARTED and not known.own_pod
+    shared = state.shared_by(own_pod=known.own_pod)
+    own, mems = known.own_cpus, known.holding.mems
+    return cpuset_part(own, mems, shared, state.host, claims=bool(state.held), lazy=lazy)
 
 
 def target(state: NodeState, known: Known, *, full: bool) -> Target:
@@ -57,7 +58,7 @@ def target(state: NodeState, known: Known, *, full: bool) -> Target:
     if not full:
         return Target(known.id, known.cgroup, wants, full=False)
     huge = None
-    if known.rightful.memory is not None:
+    if known.holding.memory is not None:
         huge = HugeWants(claimed_bytes([known.holding]), known.asked.hugepages)
     if files := _own_files(known):
         wants = replace(wants, files=files)
@@ -75,7 +76,7 @@ def target(state: NodeState, known: Known, *, full: bool) -> Target:
 def target_at_start(state: NodeState, known: Known) -> Target:
     """Returns what a container's cgroup must say, and those above it because of this container."""
     groups: tuple[GroupTarget, ...] = ()
-    if known.rightful.claims:
+    if known.holding.claims:
         above = groups_above([known])
         groups = group_targets(state, above if known.protected else {p: u for p, u in above.items() if u is not None})
     return replace(target(state, known, full=True), groups=groups)
@@ -99,7 +100,7 @@ def group_targets(state: NodeState, groups: Mapping[str, str | None]) -> tuple[G
 
 
 def _guard(state: NodeState, known: Known) -> Guard | None:
-    if not state.choices.hugepage_guard or known.kept.memory is not None or known.orphan:
+    if not state.choices.hugepage_guard or known.holding.memory is not None or known.own_pod:
         return None
     if any(other.unsettled for other in state.of_pod(known.pod.uid)):
         # A page that it has reserved and not touched yet would kill it (SIGBUS).
@@ -110,7 +111,7 @@ def _guard(state: NodeState, known: Known) -> Guard | None:
 
 
 def _own_files(known: Known) -> dict[str, Wanted]:
-    held = known.rightful
+    held = known.holding
     files = cpu_time.container_limit() if held.cpus and known.unthrottled else {}
     return files | memory.container_limits(held.memory) if held.memory is not None else files
 
@@ -130,9 +131,8 @@ def _group_target(state: NodeState, path: str, pod_uid: str | None, passed_on: d
 def _pod_raises(state: NodeState, alive: Sequence[Known]) -> dict[str, Raise]:
     """Returns what the claims of a pod's containers need."""
     raises: dict[str, Raise] = {}
-    if any(known.kept.memory is not None for known in alive):
-        claimed = claimed_bytes(known.kept for known in alive)
+    if any(known.holding.memory is not None for known in alive):
+        claimed = claimed_bytes(known.holding for known in alive)
         raises |= hugepages.pod_raises(claimed, state.host.page_sizes)
-    if any(known.kept.cpus and known.unthrottled for known in alive):
-        raises |= cpu_time.pod_raise()
-    return raises
+    unthrottled = [(known.holding, known.stated.cpu) for known in alive if known.holding.cpus and known.unthrottled]
+    return raises | cpu_time.pod_raise(state.choices.cpu_quota, unthrottled)

@@ -2,16 +2,18 @@
 """The state, and the edges that it is read from and written to. Hooks and rounds both work through this.
 
 One job writes at a time, in a thread, and what it writes is computed when its turn comes; so the last value written is
-the latest one wanted. A job of the rounds ends after 10 ms, which is the longest that a hook waits for its own.
+the latest one wanted. A job of the rounds ends after 10 ms, which is the longest that a hook waits for its own; one
+that hangs is passed by, and its container left out until it ends.
 """
 
 import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Final
 
 from numa_contract.cpuset import format_cpu_list
 from numa_node.claim_directory import ClaimDirectory, DirectoryView
@@ -19,15 +21,20 @@ from numa_node.claim_directory import ClaimDirectory, DirectoryView
 from nri_backend.containers.container import NO_EVIDENCE, Known, Phase
 from nri_backend.containers.report import report
 from nri_backend.containers.state import NodeState
-from nri_backend.containers.targets import Target, group_targets, groups_above, target, target_at_start
-from nri_backend.enforcement.apply import SLICE_SECONDS, Outcome, impose_some
-from nri_backend.enforcement.apply_groups import GroupOutcome, impose_groups
-from nri_backend.enforcement.turn import Turn
+from nri_backend.containers.targets import group_targets, groups_above, target, target_at_start
+from nri_backend.enforcement.apply import Outcome, impose, look_at_sets
+from nri_backend.enforcement.apply_groups import GroupOutcome, impose_one
+from nri_backend.enforcement.proving import Prover
+from nri_backend.enforcement.turn import Step, Turn
+from nri_backend.limits.diff import Seen
 from nri_backend.limits.wants import Host
 from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree, Notes
 from nri_backend.node.host import HostError
-from nri_backend.nri.hooks import EnforcementObserver, ReportSink
+from nri_backend.node.proofs import Proofs
+from nri_backend.nri.hooks import EnforcementObserver, Leadership, ReportSink
 
+TOLD_SECONDS: Final = 2.0
+"""A write that hangs for so long is told as a problem."""
 _log = logging.getLogger(__name__)
 
 
@@ -39,6 +46,8 @@ class Edges:
     tree: CgroupTree
     read_host: Callable[[], Host]
     """Blocks; HostError."""
+    proofs: Proofs
+    leadership: Callable[[], Leadership]
     sink: ReportSink
     observer: EnforcementObserver
 
@@ -53,14 +62,15 @@ class Keeper:
         self.news = asyncio.Event()
         """Set when the rounds have something to look at."""
         self._edges = edges
+        self.prover = Prover(state, edges.tree, edges.proofs)
         self._notes = Notes(edges.tree.root)
         self._view = DirectoryView()
         self._host_problem = ""
         self._group_problems: dict[str, str] = {}
         self._untold: set[str] = set()
         self._looks = 0
-        self._reading = Turn()
-        self._writing = Turn()
+        self._reading = asyncio.Lock()
+        self._writing = Turn(self.news.set)
         self._progress = asyncio.Event()
 
     @property
@@ -72,28 +82,52 @@ class Keeper:
             if known.alive and (text := known.problem or (known.refusal.text if known.refusal else ""))
         ]
         groups = self._group_problems.values()
-        return tuple(filter(None, (self._host_problem, *self._view.problems.values(), *groups, *containers)))
+        node = (self._host_problem, self.prover.problem, *self._view.problems.values())
+        return tuple(filter(None, (*node, *self._hangs(), *groups, *containers)))
+
+    def _hangs(self) -> list[str]:
+        return [
+            f"the kernel has not answered for {seconds:.0f} s about {known.cgroup if known else name}"
+            for name, seconds in self._writing.stuck.items()
+            if seconds >= TOLD_SECONDS
+            for known in (self.state.get(name),)
+        ]
+
+    @property
+    def stuck(self) -> Collection[str]:
+        """Containers and cgroups that a hanging job works at."""
+        return self._writing.stuck.keys()
+
+    @property
+    def leadership(self) -> Leadership:
+        """Who enforces on this node."""
+        return self._edges.leadership()
 
     async def refresh(self, *, thorough: bool = False) -> None:
         """Brings the claim files up to date."""
-        asked = self._looks
-        # In a thread, as all file access: 0.1 ms, and a stuck file system cannot keep an answer back.
-        view = await self._reading.work(lambda: self._look(asked, thorough=thorough))
+        view = await self._looked(self._looks, thorough=thorough)
         if view is self._view:
             return
         if view.problems and view.problems != self._view.problems:
             _log.warning("claim files are damaged", extra={"problems": list(view.problems.values())})
-        self._view = view
         with self._pool_watched():
             for known in self.state.take_files(view.files):
                 self._edges.sink.put(report(known))
+        self._view = view
 
-    def _look(self, asked: int, *, thorough: bool) -> Callable[[], DirectoryView]:
+    async def _looked(self, asked: int, *, thorough: bool) -> DirectoryView:
+        await self._reading.acquire()
         if self._looks > asked and not thorough:
-            # One that began later than this was asked for has ended meanwhile: it has seen what this would see.
-            return lambda: self._edges.directory.view
+            # A look that began later than this was asked for has ended meanwhile: it has seen what this would see.
+            self._reading.release()
+            return self._edges.directory.view
         self._looks += 1
-        return partial(self._edges.directory.refresh, thorough=thorough)
+        # In a thread, as all file access: 0.1 ms, and a stuck file system cannot keep an answer back. Not to_thread: a
+        # hook that is cancelled goes, but its turn lasts as long as its thread reads.
+        look = partial(self._edges.directory.refresh, thorough=thorough)
+        job = asyncio.get_running_loop().run_in_executor(None, look)
+        job.add_done_callback(lambda _: self._reading.release())
+        return await asyncio.shield(job)
 
     async def refresh_host(self) -> None:
         """Brings the machine up to date; while it cannot be read, the last look stays in force."""
@@ -124,10 +158,10 @@ class Keeper:
                 self.state.put(known)
             self._edges.sink.put(report(known))
 
-    def take_all(self, containers: Sequence[Known], pinned: dict[str, frozenset[int]]) -> None:
+    def take_all(self, containers: Sequence[Known]) -> None:
         """Takes the runtime's whole state."""
         with self._pool_watched():
-            self.state.replace_containers(containers, pinned)
+            self.state.replace_containers(containers)
         self._edges.sink.replace(report(known) for known in self.state)
 
     def tell_refused(self, known: Known) -> None:
@@ -149,21 +183,24 @@ class Keeper:
 
     async def impose(self, known: Known) -> Outcome:
         """Makes the cgroup of one container, and those above it, true, as the state then wants it."""
-        (outcome,) = await self._imposed(lambda: [target_at_start(self.state, self.state.get(known.id) or known)])
-        return outcome
+        tree, notes = self._edges.tree, self._notes
+
+        def plan() -> Step[Outcome]:
+            wanted = target_at_start(self.state, self.state.get(known.id) or known)
+            return known.id, partial(impose, tree, notes, wanted)
+
+        return await self._writing.finish(known.id, plan)
 
     async def impose_some(self, ids: Sequence[str], *, full: bool) -> list[Outcome]:
         """Makes the cgroups of running containers true for 10 ms; returns what became of those that it came to."""
 
-        def targets() -> list[Target]:
-            found = [self.state.get(container_id) for container_id in ids]
-            return [target(self.state, k, full=full) for k in found if k is not None and k.phase is Phase.STARTED]
-
-        return await self._imposed(targets)
-
-    async def _imposed(self, targets: Callable[[], Sequence[Target]]) -> list[Outcome]:
         tree, notes = self._edges.tree, self._notes
-        return await self._writing.work(lambda: partial(impose_some, tree, notes, targets()))
+
+        def plan() -> list[Step[Outcome]]:
+            found = [k for i in ids if (k := self.state.get(i)) is not None and k.phase is Phase.STARTED]
+            return [(k.id, partial(impose, tree, notes, target(self.state, k, full=full))) for k in found]
+
+        return await self._writing.work(plan)
 
     def groups(self) -> dict[str, str | None]:
         """Returns the cgroups above containers, as groups_above() tells them; forgets the problems of all others."""
@@ -175,10 +212,10 @@ class Keeper:
         """Makes some of these true for 10 ms; returns what became of those that it came to, in their order."""
         tree, notes = self._edges.tree, self._notes
 
-        def work() -> Callable[[], list[GroupOutcome]]:
-            return partial(impose_groups, tree, notes, group_targets(self.state, groups), SLICE_SECONDS)
+        def plan() -> list[Step[GroupOutcome]]:
+            return [(one.path, partial(impose_one, tree, notes, one)) for one in group_targets(self.state, groups)]
 
-        outcomes = await self._writing.work(work)
+        outcomes = await self._writing.work(plan)
         for outcome in outcomes:
             problem = "; ".join(outcome.left)
             if problem and problem != self._group_problems.get(outcome.path):
@@ -194,7 +231,7 @@ class Keeper:
             if known.cpus or (known.ran and known.cgroup and known.evidence != NO_EVIDENCE):
                 # It was there and is gone now: no process can live, whatever became of the event. Of one without a
                 # claim that was never seen this is not certain: in a virtual machine it has no cgroup on the node.
-                self.note(replace(known, phase=Phase.STOPPED, cpus=frozenset(), problem=""))
+                self.note(replace(known, phase=Phase.STOPPED, vanished=True, cpus=frozenset(), problem=""))
             else:
                 self.note(replace(known, cpus=frozenset()))
         else:
@@ -207,6 +244,8 @@ class Keeper:
                 _log.warning("a cgroup is not as it must be", extra=fields)
             if (seen.cpus, mems, limits, problem) != (known.cpus, known.mems, known.limits, known.problem):
                 known = replace(known, cpus=seen.cpus, mems=mems, limits=limits, problem=problem)
+            if known.holding.claims and not problem and known.refusal is None:
+                known = replace(known, proven=known.holding.claims)
             self.note(known)
 
     def progressed(self) -> None:
@@ -227,11 +266,9 @@ class Keeper:
                 return strangers
         return []
 
-    async def effective_cpus(self, containers: Sequence[Known]) -> dict[str, frozenset[int]]:
-        """Returns what the kernel shows, by container; those that it shows nothing of are left out."""
-        return await asyncio.to_thread(
-            lambda: {k.id: cpus for k in containers if (cpus := self._edges.tree.effective_cpus(k.cgroup))}
-        )
+    async def look(self, known: Known) -> Seen | None:
+        """Returns the CPUs and nodes that the kernel shows of a container; None if it does not."""
+        return await asyncio.to_thread(look_at_sets, self._edges.tree, known.cgroup)
 
     async def populated(self, known: Known) -> bool:
         """Tells whether a process of the container lives; while the kernel refuses to tell, one may."""

@@ -5,11 +5,9 @@ Everything here blocks and runs in a thread, one job at a time. A write to ``cpu
 creation of cgroups takes too, and can last milliseconds; on the event loop nothing else would be answered meanwhile.
 """
 
-import time
-from collections.abc import Sequence
+import contextlib
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
 
 from nri_backend.containers.targets import GroupTarget, Target
 from nri_backend.enforcement.apply_groups import impose_group, own_limits
@@ -19,9 +17,6 @@ from nri_backend.limits.hugepages import container_limits, guard_limits, limit_f
 from nri_backend.limits.limit import Limit
 from nri_backend.limits.wants import CgroupWants
 from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, Notes
-
-SLICE_SECONDS: Final = 0.01
-"""How long one job may go on with the next container; a hook waits at most for one job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +43,14 @@ def look(tree: CgroupTree, path: str, wants: CgroupWants, *, full: bool) -> Seen
     if full or wants.mems:
         mems = tree.read_set(path, "cpuset.mems.effective")
     return Seen(cpus, mems, configured, tree.read_limits(path, wants.files) if full else None)
+
+
+def look_at_sets(tree: CgroupTree, path: str) -> Seen | None:
+    """Returns the CPUs and nodes that a cgroup shows; None if it shows none."""
+    try:
+        return Seen(tree.read_set(path, "cpuset.cpus.effective"), tree.read_set(path, "cpuset.mems.effective"))
+    except (CgroupGoneError, CgroupRefusedError):
+        return None
 
 
 def _pod_own(tree: CgroupTree, notes: Notes, target: Target) -> dict[int, Limit]:
@@ -84,12 +87,14 @@ def impose(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
             reservable = tree.read_limits(target.cgroup, map(reservation_file, target.guard.sizes))
             limits = guard_limits(target.guard, reservable, partial(_pod_own, tree, notes, target))
             wants = replace(wants, files={**wants.files, **limits}) if limits else wants
-        seen = Seen()
-        for path in tree.directories(target.cgroup):
-            look_again = partial(look, tree, path, wants, full=target.full)
-            seen = mend(tree, path, wants, look_again(), look_again, work)
+        look_again = partial(look, tree, target.cgroup, wants, full=target.full)
+        seen = mend(tree, target.cgroup, wants, look_again(), look_again, work)
+        if leaf := tree.leaf(target.cgroup):
+            _impose_leaf(tree, leaf, wants, work, full=target.full)
     except CgroupGoneError as error:
-        return Outcome(target.id, None, tuple(work.repaired), (*work.left, str(error)))
+        # A tree that is not there says nothing about who lives.
+        gone = None if tree.is_mounted() else Seen()
+        return Outcome(target.id, gone, tuple(work.repaired), (*work.left, str(error)))
     except CgroupRefusedError as error:
         return Outcome(target.id, Seen(), tuple(work.repaired), (*work.left, str(error)))
     if target.guard is not None and seen.limits:
@@ -98,12 +103,11 @@ def impose(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
     return Outcome(target.id, seen, tuple(work.repaired), tuple(work.left))
 
 
-def impose_some(tree: CgroupTree, notes: Notes, targets: Sequence[Target]) -> list[Outcome]:
-    """Goes through the targets, at least one, until SLICE_SECONDS are over; returns the outcomes of those done."""
-    end = time.monotonic() + SLICE_SECONDS
-    outcomes: list[Outcome] = []
-    for target in targets:
-        outcomes.append(impose(tree, notes, target))
-        if time.monotonic() >= end:
-            break
-    return outcomes
+def _impose_leaf(tree: CgroupTree, leaf: str, wants: CgroupWants, work: Work, *, full: bool) -> None:
+    """Makes what crun has set there true; it has no more than its parent, so what is missing there is no fault."""
+    with contextlib.suppress(CgroupGoneError):
+        found = look(tree, leaf, wants, full=full)
+        files = {file: wanted for file, wanted in wants.files.items() if file in (found.limits or {})}
+        mems = wants.mems if found.mems is not None else frozenset[int]()
+        there = replace(wants, needs_cpuset=False, mems=mems, files=files)
+        mend(tree, leaf, there, found, partial(look, tree, leaf, there, full=full), work)

@@ -33,15 +33,18 @@ class Rounds:
         self._kills = kills
         self._next_tick = self._next_full = 0.0
         self._must_look = False
+        self._knows_all = False
+        """The runtime has told its state."""
 
     def request_look(self) -> None:
         """Claim files may have changed: looks at once."""
         self._must_look = True
         self._keeper.news.set()
 
-    def request_audit(self) -> None:
-        """Nothing is certain any more: a full audit is due at once."""
+    def request_audit(self, *, forget: bool = False) -> None:
+        """Nothing is certain any more: a full audit is due at once. ``forget``: proofs of strangers, too."""
         self._next_tick = self._next_full = 0.0
+        self._knows_all = self._knows_all or forget
         self._keeper.news.set()
 
     def request_full(self) -> None:
@@ -98,6 +101,10 @@ class Rounds:
             batch = plan[:LOOKS]
             done = self._taken(batch, await self._keeper.impose_some(batch, full=full), audit=True)
             plan = [container_id for container_id in plan if container_id not in done]
+        if full:
+            await self._keeper.prover.prove(self._keeper.state)
+            if self._knows_all:
+                await self._keeper.prover.forget_others()
         self._keeper.counters["audits"] += 1
         self._keeper.progressed()
 
@@ -106,7 +113,8 @@ class Rounds:
         plan = list(groups)
         while plan:
             outcomes = await self._keeper.impose_groups({path: groups[path] for path in plan[:LOOKS]})
-            plan = plan[len(outcomes) :]
+            done = {outcome.path for outcome in outcomes} | {*self._keeper.stuck}
+            plan = [path for path in plan if path not in done]
             self._count([fault for outcome in outcomes for fault in outcome.repaired])
 
     def _count(self, repaired: Iterable[Fault]) -> None:
@@ -126,18 +134,23 @@ class Rounds:
                 keeper.apply(known, outcome)
         keeper.progressed()
         running = {i for i in batch if (k := keeper.state.get(i)) is not None and k.phase is Phase.STARTED}
-        return done | (set(batch) - running)
+        return done | (set(batch) - running) | {*keeper.stuck}
 
     async def _bury(self) -> None:
-        """Containers that have ended for the runtime are stopped when their last process is gone."""
+        """Containers that have ended for the runtime are stopped when their last process is gone.
+
+        One that was taken for stopped, since its cgroup was gone, may be back: a mount had hidden it.
+        """
         keeper = self._keeper
-        for ending in [known for known in keeper.state if known.phase is Phase.ENDING]:
-            lives = await keeper.populated(ending)
-            known = keeper.state.get(ending.id)
-            if lives or known is None or known.phase is not Phase.ENDING:
+        for before in [known for known in keeper.state if known.phase is Phase.ENDING or known.vanished]:
+            lives = await keeper.populated(before)
+            if keeper.state.get(before.id) is not before or lives is (before.phase is Phase.ENDING):
                 continue
-            if known.unlisted:
-                keeper.forget(known.id)
+            if lives:
+                keeper.note(replace(before, phase=Phase.STARTED, vanished=False, cpus=None))
+                self.request_audit()
+            elif before.unlisted:
+                keeper.forget(before.id)
             else:
-                keeper.note(replace(known, phase=Phase.STOPPED))
+                keeper.note(replace(before, phase=Phase.STOPPED))
             keeper.progressed()

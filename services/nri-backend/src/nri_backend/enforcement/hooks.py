@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hooks of the runtime: who holds what, what it gets, and who is refused.
 
-While not active, everything is noted and nothing is answered: another instance enforces.
+While not active, everything is noted and nothing is answered: another instance enforces. What that one has not done
+is refused.
 """
 
 import logging
@@ -9,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from nri_backend.claims.evidence import Refusal
+from numa_contract.cpuset import parse_or_none
+
+from nri_backend.claims.judge import Refusal
 from nri_backend.containers.answers import adjustment, amendment
 from nri_backend.containers.container import NO_EVIDENCE, Known, Phase, known_as
-from nri_backend.containers.refusals import crowded, impossible, untrue
+from nri_backend.containers.refusals import crowded, impossible, unenforced, untrue
 from nri_backend.containers.state import Choices, NodeState
 from nri_backend.containers.stored import stored_updates
 from nri_backend.containers.targets import cpuset_wants
@@ -20,6 +23,7 @@ from nri_backend.enforcement.actuator import Edges, Keeper
 from nri_backend.enforcement.audit import Rounds
 from nri_backend.enforcement.kill import Killer
 from nri_backend.enforcement.kills import KillWatch
+from nri_backend.limits.diff import Seen
 from nri_backend.limits.wants import Host
 from nri_backend.nri.hooks import LinkStatus
 from nri_backend.nri.model import Adjustment, Container, ContainerState, Pod, RefusedError, Resources, Update
@@ -52,6 +56,9 @@ class Enforcer:
     async def activate(self) -> None:
         """Begins to enforce, with a full audit; claim containers wait until it has seen everybody."""
         self.state.forget_views()
+        for found in await self.keeper.prover.recall(tuple(self.state)):
+            if (known := self.state.get(found.id)) is not None:
+                self.keeper.note(self.state.assessed(replace(known, proven=found.proven or known.proven)))
         self._rounds.active = True
         await self.keeper.refresh(thorough=True)
         await self._rounds.audit(full=True)
@@ -71,13 +78,12 @@ class Enforcer:
         found: list[Known] = []
         for container in sorted(containers, key=lambda c: c.state is not ContainerState.RUNNING):
             pod = by_id.get(container.pod_id) or Pod(container.pod_id, "", "", "", "")
-            if container.state is not ContainerState.STOPPED and not self._is_own(pod):
+            if container.state is not ContainerState.STOPPED:
                 # One that is only created may start without an event on this connection: it is looked after at once.
                 ran = container.state is not ContainerState.CREATED
-                found.append(replace(known_as(pod, container, answered=True), phase=Phase.STARTED, ran=ran))
-        lost = [known for known in found if self.state.names_lost_claim(known)]
-        self.keeper.take_all(found, await self.keeper.effective_cpus(lost) if lost else {})
-        self._rounds.request_audit()
+                found.append(replace(self._known(pod, container), phase=Phase.STARTED, ran=ran))
+        self.keeper.take_all(await self.keeper.prover.recall(found))
+        self._rounds.request_audit(forget=True)
         return self._stored_updates(containers) if self.active else []
 
     def _stored_updates(self, containers: Sequence[Container]) -> list[Update]:
@@ -86,34 +92,34 @@ class Enforcer:
         return stored_updates(compared, lazy=self.state.choices.lazy_pool)
 
     def _amendment(self, known: Known, *, huge: bool = False) -> Resources:
-        return amendment(known.own_cpus, known.rightful, self.state.pool, known.asked, huge=huge)
+        return amendment(known.holding, self.state.shared_by(own_pod=known.own_pod), known.asked, huge=huge)
 
     async def create_container(self, pod: Pod, container: Container) -> Adjustment:
         """Tells what the container gets, when nobody else is on its CPUs."""
-        if self._is_own(pod):
-            return Adjustment()
         await self.keeper.refresh()
         # A standby is asked after the active instance, and sees what that one has answered.
-        known = self.state.assessed(known_as(pod, container, answered=not self.active))
+        known = self.state.assessed(self._known(pod, container, answered=not self.active))
         if active := self.active:
-            refusal = known.refusal or impossible(known, self.state, self.runtime) or await self._crowded(known)
+            refusal = await self._hindrance(known)
             if refusal is None:
                 # The records may have changed while we waited.
                 known = self.state.assessed(known)
                 refusal = known.refusal
-            if refusal is not None:
-                raise self._refused(known, refusal)
+        else:
+            answered = Seen(parse_or_none(container.resources.cpus), parse_or_none(container.resources.mems))
+            refusal = unenforced(known, answered, self.keeper.leadership, self.state.host)
+        if refusal is not None:
+            raise self._refused(known, refusal)
         for other in self.state.of_pod(pod.uid):
             if other.phase is Phase.CREATED and other.name == known.name:
                 # An attempt that came to nothing; not every runtime says so.
                 self.keeper.forget(other.id)
         self.keeper.note(known)
-        return adjustment(known.holding, self.state.pool, known.stated) if active else Adjustment()
+        pool = self.state.shared_by(own_pod=known.own_pod)
+        return adjustment(known.holding, pool, known.stated) if active else Adjustment()
 
     async def start_container(self, pod: Pod, container: Container) -> None:
         """Makes the kernel's files true before the first instruction, or kills the container."""
-        if self._is_own(pod):
-            return
         try:
             await self._start(pod, container)
         except RefusedError:
@@ -125,30 +131,32 @@ class Enforcer:
 
     async def _start(self, pod: Pod, container: Container) -> None:
         await self.keeper.refresh()
-        known = self.state.get(container.id) or known_as(pod, container, answered=True)
-        if known.phase in (Phase.ENDING, Phase.STOPPED):
-            return
+        # Whatever came before: a start is a start.
+        known = replace(self.state.get(container.id) or self._known(pod, container), phase=Phase.CREATED)
         known = self.state.assessed(known)
-        if not self.active:
-            self.keeper.note(replace(known, phase=Phase.STARTED, ran=True))
-            return
-        refusal = known.refusal or impossible(known, self.state, self.runtime) or await self._crowded(known)
-        if refusal is None:
-            known, refusal = await self._imposed(known)
+        if self.active:
+            refusal = await self._hindrance(known)
+            if refusal is None:
+                known, refusal = await self._imposed(known)
+        else:
+            seen = await self.keeper.look(known) if known.evidence.claims else None
+            refusal = unenforced(known, seen, self.keeper.leadership, self.state.host, starting=True)
+            if refusal is None:
+                self.keeper.note(replace(known, phase=Phase.STARTED, ran=True))
         if refusal is not None:
             if await self._killer.kill(known):
                 self.keeper.forget(known.id)
             else:
                 self._note_unseen(known)
             raise self._refused(known, refusal)
-        if known.holding.memory is not None:
-            await self._kills.look(pod.uid)
+        if self.active and known.holding.claims:
+            await self.keeper.prover.prove([self.state.get(known.id) or known])
+            if known.holding.memory is not None:
+                await self._kills.look(pod.uid)
 
     async def _start_failed(self, pod: Pod, container: Container) -> None:
         """Takes a container of which nothing is certain for one that runs; with a claim it is not to run."""
-        known = self.state.get(container.id) or self.state.assessed(known_as(pod, container, answered=True))
-        if known.phase in (Phase.ENDING, Phase.STOPPED):
-            return
+        known = self.state.get(container.id) or self.state.assessed(self._known(pod, container))
         self._note_unseen(known)
         if self.active and known.evidence != NO_EVIDENCE:
             await self._killer.kill(known)
@@ -173,7 +181,7 @@ class Enforcer:
         if known.holding.claims:
             if outcome.left or outcome.seen is None:
                 return known, untrue(outcome.left)
-        elif outcome.left and self.state.held and trespass:
+        elif outcome.left and self.state.held and trespass and not known.own_pod:
             return known, untrue(outcome.left)
         # A container in a virtual machine has no cgroup of its own on the node; without a claim that is its affair.
         self.keeper.apply(replace(known, phase=Phase.STARTED), outcome)
@@ -181,9 +189,7 @@ class Enforcer:
 
     async def update_container(self, pod: Pod, container: Container, wanted: Resources) -> list[Update]:
         """Lets the kubelet change everything but what the claims, or the pool, decide."""
-        if self._is_own(pod):
-            return []
-        known = self.state.get(container.id) or self.state.assessed(known_as(pod, container, answered=True))
+        known = self.state.get(container.id) or self.state.assessed(self._known(pod, container))
         if not known.alive:
             return []
         # A standby is asked after the active instance, as at the creation: what that one has answered is in it.
@@ -207,34 +213,54 @@ class Enforcer:
             await self._kills.look(known.pod.uid, ended=known.id)
         if known.phase in (Phase.ENDING, Phase.STOPPED):
             return []
-        ran = known.phase is Phase.STARTED and bool(known.holding.claims or known.orphan)
-        lives = ran and await self.keeper.populated(known)
+        lives = await self._lives(known)
         if (known := self.state.get(container.id)) is not None:
             self.keeper.note(replace(known, phase=Phase.ENDING if lives else Phase.STOPPED))
             self.keeper.progressed()
-            if known.kept.claims:
+            if known.holding.claims:
                 # What its claims needed of the pod, and above it, is to go.
                 self._rounds.request_full()
         return []
 
-    async def remove_container(self, pod: Pod, container: Container) -> None:
+    async def remove_container(self, _pod: Pod, container: Container) -> None:
         """Forgets the container; the second time changes nothing."""
-        if not self._is_own(pod):
+        if (known := self.state.get(container.id)) is not None:
+            await self._remove(known)
+        else:
             self.keeper.forget(container.id)
 
     async def remove_pod(self, pod: Pod) -> None:
         """Forgets what is left of the sandbox's containers; the pod may live on in a new sandbox."""
         for known in self.state.of_pod(pod.uid):
             if known.pod.id == pod.id:
-                self.keeper.forget(known.id)
+                await self._remove(known)
         self.keeper.forget_pod(pod.uid)
+
+    async def _remove(self, known: Known) -> None:
+        if known.phase is Phase.ENDING or await self._lives(known):
+            # Its CPUs are nobody else's before its last process has gone.
+            self.keeper.note(replace(known, phase=Phase.ENDING, unlisted=True))
+        else:
+            self.keeper.forget(known.id)
+
+    async def _lives(self, known: Known) -> bool:
+        """Tells whether a process may still run with what the container's claims gave it."""
+        claims = known.phase is Phase.STARTED and bool(known.holding.claims)
+        return claims and await self.keeper.populated(known)
 
     def disconnected(self) -> None:
         """What is known stays enforced; new containers come to light at the next synchronisation."""
         self._rounds.request_audit()
 
-    def _is_own(self, pod: Pod) -> bool:
-        return bool(pod.uid) and pod.uid == self._own_pod_uid
+    def _known(self, pod: Pod, container: Container, *, answered: bool = False) -> Known:
+        own = bool(pod.uid) and pod.uid == self._own_pod_uid
+        return known_as(pod, container, answered=answered, own_pod=own)
+
+    async def _hindrance(self, known: Known) -> Refusal | None:
+        """Returns why the container cannot run; the driver's own always can, or nothing would heal."""
+        if known.own_pod:
+            return None
+        return known.refusal or impossible(known, self.state, self.runtime) or await self._crowded(known)
 
     async def _crowded(self, known: Known) -> Refusal | None:
         """Returns who is on the container's CPUs and could not be moved in time."""

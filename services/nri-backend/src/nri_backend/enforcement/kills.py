@@ -69,12 +69,12 @@ class KillWatch:
                 pod = self._pods[uid] = PodKills(counts.total - sum(filter(None, counts.own.values())))
             for container_id, count in pod.take(counts.total, counts.own, ended).items():
                 known = self._keeper.state.get(container_id)
-                if known is not None and known.kept.memory is not None:
+                if known is not None and known.holding.memory is not None:
                     self._tell(replace(known, memory_kills=known.memory_kills + count), count)
 
     def _groups(self, pod_uid: str) -> _Groups | None:
         containers = self._keeper.state.of_pod(pod_uid)
-        pod = next((known.pod_cgroup for known in containers if known.kept.memory is not None), "")
+        pod = next((known.pod_cgroup for known in containers if known.holding.memory is not None), "")
         return _Groups(pod, {known.id: known.cgroup for known in containers if known.cgroup}) if pod else None
 
     def _read(self, groups: Mapping[str, _Groups]) -> dict[str, _Counts]:

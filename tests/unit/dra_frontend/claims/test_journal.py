@@ -149,6 +149,8 @@ def test_entries_of_a_newer_release_are_passed_over(path: Path) -> None:
     journal = Journal(path)
     journal.write(Entries(NAMES))
     entries = [["dra.cpu", "a", "ns", "claim-a"], {"invention": 1}, ["x"], 3, {"record": {"version": 99}}]
+    held = {"driver": "dra.cpu", "uid": "b", "cpus": "0", "memory": {}}
+    entries += [held | {"cpus": [0]}, held | {"memory": [5]}]
     line = b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
     head = b"dra-driver-numa journal 1 2 %d %d" % (len(line), zlib.crc32(line))
     data = bytearray(path.read_bytes())

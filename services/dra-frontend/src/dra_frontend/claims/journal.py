@@ -197,7 +197,7 @@ def _parse(data: bytes) -> Entries:
             else:
                 file = _releasing(value)
                 releasing[file.driver, file.uid] = file
-        except (ContractError, ValueError, TypeError, KeyError):
+        except (ContractError, ValueError, TypeError, KeyError, AttributeError):
             continue  # an entry of a newer release
     return Entries(present, releasing)
 

@@ -11,7 +11,7 @@ from tests.fuzz.mutations import mutate
 from tests.fuzz.target import Target
 
 SHORT = settings(
-    max_examples=250,
+    max_examples=200,
     derandomize=True,
     database=None,
     deadline=None,

@@ -108,7 +108,9 @@ class ApiServer:
         ]
 
     def order(self, wish: Document) -> Document:
-        """One wish of ``POST /fake``: fail_next, drop_watches, compact, gates or served."""
+        """One wish of ``POST /fake``: no_faults, fail_next, drop_watches, compact, gates or served."""
+        if wish.get("no_faults"):
+            self.faults.clear()
         if "fail_next" in wish:
             self.fail_next(**wish["fail_next"])
         if wish.get("drop_watches"):

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.fakes.runtime_faults import RuntimeFaults
 from tests.fakes.runtime_levels import LEVELS, RuntimeOptions
 from tests.fakes.runtime_store import Container, OperationError, Pod
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from tests.fakes.runtime import FakeRuntime
 
     Running = Callable[[RuntimeOptions], AbstractAsyncContextManager[FakeRuntime]]
+
+
+_LONGEST_LINE = 64 << 20
 
 
 class RuntimeControl:
@@ -51,6 +55,8 @@ class RuntimeControl:
                 "restart",
             )
         }
+        faults = RuntimeFaults(runtime)
+        self._calls |= {name: getattr(faults, name) for name in ("send_bytes", "send_event", "list_also")}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answers one client until it hangs up."""
@@ -160,7 +166,7 @@ async def serve(options: RuntimeOptions, control: Path, running: "Running") -> N
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with running(options) as runtime:
         served = RuntimeControl(runtime)
-        server = await asyncio.start_unix_server(served.serve, control)
+        server = await asyncio.start_unix_server(served.serve, control, limit=_LONGEST_LINE)
         await stop.wait()
         server.close()
         served.hang_up()
@@ -201,7 +207,7 @@ def main(running: "Running") -> None:
 
 async def call(control: Path, name: str, /, **args: Any) -> Any:
     """One call over the control socket, for tests and scripts. Raises OperationError with the stand-in's text."""
-    reader, writer = await asyncio.open_unix_connection(control, limit=64 << 20)
+    reader, writer = await asyncio.open_unix_connection(control, limit=_LONGEST_LINE)
     try:
         writer.write(json.dumps({"call": name, "args": args}).encode() + b"\n")
         answer = json.loads(await reader.readline())

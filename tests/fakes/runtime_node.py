@@ -28,6 +28,8 @@ class FakeNode:
         self.containers: dict[str, Container] = {}
         self.unwritable: set[str] = set()
         """Ids of containers whose updates fail."""
+        self.strangers: list[pb.Container] = []
+        """What a snapshot lists beside the containers that there are."""
         self.host = PluginHost(
             options.socket, LEVELS[options.level], options.name, options.request_seconds, options.registration_seconds
         )
@@ -121,7 +123,7 @@ class FakeNode:
         living = (pb.CONTAINER_CREATED, pb.CONTAINER_RUNNING)
         return (
             [pod.message for pod in self.pods.values()],
-            [one.message for one in self.containers.values() if one.message.state in living],
+            [one.message for one in self.containers.values() if one.message.state in living] + self.strangers,
         )
 
     async def _watch(self) -> None:

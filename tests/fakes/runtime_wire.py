@@ -113,9 +113,13 @@ class Trunk:
 
     async def write_frame(self, number: int, payload: bytes) -> None:
         """Writes one mux frame."""
+        await self.write_bytes(_MUX.pack(number, len(payload)) + payload)
+
+    async def write_bytes(self, data: bytes) -> None:
+        """Writes anything, as a runtime without manners would."""
         if self.closed is not None:
             raise TrunkClosedError(self.closed)
-        self._writer.write(_MUX.pack(number, len(payload)) + payload)
+        self._writer.write(data)
         try:
             await self._writer.drain()
         except OSError as error:

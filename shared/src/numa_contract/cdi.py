@@ -203,7 +203,8 @@ def parse_claim_file(name: str, data: bytes) -> ClaimFile:
         annotation = document["annotations"][RECORD_ANNOTATION]
         record = parse_record(parse_json(annotation.encode(), MAX_CLAIM_FILE, "allocation record", uid))
         if (record.driver, record.claim.uid) != identity:
-            raise MalformedError("CDI file", name, f"holds the record of claim {record.claim.uid} of {record.driver}")
+            other = shown(record.claim.uid)
+            raise MalformedError("CDI file", name, f"holds the record of claim {other} of {record.driver}")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         problem = str(error) if isinstance(error, ContractError) else f"no record ({type(error).__name__})"
         return ClaimFile(driver, uid, None, frozenset().union(*cpus.values()), problem, memory, cpus)

@@ -171,6 +171,17 @@ def test_metadata_is_mounted_by_the_claims_own_device() -> None:
     assert "mounts" not in second
 
 
+def test_a_record_of_another_claim_is_named_in_one_short_line() -> None:
+    """The problem reaches logs, Events and the lease."""
+    document = cdi_document(cpu_record())
+    other = cpu_record().model_dump(mode="json")
+    other["claim"]["uid"] = "\n2026 ERROR forged" + "a" * 9000
+    document["annotations"][RECORD_ANNOTATION] = json.dumps(other)
+    problem = parse_claim_file(file_name(cpu_record()), json.dumps(document).encode()).problem
+    assert "\n" not in problem
+    assert len(problem) < 400
+
+
 @pytest.mark.parametrize("annotation", ["{", "null", '{"version": 99}', "[]", '{"version": 1, "driver": "dra.cpu"}'])
 def test_an_unreadable_record_still_holds_its_cpus(annotation: str) -> None:
     """As long as the CDI part can be read, its CPUs are known from the environment and must not be given away."""

@@ -482,6 +482,7 @@ async def test_an_answer_of_another_shape_is_unavailable(pair: Pair, body: str) 
         ('{"type": "ERROR", "object": {"code": 403, "kind": "Status", "message": 5}}', ForbiddenError),
         ('{"type": "ADDED", "object": {"metadata": {"name": "s", "resourceVersion": "7"}}}', "BOOKMARK"),
         ('{"type": "OTHER", "object": {"metadata": {"resourceVersion": "7"}}}', "BOOKMARK"),
+        ('{"type": ["ADDED"], "object": {"metadata": {"resourceVersion": "7"}}}', "BOOKMARK"),
     ],
 )
 async def test_an_event_of_another_shape(pair: Pair, line: str, what: type[KubeError] | str) -> None:

@@ -101,7 +101,7 @@ def read_event(call: Call, line: bytes, kind: str) -> tuple[str, Document]:
     metadata = _map(document, "metadata")
     if document is None or metadata is None or not isinstance(metadata.get("resourceVersion"), str):
         raise UnavailableError(call.operation, "the stream is not a watch; is this an API server?")
-    if what in {"ADDED", "MODIFIED", "DELETED"} and _is_usable(kind, document):
+    if what in ("ADDED", "MODIFIED", "DELETED") and _is_usable(kind, document):
         return str(what), document
     return "BOOKMARK", document
 

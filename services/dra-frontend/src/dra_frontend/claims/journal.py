@@ -30,7 +30,7 @@ SLOT_BYTES: Final = 128 << 10
 """Some 1,200 claims. Where there are more, their names are left out."""
 _MAGIC: Final = b"dra-driver-numa journal 1"
 _HEADER: Final = 64
-"""Bytes: magic, sequence, length of the lines and their CRC-32."""
+"""Bytes: magic, sequence, length of the lines, and the CRC-32 of sequence and lines."""
 _REMEMBERED: Final = 4096
 Name = tuple[str, str]
 """Namespace and name of a claim; empty where they are not known."""
@@ -82,7 +82,7 @@ class Journal:
             if (sequence, checksum) == self._stamp:
                 return
             data = os.pread(descriptor, length, slot * SLOT_BYTES + _HEADER)
-            if zlib.crc32(data) == checksum:
+            if _checksum(sequence, data) == checksum:
                 self._entries, self._stamp = _parse(data), (sequence, checksum)
                 self.found, self.problem = True, ""
                 return
@@ -100,7 +100,8 @@ class Journal:
         self._entries = entries
         try:
             data = _dump(entries)
-            sequence, checksum = self._stamp[0] + 1, zlib.crc32(data)
+            sequence = self._stamp[0] + 1
+            checksum = _checksum(sequence, data)
             head = b"%s %d %d %d" % (_MAGIC, sequence, len(data), checksum)
             descriptor = self._open()
             try:
@@ -139,6 +140,11 @@ class Journal:
         """Removes temporary files of an instance that died while it made the journal, also of former releases."""
         for path in self._path.parent.glob(f".{self._path.name}.*"):
             path.unlink(missing_ok=True)
+
+
+def _checksum(sequence: int, data: bytes) -> int:
+    # Of the sequence, too: a header of which only the beginning was written must not make old lines the newest ones.
+    return zlib.crc32(data, sequence)
 
 
 def _read_header(head: bytes) -> tuple[int, int, int] | None:
@@ -197,7 +203,7 @@ def _parse(data: bytes) -> Entries:
             else:
                 file = _releasing(value)
                 releasing[file.driver, file.uid] = file
-        except (ContractError, ValueError, TypeError, KeyError):
+        except (ContractError, ValueError, TypeError, KeyError, AttributeError):
             continue  # an entry of a newer release
     return Entries(present, releasing)
 

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``make fuzz``: tries every parser of hostile input in turn, for as many minutes as it is given.
+
+An input that a parser must not fail on is kept in build/fuzz, and the exit status is 1.
+``python -m tests.fuzz --input FILE`` tries it again: the file's name begins with that of its target.
+"""
+
+import argparse
+import hashlib
+import logging
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.fuzz.corpus import endless
+from tests.fuzz.target import FuzzError, Target, check
+from tests.fuzz.targets import TARGETS
+
+_TURN_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class Run:
+    """One target's part of a run."""
+
+    target: Target
+    stream: Iterator[bytes]
+    inputs: int = 0
+    slowest: float = 0.0
+    failures: int = 0
+
+    def turn(self, folder: Path, seconds: float = _TURN_SECONDS) -> None:
+        """Tries inputs for so long; keeps those that fail."""
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            data = next(self.stream)
+            self.inputs += 1
+            try:
+                self.slowest = max(self.slowest, check(self.target, data))
+            except FuzzError as error:
+                self.failures += 1
+                path = keep(folder, self.target, data)
+                print(f"{error}\n  python -m tests.fuzz --input {path}", file=sys.stderr, flush=True)
+                return
+
+
+def keep(folder: Path, target: Target, data: bytes) -> Path:
+    """Writes a failing input and returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{target.name}-{hashlib.sha256(data).hexdigest()[:12]}"
+    path.write_bytes(data)
+    return path
+
+
+def fuzz(targets: Sequence[Target], minutes: float, number: int, folder: Path) -> bool:
+    """Goes round the targets, prints a line for each, and tells whether all went well."""
+    runs = [Run(target, endless(target, number)) for target in targets]
+    ends = time.monotonic() + minutes * 60
+    while True:
+        for run in runs:
+            # A target that fails at every other input would fill the disk.
+            if run.failures < 5:
+                run.turn(folder, min(_TURN_SECONDS, minutes * 60 / len(runs)))
+        if time.monotonic() > ends:
+            break
+    print(f"seed {number}")
+    for run in runs:
+        failed = f"  {run.failures} FAILED" if run.failures else ""
+        print(f"{run.target.name:20} {run.inputs:8} inputs, slowest {run.slowest:7.1f} ms{failed}")
+    return not any(run.failures for run in runs)
+
+
+def again(path: Path) -> bool:
+    """Tries a kept input once more; tells whether it went well."""
+    target = next(target for target in TARGETS if path.name.rpartition("-")[0] == target.name)
+    try:
+        print(f"{target.name}: {check(target, path.read_bytes()):.1f} ms")
+    except FuzzError as error:
+        print(error, error.__cause__ or "", file=sys.stderr)
+        return False
+    return True
+
+
+def main() -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="of a run that is to be repeated")
+    parser.add_argument("--folder", type=Path, default=Path("build/fuzz"), help="where failing inputs go")
+    parser.add_argument("--input", type=Path, help="try only this one")
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help="some of them (default: all)")
+    given = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    if given.input:
+        return 0 if again(given.input) else 1
+    chosen = [target for target in TARGETS if target.name in given.targets or not given.targets]
+    return 0 if fuzz(chosen, given.minutes, given.seed, given.folder) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

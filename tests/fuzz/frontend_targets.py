@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parsers of dra-frontend: of claims, answers of the API server, reports of the backend, and its own journal."""
+
+import asyncio
+import json
+import tempfile
+import zlib
+from collections.abc import AsyncIterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from dra_frontend.allocation.claim import is_allocated, read_claim
+from dra_frontend.allocation.decide import judge
+from dra_frontend.allocation.errors import Refused
+from dra_frontend.api_server import answers
+from dra_frontend.api_server.errors import KubeError
+from dra_frontend.api_server.requests import Call
+from dra_frontend.claims.backend import BackendView, read_state
+from dra_frontend.claims.journal import SLOT_BYTES, Journal
+from dra_frontend.devices.inventory import build_inventory
+from dra_frontend.devices.quantity import format_quantity, parse_quantity
+from hypothesis import strategies as st
+from numa_contract.config import Config
+from numa_contract.documents import parse_json
+from numa_contract.errors import MalformedError
+from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER
+from numa_contract.reports import MAX_STATE_BYTES
+
+from tests.fuzz.contract_targets import text
+from tests.fuzz.documents import odd, spoilt, written
+from tests.fuzz.target import Target
+from tests.strategies import claims, contract
+from tests.strategies.machines import machine
+
+_MIB = 1 << 20
+_INVENTORY = build_inventory(machine(), Config(group_by="machine"), claims.NODE)
+_SLICES = Call("list", "resource.k8s.io", "resourceslices")
+_CLAIM = Call("get", "resource.k8s.io", "resourceclaims", "claim-u", "ns")
+
+
+def _quantity(data: bytes) -> None:
+    value = parse_quantity(text(data))
+    assert parse_quantity(format_quantity(value)) == value
+
+
+def _judged(document: Any) -> None:
+    is_allocated(document, "u", claims.NODE)
+    view = read_claim(document)
+    for driver in (CPU_DRIVER, MEMORY_DRIVER):
+        if view.taken(driver):
+            judged = judge(view, driver, _INVENTORY, Config())
+            assert len(str(judged.refusal)) < 8192
+            for result in judged.results:
+                result.count()
+
+
+def _claim(data: bytes) -> None:
+    _judged(answers.read_object(_CLAIM, data, "ResourceClaim"))
+
+
+def _parameters(data: bytes) -> None:
+    parameters = parse_json(data, answers.MOST_BYTES, "parameters", "fuzzed")
+    for driver, result in ((CPU_DRIVER, claims.cpus(1)), (MEMORY_DRIVER, claims.memory("1Mi"))):
+        config = [claims.opaque({}, driver=driver), claims.opaque({}, driver=driver, from_class=True)]
+        for entry in config:
+            entry["opaque"]["parameters"] = parameters
+        _judged(claims.claim("u", result, config=config))
+
+
+def _watch(data: bytes) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for start in range(0, len(data), 64 << 10):
+            yield data[start : start + (64 << 10)]
+
+    async def read() -> None:
+        async for line in answers.lines(_SLICES, chunks()):
+            answers.read_event(_SLICES, line, "ResourceSlice")
+
+    asyncio.run(read())
+
+
+def _failure(data: bytes) -> None:
+    for code in (400, 401, 404, 409, 410, 422, 429, 500, 599):
+        error = answers.translate(_CLAIM, code, data, {"Retry-After": text(data[:30])})
+        assert len(str(error)) < 4096
+
+
+def _state(data: bytes) -> None:
+    status, reports = read_state(data)
+    view = BackendView(count().__next__)
+    for _ in range(2):
+        view.renew(status, reports)
+    assert view.problem.encode(errors="replace")
+
+
+class _Journal:
+    """A journal with one slot, whatever that holds. No input makes reading it an error."""
+
+    def __init__(self) -> None:
+        self._held = tempfile.TemporaryDirectory(prefix="fuzz")
+        self._path = Path(self._held.name, "journal")
+
+    def read(self, data: bytes) -> None:
+        """Reads it, and writes again what it says."""
+        self._path.write_bytes(data)
+        journal = Journal(self._path)
+        entries = journal.read()
+        journal.write(entries)
+        assert not journal.problem
+        assert Journal(self._path).read() == entries
+
+
+def _slot(entries: list[Any]) -> bytes:
+    body = b"".join(written(entry) + b"\n" for entry in entries)
+    head = b"dra-driver-numa journal 1 %d %d %d" % (len(body), len(body), zlib.crc32(body, len(body)))
+    return head.ljust(64) + body
+
+
+def _listed(items: list[Any]) -> Any:
+    return {"kind": "ResourceSliceList", "metadata": {"resourceVersion": "5"}, "items": items}
+
+
+_texts = st.sampled_from(["0-3", "0-8191", "packed", "spread", "required", "claim", "strict", "/mnt/x", "0770", "pod"])
+_values = st.one_of(_texts, st.booleans(), st.floats(), odd)
+_CPU_FIELDS = ("cpuset", "strategy", "fullPhysicalCores", "l3", "numa", "isolated", "coreType", "quota", "sharing")
+_MEMORY_FIELDS = ("binding", "limit", "protect", "high", "mount", "sharing")
+
+
+def _said(key: str, names: tuple[str, ...]) -> st.SearchStrategy[Any]:
+    fields = st.dictionaries(st.sampled_from(names), _values)
+    return fields.map(lambda said: {"apiVersion": "v1alpha1", key: said})
+
+
+_parameters_made = st.one_of(_said("cpuConfig", _CPU_FIELDS), _said("memoryConfig", _MEMORY_FIELDS))
+_claims_made = st.builds(
+    lambda config, amount: claims.claim(
+        "u",
+        claims.cpus(amount, device="cpudevmachine"),
+        claims.memory(amount),
+        claims.memory(amount, "pages", kind="hugepages-2m"),
+        config=config,
+    ),
+    st.lists(st.builds(claims.opaque, st.dictionaries(st.sampled_from(_CPU_FIELDS), _values), st.just("cpus"))),
+    st.sampled_from(["1", "4", "1Ki", "1.5", "1e3", "-1", "0", "9" * 400, "1e400", "1e-400", "m"]),
+)
+_slice = {
+    "kind": "ResourceSlice",
+    "metadata": {"name": "s", "uid": "u", "resourceVersion": "3"},
+    "spec": {"driver": "dra.cpu", "pool": {"name": "p", "generation": 1}, "devices": []},
+}
+_status = {"kind": "Status", "code": 410, "reason": "Gone", "message": "too old", "details": {"name": "claim-u"}}
+_report = {"id": "c", "name": "n", "podUid": "p", "podNamespace": "ns", "podName": "n", "cpus": "0-3"}
+_report["claims"] = [{"uid": "u", "driver": "dra.cpu", "requests": ["r"]}]  # type: ignore[assignment]
+_lease = {"instance": "i", "generation": 1, "pool": "0-7", "counters": {"a": 1}, "containers": [_report]}
+_journalled = st.one_of(
+    spoilt(st.just(["dra.cpu", "u", "ns", "claim"])),
+    spoilt(contract.records().map(lambda record: {"record": record.model_dump(mode="json")})),
+    spoilt(st.just({"driver": "dra.memory", "uid": "u", "cpus": "0-3", "memory": {"memory-numa000": 5}})),
+)
+_DEEP = b"[" * 4 * _MIB
+_WIDE = b'{"kind":"ResourceSliceList","metadata":{},"items":[' + b"{}," * 100_000 + b"{}]}"
+_DENSE = b'{"kind":"ResourceSliceList","metadata":{},"items":[{"a":[' + b"[]," * _MIB + b"1]}]}"
+_EVENTS = b'{"type":"ADDED","object":{}}\n' * 2000
+
+TARGETS = [
+    Target(
+        "quantity",
+        _quantity,
+        st.from_regex(
+            r"[+-]?[0-9]{1,20}(\.[0-9]{0,12})?([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,3})?", fullmatch=True
+        ).map(str.encode),
+        (MalformedError,),
+        milliseconds=10,
+        bombs=(b"9" * _MIB, b"1e400", b"1e-400", b"." * _MIB, b"1" * 399 + b"x", b"0." + b"9" * 398),
+    ),
+    Target(
+        "opaque-parameters",
+        _parameters,
+        st.one_of(_parameters_made, spoilt(_parameters_made)).map(written),
+        (Refused, MalformedError),
+        bombs=[json.dumps({"apiVersion": "v1alpha1", "cpuConfig": {"x" * 9000: 1, "cpuset": "0," * 5000}}).encode()],
+    ),
+    Target(
+        "claim",
+        _claim,
+        spoilt(_claims_made).map(written),
+        (Refused, KubeError, MalformedError),
+        milliseconds=100,
+        most_bytes=3 * _MIB // 2,
+    ),
+    Target(
+        "api-list",
+        lambda data: answers.read_list(_SLICES, data, "ResourceSlice"),
+        spoilt(st.lists(st.just(_slice), max_size=3).map(_listed)).map(written),
+        (KubeError,),
+        # A page of 4 MiB of the smallest tokens; what claims' authors may write fills a tenth of that.
+        milliseconds=2500,
+        most_bytes=answers.MOST_BYTES,
+        bombs=(_DEEP, _WIDE, _DENSE, b'"' + b'\\"' * 2 * _MIB, b"{}" * 2 * _MIB),
+    ),
+    Target(
+        "api-watch",
+        _watch,
+        spoilt(st.just({"type": "MODIFIED", "object": _slice})).map(written).map(lambda line: line + b"\n" + line),
+        (KubeError,),
+        milliseconds=1000,
+        most_bytes=answers.MOST_BYTES + 1,
+        bombs=(_DEEP, _EVENTS, b"\n" * _MIB),
+    ),
+    Target(
+        "api-failure",
+        _failure,
+        spoilt(st.just(_status)).map(written),
+        milliseconds=1000,
+        most_bytes=answers.MOST_BYTES,
+        bombs=(_DEEP, json.dumps({**_status, "message": "ü" * 600_000}).encode()),
+    ),
+    Target(
+        "backend-state",
+        _state,
+        spoilt(st.just(_lease)).map(written),
+        (MalformedError,),
+        # Only root writes it; 500 containers need a twentieth of the bound.
+        milliseconds=6000,
+        most_bytes=MAX_STATE_BYTES,
+        bombs=(_DEEP, json.dumps({**_lease, "containers": [{}] * _MIB}).encode()),
+    ),
+    Target(
+        "journal",
+        _Journal().read,
+        st.lists(_journalled, max_size=4).map(_slot),
+        milliseconds=500,
+        most_bytes=2 * SLOT_BYTES,
+        bombs=(
+            b"\0" * 2 * SLOT_BYTES,
+            _slot([["dra.cpu", str(n), "", ""] for n in range(4000)]),
+            _DEEP[: 2 * SLOT_BYTES],
+        ),
+    ),
+]

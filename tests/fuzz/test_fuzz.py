@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whoever writes what a parser reads cannot make it fail or keep it busy. ``make fuzz`` tries for longer."""
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fuzz.__main__ import fuzz
+from tests.fuzz.corpus import SHORT, inputs
+from tests.fuzz.target import FuzzError, Target, check
+from tests.fuzz.targets import TARGETS
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_no_input_makes_a_parser_fail(target: Target) -> None:
+    """Not one that is nearly right, and not one with faults in its bytes."""
+
+    @SHORT
+    @given(inputs(target))
+    def tried(data: bytes) -> None:
+        check(target, data)
+
+    tried()
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_the_worst_input_costs_little(target: Target) -> None:
+    """At the full length that the parser takes, and beyond it."""
+    for bomb in target.bombs:
+        check(target, bomb)
+
+
+def _fails_at_a_brace(data: bytes) -> None:
+    if b"}" in data:
+        raise KeyError("}")
+
+
+def _is_slow(data: bytes) -> None:
+    ends = time.thread_time() + len(data) / 50
+    while time.thread_time() < ends:
+        pass
+
+
+def _hangs(_data: bytes) -> None:
+    while True:
+        pass
+
+
+_JSON = st.just(b'{"a": [1, 2]}')
+
+
+@pytest.mark.parametrize(
+    ("parse", "said"), [(_fails_at_a_brace, "KeyError"), (_is_slow, "ms of CPU"), (_hangs, "more than 1.2 s of CPU")]
+)
+def test_a_fault_is_found_and_kept(
+    parse: object, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A parser that raises what it must not, or takes too long: the run fails, and its input can be tried again."""
+    target = Target("faulty", parse, _JSON, milliseconds=20)  # type: ignore[arg-type]
+    assert not fuzz([target], 0.0005, 1, tmp_path)
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert "FAILED" in printed.out
+    (kept, *_) = tmp_path.iterdir()
+    with pytest.raises(FuzzError):
+        check(target, kept.read_bytes())
+
+
+def test_what_a_parser_may_raise_is_no_fault(tmp_path: Path) -> None:
+    """Its own errors are its answer."""
+    target = Target("strict", _fails_at_a_brace, _JSON, (KeyError,))
+    assert fuzz([target], 0.001, 1, tmp_path)
+    assert not list(tmp_path.iterdir())

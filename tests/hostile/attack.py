@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an attack is: who does it, what he does, and what he may hear and cost."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from tests.hostile.field import Field
+
+
+class Actor(StrEnum):
+    """Who attacks (docs/security.md)."""
+
+    POD_AUTHOR = "pod author"
+    CLAIM_AUTHOR = "claim author"
+    FILE = "file"
+    HOST = "host"
+    NETWORK_PEER = "network peer"
+    API_SERVER = "API server"
+    RUNTIME = "runtime"
+
+
+Run = Callable[[Field], AbstractContextManager[str]]
+"""Attacks, and gives what was heard. The block is run while the attack lasts, or when it is over: as it chooses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """One row."""
+
+    actor: Actor
+    name: str
+    run: Run = field(repr=False)
+    expects: str
+    """Pattern of what the attacker hears, or of what a person sees."""
+    seconds: float = 0.5
+    """CPU time that it may cost, in each of the two processes."""
+    findings: tuple[str, ...] = ()
+    """Faults that it would find again."""
+
+
+SETTINGS: dict[Actor, dict[str, Any]] = {
+    # Reserved CPUs make the shared pool a part of the machine, which is what a forger of the pool needs.
+    Actor.POD_AUTHOR: {"reserved_cpus": "0,16"},
+    # Only here may a claim name its CPUs.
+    Actor.CLAIM_AUTHOR: {"config": {"groupBy": "machine"}},
+}
+"""Fields of StageSettings of an actor's stage."""

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attacks by who may create claims: opaque parameters up to the API's bounds, and amounts that no scheduler writes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
+
+from tests.hostile.attack import Actor, Attack
+from tests.hostile.field import Field
+from tests.stage.pods import StagePod, cpus, memory, opaque
+from tests.stage.wires import AnsweredError
+
+_CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+_TEN_KB = 10 << 10
+Document = dict[str, Any]
+
+
+def heard_of(pod: StagePod) -> str:
+    """What the kubelet is answered; it tries three times."""
+    for _ in range(3):
+        try:
+            pod.prepare()
+        except AnsweredError as error:
+            heard = f"refused with {len(str(error))} characters: {error}"
+        else:
+            return "prepared"
+    return heard
+
+
+def with_parameters(
+    *config: Document, request: Document | None = None
+) -> Callable[[Field], AbstractContextManager[str]]:
+    """A claim with opaque parameters."""
+
+    @contextmanager
+    def attack(field: Field) -> Iterator[str]:
+        with field.claim_pod(request or cpus(1), config=config) as pod:
+            yield heard_of(pod)
+
+    return attack
+
+
+def _nested(depth: int) -> Document:
+    value: Document = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+@contextmanager
+def _odd_amounts(field: Field, amounts: Sequence[object]) -> Iterator[str]:
+    heard = []
+    for amount in amounts:
+        with field.claim_pod(cpus(1)) as pod:
+            assert pod.claim is not None
+            (result,) = pod.claim["status"]["allocation"]["devices"]["results"]
+            result["consumedCapacity"] = {"dra.cpu/cpu": amount}
+            path = f"{_CLAIMS}/{pod.claim['metadata']['name']}/status"
+            pod.claim = field.stage.api(path, "PUT", pod.claim)
+            heard.append(f"{amount!s:.9} {heard_of(pod)}")
+    yield "\n".join(heard)
+
+
+_mount = partial(opaque, "dra.memory", "memoryConfig")
+_cpu = partial(opaque, "dra.cpu", "cpuConfig")
+_CPUSET = ",".join(str(cpu) for cpu in range(0, 4200, 2))[: _TEN_KB - 100].rpartition(",")[0]
+_SHORT = r"refused with \d{1,4} characters"
+
+ATTACKS = [
+    Attack(
+        Actor.CLAIM_AUTHOR,
+        "32 entries with CPU lists of 10 KB",
+        with_parameters(*[_cpu({"cpuset": _CPUSET}) for _ in range(32)]),
+        f"{_SHORT}.*cpuset",
+        findings=("security S4",),
+    ),
+    Attack(
+        Actor.CLAIM_AUTHOR,
+        "32 entries with the whole machine again and again",
+        with_parameters(*[_cpu({"cpuset": "0-65535," * 1200}) for _ in range(32)]),
+        f"{_SHORT}.*cpuset",
+        findings=("security S4",),
+    ),
+    Attack(
+        Actor.CLAIM_AUTHOR,
+        "parameters nested 200 deep",
+        with_parameters(_cpu(_nested(200))),
+        f"{_SHORT}.*unknown field",
+        findings=("security S13",),
+    ),
+    Attack(
+        Actor.CLAIM_AUTHOR,
+        "keys of 9 KB",
+        with_parameters(*[_cpu({f"{number}" + "k" * 9000: number}) for number in range(32)]),
+        f"{_SHORT}.*unknown field",
+        findings=("security S10",),
+    ),
+    Attack(
+        Actor.CLAIM_AUTHOR,
+        "a value that forges a line of the log",
+        with_parameters(_cpu({"strategy": "x\n2026-01-01 ERROR forged\x1b[31m"})),
+        r"refused.*x\\n2026",
+        findings=("security S10",),
+    ),
+    Attack(
+        Actor.CLAIM_AUTHOR,
+        "hugepages mounted over the container's own directories",
+        with_parameters(_mount({"mount": {"path": "/x/../proc/self"}}), request=memory("64Mi")),
+        f"{_SHORT}.*absolute path without",
+    ),
+    Attack(
+        Actor.CLAIM_AUTHOR,
+        "amounts that are none",
+        partial(_odd_amounts, amounts=["0", "-1", "1500m", "1e18", "1e400", "1e999999999", "9" * 400, "9" * 60_000]),
+        r"(?s)\A(?!.*prepared).*9999.*refused",
+        seconds=1.0,
+        findings=("security S20", "frontend A13"),
+    ),
+]

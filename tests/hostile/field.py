@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One node under attack: both processes between the stand-ins, their open ports, and what their work costs."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from tests.stage.pods import StagePod, claim_pod, cpu_set, cpus
+from tests.stage.process import Process, wait_for
+from tests.stage.settings import OUR_BACKEND, OUR_FRONTEND, StageSettings
+from tests.stage.stage import Instance, Stage
+from tests.stage.wires import AnsweredError, ask_http
+
+_T = TypeVar("_T")
+_PATIENCE = 20.0
+"""Seconds for which the kubelet is seen to try again; it goes on for ever."""
+
+
+def commands(ports: tuple[int, int]) -> dict[str, str]:
+    """Both commands, each with an open port and as few files as a container runtime may leave it."""
+    named = zip(("frontend", "backend"), (OUR_FRONTEND, OUR_BACKEND), ports, strict=True)
+    return {
+        name: f"bash -c 'ulimit -Sn 1024; exec {command.replace('--bind-address=off', f'--bind-address=127.0.0.1:{port}')}'"
+        for name, command, port in named
+    }
+
+
+class Field:
+    """A stage with one instance that is ready."""
+
+    def __init__(self, settings: StageSettings, stage: Stage, ports: tuple[int, int]) -> None:
+        self.settings = settings
+        self.stage = stage
+        self.ports = ports
+        self.instance: Instance = stage.add_ready_instance()
+        self.pool = cpu_set(settings.machine_cpus()) - cpu_set(settings.reserved_cpus)
+        self._numbers = itertools.count(1)
+        self._pids = self._present()
+
+    @property
+    def processes(self) -> list[Process]:
+        """Frontend and backend."""
+        assert len(self.instance.processes) == 2
+        return self.instance.processes
+
+    def _present(self) -> list[int]:
+        return [process.pid for process in self.processes]
+
+    def spent(self) -> list[float]:
+        """CPU seconds of both so far, of user and kernel."""
+        return [process.cpu_seconds() for process in self.processes]
+
+    def name(self, prefix: str) -> str:
+        """A name that nobody has had yet."""
+        return f"{prefix}-{next(self._numbers)}"
+
+    def pod(self, prefix: str = "evil") -> StagePod:
+        """A pod without a claim."""
+        return StagePod(self.stage, self.name(prefix))
+
+    def claim_pod(self, *requests: Any, config: Any = ()) -> StagePod:
+        """A pod with an allocated claim."""
+        return claim_pod(self.stage, self.name("claimed"), *requests, config=config)
+
+    def patiently(self, work: Callable[[], _T]) -> _T:
+        """Tries as the kubelet does until it works; raises what is answered in the end."""
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                return work()
+            except AnsweredError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+
+    def healthy(self) -> bool:
+        """Whether both answer their liveness probes."""
+        return all(ask_http(f"http://127.0.0.1:{port}", "/healthz") == "ok\n" for port in self.ports)
+
+    def ready(self) -> None:
+        """Waits until both are ready again."""
+        self.stage.wait_registered()
+        self.stage.runtime("wait_plugins", count=1)
+        self.stage.wait_ready(self.instance)
+
+    def kill_backend(self) -> None:
+        """Kills the backend; the runtime has noticed when this returns."""
+        self.stage.kill_backend(self.instance)
+        wait_for("the runtime to drop the plugin", lambda: not self.stage.runtime("plugins")["active"])
+
+    def start_backend(self) -> None:
+        """Starts it again, as the kubelet does, and waits until both are ready."""
+        assert self.instance.backend is not None
+        self.instance.backend.start()
+        self.ready()
+        self._pids = self._present()
+
+    def held(self) -> set[int]:
+        """The CPUs that claims hold."""
+        return {cpu["cpu"] for cpu in self.stage.state("/v1/cpus") if cpu.get("claimUid")}
+
+    @contextmanager
+    def victim(self, count: int = 2) -> Iterator[set[int]]:
+        """Somebody else's claim, whose container runs on its CPUs, now and when the block ends."""
+        with self.claim_pod(cpus(count)) as pod:
+            self.patiently(pod.prepare)
+            box = pod.run()
+            given = self.stage.held(pod.claim_uid)
+            assert len(given) == count
+            box.comes_to(given)
+            yield given
+            box.comes_to(given)
+            assert self.stage.held(pod.claim_uid) == given
+
+    def works(self) -> None:
+        """What must hold under and after every attack: both live, and a fresh pod and a fresh claim get their due."""
+        assert all(process.alive for process in self.processes), self.stage.logs()
+        assert self._present() == self._pids
+        assert self.healthy()
+        with self.pod("plain") as web, self.claim_pod(cpus(4)) as pod:
+            plain = self.patiently(web.run)
+            self.patiently(pod.prepare)
+            given = self.stage.held(pod.claim_uid)
+            assert len(given) == 4
+            self.patiently(pod.run).comes_to(given)
+            plain.comes_to(self.pool - self.held())
+            uid = pod.claim_uid
+        wait_for("the release", lambda: not self.stage.held(uid))

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rude hosts: an operator's script removes what it does not know, and files hang."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.hostile.attack import Actor, Attack
+from tests.hostile.field import Field
+from tests.stage.process import wait_for
+
+
+@contextmanager
+def _sockets_removed(field: Field) -> Iterator[str]:
+    paths = field.stage.paths
+    plugins = [
+        *(paths.kubelet_root / "plugins_registry").rglob("*.sock"),
+        *(paths.kubelet_root / "plugins").rglob("*.sock"),
+    ]
+    removed = [*plugins, field.instance.state_socket, paths.run_dir / "state.sock"]
+    assert len(removed) == 6
+    with field.victim():
+        for path in removed:
+            path.unlink()
+        wait_for("the sockets", lambda: all(path.is_socket() for path in removed))
+        field.ready()
+    yield "all are back"
+
+
+@contextmanager
+def _run_directory_emptied(field: Field) -> Iterator[str]:
+    with field.victim():
+        for path in field.stage.paths.run_dir.iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        wait_for("the socket", field.instance.state_socket.is_socket, 15)
+        field.ready()
+    yield "all is back"
+
+
+@contextmanager
+def _cdi_directory_replaced(field: Field) -> Iterator[str]:
+    directory = field.stage.paths.cdi_dir
+    with field.victim():
+        before = {path.name: path.read_bytes() for path in directory.iterdir()}
+        shutil.rmtree(directory)
+        directory.mkdir()
+        wait_for("the records", lambda: {path.name: path.read_bytes() for path in directory.iterdir()} == before)
+    yield "the records were written again"
+
+
+def _with_fifo(path_of: str) -> object:
+    """Puts a FIFO, of which every plain read or write hangs, into the place of a file of the host for two rounds."""
+
+    @contextmanager
+    def attack(field: Field) -> Iterator[str]:
+        path = field.settings.host_root / path_of
+        aside = path.with_name("aside")
+        path.rename(aside)
+        os.mkfifo(path)
+        try:
+            with field.victim():
+                yield field.stage.unready(field.instance) or "ready"
+        finally:
+            aside.replace(path)
+
+    return attack
+
+
+@contextmanager
+def _journal_garbage(field: Field) -> Iterator[str]:
+    journal = field.stage.paths.run_dir / "claims.journal"
+    for garbage in (os.urandom(256 << 10), b"dra-driver-numa journal 1 " + b"9" * 60, b"[" * (256 << 10), b""):
+        with field.victim():
+            journal.write_bytes(garbage)
+            field.works()
+    field.ready()
+    yield "the journal is written again"
+
+
+@contextmanager
+def _journal_fifo(field: Field) -> Iterator[str]:
+    journal = field.stage.paths.run_dir / "claims.journal"
+    journal.unlink()
+    os.mkfifo(journal)
+    try:
+        with field.victim():
+            field.works()
+            yield wait_for("the reason", lambda: field.stage.unready(field.instance))
+    finally:
+        journal.unlink()
+    field.ready()
+
+
+_PAGES = "sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages"
+
+ATTACKS = [
+    Attack(Actor.HOST, "every socket is removed", _sockets_removed, "", 2.0, ("frontend A16",)),
+    Attack(Actor.HOST, "the run directory is emptied", _run_directory_emptied, "", 2.0),
+    Attack(Actor.HOST, "the CDI directory is replaced", _cdi_directory_replaced, "", 2.0, ("backend A9",)),
+    Attack(Actor.HOST, "the journal holds garbage", _journal_garbage, "", 6.0, ("frontend A6",)),
+    Attack(Actor.HOST, "the journal is a FIFO", _journal_fifo, "claims.journal", 4.0, ("frontend A11",)),
+    Attack(Actor.HOST, "a file of /sys hangs", _with_fifo(_PAGES), "", 2.0),  # type: ignore[arg-type]
+]

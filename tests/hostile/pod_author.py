@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attacks by who may create pods: what stands in the environment of a container, up to the 1.5 MB of an object."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+from tests.hostile.attack import Actor, Attack
+from tests.hostile.field import Field
+from tests.stage.pods import StagePod, cpu_list, cpus
+from tests.stage.wires import AnsweredError
+
+_ANY = "5f0d3a52-0000-4000-8000-0000000000ee"
+Environment = Callable[[Field], Sequence[str]]
+
+
+def heard_of(pod: StagePod, env: Sequence[str]) -> str:
+    """What becomes of a container of a pod."""
+    try:
+        box = pod.run("forger", env=list(env))
+    except AnsweredError as error:
+        return f"refused with {len(str(error))} characters: {error}"
+    return f"runs on {cpu_list(box.cpus())}"
+
+
+def with_environment(make: Environment) -> Callable[[Field], AbstractContextManager[str]]:
+    """A plain pod with an environment; the kubelet tries three times."""
+
+    @contextmanager
+    def attack(field: Field) -> Iterator[str]:
+        with field.pod() as pod:
+            yield [heard_of(pod, make(field)) for _ in range(3)][-1]
+
+    return attack
+
+
+def _one(value: str, name: str = f"DRA_CPUSET_{_ANY}") -> Environment:
+    return lambda _field: [f"{name}={value}"]
+
+
+@contextmanager
+def _many_beside_the_own_claim(field: Field) -> Iterator[str]:
+    with field.claim_pod(cpus(1, "a"), cpus(1, "b")) as pod:
+        field.patiently(pod.prepare)
+        yield heard_of(pod, [f"DRA_CPUSET_{pod.claim_uid}_r{number}={number}" for number in range(16_000)])
+
+
+@contextmanager
+def _claim_of_another_pod(field: Field) -> Iterator[str]:
+    with field.claim_pod(cpus(2)) as owner, field.pod() as pod:
+        field.patiently(owner.prepare)
+        box = owner.run()
+        given = field.stage.held(owner.claim_uid)
+        box.comes_to(given)
+        yield heard_of(pod, [f"DRA_CPUSET_{owner.claim_uid}={cpu_list(given)}"])
+        box.comes_to(given)
+
+
+@contextmanager
+def _log_line(field: Field) -> Iterator[str]:
+    with field.pod() as pod:
+        heard = heard_of(pod, [f"DRA_CPUSET_{_ANY}_\nERROR forged\x1b[31m\u202e\ufffe\u2028=0"])
+        logs = "".join(process.log.read_text() for process in field.processes)
+        assert "\nERROR forged" not in logs + heard
+        assert "\x1b" not in logs + heard
+        yield heard
+
+
+_UNKNOWN = "refused .*no record"
+
+ATTACKS = [
+    Attack(
+        Actor.POD_AUTHOR,
+        "a list of the whole machine, once more",
+        with_environment(_one("0-31,0-31")),
+        "refused",
+        findings=("backend A1", "security S1"),
+    ),
+    Attack(
+        Actor.POD_AUTHOR,
+        "a variable whose name has 1 MB",
+        with_environment(_one("0", f"DRA_CPUSET_{_ANY}" + "a" * (1 << 20))),
+        r"refused with \d{1,4} characters",
+        findings=("backend A2", "security S10"),
+    ),
+    Attack(Actor.POD_AUTHOR, "a name that forges a line of the log", _log_line, "refused", findings=("security S10",)),
+    Attack(
+        Actor.POD_AUTHOR,
+        "variables of another pod's claim",
+        _claim_of_another_pod,
+        "refused .*not known to be reserved for this pod",
+    ),
+]

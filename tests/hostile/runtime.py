@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A runtime without manners, or in trouble: it ends the connection, lists what cannot be, and mixes up its events."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from tests.hostile.attack import Actor, Attack
+from tests.hostile.field import Field
+from tests.stage.pods import Box, StagePod, cpu_list, cpus
+from tests.stage.wires import AnsweredError
+
+_ENV = ["DRA_CPUSET_5f0d3a52-0000-4000-8000-0000000000ee=0-3"]
+_STRANGER = {"id": "f" * 64, "podSandboxId": "nobody", "name": "stranger", "state": "CONTAINER_RUNNING", "env": _ENV}
+Events = Callable[[Field, StagePod, Box], Sequence[tuple[str, Any, Any]]]
+
+
+def sends(*data: bytes) -> Callable[[Field], AbstractContextManager[str]]:
+    """Writes bytes to the plugin; each time it is back, and the containers are as before."""
+
+    @contextmanager
+    def attack(field: Field) -> Iterator[str]:
+        with field.victim():
+            for one in data:
+                assert field.stage.runtime("send_bytes", data=one.hex()) == 1
+                time.sleep(0.1)
+                field.ready()
+        yield f"it came back {len(data)} times"
+
+    return attack
+
+
+@contextmanager
+def _reconnects(field: Field) -> Iterator[str]:
+    with field.victim():
+        for _ in range(20):
+            field.stage.runtime("restart", down_seconds=0.05)
+        field.ready()
+    yield "it came back"
+
+
+def lists(*containers: Any) -> Callable[[Field], AbstractContextManager[str]]:
+    """Names odd containers in the next snapshot, beside those that there are; one named VICTIM's twice."""
+
+    @contextmanager
+    def attack(field: Field) -> Iterator[str]:
+        with field.claim_pod(cpus(2)) as pod:
+            field.patiently(pod.prepare)
+            box, given = pod.run(), field.stage.held(pod.claim_uid)
+            box.comes_to(given)
+            named = [one | {"id": box.id} if one["id"] == "VICTIM" else one for one in containers]
+            field.stage.runtime("list_also", containers=named)
+            field.stage.runtime("restart")
+            field.ready()
+            box.comes_to(given)
+            field.works()
+            yield json.dumps(field.stage.state("/v1/containers"))
+            field.stage.runtime("list_also", containers=[])
+            field.stage.runtime("restart")
+            field.ready()
+            box.comes_to(given)
+
+    return attack
+
+
+def mixes(events: Events) -> Callable[[Field], AbstractContextManager[str]]:
+    """Sends events about a created container of a claim in any order; then starts it, and sees its CPUs."""
+
+    @contextmanager
+    def attack(field: Field) -> Iterator[str]:
+        with field.claim_pod(cpus(2)) as pod:
+            field.patiently(pod.prepare)
+            box, given = pod.create(), field.stage.held(pod.claim_uid)
+            for method, container, sandbox in events(field, pod, box):
+                try:
+                    field.stage.runtime("send_event", method=method, container=container, pod=sandbox)
+                except AnsweredError as error:
+                    print(method, error)
+            try:
+                box.start()
+            except AnsweredError as error:
+                yield f"refused: {error}"
+            else:
+                box.comes_to(given)
+                yield f"runs on {cpu_list(box.cpus())}"
+
+    return attack
+
+
+def _of(pod: StagePod, box: Box, *methods: str) -> list[tuple[str, Any, Any]]:
+    return [(method, {"id": box.id}, {"id": pod.sandbox["id"]}) for method in methods]
+
+
+_MUX_TOO_LONG = b"\0\0\0\1\xff\xff\xff\xff"
+_TTRPC_TOO_LONG = b"\0\0\0\1\0\0\0\x0a\xff\xff\xff\xff\0\0\0\1\1\0"
+_ANSWERS = b"\0\0\0\2\0\0\0\x0a\0\0\0\0\0\0\0\x63\2\0" * 200
+_NONSENSE = b"\0\0\0\1\0\0\0\x0e\0\0\0\4\0\0\x10\1\1\0\xff\xff\xff\xff"
+_PINNED = r"runs on \d|refused"
+
+ATTACKS = [
+    Attack(
+        Actor.RUNTIME,
+        "frames that are none",
+        sends(b"\xff" * 5000, _MUX_TOO_LONG, _TTRPC_TOO_LONG),
+        "came back 3 times",
+        2.0,
+    ),
+    Attack(
+        Actor.RUNTIME,
+        "answers nobody asked for, unknown connections, calls that cannot be read",
+        sends(_ANSWERS, b"\0\0\0\x09\0\0\0\0" * 500, _NONSENSE * 100),
+        "came back 3 times",
+        2.0,
+    ),
+    Attack(Actor.RUNTIME, "a storm of reconnections", _reconnects, "came back", 3.0, ("backend A3",)),
+    Attack(
+        Actor.RUNTIME,
+        "a container whose pod is not listed",
+        lists(_STRANGER, _STRANGER | {"id": "e" * 64, "env": []}),
+        "stranger",
+        3.0,
+    ),
+    Attack(
+        Actor.RUNTIME, "one id twice", lists({"id": "VICTIM"}, _STRANGER, _STRANGER), "stranger", 3.0, ("backend A11",)
+    ),
+    Attack(
+        Actor.RUNTIME,
+        "odd values in a container",
+        lists(
+            _STRANGER
+            | {
+                "name": "n" * 100_000,
+                "state": 77,
+                "linux": {"cgroupsPath": "../../../etc:x:y", "resources": {"cpu": {"cpus": "9-1"}}},
+            }
+        ),
+        "ffff",
+        3.0,
+    ),
+    Attack(
+        Actor.RUNTIME,
+        "every event about a container that nobody created",
+        mixes(
+            lambda _field, _pod, _box: [
+                (method, _STRANGER, {"id": "nobody"})
+                for method in ("StartContainer", "UpdateContainer", "StopContainer", "RemoveContainer", "StopContainer")
+            ]
+        ),
+        r"runs on \d",
+        1.0,
+    ),
+    Attack(
+        Actor.RUNTIME,
+        "a container that is created twice",
+        mixes(lambda _field, pod, box: _of(pod, box, "CreateContainer", "CreateContainer")),
+        _PINNED,
+        1.0,
+    ),
+]

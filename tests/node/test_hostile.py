@@ -16,7 +16,7 @@ from tests.node.rig import kernel
 from tests.node.rig.claims import ClaimPod
 from tests.node.rig.cluster import RESERVED, Cluster
 from tests.node.rig.cri import CriError
-from tests.node.rig.instance import RUN_DIRECTORY
+from tests.node.rig.instance import RUN_DIRECTORY, Program
 from tests.node.rig.node import CDI_DIRECTORY
 from tests.node.rig.pods import Container
 from tests.node.rig.wait import PATIENCE, until
@@ -69,6 +69,16 @@ def test_a_forger_never_owns_the_pool(cluster: Cluster) -> None:
     until(lambda: evil.cpus_allowed == web.cpus_allowed == pool - other.cpus, "the forger makes way as everybody")
 
 
+@contextmanager
+def frozen(service: Program) -> Iterator[None]:
+    """A process that is alive and does nothing."""
+    service.send(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        service.send(signal.SIGCONT)
+
+
 def attempt(pod: ClaimPod) -> Container | None:
     """One of the kubelet's attempts to start the pod's container; None when it is refused."""
     try:
@@ -87,18 +97,17 @@ def test_a_frozen_leader_is_replaced(cluster: Cluster) -> None:
     new.frontend.wait_for_log(first.claim_uid)
     assert first.sandbox.id
 
-    old.backend.send(signal.SIGSTOP)
-    early = attempt(first)
-    assert early is None or early.cpus_allowed == first.cpus, "unpinned"
-    until(lambda: new.active, "the standby has taken over", within=40)
-    box = early or until(lambda: attempt(first), "the claim's container starts", every=1.0)
-    assert box is not None
-    second = cluster.pod(cpus(1, numa_node=1))
-    assert second.run().cpus_allowed == second.cpus
-    pool = ALL - RESERVED - first.cpus - second.cpus
-    until(lambda: (box.cpus_allowed, plain.cpus_allowed) == (first.cpus, pool), "all is as the claims say")
+    with frozen(old.backend):
+        early = attempt(first)
+        assert early is None or early.cpus_allowed == first.cpus, "unpinned"
+        until(lambda: new.active, "the standby has taken over", within=40)
+        box = early or until(lambda: attempt(first), "the claim's container starts", every=1.0)
+        assert box is not None
+        second = cluster.pod(cpus(1, numa_node=1))
+        assert second.run().cpus_allowed == second.cpus
+        pool = ALL - RESERVED - first.cpus - second.cpus
+        until(lambda: (box.cpus_allowed, plain.cpus_allowed) == (first.cpus, pool), "all is as the claims say")
 
-    old.backend.send(signal.SIGCONT)
     until(lambda: not old.backend.alive, "the former leader notices and ends")
     old.start().wait_ready()
     until(lambda: old.status.get("synchronized"), "it is a standby now")

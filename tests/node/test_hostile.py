@@ -32,6 +32,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.core
 @pytest.mark.fault("backend A1", "backend A2")
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_no_environment_keeps_the_backend_busy(cluster: Cluster, bomb: str) -> None:

@@ -198,7 +198,7 @@ class Node:
 
 
 @contextlib.asynccontextmanager
-async def rounds(node: Node) -> AsyncIterator[None]:
+async def auditing(node: Node) -> AsyncIterator[None]:
     """What the instance does off the hooks runs inside the block."""
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(node.enforcer.run_forever())
@@ -209,7 +209,7 @@ async def rounds(node: Node) -> AsyncIterator[None]:
 @contextlib.asynccontextmanager
 async def enforcing(node: Node) -> AsyncIterator[Node]:
     """Makes the instance an active one, connected to a runtime without containers."""
-    async with rounds(node):
+    async with auditing(node):
         await node.enforcer.activate()
         await node.enforcer.synchronize([], [])
         yield node

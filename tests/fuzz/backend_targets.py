@@ -49,7 +49,7 @@ _OURS = [f"{name}={value}" for request in ("a", "b") for name, value in request_
 def _evidence(data: bytes) -> None:
     evidence = read_evidence(text(data).split("\0"))
     verdict = assess(evidence, Owner(pod_uid="pod-1", container="main"), Claims(_FILES))
-    assert verdict.holding.cpus <= _RECORD.cpus_of()
+    assert verdict.entitlement.cpus <= _RECORD.cpus_of()
     assert verdict.refusal is None or len(verdict.refusal.text) < 4096
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from nri_backend.containers.state import Choices
-from nri_backend.enforcement.actuator import Edges
+from nri_backend.enforcement.edges import Edges
 from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.limits.paths import container_directory, pod_directory
 from nri_backend.limits.wants import Host

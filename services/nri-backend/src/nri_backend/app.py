@@ -31,7 +31,7 @@ from numa_node.log import set_up_logging
 from numa_node.readiness import Readiness
 
 from nri_backend.containers.state import Choices
-from nri_backend.enforcement.actuator import Edges
+from nri_backend.enforcement.edges import Edges
 from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.enforcement.turn import MAX_STUCK
 from nri_backend.frontend_link.client import StateClient

@@ -5,10 +5,22 @@ from numa_contract.cpuset import format_cpu_list
 from numa_contract.pagesize import oci_page_size
 
 from nri_backend.claims.entitlement import Entitlement
+from nri_backend.containers.container import Tracked
+from nri_backend.containers.state import NodeState
 from nri_backend.limits.cpu_quota import UNLIMITED, unthrottled
 from nri_backend.limits.hugepages import claimed_bytes
 from nri_backend.limits.stated import Stated
 from nri_backend.nri.model import Adjustment, Resources
+
+
+def adjustment_of(tracked: Tracked, state: NodeState) -> Adjustment:
+    """Returns the answer for a container that is being created."""
+    return adjustment(tracked.entitlement, state.shared_by(own_pod=tracked.own_pod), tracked.stated)
+
+
+def amendment_of(tracked: Tracked, state: NodeState, *, huge: bool = False) -> Resources:
+    """Returns the answer to other resources for a container that exists; ``huge`` as in amendment()."""
+    return amendment(tracked.entitlement, state.shared_by(own_pod=tracked.own_pod), tracked.asked, huge=huge)
 
 
 def adjustment(entitlement: Entitlement, pool: frozenset[int], stated: Stated) -> Adjustment:

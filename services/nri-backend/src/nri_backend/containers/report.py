@@ -45,3 +45,10 @@ def report(tracked: Tracked, *, refused_now: bool = False) -> ContainerReport:
         refused="" if refusal is None or lost else cut_answer(refusal.text),
         memory_kills=tracked.memory_kills,
     )
+
+
+def problem_of(tracked: Tracked) -> str:
+    """Returns what somebody should look at, for people; "" where all is well."""
+    if not tracked.alive or not (text := tracked.problem or (tracked.refusal.text if tracked.refusal else "")):
+        return ""
+    return f"container {tracked.name} of pod {tracked.pod.namespace}/{tracked.pod.name}: {text}"

@@ -10,46 +10,32 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from numa_contract.cpuset import format_cpu_list
-from numa_node.claim_directory import ClaimDirectory, DirectoryView
+from numa_node.claim_directory import DirectoryView
 
 from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked
-from nri_backend.containers.report import report
+from nri_backend.containers.report import problem_of, report
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import group_targets, groups_above, target, target_at_start
 from nri_backend.enforcement.apply import Outcome, apply, inspect_sets
 from nri_backend.enforcement.apply_groups import GroupOutcome, audit_group
+from nri_backend.enforcement.claim_files import ClaimFiles
+from nri_backend.enforcement.edges import Edges
 from nri_backend.enforcement.proving import Prover
 from nri_backend.enforcement.turn import Step, Turn
 from nri_backend.limits.diff import Seen
-from nri_backend.limits.wants import Host
-from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree, Notes
+from nri_backend.node.cgroups import CgroupRefusedError, Notes
 from nri_backend.node.host import HostError
-from nri_backend.node.proofs import Proofs
-from nri_backend.nri.hooks import EnforcementObserver, Leadership, ReportSink
+from nri_backend.nri.hooks import Leadership
 
 REPORTED_SECONDS: Final = 2.0
 """A write that hangs for so long is told as a problem."""
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Edges:
-    """Where everything is read from and written to."""
-
-    directory: ClaimDirectory
-    tree: CgroupTree
-    read_host: Callable[[], Host]
-    """Blocks; HostError."""
-    proofs: Proofs
-    leadership: Callable[[], Leadership]
-    sink: ReportSink
-    observer: EnforcementObserver
 
 
 class Actuator:
@@ -63,27 +49,21 @@ class Actuator:
         """Set when the audit has something to look at."""
         self._edges = edges
         self.prover = Prover(state, edges.tree, edges.proofs)
+        self._claim_files = ClaimFiles(edges.directory)
         self._notes = Notes(edges.tree.root)
         self._view = DirectoryView()
         self._host_problem = ""
         self._group_problems: dict[str, str] = {}
         self._unreported: set[str] = set()
-        self._looks = 0
-        self._reading = asyncio.Lock()
         self._writing = Turn(self.news.set)
         self._progress = asyncio.Event()
 
     @property
     def problems(self) -> tuple[str, ...]:
         """What somebody should look at, in words."""
-        containers = [
-            f"container {tracked.name} of pod {tracked.pod.namespace}/{tracked.pod.name}: {text}"
-            for tracked in self.state
-            if tracked.alive and (text := tracked.problem or (tracked.refusal.text if tracked.refusal else ""))
-        ]
-        groups = self._group_problems.values()
-        node = (self._host_problem, self.prover.problem, *self._view.problems.values())
-        return tuple(filter(None, (*node, *self._hangs(), *groups, *containers)))
+        node = (self._host_problem, self.prover.problem, *self._view.problems.values(), *self._hangs())
+        containers = (problem_of(tracked) for tracked in self.state)
+        return tuple(filter(None, (*node, *self._group_problems.values(), *containers)))
 
     def _hangs(self) -> list[str]:
         return [
@@ -105,7 +85,7 @@ class Actuator:
 
     async def refresh(self, *, thorough: bool = False) -> None:
         """Brings the claim files up to date."""
-        view = await self._looked(self._looks, thorough=thorough)
+        view = await self._claim_files.read(thorough=thorough)
         if view is self._view:
             return
         if view.problems and view.problems != self._view.problems:
@@ -114,20 +94,6 @@ class Actuator:
             for tracked in self.state.take_files(view.files):
                 self._edges.sink.put(report(tracked))
         self._view = view
-
-    async def _looked(self, asked: int, *, thorough: bool) -> DirectoryView:
-        await self._reading.acquire()
-        if self._looks > asked and not thorough:
-            # A look that began later than this was asked for has ended meanwhile: it has seen what this would see.
-            self._reading.release()
-            return self._edges.directory.view
-        self._looks += 1
-        # In a thread, as all file access: 0.1 ms, and a stuck file system cannot keep an answer back. Not to_thread: a
-        # hook that is cancelled goes, but its turn lasts as long as its thread reads.
-        look = partial(self._edges.directory.refresh, thorough=thorough)
-        job = asyncio.get_running_loop().run_in_executor(None, look)
-        job.add_done_callback(lambda _: self._reading.release())
-        return await asyncio.shield(job)
 
     async def refresh_host(self) -> None:
         """Brings the machine up to date; while it cannot be read, the last look stays in force."""

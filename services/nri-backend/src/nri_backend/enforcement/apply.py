@@ -11,12 +11,12 @@ from functools import partial
 
 from nri_backend.containers.targets import GroupTarget, Target
 from nri_backend.enforcement.apply_groups import apply_group, own_limits
-from nri_backend.enforcement.repair import Work, repair
 from nri_backend.limits.diff import Fault, Seen, cpu_faults
 from nri_backend.limits.hugepages import container_limits, guard_limits, limit_files, reservation_file
 from nri_backend.limits.limit import Limit
 from nri_backend.limits.wants import CgroupWants
 from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, Notes
+from nri_backend.node.repair import Work, repair
 
 
 @dataclass(frozen=True, slots=True)

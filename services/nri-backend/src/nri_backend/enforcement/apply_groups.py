@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nri_backend.containers.targets import GroupTarget
-from nri_backend.enforcement.repair import Work, repair
 from nri_backend.limits.diff import Fault, Seen
 from nri_backend.limits.limit import Limit, own_limit, plan, with_reservation
 from nri_backend.limits.wants import CgroupWants
 from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, Notes
+from nri_backend.node.repair import Work, repair
 
 
 @dataclass(frozen=True, slots=True)

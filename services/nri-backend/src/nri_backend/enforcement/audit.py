@@ -11,7 +11,7 @@ from typing import Final
 from nri_backend.containers.container import Phase
 from nri_backend.enforcement.actuator import Actuator
 from nri_backend.enforcement.apply import Outcome
-from nri_backend.enforcement.kills import KillWatch
+from nri_backend.enforcement.memory_kills import KillWatch
 from nri_backend.limits.diff import Fault
 
 TICK_SECONDS: Final = 1.0

@@ -13,16 +13,17 @@ from typing import Final
 from numa_contract.cpuset import parse_or_none
 
 from nri_backend.claims.judge import Refusal
-from nri_backend.containers.answers import adjustment, amendment
+from nri_backend.containers.answers import adjustment_of, amendment_of
 from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked, tracked_as
-from nri_backend.containers.refusals import crowded, impossible, unenforced, untrue
+from nri_backend.containers.refusals import crowded, impossible, unenforced
 from nri_backend.containers.state import Choices, NodeState
 from nri_backend.containers.stored import stored_updates
-from nri_backend.containers.targets import cpuset_wants
-from nri_backend.enforcement.actuator import Actuator, Edges
+from nri_backend.enforcement.actuator import Actuator
 from nri_backend.enforcement.audit import Auditor
+from nri_backend.enforcement.edges import Edges
 from nri_backend.enforcement.kill import Killer
-from nri_backend.enforcement.kills import KillWatch
+from nri_backend.enforcement.memory_kills import KillWatch
+from nri_backend.enforcement.start import make_true
 from nri_backend.limits.diff import Seen
 from nri_backend.limits.wants import Host
 from nri_backend.nri.hooks import LinkStatus
@@ -30,7 +31,6 @@ from nri_backend.nri.model import Adjustment, Container, ContainerState, Pod, Re
 
 # Under the 1.5 s after which plugin.py answers for us, with a text that helps less.
 CLEAR_SECONDS: Final = 1.2
-_TRIES: Final = 3  # how often the pool may change while a container is being started
 _log = logging.getLogger(__name__)
 
 
@@ -87,14 +87,9 @@ class Enforcer:
         return self._stored_updates(containers) if self.active else []
 
     def _stored_updates(self, containers: Sequence[Container]) -> list[Update]:
-        tracked = [
-            (container, tracked) for container in containers if (tracked := self.state.get(container.id)) is not None
-        ]
-        compared = [(container, one, self._amendment(one)) for container, one in tracked]
+        tracked = [(container, one) for container in containers if (one := self.state.get(container.id)) is not None]
+        compared = [(container, one, amendment_of(one, self.state)) for container, one in tracked]
         return stored_updates(compared, lazy=self.state.choices.lazy_pool)
-
-    def _amendment(self, tracked: Tracked, *, huge: bool = False) -> Resources:
-        return amendment(tracked.entitlement, self.state.shared_by(own_pod=tracked.own_pod), tracked.asked, huge=huge)
 
     async def create_container(self, pod: Pod, container: Container) -> Adjustment:
         """Tells what the container gets, when nobody else is on its CPUs."""
@@ -117,8 +112,7 @@ class Enforcer:
                 # An attempt that came to nothing; not every runtime says so.
                 self.actuator.forget(other.id)
         self.actuator.note(tracked)
-        pool = self.state.shared_by(own_pod=tracked.own_pod)
-        return adjustment(tracked.entitlement, pool, tracked.stated) if active else Adjustment()
+        return adjustment_of(tracked, self.state) if active else Adjustment()
 
     async def start_container(self, pod: Pod, container: Container) -> None:
         """Makes the kernel's files true before the first instruction, or kills the container."""
@@ -139,7 +133,7 @@ class Enforcer:
         if self.active:
             refusal = await self._hindrance(tracked)
             if refusal is None:
-                tracked, refusal = await self._applied(tracked)
+                tracked, refusal = await make_true(self.actuator, tracked)
         else:
             seen = await self.actuator.look(tracked) if tracked.evidence.claims else None
             refusal = unenforced(tracked, seen, self.actuator.leadership, self.state.host, starting=True)
@@ -168,27 +162,6 @@ class Enforcer:
         self.actuator.note(replace(tracked, phase=Phase.STARTED, cpus=None))
         self._auditor.request_audit()
 
-    async def _applied(self, tracked: Tracked) -> tuple[Tracked, Refusal | None]:
-        """Makes the container's cgroup true; its phase tells when that is done."""
-        for _ in range(_TRIES):
-            self.actuator.note(tracked)
-            wants = cpuset_wants(self.state, tracked)
-            outcome = await self.actuator.apply(tracked)
-            tracked = self.state.assessed(self.state.get(tracked.id) or tracked)
-            if tracked.refusal is not None:
-                return tracked, tracked.refusal
-            if cpuset_wants(self.state, tracked) == wants:
-                break
-        trespass = outcome.seen is not None and (outcome.seen.cpus is None or outcome.seen.cpus & self.state.held)
-        if tracked.entitlement.claims:
-            if outcome.left or outcome.seen is None:
-                return tracked, untrue(outcome.left)
-        elif outcome.left and self.state.held and trespass and not tracked.own_pod:
-            return tracked, untrue(outcome.left)
-        # A container in a virtual machine has no cgroup of its own on the node; without a claim that is its affair.
-        self.actuator.take_outcome(replace(tracked, phase=Phase.STARTED), outcome)
-        return tracked, None
-
     async def update_container(self, pod: Pod, container: Container, wanted: Resources) -> list[Update]:
         """Lets the kubelet change everything but what the claims, or the pool, decide."""
         tracked = self.state.get(container.id) or self.state.assessed(self._known(pod, container))
@@ -203,7 +176,7 @@ class Enforcer:
         if not self.active:
             return []
         self._auditor.request_full()
-        resources = self._amendment(tracked, huge=huge)
+        resources = amendment_of(tracked, self.state, huge=huge)
         return [] if resources == Resources() else [Update(container.id, resources)]
 
     async def stop_container(self, _pod: Pod, container: Container) -> list[Update]:

@@ -9,7 +9,7 @@ from typing import Final
 
 from nri_backend.containers.container import Tracked
 from nri_backend.enforcement.actuator import Actuator
-from nri_backend.enforcement.oom import EVENTS, PodKills, kill_count
+from nri_backend.limits.oom import EVENTS, PodKills, kill_count
 from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree
 
 # A hook waits for one such look at most.

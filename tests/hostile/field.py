@@ -18,13 +18,14 @@ _PATIENCE = 20.0
 """Seconds for which the kubelet is seen to try again; it goes on for ever."""
 
 
-def commands(ports: tuple[int, int]) -> dict[str, str]:
+def commands(ports: tuple[int, int]) -> tuple[str, str]:
     """Both commands, each with an open port and as few files as a container runtime may leave it."""
-    named = zip(("frontend", "backend"), (OUR_FRONTEND, OUR_BACKEND), ports, strict=True)
-    return {
-        name: f"bash -c 'ulimit -Sn 1024; exec {command.replace('--bind-address=off', f'--bind-address=127.0.0.1:{port}')}'"
-        for name, command, port in named
-    }
+
+    def bound(command: str, port: int) -> str:
+        at = command.replace("--bind-address=off", f"--bind-address=127.0.0.1:{port}")
+        return f"bash -c 'ulimit -Sn 1024; exec {at}'"
+
+    return bound(OUR_FRONTEND, ports[0]), bound(OUR_BACKEND, ports[1])
 
 
 class Field:
@@ -38,6 +39,8 @@ class Field:
         self.pool = cpu_set(settings.machine_cpus()) - cpu_set(settings.reserved_cpus)
         self._numbers = itertools.count(1)
         self._pids = self._present()
+        self.unharmed = True
+        """Whether the latest attack failed."""
 
     @property
     def processes(self) -> list[Process]:

@@ -39,6 +39,8 @@ class Attack:
     """CPU time that it may cost, in each of the two processes."""
     findings: tuple[str, ...] = ()
     """Faults that it would find again."""
+    spoils_the_node: bool = False
+    """Whether the next attack wants a fresh one: it takes long to come to rest."""
 
 
 SETTINGS: dict[Actor, StageSettings] = {

@@ -128,6 +128,7 @@ class Field:
             given = self.stage.held(pod.claim_uid)
             assert len(given) == 4
             self.patiently(pod.run).comes_to(given)
-            plain.comes_to(self.pool - self.held())
+            # Of claims that were released before, CPUs may still come back.
+            wait_for("the pool for others", lambda: plain.cpus() == self.pool - self.held())
             uid = pod.claim_uid
         wait_for("the release", lambda: not self.stage.held(uid))

@@ -3,8 +3,8 @@
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from tests.hostile.attack import Actor, Attack
 from tests.hostile.field import Field

@@ -5,12 +5,13 @@
 SHELL := /bin/sh
 PYTHON ?= python3
 JOBS ?= auto
+MINUTES ?= 60
 BIN := .venv/bin
 ENVIRONMENTS := .venv/.done .venv-frontend/.done .venv-backend/.done
 SOURCES := shared/src services/dra-frontend/src services/nri-backend/src
 CHECKED := $(SOURCES) tests hack
 
-.PHONY: help demo test test-node test-node-core images check bench lock proto chart-schema manifests kind-up kind-down clean
+.PHONY: help demo test test-node test-node-core images fuzz check bench lock proto chart-schema manifests kind-up kind-down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,10 +19,10 @@ help: ## List the targets
 demo: .venv/.done ## Run the main job on this machine's topology: no root, no cluster, under a minute
 	@$(BIN)/python -m tests.demo
 
-test: $(ENVIRONMENTS) ## Unit and integration tests; no root. Units run in their own service's environment
+test: $(ENVIRONMENTS) ## Unit, integration, chart, fuzz and hostile tests; no root. Units run in their own service's environment
 	.venv-frontend/bin/pytest -q -n $(JOBS) tests/unit/contract tests/unit/numa_node tests/unit/dra_frontend
 	.venv-backend/bin/pytest -q -n $(JOBS) tests/unit/contract tests/unit/numa_node tests/unit/nri_backend
-	$(BIN)/pytest -q -n $(JOBS) tests/integration tests/chart
+	$(BIN)/pytest -q -n $(JOBS) --dist loadgroup tests/integration tests/chart tests/fuzz tests/hostile
 
 test-node: .venv/.done ## Tests on a real kernel and a real containerd, in a virtual machine (root; first run makes the image)
 	tests/node/run.sh
@@ -31,6 +32,9 @@ test-node-core: .venv/.done ## Of these the rules a release must never break, on
 
 images: .venv/.done ## Build both images from Debian packages, without an engine, with an SBOM each (root)
 	hack/images.sh
+
+fuzz: .venv/.done ## Fuzz every parser of hostile input for MINUTES=60; failing inputs go to build/fuzz
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 check: .venv/.done ## Linters, types, import law, drift of generated code and locks
 	$(BIN)/ruff check $(CHECKED)

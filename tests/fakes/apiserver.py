@@ -84,9 +84,10 @@ class ApiServer:
         resource: str = "",
         retry_after: int | None = None,
         body: str | None = None,
+        agent: str = "",
     ) -> None:
         """Lets the next ``count`` requests fail: an HTTP code, ``"hang"``, ``"drop"``; ``body`` is the whole answer."""
-        self.faults.append(Fault(count, str(answer), verb, resource, retry_after, body))
+        self.faults.append(Fault(count, str(answer), verb, resource, retry_after, body, agent))
 
     def drop_watches(self) -> None:
         """Breaks every open watch."""
@@ -108,7 +109,7 @@ class ApiServer:
         ]
 
     def order(self, wish: Document) -> Document:
-        """One wish of ``POST /fake``: no_faults, fail_next, drop_watches, compact, gates or served."""
+        """One wish of ``POST /fake``: no_faults, fail_next, drop_watches, compact, gates, served or watches."""
         if wish.get("no_faults"):
             self.faults.clear()
         if "fail_next" in wish:
@@ -118,7 +119,8 @@ class ApiServer:
         if wish.get("compact"):
             self.compact()
         self.options.gates.update(wish.get("gates") or {})
-        return {"served": [vars(one) for one in self.served]} if wish.get("served") else {}
+        answer: Document = {"served": [vars(one) for one in self.served]} if wish.get("served") else {}
+        return answer | ({"watches": len(self.watches)} if wish.get("watches") else {})
 
     def _tls(self) -> ssl.SSLContext | None:
         if self.options.certificate is None:
@@ -173,8 +175,10 @@ class ApiServer:
         raise ApiError(404, "NotFound", "the server could not find the requested resource")
 
     async def _misbehave(self, request: web.Request, verb: str, target: Target) -> web.Response | None:
+        agent = request.headers.get("User-Agent", "")
         for fault in self.faults:
-            if fault.count > 0 and fault.verb in {"", verb} and fault.resource in {"", target.resource.name}:
+            meant = fault.verb in {"", verb} and fault.resource in {"", target.resource.name}
+            if fault.count > 0 and meant and agent.startswith(fault.agent):
                 fault.count -= 1
                 if fault.body is not None:
                     return web.Response(status=int(fault.answer), text=fault.body, content_type="application/json")

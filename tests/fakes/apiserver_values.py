@@ -33,6 +33,8 @@ class Fault:
     resource: str = ""
     retry_after: int | None = None
     body: str | None = None
+    agent: str = ""
+    """Beginning of the User-Agent of whom it happens to."""
 
 
 @dataclass

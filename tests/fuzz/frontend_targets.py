@@ -44,15 +44,14 @@ def _quantity(data: bytes) -> None:
     assert parse_quantity(format_quantity(value)) == value
 
 
-def _judged(document: Any) -> None:
+def _judged(document: Any) -> list[str]:
+    """Judges a claim as Prepare does; returns why it is refused."""
     is_allocated(document, "u", claims.NODE)
     view = read_claim(document)
-    for driver in (CPU_DRIVER, MEMORY_DRIVER):
-        if view.taken(driver):
-            judged = judge(view, driver, _INVENTORY, Config())
-            assert len(str(judged.refusal)) < 8192
-            for result in judged.results:
-                result.count()
+    judged = [judge(view, driver, _INVENTORY, Config()) for driver in (CPU_DRIVER, MEMORY_DRIVER) if view.taken(driver)]
+    for result in (result for one in judged for result in one.results):
+        result.count()
+    return [str(one.refusal) for one in judged]
 
 
 def _claim(data: bytes) -> None:
@@ -65,7 +64,7 @@ def _parameters(data: bytes) -> None:
         config = [claims.opaque({}, driver=driver), claims.opaque({}, driver=driver, from_class=True)]
         for entry in config:
             entry["opaque"]["parameters"] = parameters
-        _judged(claims.claim("u", result, config=config))
+        assert all(len(refusal) < 1024 for refusal in _judged(claims.claim("u", result, config=config)))
 
 
 def _watch(data: bytes) -> None:
@@ -222,9 +221,13 @@ TARGETS = [
         spoilt(st.just(_lease)).map(written),
         (MalformedError,),
         # Only root writes it; 500 containers need a twentieth of the bound.
-        milliseconds=6000,
+        milliseconds=2000,
         most_bytes=MAX_STATE_BYTES,
-        bombs=(_DEEP, json.dumps({**_lease, "containers": [{}] * _MIB}).encode()),
+        bombs=(
+            _DEEP,
+            json.dumps({**_lease, "containers": [{}] * 800_000}).encode(),
+            json.dumps({**_lease, "containers": [{}] * 20_000}).encode(),
+        ),
     ),
     Target(
         "journal",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An API server in trouble, or a proxy in its place. Claims that are prepared stay, and nobody makes its trouble worse."""
+"""An API server in trouble, or a proxy in its place: claims stay, and nobody makes its trouble worse."""
 
 import json
 import time
@@ -10,60 +10,80 @@ from typing import Any
 from tests.hostile.attack import Actor, Attack
 from tests.hostile.field import Field
 
+_AGENT = "dra-driver-numa"
 _SECONDS = 2.0
-_FOR_EVER = 1_000_000
+_BOTH = 2
+"""There are two publishers."""
+
+
+def fail_next(field: Field, count: int, answer: int | str, **fault: Any) -> None:
+    """Lets requests of the driver fail; the stand-ins for scheduler and kubelet are served."""
+    wish = {"count": count, "answer": answer, "agent": _AGENT, **fault}
+    field.stage.api("/fake", "POST", {"fail_next": wish})
 
 
 def _asked(field: Field) -> int:
     served = field.stage.api("/fake", "POST", {"served": True})["served"]
-    return sum(one["agent"] == "dra-driver-numa" for one in served)
+    return sum(one["agent"].startswith(_AGENT) for one in served)
 
 
-def answers(answer: int | str, count: int = _FOR_EVER, **fault: Any) -> Callable[[Field], AbstractContextManager[str]]:
-    """Lets requests fail, also those that a broken watch makes; hears how many came."""
+def answers(*faults: dict[str, Any]) -> Callable[[Field], AbstractContextManager[str]]:
+    """Answers about slices in one way after the other, once every watch is broken; hears how many requests came."""
 
     @contextmanager
     def attack(field: Field) -> Iterator[str]:
         before = _asked(field)
-        field.stage.api(
-            "/fake", "POST", {"fail_next": {"count": count, "answer": answer, **fault}, "drop_watches": True}
-        )
+        for fault in faults:
+            fail_next(field, **{"count": _BOTH, "resource": "resourceslices", **fault})
+        field.stage.api("/fake", "POST", {"drop_watches": True})
         try:
             time.sleep(_SECONDS)
             yield f"{_asked(field) - before} requests"
         finally:
             field.stage.api("/fake", "POST", {"no_faults": True})
-        field.stage.wait_ready(field.instance)
 
     return attack
 
 
-_SLICES = {"resource": "resourceslices"}
-_CLAIMS = {"resource": "resourceclaims", "verb": "get"}
-# Of two publishers, each with a list and a watch, and a little for what else happens.
-_FEW = r"\A([1-3]?\d) requests"
+@contextmanager
+def _claims(field: Field) -> Iterator[str]:
+    for answer, body in ((500, None), (200, _DEEP), (200, '{"kind": "Pod"}'), (200, "<html>"), (404, "{}")):
+        fail_next(field, 1, answer, body=body, resource="resourceclaims", verb="get")
+    yield "prepared in the end"
+
+
 _EVENTS = '{"type": ["ADDED"], "object": {"metadata": {"resourceVersion": "7"}}}\n{"type": "ADDED"}\n[1]\n<html>\n'
 _DEEP = "[" * 100_000
+_LIST = json.dumps({"kind": "ResourceSliceList", "metadata": {}, "items": [None, 1, {"metadata": None}]})
 
 
-def _row(name: str, run: Callable[[Field], AbstractContextManager[str]], *findings: str, expects: str = _FEW) -> Attack:
-    return Attack(Actor.API_SERVER, name, run, expects, 1.0, findings)
+def _row(name: str, run: Callable[[Field], AbstractContextManager[str]], *findings: str) -> Attack:
+    # A publisher waits for longer after each failure, longer than an attack goes on: the next one wants a fresh one.
+    return Attack(Actor.API_SERVER, name, run, r"\A[1-3]?\d requests", 1.0, findings, spoils_the_node=True)
 
 
 ATTACKS = [
-    _row("410 for every watch", answers(410, verb="watch"), "frontend A10"),
-    _row("410 for every watch and every list", answers(410, **_SLICES), "frontend A10"),
-    _row("429 for everything about slices", answers(429, retry_after=1, **_SLICES)),
-    _row("500 for everything about slices", answers(500, **_SLICES)),
-    _row("connections that are dropped", answers("drop", **_SLICES)),
-    _row("no answer", answers("hang", **_SLICES)),
-    _row("other JSON", answers(200, body='{"ok": true}', **_SLICES), "frontend A12"),
-    _row("JSON nested 100,000 deep", answers(200, body=_DEEP, **_SLICES), "security S13"),
-    _row("events of another shape", answers(200, verb="watch", body=_EVENTS), "frontend A12"),
-    _row("a list of other things", answers(200, body=json.dumps({"items": [None, 1, {"metadata": None}]}), **_SLICES)),
-    _row("500 for three reads of a claim", answers(500, 3, **_CLAIMS)),
-    _row("JSON nested deep for three reads of a claim", answers(200, 3, body=_DEEP, **_CLAIMS), "security S13"),
+    Attack(Actor.API_SERVER, "claims are answered with nonsense", _claims, "in the end", findings=("security S13",)),
+    _row("410 for every list and watch", answers({"answer": 410, "count": 1_000_000}), "frontend A10"),
     _row(
-        "another object for three reads of a claim", answers(200, 3, body='{"kind": "Pod"}', **_CLAIMS), "frontend A12"
+        "500, other JSON, JSON nested 100,000 deep, dropped connections",
+        answers(
+            {"answer": 500},
+            {"answer": 200, "body": '{"ok": true}'},
+            {"answer": 200, "body": _DEEP},
+            {"answer": "drop"},
+        ),
+        "frontend A12",
+        "security S13",
+    ),
+    _row(
+        "429, events and lists of another shape, silence",
+        answers(
+            {"answer": 200, "body": _EVENTS, "verb": "watch"},
+            {"answer": 429, "retry_after": 1},
+            {"answer": 200, "body": _LIST, "verb": "list"},
+            {"answer": "hang"},
+        ),
+        "frontend A12",
     ),
 ]

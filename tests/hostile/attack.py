@@ -5,9 +5,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from tests.hostile.field import Field
+from tests.stage.settings import StageSettings
 
 
 class Actor(StrEnum):
@@ -39,12 +39,14 @@ class Attack:
     """CPU time that it may cost, in each of the two processes."""
     findings: tuple[str, ...] = ()
     """Faults that it would find again."""
+    spoils_the_node: bool = False
+    """Whether the next attack wants a fresh one: it takes long to come to rest."""
 
 
-SETTINGS: dict[Actor, dict[str, Any]] = {
+SETTINGS: dict[Actor, StageSettings] = {
     # Reserved CPUs make the shared pool a part of the machine, which is what a forger of the pool needs.
-    Actor.POD_AUTHOR: {"reserved_cpus": "0,16"},
+    Actor.POD_AUTHOR: StageSettings(reserved_cpus="0,16"),
     # Only here may a claim name its CPUs.
-    Actor.CLAIM_AUTHOR: {"config": {"groupBy": "machine"}},
+    Actor.CLAIM_AUTHOR: StageSettings(config={"groupBy": "machine"}),
 }
-"""Fields of StageSettings of an actor's stage."""
+"""What an actor's stage has of its own."""

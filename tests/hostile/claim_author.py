@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attacks by who may create claims: opaque parameters up to the API's bounds, and amounts that no scheduler writes."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
+from tests.hostile.api_server import fail_next
 from tests.hostile.attack import Actor, Attack
 from tests.hostile.field import Field
 from tests.stage.pods import StagePod, cpus, memory, opaque
 from tests.stage.wires import AnsweredError
 
-_CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 _TEN_KB = 10 << 10
 Document = dict[str, Any]
 
@@ -51,13 +52,13 @@ def _nested(depth: int) -> Document:
 @contextmanager
 def _odd_amounts(field: Field, amounts: Sequence[object]) -> Iterator[str]:
     heard = []
-    for amount in amounts:
-        with field.claim_pod(cpus(1)) as pod:
-            assert pod.claim is not None
-            (result,) = pod.claim["status"]["allocation"]["devices"]["results"]
+    with field.claim_pod(cpus(1)) as pod:
+        assert pod.claim is not None
+        (result,) = pod.claim["status"]["allocation"]["devices"]["results"]
+        for amount in amounts:
+            # The stand-in for the API server lets nobody write such: it is answered to the driver alone.
             result["consumedCapacity"] = {"dra.cpu/cpu": amount}
-            path = f"{_CLAIMS}/{pod.claim['metadata']['name']}/status"
-            pod.claim = field.stage.api(path, "PUT", pod.claim)
+            fail_next(field, 3, 200, verb="get", resource="resourceclaims", body=json.dumps(pod.claim))
             heard.append(f"{amount!s:.9} {heard_of(pod)}")
     yield "\n".join(heard)
 
@@ -77,8 +78,8 @@ ATTACKS = [
     ),
     Attack(
         Actor.CLAIM_AUTHOR,
-        "32 entries with the whole machine again and again",
-        with_parameters(*[_cpu({"cpuset": "0-65535," * 1200}) for _ in range(32)]),
+        "the whole machine again and again, in 10 KB",
+        with_parameters(_cpu({"cpuset": "0-8191," * 1400})),
         f"{_SHORT}.*cpuset",
         findings=("security S4",),
     ),

@@ -2,12 +2,14 @@
 """One stage for each actor, on a machine with two NUMA nodes of 16 CPUs."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.trees import captured, write_tree
-from tests.hostile.attack import SETTINGS, Actor
+from tests.hostile.attack import SETTINGS, Actor, Attack
 from tests.hostile.field import Field, commands
 from tests.stage.settings import StageSettings
 from tests.stage.stage import Stage
@@ -15,24 +17,47 @@ from tests.stage.stage import Stage
 _MACHINE = "32intel64-2p8co2t+8ve"
 
 
+class Fields:
+    """Holds one actor's node; another actor gets a fresh one."""
+
+    def __init__(self, root: Callable[[], Path], port: Callable[[], int]) -> None:
+        self._root = root
+        self._port = port
+        self._actor: Actor | None = None
+        self._stack = ExitStack()
+
+    def of(self, actor: Actor) -> Field:
+        """The node that an actor attacks; his attacks follow each other on it, as long as they fail."""
+        if self._actor is not actor:
+            self.close()
+            ports = self._port(), self._port()
+            # A machine of its own: a rude host changes it.
+            frontend, backend = commands(ports)
+            settings = SETTINGS.get(actor, StageSettings())
+            settings = replace(settings, host_root=self._root(), frontend=frontend, backend=backend)
+            self._field = Field(settings, self._stack.enter_context(Stage(settings)), ports)
+            self._actor = actor
+        return self._field
+
+    def close(self) -> None:
+        """Ends the node."""
+        self._actor = None
+        self._stack.close()
+
+
 @pytest.fixture(scope="module")
-def shared_field(
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-    unused_tcp_port_factory: Callable[[], int],
-) -> Iterator[Field]:
-    """The node that an actor attacks; his attacks follow each other on it."""
-    actor: Actor = request.param
-    ports = unused_tcp_port_factory(), unused_tcp_port_factory()
-    # Of its own: a rude host changes it.
-    root: Path = write_tree(captured(_MACHINE), tmp_path_factory.mktemp("machine"))
-    settings = StageSettings(host_root=root, **commands(ports), **SETTINGS.get(actor, {}))
-    with Stage(settings) as stage:
-        yield Field(settings, stage, ports)
+def fields(tmp_path_factory: pytest.TempPathFactory, unused_tcp_port_factory: Callable[[], int]) -> Iterator[Fields]:
+    """The nodes of all actors, one after the other."""
+    fields = Fields(lambda: write_tree(captured(_MACHINE), tmp_path_factory.mktemp("machine")), unused_tcp_port_factory)
+    yield fields
+    fields.close()
 
 
 @pytest.fixture
-def field(shared_field: Field) -> Iterator[Field]:
-    """The node, whose logs are shown with each attack that succeeds."""
-    yield shared_field
-    print(shared_field.stage.logs())
+def field(fields: Fields, attack: Attack) -> Iterator[Field]:
+    """The node that is attacked, whose logs are shown when the attack succeeds; it is given up then."""
+    field = fields.of(attack.actor)
+    yield field
+    print(field.stage.logs())
+    if not field.unharmed:
+        fields.close()

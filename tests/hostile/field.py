@@ -18,13 +18,14 @@ _PATIENCE = 20.0
 """Seconds for which the kubelet is seen to try again; it goes on for ever."""
 
 
-def commands(ports: tuple[int, int]) -> dict[str, str]:
+def commands(ports: tuple[int, int]) -> tuple[str, str]:
     """Both commands, each with an open port and as few files as a container runtime may leave it."""
-    named = zip(("frontend", "backend"), (OUR_FRONTEND, OUR_BACKEND), ports, strict=True)
-    return {
-        name: f"bash -c 'ulimit -Sn 1024; exec {command.replace('--bind-address=off', f'--bind-address=127.0.0.1:{port}')}'"
-        for name, command, port in named
-    }
+
+    def bound(command: str, port: int) -> str:
+        at = command.replace("--bind-address=off", f"--bind-address=127.0.0.1:{port}")
+        return f"bash -c 'ulimit -Sn 1024; exec {at}'"
+
+    return bound(OUR_FRONTEND, ports[0]), bound(OUR_BACKEND, ports[1])
 
 
 class Field:
@@ -38,6 +39,8 @@ class Field:
         self.pool = cpu_set(settings.machine_cpus()) - cpu_set(settings.reserved_cpus)
         self._numbers = itertools.count(1)
         self._pids = self._present()
+        self.unharmed = True
+        """Whether the latest attack failed."""
 
     @property
     def processes(self) -> list[Process]:
@@ -125,6 +128,7 @@ class Field:
             given = self.stage.held(pod.claim_uid)
             assert len(given) == 4
             self.patiently(pod.run).comes_to(given)
-            plain.comes_to(self.pool - self.held())
+            # Of claims that were released before, CPUs may still come back.
+            wait_for("the pool for others", lambda: plain.cpus() == self.pool - self.held())
             uid = pod.claim_uid
         wait_for("the release", lambda: not self.stage.held(uid))

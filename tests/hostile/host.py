@@ -3,8 +3,8 @@
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from tests.hostile.attack import Actor, Attack
 from tests.hostile.field import Field
@@ -29,16 +29,6 @@ def _sockets_removed(field: Field) -> Iterator[str]:
 
 
 @contextmanager
-def _run_directory_emptied(field: Field) -> Iterator[str]:
-    with field.victim():
-        for path in field.stage.paths.run_dir.iterdir():
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        wait_for("the socket", field.instance.state_socket.is_socket, 15)
-        field.ready()
-    yield "all is back"
-
-
-@contextmanager
 def _cdi_directory_replaced(field: Field) -> Iterator[str]:
     directory = field.stage.paths.cdi_dir
     with field.victim():
@@ -49,7 +39,7 @@ def _cdi_directory_replaced(field: Field) -> Iterator[str]:
     yield "the records were written again"
 
 
-def _with_fifo(path_of: str) -> object:
+def _with_fifo(path_of: str) -> Callable[[Field], AbstractContextManager[str]]:
     """Puts a FIFO, of which every plain read or write hangs, into the place of a file of the host for two rounds."""
 
     @contextmanager
@@ -81,24 +71,21 @@ def _journal_garbage(field: Field) -> Iterator[str]:
 @contextmanager
 def _journal_fifo(field: Field) -> Iterator[str]:
     journal = field.stage.paths.run_dir / "claims.journal"
-    journal.unlink()
-    os.mkfifo(journal)
-    try:
-        with field.victim():
-            field.works()
-            yield wait_for("the reason", lambda: field.stage.unready(field.instance))
-    finally:
+    with field.victim():
         journal.unlink()
-    field.ready()
+        os.mkfifo(journal)
+        field.works()
+        wait_for("a journal", journal.is_file)
+        field.ready()
+    yield "the journal is a file again"
 
 
 _PAGES = "sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages"
 
 ATTACKS = [
-    Attack(Actor.HOST, "every socket is removed", _sockets_removed, "", 2.0, ("frontend A16",)),
-    Attack(Actor.HOST, "the run directory is emptied", _run_directory_emptied, "", 2.0),
-    Attack(Actor.HOST, "the CDI directory is replaced", _cdi_directory_replaced, "", 2.0, ("backend A9",)),
-    Attack(Actor.HOST, "the journal holds garbage", _journal_garbage, "", 6.0, ("frontend A6",)),
-    Attack(Actor.HOST, "the journal is a FIFO", _journal_fifo, "claims.journal", 4.0, ("frontend A11",)),
-    Attack(Actor.HOST, "a file of /sys hangs", _with_fifo(_PAGES), "", 2.0),  # type: ignore[arg-type]
+    Attack(Actor.HOST, "every socket is removed", _sockets_removed, "are back", findings=("frontend A16",)),
+    Attack(Actor.HOST, "the CDI directory is replaced", _cdi_directory_replaced, "again", findings=("backend A9",)),
+    Attack(Actor.HOST, "the journal holds garbage", _journal_garbage, "again", 2.0, ("frontend A6",)),
+    Attack(Actor.HOST, "the journal is a FIFO", _journal_fifo, "again", 1.0, ("frontend A11",)),
+    Attack(Actor.HOST, "a file of /sys hangs", _with_fifo(_PAGES), "ready"),
 ]

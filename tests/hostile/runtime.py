@@ -96,7 +96,7 @@ def _of(pod: StagePod, box: Box, *methods: str) -> list[tuple[str, Any, Any]]:
 _MUX_TOO_LONG = b"\0\0\0\1\xff\xff\xff\xff"
 _TTRPC_TOO_LONG = b"\0\0\0\1\0\0\0\x0a\xff\xff\xff\xff\0\0\0\1\1\0"
 _ANSWERS = b"\0\0\0\2\0\0\0\x0a\0\0\0\0\0\0\0\x63\2\0" * 200
-_NONSENSE = b"\0\0\0\1\0\0\0\x0e\0\0\0\4\0\0\x10\1\1\0\xff\xff\xff\xff"
+_NONSENSE = b"\0\0\0\1\0\0\0\x0e\0\0\0\4\0\0\x10\0\1\0\xff\xff\xff\xff"
 _PINNED = r"runs on \d|refused"
 
 ATTACKS = [

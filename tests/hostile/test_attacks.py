@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every attack of the tables, one after the other on its actor's node: each is answered, cheap, and hurts nobody else."""
+"""Every attack of the tables, one after the other on its actor's node: each is cheap, and hurts nobody else."""
 
 import re
 
@@ -15,16 +15,13 @@ _TABLES = (pod_author, claim_author, files, host, network_peer, api_server, runt
 def _row(attack: Attack) -> object:
     # One actor's attacks on one worker: a stage for each of them would cost more than they do.
     marks = [pytest.mark.fault(*attack.findings), pytest.mark.xdist_group(attack.actor)]
-    return pytest.param(attack.actor, attack, id=f"{attack.actor}: {attack.name}", marks=marks)
+    return pytest.param(attack, id=f"{attack.actor}: {attack.name}", marks=marks)
 
 
-@pytest.mark.parametrize(
-    ("shared_field", "attack"),
-    [_row(attack) for table in _TABLES for attack in table.ATTACKS],
-    indirect=["shared_field"],
-)
+@pytest.mark.parametrize("attack", [_row(attack) for table in _TABLES for attack in table.ATTACKS])
 def test_an_attack_hurts_nobody_else(field: Field, attack: Attack) -> None:
     """What is heard is what must be; the CPU time is bounded; a fresh claim gets its CPUs, others the pool."""
+    field.unharmed = False
     before = field.spent()
     with attack.run(field) as heard:
         spent = [round(now - then, 2) for now, then in zip(field.spent(), before, strict=True)]
@@ -32,3 +29,4 @@ def test_an_attack_hurts_nobody_else(field: Field, attack: Attack) -> None:
         assert re.search(attack.expects, heard), heard[:2000]
         assert max(spent) <= attack.seconds, f"frontend and backend took {spent} s"
         field.works()
+    field.unharmed = not attack.spoils_the_node

@@ -15,6 +15,8 @@ from dra_frontend.claims.former_backend import FormerEpoch
 
 # Without these a report cannot say whose CPUs a container uses; every other field may be unreadable.
 _NEEDED: Final = frozenset({"id", "claims", "unknownClaims"})
+_MOST_REPORTS: Final = 20_000
+"""Of one body: to refuse a report costs a hundred times what its two bytes cost the sender."""
 _log = logging.getLogger(__name__)
 
 
@@ -26,6 +28,8 @@ def read_state(data: bytes) -> tuple[BackendStatus, list[Any] | None]:
     document = parse_json(data, MAX_STATE_BYTES, "backend state", "")
     if not isinstance(document, dict) or not isinstance(reports := document.pop(CONTAINERS, None), list | None):
         raise MalformedError("backend state", "", "is not an object with a list of containers")
+    if reports is not None and len(reports) > _MOST_REPORTS:
+        raise MalformedError("backend state", "", f"has {len(reports)} containers, more than {_MOST_REPORTS}")
     try:
         return BackendStatus.model_validate(document), reports
     except ValidationError as error:

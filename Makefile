@@ -37,6 +37,7 @@ check: .venv/.done ## Linters, types, import law, drift of generated code and lo
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/mypy $(CHECKED)
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m hack.house
 	hack/proto.sh --check
 	tests/node/cri.sh --check
 	$(BIN)/python -m hack.chart_schema --check

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from nri_backend.containers.state import Choices
-from nri_backend.enforcement.actuator import Edges
+from nri_backend.enforcement.edges import Edges
 from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.limits.paths import container_directory, pod_directory
 from nri_backend.limits.wants import Host
@@ -198,7 +198,7 @@ class Node:
 
 
 @contextlib.asynccontextmanager
-async def rounds(node: Node) -> AsyncIterator[None]:
+async def auditing(node: Node) -> AsyncIterator[None]:
     """What the instance does off the hooks runs inside the block."""
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(node.enforcer.run_forever())
@@ -209,7 +209,7 @@ async def rounds(node: Node) -> AsyncIterator[None]:
 @contextlib.asynccontextmanager
 async def enforcing(node: Node) -> AsyncIterator[Node]:
     """Makes the instance an active one, connected to a runtime without containers."""
-    async with rounds(node):
+    async with auditing(node):
         await node.enforcer.activate()
         await node.enforcer.synchronize([], [])
         yield node

@@ -15,7 +15,7 @@ from typing import Any
 import nri_backend
 import pytest
 from nri_backend.claims.judge import Reason
-from nri_backend.containers.container import known_as
+from nri_backend.containers.container import tracked_as
 from nri_backend.containers.state import Choices, NodeState
 from nri_backend.nri.model import Container, ContainerState, Pod, RefusedError, Resources
 from numa_contract.cpuset import parse_cpu_list
@@ -100,7 +100,7 @@ async def test_peer_9_2_4_one_bad_pair_does_not_stop_the_rest(node: Node) -> Non
     await node.enforcer.synchronize(listed(node, *found), found)
     wanted = {"first": "2-3", "second": "1,6-7", "bad": "1,6-7", "right": "4-5"}
     await eventually(lambda: {one.id: node.cpus(cgroup_of(one)) for one in found} == wanted)
-    assert any("belongs to container main" in problem for problem in node.enforcer.keeper.problems)
+    assert any("belongs to container main" in problem for problem in node.enforcer.actuator.problems)
 
 
 async def test_peer_9_2_10_running_containers_get_released_cpus_back(node: Node) -> None:
@@ -158,11 +158,11 @@ def test_peer_9_4_4_who_knows_uid_and_cpus_gets_nothing() -> None:
     """A pod that the claim is not reserved for is refused with the right values too, and the claim stays free."""
     state = NodeState(Choices(parse_cpu_list("0")))
     state.take_files(files_of(ONE))
-    thief = state.assessed(known_as(pod("p2"), container("thief", *env_of(ONE), of="p2")))
+    thief = state.assessed(tracked_as(pod("p2"), container("thief", *env_of(ONE), of="p2")))
     assert thief.refusal is not None
     assert thief.refusal.reason is Reason.NOT_RESERVED
     state.put(thief)
-    rightful = state.assessed(known_as(pod("p1"), container("rightful", *env_of(ONE))))
+    rightful = state.assessed(tracked_as(pod("p1"), container("rightful", *env_of(ONE))))
     assert rightful.own_cpus == {2, 3}
 
 

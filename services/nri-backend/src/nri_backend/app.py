@@ -31,7 +31,7 @@ from numa_node.log import set_up_logging
 from numa_node.readiness import Readiness
 
 from nri_backend.containers.state import Choices
-from nri_backend.enforcement.actuator import Edges
+from nri_backend.enforcement.edges import Edges
 from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.enforcement.turn import MAX_STUCK
 from nri_backend.frontend_link.client import StateClient
@@ -128,7 +128,7 @@ class Backend:
 
     def status(self) -> BackendStatus:
         """Returns the lease as of now."""
-        link, keeper = self._session.status, self._enforcer.keeper
+        link, actuator = self._session.status, self._enforcer.actuator
         return BackendStatus(
             software=__version__,
             instance=self._instance,
@@ -137,9 +137,9 @@ class Backend:
             enforced=self._lock.fresh,
             synchronized=link.synchronized,
             runtime=" ".join(filter(None, (link.runtime_name, link.runtime_version))),
-            pool=keeper.state.pool,
-            problems=tuple(cut_answer(problem) for problem in keeper.problems[:MAX_PROBLEMS]),
-            counters={name: float(count) for name, count in keeper.counters.items()},
+            pool=actuator.state.pool,
+            problems=tuple(cut_answer(problem) for problem in actuator.problems[:MAX_PROBLEMS]),
+            counters={name: float(count) for name, count in actuator.counters.items()},
             metrics=self._telemetry.metrics(self._facts(link)),
         )
 

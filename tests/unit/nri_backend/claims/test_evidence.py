@@ -4,7 +4,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nri_backend.claims.entitlement import Holding
+from nri_backend.claims.entitlement import Entitlement
 from nri_backend.claims.evidence import read_evidence, uses
 from nri_backend.claims.judge import Claims, Reason, Refusal, assess
 from numa_contract.cdi import ClaimFile
@@ -19,12 +19,12 @@ TWO = cpu_record("c2", "a=2-3", "b=6")
 MEM = memory_record("m1", ("m", 0, 64 * MI, 2 * MI), ("n", 1, 4 * MI, 2 * MI), ("n", 1, 512 * MI, 4096))
 
 
-def held(env: tuple[str, ...], *records: AllocationRecord, user: Owner = ME, first: Owner | None = None) -> Holding:
+def held(env: tuple[str, ...], *records: AllocationRecord, user: Owner = ME, first: Owner | None = None) -> Entitlement:
     """What is held, when nothing is refused."""
     first_users = {(r.driver, r.claim.uid): first for r in records} if first else {}
     verdict = assess(read_evidence(env), user, Claims(files_of(*records), first_users))
     assert verdict.refusal is None, verdict
-    return verdict.holding
+    return verdict.entitlement
 
 
 def refused(env: tuple[str, ...], *records: AllocationRecord, user: Owner = ME, first: Owner | None = None) -> Refusal:
@@ -37,16 +37,16 @@ def refused(env: tuple[str, ...], *records: AllocationRecord, user: Owner = ME, 
 
 def test_a_plain_container_holds_nothing() -> None:
     """Variables of others are not looked at."""
-    assert held(("PATH=/bin", "DRA_CPU=1", "BARE"), ONE) == Holding()
+    assert held(("PATH=/bin", "DRA_CPU=1", "BARE"), ONE) == Entitlement()
 
 
 def test_a_claim_is_held_as_recorded() -> None:
     """CPUs, NUMA nodes and hugepages come from the records, added up over claims and requests."""
-    holding = held(env_of(ONE) + env_of(MEM), ONE, MEM)
-    assert holding.cpus == {2, 3}
-    assert holding.mems == {0, 1}
-    assert dict(holding.hugepages) == {("m1", "m", 2 * MI): 64 * MI, ("m1", "n", 2 * MI): 4 * MI}
-    assert holding.env == {}
+    entitlement = held(env_of(ONE) + env_of(MEM), ONE, MEM)
+    assert entitlement.cpus == {2, 3}
+    assert entitlement.mems == {0, 1}
+    assert dict(entitlement.hugepages) == {("m1", "m", 2 * MI): 64 * MI, ("m1", "n", 2 * MI): 4 * MI}
+    assert entitlement.env == {}
 
 
 def test_one_request_of_a_claim_gives_no_more_than_that() -> None:
@@ -57,10 +57,10 @@ def test_one_request_of_a_claim_gives_no_more_than_that() -> None:
 
 def test_several_requests_get_their_union_and_it_is_recognised_later() -> None:
     """Launchers read DRA_CPUSET_<uid>; the runtime shows it back to us in every later message."""
-    holding = held(env_of(TWO), TWO)
-    assert holding.env == {"DRA_CPUSET_c2": "2-3,6"}
+    entitlement = held(env_of(TWO), TWO)
+    assert entitlement.env == {"DRA_CPUSET_c2": "2-3,6"}
     again = held((*env_of(TWO), "DRA_CPUSET_c2=2-3,6"), TWO)
-    assert (again.cpus, again.env) == (holding.cpus, holding.env)
+    assert (again.cpus, again.env) == (entitlement.cpus, entitlement.env)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_trap_7_9_no_environment_widens_what_the_records_give(env: list[str]) ->
     """Whatever a pod writes, it holds CPUs of its claims or nothing, and there is always an answer."""
     entries = tuple(entry for entry in env if not entry.startswith("HOME"))
     verdict = assess(read_evidence(entries), ME, Claims(files_of(ONE, TWO)))
-    held = verdict.holding
+    held = verdict.entitlement
     assert held.cpus == frozenset().union(*(one.record.cpus_of(one.requests) for one in held.claims))
     assert held.cpus <= {2, 3, 6}
     assert verdict.refusal is None or verdict.refusal.text

@@ -9,7 +9,7 @@ import pytest
 from nri_backend._pb import nri_pb2 as pb
 from nri_backend.claims.evidence import MAX_CLAIMS, read_evidence
 from nri_backend.claims.judge import Claims, Reason, assess
-from nri_backend.containers.container import known_as
+from nri_backend.containers.container import tracked_as
 from nri_backend.containers.report import report
 from nri_backend.nri.messages import read_container
 from nri_backend.nri.model import MAX_VARIABLE_BYTES, MAX_VARIABLES
@@ -46,11 +46,11 @@ def message(request: pytest.FixtureRequest) -> pb.Container:
 def test_a_hook_answers_at_once_whatever_the_environment_says(message: pb.Container) -> None:
     """The whole way from the message to the report of the refusal; and what is told is short."""
     started = time.thread_time()
-    known = known_as(pod(), read_container(message))
-    verdict = assess(known.evidence, known.user, Claims(files_of(ONE, TWO)))
-    told = report(known).model_dump_json()
+    tracked = tracked_as(pod(), read_container(message))
+    verdict = assess(tracked.evidence, tracked.user, Claims(files_of(ONE, TWO)))
+    told = report(tracked).model_dump_json()
     assert time.thread_time() - started < HOOK_SECONDS
-    assert verdict.holding.cpus == frozenset()
+    assert verdict.entitlement.cpus == frozenset()
     assert len(verdict.refusal.text if verdict.refusal else "") < 1000
     assert len(told) < 10_000
 
@@ -58,11 +58,11 @@ def test_a_hook_answers_at_once_whatever_the_environment_says(message: pb.Contai
 @pytest.mark.fault("backend A1", "security S1")
 def test_a_snapshot_of_such_containers_is_taken_over_within_a_second(message: pb.Container) -> None:
     """A runtime sends each of 500 containers in one of many calls; when all are there, they are judged at once."""
-    known = known_as(pod(), read_container(message))
+    tracked = tracked_as(pod(), read_container(message))
     claims = Claims(files_of(ONE, TWO))
     started = time.thread_time()
     for _ in range(500):
-        assess(known.evidence, known.user, claims)
+        assess(tracked.evidence, tracked.user, claims)
     assert time.thread_time() - started < SNAPSHOT_SECONDS
 
 
@@ -74,8 +74,8 @@ def test_what_is_over_the_limits_is_malformed() -> None:
     several = pb.Container(env=[*at_most, *at_most])
     long = pb.Container(env=["DRA_CPUSET_x=" + "0" * MAX_VARIABLE_BYTES])
     for message in (several, long):
-        known = known_as(pod(), read_container(message))
-        refusal = assess(known.evidence, known.user, Claims()).refusal
+        tracked = tracked_as(pod(), read_container(message))
+        refusal = assess(tracked.evidence, tracked.user, Claims()).refusal
         assert refusal is not None
         assert refusal.reason == Reason.MALFORMED
         assert "more than 512 variables or 64 KiB" in refusal.text

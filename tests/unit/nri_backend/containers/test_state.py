@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.claims.entitlement import Held
 from nri_backend.claims.judge import Reason
-from nri_backend.containers.container import Known, Phase, known_as
+from nri_backend.containers.container import Phase, Tracked, tracked_as
 from nri_backend.containers.report import report
 from nri_backend.containers.state import Choices, NodeState
 from nri_backend.containers.targets import cpuset_wants
@@ -30,17 +30,17 @@ def node(*records: AllocationRecord, reserved: str = "0", online: str = "0-7") -
     return state
 
 
-def started(state: NodeState, id_: str, *env: str, of: str = "p1", name: str = "main", cpus: str = "0-7") -> Known:
+def started(state: NodeState, id_: str, *env: str, of: str = "p1", name: str = "main", cpus: str = "0-7") -> Tracked:
     """Puts a running container, last seen on these CPUs."""
-    known = state.assessed(known_as(pod(of), container(id_, *env, of=of, name=name)))
-    known = replace(known, phase=Phase.STARTED, cpus=parse_cpu_list(cpus))
-    state.put(known)
-    return known
+    tracked = state.assessed(tracked_as(pod(of), container(id_, *env, of=of, name=name)))
+    tracked = replace(tracked, phase=Phase.STARTED, cpus=parse_cpu_list(cpus))
+    state.put(tracked)
+    return tracked
 
 
-def ids(found: list[Known]) -> list[str]:
+def ids(found: list[Tracked]) -> list[str]:
     """Short."""
-    return sorted(known.id for known in found)
+    return sorted(tracked.id for tracked in found)
 
 
 def test_the_pool_shrinks_with_the_record_and_grows_with_its_end() -> None:
@@ -69,7 +69,7 @@ def test_who_is_misplaced_trespassers_first() -> None:
     started(state, "wide", cpus="1-7")
     started(state, "right", cpus="1,4-7")
     state.take_files(files_of(ONE))
-    assert [known.id for known in state.misplaced()] == ["wide", "narrow"]
+    assert [tracked.id for tracked in state.misplaced()] == ["wide", "narrow"]
 
 
 def test_a_lazy_pool_moves_only_who_must_leave() -> None:
@@ -93,14 +93,14 @@ def test_a_claim_container_that_slipped_is_misplaced_too() -> None:
 def test_overlap_is_asked_of_sets_not_of_containers() -> None:
     """Strangers on the CPUs, and those nobody has looked at yet; not oneself, not an earlier life, not the stopped."""
     state = node(ONE)
-    claim = state.assessed(known_as(pod(), container("new", *env_of(ONE))))
+    claim = state.assessed(tracked_as(pod(), container("new", *env_of(ONE))))
     started(state, "old-life", *env_of(ONE), cpus="2-3")
     started(state, "stranger", name="other")
     started(state, "clear", name="other", cpus="1,4-7")
     state.put(replace(started(state, "unseen", name="other"), cpus=None))
     state.put(replace(started(state, "stopped", name="other"), phase=Phase.STOPPED))
     state.put(replace(started(state, "ending", name="other"), phase=Phase.ENDING))
-    state.put(known_as(pod(), container("created")))
+    state.put(tracked_as(pod(), container("created")))
     assert ids(state.overlapping(claim)) == ["ending", "stranger", "unseen"]
     state.drop("stranger")
     assert ids(state.overlapping(claim)) == ["ending", "unseen"]
@@ -112,7 +112,7 @@ def test_legal_sharers_are_no_strangers() -> None:
     shared = cpu_record("c1", "cpus=2-3", pool=True)
     state = node(shared)
     started(state, "first", *env_of(shared), cpus="2-3")
-    second = state.assessed(known_as(pod(), container("second", *env_of(shared), name="side")))
+    second = state.assessed(tracked_as(pod(), container("second", *env_of(shared), name="side")))
     assert second.refusal is None
     assert state.overlapping(second) == []
 
@@ -122,15 +122,15 @@ def test_the_first_user_keeps_a_claim_over_restarts() -> None:
     both = cpu_record("c1", "cpus=2-3", pods=("p1", "p2"))
     state = node(both)
     first = started(state, "a", *env_of(both))
-    other = known_as(pod("p2"), container("b", *env_of(both), of="p2"))
-    side = known_as(pod(), container("s", *env_of(both), name="side"))
+    other = tracked_as(pod("p2"), container("b", *env_of(both), of="p2"))
+    side = tracked_as(pod(), container("s", *env_of(both), name="side"))
     assert [(r := state.assessed(k).refusal) and r.reason for k in (other, side)] == [Reason.SHARED] * 2
     state.put(replace(first, phase=Phase.STOPPED))
     state.drop("a")
     refusal = state.assessed(other).refusal
     assert refusal is not None
     assert refusal.reason == Reason.SHARED
-    assert state.assessed(known_as(pod(), container("c", *env_of(both)))).refusal is None
+    assert state.assessed(tracked_as(pod(), container("c", *env_of(both)))).refusal is None
     state.take_files({})
     state.take_files(files_of(both))
     assert state.assessed(other).refusal is None
@@ -150,7 +150,7 @@ def test_a_record_that_vanishes_leaves_an_orphan_that_holds_its_cpus() -> None:
     state.take_files(files_of(ONE))
     back = state.get(claim.id)
     assert back is not None
-    assert (back.orphan, back.holding.cpus) == ((), {2, 3})
+    assert (back.orphan, back.entitlement.cpus) == ((), {2, 3})
     state.take_files({})
     state.put(replace(back, phase=Phase.STOPPED))
     assert state.pool == set(range(1, 8))
@@ -173,11 +173,11 @@ def test_only_who_names_a_changed_file_is_looked_at_again() -> None:
 @pytest.mark.parametrize("online", ["0-7", "0-2,4-7", "2"])
 def test_a_container_found_without_its_record_keeps_what_is_proven(online: str) -> None:
     """What was made true for it before is its own; what its environment says is nothing. B51: also while offline."""
-    found = replace(known_as(pod(), container("x", *env_of(ONE))), phase=Phase.STARTED)
+    found = replace(tracked_as(pod(), container("x", *env_of(ONE))), phase=Phase.STARTED)
     proven = (Held(ONE, ONE.requests),)
-    for known, held in ((found, ""), (replace(found, proven=proven), "2-3")):
+    for tracked, held in ((found, ""), (replace(found, proven=proven), "2-3")):
         state = node(online=online)
-        state.replace_containers([known])
+        state.replace_containers([tracked])
         assert state.held == parse_cpu_list(held)
         assert not state.held & state.pool
         told = report(next(iter(state)))
@@ -189,15 +189,15 @@ def test_a_container_found_without_its_record_keeps_what_is_proven(online: str) 
 def test_a_lost_claim_does_not_take_another_with_it(proven: bool) -> None:
     """The CPUs of a record that stands are held whatever becomes of the memory claim; its nodes, if they are proven."""
     memory = memory_record("m1", ("m", 1, MI, 4096))
-    found = replace(known_as(pod(), container("x", *env_of(ONE), *env_of(memory))), phase=Phase.STARTED)
+    found = replace(tracked_as(pod(), container("x", *env_of(ONE), *env_of(memory))), phase=Phase.STARTED)
     if proven:
         found = replace(found, proven=(Held(ONE, ONE.requests), Held(memory, memory.requests)))
     state = node(ONE)
     state.replace_containers([found])
-    known = next(iter(state))
-    assert (known.own_cpus, known.holding.mems) == ({2, 3}, {1} if proven else frozenset())
-    assert (known.kind, known.unsettled) == ("orphan" if proven else "refused", not proven)
-    told = report(known)
+    tracked = next(iter(state))
+    assert (tracked.own_cpus, tracked.entitlement.mems) == ({2, 3}, {1} if proven else frozenset())
+    assert (tracked.kind, tracked.unsettled) == ("orphan" if proven else "refused", not proven)
+    told = report(tracked)
     assert ([use.uid for use in told.claims], [use.uid for use in told.unknown_claims]) == (["c1"], ["m1"])
 
 
@@ -205,9 +205,9 @@ def test_a_lost_claim_does_not_take_another_with_it(proven: bool) -> None:
 def test_a_container_that_is_listed_in_two_pods_is_one() -> None:
     """Whatever the runtime says, nothing is left behind."""
     state = node(ONE)
-    twice = [replace(known_as(pod(of), container("c1", of=of)), phase=Phase.STARTED) for of in ("p1", "p2")]
+    twice = [replace(tracked_as(pod(of), container("c1", of=of)), phase=Phase.STARTED) for of in ("p1", "p2")]
     state.replace_containers(twice)
-    assert [known.pod.uid for known in state] == ["p2"]
+    assert [tracked.pod.uid for tracked in state] == ["p2"]
     state.drop("c1")
     assert (state.of_pod("p1"), state.of_pod("p2"), state.misplaced()) == ([], [], [])
 
@@ -219,12 +219,12 @@ def test_an_init_container_lets_go_of_its_claim_when_it_has_ended() -> None:
     for record in (ONE, owned):
         state = node(record)
         init = started(state, "init", *env_of(record), name="init", cpus="2-3")
-        main = known_as(pod(), container("main", *env_of(record)))
+        main = tracked_as(pod(), container("main", *env_of(record)))
         assert state.assessed(main).refusal is not None
         state.put(replace(init, phase=Phase.STOPPED))
         assert state.assessed(main).refusal is None
         state.put(replace(state.assessed(main), phase=Phase.STARTED))
-        late = state.assessed(known_as(pod(), container("late", *env_of(record), name="init")))
+        late = state.assessed(tracked_as(pod(), container("late", *env_of(record), name="init")))
         assert late.refusal is not None
         assert "container main" in late.refusal.text
 
@@ -232,11 +232,13 @@ def test_an_init_container_lets_go_of_its_claim_when_it_has_ended() -> None:
 def test_a_running_container_with_forged_variables_belongs_to_the_pool() -> None:
     """It may run, but not where it says."""
     state = node(ONE)
-    state.replace_containers([replace(known_as(pod("p9"), container("x", *env_of(ONE), of="p9")), phase=Phase.STARTED)])
-    known = next(iter(state))
-    assert cpuset_wants(state, known).cpus == state.pool
-    assert known.kind == "refused"
-    assert report(known).refused
+    state.replace_containers(
+        [replace(tracked_as(pod("p9"), container("x", *env_of(ONE), of="p9")), phase=Phase.STARTED)]
+    )
+    tracked = next(iter(state))
+    assert cpuset_wants(state, tracked).cpus == state.pool
+    assert tracked.kind == "refused"
+    assert report(tracked).refused
 
 
 def test_the_dying_outlive_the_runtimes_state() -> None:
@@ -245,7 +247,7 @@ def test_the_dying_outlive_the_runtimes_state() -> None:
     claim = started(state, "old", *env_of(ONE), cpus="2-3")
     state.put(replace(claim, phase=Phase.ENDING))
     started(state, "gone", cpus="1")
-    rival = replace(known_as(pod(), container("new", *env_of(ONE), name="side")), phase=Phase.STARTED)
+    rival = replace(tracked_as(pod(), container("new", *env_of(ONE), name="side")), phase=Phase.STARTED)
     state.replace_containers([rival])
     kept, other = state.get("old"), state.get("new")
     assert kept is not None
@@ -262,8 +264,8 @@ def test_the_runtimes_state_replaces_ours_whole() -> None:
     """What is not mentioned is forgotten; records and pool are not (B21)."""
     state = node(ONE)
     started(state, "gone", *env_of(ONE))
-    state.replace_containers([replace(known_as(pod(), container("new")), phase=Phase.STARTED)])
-    assert [known.id for known in state] == ["new"]
+    state.replace_containers([replace(tracked_as(pod(), container("new")), phase=Phase.STARTED)])
+    assert [tracked.id for tracked in state] == ["new"]
     assert state.pool == {1, 4, 5, 6, 7}
     assert state.kinds() == {"plain": 1}
 
@@ -284,9 +286,9 @@ def test_a_record_that_comes_back_belongs_to_the_first_who_names_it() -> None:
     """Several containers may name a claim whose record was away; the order in which they came decides."""
     state = node()
     for number in range(8):
-        state.put(known_as(pod(), container(f"c{number}", *env_of(ONE), name=f"n{number}")))
+        state.put(tracked_as(pod(), container(f"c{number}", *env_of(ONE), name=f"n{number}")))
     state.take_files(files_of(ONE))
-    assert [known.id for known in state if known.refusal is None] == ["c0"]
+    assert [tracked.id for tracked in state if tracked.refusal is None] == ["c0"]
 
 
 @given(EVENTS, st.sampled_from(["", "0", "0-7"]))
@@ -300,21 +302,21 @@ def test_whatever_happens_no_cpu_is_in_two_hands(events: list[tuple[str, int, st
         elif event == "plain":
             started(state, f"plain-{id_}", of=of)
         elif event == "start":
-            known = state.assessed(known_as(pod(of), container(id_, *env_of(record), of=of)))
-            if known.refusal is None and not state.overlapping(known):
-                state.put(replace(known, phase=Phase.STARTED, cpus=known.holding.cpus))
+            tracked = state.assessed(tracked_as(pod(of), container(id_, *env_of(record), of=of)))
+            if tracked.refusal is None and not state.overlapping(tracked):
+                state.put(replace(tracked, phase=Phase.STARTED, cpus=tracked.entitlement.cpus))
         elif event == "stop" and (found := state.get(id_)) is not None:
             state.put(replace(found, phase=Phase.STOPPED))
         elif event == "drop":
             state.drop(id_)
         elif event == "sync":
-            state.replace_containers([known for known in state if known.alive])
-        running = [known for known in state if known.alive]
-        own = [known.own_cpus for known in running if known.own_cpus]
+            state.replace_containers([tracked for tracked in state if tracked.alive])
+        running = [tracked for tracked in state if tracked.alive]
+        own = [tracked.own_cpus for tracked in running if tracked.own_cpus]
         assert sum(map(len, own)) == len(frozenset().union(*own))
         assert not state.pool & state.held
         assert frozenset().union(*own) <= state.held
-        for known in running:
-            wants = cpuset_wants(state, known)
+        for tracked in running:
+            wants = cpuset_wants(state, tracked)
             assert wants.cpus == wants.shown
-            assert wants.cpus == (known.own_cpus or state.pool)
+            assert wants.cpus == (tracked.own_cpus or state.pool)

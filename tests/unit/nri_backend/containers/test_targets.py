@@ -3,7 +3,7 @@
 
 from dataclasses import replace
 
-from nri_backend.containers.container import Known, Phase, known_as
+from nri_backend.containers.container import Phase, Tracked, tracked_as
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import GroupTarget, group_targets, groups_above, target, target_at_start
 from nri_backend.limits.limit import Raise
@@ -27,12 +27,12 @@ def node(*records: AllocationRecord) -> NodeState:
     return state
 
 
-def put(state: NodeState, id_: str, *env: str, of: str = "p1", quota: int | None = None, name: str = "main") -> Known:
+def put(state: NodeState, id_: str, *env: str, of: str = "p1", quota: int | None = None, name: str = "main") -> Tracked:
     """Puts a running container with this CPU quota of the kubelet's."""
-    known = state.assessed(known_as(pod(of), container(id_, *env, of=of, name=name)))
-    known = replace(known, phase=Phase.STARTED, stated=stated(Resources(cpu_quota=quota)))
-    state.put(known)
-    return known
+    tracked = state.assessed(tracked_as(pod(of), container(id_, *env, of=of, name=name)))
+    tracked = replace(tracked, phase=Phase.STARTED, stated=stated(Resources(cpu_quota=quota)))
+    state.put(tracked)
+    return tracked
 
 
 def raises(state: NodeState, path: str = POD) -> dict[str, Raise] | None:
@@ -92,7 +92,7 @@ def test_who_loses_its_record_keeps_what_its_pod_has() -> None:
     orphan = put(state, "free", *env_of(one), quota=200_000)
     state.take_files({})
     assert raises(state) == {"cpu.max": Raise(plus=200_000)}
-    nameless = replace(known_as(orphan.pod, container("free", *env_of(one))), phase=Phase.STARTED)
+    nameless = replace(tracked_as(orphan.pod, container("free", *env_of(one))), phase=Phase.STARTED)
     unlisted = replace(nameless, pod=replace(nameless.pod, uid=""))
     for now in (nameless, unlisted):
         state.replace_containers([now])
@@ -105,9 +105,9 @@ def test_a_pod_that_is_told_under_another_name_since_it_was_listed_is_left_alone
     """The audit goes on with its list when the runtime tells its state anew; the next list is right."""
     one = cpu_record("c1", "cpus=2-3")
     state = node(one)
-    known = put(state, "free", *env_of(one), quota=200_000)
+    tracked = put(state, "free", *env_of(one), quota=200_000)
     listed = groups_above(state)
-    state.replace_containers([replace(known, pod=replace(known.pod, uid=""))])
+    state.replace_containers([replace(tracked, pod=replace(tracked.pod, uid=""))])
     assert [group.path for group in group_targets(state, listed) if group.kept] == [POD]
     state.replace_containers([])
     assert [group.path for group in group_targets(state, listed) if group.kept] == [POD]

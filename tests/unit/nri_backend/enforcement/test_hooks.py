@@ -59,7 +59,7 @@ async def test_a_forged_variable_is_refused(node: Node) -> None:
     assert told.refused
     assert [(use.uid, use.cpus) for use in told.unknown_claims] == [("zz", frozenset())]
     assert node.enforcer.state.get("bad") is None
-    assert node.enforcer.keeper.counters["refused_no_record"] == 1
+    assert node.enforcer.actuator.counters["refused_no_record"] == 1
 
 
 async def test_a_second_pod_is_refused_until_the_record_names_it(node: Node) -> None:
@@ -131,7 +131,7 @@ async def unwritable(node: Node, id_: str) -> Container:
 async def test_a_plain_container_that_cannot_be_kept_off_a_claim_is_refused(node: Node) -> None:
     """One that merely cannot be narrowed runs, and is shown as a problem; one that would trespass does not run."""
     await node.enforcer.start_container(pod(), await unwritable(node, "first"))
-    assert any("main of pod ns/p1" in problem for problem in node.enforcer.keeper.problems)
+    assert any("main of pod ns/p1" in problem for problem in node.enforcer.actuator.problems)
     second = await unwritable(node, "second")
     node.claim(ONE)
     with pytest.raises(RefusedError, match="cpuset"):
@@ -225,7 +225,7 @@ async def test_an_attempt_that_came_to_nothing_is_forgotten(node: Node) -> None:
     env = node.claim(ONE)
     await node.create("try-1", *env)
     await node.create("try-2", *env)
-    assert {known.id for known in node.enforcer.state} == {"try-2"}
+    assert {tracked.id for tracked in node.enforcer.state} == {"try-2"}
     await node.enforcer.remove_pod(replace(pod(), id="an earlier sandbox of the pod"))
     assert len(node.enforcer.state) == 1
     await node.enforcer.remove_pod(pod())
@@ -249,7 +249,7 @@ async def test_a_container_that_is_removed_while_a_process_lives_keeps_its_cpus(
     path = await node.run("claim", *node.claim(ONE))
     node.unprepare(ONE)
     await node.enforcer.remove_container(pod(), container("claim"))
-    await node.enforcer.keeper.refresh(thorough=True)
+    await node.enforcer.actuator.refresh(thorough=True)
     assert node.enforcer.state.pool == parse_cpu_list("1,4-7")
     node.kernel.remove(path)
     await eventually(lambda: node.enforcer.state.pool == parse_cpu_list("1-7"))
@@ -308,7 +308,7 @@ async def test_a_container_without_a_usable_cgroup_path(node: Node) -> None:
     odd = replace(container("odd"), cgroups_path="/../..")
     await node.enforcer.create_container(pod(), odd)
     await node.enforcer.start_container(pod(), odd)
-    assert any("leaves the cgroup root" in problem for problem in node.enforcer.keeper.problems)
+    assert any("leaves the cgroup root" in problem for problem in node.enforcer.actuator.problems)
     with pytest.raises(RefusedError, match="leaves the cgroup root"):
         await node.enforcer.create_container(pod(), replace(container("c", *node.claim(ONE)), cgroups_path="/../.."))
 

@@ -9,7 +9,7 @@ import pytest
 from nri_backend.nri.model import ContainerState, Resources
 
 from tests.fakes.claims import MI, container, cpu_record, env_of, memory_record, pod
-from tests.fakes.enforcement import Node, enforcing, rounds
+from tests.fakes.enforcement import Node, auditing, enforcing
 from tests.fakes.waiting import eventually
 
 ONE = cpu_record("c1", "cpus=2-3")
@@ -17,7 +17,9 @@ ONE = cpu_record("c1", "cpus=2-3")
 
 async def restarted(memory: Path, *containers: tuple[str, tuple[str, ...], str]) -> str:
     """A new instance finds these (id, environment, pod) running; returns the pool that it shares out."""
-    async with enforcing(Node(memory)) as node:
+    node = Node(memory)
+    async with auditing(node):
+        await node.enforcer.activate()
         listed = [replace(container(i, *env, of=of), state=ContainerState.RUNNING) for i, env, of in containers]
         await node.enforcer.synchronize([pod(of) for _, _, of in containers], listed)
         await eventually(lambda: not node.enforcer.state.misplaced())
@@ -70,7 +72,9 @@ async def test_a_limit_is_added_once(memory: Path, answered: bool, limit: int) -
         if answered:
             await node.enforcer.create_container(pod(), container("claim", *env, huge={"2MB": 64 * MI}))
             await node.enforcer.start_container(pod(), container("claim", *env, huge={"2MB": 96 * MI}))
-    async with enforcing(Node(memory)) as node:
+    node = Node(memory)
+    async with auditing(node):
+        await node.enforcer.activate()
         stated = {"2MB": (96 if answered else 64) * MI}
         listed = replace(container("claim", *env, huge=stated), state=ContainerState.RUNNING)
         await node.enforcer.synchronize([pod()], [listed])
@@ -85,17 +89,17 @@ async def test_a_full_disk_stops_no_container_and_heals(memory: Path) -> None:
         proofs.rmdir()
         proofs.write_text("in the way")
         assert node.cpus(await node.run("claim", *node.claim(ONE))) == "2-3"
-        assert any("cannot be kept" in problem for problem in node.enforcer.keeper.problems)
+        assert any("cannot be kept" in problem for problem in node.enforcer.actuator.problems)
         node.unprepare(ONE)
-        await node.enforcer.keeper.refresh(thorough=True)
+        await node.enforcer.actuator.refresh(thorough=True)
         assert node.enforcer.state.held == {2, 3}
         proofs.unlink()
-        node.enforcer._rounds.request_audit()
+        node.enforcer._auditor.request_audit()
         await eventually(lambda: proofs.is_dir() and [file.name for file in proofs.iterdir()] == ["claim.json"])
-        await eventually(lambda: not any("cannot be kept" in problem for problem in node.enforcer.keeper.problems))
+        await eventually(lambda: not any("cannot be kept" in problem for problem in node.enforcer.actuator.problems))
         await node.stop("claim")
         await node.enforcer.remove_container(pod(), container("claim"))
-        node.enforcer._rounds.request_audit()
+        node.enforcer._auditor.request_audit()
         await eventually(lambda: list(proofs.iterdir()) == [])
 
 
@@ -123,6 +127,6 @@ async def test_who_takes_over_knows_what_was_made_true(memory: Path) -> None:
         await former.run("claim", *env)
         await standby.run("claim", *env)
         former.unprepare(ONE)
-    async with rounds(standby):
+    async with auditing(standby):
         await standby.enforcer.activate()
         assert standby.enforcer.state.held == {2, 3}

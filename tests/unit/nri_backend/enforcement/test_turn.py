@@ -111,7 +111,7 @@ async def test_a_write_that_hangs_stops_no_other_start(memory: Path) -> None:
         await node.run("claim", *env)
         tree.stuck = path
         tree.set(path, "cpuset.cpus", "1,4")
-        await eventually(lambda: "bad" in node.enforcer.keeper.stuck)
+        await eventually(lambda: "bad" in node.enforcer.actuator.stuck)
         async with asyncio.timeout(1):
             assert node.cpus(await node.run("plain", of="p2")) == "1,4-7"
             await node.stop("claim")

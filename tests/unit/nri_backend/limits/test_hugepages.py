@@ -16,7 +16,7 @@ from nri_backend.limits.hugepages import (
 from nri_backend.limits.limit import Limit, Raise, Wanted
 from nri_backend.nri.model import Resources
 
-from tests.fakes.claims import MI, holding_of, memory_record
+from tests.fakes.claims import MI, entitlement_of, memory_record
 
 TWO, GIGA = 2 * MI, 1 << 30
 
@@ -36,8 +36,8 @@ def test_limits_that_the_runtime_states() -> None:
 
 def test_a_shared_claim_counts_once_for_its_pod() -> None:
     """Two containers that share a request have its pages once; a part of a page is no page."""
-    one = holding_of(memory_record("m", ("x", 1, 64 * MI, TWO)))
-    other = holding_of(memory_record("n", ("x", 1, 2 * MI + 4096, TWO)))
+    one = entitlement_of(memory_record("m", ("x", 1, 64 * MI, TWO)))
+    other = entitlement_of(memory_record("n", ("x", 1, 2 * MI + 4096, TWO)))
     assert claimed_bytes([one, one, other]) == {TWO: 66 * MI}
 
 

@@ -19,7 +19,7 @@ class Group:
     limit: Limit
     notes: dict[str, Note] = field(default_factory=dict)
 
-    def impose(self, raised: Raise | None, dies_after: int) -> None:
+    def apply(self, raised: Raise | None, dies_after: int) -> None:
         """One job, which may die after each of its three steps."""
         made = plan({FILE: self.limit}, self.notes, {} if raised is None else {FILE: raised})
         self.notes = dict(made.ahead)
@@ -41,11 +41,11 @@ def test_the_kubelets_value_is_never_lost(own: Limit, jobs: list[tuple[Raise | N
     for raised, dies_after, reset in jobs:
         if reset:
             group.limit = own
-        group.impose(raised, dies_after)
+        group.apply(raised, dies_after)
         assert own_limit(group.limit, group.notes.get(FILE)) == own
         if dies_after:
             assert group.limit == over(own, raised)
-    group.impose(None, dies_after=2)
+    group.apply(None, dies_after=2)
     assert (group.limit, group.notes) == (own, {})
 
 
@@ -57,7 +57,7 @@ def test_a_new_value_of_the_kubelet_is_taken_over(own: int, jobs: list[tuple[int
         if change and group.limit is not None and own + change * 1000 != group.limit:
             own += change * 1000
             group.limit = own
-        group.impose(Raise(plus=plus), dies_after=2)
+        group.apply(Raise(plus=plus), dies_after=2)
         assert group.limit == own + plus
 
 

@@ -17,7 +17,7 @@ from numa_contract.names import CPU_DRIVER, ClaimKey
 from numa_contract.records import AllocationRecord, Owner
 from numa_contract.reports import ClaimUse
 
-from nri_backend.claims.entitlement import NOTHING, Held, Holding, hold
+from nri_backend.claims.entitlement import NOTHING, Entitlement, Held, entitlement_from
 from nri_backend.claims.evidence import Evidence, Variable, uses
 
 
@@ -51,7 +51,7 @@ class Refusal:
 class Verdict:
     """What a container holds, and why not more."""
 
-    holding: Holding = NOTHING
+    entitlement: Entitlement = NOTHING
     orphan: tuple[ClaimUse, ...] = ()
     """Of what it holds, the claims whose record is gone or no longer allows it."""
     refusal: Refusal | None = None
@@ -94,12 +94,12 @@ def assess(evidence: Evidence, user: Owner, claims: Claims, proven: Sequence[Hel
     if evidence.fault:
         refused["", ""] = Refusal(Reason.MALFORMED, f"{evidence.fault}; remove the variables from pod and image")
     if not refused:
-        return Verdict(hold(held) if held else NOTHING)
+        return Verdict(entitlement_from(held) if held else NOTHING)
     kept = [one for one in proven if one.key in refused or evidence.fault]
     lost = {one.key for one in kept}
     unknown = tuple(use for key, refusal in refused.items() if key not in lost for use in refusal.unknown)
     first = next(iter(refused.values()))
-    return Verdict(hold([*held, *kept]), tuple(map(_use, kept)), Refusal(first.reason, first.text, unknown))
+    return Verdict(entitlement_from([*held, *kept]), tuple(map(_use, kept)), Refusal(first.reason, first.text, unknown))
 
 
 def _judge(key: ClaimKey, variables: Sequence[Variable], user: Owner, claims: Claims) -> Held | Refusal:
@@ -111,7 +111,7 @@ def _judge(key: ClaimKey, variables: Sequence[Variable], user: Owner, claims: Cl
     try:
         result = _checked(record, name, variables, user, claims)
         if isinstance(result, Held):
-            hold([result])
+            entitlement_from([result])
     except Exception as error:  # noqa: BLE001  whatever a record says, it concerns its claim alone
         return _no_record(key, variables, f"its record cannot be used ({type(error).__name__}: {shown(error)})")
     return result

@@ -13,7 +13,7 @@ from typing import Final
 from numa_contract.records import Owner
 from numa_contract.reports import ClaimUse
 
-from nri_backend.claims.entitlement import NOTHING, Held, Holding
+from nri_backend.claims.entitlement import NOTHING, Entitlement, Held
 from nri_backend.claims.evidence import Evidence, read_evidence
 from nri_backend.claims.judge import Refusal
 from nri_backend.claims.memory import Protected
@@ -38,7 +38,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class Tracked:
     """One container that the runtime has told us of."""
 
     id: str
@@ -50,7 +50,7 @@ class Known:
     problem: str = ""
     """Why its cgroup cannot be found, or what could not be made true there."""
     phase: Phase = Phase.CREATED
-    holding: Holding = NOTHING
+    entitlement: Entitlement = NOTHING
     """What it has, and what is enforced."""
     refusal: Refusal | None = None
     """Why it may not hold all that it names; what it may hold stands all the same if it runs."""
@@ -86,7 +86,7 @@ class Known:
     @property
     def own_cpus(self) -> frozenset[int]:
         """The CPUs that it alone may use; empty for members of the pool."""
-        return self.holding.cpus
+        return self.entitlement.cpus
 
     @property
     def orphaned(self) -> frozenset[int]:
@@ -97,7 +97,7 @@ class Known:
     def rightful(self) -> tuple[Held, ...]:
         """The claims whose record allows what it holds."""
         lost = {(use.driver, use.uid) for use in self.orphan}
-        return tuple(held for held in self.holding.claims if held.key not in lost)
+        return tuple(held for held in self.entitlement.claims if held.key not in lost)
 
     @property
     def unsettled(self) -> bool:
@@ -108,12 +108,12 @@ class Known:
     @property
     def unthrottled(self) -> bool:
         """Whether it runs without a CFS quota."""
-        return unthrottled(self.holding, self.stated.cpu)
+        return unthrottled(self.entitlement, self.stated.cpu)
 
     @property
     def protected(self) -> Mapping[Protected, int]:
         """Bytes of memory that are protected while it lives."""
-        memory = self.holding.memory if self.alive else None
+        memory = self.entitlement.memory if self.alive else None
         return memory.protected if memory is not None else {}
 
     @property
@@ -121,7 +121,7 @@ class Known:
         """Limits that the kubelet asked for."""
         if not self.answered:
             return self.stated
-        return replace(self.stated, hugepages=asked_limits(self.stated.hugepages, claimed_bytes([self.holding])))
+        return replace(self.stated, hugepages=asked_limits(self.stated.hugepages, claimed_bytes([self.entitlement])))
 
     @property
     def alive(self) -> bool:
@@ -139,10 +139,10 @@ class Known:
             return "orphan"
         if self.refusal is not None:
             return "refused"
-        return "claim" if self.holding.claims else "plain"
+        return "claim" if self.entitlement.claims else "plain"
 
 
-def known_as(pod: Pod, container: Container, *, answered: bool = False, own_pod: bool = False) -> Known:
+def tracked_as(pod: Pod, container: Container, *, answered: bool = False, own_pod: bool = False) -> Tracked:
     """Returns a container as the runtime describes it, nothing checked yet; ``answered``, ``own_pod``: see Known."""
     cgroup = pod_cgroup = problem = ""
     try:
@@ -150,7 +150,7 @@ def known_as(pod: Pod, container: Container, *, answered: bool = False, own_pod:
         pod_cgroup = pod_directory(pod.cgroup_parent) if pod.cgroup_parent else cgroup.rpartition("/")[0]
     except CgroupPathError as error:
         problem = str(error)
-    return Known(
+    return Tracked(
         id=container.id,
         name=container.name,
         pod=pod,

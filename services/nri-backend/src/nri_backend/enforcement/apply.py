@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from nri_backend.containers.targets import GroupTarget, Target
-from nri_backend.enforcement.apply_groups import impose_group, own_limits
-from nri_backend.enforcement.mend import Work, mend
+from nri_backend.enforcement.apply_groups import apply_group, own_limits
 from nri_backend.limits.diff import Fault, Seen, cpu_faults
 from nri_backend.limits.hugepages import container_limits, guard_limits, limit_files, reservation_file
 from nri_backend.limits.limit import Limit
 from nri_backend.limits.wants import CgroupWants
 from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, Notes
+from nri_backend.node.repair import Work, repair
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def look(tree: CgroupTree, path: str, wants: CgroupWants, *, full: bool) -> Seen
     return Seen(cpus, mems, configured, tree.read_limits(path, wants.files) if full else None)
 
 
-def look_at_sets(tree: CgroupTree, path: str) -> Seen | None:
+def inspect_sets(tree: CgroupTree, path: str) -> Seen | None:
     """Returns the CPUs and nodes that a cgroup shows; None if it shows none."""
     try:
         return Seen(tree.read_set(path, "cpuset.cpus.effective"), tree.read_set(path, "cpuset.mems.effective"))
@@ -61,16 +61,16 @@ def _pod_own(tree: CgroupTree, notes: Notes, target: Target) -> dict[int, Limit]
     return {sizes[file]: limit for file, limit in own_limits(tree, notes, target.pod_cgroup, tuple(sizes)).items()}
 
 
-def _impose_above(tree: CgroupTree, notes: Notes, group: GroupTarget, work: Work) -> None:
+def _apply_above(tree: CgroupTree, notes: Notes, group: GroupTarget, work: Work) -> None:
     try:
-        impose_group(tree, notes, group, work)
+        apply_group(tree, notes, group, work)
     except CgroupGoneError:
         # Without the pod's cgroup there is no quota of it either; what a claim cannot do without is another matter.
         if any(raised.needed for raised in group.raises.values()):
             raise
 
 
-def impose(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
+def apply(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
     """Makes a container's cgroup true, those above it first. Raises nothing."""
     work = Work()
     wants = target.wants
@@ -78,7 +78,7 @@ def impose(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
         return Outcome(target.id, None, left=("the runtime names no cgroup for it",))
     try:
         for group in target.groups:
-            _impose_above(tree, notes, group, work)
+            _apply_above(tree, notes, group, work)
         if target.huge is not None:
             limits = container_limits(target.huge, _pod_own(tree, notes, target))
             wants = replace(wants, files={**wants.files, **limits})
@@ -87,10 +87,10 @@ def impose(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
             reservable = tree.read_limits(target.cgroup, map(reservation_file, target.guard.sizes))
             limits = guard_limits(target.guard, reservable, partial(_pod_own, tree, notes, target))
             wants = replace(wants, files={**wants.files, **limits}) if limits else wants
-        look_again = partial(look, tree, target.cgroup, wants, full=target.full)
-        seen = mend(tree, target.cgroup, wants, look_again(), look_again, work)
+        inspect_again = partial(look, tree, target.cgroup, wants, full=target.full)
+        seen = repair(tree, target.cgroup, wants, inspect_again(), inspect_again, work)
         if leaf := tree.leaf(target.cgroup):
-            _impose_leaf(tree, leaf, wants, work, full=target.full)
+            _apply_leaf(tree, leaf, wants, work, full=target.full)
     except CgroupGoneError as error:
         # A tree that is not there says nothing about who lives.
         gone = None if tree.is_mounted() else Seen()
@@ -103,11 +103,11 @@ def impose(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
     return Outcome(target.id, seen, tuple(work.repaired), tuple(work.left))
 
 
-def _impose_leaf(tree: CgroupTree, leaf: str, wants: CgroupWants, work: Work, *, full: bool) -> None:
+def _apply_leaf(tree: CgroupTree, leaf: str, wants: CgroupWants, work: Work, *, full: bool) -> None:
     """Makes what crun has set there true; it has no more than its parent, so what is missing there is no fault."""
     with contextlib.suppress(CgroupGoneError):
         found = look(tree, leaf, wants, full=full)
         files = {file: wanted for file, wanted in wants.files.items() if file in (found.limits or {})}
         mems = wants.mems if found.mems is not None else frozenset[int]()
         there = replace(wants, needs_cpuset=False, mems=mems, files=files)
-        mend(tree, leaf, there, found, partial(look, tree, leaf, there, full=full), work)
+        repair(tree, leaf, there, found, partial(look, tree, leaf, there, full=full), work)

@@ -11,7 +11,7 @@ from numa_contract.errors import cut_answer
 
 from nri_backend.claims.entitlement import Held
 from nri_backend.claims.proof import Proof
-from nri_backend.containers.container import Known
+from nri_backend.containers.container import Tracked
 from nri_backend.containers.state import NodeState
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.node.proofs import Proofs
@@ -35,22 +35,22 @@ class Prover:
         self._turn = asyncio.Lock()
         """Who tidies up has a list that is older than the proofs of those who start meanwhile."""
 
-    async def recall(self, containers: Sequence[Known]) -> list[Known]:
+    async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
         """Returns the containers with what was made true for them, and whether we had answered at their creation."""
         # Release 0.1.0 wrote no proofs: what it has left running is taken for answered.
         first = await asyncio.to_thread(self._proofs.prepare)
-        found = await asyncio.to_thread(self._load, [known for known in containers if known.evidence.claims])
+        found = await asyncio.to_thread(self._load, [tracked for tracked in containers if tracked.evidence.claims])
         self._written |= {container_id: proof.claims for container_id, proof in found.items()}
         return [
-            replace(known, proven=found[known.id].claims, answered=True)
-            if known.id in found
-            else replace(known, answered=known.answered or first)
-            for known in containers
+            replace(tracked, proven=found[tracked.id].claims, answered=True)
+            if tracked.id in found
+            else replace(tracked, answered=tracked.answered or first)
+            for tracked in containers
         ]
 
-    async def prove(self, containers: Iterable[Known]) -> None:
+    async def prove(self, containers: Iterable[Tracked]) -> None:
         """Keeps what was made true for running containers; what cannot be kept is tried again with the next audit."""
-        new = [known for known in containers if known.proven and self._written.get(known.id) != known.proven]
+        new = [tracked for tracked in containers if tracked.proven and self._written.get(tracked.id) != tracked.proven]
         if not new:
             return
         try:
@@ -66,17 +66,17 @@ class Prover:
     async def forget_others(self) -> None:
         """Forgets the proofs of containers that are no more."""
         async with self._turn:
-            present = [known.id for known in self._state]
+            present = [tracked.id for tracked in self._state]
             self._written = {i: self._written[i] for i in present if i in self._written}
             await asyncio.to_thread(self._proofs.retain, present)
 
-    def _load(self, containers: Sequence[Known]) -> dict[str, Proof]:
-        proofs = self._proofs.load(known.id for known in containers)
-        inodes = {known.id: self._tree.inode(known.cgroup) for known in containers}
+    def _load(self, containers: Sequence[Tracked]) -> dict[str, Proof]:
+        proofs = self._proofs.load(tracked.id for tracked in containers)
+        inodes = {tracked.id: self._tree.inode(tracked.cgroup) for tracked in containers}
         return {container_id: proof for container_id, proof in proofs.items() if proof.inode == inodes[container_id]}
 
-    def _write(self, containers: Sequence[Known]) -> None:
-        for known in containers:
-            if (inode := self._tree.inode(known.cgroup)) is not None:
-                self._proofs.write(Proof(container=known.id, inode=inode, claims=known.proven))
-                self._written[known.id] = known.proven
+    def _write(self, containers: Sequence[Tracked]) -> None:
+        for tracked in containers:
+            if (inode := self._tree.inode(tracked.cgroup)) is not None:
+                self._proofs.write(Proof(container=tracked.id, inode=inode, claims=tracked.proven))
+                self._written[tracked.id] = tracked.proven

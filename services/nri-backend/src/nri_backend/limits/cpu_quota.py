@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from nri_backend.claims.entitlement import Holding
+from nri_backend.claims.entitlement import Entitlement
 from nri_backend.limits.limit import CPU_MAX, Raise, Wanted
 from nri_backend.nri.model import Resources
 
@@ -33,9 +33,9 @@ def stated_cpu_limit(resources: Resources) -> CpuLimit | None:
     return CpuLimit(resources.cpu_quota, resources.cpu_period or _PERIOD)
 
 
-def unthrottled(holding: Holding, limit: CpuLimit | None) -> bool:
+def unthrottled(entitlement: Entitlement, limit: CpuLimit | None) -> bool:
     """Tells whether a container is to have no quota: its claims say so, and cover its limit if it has one."""
-    return holding.quota_off and (limit is None or limit.quota <= len(holding.cpus) * limit.period)
+    return entitlement.quota_off and (limit is None or limit.quota <= len(entitlement.cpus) * limit.period)
 
 
 def container_limit() -> dict[str, Wanted]:
@@ -44,13 +44,13 @@ def container_limit() -> dict[str, Wanted]:
 
 
 def pod_raise(
-    choice: Literal["raise", "lift", "keep"], unthrottled: Iterable[tuple[Holding, CpuLimit | None]]
+    choice: Literal["raise", "lift", "keep"], unthrottled: Iterable[tuple[Entitlement, CpuLimit | None]]
 ) -> dict[str, Raise]:
     """Returns what a pod needs for its unthrottled containers, each with what it holds and the limit it has stated."""
     found = tuple(unthrottled)
     if choice == "keep" or not found:
         return {}
-    cpus = frozenset[int]().union(*(holding.cpus for holding, _ in found))
+    cpus = frozenset[int]().union(*(entitlement.cpus for entitlement, _ in found))
     # The kubelet gives pod and containers the same period.
     period = max((limit.period for _, limit in found if limit is not None), default=_PERIOD)
     return {CPU_MAX: Raise(plus=len(cpus) * period, lifted=choice == "lift")}

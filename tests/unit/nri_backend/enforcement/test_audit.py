@@ -13,7 +13,7 @@ from nri_backend.nri.model import Adjustment, ContainerState, RefusedError, Reso
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.fakes.claims import MI, POD, PODS, cgroup_of, container, cpu_record, env_of, memory_record, pod
-from tests.fakes.enforcement import Node, enforcing, rounds
+from tests.fakes.enforcement import Node, auditing, enforcing
 from tests.fakes.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("blocking")
@@ -53,7 +53,7 @@ async def test_the_audit_repairs_and_counts(node: Node) -> None:
     await eventually(lambda: node.counts.repairs == {"cpus": 2, "mems": 1})
     node.kernel.set(claim, "hugetlb.2MB.max", "0")
     node.kernel.set(claim.rpartition("/")[0], "hugetlb.2MB.max", "0")
-    node.enforcer._rounds.request_audit()
+    node.enforcer._auditor.request_audit()
     await eventually(lambda: node.counts.repairs["hugetlb"] == 2)
     assert node.kernel.get(claim, "hugetlb.2MB.max") == str(64 * MI)
 
@@ -69,7 +69,7 @@ async def test_the_audit_comes_to_every_container_and_every_pod(node: Node) -> N
     assert len(limits) == 2 * count
     for file in limits:
         file.write_text("0")
-    node.enforcer._rounds.request_audit()
+    node.enforcer._auditor.request_audit()
     await eventually(lambda: Counter(file.read_text() for file in limits) == {str(2 * MI): 2 * count})
 
 
@@ -78,7 +78,7 @@ async def test_a_standby_knows_everything_and_does_nothing(memory: Path) -> None
     node = Node(memory)
     node.stored = Resources(cpus="2-3")
     env = node.claim(ONE)
-    async with rounds(node):
+    async with auditing(node):
         assert await node.synchronize(("old", "p8")) == []
         node.make_cgroups(pod("p8"), container("old", of="p8"))
         stored, answer = await node.create("claim", *env)
@@ -103,7 +103,7 @@ async def test_a_standby_goes_by_the_limit_of_the_last_update(
     node = Node(memory)
     node.stored = Resources(cpus="2-3")
     env = node.claim(ONE)
-    async with rounds(node):
+    async with auditing(node):
         path = await node.run("claim", *env, quota=before)
         assert await node.enforcer.update_container(pod(), container("claim"), Resources(cpu_quota=after)) == []
         for where in (path, POD):
@@ -119,7 +119,7 @@ async def test_a_standby_forgets_an_attempt_that_came_to_nothing(memory: Path) -
     env = node.claim(ONE)
     for attempt in ("one", "two"):
         await node.create(attempt, *env)
-    assert [known.id for known in node.enforcer.state] == ["two"]
+    assert [tracked.id for tracked in node.enforcer.state] == ["two"]
 
 
 @pytest.mark.parametrize("told", ["listed", "started"])
@@ -128,7 +128,7 @@ async def test_a_claim_container_that_ended_unseen_is_over(memory: Path, told: s
     node = Node(memory)
     node.stored = Resources(cpus="2-3")
     stored = replace(container("claim", *node.claim(ONE)), state=ContainerState.RUNNING)
-    async with rounds(node):
+    async with auditing(node):
         await node.enforcer.synchronize([pod()], [stored] if told == "listed" else [])
         if told == "started":
             await node.run("claim", *stored.env)
@@ -194,7 +194,7 @@ async def test_orphans_keep_their_cpus_over_our_restart(memory: Path) -> None:
         former.unprepare(ONE)
     node = Node(memory)
     one = replace(container("o", *env_of(ONE)), state=ContainerState.RUNNING, resources=Resources(cpus="2-3"))
-    async with rounds(node):
+    async with auditing(node):
         await node.enforcer.activate()
         assert await node.enforcer.synchronize([pod()], [one]) == []
         assert node.enforcer.state.pool == parse_cpu_list("1,4-7")
@@ -251,7 +251,7 @@ async def test_a_refused_look_at_the_dying_ends_nothing(node: Node) -> None:
     await node.enforcer.stop_container(pod(), container("claim"))
     plain = await node.run("plain", of="p5")
     node.kernel.set(plain, "cpuset.cpus", "0-7")
-    node.enforcer._rounds.request_audit()
+    node.enforcer._auditor.request_audit()
     await eventually(lambda: node.cpus(plain) == "1,4-7")
     assert node.sink.latest["claim"].state == "running"
     node.kernel.remove(claim)

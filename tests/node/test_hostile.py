@@ -48,6 +48,7 @@ def test_no_environment_keeps_the_backend_busy(cluster: Cluster, bomb: str) -> N
     assert cluster.instance.active, "the runtime has not thrown the backend out"
 
 
+@pytest.mark.core
 @pytest.mark.fault("backend A3")
 @pytest.mark.configuration(reservedCPUs="0")
 def test_a_forger_never_owns_the_pool(cluster: Cluster) -> None:
@@ -88,6 +89,7 @@ def attempt(pod: ClaimPod) -> Container | None:
         return None
 
 
+@pytest.mark.core
 @pytest.mark.fault("backend A6", "frontend A1")
 def test_a_frozen_leader_is_replaced(cluster: Cluster) -> None:
     """While nobody enforces a claim container is refused or pinned; a standby enforces within seconds, and alone."""

@@ -58,6 +58,17 @@ async def test_who_comes_later_passes_by(hanging: Hanging) -> None:
     assert (hanging.done, turn.stuck) == (["a", "c", "d", "b", "b"], {})
 
 
+async def test_who_waits_for_his_turn_waits_for_what_hangs_then(hanging: Hanging) -> None:
+    """The job before his own is passed by, and hangs at the same thing."""
+    turn = Turn(lambda: None)
+    audit = asyncio.create_task(turn.work(lambda: [hanging.step("a", hangs=True)]))
+    await asyncio.sleep(0)
+    hook = asyncio.create_task(turn.finish("a", lambda: hanging.step("a")))
+    assert await audit == []
+    hanging.gate.set()
+    assert await hook == "a"
+
+
 async def test_no_more_jobs_hang_than_there_are_threads_for(hanging: Hanging) -> None:
     """The threads of other work stay free."""
     turn = Turn(lambda: None)

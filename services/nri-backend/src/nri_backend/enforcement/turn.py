@@ -63,11 +63,13 @@ class Turn:
 
     async def finish(self, name: str, plan: Callable[[], Step[_Result]]) -> _Result:
         """Takes one step, however long it lasts, after what hangs of the same name."""
-        while name in self._stuck:
-            await asyncio.wait({self._stuck[name][0]})
-        job, running = await self._begun(lambda: [plan()])
-        await asyncio.shield(running)
-        return job.results[0]
+        while True:
+            while name in self._stuck:
+                await asyncio.wait({self._stuck[name][0]})
+            job, running = await self._begun(lambda: [plan()])
+            await asyncio.shield(running)
+            if job.results:
+                return job.results[0]
 
     async def _begun(self, plan: Callable[[], Sequence[Step[_Result]]]) -> tuple[_Job[_Result], asyncio.Future[None]]:
         async with self._lock:

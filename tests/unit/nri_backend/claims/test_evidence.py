@@ -82,7 +82,7 @@ def test_several_requests_get_their_union_and_it_is_recognised_later() -> None:
     ],
 )
 def test_what_is_not_the_record_is_refused(env: tuple[str, ...], reason: Reason) -> None:
-    """B39: a pod can write any variable; it never widens what a container gets, and the text names the variable."""
+    """A pod can write any variable; it never widens what a container gets, and the text names the variable."""
     refusal = refused(env, ONE, TWO, MEM)
     assert refusal.reason == reason
     assert env[0].partition("=")[0] in refusal.text or env[-1].partition("=")[0] in refusal.text
@@ -158,7 +158,8 @@ VALUES = st.sampled_from(["2-3", "6", "2-3,6", "0-7", "", "x", "3,2"])
 
 
 @given(st.lists(st.builds("{}={}".format, NAMES, VALUES), max_size=5))
-def test_trap_7_9_no_environment_widens_what_the_records_give(env: list[str]) -> None:
+@pytest.mark.fault("protocol trap 7.9")
+def test_no_environment_widens_what_the_records_give(env: list[str]) -> None:
     """Whatever a pod writes, it holds CPUs of its claims or nothing, and there is always an answer."""
     entries = tuple(entry for entry in env if not entry.startswith("HOME"))
     verdict = assess(read_evidence(entries), ME, Claims(files_of(ONE, TWO)))

@@ -22,7 +22,7 @@ def test_a_plain_container_gets_the_pool_and_nothing_else() -> None:
 
 
 def test_a_claim_container_gets_all_it_holds() -> None:
-    """CPUs, mems, the union variable, and of hugepages what the kubelet stated plus what is claimed (B32, B33)."""
+    """CPUs, mems, the union variable, and of hugepages what the kubelet stated plus what is claimed."""
     held = entitlement_of(
         cpu_record("c", "a=2", "b=4-5"),
         memory_record("m", ("x", 1, 64 * MI, TWO), ("y", 0, 64 * MI, TWO)),
@@ -40,7 +40,7 @@ def test_a_memory_claim_alone_stays_in_the_pool() -> None:
 
 
 def test_nothing_empty_is_ever_sent() -> None:
-    """B37: an empty field means "no change"; without a pool nothing is said rather than something empty."""
+    """An empty field means "no change"; without a pool nothing is said rather than something empty."""
     assert amendment(Entitlement(), frozenset(), Stated()) == Resources()
 
 
@@ -52,7 +52,7 @@ def test_an_update_mentions_hugepages_only_if_the_kubelet_did() -> None:
 
 
 def test_offline_cpus_are_configured_but_not_expected() -> None:
-    """B51: the kernel gives a CPU back by itself when it is configured; a claim without any CPU left is the pool's."""
+    """The kernel gives a CPU back by itself when it is configured; a claim without any CPU left is the pool's."""
     host = Host(frozenset({0, 1, 2}))
     one, two = frozenset({2, 3}), frozenset({3})
     node = frozenset({1})
@@ -61,7 +61,7 @@ def test_offline_cpus_are_configured_but_not_expected() -> None:
 
 
 def test_a_quota_that_the_claim_covers_is_answered_away() -> None:
-    """A3: the runtime is told that there is none; what it has not, and what exceeds the claim, is not mentioned."""
+    """The runtime is told that there is none; what it has not, and what exceeds the claim, is not mentioned."""
     held = entitlement_of(cpu_record("c", "a=2-3"))
     assert adjustment(held, POOL, Stated(cpu=CpuLimit(200_000))).resources.cpu_quota == -1
     assert adjustment(held, POOL, Stated(cpu=CpuLimit(200_001))).resources.cpu_quota is None
@@ -78,7 +78,7 @@ def test_a_memory_limit_of_the_claim_is_answered_unless_the_pods_is_lower() -> N
 
 
 def test_a_soft_binding_is_a_policy_and_no_cpuset() -> None:
-    """B47: the process may leave the node when it is full."""
+    """The process may leave the node when it is full."""
     held = entitlement_of(memory_record("m", ("x", 1, 64 * MI, 4096), x={"binding": "preferred"}))
     policy = MemoryPolicy("preferred", frozenset({1}))
     assert adjustment(held, POOL, Stated()) == Adjustment(Resources(cpus="0-1"), memory_policy=policy)

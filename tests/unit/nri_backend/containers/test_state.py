@@ -44,7 +44,7 @@ def ids(found: list[Tracked]) -> list[str]:
 
 
 def test_the_pool_shrinks_with_the_record_and_grows_with_its_end() -> None:
-    """A claim is out of the pool from the moment its record exists, before any container does (B21, B38)."""
+    """A claim is out of the pool from the moment its record exists, before any container does."""
     state = node()
     assert state.pool == set(range(1, 8))
     state.take_files(files_of(ONE, TWO))
@@ -54,7 +54,7 @@ def test_the_pool_shrinks_with_the_record_and_grows_with_its_end() -> None:
 
 
 def test_the_pool_follows_what_is_online() -> None:
-    """B51: a CPU that goes offline leaves the pool, and comes back."""
+    """A CPU that goes offline leaves the pool, and comes back."""
     state = node(ONE)
     state.take_host(Host(parse_cpu_list("0-4")))
     assert state.pool == {1, 4}
@@ -84,7 +84,7 @@ def test_a_lazy_pool_moves_only_who_must_leave() -> None:
 
 
 def test_a_claim_container_that_slipped_is_misplaced_too() -> None:
-    """B52: whoever wrote its cpuset, the claim's CPUs are what it must have."""
+    """Whoever wrote its cpuset, the claim's CPUs are what it must have."""
     state = node(ONE)
     started(state, "claim", *env_of(ONE), cpus="0-7")
     assert ids(state.misplaced()) == ["claim"]
@@ -118,7 +118,7 @@ def test_legal_sharers_are_no_strangers() -> None:
 
 
 def test_the_first_user_keeps_a_claim_over_restarts() -> None:
-    """B17: the owner is pod and name, not the container's id; its end gives no other pod the claim."""
+    """The owner is pod and name, not the container's id; its end gives no other pod the claim."""
     both = cpu_record("c1", "cpus=2-3", pods=("p1", "p2"))
     state = node(both)
     first = started(state, "a", *env_of(both))
@@ -172,7 +172,7 @@ def test_only_who_names_a_changed_file_is_looked_at_again() -> None:
 @pytest.mark.fault("backend A3", "security S2")
 @pytest.mark.parametrize("online", ["0-7", "0-2,4-7", "2"])
 def test_a_container_found_without_its_record_keeps_what_is_proven(online: str) -> None:
-    """What was made true for it before is its own; what its environment says is nothing. B51: also while offline."""
+    """What was made true for it before is its own; what its environment says is nothing."""
     found = replace(tracked_as(pod(), container("x", *env_of(ONE))), phase=Phase.STARTED)
     proven = (Held(ONE, ONE.requests),)
     for tracked, held in ((found, ""), (replace(found, proven=proven), "2-3")):
@@ -261,7 +261,7 @@ def test_the_dying_outlive_the_runtimes_state() -> None:
 
 
 def test_the_runtimes_state_replaces_ours_whole() -> None:
-    """What is not mentioned is forgotten; records and pool are not (B21)."""
+    """What is not mentioned is forgotten; records and pool are not."""
     state = node(ONE)
     started(state, "gone", *env_of(ONE))
     state.replace_containers([replace(tracked_as(pod(), container("new")), phase=Phase.STARTED)])

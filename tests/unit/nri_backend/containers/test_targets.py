@@ -69,7 +69,7 @@ def test_a_plain_container_asks_for_nothing() -> None:
 
 
 def test_the_pod_of_an_unthrottled_container_has_no_quota() -> None:
-    """B50: until the last such container has gone; one whose limit is above its claim does not count."""
+    """Until the last such container has gone; one whose limit is above its claim does not count."""
     one, big = cpu_record("c1", "cpus=2-3"), cpu_record("c2", "cpus=4")
     state = node(one, big)
     put(state, "plain", quota=50_000, name="side")
@@ -114,7 +114,7 @@ def test_a_pod_that_is_told_under_another_name_since_it_was_listed_is_left_alone
 
 
 def test_protection_reaches_from_the_pod_to_the_top() -> None:
-    """A5: with every protected container of the node in the sums, at the start and in the audit alike."""
+    """With every protected container of the node in the sums, at the start and in the audit alike."""
     one = memory_record("m1", ("m", 0, 64 * MI, 4096), m={"protect": "min"})
     two = memory_record("m2", ("m", 0, 32 * MI, 4096), pods=("p2",), m={"protect": "min"})
     state = node(one, two)

@@ -74,7 +74,7 @@ def test_what_differs_is_written_and_read_back(tree: KernelTree) -> None:
 
 
 def test_limits_at_container_and_pod_level(tree: KernelTree) -> None:
-    """A9, A10, B42, B43, B44: what stock containerd drops and the kubelet sets to 0, max and rsvd.max alike."""
+    """What stock containerd drops and the kubelet sets to 0, max and rsvd.max alike."""
     run(tree, wants("2-3", "1"), {TWO: 64 * MI}, {TWO: 96 * MI})
     assert hugetlb(tree, CGROUP) == limits(64 * MI, 0)
     assert hugetlb(tree, POD) == limits(96 * MI, 0)
@@ -83,7 +83,7 @@ def test_limits_at_container_and_pod_level(tree: KernelTree) -> None:
 
 
 def test_the_pods_limit_is_constant_over_restarts(tree: KernelTree) -> None:
-    """B34: twenty restarts, each with a driver that has just started, and a kubelet that resets its value."""
+    """Twenty restarts, each with a driver that has just started, and a kubelet that resets its value."""
     tree.set(POD, "hugetlb.2MB.max", str(8 * MI))
     for turn in range(20):
         run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})

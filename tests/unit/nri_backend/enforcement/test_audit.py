@@ -22,7 +22,7 @@ ONE = cpu_record("c1", "cpus=2-3")
 
 
 async def test_others_are_moved_without_any_hook(node: Node) -> None:
-    """A record alone moves the rest, and its end gives the CPUs back (B38)."""
+    """A record alone moves the rest, and its end gives the CPUs back."""
     plain = await node.run("plain")
     node.claim(ONE)
     node.enforcer.records_changed()
@@ -42,7 +42,7 @@ async def test_the_directory_is_looked_at_without_any_news(node: Node) -> None:
 
 
 async def test_the_audit_repairs_and_counts(node: Node) -> None:
-    """B52: a daemon-reload restores what the runtime stored; CPUs and mems are back within the second."""
+    """A daemon-reload restores what the runtime stored; CPUs and mems are back within the second."""
     env = node.claim(ONE) + node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
     claim, plain = await node.run("claim", *env), await node.run("plain", of="p2")
     node.kernel.set(claim, "cpuset.cpus", "0-7")
@@ -149,7 +149,7 @@ async def test_a_claim_container_that_is_only_created_is_not_over(node: Node) ->
 
 
 async def test_synchronize_takes_over_and_repairs_afterwards(node: Node) -> None:
-    """B3: what started while nobody looked is moved within a second; the answer corrects what the runtime stores."""
+    """What started while nobody looked is moved within a second; the answer corrects what the runtime stores."""
     node.claim(ONE)
     plain, forged, claim = (
         container("plain", of="p5"),
@@ -229,7 +229,7 @@ async def test_a_container_whose_processes_linger_is_not_over(node: Node) -> Non
 
 
 async def test_full_nodes_share_the_reserved_cpus(memory: Path) -> None:
-    """B37: when all is claimed the rest gets the reserved CPUs; without any, plain containers are refused."""
+    """When all is claimed the rest gets the reserved CPUs; without any, plain containers are refused."""
     everything = cpu_record("c1", "cpus=1-7")
     (memory / "a").mkdir()
     node = Node(memory / "a")

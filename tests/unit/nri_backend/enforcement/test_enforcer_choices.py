@@ -19,7 +19,7 @@ def reservable(node: Node, path: str) -> list[str]:
 
 
 async def test_a_container_without_hugepages_can_reserve_none(memory: Path) -> None:
-    """A11, B45: one with a CPU claim and one beside a claim for pages, too; those with pages keep theirs."""
+    """One with a CPU claim and one beside a claim for pages, too; those with pages keep theirs."""
     async with enforcing(Node(memory, guard=True)) as node:
         pages = node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
         holder = await node.run("holder", *pages, name="holder")

@@ -29,7 +29,7 @@ async def node(memory: Path) -> AsyncIterator[Node]:
 
 
 async def test_a_claim_that_covers_the_limit_is_not_throttled(node: Node) -> None:
-    """A3, B50: its pod may use its CPUs beside all that it could before; who is beside it keeps his own limit."""
+    """Its pod may use its CPUs beside all that it could before; who is beside it keeps his own limit."""
     side = await node.run("side", name="side", quota=100_000)
     env = node.claim(ONE)
     stored, answer = await node.create("claim", *env, quota=200_000)
@@ -42,7 +42,7 @@ async def test_a_claim_that_covers_the_limit_is_not_throttled(node: Node) -> Non
 
 
 async def test_the_pods_limit_comes_back_with_the_last_claim_container(node: Node) -> None:
-    """B34: twenty restarts, a kubelet that resizes in between; what comes back is what the kubelet wrote last."""
+    """Twenty restarts, a kubelet that resizes in between; what comes back is what the kubelet wrote last."""
     env = node.claim(ONE)
     await node.run("side", name="side", quota=100_000)
     for life in range(20):
@@ -127,7 +127,7 @@ async def test_a_limit_of_the_claim_is_the_containers(node: Node) -> None:
 
 @pytest.mark.parametrize("word", ["low", "min"])
 async def test_protection_is_raised_on_every_ancestor_and_lowered_again(node: Node, word: str) -> None:
-    """A5: sums of the living, on top of the kubelet's own, repaired when somebody resets one, gone with the last."""
+    """Sums of the living, on top of the kubelet's own, repaired when somebody resets one, gone with the last."""
     file = f"memory.{word}"
     node.kernel.make(TOP)
     node.kernel.set(TOP, file, str(10 * MI))
@@ -179,7 +179,7 @@ async def test_what_is_wrong_with_a_pod_is_forgotten_with_it(node: Node) -> None
 
 
 async def test_a_memory_policy_needs_a_runtime_that_can_set_one(node: Node) -> None:
-    """B47: refused with the runtime's version and the remedy; with NRI 0.12 it is answered and no node is bound."""
+    """Refused with the runtime's version and the remedy; with NRI 0.12 it is answered and no node is bound."""
     env = node.claim(memory_record("m1", ("a", 1, 64 * MI, PLAIN), a={"binding": "preferred"}))
     node.enforcer.runtime = LinkStatus(runtime_name="containerd", runtime_version="2.1.9")
     with pytest.raises(RefusedError, match=r"binding: preferred .* containerd 2\.1\.9 has no NRI 0\.12.*use binding"):

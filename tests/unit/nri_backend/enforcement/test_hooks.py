@@ -51,7 +51,7 @@ async def test_what_the_runtime_did_meanwhile_is_put_right_at_the_start(node: No
 
 
 async def test_a_forged_variable_is_refused(node: Node) -> None:
-    """B39: the text reaches the pod's events, the refusal is counted and reported, nothing stays behind."""
+    """The text reaches the pod's events, the refusal is counted and reported, nothing stays behind."""
     with pytest.raises(RefusedError, match="DRA_CPUSET_zz"):
         await node.create("bad", "DRA_CPUSET_zz=0-3")
     assert node.counts.refusals == {"no_record": 1}
@@ -73,7 +73,7 @@ async def test_a_second_pod_is_refused_until_the_record_names_it(node: Node) -> 
 
 
 async def test_a_restarted_container_gets_the_same_and_nobody_else_does(node: Node) -> None:
-    """B17, B34: twenty restarts: same CPUs, same limits; another container does not get the claim meanwhile."""
+    """Twenty restarts: same CPUs, same limits; another container does not get the claim meanwhile."""
     env = node.claim(ONE) + node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
     for life in range(20):
         path = await node.run(f"life-{life}", *env)
@@ -139,7 +139,7 @@ async def test_a_plain_container_that_cannot_be_kept_off_a_claim_is_refused(node
 
 
 async def test_a_claim_whose_cpus_are_offline_is_refused(node: Node) -> None:
-    """B51: the kernel would give it everybody's CPUs."""
+    """The kernel would give it everybody's CPUs."""
     env = node.claim(cpu_record("c1", "cpus=6-7"))
     node.host = Host(parse_cpu_list("0-5"))
     await eventually(lambda: node.enforcer.state.host.online == parse_cpu_list("0-5"))
@@ -148,7 +148,7 @@ async def test_a_claim_whose_cpus_are_offline_is_refused(node: Node) -> None:
 
 
 async def test_the_kubelets_update_keeps_what_we_decide(node: Node) -> None:
-    """B53: resize and CPU-manager reconcile change the rest; hugepages are claim plus the kubelet's new value."""
+    """Resize and CPU-manager reconcile change the rest; hugepages are claim plus the kubelet's new value."""
     node.claim(ONE)
     node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
     env = env_of(ONE) + env_of(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
@@ -164,7 +164,7 @@ async def test_the_kubelets_update_keeps_what_we_decide(node: Node) -> None:
 
 
 async def test_a_static_cpu_manager_does_not_move_anybody(node: Node) -> None:
-    """B41: it sets every container to CPUs of its own choice, again and again; claim and pool hold each time."""
+    """It sets every container to CPUs of its own choice, again and again; claim and pool hold each time."""
     node.claim(ONE)
     await node.run("claim", *env_of(ONE))
     await node.run("plain", of="p2")
@@ -205,7 +205,7 @@ async def test_a_claim_of_a_created_container_is_its_own_before_its_owner_is_sto
 
 
 async def test_stopping_is_idempotent_and_late_events_change_nothing(node: Node) -> None:
-    """3.11: both events can come twice, or for a container that never started."""
+    """Both events can come twice, or for a container that never started."""
     env = node.claim(ONE)
     await node.run("claim", *env)
     await node.stop("claim")

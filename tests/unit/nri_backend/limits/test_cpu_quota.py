@@ -33,7 +33,7 @@ def test_the_limit_that_is_stated(quota: int | None, period: int | None, limit: 
     ],
 )
 def test_a_claim_that_covers_the_limit_ends_the_quota(limit: CpuLimit | None, free: bool) -> None:
-    """A3, B50: two CPUs cover a limit of two and no more, whatever the period."""
+    """Two CPUs cover a limit of two and no more, whatever the period."""
     assert unthrottled(entitlement_of(cpu_record("c", "cpus=2-3")), limit) is free
 
 

@@ -83,7 +83,7 @@ RSVD = {size: limit_files(size)[1] for size in (TWO, GIGA)}
     ],
 )
 def test_who_asked_for_no_pages_can_reserve_none(told: bool, pod_own: dict[int, Limit], guarded: set[int]) -> None:
-    """A11: the pod tells where the runtime does not; one that may have pages, or is not limited, is left alone."""
+    """The pod tells where the runtime does not; one that may have pages, or is not limited, is left alone."""
     wanted = guard_limits(Guard((TWO, GIGA), told), dict.fromkeys(RSVD.values()), lambda: pod_own)
     assert wanted == {RSVD[size]: Wanted(0) for size in guarded}
 

@@ -36,7 +36,7 @@ def over(own: Limit, raised: Raise | None) -> Limit:
 
 @given(OWN, st.lists(st.tuples(RAISES, st.integers(0, 2), st.booleans()), max_size=25))
 def test_the_kubelets_value_is_never_lost(own: Limit, jobs: list[tuple[Raise | None, int, bool]]) -> None:
-    """B34: raised, raised otherwise, given back, in any order, with crashes and a kubelet that writes again."""
+    """Raised, raised otherwise, given back, in any order, with crashes and a kubelet that writes again."""
     group = Group(own)
     for raised, dies_after, reset in jobs:
         if reset:
@@ -69,7 +69,7 @@ def test_no_limit_stays_no_limit() -> None:
 
 
 def test_a_reservation_follows_its_limit() -> None:
-    """A10, B44: what the kubelet left unlimited of the second file does not count."""
+    """What the kubelet left unlimited of the second file does not count."""
     made = plan({"hugetlb.2MB.max": 0}, {}, {"hugetlb.2MB.max": Raise(plus=7)})
     assert {file: wanted.limit for file, wanted in made.wanted.items()} == {
         "hugetlb.2MB.max": 7,

@@ -50,7 +50,7 @@ async def nri_rig(
     """A runtime that has filled running containers, and our session connected to it."""
     socket = folder / "nri.sock"
     hooks, observer = RecordingHooks(), RecordingObserver()
-    session = RuntimeSession(hooks, observer=observer, backoff=Backoff(0.01, 0.1, Random(1)))
+    session = RuntimeSession(hooks, observer, backoff=Backoff(0.01, 0.1, Random(1)))
     async with running(RuntimeOptions(socket, level=level, **options)) as runtime, asyncio.TaskGroup() as tasks:
         await _fill(runtime, filled, annotation)
         forever = tasks.create_task(session.run_forever(partial(transport.dial, socket)))

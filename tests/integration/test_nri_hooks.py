@@ -12,10 +12,9 @@ from google.protobuf.message import Message
 from nri_backend.nri import link as transport
 from nri_backend.nri.model import RefusedError, Resources, Update
 from nri_backend.nri.session import RuntimeSession
-from nri_backend.ttrpc import LinkClosedError, MisuseError, OversizedError, StatusError
 
 from tests.fakes._pb import nri_pb2 as pb
-from tests.fakes.nri_hooks import RecordingHooks
+from tests.fakes.nri_hooks import RecordingHooks, RecordingObserver
 from tests.fakes.nri_peer import OtherPlugin
 from tests.fakes.nri_rig import PLUGIN_NAME, nri_rig
 from tests.fakes.runtime_store import OperationError
@@ -81,26 +80,8 @@ async def test_a_blocked_process_is_thrown_out_and_comes_back(tmp_path: Path) ->
 
 
 @pytest.mark.fault("protocol trap 3.4")
-async def test_an_update_inside_a_hook_is_refused_here(tmp_path: Path) -> None:
-    """The runtime holds the lock that the update needs: waiting for it would get us thrown out."""
-    async with nri_rig(tmp_path) as rig:
-        caught: list[Exception] = []
-
-        async def update(_hook: str) -> None:
-            try:
-                await rig.session.update_containers([Update("c", Resources(cpus="0"))])
-            except MisuseError as error:
-                caught.append(error)
-
-        pod = await rig.runtime.run_pod_sandbox("web")
-        rig.hooks.before = update
-        await rig.runtime.create_container(pod, "app")
-        assert len(caught) == 1
-
-
-@pytest.mark.fault("protocol trap 3.4")
 async def test_the_stand_in_dead_locks_as_the_runtime_does(tmp_path: Path) -> None:
-    """Shows what the refusal spares us: the plugin waits for its own hook until it is thrown out."""
+    """Why nothing here sends unsolicited updates: the plugin waits for its own hook until it is thrown out."""
 
     async def wait_for_itself(plugin: OtherPlugin, _payload: bytes) -> Message:
         assert plugin.runtime is not None
@@ -124,30 +105,6 @@ async def _ended(plugin: OtherPlugin, folder: Path) -> None:
         await plugin.run(folder / "nri.sock")
 
 
-async def test_unsolicited_updates_change_a_container_and_report_failures(tmp_path: Path) -> None:
-    """One container for each call tells which one failed; unknown ones are skipped silently by the runtime."""
-    async with nri_rig(tmp_path) as rig:
-        pod = await rig.runtime.run_pod_sandbox("web")
-        good = await rig.runtime.create_container(pod, "good")
-        bad = await rig.runtime.create_container(pod, "bad")
-        rig.runtime.unwritable.add(bad.id)
-        await rig.session.update_containers([Update(good.id, Resources(cpus="4-5"))])
-        assert good.cpus == "4-5"
-        with pytest.raises(StatusError, match="container bad cannot be updated"):
-            await rig.session.update_containers([Update(bad.id, Resources(cpus="4-5"), ignore_failure=False)])
-        await rig.session.update_containers([Update("unknown", Resources(cpus="4-5"), ignore_failure=False)])
-        many = [Update(good.id, Resources(unified={"x": "y" * (1 << 20)}))] * 5
-        with pytest.raises(OversizedError):
-            await rig.session.update_containers(many)
-
-
-async def test_unsolicited_updates_need_a_connection(tmp_path: Path) -> None:
-    """Before and between connections the caller learns why it cannot be done."""
-    session = RuntimeSession(RecordingHooks())
-    with pytest.raises(LinkClosedError, match="not connected yet"):
-        await session.update_containers([Update("c", Resources(cpus="0"))])
-
-
 @pytest.mark.fault("protocol trap 3.7")
 async def test_nothing_is_ever_evicted(tmp_path: Path) -> None:
     """Every runtime accepts evictions and ignores them, so an answer that relies on one would be a lie."""
@@ -168,7 +125,7 @@ async def test_two_active_instances_conflict_and_a_standby_does_not(tmp_path: Pa
         rig.answer(cpus="2-3")
         standby = RecordingHooks()
         dial = partial(transport.dial, tmp_path / "nri.sock")
-        second = rig.tasks.create_task(RuntimeSession(standby).run_forever(dial))
+        second = rig.tasks.create_task(RuntimeSession(standby, RecordingObserver()).run_forever(dial))
         await rig.runtime.wait_until(lambda runtime: runtime.plugins == [PLUGIN_NAME, PLUGIN_NAME])
         pod = await rig.runtime.run_pod_sandbox("web")
         assert (await rig.runtime.create_container(pod, "app")).cpus == "2-3"

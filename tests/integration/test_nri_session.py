@@ -102,7 +102,7 @@ async def test_configure_may_come_before_the_answer_to_the_registration(tmp_path
         return {"RegisterPlugin": register}
 
     hooks = RecordingHooks()
-    session = RuntimeSession(hooks)
+    session = RuntimeSession(hooks, RecordingObserver())
     async with bare_runtime(tmp_path / "nri.sock", methods), asyncio.TaskGroup() as tasks:
         forever = tasks.create_task(session.run_forever(partial(transport.dial, tmp_path / "nri.sock")))
         await asyncio.wait_for(done.wait(), 5)
@@ -200,7 +200,9 @@ async def test_a_failed_snapshot_is_tried_again_on_a_new_connection(tmp_path: Pa
 async def test_a_refused_registration_is_tried_again_with_its_reason_at_hand(tmp_path: Path) -> None:
     """A name that the runtime does not accept must show in the status, not in a silent loop."""
     socket = tmp_path / "nri.sock"
-    session = RuntimeSession(RecordingHooks(), name="no spaces", backoff=Backoff(0.01, 0.05, Random(1)))
+    session = RuntimeSession(
+        RecordingHooks(), RecordingObserver(), name="no spaces", backoff=Backoff(0.01, 0.05, Random(1))
+    )
     async with running(RuntimeOptions(socket)) as runtime, asyncio.TaskGroup() as tasks:
         forever = tasks.create_task(session.run_forever(partial(transport.dial, socket)))
         await runtime.wait_until(lambda one: len(one.log) >= 2)
@@ -213,7 +215,7 @@ async def test_a_runtime_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> 
     """The status names the socket meanwhile, and no hook is told of a loss that was none."""
     socket = tmp_path / "nri.sock"
     hooks, observer = RecordingHooks(), RecordingObserver()
-    session = RuntimeSession(hooks, observer=observer, backoff=Backoff(0.01, 0.05, Random(1)))
+    session = RuntimeSession(hooks, observer, backoff=Backoff(0.01, 0.05, Random(1)))
     async with asyncio.TaskGroup() as tasks:
         forever = tasks.create_task(session.run_forever(partial(transport.dial, socket)))
         await observer.wait_for(lambda status: "cannot connect" in status.last_end and str(socket) in status.last_end)

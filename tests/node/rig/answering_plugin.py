@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An NRI plugin that answers a container's creation with what the container's variable ANSWER asks for, as JSON.
+"""An NRI plugin that answers a container's creation with what a variable of the container asks for, as JSON.
 
-Shows what a runtime does with an answer, apart from ours: `python -m tests.node.rig.answering_plugin`. Keys of ANSWER
+Shows what a runtime does with an answer, apart from ours: `python -m tests.node.rig.answering_plugin`. Its keys
 are `hugepage_limits` (bytes by "2MB") and `unified` (values by cgroup file).
 """
 
@@ -9,24 +9,29 @@ import asyncio
 import json
 import logging
 from collections.abc import Sequence
+from typing import Final
 
+from nri_backend.nri.hooks import LinkStatus
 from nri_backend.nri.link import dial
 from nri_backend.nri.model import Adjustment, Container, Pod, Resources, Update
 from nri_backend.nri.session import RuntimeSession
 
 from tests.node.rig.node import NRI_SOCKET
 
+VARIABLE: Final = "DRA_CPUSET_answer"
+"""Of the driver's own kind, since no other reaches a plugin."""
+
 
 class Answers:
-    """Implements nri_backend.nri.hooks.ContainerHooks; only a creation is answered."""
+    """Implements ContainerHooks and LinkObserver of nri_backend.nri.hooks; only a creation is answered."""
 
     async def synchronize(self, _pods: Sequence[Pod], _containers: Sequence[Container]) -> list[Update]:
         return []
 
     async def create_container(self, _pod: Pod, container: Container) -> Adjustment:
         for variable in container.env:
-            if variable.startswith("ANSWER="):
-                return Adjustment(Resources(**json.loads(variable.removeprefix("ANSWER="))))
+            if variable.startswith(f"{VARIABLE}="):
+                return Adjustment(Resources(**json.loads(variable.removeprefix(f"{VARIABLE}="))))
         return Adjustment()
 
     async def start_container(self, _pod: Pod, _container: Container) -> None:
@@ -47,7 +52,14 @@ class Answers:
     def disconnected(self) -> None:
         return
 
+    def link_changed(self, _status: LinkStatus) -> None:
+        return
+
+    def call_done(self, _method: str, _seconds: float, _outcome: str) -> None:
+        return
+
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
-    asyncio.run(RuntimeSession(Answers(), name="answering", index="50").run_forever(lambda: dial(NRI_SOCKET)))
+    answers = Answers()
+    asyncio.run(RuntimeSession(answers, answers, name="answering", index="50").run_forever(lambda: dial(NRI_SOCKET)))

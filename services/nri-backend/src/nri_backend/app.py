@@ -90,7 +90,7 @@ class Backend:
         choices = Choices(settings.reserved_cpus, settings.lazy_pool, settings.hugepage_guard, settings.cpu_quota)
         self._enforcer = Enforcer(edges, read_node(), choices, settings.pod_uid)
         self.call_done = self._telemetry.call_done
-        self._session = RuntimeSession(self._enforcer, name=NRI_PLUGIN_NAME, index=settings.plugin_index, observer=self)
+        self._session = RuntimeSession(self._enforcer, self, name=NRI_PLUGIN_NAME, index=settings.plugin_index)
         self._records = RecordsClient(settings.state_socket, self._records_changed)
         self._client = StateClient(settings.state_socket, self.status, self._reports, self._news)
 

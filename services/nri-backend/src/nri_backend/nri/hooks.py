@@ -80,16 +80,6 @@ class LinkObserver(Protocol):
         """A call of the runtime was answered: ``ok``, ``refused``, ``timeout``, ``error`` or ``unimplemented``."""
 
 
-class SilentObserver:
-    """An observer that nobody listens to."""
-
-    def link_changed(self, status: LinkStatus) -> None:
-        """Ignores it."""
-
-    def call_done(self, method: str, seconds: float, outcome: str) -> None:
-        """Ignores it."""
-
-
 class ReportSink(Protocol):
     """Takes reports for the frontend; returns at once."""
 

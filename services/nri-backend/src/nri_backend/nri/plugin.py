@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextvars import ContextVar
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -24,8 +23,6 @@ from nri_backend.ttrpc.frames import MAX_DATA
 
 PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Runtime"
-IN_CALL: ContextVar[bool] = ContextVar("in_call", default=False)
-"""Set while a call of the runtime is being carried out."""
 
 MAX_CONTAINERS = 16384
 """In a snapshot. A node runs some hundreds; a peer that never ends would fill the memory."""
@@ -115,7 +112,6 @@ class PluginService:
         self.last_event = started
         outcome = "error"
         name = call.method
-        IN_CALL.set(True)
         try:
             read, method = self._find(call)
             request = read(call.payload)

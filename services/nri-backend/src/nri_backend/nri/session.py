@@ -5,19 +5,16 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import NoReturn, Protocol
 
 from numa_node.backoff import Backoff
 
 from nri_backend._pb import nri_pb2 as pb
-from nri_backend.nri.hooks import ContainerHooks, LinkObserver, LinkStatus, SilentObserver
-from nri_backend.nri.messages import write_updates
-from nri_backend.nri.model import Update
-from nri_backend.nri.plugin import IN_CALL, RUNTIME_SERVICE, PluginService
-from nri_backend.ttrpc import Call, EndKind, LinkClosedError, LinkEnd, MisuseError, OversizedError, TtrpcError
-from nri_backend.ttrpc.frames import MAX_DATA
+from nri_backend.nri.hooks import ContainerHooks, LinkObserver, LinkStatus
+from nri_backend.nri.plugin import RUNTIME_SERVICE, PluginService
+from nri_backend.ttrpc import Call, EndKind, LinkEnd, TtrpcError
 
 _log = logging.getLogger(__name__)
 _OUR_NRI = "v0.12.2"
@@ -54,16 +51,16 @@ class RuntimeSession:
     def __init__(
         self,
         hooks: ContainerHooks,
+        observer: LinkObserver,
         *,
         name: str = "dra-driver-numa",
         index: str = "00",
-        observer: LinkObserver | None = None,
         backoff: Backoff | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._hooks = hooks
         self._registration = pb.RegisterPluginRequest(plugin_name=name, plugin_idx=index, NRI_version=_OUR_NRI)
-        self._observer = observer or SilentObserver()
+        self._observer = observer
         self._backoff = backoff or Backoff(_FIRST_WAIT, _LAST_WAIT)
         self._clock = clock
         self._status = LinkStatus()
@@ -94,22 +91,6 @@ class RuntimeSession:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._link.answered()
-
-    async def update_containers(self, updates: Sequence[Update], seconds: float = 5.0) -> None:
-        """Asks the runtime for changes of its own accord. To learn which container failed, send one at a time.
-
-        Raises StatusError, CallTimeoutError, LinkClosedError; OversizedError when there are too many for one message;
-        MisuseError inside a hook, where the runtime holds the lock that this call needs.
-        """
-        if IN_CALL.get():
-            raise MisuseError("UpdateContainers inside a hook dead-locks the runtime; answer with the update instead")
-        if self._link is None or not self._status.synchronized:
-            raise LinkClosedError(LinkEnd(EndKind.OURS, self._status.last_end or "not connected yet"))
-        messages, left = write_updates(updates, MAX_DATA)
-        request = pb.UpdateContainersRequest(update=messages)
-        if left:
-            raise OversizedError(request.ByteSize() * len(updates) // max(1, len(messages)), MAX_DATA)
-        await self._link.call(RUNTIME_SERVICE, "UpdateContainers", request.SerializeToString(), seconds)
 
     async def _one_connection(self, link: Link) -> LinkEnd:
         service = self._service = PluginService(self._hooks, self._observer, self._clock)

@@ -40,8 +40,10 @@ def _cdi_directory_replaced(field: Field) -> Iterator[str]:
 
     with field.victim():
         before = records()
-        shutil.rmtree(directory)
+        # In one step: whoever writes meanwhile must not keep it from being removed.
+        directory.rename(directory.with_name("old"))
         directory.mkdir()
+        shutil.rmtree(directory.with_name("old"))
         wait_for("the records", lambda: records() == before)
     yield "the records were written again"
 

@@ -11,10 +11,10 @@ ENVIRONMENTS := .venv/.done .venv-frontend/.done .venv-backend/.done
 SOURCES := shared/src services/dra-frontend/src services/nri-backend/src
 CHECKED := $(SOURCES) tests hack
 
-.PHONY: help demo test test-node images fuzz check bench lock proto chart-schema manifests kind-up kind-down clean
+.PHONY: help demo test test-node test-node-core images fuzz check bench lock proto chart-schema manifests kind-up kind-down clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/.done ## Run the main job on this machine's topology: no root, no cluster, under a minute
 	@$(BIN)/python -m tests.demo
@@ -28,6 +28,9 @@ test: $(ENVIRONMENTS) ## Unit, integration, chart, fuzz and hostile tests; no ro
 test-node: .venv/.done ## Tests on a real kernel and a real containerd, in a virtual machine (root; first run makes the image)
 	tests/node/run.sh
 
+test-node-core: .venv/.done ## Of these the rules a release must never break, on one machine
+	tests/node/run.sh --profile default -m core
+
 images: .venv/.done ## Build both images from Debian packages, without an engine, with an SBOM each (root)
 	hack/images.sh
 
@@ -39,6 +42,7 @@ check: .venv/.done ## Linters, types, import law, drift of generated code and lo
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/mypy $(CHECKED)
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m hack.house
 	hack/proto.sh --check
 	tests/node/cri.sh --check
 	$(BIN)/python -m hack.chart_schema --check

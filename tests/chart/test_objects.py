@@ -156,7 +156,8 @@ def test_each_half_has_only_its_own_paths() -> None:
     }
 
 
-def test_trap_7_8_the_cdi_directory_is_mounted_whole_wherever_the_node_has_it() -> None:
+@pytest.mark.fault("protocol trap 7.8")
+def test_the_cdi_directory_is_mounted_whole_wherever_the_node_has_it() -> None:
     """Made where there is none; files appear in it by renaming, so a mount of anything less would miss them."""
     for directory in ("/var/run/cdi", "/run/cdi"):
         documents = render({"driverConfig": {"cdiDir": directory}})

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small claims, pods and containers for tests of enforcement."""
 
-from nri_backend.claims.entitlement import Held, Holding, hold
+from nri_backend.claims.entitlement import Entitlement, Held, entitlement_from
 from nri_backend.nri.model import Container, ContainerState, Pod, Resources
 from numa_contract.records import AllocationRecord
 
@@ -15,10 +15,10 @@ __all__ = [
     "cgroup_of",
     "container",
     "cpu_record",
+    "entitlement_of",
     "env_of",
     "file_of",
     "files_of",
-    "holding_of",
     "memory_record",
     "pod",
     "write_claim",
@@ -32,9 +32,9 @@ POD = f"{PODS}/kubepods-burstable-podp1.slice"
 """The cgroup of the pod that the tests have unless they say another, below that of its class, below that of all."""
 
 
-def holding_of(*records: AllocationRecord) -> Holding:
+def entitlement_of(*records: AllocationRecord) -> Entitlement:
     """What a container holds that has all requests of the records."""
-    return hold(Held(record, record.requests) for record in records)
+    return entitlement_from(Held(record, record.requests) for record in records)
 
 
 def _slice_of(uid: str) -> str:
@@ -51,7 +51,6 @@ def container(
 ) -> Container:
     """A container that is being created, under the systemd driver."""
     resources = Resources(cpus=cpus, hugepage_limits=huge or {})
-    env = ("PATH=/bin", *env)
     path = f"{_slice_of(of)}:cri-containerd:{id_}"
     return Container(id_, f"sandbox-{of}", name, ContainerState.UNKNOWN, env, path, resources)
 

@@ -7,13 +7,16 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from nri_backend.containers.state import Choices
-from nri_backend.enforcement.actuator import Edges
+from nri_backend.enforcement.edges import Edges
 from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.limits.paths import container_directory, pod_directory
 from nri_backend.limits.wants import Host
-from nri_backend.nri.model import Adjustment, Container, ContainerState, Pod, Update
+from nri_backend.node.proofs import Proofs
+from nri_backend.nri.hooks import Leadership
+from nri_backend.nri.model import Adjustment, Container, ContainerState, Pod, Resources, Update
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
@@ -68,6 +71,19 @@ class Counts:
         self.moves += 1
 
 
+def edges_of(directory: ClaimDirectory, tree: KernelTree, read_host: Callable[[], Host]) -> Edges:
+    """Edges of an instance beside an active one; proofs lie beside the tree."""
+    return Edges(
+        directory=directory,
+        tree=tree,
+        read_host=read_host,
+        proofs=Proofs(tree.root.rpartition("/")[0]),
+        leadership=lambda: Leadership(fresh=True, first=False),
+        sink=Reports(),
+        observer=Counts(),
+    )
+
+
 class Node:
     """A node of eight CPUs, CPU 0 reserved, and what the runtime would do to it."""
 
@@ -78,6 +94,7 @@ class Node:
         *,
         lazy: bool = False,
         guard: bool = False,
+        cpu_quota: Literal["raise", "lift", "keep"] = "raise",
         tree: Callable[[Path], KernelTree] = KernelTree,
     ) -> None:
         self.pod_quota = "max"
@@ -88,8 +105,17 @@ class Node:
         self.host = Host(parse_cpu_list("0-7"), SIZES)
         self.sink = Reports()
         self.counts = Counts()
-        edges = Edges(ClaimDirectory(str(self.cdi)), self.kernel, lambda: self.host, self.sink, self.counts)
-        self.enforcer = Enforcer(edges, self.host, Choices(parse_cpu_list(reserved), lazy, guard), "own-pod")
+        self.leader = Leadership(fresh=True, first=False)
+        """What a standby knows of the active instance."""
+        self.stored = Resources()
+        """What other plugins than this answer at the creation."""
+        edges = replace(
+            edges_of(ClaimDirectory(str(self.cdi)), self.kernel, lambda: self.host),
+            leadership=lambda: self.leader,
+            sink=self.sink,
+            observer=self.counts,
+        )
+        self.enforcer = Enforcer(edges, self.host, Choices(parse_cpu_list(reserved), lazy, guard, cpu_quota), "own-pod")
 
     def claim(self, record: AllocationRecord) -> tuple[str, ...]:
         """Prepares a claim; returns the environment of a container that holds it."""
@@ -134,7 +160,7 @@ class Node:
         asked = replace(asked, resources=replace(asked.resources, cpu_quota=quota, memory_limit=limit))
         answer = await self.enforcer.create_container(pod(of), asked)
         stored_env = (*asked.env, *(f"{key}={value}" for key, value in answer.env.items()))
-        given = answer.resources
+        given = answer.resources if self.enforcer.active else self.stored
         if given.cpu_quota is None:
             given = replace(given, cpu_quota=quota)
         if given.memory_limit is None:
@@ -172,7 +198,7 @@ class Node:
 
 
 @contextlib.asynccontextmanager
-async def rounds(node: Node) -> AsyncIterator[None]:
+async def auditing(node: Node) -> AsyncIterator[None]:
     """What the instance does off the hooks runs inside the block."""
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(node.enforcer.run_forever())
@@ -183,7 +209,7 @@ async def rounds(node: Node) -> AsyncIterator[None]:
 @contextlib.asynccontextmanager
 async def enforcing(node: Node) -> AsyncIterator[Node]:
     """Makes the instance an active one, connected to a runtime without containers."""
-    async with rounds(node):
+    async with auditing(node):
         await node.enforcer.activate()
         await node.enforcer.synchronize([], [])
         yield node

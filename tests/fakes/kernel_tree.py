@@ -30,6 +30,7 @@ class KernelTree(CgroupTree):
         self._one = threading.RLock()
         """A test and the program under it write from two threads; a kernel does one thing after the other."""
         root.mkdir(exist_ok=True)
+        (root / "cgroup.controllers").write_text("cpuset cpu memory hugetlb\n")
 
     def path(self, path: str) -> Path:
         """The directory of a cgroup."""

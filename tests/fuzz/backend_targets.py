@@ -11,7 +11,8 @@ from random import Random
 from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
 from nri_backend._pb import nri_pb2 as pb
-from nri_backend.claims.evidence import assess, read_evidence
+from nri_backend.claims.evidence import read_evidence
+from nri_backend.claims.judge import Claims, assess
 from nri_backend.frontend_link.http import TRANSIENT, HttpConnection
 from nri_backend.node.heartbeat import Heartbeat
 from nri_backend.node.preflight import cgroup_fault, mount_fault, other_mounts, parse_mounts
@@ -47,8 +48,9 @@ _OURS = [f"{name}={value}" for request in ("a", "b") for name, value in request_
 
 def _evidence(data: bytes) -> None:
     evidence = read_evidence(text(data).split("\0"))
-    outcome = assess(evidence, Owner(pod_uid="pod-1", container="main"), _FILES, {})
-    assert len(str(getattr(outcome, "text", ""))) < 4096
+    verdict = assess(evidence, Owner(pod_uid="pod-1", container="main"), Claims(_FILES))
+    assert verdict.entitlement.cpus <= _RECORD.cpus_of()
+    assert verdict.refusal is None or len(verdict.refusal.text) < 4096
 
 
 def _pieces(data: bytes) -> Iterable[bytes]:

@@ -62,7 +62,8 @@ def test_two_claims_share_nothing(stage: Stage) -> None:
         assert not first.cpus() & second.cpus()
 
 
-def test_trap_7_10_a_container_that_restarts_keeps_its_cpus_and_finds_its_file(stage: Stage) -> None:
+@pytest.mark.fault("protocol trap 7.10")
+def test_a_container_that_restarts_keeps_its_cpus_and_finds_its_file(stage: Stage) -> None:
     """A restart is another container id with the same name and pod: the claim stays with it."""
     with claim_pod(stage, "db", cpus(3)) as pod:
         pod.prepare()

@@ -45,7 +45,8 @@ def _spec(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("level", "events"), [("0.8", 0x8FF), ("0.12", 0x4000)])
-async def test_trap_3_1_a_plugin_with_unknown_event_bits_is_closed(tmp_path: Path, level: str, events: int) -> None:
+@pytest.mark.fault("protocol trap 3.1")
+async def test_a_plugin_with_unknown_event_bits_is_closed(tmp_path: Path, level: str, events: int) -> None:
     """There is no negotiation: the plugin is out before it is in."""
     async with _with(tmp_path, OtherPlugin(events=events), level=level) as runtime:
         await runtime.wait_until(lambda one: bool(one.log))
@@ -53,7 +54,8 @@ async def test_trap_3_1_a_plugin_with_unknown_event_bits_is_closed(tmp_path: Pat
         assert runtime.plugins == []
 
 
-async def test_trap_3_3_a_plugin_that_takes_a_part_for_the_whole_is_closed(tmp_path: Path) -> None:
+@pytest.mark.fault("protocol trap 3.3")
+async def test_a_plugin_that_takes_a_part_for_the_whole_is_closed(tmp_path: Path) -> None:
     """An intermediate answer must say more."""
 
     async def whole(_plugin: OtherPlugin, _payload: bytes) -> Message:

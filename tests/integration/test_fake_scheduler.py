@@ -155,7 +155,8 @@ def test_class_configuration_comes_first() -> None:
         pytest.param([a_slice("cpu.example", "p", TAINTED)], id="tainted"),
     ],
 )
-def test_trap_5_8_unusable_pools_are_invisible(published: list[Document]) -> None:
+@pytest.mark.fault("protocol trap 5.8")
+def test_unusable_pools_are_invisible(published: list[Document]) -> None:
     """An incomplete, duplicated, obsolete or tainted pool offers nothing, without an error anywhere."""
     with pytest.raises(UnschedulableError):
         allocate(claim(request("cpu")), published, CLASSES)

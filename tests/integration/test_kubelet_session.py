@@ -104,7 +104,8 @@ async def test_two_drivers_of_one_process_serve_a_pod(short_root: Path) -> None:
     ]
 
 
-async def test_trap_4_4_the_second_pod_of_a_shared_claim_is_not_announced(short_root: Path) -> None:
+@pytest.mark.fault("protocol trap 4.4")
+async def test_the_second_pod_of_a_shared_claim_is_not_announced(short_root: Path) -> None:
     """The kubelet calls for the first pod and after the last one; the same ids go to both."""
     door = Door("r")
     shared = claim("u", "dra.cpu", pods=["pod-a", "pod-b"])
@@ -144,7 +145,8 @@ async def test_one_bad_claim_of_a_pod_is_named_and_the_whole_pod_is_tried_again(
     assert door.calls[1][2] == ["good", "bad"]
 
 
-async def test_trap_4_10_a_restarted_kubelet_wipes_finds_us_again_and_prepares_again(short_root: Path) -> None:
+@pytest.mark.fault("protocol trap 4.10")
+async def test_a_restarted_kubelet_wipes_finds_us_again_and_prepares_again(short_root: Path) -> None:
     """After a restart GetInfo and Notify come again, all slices are gone, and a prepared claim is prepared anew."""
     wiped: list[str | None] = []
 
@@ -190,7 +192,8 @@ async def test_rolling_update_hands_the_driver_over(short_root: Path) -> None:
     assert doors[NEW].calls == [("unprepare", "dra.cpu", ["u"])]
 
 
-async def test_trap_4_14_a_kubelet_that_knows_only_v1beta1_is_served(short_root: Path) -> None:
+@pytest.mark.fault("protocol trap 4.14")
+async def test_a_kubelet_that_knows_only_v1beta1_is_served(short_root: Path) -> None:
     """The version is chosen once, at registration; v1beta1 works without share ids."""
     plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(short_root, "dra.cpu", OLD))
     async with Kubelet(short_root, KubeletSettings(poll=0.02, services=("v1beta1.DRAPlugin",))) as kubelet, plugin:
@@ -215,7 +218,8 @@ async def test_a_refused_registration_is_shown_and_tried_again(short_root: Path)
 
 
 @pytest.mark.parametrize("service", ["v1alpha1", "v1beta1", "v1"])
-async def test_trap_4_13_health_reaches_the_kubelet_and_ends_with_the_driver(short_root: Path, service: str) -> None:
+@pytest.mark.fault("protocol trap 4.13")
+async def test_health_reaches_the_kubelet_and_ends_with_the_driver(short_root: Path, service: str) -> None:
     """Each name of the health API streams the complete list, follows changes, and ends cleanly at shutdown."""
     good = DeviceHealth("node", "d0", Health.HEALTHY)
     board = HealthBoard([good, DeviceHealth("node", "d1", Health.HEALTHY)])

@@ -21,7 +21,8 @@ from tests.fakes.nri_rig import PLUGIN_NAME, nri_rig
 from tests.fakes.runtime_store import OperationError
 
 
-async def test_trap_3_5_a_refusal_fails_the_container_and_keeps_the_plugin(tmp_path: Path) -> None:
+@pytest.mark.fault("protocol trap 3.5")
+async def test_a_refusal_fails_the_container_and_keeps_the_plugin(tmp_path: Path) -> None:
     """Create and start are refused with our text; stop and remove events follow."""
     refused = "create_container"
 
@@ -43,7 +44,8 @@ async def test_trap_3_5_a_refusal_fails_the_container_and_keeps_the_plugin(tmp_p
         assert rig.runtime.plugins == [PLUGIN_NAME]
 
 
-async def test_trap_3_5_a_slow_hook_fails_closed_and_keeps_the_plugin(tmp_path: Path) -> None:
+@pytest.mark.fault("protocol trap 3.5")
+async def test_a_slow_hook_fails_closed_and_keeps_the_plugin(tmp_path: Path) -> None:
     """Our own deadline is answered before the runtime's passes, so no container starts without us."""
 
     async def never(_hook: str) -> None:
@@ -57,7 +59,8 @@ async def test_trap_3_5_a_slow_hook_fails_closed_and_keeps_the_plugin(tmp_path: 
         assert rig.runtime.plugins == [PLUGIN_NAME]
 
 
-async def test_trap_3_6_a_blocked_process_is_thrown_out_and_comes_back(tmp_path: Path) -> None:
+@pytest.mark.fault("protocol trap 3.6")
+async def test_a_blocked_process_is_thrown_out_and_comes_back(tmp_path: Path) -> None:
     """A hook that holds the loop cannot be timed; the runtime goes on without us, and we return by ourselves."""
 
     async def block(hook: str) -> None:
@@ -77,7 +80,8 @@ async def test_trap_3_6_a_blocked_process_is_thrown_out_and_comes_back(tmp_path:
         assert [one.id for one in rig.hooks.containers] == [container.id]
 
 
-async def test_trap_3_4_an_update_inside_a_hook_is_refused_here(tmp_path: Path) -> None:
+@pytest.mark.fault("protocol trap 3.4")
+async def test_an_update_inside_a_hook_is_refused_here(tmp_path: Path) -> None:
     """The runtime holds the lock that the update needs: waiting for it would get us thrown out."""
     async with nri_rig(tmp_path) as rig:
         caught: list[Exception] = []
@@ -94,7 +98,8 @@ async def test_trap_3_4_an_update_inside_a_hook_is_refused_here(tmp_path: Path) 
         assert len(caught) == 1
 
 
-async def test_trap_3_4_the_stand_in_dead_locks_as_the_runtime_does(tmp_path: Path) -> None:
+@pytest.mark.fault("protocol trap 3.4")
+async def test_the_stand_in_dead_locks_as_the_runtime_does(tmp_path: Path) -> None:
     """Shows what the refusal spares us: the plugin waits for its own hook until it is thrown out."""
 
     async def wait_for_itself(plugin: OtherPlugin, _payload: bytes) -> Message:
@@ -143,7 +148,8 @@ async def test_unsolicited_updates_need_a_connection(tmp_path: Path) -> None:
         await session.update_containers([Update("c", Resources(cpus="0"))])
 
 
-async def test_trap_3_7_nothing_is_ever_evicted(tmp_path: Path) -> None:
+@pytest.mark.fault("protocol trap 3.7")
+async def test_nothing_is_ever_evicted(tmp_path: Path) -> None:
     """Every runtime accepts evictions and ignores them, so an answer that relies on one would be a lie."""
     async with nri_rig(tmp_path) as rig:
         rig.answer(cpus="1")
@@ -155,7 +161,8 @@ async def test_trap_3_7_nothing_is_ever_evicted(tmp_path: Path) -> None:
         assert [field.name for field, _ in answer.ListFields()] == ["adjust"]
 
 
-async def test_trap_2_6_two_active_instances_conflict_and_a_standby_does_not(tmp_path: Path) -> None:
+@pytest.mark.fault("protocol trap 2.6")
+async def test_two_active_instances_conflict_and_a_standby_does_not(tmp_path: Path) -> None:
     """During a rolling update both are registered; only one of them may adjust."""
     async with nri_rig(tmp_path) as rig:
         rig.answer(cpus="2-3")
@@ -168,7 +175,8 @@ async def test_trap_2_6_two_active_instances_conflict_and_a_standby_does_not(tmp
         second.cancel()
 
 
-async def test_trap_3_10_another_plugin_that_sets_cpus_fails_every_creation(tmp_path: Path) -> None:
+@pytest.mark.fault("protocol trap 3.10")
+async def test_another_plugin_that_sets_cpus_fails_every_creation(tmp_path: Path) -> None:
     """There is no priority: the pod's event names both plugins, even for equal values."""
 
     async def set_cpus(_plugin: OtherPlugin, _payload: bytes) -> Message:
@@ -190,7 +198,8 @@ async def test_trap_3_10_another_plugin_that_sets_cpus_fails_every_creation(tmp_
         await ended
 
 
-async def test_trap_3_11_what_the_kubelet_asks_for_is_amended(tmp_path: Path) -> None:
+@pytest.mark.fault("protocol trap 3.11")
+async def test_what_the_kubelet_asks_for_is_amended(tmp_path: Path) -> None:
     """A resize or a CPU manager would overwrite the cpuset that was set at creation."""
     async with nri_rig(tmp_path) as rig:
         rig.answer(cpus="2-3")
@@ -202,7 +211,8 @@ async def test_trap_3_11_what_the_kubelet_asks_for_is_amended(tmp_path: Path) ->
         assert rig.hooks.wanted == Resources(cpus="0-7", cpu_quota=5000, cpu_period=100000)
 
 
-async def test_trap_3_12_after_a_restart_the_stored_spec_is_told_and_nothing_is_created_again(tmp_path: Path) -> None:
+@pytest.mark.fault("protocol trap 3.12")
+async def test_after_a_restart_the_stored_spec_is_told_and_nothing_is_created_again(tmp_path: Path) -> None:
     """Adjustments are in the snapshot; there is no second CreateContainer."""
     async with nri_rig(tmp_path) as rig:
         rig.answer(cpus="2-3")
@@ -214,7 +224,8 @@ async def test_trap_3_12_after_a_restart_the_stored_spec_is_told_and_nothing_is_
         assert rig.hooks.names.count("create_container") == 1
 
 
-async def test_trap_3_15_a_cpuset_outside_the_machine_fails_after_we_agreed(tmp_path: Path) -> None:
+@pytest.mark.fault("protocol trap 3.15")
+async def test_a_cpuset_outside_the_machine_fails_after_we_agreed(tmp_path: Path) -> None:
     """runc fails at create; the container's stop event tells us that it never ran."""
     async with nri_rig(tmp_path, cgroup_root=tmp_path / "cgroup") as rig:
         rig.answer(cpus="64")

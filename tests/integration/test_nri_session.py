@@ -76,7 +76,8 @@ async def test_who_leaves_first_answers_what_it_was_asked(tmp_path: Path) -> Non
         assert rig.runtime.calls[-1].outcome == "ok"
 
 
-async def test_trap_3_2_a_current_runtime_never_has_to_fall_back_to_state_change(tmp_path: Path) -> None:
+@pytest.mark.fault("protocol trap 3.2")
+async def test_a_current_runtime_never_has_to_fall_back_to_state_change(tmp_path: Path) -> None:
     """One lifecycle method that is missing would turn all of them into StateChange."""
     async with nri_rig(tmp_path) as rig:
         pod = await rig.runtime.run_pod_sandbox("web")
@@ -85,7 +86,8 @@ async def test_trap_3_2_a_current_runtime_never_has_to_fall_back_to_state_change
         assert not rig.runtime.host.plugins[0].state_change_only
 
 
-async def test_trap_2_3_configure_may_come_before_the_answer_to_the_registration(tmp_path: Path) -> None:
+@pytest.mark.fault("protocol trap 2.3")
+async def test_configure_may_come_before_the_answer_to_the_registration(tmp_path: Path) -> None:
     """Conn 1 is served before RegisterPlugin is sent, so a runtime may ask back at once."""
     done = asyncio.Event()
 
@@ -108,7 +110,8 @@ async def test_trap_2_3_configure_may_come_before_the_answer_to_the_registration
         forever.cancel()
 
 
-async def test_trap_2_4_a_runtime_that_restarts_is_found_again_at_its_new_socket(tmp_path: Path) -> None:
+@pytest.mark.fault("protocol trap 2.4")
+async def test_a_runtime_that_restarts_is_found_again_at_its_new_socket(tmp_path: Path) -> None:
     """The socket is removed and made anew; within 2 s we are registered and synchronised again."""
     async with nri_rig(tmp_path) as rig:
         before = (tmp_path / "nri.sock").stat().st_ctime_ns
@@ -123,7 +126,8 @@ async def test_trap_2_4_a_runtime_that_restarts_is_found_again_at_its_new_socket
         assert [change.synchronized for change in rig.observer.changes if change.connected].count(True) == 3
 
 
-async def test_peer_nri_reconnection_has_no_limit_for_the_life_of_a_process(tmp_path: Path) -> None:
+@pytest.mark.fault("memory peer, nri")
+async def test_reconnection_has_no_limit_for_the_life_of_a_process(tmp_path: Path) -> None:
     """The memory peer gives up at the sixth loss of its runtime; we are back after each, and as quick."""
     async with nri_rig(tmp_path) as rig:
         for epoch in range(2, 10):
@@ -133,7 +137,8 @@ async def test_peer_nri_reconnection_has_no_limit_for_the_life_of_a_process(tmp_
             assert time.monotonic() - started < 2
 
 
-async def test_trap_2_9_one_registration_for_each_connection(tmp_path: Path) -> None:
+@pytest.mark.fault("protocol trap 2.9")
+async def test_one_registration_for_each_connection(tmp_path: Path) -> None:
     """A second one can block the runtime's plugin for good; the stand-in answers it with an error."""
     async with nri_rig(tmp_path) as rig:
         await rig.runtime.restart()
@@ -142,7 +147,8 @@ async def test_trap_2_9_one_registration_for_each_connection(tmp_path: Path) -> 
         assert [call.method for call in rig.runtime.calls] == ["Configure", "Synchronize"] * 2
 
 
-async def test_trap_2_7_a_snapshot_of_500_containers_is_answered_within_200_ms(tmp_path: Path) -> None:
+@pytest.mark.fault("protocol trap 2.7")
+async def test_a_snapshot_of_500_containers_is_answered_within_200_ms(tmp_path: Path) -> None:
     """All of it is counted against one timeout of 2 s, and holds up the node meanwhile. The best of three counts."""
     seconds = []
     for attempt in range(3):
@@ -158,7 +164,8 @@ async def test_trap_2_7_a_snapshot_of_500_containers_is_answered_within_200_ms(t
 
 
 @pytest.mark.parametrize("level", ["0.8", "0.12"])
-async def test_trap_3_3_a_snapshot_over_4_mib_comes_in_parts(tmp_path: Path, level: str) -> None:
+@pytest.mark.fault("protocol trap 3.3")
+async def test_a_snapshot_over_4_mib_comes_in_parts(tmp_path: Path, level: str) -> None:
     """The runtime closes a plugin that answers a part as if it were the whole."""
     async with nri_rig(tmp_path, level, filled=30, annotation=200 << 10) as rig:
         assert rig.runtime.host.plugins[0].sync_messages > 1

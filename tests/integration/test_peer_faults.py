@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.fakes.nri_rig import nri_rig
 from tests.stage.pods import claim_pod, cpus
 from tests.stage.process import wait_for
@@ -55,7 +57,8 @@ def taken_port() -> Iterator[int]:
         yield listening.getsockname()[1]
 
 
-async def test_peer_9_2_5_the_runtime_may_restart_any_number_of_times(tmp_path: Path) -> None:
+@pytest.mark.fault("cpu peer 9.2.5")
+async def test_the_runtime_may_restart_any_number_of_times(tmp_path: Path) -> None:
     """There is no count of attempts that runs out: after each restart we are connected and synchronised again."""
     async with nri_rig(tmp_path) as rig:
         for epoch in range(2, 10):
@@ -64,7 +67,8 @@ async def test_peer_9_2_5_the_runtime_may_restart_any_number_of_times(tmp_path: 
         assert rig.hooks.names.count("synchronize") == 9
 
 
-def test_peer_9_3_6_liveness_does_not_wait_for_the_registration(open_stage: OpenStage, unused_tcp_port: int) -> None:
+@pytest.mark.fault("cpu peer 9.3.6")
+def test_liveness_does_not_wait_for_the_registration(open_stage: OpenStage, unused_tcp_port: int) -> None:
     """Without a backend nothing is registered for minutes; meanwhile the process is alive, and says what it lacks."""
     stage = open_stage(backend="", frontend=at(OUR_FRONTEND, unused_tcp_port))
     frontend = stage.add_instance().frontend
@@ -75,7 +79,8 @@ def test_peer_9_3_6_liveness_does_not_wait_for_the_registration(open_stage: Open
     assert frontend.alive
 
 
-def test_peer_9_4_6_readiness_follows_the_runtime_and_liveness_does_not(
+@pytest.mark.fault("cpu peer 9.4.6")
+def test_readiness_follows_the_runtime_and_liveness_does_not(
     open_stage: OpenStage, unused_tcp_port_factory: Callable[[], int]
 ) -> None:
     """Both services say on their probes that the link to the runtime is gone; no restart would bring it back."""
@@ -90,7 +95,8 @@ def test_peer_9_4_6_readiness_follows_the_runtime_and_liveness_does_not(
         assert probe(port, "/healthz") == 200
 
 
-def test_peer_9_4_6_a_taken_port_ends_the_process(open_stage: OpenStage) -> None:
+@pytest.mark.fault("cpu peer 9.4.6")
+def test_a_taken_port_ends_the_process(open_stage: OpenStage) -> None:
     """A pod that nobody can probe must not look healthy; the log names the address."""
     with taken_port() as port:
         stage = open_stage(backend="", frontend=at(OUR_FRONTEND, port))
@@ -106,7 +112,8 @@ def asked(stage: Stage) -> set[tuple[str, str]]:
     return {(one["verb"], one["resource"]) for one in served if one["agent"] == "dra-driver-numa"}
 
 
-def test_peer_9_4_7_the_open_port_shows_probes_and_metrics_alone(open_stage: OpenStage, unused_tcp_port: int) -> None:
+@pytest.mark.fault("cpu peer 9.4.7")
+def test_the_open_port_shows_probes_and_metrics_alone(open_stage: OpenStage, unused_tcp_port: int) -> None:
     """Whoever reaches a node's port learns nothing of its claims and changes nothing."""
     open_stage(backend="", frontend=at(OUR_FRONTEND, unused_tcp_port)).add_instance()
     becomes(unused_tcp_port, "/metrics", 200)
@@ -114,7 +121,8 @@ def test_peer_9_4_7_the_open_port_shows_probes_and_metrics_alone(open_stage: Ope
         assert probe(unused_tcp_port, path) == 404, path
 
 
-def test_peer_9_4_7_few_permissions_are_used(open_stage: OpenStage) -> None:
+@pytest.mark.fault("cpu peer 9.4.7")
+def test_few_permissions_are_used(open_stage: OpenStage) -> None:
     """Through a claim's whole life no pod is read, no status is written, and every slice is that of the own node."""
     stage = open_stage()
     instance = stage.add_instance()

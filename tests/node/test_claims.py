@@ -19,6 +19,7 @@ HOLD = ["python3", "-IS", "/programs/touch_memory.py", "--hold", "2M:3", "1G:1",
 SHOW = "print(open('/proc/self/status').read())"
 
 
+@pytest.mark.core
 @each_runtime
 @both_drivers
 def test_a_claim_becomes_a_container_on_one_numa_node(cluster: Cluster) -> None:
@@ -49,6 +50,7 @@ def test_a_claim_becomes_a_container_on_one_numa_node(cluster: Cluster) -> None:
     assert [one["error"] for one in box.touch_memory("2M:1", "1G:1")] == ["ENOMEM", "ENOMEM"]
 
 
+@pytest.mark.core
 @both_drivers
 def test_others_make_way_before_the_first_instruction(cluster: Cluster) -> None:
     """The claim container's first act sees the others off its CPUs already; after unprepare they get them back."""
@@ -81,6 +83,7 @@ def test_a_restarted_container_finds_everything_as_it_was(cluster: Cluster) -> N
         box.remove()
 
 
+@pytest.mark.core
 def test_nobody_else_gets_into_a_claim(cluster: Cluster) -> None:
     """A second container, another pod with the claim's devices, and a pod that forges the variable are refused."""
     db = cluster.pod(cpus(2))
@@ -98,6 +101,7 @@ def test_nobody_else_gets_into_a_claim(cluster: Cluster) -> None:
     assert box.cpus_allowed == db.cpus
 
 
+@pytest.mark.core
 def test_every_free_cpu_can_be_claimed(cluster: Cluster) -> None:
     """When claims hold all CPUs that are not reserved, the others share the reserved ones, and get them back."""
     plain = cluster.node.pod("web").run()

@@ -30,6 +30,7 @@ def ended_with(box: Container) -> frozenset[int]:
     return shown_cpus(until(box.log, "its log"))
 
 
+@pytest.mark.core
 def test_two_claims_never_meet(cluster: Cluster) -> None:
     """Containers of two claims have disjoint CPUs, and a process that asks the kernel for more gets no more."""
     pods = [cluster.pod(cpus(2, numa_node=1)) for _ in range(2)]

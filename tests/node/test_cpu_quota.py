@@ -21,13 +21,13 @@ def throttled(group: Cgroup) -> int:
 
 
 @both_drivers
-def test_a_claim_that_covers_the_limit_lifts_the_quota_of_container_and_pod(cluster: Cluster) -> None:
+def test_a_claim_that_covers_the_limit_ends_the_quota_and_raises_that_of_its_pod(cluster: Cluster) -> None:
     """Four busy threads on two claimed CPUs are never throttled; the pod's own limit is back when they have gone."""
     db = cluster.pod(cpus(2, numa_node=1))
     pod = db.sandbox.cgroup
     pod.write("cpu.max", TWO)
     box = db.run(resources=LIMITED)
-    assert [group.read("cpu.max").split()[0] for group in (box.cgroup, pod)] == ["max", "max"]
+    assert [group.read("cpu.max").split()[0] for group in (box.cgroup, pod)] == ["max", "400000"]
     before = throttled(pod)
     assert box.exec("sh", "-c", BURN).code == 0
     assert (throttled(box.cgroup), throttled(pod)) == (0, before)

@@ -31,6 +31,7 @@ def is_true(box: Container, pod: ClaimPod, size: int) -> bool:
     return box.cpus_allowed == pod.cpus and has_pages((box.cgroup, pod.sandbox.cgroup), size)
 
 
+@pytest.mark.core
 def test_a_killed_backend_puts_everything_right_when_it_is_back(cluster: Cluster) -> None:
     """Killed after Prepare, after CreateContainer and while containers run: what started unseen is pinned or moved."""
     running = cluster.pod(cpus(2, numa_node=0))
@@ -61,6 +62,7 @@ def test_a_killed_backend_puts_everything_right_when_it_is_back(cluster: Cluster
     assert plain.cpus_allowed == ALL - RESERVED - claimed
 
 
+@pytest.mark.core
 def test_a_killed_frontend_has_lost_no_claim(cluster: Cluster) -> None:
     """The backend works on alone; killed inside Prepare, the next one gives one record, and old ones their CPUs."""
     first, second = cluster.pod(cpus(2)), cluster.pod(cpus(2), prepare=False)
@@ -90,6 +92,7 @@ def test_a_killed_frontend_has_lost_no_claim(cluster: Cluster) -> None:
     assert not second.cpus & given
 
 
+@pytest.mark.core
 def test_a_restarted_runtime_gets_its_plugin_back(cluster: Cluster) -> None:
     """Stopped in order or killed, containerd comes back to running and prepared claims; the backend connects again."""
     plain = cluster.node.pod("web").run()
@@ -110,6 +113,7 @@ def test_a_restarted_runtime_gets_its_plugin_back(cluster: Cluster) -> None:
     assert running.run().cpus_allowed == running.cpus
 
 
+@pytest.mark.core
 def test_lost_claim_files_come_back(cluster: Cluster) -> None:
     """Wiped under a running driver they are written again; wiped while it is down, what runs is held and rebuilt."""
     db, spare = cluster.pod(cpus(2, numa_node=1)), cluster.pod(cpus(1, numa_node=1))

@@ -33,6 +33,7 @@ def read_only(file: Path, content: str) -> Iterator[None]:
         subprocess.run(["umount", str(file)], check=True)
 
 
+@pytest.mark.core
 def test_a_container_that_cannot_be_made_true_is_refused(cluster: Cluster) -> None:
     """StartContainer names the file or the controller that is in the way, and nobody else suffers from it."""
     fine, db = cluster.pod(cpus(1)), cluster.pod(cpus(1), hugepages(2 * MIB))
@@ -54,6 +55,7 @@ def test_a_container_that_cannot_be_made_true_is_refused(cluster: Cluster) -> No
     assert (again.cpus_allowed, again.cgroup.hugetlb("2MB")["rsvd.max"]) == (db.cpus, str(2 * MIB))
 
 
+@pytest.mark.core
 def test_what_others_write_is_repaired(cluster: Cluster) -> None:
     """A wrong cpuset of a claim's and of a plain container lasts about a second, a wrong page limit about five."""
     plain = cluster.node.pod("web").run()

@@ -3,6 +3,8 @@
 
 import time
 
+import pytest
+
 from tests.node.rig import figures, kernel
 from tests.node.rig.cluster import RESERVED, Cluster
 from tests.node.rig.instance import Instance
@@ -18,6 +20,7 @@ def active(cluster: Cluster) -> list[Instance]:
     return [instance for instance in cluster.instances if instance.active]
 
 
+@pytest.mark.core
 def test_of_two_instances_one_adjusts_and_the_other_takes_over(cluster: Cluster) -> None:
     """Two that adjust would fail a creation; the standby follows a death and an orderly end of the active one."""
     plain = cluster.node.pod("web").run()
@@ -48,8 +51,7 @@ def test_of_two_instances_one_adjusts_and_the_other_takes_over(cluster: Cluster)
     old.start().wait_ready()
     until(lambda: old.status.get("synchronized"), "the other one is a standby now")
     until(lambda: active(cluster) == [new], "the newer one alone acts")
-    new.note_times()
-    assert new.backend.stop() == 0
+    assert new.stop_backend() == 0
     began = time.monotonic()
     until(lambda: active(cluster) == [old], "the standby takes over", every=0.2)
     figures.note("end of the active backend until the other is active", f"{time.monotonic() - began:.2f} s")

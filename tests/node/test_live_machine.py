@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.node.rig import figures, kernel
 from tests.node.rig.cluster import RESERVED, Cluster
 from tests.node.rig.wait import until
@@ -45,6 +47,7 @@ def noted(change: str, condition: Callable[[], bool]) -> None:
     figures.note(change, f"{time.monotonic() - began:.1f} s")
 
 
+@pytest.mark.core
 def test_slices_follow_cpus_that_go_and_come(cluster: Cluster) -> None:
     """Capacity, pool and a claim's cpuset follow a CPU offline and back; a claim keeps what it was given."""
     plain = cluster.node.pod("web").run()

@@ -3,6 +3,8 @@
 
 import signal
 
+import pytest
+
 from tests.node.rig import kernel
 from tests.node.rig.claims import Wish, memory_config
 from tests.node.rig.cluster import Cluster
@@ -25,6 +27,7 @@ def free_pages() -> int:
     return sum(kernel.hugepages(node, "2MB", "free_hugepages") for node in NODES)
 
 
+@pytest.mark.core
 def test_sizes_nodes_and_claims_add_up(cluster: Cluster) -> None:
     """A container with two claims over two nodes and two page sizes can touch the sum of all, and not a page more."""
     many = Wish(
@@ -78,6 +81,7 @@ def test_a_pods_limit_is_constant_through_20_restarts(cluster: Cluster) -> None:
     assert other.mems_allowed == {1}
 
 
+@pytest.mark.core
 @each_runtime
 def test_a_mount_comes_and_goes_with_its_container(cluster: Cluster) -> None:
     """A hugetlbfs of the claim's size is there at the first instruction; its pages are back when the container ends."""
@@ -100,6 +104,7 @@ def test_a_mount_comes_and_goes_with_its_container(cluster: Cluster) -> None:
         until(lambda: free_pages() == before, "the pages are back")
 
 
+@pytest.mark.core
 def test_a_container_without_hugepages_is_told_so_at_mmap(cluster: Cluster) -> None:
     """Where a kubelet leaves reservations of its pod open, mmap(MAP_HUGETLB) fails all the same: no SIGBUS later."""
     pod = cluster.node.pod("postgres")

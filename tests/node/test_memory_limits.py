@@ -95,6 +95,7 @@ def test_protection_reaches_every_ancestor_and_goes_again(cluster: Cluster) -> N
     until(lambda: {level.read("memory.min") for level in levels[1:]} == {"0"}, "nothing is protected any more")
 
 
+@pytest.mark.core
 def test_who_overruns_a_limited_claim_dies_alone(cluster: Cluster) -> None:
     """memory.max and memory.high are in the cgroup; a container beyond the claim is killed, and nobody else."""
     config = [memory_config("tight", limit="claim"), memory_config("wide", limit="claim", high=0.5, sharing="pod")]

@@ -34,6 +34,7 @@ def library_version(package: str, library: str) -> str:
     return built.split(f"{library} (= ", 1)[1].split(")", 1)[0]
 
 
+@pytest.mark.core
 @every_machine
 def test_the_machine_is_the_profile(node: Node) -> None:
     """The guest has the NUMA nodes, CPUs, threads and hugepages that the profile promises."""
@@ -48,6 +49,7 @@ def test_the_machine_is_the_profile(node: Node) -> None:
     figures.note("kernel", Path("/proc/sys/kernel/osrelease").read_text().strip())
 
 
+@pytest.mark.core
 @each_runtime
 def test_the_runtime_is_the_profiles_and_has_nri(node: Node) -> None:
     """containerd of the profile's release answers CRI and has its NRI socket."""

@@ -37,6 +37,14 @@ def parse_cpu_list(text: str) -> frozenset[int]:
     return _parse(text) if small is None else small
 
 
+def parse_or_none(text: str) -> frozenset[int] | None:
+    """Reads a list; None for anything else."""
+    try:
+        return parse_cpu_list(text)
+    except MalformedError:
+        return None
+
+
 @lru_cache(_REMEMBERED)
 def _parsed_if_small(text: str) -> frozenset[int] | None:
     found = _parse(text)

@@ -30,6 +30,7 @@ _SOURCE = Path(__file__).parents[3]
 _DEVICE_CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 _CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 _KUBELET_ROOT = Path("/var/lib/kubelet")
+_CHECKPOINT = _KUBELET_ROOT / "dra_manager_state"
 _KUBECONFIG, _PORT, _CONTROL, _CONFIG = (
     Path("/run/node-test", name) for name in ("kubeconfig", "port", "kubelet.sock", "config.yaml")
 )
@@ -55,7 +56,8 @@ class Cluster:
         began = time.monotonic()
         _KUBECONFIG.parent.mkdir(exist_ok=True)
         _KUBELET_ROOT.mkdir(exist_ok=True)
-        for left in (_PORT, _CONTROL):
+        # The kubelet's of a cluster that could not be cleaned names claims that nobody knows now.
+        for left in (_PORT, _CONTROL, _CHECKPOINT):
             left.unlink(missing_ok=True)
         self._write_config({})
         access = ("--port-file", str(_PORT), "--kubeconfig-out", str(_KUBECONFIG), "--node", NODE_NAME)

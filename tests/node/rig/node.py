@@ -69,8 +69,12 @@ class Node:
         qos: Qos = "burstable",
         hugetlb: Mapping[str, int] | None = None,
         annotations: Mapping[str, str] | None = None,
+        privileged: bool = False,
     ) -> Pod:
-        """A new pod on the host's network. `hugetlb` is what its spec requests (bytes by size); other sizes get 0."""
+        """A new pod on the host's network. `hugetlb` is what its spec requests (bytes by size); other sizes get 0.
+
+        `privileged`: so are all its containers.
+        """
         uid = uid or str(uuid.uuid4())
         group = self.cgroups.make(qos, uid, hugetlb or {})
         host = pb.NamespaceOption(network=pb.NODE, pid=pb.CONTAINER, ipc=pb.POD)
@@ -80,7 +84,8 @@ class Node:
             labels=labels(uid, name, namespace),
             annotations=dict(annotations or {}),
             linux=pb.LinuxPodSandboxConfig(
-                cgroup_parent=group.path, security_context=pb.LinuxSandboxSecurityContext(namespace_options=host)
+                cgroup_parent=group.path,
+                security_context=pb.LinuxSandboxSecurityContext(namespace_options=host, privileged=privileged),
             ),
         )
         return Pod(self.runtime, config, group)

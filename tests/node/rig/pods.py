@@ -167,11 +167,17 @@ class Pod:
             mounts=[pb.Mount(host_path=host, container_path=inside, readonly=True) for host, inside in places.items()],
             labels={**self.config.labels, "io.kubernetes.container.name": name},
             log_path=log,
-            linux=pb.LinuxContainerConfig(resources=(resources or Resources()).to_cri()),
+            linux=pb.LinuxContainerConfig(
+                resources=(resources or Resources()).to_cri(), security_context=self._rights()
+            ),
             CDI_devices=[pb.CDIDevice(name=device) for device in cdi],
         )
         created = self._runtime.create(self.id, config, self.config)
         return Container(self._runtime, created, name, Path(self.config.log_directory, log))
+
+    def _rights(self) -> pb.LinuxContainerSecurityContext:
+        # A privileged container sees the node's tree of cgroups, and may write there.
+        return pb.LinuxContainerSecurityContext(privileged=self.config.linux.security_context.privileged)
 
     def run(self, name: str = "main", command: Sequence[str] = FOREVER, **options: Any) -> Container:
         """As create, and started."""

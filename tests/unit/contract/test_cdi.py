@@ -46,13 +46,15 @@ def test_a_file_gives_its_record_back(record: AllocationRecord) -> None:
 
 
 @given(records())
-def test_trap_7_2_the_version_is_the_lowest_that_suffices(record: AllocationRecord) -> None:
+@pytest.mark.fault("protocol trap 7.2")
+def test_the_version_is_the_lowest_that_suffices(record: AllocationRecord) -> None:
     """0.6.0 is needed for annotations and known to every supported runtime; a newer one would void the whole file."""
     assert cdi_document(record)["cdiVersion"] == CDI_VERSION == "0.6.0"
 
 
 @given(records())
-def test_trap_7_3_no_key_that_the_specification_does_not_have(record: AllocationRecord) -> None:
+@pytest.mark.fault("protocol trap 7.3")
+def test_no_key_that_the_specification_does_not_have(record: AllocationRecord) -> None:
     """One unknown key, at any level, makes the file invalid."""
     document = cdi_document(record)
     assert set(document) == {"cdiVersion", "kind", "annotations", "devices"}
@@ -65,7 +67,8 @@ def test_trap_7_3_no_key_that_the_specification_does_not_have(record: Allocation
 
 
 @given(records())
-def test_trap_7_4_no_device_without_edits(record: AllocationRecord) -> None:
+@pytest.mark.fault("protocol trap 7.4")
+def test_no_device_without_edits(record: AllocationRecord) -> None:
     """A device with nothing to inject is an error; each request has one device, with a legal name of its own."""
     devices = cdi_document(record)["devices"]
     assert all(device["containerEdits"]["env"] for device in devices)
@@ -75,7 +78,8 @@ def test_trap_7_4_no_device_without_edits(record: AllocationRecord) -> None:
 
 
 @given(records())
-def test_trap_7_6_variables_have_a_name_and_a_value(record: AllocationRecord) -> None:
+@pytest.mark.fault("protocol trap 7.6")
+def test_variables_have_a_name_and_a_value(record: AllocationRecord) -> None:
     """Entries are K=V with a name of ours that is read back as this claim."""
     for device in cdi_document(record)["devices"]:
         for entry in device["containerEdits"]["env"]:
@@ -86,7 +90,8 @@ def test_trap_7_6_variables_have_a_name_and_a_value(record: AllocationRecord) ->
             assert parsed.uid == record.claim.uid
 
 
-def test_trap_7_5_devices_of_one_file_share_no_variable() -> None:
+@pytest.mark.fault("protocol trap 7.5")
+def test_devices_of_one_file_share_no_variable() -> None:
     """A container that holds several requests of a claim gets one variable each; none overwrites another."""
     record = AllocationRecord(
         driver="dra.cpu",
@@ -103,7 +108,7 @@ def test_trap_7_5_devices_of_one_file_share_no_variable() -> None:
 
 
 def test_memory_is_told_by_node_and_size() -> None:
-    """Several allocations of one kind are joined; nodes are a list (needs B32: none may be lost)."""
+    """Several allocations of one kind are joined; nodes are a list: none may be lost."""
     record = AllocationRecord(
         driver="dra.memory",
         claim=CLAIM,

@@ -21,7 +21,8 @@ from tests.strategies.contract import page_sizes
         (16 << 30, "16g", "16Gi", "16GB", "hugepages-16777216kB", "16G"),
     ],
 )
-def test_trap_8_7_every_spelling(size: int, short: str, kubernetes: str, oci: str, sysfs: str, mount: str) -> None:
+@pytest.mark.fault("protocol trap 8.7")
+def test_every_spelling(size: int, short: str, kubernetes: str, oci: str, sysfs: str, mount: str) -> None:
     """Our names, Kubernetes, OCI, sysfs and mount options each get their own spelling, on x86_64 and arm64."""
     assert pagesize.short_page_size(size) == short
     assert pagesize.kubernetes_page_size(size) == kubernetes

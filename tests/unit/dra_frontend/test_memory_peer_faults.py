@@ -71,7 +71,8 @@ def frontend(path: Path, *documents: dict[str, Any]) -> Frontend:
 
 
 @given(machines(), st.integers(0, 2048), st.integers(0, 4))
-def test_peer_discovery_memory_and_hugepages_are_not_promised_twice(found: Machine, small: int, large: int) -> None:
+@pytest.mark.fault("memory peer, discovery")
+def test_memory_and_hugepages_are_not_promised_twice(found: Machine, small: int, large: int) -> None:
     """On each node plain memory, pages of every size and reserves together are never more than the node has."""
     pools = (HugepagePool(M2, small, small), HugepagePool(G1, large, large))
     nodes = {n: replace(node, memory_bytes=16 * GIB, hugepages=pools) for n, node in found.numa_nodes.items()}
@@ -81,7 +82,8 @@ def test_peer_discovery_memory_and_hugepages_are_not_promised_twice(found: Machi
         assert sum(d.capacity_bytes for d in promised if d.numa_node == node.id) <= node.memory_bytes - GIB
 
 
-def test_peer_discovery_host_reserves_are_subtracted() -> None:
+@pytest.mark.fault("memory peer, discovery")
+def test_host_reserves_are_subtracted() -> None:
     """What the operator keeps for the host, of memory and of pages, is offered to nobody."""
     limits = {"memory": "1Gi", "hugepages-2Mi": "64Mi"}
     before, after = (
@@ -93,7 +95,8 @@ def test_peer_discovery_host_reserves_are_subtracted() -> None:
     assert {name for name, less in lost.items() if less} == {"memory-numa000", "hugepages-2m-numa000"}
 
 
-def test_peer_discovery_nodes_without_memory_publish_nothing() -> None:
+@pytest.mark.fault("memory peer, discovery")
+def test_nodes_without_memory_publish_nothing() -> None:
     """No device, no pool entry, no failure; their CPUs are offered all the same."""
     found = host()
     empty = replace(found.numa_nodes[1], memory_bytes=0, hugepages=tuple(replace(p, total=0, free=0) for p in POOLS))
@@ -102,7 +105,8 @@ def test_peer_discovery_nodes_without_memory_publish_nothing() -> None:
     assert [device.name for device in inventory.pools[0].devices] == ["cpudevnuma000", "cpudevnuma001"]
 
 
-async def test_peer_discovery_the_machine_is_not_read_only_once() -> None:
+@pytest.mark.fault("memory peer, discovery")
+async def test_the_machine_is_not_read_only_once() -> None:
     """Pages that are allocated after the start are offered at the next look, without a restart."""
     tree = small_machine()
     trees = HostTrees(tree, MemoryTree({}))
@@ -114,7 +118,8 @@ async def test_peer_discovery_the_machine_is_not_read_only_once() -> None:
     assert memory_devices(watch.inventory)["hugepages-2m-numa000"].capacity_bytes - before == 256 * M2
 
 
-def test_peer_discovery_one_pool_for_each_resource() -> None:
+@pytest.mark.fault("memory peer, discovery")
+def test_one_pool_for_each_resource() -> None:
     """As its README promises: what changes in one does not make the others be published anew."""
     pools = {pool.name: pool.driver for pool in offered(host()).pools}
     assert pools == {
@@ -126,8 +131,9 @@ def test_peer_discovery_one_pool_for_each_resource() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_peer_discovery_device_names_are_not_random(name: str) -> None:
-    """Every start gives the same names and the same slices, so that claims from before can be prepared (needs B31)."""
+@pytest.mark.fault("memory peer, discovery")
+def test_device_names_are_not_random(name: str) -> None:
+    """Every start gives the same names and the same slices, so that claims from before can be prepared."""
     one, two = (
         [document for pool in offered(discover(captured(name))).pools for document in slice_documents(pool, NODE)]
         for _ in range(2)
@@ -135,7 +141,8 @@ def test_peer_discovery_device_names_are_not_random(name: str) -> None:
     assert one == two
 
 
-def test_peer_discovery_requests_are_whole_pages_and_never_beyond_the_device() -> None:
+@pytest.mark.fault("memory peer, discovery")
+def test_requests_are_whole_pages_and_never_beyond_the_device() -> None:
     """The policy that the scheduler rounds by; no step where none fits, which would void the whole slice."""
     devices = memory_devices(offered(host()))
     for device in devices.values():
@@ -150,7 +157,8 @@ def test_peer_discovery_requests_are_whole_pages_and_never_beyond_the_device() -
     ("base", "sizes"),
     [(4 << 10, (64 << 10, M2, 32 << 20, G1)), (64 << 10, (M2, 512 << 20, 16 << 30)), (4 << 10, (M2, G1))],
 )
-def test_peer_discovery_not_only_x86_64(base: int, sizes: tuple[int, ...]) -> None:
+@pytest.mark.fault("memory peer, discovery")
+def test_not_only_x86_64(base: int, sizes: tuple[int, ...]) -> None:
     """Every page size of arm64 kernels is found in sysfs, published by its names and claimed in whole pages."""
     tree = small_machine()
     pool = "/sys/devices/system/node/node0/hugepages"
@@ -174,14 +182,16 @@ def test_peer_discovery_not_only_x86_64(base: int, sizes: tuple[int, ...]) -> No
 # Prepare
 
 
-async def test_peer_prepare_a_claim_may_be_reserved_for_several_pods(tmp_path: Path) -> None:
+@pytest.mark.fault("memory peer, prepare")
+async def test_a_claim_may_be_reserved_for_several_pods(tmp_path: Path) -> None:
     """They take turns, or share what cannot be told at this point; the container that comes second is the backend's."""
     one = frontend(tmp_path, claim("u", memory("64Mi"), pods=("p1", "p2")))
     assert isinstance(await one.prepare("u", "dra.memory"), Prepared)
     assert [pod.uid for pod in one.store.ledger.records[0].reserved_for] == ["p1", "p2"]
 
 
-async def test_peer_prepare_one_file_for_each_claim(tmp_path: Path) -> None:
+@pytest.mark.fault("memory peer, prepare")
+async def test_one_file_for_each_claim(tmp_path: Path) -> None:
     """A claim costs its own file: those of the others are neither read again nor written."""
     first = frontend(tmp_path, claim("u1", memory("64Mi")), claim("u2", pages("4Mi", "r")))
     await first.prepare("u1", "dra.memory")
@@ -197,8 +207,9 @@ async def test_peer_prepare_one_file_for_each_claim(tmp_path: Path) -> None:
     assert [path.name for path in first.path.glob("*.json")] == [file.name]
 
 
-def test_peer_prepare_two_nodes_of_one_kind_are_both_kept() -> None:
-    """A map by resource name would keep the last; here every result is an allocation of its own (needs B32)."""
+@pytest.mark.fault("memory peer, prepare")
+def test_two_nodes_of_one_kind_are_both_kept() -> None:
+    """A map by resource name would keep the last; here every result is an allocation of its own."""
     made = record(pages("4Mi", "r", 0), pages("6Mi", "r", 1))
     assert [(a.numa_node, a.size) for a in made.memory] == [(0, 4 * MIB), (1, 6 * MIB)]
     assert request_env(made, "r") == {
@@ -207,7 +218,8 @@ def test_peer_prepare_two_nodes_of_one_kind_are_both_kept() -> None:
     }
 
 
-def test_peer_prepare_a_claim_may_have_several_allocations() -> None:
+@pytest.mark.fault("memory peer, prepare")
+def test_a_claim_may_have_several_allocations() -> None:
     """Memory and two page sizes, in one request or in several; each container is told those that it holds."""
     made = record(memory("64Mi", "m"), pages("4Mi", "h"), pages("1Gi", "h", 0, "1g"))
     assert [(a.request, a.page_bytes, a.size) for a in made.memory] == [
@@ -223,7 +235,8 @@ def test_peer_prepare_a_claim_may_have_several_allocations() -> None:
     ]
 
 
-async def test_peer_prepare_a_restart_knows_every_claim(tmp_path: Path) -> None:
+@pytest.mark.fault("memory peer, prepare")
+async def test_a_restart_knows_every_claim(tmp_path: Path) -> None:
     """Also those without a container: hugepages that are prepared are not given to anybody else."""
     one, two = claim("u1", pages("1000Mi", "r")), claim("u2", pages("512Mi", "r"))
     assert isinstance(await frontend(tmp_path, one).prepare("u1", "dra.memory"), Prepared)
@@ -234,7 +247,8 @@ async def test_peer_prepare_a_restart_knows_every_claim(tmp_path: Path) -> None:
     assert restarted.store.ledger.records[0].memory[0].size == 1000 * MIB
 
 
-async def test_peer_prepare_the_owner_survives_a_restart(tmp_path: Path) -> None:
+@pytest.mark.fault("memory peer, prepare")
+async def test_the_owner_survives_a_restart(tmp_path: Path) -> None:
     """Bindings are in the record, not in the memory of a process."""
     first = frontend(tmp_path, claim("u", memory("64Mi")))
     await first.prepare("u", "dra.memory")
@@ -245,12 +259,14 @@ async def test_peer_prepare_the_owner_survives_a_restart(tmp_path: Path) -> None
     assert again.store.ledger.records[0].owner == owned.owner
 
 
-def test_peer_prepare_the_lowest_cdi_version() -> None:
+@pytest.mark.fault("memory peer, prepare")
+def test_the_lowest_cdi_version() -> None:
     """0.8.0 voids the file for older libraries; annotations need 0.6.0, and so far nothing needs more."""
     assert cdi_document(record(memory("64Mi")))["cdiVersion"] == "0.6.0"
 
 
-async def test_peer_prepare_cpus_and_memory_are_one_claim(tmp_path: Path) -> None:
+@pytest.mark.fault("memory peer, prepare")
+async def test_cpus_and_memory_are_one_claim(tmp_path: Path) -> None:
     """Two drivers in one process prepare it with one record each, and neither touches the other's."""
     both = frontend(tmp_path, claim("u", cpus(2), memory("64Mi"), pages("4Mi", "r")))
     for driver in ("dra.cpu", "dra.memory"):
@@ -291,13 +307,15 @@ def provisioned(limit: int, *wanted: dict[str, Any]) -> tuple[Kernel, list[int |
     return kernel, [outcome.short for outcome in outcomes]
 
 
-def test_peer_setup_a_node_is_honoured_on_machines_with_several() -> None:
+@pytest.mark.fault("memory peer, setup")
+def test_a_node_is_honoured_on_machines_with_several() -> None:
     """Pages for one node go there and nowhere else."""
     kernel, short = provisioned(9999, {"size": "2M", "count": 100, "node": 1})
     assert (kernel.pools, short) == ({(1, M2): 100}, [0])
 
 
-def test_peer_setup_the_remainder_does_not_pile_up_on_node_0() -> None:
+@pytest.mark.fault("memory peer, setup")
+def test_the_remainder_does_not_pile_up_on_node_0() -> None:
     """One page each, from the lowest node on, over nodes that have memory."""
     nodes = {n: NumaNode(n, frozenset({n}), 8 * GIB * (n != 1), POOLS) for n in range(5)}
     requested = read_requested({"kind": "HugePageProvision", "spec": {"pages": [{"size": "2M", "count": 7}]}}, "f")
@@ -305,14 +323,16 @@ def test_peer_setup_the_remainder_does_not_pile_up_on_node_0() -> None:
     assert {target.node: target.pages for target in targets} == {0: 2, 2: 2, 3: 2, 4: 1}
 
 
-def test_peer_setup_the_result_is_checked() -> None:
+@pytest.mark.fault("memory peer, setup")
+def test_the_result_is_checked() -> None:
     """The kernel takes any number and allocates what it finds: that is looked at, by node."""
     kernel, short = provisioned(60, {"size": "2M", "count": 200})
     assert (kernel.pools, short) == ({(0, M2): 60, (1, M2): 60}, [40, 40])
 
 
 @pytest.mark.parametrize("size", ["64K", "32Mi", "512MB", "hugepages-16777216kB"])
-def test_peer_setup_every_page_size_and_spelling(size: str) -> None:
+@pytest.mark.fault("memory peer, setup")
+def test_every_page_size_and_spelling(size: str) -> None:
     """Not 2M and 1G alone: what the kernel has is what may be asked for."""
     sizes = {"64K": 64 << 10, "32Mi": 32 << 20, "512MB": 512 << 20, "hugepages-16777216kB": 16 << 30}
     found = host((HugepagePool(sizes[size], 0, 0),), 64 * GIB)

@@ -70,7 +70,8 @@ def refusal(inventory: Inventory, *results: dict[str, Any], **more: Any) -> str:
     return refused(view("u", *results, **more), inventory)
 
 
-def test_peer_9_1_1_core_ids_repeat_on_every_socket() -> None:
+@pytest.mark.fault("cpu peer 9.1.1")
+def test_core_ids_repeat_on_every_socket() -> None:
     """Claims stay on their node, take whole cores, and are not refused while the node has room."""
     inventory = offered(machine(2, 1, 1, 4, 2), reserved_cpus=frozenset({0}))
     node = inventory.machine.numa_nodes[0].cpus
@@ -80,7 +81,8 @@ def test_peer_9_1_1_core_ids_repeat_on_every_socket() -> None:
     assert record(inventory, cpus(7)).cpus_of() == node - {0}
 
 
-def test_peer_9_1_2_sizes_are_not_averages() -> None:
+@pytest.mark.fault("cpu peer 9.1.2")
+def test_sizes_are_not_averages() -> None:
     """Uneven sockets are not taken whole by mistake, and P-cores are whole cores on a hybrid part."""
     found = assemble(uneven(8, 2, per_l3=8))
     assert given(found, set(found.online) - {0}, 4) == {8, 9, 18, 19}
@@ -90,7 +92,8 @@ def test_peer_9_1_2_sizes_are_not_averages() -> None:
     assert given(mixed, set(mixed.online), 4, full_physical_cores=True, core_type="performance") == {0, 1, 2, 3}
 
 
-def test_peer_9_1_3_fragments_do_not_defeat_l3_alignment() -> None:
+@pytest.mark.fault("cpu peer 9.1.3")
+def test_fragments_do_not_defeat_l3_alignment() -> None:
     """Where the lowest cores of an L3 are broken, the whole ones behind them are found."""
     found = assemble(even_cores(1, 1, 2, 4, 2))
     free = set(found.online) - {0, 4, 5, 12}
@@ -99,14 +102,16 @@ def test_peer_9_1_3_fragments_do_not_defeat_l3_alignment() -> None:
 
 
 @pytest.mark.parametrize("group_by", ["numanode", "socket", "machine", "l3", "coretype"])
-def test_peer_9_1_4_the_shared_pool_cannot_be_claimed_empty(group_by: str) -> None:
+@pytest.mark.fault("cpu peer 9.1.4")
+def test_the_shared_pool_cannot_be_claimed_empty(group_by: str) -> None:
     """Without reserved CPUs one is withheld, so that no empty cpuset is ever wanted."""
     inventory = offered(machine(), group_by=group_by)
     claims = [cpus(len(d.cpus), f"r{i}", name) for i, (name, d) in enumerate(devices(inventory).items())]
     assert inventory.machine.online - record(inventory, *claims).cpus_of() == inventory.withheld_cpus != NONE
 
 
-def test_peer_9_1_5_cpus_without_cache_or_node_links_are_offered() -> None:
+@pytest.mark.fault("cpu peer 9.1.5")
+def test_cpus_without_cache_or_node_links_are_offered() -> None:
     """No cache directories: one L3-less group; no NUMA directories: one node. No CPU gets lost."""
     cpu, node = "/sys/devices/system/cpu", "/sys/devices/system/node"
     gone = {f"{cpu}/cpu{n}/cache": None for n in range(8)} | {f"{node}/node{n}": None for n in range(2)}
@@ -117,7 +122,8 @@ def test_peer_9_1_5_cpus_without_cache_or_node_links_are_offered() -> None:
     assert devices(offered(found, group_by="l3")).keys() == {"cpudevnuma000"}
 
 
-def test_peer_9_1_6_the_socket_of_a_node_is_not_arbitrary() -> None:
+@pytest.mark.fault("cpu peer 9.1.6")
+def test_the_socket_of_a_node_is_not_arbitrary() -> None:
     """Where a node spans sockets, each start says the socket of the lowest CPU."""
     found = assemble([Core(package=1), Core(package=0), Core(package=0)])
     shuffled = replace(found, cpus=dict(reversed(found.cpus.items())))
@@ -125,7 +131,8 @@ def test_peer_9_1_6_the_socket_of_a_node_is_not_arbitrary() -> None:
         assert devices(offered(listed))["cpudevnuma000"].attributes["dra.cpu/socketID"] == 1
 
 
-def test_peer_9_1_7_a_container_gets_the_request_it_names() -> None:
+@pytest.mark.fault("cpu peer 9.1.7")
+def test_a_container_gets_the_request_it_names() -> None:
     """Each request is a CDI device of its own with its own environment."""
     made = record(offered(machine()), cpus(1, "a"), cpus(2, "b"))
     environment = {device["name"]: device["containerEdits"]["env"] for device in cdi_document(made)["devices"]}
@@ -139,7 +146,8 @@ class Frontend(frontend.Frontend):
         super().__init__(path, offered(machine(), reserved_cpus=frozenset({0})), *documents, enforced=enforced)
 
 
-async def test_peer_9_2_1_a_restart_keeps_claims_without_containers(tmp_path: Path) -> None:
+@pytest.mark.fault("cpu peer 9.2.1")
+async def test_a_restart_keeps_claims_without_containers(tmp_path: Path) -> None:
     """The files are the memory: what is prepared and not yet running is nobody else's after a restart."""
     one, two = claim("u1", cpus(2)), claim("u2", cpus(2))
     assert isinstance(await Frontend(tmp_path, one).prepare("u1"), Prepared)
@@ -148,7 +156,8 @@ async def test_peer_9_2_1_a_restart_keeps_claims_without_containers(tmp_path: Pa
     assert "1 free" in answer.text
 
 
-async def test_peer_9_2_2_nothing_is_prepared_before_the_backend_knows_the_containers(tmp_path: Path) -> None:
+@pytest.mark.fault("cpu peer 9.2.2")
+async def test_nothing_is_prepared_before_the_backend_knows_the_containers(tmp_path: Path) -> None:
     """Without a synchronised backend the answer is an error that the kubelet retries."""
     frontend = Frontend(tmp_path, claim("u", cpus(2)), enforced=False)
     answer = await frontend.prepare("u")
@@ -157,7 +166,8 @@ async def test_peer_9_2_2_nothing_is_prepared_before_the_backend_knows_the_conta
     assert not frontend.store.ledger.records
 
 
-async def test_peer_9_2_3_nothing_is_chosen_on_a_state_that_changes_meanwhile(tmp_path: Path) -> None:
+@pytest.mark.fault("cpu peer 9.2.3")
+async def test_nothing_is_chosen_on_a_state_that_changes_meanwhile(tmp_path: Path) -> None:
     """A choice waits for whoever is changing the claims, and is made on what that one leaves behind."""
     frontend, writer = Frontend(tmp_path, claim("v", cpus(1))), Frontend(tmp_path)
     lock = FileLock(tmp_path / "claims.lock")
@@ -170,7 +180,8 @@ async def test_peer_9_2_3_nothing_is_chosen_on_a_state_that_changes_meanwhile(tm
     assert {uid: file.cpus for (_, uid), file in frontend.store.ledger.files.items()} == {"u": {1, 5}, "v": {4}}
 
 
-async def test_peer_9_2_6_records_are_read_at_the_start(tmp_path: Path) -> None:
+@pytest.mark.fault("cpu peer 9.2.6")
+async def test_records_are_read_at_the_start(tmp_path: Path) -> None:
     """A file that nobody remembers is found, with everything that was decided."""
     first = Frontend(tmp_path, claim("u", cpus(2), config=[opaque({"strategy": "spread"})]))
     await first.prepare("u")
@@ -180,14 +191,16 @@ async def test_peer_9_2_6_records_are_read_at_the_start(tmp_path: Path) -> None:
     assert second.store.ledger.records[0].parameters_of("cpus").strategy == "spread"
 
 
-def test_peer_9_2_7_single_cpus_keep_their_names() -> None:
+@pytest.mark.fault("cpu peer 9.2.7")
+def test_single_cpus_keep_their_names() -> None:
     """The name is the CPU's number, whatever is reserved or offline."""
     one = devices(offered(machine(), cpu_device_mode="individual", reserved_cpus=frozenset({0})))
     other = devices(offered(machine(offline=frozenset({1})), cpu_device_mode="individual"))
     assert all(device.cpus == {int(name.removeprefix("cpudev"))} for name, device in {**one, **other}.items())
 
 
-def test_peer_9_2_8_a_changed_allocation_is_noticed() -> None:
+@pytest.mark.fault("cpu peer 9.2.8")
+def test_a_changed_allocation_is_noticed() -> None:
     """Prepared again with other results, the claim gets what they say."""
     inventory = offered(machine())
     first = record(inventory, cpus(2))
@@ -196,7 +209,8 @@ def test_peer_9_2_8_a_changed_allocation_is_noticed() -> None:
     assert len(record(inventory, cpus(3), ledger=ledger).cpus_of()) == 3
 
 
-def test_peer_9_2_9_nothing_to_publish_withdraws_what_was_published() -> None:
+@pytest.mark.fault("cpu peer 9.2.9")
+def test_nothing_to_publish_withdraws_what_was_published() -> None:
     """A pool without devices is a slice without devices, not silence."""
     (pool, *_) = offered(machine(), reserved_cpus=frozenset(range(8))).pools
     assert [document["spec"]["devices"] for document in slice_documents(pool, NODE)] == [[]]
@@ -212,7 +226,8 @@ def quickest(action: Callable[[], object]) -> float:
     return min(times)
 
 
-def test_peer_9_3_3_the_allocator_is_not_quadratic() -> None:
+@pytest.mark.fault("cpu peer 9.3.3")
+def test_the_allocator_is_not_quadratic() -> None:
     """Eight times the CPUs take less than twenty times as long; quadratic would be sixty-four."""
 
     def half_of(found: Machine) -> Callable[[], object]:
@@ -223,7 +238,8 @@ def test_peer_9_3_3_the_allocator_is_not_quadratic() -> None:
     assert large < 20 * small
 
 
-def test_peer_9_3_4_devices_are_found_without_a_search() -> None:
+@pytest.mark.fault("cpu peer 9.3.4")
+def test_devices_are_found_without_a_search() -> None:
     """By an index made once: the list of devices is not looked at again."""
     inventory = offered(machine(2, 4, 4, 8, 2), cpu_device_mode="individual")
     object.__setattr__(inventory, "pools", None)
@@ -232,7 +248,8 @@ def test_peer_9_3_4_devices_are_found_without_a_search() -> None:
     assert inventory.device("dra.cpu", NODE, "cpudev999") is None
 
 
-def test_peer_9_3_5_health_is_told_not_collected() -> None:
+@pytest.mark.fault("cpu peer 9.3.5")
+def test_health_is_told_not_collected() -> None:
     """Without a change there is no new report, however often somebody would have asked."""
     board = HealthBoard()
     first = board.report()
@@ -240,7 +257,8 @@ def test_peer_9_3_5_health_is_told_not_collected() -> None:
     assert board.report() is first
 
 
-def test_peer_9_3_7_no_library_code_ends_the_process() -> None:
+@pytest.mark.fault("cpu peer 9.3.7")
+def test_no_library_code_ends_the_process() -> None:
     """Only the program's entry exits; everything else raises or returns."""
     for source in Path(dra_frontend.__file__).parent.rglob("*.py"):
         calls = [node.func for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.Call)]
@@ -252,7 +270,8 @@ def test_peer_9_3_7_no_library_code_ends_the_process() -> None:
         assert source.name == "__main__.py" or not exits & forbidden, source.name
 
 
-def test_peer_9_4_1_reserved_cpus_must_exist() -> None:
+@pytest.mark.fault("cpu peer 9.4.1")
+def test_reserved_cpus_must_exist() -> None:
     """A reserve of nothing offers nothing, and an unknown group is refused at the start in every mode."""
     inventory = offered(machine(), reserved_cpus=frozenset({0, 8, 9}))
     assert "CPU 8-9 does not exist" in inventory.refused["dra.cpu"]
@@ -261,7 +280,8 @@ def test_peer_9_4_1_reserved_cpus_must_exist() -> None:
         parse_config({"cpuDeviceMode": "individual", "groupBy": "shelf"}, "f")
 
 
-def test_peer_9_4_2_the_scheduler_settles_fractions_and_missing_amounts() -> None:
+@pytest.mark.fault("cpu peer 9.4.2")
+def test_the_scheduler_settles_fractions_and_missing_amounts() -> None:
     """Every shared device has a policy: one CPU by default and at least, in whole CPUs, up to all."""
     for group_by in ("numanode", "socket", "machine", "l3", "coretype"):
         for document in slice_documents(offered(machine(), group_by=group_by).pools[0], NODE):
@@ -274,7 +294,8 @@ def test_peer_9_4_2_the_scheduler_settles_fractions_and_missing_amounts() -> Non
 
 
 @pytest.mark.parametrize("group_by", ["numanode", "socket", "machine", "l3", "coretype"])
-def test_peer_9_4_3_parameters_are_read_in_every_mode_and_strictly(group_by: str) -> None:
+@pytest.mark.fault("cpu peer 9.4.3")
+def test_parameters_are_read_in_every_mode_and_strictly(group_by: str) -> None:
     """A field that is not known is refused, wherever it is; administrative access takes nothing; share ids are kept."""
     inventory = offered(machine(), group_by=group_by)
     device = next(iter(devices(inventory)))
@@ -284,7 +305,8 @@ def test_peer_9_4_3_parameters_are_read_in_every_mode_and_strictly(group_by: str
     assert [(r.request, r.share_id) for r in made.results] == [("cpus", "share-cpus")]
 
 
-async def test_peer_9_4_5_prepare_errors_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.fault("cpu peer 9.4.5")
+async def test_prepare_errors_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """By claim and reason, also without the kubelet's log."""
     await Frontend(tmp_path, claim("u", cpus(9))).prepare("u")
     (logged,) = [record.__dict__ for record in caplog.records]
@@ -292,7 +314,8 @@ async def test_peer_9_4_5_prepare_errors_are_logged(tmp_path: Path, caplog: pyte
     assert "9 CPUs wanted" in logged["error"]
 
 
-def test_peer_9_4_8_the_node_name_comes_from_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.fault("cpu peer 9.4.8")
+def test_the_node_name_comes_from_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """The downward API beats the one override for all nodes, and both the host name."""
     parser = argparse.ArgumentParser()
     add_run_arguments(parser)
@@ -302,7 +325,8 @@ def test_peer_9_4_8_the_node_name_comes_from_the_node(monkeypatch: pytest.Monkey
     assert load_settings(parser.parse_args(["--hostname-override", "other"])).node_name == "other"
 
 
-def test_peer_9_4_9_the_lowest_cdi_version_that_suffices() -> None:
+@pytest.mark.fault("cpu peer 9.4.9")
+def test_the_lowest_cdi_version_that_suffices() -> None:
     """Annotations need 0.6.0, nothing needs more; older libraries refuse a file of a newer version."""
     assert CDI_VERSION == "0.6.0"
     assert set(json.loads(json.dumps(cdi_document(record(offered(machine()), cpus(1)))))) == {
@@ -313,9 +337,8 @@ def test_peer_9_4_9_the_lowest_cdi_version_that_suffices() -> None:
     }
 
 
-def test_peer_9_4_10_tools_show_what_they_are_told_to_look_at(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.fault("cpu peer 9.4.10")
+def test_tools_show_what_they_are_told_to_look_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No process is searched for, and a configuration that cannot be read is an error, not the defaults."""
     root = write_tree(small_machine().changed({"/proc/7/comm": "dra-frontend\n"}), tmp_path / "host")
     command = ["--node", NODE, "slices", "--host-root", str(root), "-o", "json", "--config"]
@@ -328,7 +351,8 @@ def test_peer_9_4_10_tools_show_what_they_are_told_to_look_at(
     assert "other.yaml" in shown.err
 
 
-def test_peer_9_4_11_more_than_two_threads_per_core() -> None:
+@pytest.mark.fault("cpu peer 9.4.11")
+def test_more_than_two_threads_per_core() -> None:
     """SMT 4 and 8: whole cores are all threads, spreading takes one of each."""
     for threads in (4, 8):
         found = assemble(even_cores(1, 1, 1, 4, threads), adjacent=True)
@@ -337,7 +361,8 @@ def test_peer_9_4_11_more_than_two_threads_per_core() -> None:
 
 
 @pytest.mark.parametrize("name", ["0000:00", "10000:e0", "7fffffff:00"])
-def test_peer_9_4_11_pcie_roots_of_every_machine_and_domain(name: str) -> None:
+@pytest.mark.fault("cpu peer 9.4.11")
+def test_pcie_roots_of_every_machine_and_domain(name: str) -> None:
     """Not only amd64, and domains of more than four digits (Intel VMD): no architecture is asked for."""
     files = {f"/sys/devices/pci{name}/pci_bus/{name}/cpulistaffinity": "0-3\n"}
     found = discover(small_machine().changed({**files, "/proc/cpuinfo": "CPU implementer\t: 0x41\n"}))
@@ -345,7 +370,8 @@ def test_peer_9_4_11_pcie_roots_of_every_machine_and_domain(name: str) -> None:
     assert listed == {"cpudevnuma000": (f"pci{name}",), "cpudevnuma001": None}
 
 
-def test_peer_9_4_11_a_pcie_root_leads_to_cpus_near_it() -> None:
+@pytest.mark.fault("cpu peer 9.4.11")
+def test_a_pcie_root_leads_to_cpus_near_it() -> None:
     """Groups are no larger than what the root is near to, and a claim's CPUs are of its device: none is elsewhere."""
     files = {f"/sys/devices/pci0000:{n}/pci_bus/0000:{n}/cpulistaffinity": c for n, c in (("00", "0-3"), ("80", "4-7"))}
     found = discover(small_machine().changed(files))
@@ -356,7 +382,8 @@ def test_peer_9_4_11_a_pcie_root_leads_to_cpus_near_it() -> None:
         assert record(inventory, cpus(2, device=device.name)).cpus_of() <= found.pcie_roots[roots[0]]
 
 
-def test_peer_9_4_12_strategies_that_it_lacks() -> None:
+@pytest.mark.fault("cpu peer 9.4.12")
+def test_strategies_that_it_lacks() -> None:
     """Whole cores, distribution over NUMA nodes, spreading, isolated CPUs, and L3 and core-type devices are there."""
     found = isolating(machine(1, 2, 1, 4, 2), {6, 7, 14, 15})
     with pytest.raises(NoCpusError, match="the next amount that is one: 4"):
@@ -369,7 +396,8 @@ def test_peer_9_4_12_strategies_that_it_lacks() -> None:
     assert devices(offered(mixed, group_by="coretype")).keys() == {"cpudevpcore", "cpudevecore"}
 
 
-async def test_peer_9_4_13_an_upgrade_finds_what_the_old_release_decided(tmp_path: Path) -> None:
+@pytest.mark.fault("cpu peer 9.4.13")
+async def test_an_upgrade_finds_what_the_old_release_decided(tmp_path: Path) -> None:
     """Two instances over one directory: the second answers for the first one's claim as the first did."""
     document = claim("u", cpus(2))
     old, new = Frontend(tmp_path, document), Frontend(tmp_path, document)

@@ -35,9 +35,8 @@ def limits(node: Node, path: str, size: str = "2MB") -> list[str]:
         ("", "33 30 0:29 / /sys/fs/cgroup/hugetlb rw - cgroup cgroup rw,hugetlb\n", "cgroup_no_v1=all"),
     ],
 )
-def test_peer_preflight_what_cannot_work_is_refused_with_a_remedy(
-    memory: Path, more: str, lines: str, remedy: str
-) -> None:
+@pytest.mark.fault("memory peer, preflight")
+def test_what_cannot_work_is_refused_with_a_remedy(memory: Path, more: str, lines: str, remedy: str) -> None:
     """Accounting of hugepages, a root that is mounted over, hugetlb in cgroup v1: told with what to change."""
     (memory / "proc/self").mkdir(parents=True)
     root = memory / "cgroup"
@@ -51,8 +50,9 @@ def test_peer_preflight_what_cannot_work_is_refused_with_a_remedy(
 # NRI
 
 
-async def test_peer_nri_claims_of_one_size_add_up(node: Node) -> None:
-    """Two claims of 64 MiB are 128 MiB, in the answer and in the kernel's files (needs B33)."""
+@pytest.mark.fault("memory peer, nri")
+async def test_claims_of_one_size_add_up(node: Node) -> None:
+    """Two claims of 64 MiB are 128 MiB, in the answer and in the kernel's files."""
     env = node.claim(memory_record("m1", ("a", 0, 64 * MI, TWO))) + node.claim(
         memory_record("m2", ("a", 0, 64 * MI, TWO))
     )
@@ -63,24 +63,27 @@ async def test_peer_nri_claims_of_one_size_add_up(node: Node) -> None:
     assert limits(node, path) == limits(node, POD) == [str(128 * MI)] * 2
 
 
-async def test_peer_nri_two_nodes_and_two_sizes_of_one_claim_are_all_kept(node: Node) -> None:
-    """Mems are the union, limits the sums by size (needs B32)."""
+@pytest.mark.fault("memory peer, nri")
+async def test_two_nodes_and_two_sizes_of_one_claim_are_all_kept(node: Node) -> None:
+    """Mems are the union, limits the sums by size."""
     record = memory_record("m", ("a", 0, 4 * MI, TWO), ("b", 1, 6 * MI, TWO), ("c", 1, GIGA, GIGA))
     path = await node.run("c", *node.claim(record))
     assert node.kernel.get(path, "cpuset.mems") == "0-1"
     assert (limits(node, path), limits(node, path, "1GB")) == ([str(10 * MI)] * 2, [str(GIGA)] * 2)
 
 
-async def test_peer_nri_reservations_are_limited_as_well(node: Node) -> None:
-    """With ``max`` alone mmap succeeds and the first touch is SIGBUS; so is every size that nobody claimed (B44)."""
+@pytest.mark.fault("memory peer, nri")
+async def test_reservations_are_limited_as_well(node: Node) -> None:
+    """With ``max`` alone mmap succeeds and the first touch is SIGBUS; so is every size that nobody claimed."""
     path = await node.run("c", *node.claim(memory_record("m", ("a", 0, 64 * MI, TWO))))
     for where in (path, POD):
         assert node.kernel.get(where, "hugetlb.2MB.rsvd.max") == str(64 * MI)
     assert limits(node, path, "1GB") == ["0", "0"]
 
 
-async def test_peer_nri_the_pods_limit_does_not_grow_at_restarts(node: Node) -> None:
-    """Twenty lives of one container: the limit is the claim, on top of what the kubelet itself gave (needs B34)."""
+@pytest.mark.fault("memory peer, nri")
+async def test_the_pods_limit_does_not_grow_at_restarts(node: Node) -> None:
+    """Twenty lives of one container: the limit is the claim, on top of what the kubelet itself gave."""
     env = node.claim(memory_record("m", ("a", 0, 64 * MI, TWO)))
     node.kernel.make(POD)
     for size in ("2MB", "1GB"):
@@ -92,7 +95,8 @@ async def test_peer_nri_the_pods_limit_does_not_grow_at_restarts(node: Node) -> 
         await node.enforcer.remove_container(pod(), container(f"life-{life}"))
 
 
-async def test_peer_nri_an_unknown_sandbox_does_not_fail_synchronize(node: Node) -> None:
+@pytest.mark.fault("memory peer, nri")
+async def test_an_unknown_sandbox_does_not_fail_synchronize(node: Node) -> None:
     """A container whose sandbox the runtime no longer lists is passed over for claims; the others are all known."""
     record = memory_record("m", ("a", 1, 64 * MI, TWO))
     claim = replace(container("c", *node.claim(record)), state=ContainerState.RUNNING)
@@ -104,7 +108,8 @@ async def test_peer_nri_an_unknown_sandbox_does_not_fail_synchronize(node: Node)
     )
 
 
-async def test_peer_nri_a_removed_sandbox_does_not_forget_its_claims(node: Node) -> None:
+@pytest.mark.fault("memory peer, nri")
+async def test_a_removed_sandbox_does_not_forget_its_claims(node: Node) -> None:
     """Only the frontend gives claims back: a new sandbox of the pod finds its memory, another pod is still refused."""
     env = node.claim(memory_record("m", ("a", 1, 64 * MI, TWO)))
     await node.run("first", *env)
@@ -117,7 +122,8 @@ async def test_peer_nri_a_removed_sandbox_does_not_forget_its_claims(node: Node)
     assert (node.kernel.get(path, "cpuset.mems"), limits(node, path)) == ("1", [str(64 * MI)] * 2)
 
 
-async def test_peer_nri_one_claim_is_one_container(node: Node) -> None:
+@pytest.mark.fault("memory peer, nri")
+async def test_one_claim_is_one_container(node: Node) -> None:
     """A second container of the pod is refused with a reason, the first may come again."""
     env = node.claim(memory_record("m", ("a", 1, 64 * MI, TWO)))
     await node.run("first", *env)
@@ -127,7 +133,8 @@ async def test_peer_nri_one_claim_is_one_container(node: Node) -> None:
     assert node.kernel.get(await node.run("first-again", *env), "cpuset.mems") == "1"
 
 
-async def test_peer_nri_a_memory_claim_is_more_than_mems(node: Node) -> None:
+@pytest.mark.fault("memory peer, nri")
+async def test_a_memory_claim_is_more_than_mems(node: Node) -> None:
     """Where it asks for them it has a limit, and protection that every cgroup above it passes on (needs A5)."""
     record = memory_record("m", ("a", 1, 64 * MI, 4096), a={"limit": "claim", "protect": "min"})
     path = await node.run("c", *node.claim(record))
@@ -135,7 +142,8 @@ async def test_peer_nri_a_memory_claim_is_more_than_mems(node: Node) -> None:
     assert [node.kernel.get(where, "memory.min") for where in (path, POD)] == [str(64 * MI)] * 2
 
 
-async def test_peer_nri_evidence_that_lies_is_refused(node: Node) -> None:
+@pytest.mark.fault("memory peer, nri")
+async def test_evidence_that_lies_is_refused(node: Node) -> None:
     """Claims are what the record says, not what a variable says: more nodes or bytes than claimed is no container."""
     variables = node.claim(memory_record("m", ("a", 1, 64 * MI, TWO)))
     more = [variable.replace("size:64Mi", "size:1Gi") for variable in variables]

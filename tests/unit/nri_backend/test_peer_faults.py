@@ -14,8 +14,8 @@ from typing import Any
 
 import nri_backend
 import pytest
-from nri_backend.claims.evidence import Reason
-from nri_backend.containers.container import known_as
+from nri_backend.claims.judge import Reason
+from nri_backend.containers.container import tracked_as
 from nri_backend.containers.state import Choices, NodeState
 from nri_backend.nri.model import Container, ContainerState, Pod, RefusedError, Resources
 from numa_contract.cpuset import parse_cpu_list
@@ -41,7 +41,8 @@ def listed(node: Node, *containers: Container) -> list[Pod]:
     return list(dict.fromkeys(pods))
 
 
-async def test_peer_9_1_4_an_empty_pool_leaves_nobody_on_exclusive_cpus(memory: Path) -> None:
+@pytest.mark.fault("cpu peer 9.1.4")
+async def test_an_empty_pool_leaves_nobody_on_exclusive_cpus(memory: Path) -> None:
     """When claims hold every CPU, a plain container does not start: an empty cpuset would mean "as it is"."""
     async with enforcing(Node(memory, reserved="")) as node:
         node.claim(cpu_record("c1", "cpus=0-7"))
@@ -50,7 +51,8 @@ async def test_peer_9_1_4_an_empty_pool_leaves_nobody_on_exclusive_cpus(memory: 
         assert node.counts.refusals == {Reason.NO_POOL: 1}
 
 
-async def test_peer_9_1_4_with_reserved_cpus_the_rest_shares_them(node: Node) -> None:
+@pytest.mark.fault("cpu peer 9.1.4")
+async def test_with_reserved_cpus_the_rest_shares_them(node: Node) -> None:
     """Containers that run and those that come are put on the reserved CPUs, by name and never by an empty set."""
     path = await node.run("early", of="p2")
     node.claim(cpu_record("c1", "cpus=1-7"))
@@ -60,7 +62,8 @@ async def test_peer_9_1_4_with_reserved_cpus_the_rest_shares_them(node: Node) ->
     assert await node.enforcer.update_container(pod("p2"), stored, Resources(cpus="0-7")) != []
 
 
-async def test_peer_9_2_1_a_synchronisation_forgets_no_claim(node: Node) -> None:
+@pytest.mark.fault("cpu peer 9.2.1")
+async def test_a_synchronisation_forgets_no_claim(node: Node) -> None:
     """What is prepared stays held although the runtime lists no container of it, and its container starts then."""
     env = node.claim(ONE)
     await node.enforcer.synchronize([], [])
@@ -68,7 +71,8 @@ async def test_peer_9_2_1_a_synchronisation_forgets_no_claim(node: Node) -> None
     assert node.cpus(await node.run("late", *env)) == "2-3"
 
 
-async def test_peer_9_2_3_a_snapshot_is_taken_over_in_one_step(node: Node) -> None:
+@pytest.mark.fault("cpu peer 9.2.3")
+async def test_a_snapshot_is_taken_over_in_one_step(node: Node) -> None:
     """Hooks that run while snapshots come see the state before or after, never one that is half filled."""
     web = running("web", of="p9", name="web")
     pods = listed(node, web)
@@ -92,7 +96,8 @@ async def test_peer_9_2_3_a_snapshot_is_taken_over_in_one_step(node: Node) -> No
     assert node.enforcer.state.get("web") is not None
 
 
-async def test_peer_9_2_4_one_bad_pair_does_not_stop_the_rest(node: Node) -> None:
+@pytest.mark.fault("cpu peer 9.2.4")
+async def test_one_bad_pair_does_not_stop_the_rest(node: Node) -> None:
     """Of two that came to share a claim the first keeps it, the other joins the pool, and the rest is pinned."""
     env, other = node.claim(ONE), node.claim(TWO)
     bad = running("bad", "DRA_CPUSET_=x", of="p3")
@@ -100,10 +105,11 @@ async def test_peer_9_2_4_one_bad_pair_does_not_stop_the_rest(node: Node) -> Non
     await node.enforcer.synchronize(listed(node, *found), found)
     wanted = {"first": "2-3", "second": "1,6-7", "bad": "1,6-7", "right": "4-5"}
     await eventually(lambda: {one.id: node.cpus(cgroup_of(one)) for one in found} == wanted)
-    assert any("belongs to container main" in problem for problem in node.enforcer.keeper.problems)
+    assert any("belongs to container main" in problem for problem in node.enforcer.actuator.problems)
 
 
-async def test_peer_9_2_10_running_containers_get_released_cpus_back(node: Node) -> None:
+@pytest.mark.fault("cpu peer 9.2.10")
+async def test_running_containers_get_released_cpus_back(node: Node) -> None:
     """The pool grows with the release itself, for those that run; no hook and no new container is needed."""
     plain = await node.run("plain", of="p9")
     node.claim(ONE)
@@ -124,7 +130,8 @@ class Walked(list[Any]):
         return super().__iter__()
 
 
-async def test_peer_9_3_1_a_synchronisation_is_not_pods_times_containers(node: Node) -> None:
+@pytest.mark.fault("cpu peer 9.3.1")
+async def test_a_synchronisation_is_not_pods_times_containers(node: Node) -> None:
     """The pods are gone through once, however many containers there are."""
     found = [running(f"c{n}", of=f"p{n}") for n in range(60)]
     pods = Walked(listed(node, *found))
@@ -133,7 +140,8 @@ async def test_peer_9_3_1_a_synchronisation_is_not_pods_times_containers(node: N
     assert len(node.enforcer.state) == 60
 
 
-async def test_peer_9_3_2_a_hook_touches_no_other_container(node: Node) -> None:
+@pytest.mark.fault("cpu peer 9.3.2")
+async def test_a_hook_touches_no_other_container(node: Node) -> None:
     """The others are moved when the claim is prepared; its containers' hooks write and answer for themselves alone."""
     others = [await node.run(f"plain-{n}", of=f"q{n}") for n in range(5)]
     env = node.claim(ONE)
@@ -146,7 +154,8 @@ async def test_peer_9_3_2_a_hook_touches_no_other_container(node: Node) -> None:
         assert {written for written, _, _ in node.kernel.written} <= {path, path.rpartition("/")[0]}
 
 
-def test_peer_9_3_7_no_library_code_ends_the_process() -> None:
+@pytest.mark.fault("cpu peer 9.3.7")
+def test_no_library_code_ends_the_process() -> None:
     """Only the program's entry exits; everything else raises or returns."""
     for source in Path(nri_backend.__file__).parent.rglob("*.py"):
         calls = [node.func for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.Call)]
@@ -154,19 +163,21 @@ def test_peer_9_3_7_no_library_code_ends_the_process() -> None:
         assert source.name == "__main__.py" or not {ast.unparse(call) for call in calls} & forbidden, source.name
 
 
-def test_peer_9_4_4_who_knows_uid_and_cpus_gets_nothing() -> None:
+@pytest.mark.fault("cpu peer 9.4.4")
+def test_who_knows_uid_and_cpus_gets_nothing() -> None:
     """A pod that the claim is not reserved for is refused with the right values too, and the claim stays free."""
     state = NodeState(Choices(parse_cpu_list("0")))
     state.take_files(files_of(ONE))
-    thief = state.assessed(known_as(pod("p2"), container("thief", *env_of(ONE), of="p2")))
+    thief = state.assessed(tracked_as(pod("p2"), container("thief", *env_of(ONE), of="p2")))
     assert thief.refusal is not None
     assert thief.refusal.reason is Reason.NOT_RESERVED
     state.put(thief)
-    rightful = state.assessed(known_as(pod("p1"), container("rightful", *env_of(ONE))))
+    rightful = state.assessed(tracked_as(pod("p1"), container("rightful", *env_of(ONE))))
     assert rightful.own_cpus == {2, 3}
 
 
-async def test_peer_9_4_5_refusals_are_logged(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.fault("cpu peer 9.4.5")
+async def test_refusals_are_logged(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     """By container, pod and reason: the runtime's log is elsewhere, and the pod's events are soon gone."""
     with caplog.at_level(logging.WARNING), pytest.raises(RefusedError):
         await node.create("bad", "DRA_CPUSET_zz=0-3")

@@ -31,8 +31,9 @@ from numa_node.log import set_up_logging
 from numa_node.readiness import Readiness
 
 from nri_backend.containers.state import Choices
-from nri_backend.enforcement.actuator import Edges
+from nri_backend.enforcement.edges import Edges
 from nri_backend.enforcement.hooks import Enforcer
+from nri_backend.enforcement.turn import MAX_STUCK
 from nri_backend.frontend_link.client import StateClient
 from nri_backend.frontend_link.records import RecordsClient
 from nri_backend.frontend_link.reports import Reports
@@ -41,6 +42,7 @@ from nri_backend.node.cgroups import CgroupTree
 from nri_backend.node.former_lock import FormerLock
 from nri_backend.node.host import HostError, read_host
 from nri_backend.node.preflight import PreflightError, check_node, make_run_directory
+from nri_backend.node.proofs import Proofs
 from nri_backend.nri.hooks import LinkStatus
 from nri_backend.nri.link import dial
 from nri_backend.nri.session import RuntimeSession
@@ -50,8 +52,8 @@ from nri_backend.telemetry import Facts, Telemetry
 
 MAX_PROBLEMS: Final = 20
 """Problems told in a lease; whoever has more than these reads the log."""
-# Enforcement works in two threads at a time; the others are for a kill beside a stuck file.
-_THREADS: Final = 4
+# Enforcement works in two threads at a time; the others are for writes that hang (turn.py) and kills beside them.
+_THREADS: Final = 2 * MAX_STUCK
 _LEAVE_SECONDS: Final = 2.0  # hooks are answered within 1.5 s of the 2 s that runtimes usually wait
 _log = logging.getLogger(__name__)
 
@@ -80,10 +82,12 @@ class Backend:
             directory=ClaimDirectory(settings.cdi_dir),
             tree=CgroupTree(settings.cgroup_root),
             read_host=read_node,
+            proofs=Proofs(settings.own_dir),
+            leadership=lambda: lock.leadership,
             sink=self._reports,
             observer=self._telemetry,
         )
-        choices = Choices(settings.reserved_cpus, settings.lazy_pool, settings.hugepage_guard)
+        choices = Choices(settings.reserved_cpus, settings.lazy_pool, settings.hugepage_guard, settings.cpu_quota)
         self._enforcer = Enforcer(edges, read_node(), choices, settings.pod_uid)
         self.call_done = self._telemetry.call_done
         self._session = RuntimeSession(self._enforcer, name=NRI_PLUGIN_NAME, index=settings.plugin_index, observer=self)
@@ -124,7 +128,7 @@ class Backend:
 
     def status(self) -> BackendStatus:
         """Returns the lease as of now."""
-        link, keeper = self._session.status, self._enforcer.keeper
+        link, actuator = self._session.status, self._enforcer.actuator
         return BackendStatus(
             software=__version__,
             instance=self._instance,
@@ -133,9 +137,9 @@ class Backend:
             enforced=self._lock.fresh,
             synchronized=link.synchronized,
             runtime=" ".join(filter(None, (link.runtime_name, link.runtime_version))),
-            pool=keeper.state.pool,
-            problems=tuple(cut_answer(problem) for problem in keeper.problems[:MAX_PROBLEMS]),
-            counters={name: float(count) for name, count in keeper.counters.items()},
+            pool=actuator.state.pool,
+            problems=tuple(cut_answer(problem) for problem in actuator.problems[:MAX_PROBLEMS]),
+            counters={name: float(count) for name, count in actuator.counters.items()},
             metrics=self._telemetry.metrics(self._facts(link)),
         )
 

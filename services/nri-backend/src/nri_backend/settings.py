@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Final, Literal, NoReturn
 
 from numa_contract import __version__
 from numa_contract.config import Config
@@ -56,6 +56,7 @@ class Settings:
     lazy_pool: bool
     """Running containers without a claim get released CPUs with their next change only."""
     hugepage_guard: bool
+    cpu_quota: Literal["raise", "lift", "keep"]
     log_level: str
     log_format: str
     notes: tuple[str, ...] = ()
@@ -131,6 +132,7 @@ def load_settings(arguments: Sequence[str], environment: Mapping[str, str] | Non
         reserved_cpus=config.reserved_cpus,
         lazy_pool=config.shared_pool.grow == "lazy",
         hugepage_guard=config.hugepage_guard,
+        cpu_quota=config.cpu_quota,
         log_level=config.log_level,
         log_format=config.log_format,
         notes=tuple(

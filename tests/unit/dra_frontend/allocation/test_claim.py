@@ -74,7 +74,8 @@ def test_a_whole_claim_is_read() -> None:
     assert [result.admin_access for result in claim.results] == [False, False, True]
 
 
-def test_trap_6_7_results_are_filtered_by_driver() -> None:
+@pytest.mark.fault("protocol trap 6.7")
+def test_results_are_filtered_by_driver() -> None:
     """A claim's results and parameters name other drivers too, in forms of their own: they are not ours to judge."""
     found = document()
     devices = found["status"]["allocation"]["devices"]
@@ -116,7 +117,8 @@ def test_what_is_not_an_amount_is_refused(amount: str) -> None:
         read_claim(claim).results[0].count()
 
 
-def test_trap_6_8_class_parameters_come_before_those_of_the_claim() -> None:
+@pytest.mark.fault("protocol trap 6.8")
+def test_class_parameters_come_before_those_of_the_claim() -> None:
     """Later entries override earlier ones, so the claim's are last, whatever order the document has."""
     claim = document()
     config = claim["status"]["allocation"]["devices"]["config"]
@@ -156,7 +158,8 @@ def test_node_selection() -> None:
     assert is_allocated(claim, UID, "anywhere")
 
 
-def test_trap_6_10_another_object_of_the_same_name_is_refused() -> None:
+@pytest.mark.fault("protocol trap 6.10")
+def test_another_object_of_the_same_name_is_refused() -> None:
     """The kubelet asks for a UID; a claim made anew under that name is another claim."""
     text = refusal(document(), "other-uid")
     assert text.startswith(f"claim default/pod-a-cpu-x7k2p: UID other-uid was replaced by {UID}; delete the pod")

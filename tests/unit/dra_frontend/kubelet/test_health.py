@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import cast
 
+import pytest
 from dra_frontend.kubelet.health import RESEND_SECONDS, STALE_SECONDS, HealthBoard, HealthStreams
 from dra_frontend.kubelet.messages import write_health
 from dra_frontend.kubelet.values import DeviceHealth, Health, HealthReport
@@ -43,7 +44,8 @@ async def test_a_change_between_two_reads_is_not_missed() -> None:
     await stream.aclose()
 
 
-async def test_trap_4_13_the_list_is_repeated_before_it_gets_stale() -> None:
+@pytest.mark.fault("protocol trap 4.13")
+async def test_the_list_is_repeated_before_it_gets_stale() -> None:
     """The kubelet forgets a device that is not repeated within the timeout, even if nothing changes."""
     assert RESEND_SECONDS * 2 < STALE_SECONDS <= 30
     stream = subscribe(HealthStreams(HealthBoard([GOOD]), resend=0.01))

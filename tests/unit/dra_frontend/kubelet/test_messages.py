@@ -30,19 +30,22 @@ def test_claims_are_read_from_both_versions_and_both_calls() -> None:
     assert str(ClaimName("ns", "n", "u")) == "claim ns/n (u)"
 
 
-def test_trap_4_8_subrequests_are_stripped() -> None:
+@pytest.mark.fault("protocol trap 4.8")
+def test_subrequests_are_stripped() -> None:
     """A name like ``req/sub`` would make the kubelet inject nothing, silently."""
     device = PreparedDevice(("cpus/big", "cpus/small"), "p", "d", ("i",))
     (sent,) = written({"u": Prepared((device,))}).claims["u"].devices
     assert list(sent.request_names) == ["cpus"]
 
 
-def test_trap_4_9_no_device_is_an_error() -> None:
+@pytest.mark.fault("protocol trap 4.9")
+def test_no_device_is_an_error() -> None:
     """An empty answer would read as success and start the container with nothing injected."""
     assert "without any device" in written({"u": Prepared(())}).claims["u"].error
 
 
-def test_trap_4_1_share_id_is_sent_in_v1_and_unknown_to_v1beta1() -> None:
+@pytest.mark.fault("protocol trap 4.1")
+def test_share_id_is_sent_in_v1_and_unknown_to_v1beta1() -> None:
     """Shares of one device differ by share id only; v1beta1 has no such field."""
     answers: PrepareAnswers = {"u": Prepared((DEVICE,))}
     (device,) = written(answers).claims["u"].devices

@@ -86,7 +86,8 @@ async def broken() -> None:
     raise LookupError("a bug")
 
 
-async def test_trap_4_5_every_requested_claim_has_exactly_one_entry(short_root: Path) -> None:
+@pytest.mark.fault("protocol trap 4.5")
+async def test_every_requested_claim_has_exactly_one_entry(short_root: Path) -> None:
     """Missing entries fail the pod, and so do entries that nobody asked for; both RPCs keep to that."""
     paths = PluginPaths.below(short_root, "dra.cpu", None)
     door = Door(lost=["b"])
@@ -118,7 +119,8 @@ async def test_a_broken_service_fails_claims_not_the_call(short_root: Path, capl
     assert "Traceback" in caplog.text
 
 
-async def test_trap_4_6_the_answer_comes_before_the_callers_deadline(short_root: Path) -> None:
+@pytest.mark.fault("protocol trap 4.6")
+async def test_the_answer_comes_before_the_callers_deadline(short_root: Path) -> None:
     """A bare DEADLINE_EXCEEDED explains nothing: every claim gets a text shortly before."""
     paths = PluginPaths.below(short_root, "dra.cpu", None)
     async with KubeletPlugin("dra.cpu", Door(never), paths):
@@ -135,7 +137,8 @@ async def test_large_batches_are_one_call(short_root: Path) -> None:
     assert len(door.prepared) == 1
 
 
-async def test_trap_4_15_registration_comes_last_and_goes_first(short_root: Path) -> None:
+@pytest.mark.fault("protocol trap 4.15")
+async def test_registration_comes_last_and_goes_first(short_root: Path) -> None:
     """The kubelet may call as soon as it sees the registration socket, and only then."""
     paths = PluginPaths.below(short_root, "dra.cpu", POD)
     running = asyncio.Event()
@@ -160,7 +163,8 @@ async def test_trap_4_15_registration_comes_last_and_goes_first(short_root: Path
     assert not list(paths.dra.parent.iterdir())
 
 
-async def test_trap_4_1_services_are_named_short_and_best_first(short_root: Path) -> None:
+@pytest.mark.fault("protocol trap 4.1")
+async def test_services_are_named_short_and_best_first(short_root: Path) -> None:
     """supported_versions are short service names; v1beta1 before v1 would lose share ids."""
     paths = PluginPaths.below(short_root, "dra.memory", POD)
     async with KubeletPlugin("dra.memory", Door(), paths) as plugin:
@@ -172,7 +176,8 @@ async def test_trap_4_1_services_are_named_short_and_best_first(short_root: Path
     assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
 
 
-async def test_trap_4_2_get_info_answers_while_prepare_waits(short_root: Path) -> None:
+@pytest.mark.fault("protocol trap 4.2")
+async def test_get_info_answers_while_prepare_waits(short_root: Path) -> None:
     """The kubelet gives GetInfo one second, also while claims wait for the backend."""
     paths = PluginPaths.below(short_root, "dra.cpu", POD)
     plugin = KubeletPlugin("dra.cpu", Door(never), paths, grace_seconds=0)
@@ -186,7 +191,8 @@ async def test_trap_4_2_get_info_answers_while_prepare_waits(short_root: Path) -
             task.cancel()
 
 
-async def test_trap_4_3_notify_never_answers_an_error(short_root: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.fault("protocol trap 4.3")
+async def test_notify_never_answers_an_error(short_root: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An error in answer to Notify(true) would make the kubelet drop the plugin; a refusal is shown, not raised."""
     paths = PluginPaths.below(short_root, "dra.cpu", None)
     status, answer = pluginregistration_pb2.RegistrationStatus, pluginregistration_pb2.RegistrationStatusResponse
@@ -206,7 +212,8 @@ async def test_trap_4_3_notify_never_answers_an_error(short_root: Path, caplog: 
     assert "no such version" in [getattr(record, "error", "") for record in caplog.records]
 
 
-async def test_trap_4_12_shutdown_leaves_a_successors_sockets(short_root: Path) -> None:
+@pytest.mark.fault("protocol trap 4.12")
+async def test_shutdown_leaves_a_successors_sockets(short_root: Path) -> None:
     """With fixed names the successor's sockets lie under our names when we leave: gRPC must not remove them."""
     paths = PluginPaths.below(short_root, "dra.cpu", None)
     async with KubeletPlugin("dra.cpu", Door(), paths, grace_seconds=0) as old:
@@ -218,7 +225,8 @@ async def test_trap_4_12_shutdown_leaves_a_successors_sockets(short_root: Path) 
             assert (await prepare(paths.dra, "a"))["a"].devices
 
 
-async def test_trap_4_11_long_paths_are_refused_before_anything_is_opened() -> None:
+@pytest.mark.fault("protocol trap 4.11")
+async def test_long_paths_are_refused_before_anything_is_opened() -> None:
     """A kubelet root of 80 characters leaves no room: say so at once instead of failing at bind."""
     with pytest.raises(SocketPathError, match=r"dra\.cpu.*shorter"):
         PluginPaths.below(Path("/" + "r" * 79), "dra.cpu", POD)

@@ -63,7 +63,8 @@ def test_pod_uid_becomes_a_path_only_if_it_is_one(short_root: Path, uid: str) ->
         RunDirectory(short_root, uid)
 
 
-def test_trap_4_11_long_run_directory_is_refused_at_once(short_root: Path) -> None:
+@pytest.mark.fault("protocol trap 4.11")
+def test_long_run_directory_is_refused_at_once(short_root: Path) -> None:
     """A state socket that cannot be bound is refused before anything is made."""
     with pytest.raises(SocketPathError):
         RunDirectory(short_root / ("x" * 80), "0c7d6f4e-8a0c-4b69-9f86-1f1f3f0b9f11")

@@ -29,7 +29,8 @@ def test_something_else_in_the_way_is_left_alone(short_root: Path) -> None:
     assert (short_root / "s.sock").read_text() == "precious"
 
 
-def test_trap_4_12_a_successors_socket_of_the_same_name_survives(short_root: Path) -> None:
+@pytest.mark.fault("protocol trap 4.12")
+def test_a_successors_socket_of_the_same_name_survives(short_root: Path) -> None:
     """With a fixed name the old instance's shutdown must not remove the new instance's socket."""
     old, placed_by_old = listen_unix(short_root / "s.sock")
     new, placed_by_new = listen_unix(short_root / "s.sock")

@@ -32,7 +32,7 @@ def test_the_pool_never_meets_a_claim(online: frozenset[int], reserved: frozense
     ],
 )
 def test_who_is_left_without_a_cpu_gets_the_reserved_ones(online: str, reserved: str, held: str, pool: str) -> None:
-    """B37: a full node puts the rest on the reserved CPUs; without any there is no pool, and nothing empty is sent."""
+    """A full node puts the rest on the reserved CPUs; without any there is no pool, and nothing empty is sent."""
     assert shared_pool(*map(parse_cpu_list, (online, reserved, held))) == parse_cpu_list(pool)
 
 

@@ -3,18 +3,20 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nri_backend.claims.evidence import Reason
-from nri_backend.containers.container import Known, Phase, known_as
+from nri_backend.claims.entitlement import Held
+from nri_backend.claims.judge import Reason
+from nri_backend.containers.container import Phase, Tracked, tracked_as
 from nri_backend.containers.report import report
 from nri_backend.containers.state import Choices, NodeState
 from nri_backend.containers.targets import cpuset_wants
 from nri_backend.limits.wants import Host
 from numa_contract.cpuset import parse_cpu_list
-from numa_contract.records import AllocationRecord
+from numa_contract.records import AllocationRecord, Owner
 
-from tests.fakes.claims import MI, container, cpu_record, env_of, files_of, pod
+from tests.fakes.claims import MI, container, cpu_record, env_of, files_of, memory_record, pod
 
 ONE = cpu_record("c1", "cpus=2-3")
 TWO = cpu_record("c2", "cpus=4-5", pods=("p2",))
@@ -28,21 +30,21 @@ def node(*records: AllocationRecord, reserved: str = "0", online: str = "0-7") -
     return state
 
 
-def started(state: NodeState, id_: str, *env: str, of: str = "p1", name: str = "main", cpus: str = "0-7") -> Known:
+def started(state: NodeState, id_: str, *env: str, of: str = "p1", name: str = "main", cpus: str = "0-7") -> Tracked:
     """Puts a running container, last seen on these CPUs."""
-    known = state.assessed(known_as(pod(of), container(id_, *env, of=of, name=name)))
-    known = replace(known, phase=Phase.STARTED, cpus=parse_cpu_list(cpus))
-    state.put(known)
-    return known
+    tracked = state.assessed(tracked_as(pod(of), container(id_, *env, of=of, name=name)))
+    tracked = replace(tracked, phase=Phase.STARTED, cpus=parse_cpu_list(cpus))
+    state.put(tracked)
+    return tracked
 
 
-def ids(found: list[Known]) -> list[str]:
+def ids(found: list[Tracked]) -> list[str]:
     """Short."""
-    return sorted(known.id for known in found)
+    return sorted(tracked.id for tracked in found)
 
 
 def test_the_pool_shrinks_with_the_record_and_grows_with_its_end() -> None:
-    """A claim is out of the pool from the moment its record exists, before any container does (B21, B38)."""
+    """A claim is out of the pool from the moment its record exists, before any container does."""
     state = node()
     assert state.pool == set(range(1, 8))
     state.take_files(files_of(ONE, TWO))
@@ -52,7 +54,7 @@ def test_the_pool_shrinks_with_the_record_and_grows_with_its_end() -> None:
 
 
 def test_the_pool_follows_what_is_online() -> None:
-    """B51: a CPU that goes offline leaves the pool, and comes back."""
+    """A CPU that goes offline leaves the pool, and comes back."""
     state = node(ONE)
     state.take_host(Host(parse_cpu_list("0-4")))
     assert state.pool == {1, 4}
@@ -67,7 +69,7 @@ def test_who_is_misplaced_trespassers_first() -> None:
     started(state, "wide", cpus="1-7")
     started(state, "right", cpus="1,4-7")
     state.take_files(files_of(ONE))
-    assert [known.id for known in state.misplaced()] == ["wide", "narrow"]
+    assert [tracked.id for tracked in state.misplaced()] == ["wide", "narrow"]
 
 
 def test_a_lazy_pool_moves_only_who_must_leave() -> None:
@@ -82,7 +84,7 @@ def test_a_lazy_pool_moves_only_who_must_leave() -> None:
 
 
 def test_a_claim_container_that_slipped_is_misplaced_too() -> None:
-    """B52: whoever wrote its cpuset, the claim's CPUs are what it must have."""
+    """Whoever wrote its cpuset, the claim's CPUs are what it must have."""
     state = node(ONE)
     started(state, "claim", *env_of(ONE), cpus="0-7")
     assert ids(state.misplaced()) == ["claim"]
@@ -91,14 +93,14 @@ def test_a_claim_container_that_slipped_is_misplaced_too() -> None:
 def test_overlap_is_asked_of_sets_not_of_containers() -> None:
     """Strangers on the CPUs, and those nobody has looked at yet; not oneself, not an earlier life, not the stopped."""
     state = node(ONE)
-    claim = state.assessed(known_as(pod(), container("new", *env_of(ONE))))
+    claim = state.assessed(tracked_as(pod(), container("new", *env_of(ONE))))
     started(state, "old-life", *env_of(ONE), cpus="2-3")
     started(state, "stranger", name="other")
     started(state, "clear", name="other", cpus="1,4-7")
     state.put(replace(started(state, "unseen", name="other"), cpus=None))
     state.put(replace(started(state, "stopped", name="other"), phase=Phase.STOPPED))
     state.put(replace(started(state, "ending", name="other"), phase=Phase.ENDING))
-    state.put(known_as(pod(), container("created")))
+    state.put(tracked_as(pod(), container("created")))
     assert ids(state.overlapping(claim)) == ["ending", "stranger", "unseen"]
     state.drop("stranger")
     assert ids(state.overlapping(claim)) == ["ending", "unseen"]
@@ -110,24 +112,28 @@ def test_legal_sharers_are_no_strangers() -> None:
     shared = cpu_record("c1", "cpus=2-3", pool=True)
     state = node(shared)
     started(state, "first", *env_of(shared), cpus="2-3")
-    second = state.assessed(known_as(pod(), container("second", *env_of(shared), name="side")))
+    second = state.assessed(tracked_as(pod(), container("second", *env_of(shared), name="side")))
     assert second.refusal is None
     assert state.overlapping(second) == []
 
 
 def test_the_first_user_keeps_a_claim_over_restarts() -> None:
-    """B17: the owner is pod and name, not the container's id; stopping it gives nobody else the claim."""
-    state = node(ONE)
-    first = started(state, "a", *env_of(ONE))
+    """The owner is pod and name, not the container's id; its end gives no other pod the claim."""
+    both = cpu_record("c1", "cpus=2-3", pods=("p1", "p2"))
+    state = node(both)
+    first = started(state, "a", *env_of(both))
+    other = tracked_as(pod("p2"), container("b", *env_of(both), of="p2"))
+    side = tracked_as(pod(), container("s", *env_of(both), name="side"))
+    assert [(r := state.assessed(k).refusal) and r.reason for k in (other, side)] == [Reason.SHARED] * 2
     state.put(replace(first, phase=Phase.STOPPED))
     state.drop("a")
-    other = state.assessed(known_as(pod(), container("b", *env_of(ONE), name="side")))
-    assert other.refusal is not None
-    assert other.refusal.reason == Reason.SHARED
-    assert state.assessed(known_as(pod(), container("c", *env_of(ONE)))).refusal is None
+    refusal = state.assessed(other).refusal
+    assert refusal is not None
+    assert refusal.reason == Reason.SHARED
+    assert state.assessed(tracked_as(pod(), container("c", *env_of(both)))).refusal is None
     state.take_files({})
-    state.take_files(files_of(ONE))
-    assert state.assessed(known_as(pod(), container("b", *env_of(ONE), name="side"))).refusal is None
+    state.take_files(files_of(both))
+    assert state.assessed(other).refusal is None
 
 
 def test_a_record_that_vanishes_leaves_an_orphan_that_holds_its_cpus() -> None:
@@ -144,7 +150,7 @@ def test_a_record_that_vanishes_leaves_an_orphan_that_holds_its_cpus() -> None:
     state.take_files(files_of(ONE))
     back = state.get(claim.id)
     assert back is not None
-    assert (back.orphan, back.holding.cpus) == ((), {2, 3})
+    assert (back.orphan, back.entitlement.cpus) == ((), {2, 3})
     state.take_files({})
     state.put(replace(back, phase=Phase.STOPPED))
     assert state.pool == set(range(1, 8))
@@ -163,46 +169,76 @@ def test_only_who_names_a_changed_file_is_looked_at_again() -> None:
     assert before == two
 
 
-def test_a_container_found_without_its_record_is_an_orphan_if_it_is_pinned() -> None:
-    """The kernel is asked, not the environment: who is not pinned to what it names belongs to the pool."""
-    env = env_of(ONE)
-    for pinned, held in (("2-3", True), ("0-7", False), ("4", False), ("", False)):
-        state = node()
-        known = replace(known_as(pod(), container("x", *env)), phase=Phase.STARTED)
-        assert state.names_lost_claim(known)
-        state.replace_containers([known], {"x": parse_cpu_list(pinned)})
-        assert state.pool == (parse_cpu_list("1,4-7") if held else parse_cpu_list("1-7"))
-
-
-def test_an_orphan_with_an_offline_cpu_keeps_its_cpus() -> None:
-    """The kernel shows no offline CPU: who is pinned to the rest of what it names is pinned to it; B51."""
-    known = replace(known_as(pod(), container("x", *env_of(ONE))), phase=Phase.STARTED)
-    for online, pinned, held in (("0-2,4-7", "2", True), ("0-2,4-7", "0-2,4-7", False), ("2", "2", False)):
+@pytest.mark.fault("backend A3", "security S2")
+@pytest.mark.parametrize("online", ["0-7", "0-2,4-7", "2"])
+def test_a_container_found_without_its_record_keeps_what_is_proven(online: str) -> None:
+    """What was made true for it before is its own; what its environment says is nothing."""
+    found = replace(tracked_as(pod(), container("x", *env_of(ONE))), phase=Phase.STARTED)
+    proven = (Held(ONE, ONE.requests),)
+    for tracked, held in ((found, ""), (replace(found, proven=proven), "2-3")):
         state = node(online=online)
-        state.replace_containers([known], {"x": parse_cpu_list(pinned)})
-        assert state.held == (parse_cpu_list("2-3") if held else frozenset())
+        state.replace_containers([tracked])
+        assert state.held == parse_cpu_list(held)
+        assert not state.held & state.pool
+        told = report(next(iter(state)))
+        assert [(use.uid, use.cpus) for use in told.unknown_claims] == [("c1", parse_cpu_list(held))]
 
 
-def test_naming_every_cpu_holds_none() -> None:
-    """A forger that runs unpinned shows every online CPU; naming them all must not empty the node's pool."""
-    state = node()
-    known = replace(known_as(pod(), container("x", "DRA_CPUSET_zz=0-7")), phase=Phase.STARTED)
-    state.replace_containers([known], {"x": parse_cpu_list("0-7")})
-    assert state.held == frozenset()
-    told = report(next(iter(state)))
-    assert [use.cpus for use in told.unknown_claims] == [frozenset()]
+@pytest.mark.fault("backend A4")
+@pytest.mark.parametrize("proven", [True, False])
+def test_a_lost_claim_does_not_take_another_with_it(proven: bool) -> None:
+    """The CPUs of a record that stands are held whatever becomes of the memory claim; its nodes, if they are proven."""
+    memory = memory_record("m1", ("m", 1, MI, 4096))
+    found = replace(tracked_as(pod(), container("x", *env_of(ONE), *env_of(memory))), phase=Phase.STARTED)
+    if proven:
+        found = replace(found, proven=(Held(ONE, ONE.requests), Held(memory, memory.requests)))
+    state = node(ONE)
+    state.replace_containers([found])
+    tracked = next(iter(state))
+    assert (tracked.own_cpus, tracked.entitlement.mems) == ({2, 3}, {1} if proven else frozenset())
+    assert (tracked.kind, tracked.unsettled) == ("orphan" if proven else "refused", not proven)
+    told = report(tracked)
+    assert ([use.uid for use in told.claims], [use.uid for use in told.unknown_claims]) == (["c1"], ["m1"])
+
+
+@pytest.mark.fault("backend A11")
+def test_a_container_that_is_listed_in_two_pods_is_one() -> None:
+    """Whatever the runtime says, nothing is left behind."""
+    state = node(ONE)
+    twice = [replace(tracked_as(pod(of), container("c1", of=of)), phase=Phase.STARTED) for of in ("p1", "p2")]
+    state.replace_containers(twice)
+    assert [tracked.pod.uid for tracked in state] == ["p2"]
+    state.drop("c1")
+    assert (state.of_pod("p1"), state.of_pod("p2"), state.misplaced()) == ([], [], [])
+
+
+@pytest.mark.fault("backend A13")
+def test_an_init_container_lets_go_of_its_claim_when_it_has_ended() -> None:
+    """The next container of the pod gets it, and keeps it; the recorded owner is history then."""
+    owned = ONE.model_copy(update={"owner": Owner(pod_uid="p1", container="init")})
+    for record in (ONE, owned):
+        state = node(record)
+        init = started(state, "init", *env_of(record), name="init", cpus="2-3")
+        main = tracked_as(pod(), container("main", *env_of(record)))
+        assert state.assessed(main).refusal is not None
+        state.put(replace(init, phase=Phase.STOPPED))
+        assert state.assessed(main).refusal is None
+        state.put(replace(state.assessed(main), phase=Phase.STARTED))
+        late = state.assessed(tracked_as(pod(), container("late", *env_of(record), name="init")))
+        assert late.refusal is not None
+        assert "container main" in late.refusal.text
 
 
 def test_a_running_container_with_forged_variables_belongs_to_the_pool() -> None:
     """It may run, but not where it says."""
     state = node(ONE)
     state.replace_containers(
-        [replace(known_as(pod("p9"), container("x", *env_of(ONE), of="p9")), phase=Phase.STARTED)], {}
+        [replace(tracked_as(pod("p9"), container("x", *env_of(ONE), of="p9")), phase=Phase.STARTED)]
     )
-    known = next(iter(state))
-    assert cpuset_wants(state, known).cpus == state.pool
-    assert known.kind == "refused"
-    assert report(known).refused
+    tracked = next(iter(state))
+    assert cpuset_wants(state, tracked).cpus == state.pool
+    assert tracked.kind == "refused"
+    assert report(tracked).refused
 
 
 def test_the_dying_outlive_the_runtimes_state() -> None:
@@ -211,25 +247,25 @@ def test_the_dying_outlive_the_runtimes_state() -> None:
     claim = started(state, "old", *env_of(ONE), cpus="2-3")
     state.put(replace(claim, phase=Phase.ENDING))
     started(state, "gone", cpus="1")
-    rival = replace(known_as(pod(), container("new", *env_of(ONE), name="side")), phase=Phase.STARTED)
-    state.replace_containers([rival], {})
+    rival = replace(tracked_as(pod(), container("new", *env_of(ONE), name="side")), phase=Phase.STARTED)
+    state.replace_containers([rival])
     kept, other = state.get("old"), state.get("new")
     assert kept is not None
     assert other is not None
     assert (kept.phase, kept.unlisted, kept.own_cpus) == (Phase.ENDING, True, {2, 3})
     assert (other.refusal and other.refusal.reason, len(state)) == (Reason.SHARED, 2)
-    state.replace_containers([replace(claim, phase=Phase.STARTED)], {})
+    state.replace_containers([replace(claim, phase=Phase.STARTED)])
     back = state.get("old")
     assert back is not None
     assert (back.phase, back.unlisted) == (Phase.STARTED, False)
 
 
 def test_the_runtimes_state_replaces_ours_whole() -> None:
-    """What is not mentioned is forgotten; records and pool are not (B21)."""
+    """What is not mentioned is forgotten; records and pool are not."""
     state = node(ONE)
     started(state, "gone", *env_of(ONE))
-    state.replace_containers([replace(known_as(pod(), container("new")), phase=Phase.STARTED)], {})
-    assert [known.id for known in state] == ["new"]
+    state.replace_containers([replace(tracked_as(pod(), container("new")), phase=Phase.STARTED)])
+    assert [tracked.id for tracked in state] == ["new"]
     assert state.pool == {1, 4, 5, 6, 7}
     assert state.kinds() == {"plain": 1}
 
@@ -250,9 +286,9 @@ def test_a_record_that_comes_back_belongs_to_the_first_who_names_it() -> None:
     """Several containers may name a claim whose record was away; the order in which they came decides."""
     state = node()
     for number in range(8):
-        state.put(known_as(pod(), container(f"c{number}", *env_of(ONE), name=f"n{number}")))
+        state.put(tracked_as(pod(), container(f"c{number}", *env_of(ONE), name=f"n{number}")))
     state.take_files(files_of(ONE))
-    assert [known.id for known in state if known.refusal is None] == ["c0"]
+    assert [tracked.id for tracked in state if tracked.refusal is None] == ["c0"]
 
 
 @given(EVENTS, st.sampled_from(["", "0", "0-7"]))
@@ -266,21 +302,21 @@ def test_whatever_happens_no_cpu_is_in_two_hands(events: list[tuple[str, int, st
         elif event == "plain":
             started(state, f"plain-{id_}", of=of)
         elif event == "start":
-            known = state.assessed(known_as(pod(of), container(id_, *env_of(record), of=of)))
-            if known.refusal is None and not state.overlapping(known):
-                state.put(replace(known, phase=Phase.STARTED, cpus=known.holding.cpus))
+            tracked = state.assessed(tracked_as(pod(of), container(id_, *env_of(record), of=of)))
+            if tracked.refusal is None and not state.overlapping(tracked):
+                state.put(replace(tracked, phase=Phase.STARTED, cpus=tracked.entitlement.cpus))
         elif event == "stop" and (found := state.get(id_)) is not None:
             state.put(replace(found, phase=Phase.STOPPED))
         elif event == "drop":
             state.drop(id_)
         elif event == "sync":
-            state.replace_containers([known for known in state if known.alive], {})
-        running = [known for known in state if known.alive]
-        own = [known.own_cpus for known in running if known.own_cpus]
+            state.replace_containers([tracked for tracked in state if tracked.alive])
+        running = [tracked for tracked in state if tracked.alive]
+        own = [tracked.own_cpus for tracked in running if tracked.own_cpus]
         assert sum(map(len, own)) == len(frozenset().union(*own))
         assert not state.pool & state.held
         assert frozenset().union(*own) <= state.held
-        for known in running:
-            wants = cpuset_wants(state, known)
+        for tracked in running:
+            wants = cpuset_wants(state, tracked)
             assert wants.cpus == wants.shown
-            assert wants.cpus == (known.own_cpus or state.pool)
+            assert wants.cpus == (tracked.own_cpus or state.pool)

@@ -3,7 +3,7 @@
 
 from dataclasses import replace
 
-from nri_backend.containers.container import Known, Phase, known_as
+from nri_backend.containers.container import Phase, Tracked, tracked_as
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import GroupTarget, group_targets, groups_above, target, target_at_start
 from nri_backend.limits.limit import Raise
@@ -27,12 +27,12 @@ def node(*records: AllocationRecord) -> NodeState:
     return state
 
 
-def put(state: NodeState, id_: str, *env: str, of: str = "p1", quota: int | None = None, name: str = "main") -> Known:
+def put(state: NodeState, id_: str, *env: str, of: str = "p1", quota: int | None = None, name: str = "main") -> Tracked:
     """Puts a running container with this CPU quota of the kubelet's."""
-    known = state.assessed(known_as(pod(of), container(id_, *env, of=of, name=name)))
-    known = replace(known, phase=Phase.STARTED, stated=stated(Resources(cpu_quota=quota)))
-    state.put(known)
-    return known
+    tracked = state.assessed(tracked_as(pod(of), container(id_, *env, of=of, name=name)))
+    tracked = replace(tracked, phase=Phase.STARTED, stated=stated(Resources(cpu_quota=quota)))
+    state.put(tracked)
+    return tracked
 
 
 def raises(state: NodeState, path: str = POD) -> dict[str, Raise] | None:
@@ -69,7 +69,7 @@ def test_a_plain_container_asks_for_nothing() -> None:
 
 
 def test_the_pod_of_an_unthrottled_container_has_no_quota() -> None:
-    """B50: until the last such container has gone; one whose limit is above its claim does not count."""
+    """Until the last such container has gone; one whose limit is above its claim does not count."""
     one, big = cpu_record("c1", "cpus=2-3"), cpu_record("c2", "cpus=4")
     state = node(one, big)
     put(state, "plain", quota=50_000, name="side")
@@ -77,7 +77,7 @@ def test_the_pod_of_an_unthrottled_container_has_no_quota() -> None:
     assert raises(state) == {}
     free = put(state, "free", *env_of(one), quota=200_000)
     assert set(target_at_start(state, free).wants.files) == {"cpu.max"}
-    assert raises(state) == {"cpu.max": Raise(lifted=True)}
+    assert raises(state) == {"cpu.max": Raise(plus=200_000)}
     state.put(replace(free, phase=Phase.STOPPED))
     assert raises(state) == {}
 
@@ -91,13 +91,12 @@ def test_who_loses_its_record_keeps_what_its_pod_has() -> None:
     state = node(one)
     orphan = put(state, "free", *env_of(one), quota=200_000)
     state.take_files({})
-    assert raises(state) == {"cpu.max": Raise(lifted=True)}
-    nameless = replace(known_as(orphan.pod, container("free", *env_of(one))), phase=Phase.STARTED)
+    assert raises(state) == {"cpu.max": Raise(plus=200_000)}
+    nameless = replace(tracked_as(orphan.pod, container("free", *env_of(one))), phase=Phase.STARTED)
     unlisted = replace(nameless, pod=replace(nameless.pod, uid=""))
     for now in (nameless, unlisted):
-        for pinned in ({}, {"free": parse_cpu_list("2-3")}):
-            state.replace_containers([now], pinned)
-            assert raises(state) is None
+        state.replace_containers([now])
+        assert raises(state) is None
     state.put(replace(nameless, phase=Phase.STOPPED))
     assert raises(state) == {}
 
@@ -106,16 +105,16 @@ def test_a_pod_that_is_told_under_another_name_since_it_was_listed_is_left_alone
     """The audit goes on with its list when the runtime tells its state anew; the next list is right."""
     one = cpu_record("c1", "cpus=2-3")
     state = node(one)
-    known = put(state, "free", *env_of(one), quota=200_000)
+    tracked = put(state, "free", *env_of(one), quota=200_000)
     listed = groups_above(state)
-    state.replace_containers([replace(known, pod=replace(known.pod, uid=""))], {})
+    state.replace_containers([replace(tracked, pod=replace(tracked.pod, uid=""))])
     assert [group.path for group in group_targets(state, listed) if group.kept] == [POD]
-    state.replace_containers([], {})
+    state.replace_containers([])
     assert [group.path for group in group_targets(state, listed) if group.kept] == [POD]
 
 
 def test_protection_reaches_from_the_pod_to_the_top() -> None:
-    """A5: with every protected container of the node in the sums, at the start and in the audit alike."""
+    """With every protected container of the node in the sums, at the start and in the audit alike."""
     one = memory_record("m1", ("m", 0, 64 * MI, 4096), m={"protect": "min"})
     two = memory_record("m2", ("m", 0, 32 * MI, 4096), pods=("p2",), m={"protect": "min"})
     state = node(one, two)

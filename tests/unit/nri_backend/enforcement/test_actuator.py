@@ -7,13 +7,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from nri_backend.containers.container import Known, Phase
+from nri_backend.containers.container import Phase, Tracked
 from nri_backend.containers.state import NodeState
-from nri_backend.enforcement.actuator import Edges, Keeper
+from nri_backend.enforcement.actuator import Actuator
 from numa_node.claim_directory import ClaimDirectory, DirectoryView
 
 from tests.fakes.claims import cpu_record, pod, write_claim
-from tests.fakes.enforcement import Counts, Reports
+from tests.fakes.enforcement import edges_of
 from tests.fakes.kernel_tree import KernelTree
 
 CGROUP = "kubepods/pod1/c1"
@@ -47,22 +47,22 @@ def tree(tmp_path: Path) -> KernelTree:
     return tree
 
 
-def keeper_of(directory: ClaimDirectory, tree: KernelTree) -> Keeper:
+def actuator_of(directory: ClaimDirectory, tree: KernelTree) -> Actuator:
     state = NodeState()
-    return Keeper(state, Edges(directory, tree, lambda: state.host, Reports(), Counts()))
+    return Actuator(state, edges_of(directory, tree, lambda: state.host))
 
 
 async def test_a_cancelled_hook_does_not_let_a_second_look_in(tmp_path: Path, tree: KernelTree) -> None:
     """The turn lasts as long as the thread reads: the next look begins when the one that nobody waits for has ended."""
     directory = SlowDirectory(str(tmp_path))
-    keeper = keeper_of(directory, tree)
-    hook = asyncio.create_task(keeper.refresh())
+    actuator = actuator_of(directory, tree)
+    hook = asyncio.create_task(actuator.refresh())
     assert await asyncio.to_thread(directory.began.wait, 5)
     directory.began.clear()
     hook.cancel()
     with pytest.raises(asyncio.CancelledError):
         await hook
-    other = asyncio.create_task(keeper.refresh())
+    other = asyncio.create_task(actuator.refresh())
     assert not await asyncio.to_thread(directory.began.wait, 0.2), "a second thread reads beside the first"
     directory.gate.set()
     await other
@@ -72,17 +72,17 @@ async def test_a_cancelled_hook_does_not_let_a_second_look_in(tmp_path: Path, tr
 async def test_who_waits_together_looks_together(tmp_path: Path, tree: KernelTree) -> None:
     """A look that began after all have asked is one for all; that which was under way before is for nobody else."""
     directory = SlowDirectory(str(tmp_path))
-    keeper = keeper_of(directory, tree)
-    first = asyncio.create_task(keeper.refresh())
+    actuator = actuator_of(directory, tree)
+    first = asyncio.create_task(actuator.refresh())
     assert await asyncio.to_thread(directory.began.wait, 5)
-    hooks = [asyncio.create_task(keeper.refresh()) for _ in range(5)]
+    hooks = [asyncio.create_task(actuator.refresh()) for _ in range(5)]
     write_claim(tmp_path, cpu_record("c1", "cpus=2-3"))
     await asyncio.sleep(0)
     directory.gate.set()
     await asyncio.gather(first, *hooks)
     assert directory.looks == 2
-    assert keeper.state.held == {2, 3}
-    await keeper.refresh(thorough=True)
+    assert actuator.state.held == {2, 3}
+    await actuator.refresh(thorough=True)
     assert directory.looks == 3
 
 
@@ -90,13 +90,13 @@ async def test_who_cannot_be_looked_at_may_live(
     tmp_path: Path, tree: KernelTree, caplog: pytest.LogCaptureFixture
 ) -> None:
     """EMFILE and the like are no sign of death and end no task; they are logged once until they are over."""
-    keeper = keeper_of(ClaimDirectory(str(tmp_path)), tree)
-    known = Known("c", "main", pod(), cgroup=CGROUP, phase=Phase.ENDING)
+    actuator = actuator_of(ClaimDirectory(str(tmp_path)), tree)
+    tracked = Tracked("c", "main", pod(), cgroup=CGROUP, phase=Phase.ENDING)
     tree.set(CGROUP, "cgroup.events", "populated 0")
     for _ in range(2):
         caplog.clear()
         tree.unreadable[CGROUP, "cgroup.events"] = errno.EMFILE
-        assert [await keeper.populated(known) for _ in range(3)] == [True] * 3
+        assert [await actuator.populated(tracked) for _ in range(3)] == [True] * 3
         assert caplog.text.count("does not tell") == 1
         tree.unreadable.clear()
-        assert not await keeper.populated(known)
+        assert not await actuator.populated(tracked)

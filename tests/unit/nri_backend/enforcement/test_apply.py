@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from nri_backend.containers.targets import GroupTarget, Target
-from nri_backend.enforcement.apply import Outcome, impose, impose_some
+from nri_backend.enforcement.apply import Outcome, apply
 from nri_backend.limits.hugepages import HugeWants, pod_raises
 from nri_backend.limits.limit import Raise
 from nri_backend.limits.wants import CgroupWants
@@ -47,7 +47,7 @@ def run(
     groups = () if of_pod is None else (GroupTarget(POD, pod_raises(of_pod, SIZES)),)
     huge = None if own is None else HugeWants(own)
     target = Target("c1", CGROUP, wanted, POD, groups, huge, page_sizes=SIZES, full=full)
-    return impose(tree, Notes(tree.root), target)
+    return apply(tree, Notes(tree.root), target)
 
 
 def hugetlb(tree: KernelTree, path: str) -> Mapping[str, str]:
@@ -74,7 +74,7 @@ def test_what_differs_is_written_and_read_back(tree: KernelTree) -> None:
 
 
 def test_limits_at_container_and_pod_level(tree: KernelTree) -> None:
-    """A9, A10, B42, B43, B44: what stock containerd drops and the kubelet sets to 0, max and rsvd.max alike."""
+    """What stock containerd drops and the kubelet sets to 0, max and rsvd.max alike."""
     run(tree, wants("2-3", "1"), {TWO: 64 * MI}, {TWO: 96 * MI})
     assert hugetlb(tree, CGROUP) == limits(64 * MI, 0)
     assert hugetlb(tree, POD) == limits(96 * MI, 0)
@@ -83,7 +83,7 @@ def test_limits_at_container_and_pod_level(tree: KernelTree) -> None:
 
 
 def test_the_pods_limit_is_constant_over_restarts(tree: KernelTree) -> None:
-    """B34: twenty restarts, each with a driver that has just started, and a kubelet that resets its value."""
+    """Twenty restarts, each with a driver that has just started, and a kubelet that resets its value."""
     tree.set(POD, "hugetlb.2MB.max", str(8 * MI))
     for turn in range(20):
         run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI})
@@ -175,7 +175,7 @@ def test_the_sub_cgroup_of_crun_is_made_true_as_well(tree: KernelTree) -> None:
 @pytest.mark.parametrize("cgroup", ["kubepods/pod1/none", ""])
 def test_a_container_without_a_cgroup_is_told_as_such(tree: KernelTree, cgroup: str) -> None:
     """Gone, or never named by the runtime: nothing is seen, nothing is written, above all not at the root."""
-    outcome = impose(tree, Notes(tree.root), Target("x", cgroup, wants("2-3")))
+    outcome = apply(tree, Notes(tree.root), Target("x", cgroup, wants("2-3")))
     assert outcome.seen is None
     assert outcome.left
     assert tree.written == []
@@ -185,7 +185,7 @@ def test_a_container_without_a_cgroup_is_told_as_such(tree: KernelTree, cgroup: 
 def test_a_pod_without_a_cgroup_fails_only_who_needs_it(tree: KernelTree, needed: bool, told: int) -> None:
     """A runtime may keep containers elsewhere: what is not there throttles nobody, and cannot protect anybody."""
     group = GroupTarget("kubepods/none", {"memory.min": Raise(plus=MI, needed=needed)})
-    outcome = impose(tree, Notes(tree.root), Target("c1", CGROUP, wants("2-3"), "kubepods/none", (group,)))
+    outcome = apply(tree, Notes(tree.root), Target("c1", CGROUP, wants("2-3"), "kubepods/none", (group,)))
     assert len(outcome.left) == told
     assert (outcome.seen is None) is needed
 
@@ -195,8 +195,29 @@ def test_one_bad_container_does_not_stop_the_rest(tree: KernelTree) -> None:
     tree.path(CGROUP).joinpath("cpuset.cpus.effective").write_text("damaged")
     tree.make(f"{POD}/c2")
     targets = [Target("c1", CGROUP, wants("2-3")), Target("c2", f"{POD}/c2", wants("2-3"))]
-    done: dict[str, Outcome] = {}
-    while rest := [target for target in targets if target.id not in done]:
-        done |= {outcome.id: outcome for outcome in impose_some(tree, Notes(tree.root), rest)}
+    done = {target.id: apply(tree, Notes(tree.root), target) for target in targets}
     assert done["c1"].left
     assert done["c2"].left == ()
+
+
+@pytest.mark.fault("backend A7")
+def test_a_group_that_a_container_has_made_is_its_own_affair(tree: KernelTree) -> None:
+    """``mkdir container`` in a privileged container: no leaf of crun's as long as processes are in the scope."""
+    tree.make(f"{CGROUP}/container", cpuset=False, sizes=(), limits=False)
+    tree.path(CGROUP).joinpath("cgroup.procs").write_text("4711\n")
+    outcome = run(tree, wants("1,4-7", shared=True))
+    assert outcome.left == ()
+    assert outcome.seen is not None
+    assert outcome.seen.cpus == {1, 4, 5, 6, 7}
+    tree.path(CGROUP).joinpath("cgroup.procs").write_text("")
+    assert run(tree, wants("2-3", "1"), {TWO: TWO}, {TWO: TWO}).left == (), "it has no more than its parent"
+
+
+@pytest.mark.fault("backend A10")
+def test_a_tree_that_is_not_there_says_nothing_about_who_lives(tree: KernelTree) -> None:
+    """Without the mount every container would look as if it had ended."""
+    tree.path("").rename(tree.path("").with_name("hidden"))
+    outcome = apply(tree, Notes(tree.root), Target("c1", CGROUP, wants("2-3")))
+    assert outcome.seen is not None
+    assert outcome.seen.cpus is None
+    assert outcome.left

@@ -19,7 +19,7 @@ def reservable(node: Node, path: str) -> list[str]:
 
 
 async def test_a_container_without_hugepages_can_reserve_none(memory: Path) -> None:
-    """A11, B45: one with a CPU claim and one beside a claim for pages, too; those with pages keep theirs."""
+    """One with a CPU claim and one beside a claim for pages, too; those with pages keep theirs."""
     async with enforcing(Node(memory, guard=True)) as node:
         pages = node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
         holder = await node.run("holder", *pages, name="holder")
@@ -43,7 +43,7 @@ async def test_pages_that_the_kubelet_gave_are_never_taken(memory: Path) -> None
         told, _ = await node.create("told", of="p2")
         told = replace(told, resources=replace(told.resources, hugepage_limits={"2MB": 2 * MI, "1GB": 0}))
         path = node.make_cgroups(pod("p2"), told)
-        node.enforcer.keeper.forget("told")
+        node.enforcer.actuator.forget("told")
         await node.enforcer.start_container(pod("p2"), told)
         assert reservable(node, path) == ["max", "0"]
 

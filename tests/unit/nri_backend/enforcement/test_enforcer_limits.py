@@ -4,6 +4,7 @@
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from nri_backend.nri.hooks import LinkStatus
@@ -28,7 +29,7 @@ async def node(memory: Path) -> AsyncIterator[Node]:
 
 
 async def test_a_claim_that_covers_the_limit_is_not_throttled(node: Node) -> None:
-    """A3, B50: neither the container nor its pod; the container beside it keeps its own limit."""
+    """Its pod may use its CPUs beside all that it could before; who is beside it keeps his own limit."""
     side = await node.run("side", name="side", quota=100_000)
     env = node.claim(ONE)
     stored, answer = await node.create("claim", *env, quota=200_000)
@@ -36,17 +37,17 @@ async def test_a_claim_that_covers_the_limit_is_not_throttled(node: Node) -> Non
     path = node.make_cgroups(pod(), stored)
     node.kernel.set(path, "cpu.max", "200000 100000")  # a runtime that does not heed the answer
     await node.enforcer.start_container(pod(), stored)
-    assert (node.quota(path), node.quota(POD), node.quota(side)) == ("max", "max", "100000")
+    assert (node.quota(path), node.quota(POD), node.quota(side)) == ("max", "500000", "100000")
     assert (node.sink.latest["claim"].limits, node.sink.latest["side"].limits) == ({"cpu.max": "max"}, {})
 
 
 async def test_the_pods_limit_comes_back_with_the_last_claim_container(node: Node) -> None:
-    """B34: twenty restarts, a kubelet that resizes in between; what comes back is what the kubelet wrote last."""
+    """Twenty restarts, a kubelet that resizes in between; what comes back is what the kubelet wrote last."""
     env = node.claim(ONE)
     await node.run("side", name="side", quota=100_000)
     for life in range(20):
         await node.run(f"life-{life}", *env, quota=200_000)
-        assert node.quota(POD) == "max"
+        assert node.quota(POD) == ("500000" if life <= 7 else "600000")
         if life == 7:
             node.kernel.set(POD, "cpu.max", "400000 100000")
         await node.stop(f"life-{life}")
@@ -64,6 +65,18 @@ async def test_a_new_instance_restores_what_the_one_before_has_lifted(node: Node
     await other.stop("claim")
     await other.enforcer.activate()
     assert node.quota(POD) == "300000"
+
+
+@pytest.mark.fault("security S6")
+@pytest.mark.parametrize(("choice", "of_pod"), [("raise", "500000"), ("lift", "max"), ("keep", "300000")])
+async def test_the_operator_decides_what_a_claim_does_to_the_pods_limit(
+    memory: Path, choice: Literal["raise", "lift", "keep"], of_pod: str
+) -> None:
+    """A claim of two CPUs in a pod of three; its own container is not throttled by itself."""
+    async with enforcing(Node(memory, cpu_quota=choice)) as node:
+        node.pod_quota = "300000"
+        path = await node.run("claim", *node.claim(ONE), quota=200_000)
+        assert (node.quota(path), node.quota(POD)) == ("max", of_pod)
 
 
 async def test_a_quota_that_is_to_be_kept_is_kept(node: Node) -> None:
@@ -85,7 +98,7 @@ async def test_a_resize_ends_and_begins_the_quota(node: Node) -> None:
     assert node.quota(path) == "300000"
     (update,) = await node.enforcer.update_container(pod(), container("claim"), Resources(cpu_quota=200_000))
     assert update.resources == Resources(cpus="2-3", cpu_quota=-1)
-    await eventually(lambda: (node.quota(path), node.quota(POD)) == ("max", "max"))
+    await eventually(lambda: (node.quota(path), node.quota(POD)) == ("max", "500000"))
     await eventually(lambda: node.counts.repairs["cpu"] >= 1)
 
 
@@ -114,7 +127,7 @@ async def test_a_limit_of_the_claim_is_the_containers(node: Node) -> None:
 
 @pytest.mark.parametrize("word", ["low", "min"])
 async def test_protection_is_raised_on_every_ancestor_and_lowered_again(node: Node, word: str) -> None:
-    """A5: sums of the living, on top of the kubelet's own, repaired when somebody resets one, gone with the last."""
+    """Sums of the living, on top of the kubelet's own, repaired when somebody resets one, gone with the last."""
     file = f"memory.{word}"
     node.kernel.make(TOP)
     node.kernel.set(TOP, file, str(10 * MI))
@@ -157,16 +170,16 @@ async def test_what_is_wrong_with_a_pod_is_forgotten_with_it(node: Node) -> None
     node.kernel.refused[POD, "cpu.max"] = DENIED
     node.kernel.set(POD, "cpu.max", "300000 100000")
     await node.enforcer.activate()
-    assert any("cpu.max" in problem for problem in node.enforcer.keeper.problems)
+    assert any("cpu.max" in problem for problem in node.enforcer.actuator.problems)
     await node.stop("claim")
     await node.enforcer.remove_container(pod(), container("claim"))
     node.kernel.remove(POD)
     await node.enforcer.activate()
-    assert node.enforcer.keeper.problems == ()
+    assert node.enforcer.actuator.problems == ()
 
 
 async def test_a_memory_policy_needs_a_runtime_that_can_set_one(node: Node) -> None:
-    """B47: refused with the runtime's version and the remedy; with NRI 0.12 it is answered and no node is bound."""
+    """Refused with the runtime's version and the remedy; with NRI 0.12 it is answered and no node is bound."""
     env = node.claim(memory_record("m1", ("a", 1, 64 * MI, PLAIN), a={"binding": "preferred"}))
     node.enforcer.runtime = LinkStatus(runtime_name="containerd", runtime_version="2.1.9")
     with pytest.raises(RefusedError, match=r"binding: preferred .* containerd 2\.1\.9 has no NRI 0\.12.*use binding"):

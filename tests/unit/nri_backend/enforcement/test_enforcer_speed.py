@@ -11,7 +11,7 @@ import pytest
 from nri_backend.nri.model import ContainerState, RefusedError
 
 from tests.fakes.claims import container, cpu_record, pod
-from tests.fakes.enforcement import Node, rounds
+from tests.fakes.enforcement import Node, auditing
 
 CONTAINERS = 500
 TRIES = 60
@@ -45,7 +45,7 @@ async def node(memory: Path) -> AsyncIterator[Node]:
     ]
     for of, one in zip(pods, listed, strict=True):
         node.make_cgroups(of, one, sizes=())
-    async with rounds(node):
+    async with auditing(node):
         await node.enforcer.activate()
         clock = Clock()
         with clock:

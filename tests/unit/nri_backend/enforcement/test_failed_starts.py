@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from nri_backend.containers.container import Known
+from nri_backend.containers.container import Tracked
 from nri_backend.enforcement.kill import Killer
 from nri_backend.nri.model import Container, RefusedError
 
@@ -26,12 +26,12 @@ class BrokenTree(KernelTree):
         super().__init__(root)
         self.broken: set[str] = set()
 
-    def directories(self, path: str) -> list[str]:
+    def leaf(self, path: str) -> str:
         """Raises what nobody catches."""
         if path in self.broken:
             self.broken.remove(path)
             raise RuntimeError("a fault of ours")
-        return super().directories(path)
+        return super().leaf(path)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ async def test_a_refused_container_that_cannot_be_killed_is_audited(node: Node) 
 
 async def test_a_container_without_a_cgroup_cannot_be_killed(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     """The refusal must reach the pod's events, so the kill that is not possible is logged and raises nothing."""
-    killer = Killer(node.enforcer.keeper, node.kernel)
-    assert not await killer.kill(Known("c", "main", pod(), problem="its cgroup path makes no sense"))
+    killer = Killer(node.enforcer.actuator, node.kernel)
+    assert not await killer.kill(Tracked("c", "main", pod(), problem="its cgroup path makes no sense"))
     assert "cannot be killed" in caplog.text
     assert node.kernel.written == []

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from nri_backend.limits.wants import Host
-from nri_backend.nri.model import Adjustment, Container, RefusedError, Resources
+from nri_backend.nri.hooks import Leadership
+from nri_backend.nri.model import Container, RefusedError, Resources
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.fakes.claims import MI, POD, cgroup_of, container, cpu_record, env_of, memory_record, pod
-from tests.fakes.enforcement import Node
+from tests.fakes.enforcement import Node, enforcing
 from tests.fakes.kernel_tree import DENIED
 from tests.fakes.waiting import eventually
 
@@ -50,7 +51,7 @@ async def test_what_the_runtime_did_meanwhile_is_put_right_at_the_start(node: No
 
 
 async def test_a_forged_variable_is_refused(node: Node) -> None:
-    """B39: the text reaches the pod's events, the refusal is counted and reported, nothing stays behind."""
+    """The text reaches the pod's events, the refusal is counted and reported, nothing stays behind."""
     with pytest.raises(RefusedError, match="DRA_CPUSET_zz"):
         await node.create("bad", "DRA_CPUSET_zz=0-3")
     assert node.counts.refusals == {"no_record": 1}
@@ -58,7 +59,7 @@ async def test_a_forged_variable_is_refused(node: Node) -> None:
     assert told.refused
     assert [(use.uid, use.cpus) for use in told.unknown_claims] == [("zz", frozenset())]
     assert node.enforcer.state.get("bad") is None
-    assert node.enforcer.keeper.counters["refused_no_record"] == 1
+    assert node.enforcer.actuator.counters["refused_no_record"] == 1
 
 
 async def test_a_second_pod_is_refused_until_the_record_names_it(node: Node) -> None:
@@ -72,15 +73,15 @@ async def test_a_second_pod_is_refused_until_the_record_names_it(node: Node) -> 
 
 
 async def test_a_restarted_container_gets_the_same_and_nobody_else_does(node: Node) -> None:
-    """B17, B34: twenty restarts: same CPUs, same limits; another container of the pod never gets the claim."""
+    """Twenty restarts: same CPUs, same limits; another container does not get the claim meanwhile."""
     env = node.claim(ONE) + node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
     for life in range(20):
         path = await node.run(f"life-{life}", *env)
         assert node.cpus(path) == "2-3"
         assert node.kernel.get(path.rpartition("/")[0], "hugetlb.2MB.max") == str(64 * MI)
-        await node.stop(f"life-{life}")
         with pytest.raises(RefusedError, match="belongs to container main"):
             await node.create(f"other-{life}", *env, name="side")
+        await node.stop(f"life-{life}")
         await node.enforcer.remove_container(pod(), container(f"life-{life}"))
     assert len(node.enforcer.state) == 0
 
@@ -130,7 +131,7 @@ async def unwritable(node: Node, id_: str) -> Container:
 async def test_a_plain_container_that_cannot_be_kept_off_a_claim_is_refused(node: Node) -> None:
     """One that merely cannot be narrowed runs, and is shown as a problem; one that would trespass does not run."""
     await node.enforcer.start_container(pod(), await unwritable(node, "first"))
-    assert any("main of pod ns/p1" in problem for problem in node.enforcer.keeper.problems)
+    assert any("main of pod ns/p1" in problem for problem in node.enforcer.actuator.problems)
     second = await unwritable(node, "second")
     node.claim(ONE)
     with pytest.raises(RefusedError, match="cpuset"):
@@ -138,7 +139,7 @@ async def test_a_plain_container_that_cannot_be_kept_off_a_claim_is_refused(node
 
 
 async def test_a_claim_whose_cpus_are_offline_is_refused(node: Node) -> None:
-    """B51: the kernel would give it everybody's CPUs."""
+    """The kernel would give it everybody's CPUs."""
     env = node.claim(cpu_record("c1", "cpus=6-7"))
     node.host = Host(parse_cpu_list("0-5"))
     await eventually(lambda: node.enforcer.state.host.online == parse_cpu_list("0-5"))
@@ -147,7 +148,7 @@ async def test_a_claim_whose_cpus_are_offline_is_refused(node: Node) -> None:
 
 
 async def test_the_kubelets_update_keeps_what_we_decide(node: Node) -> None:
-    """B53: resize and CPU-manager reconcile change the rest; hugepages are claim plus the kubelet's new value."""
+    """Resize and CPU-manager reconcile change the rest; hugepages are claim plus the kubelet's new value."""
     node.claim(ONE)
     node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
     env = env_of(ONE) + env_of(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
@@ -163,7 +164,7 @@ async def test_the_kubelets_update_keeps_what_we_decide(node: Node) -> None:
 
 
 async def test_a_static_cpu_manager_does_not_move_anybody(node: Node) -> None:
-    """B41: it sets every container to CPUs of its own choice, again and again; claim and pool hold each time."""
+    """It sets every container to CPUs of its own choice, again and again; claim and pool hold each time."""
     node.claim(ONE)
     await node.run("claim", *env_of(ONE))
     await node.run("plain", of="p2")
@@ -204,13 +205,12 @@ async def test_a_claim_of_a_created_container_is_its_own_before_its_owner_is_sto
 
 
 async def test_stopping_is_idempotent_and_late_events_change_nothing(node: Node) -> None:
-    """3.11: both events can come twice, or for a container that never started."""
+    """Both events can come twice, or for a container that never started."""
     env = node.claim(ONE)
     await node.run("claim", *env)
     await node.stop("claim")
     await node.stop("claim")
     stored = container("claim", *env)
-    await node.enforcer.start_container(pod(), stored)
     assert await node.enforcer.update_container(pod(), stored, Resources(cpus="0-7")) == []
     assert node.sink.latest["claim"].state == "stopped"
     for _ in range(2):
@@ -225,21 +225,82 @@ async def test_an_attempt_that_came_to_nothing_is_forgotten(node: Node) -> None:
     env = node.claim(ONE)
     await node.create("try-1", *env)
     await node.create("try-2", *env)
-    assert {known.id for known in node.enforcer.state} == {"try-2"}
+    assert {tracked.id for tracked in node.enforcer.state} == {"try-2"}
     await node.enforcer.remove_pod(replace(pod(), id="an earlier sandbox of the pod"))
     assert len(node.enforcer.state) == 1
     await node.enforcer.remove_pod(pod())
     assert len(node.enforcer.state) == 0
 
 
-async def test_our_own_pod_is_left_alone(node: Node) -> None:
-    """It must not wait for itself."""
-    own = pod("own-pod")
-    assert await node.enforcer.create_container(own, container("x", "DRA_CPUSET_z=1")) == Adjustment()
-    await node.enforcer.start_container(own, container("x"))
-    assert await node.enforcer.update_container(own, container("x"), Resources()) == []
-    await node.enforcer.remove_container(own, container("x"))
-    assert len(node.enforcer.state) == 0
+@pytest.mark.fault("backend A11")
+async def test_a_start_is_a_start_whatever_came_before(node: Node) -> None:
+    """Create, Stop, Start: the container is made true before its first instruction, and audited."""
+    stored, _ = await node.create("claim", *node.claim(ONE))
+    path = node.make_cgroups(pod(), replace(stored, resources=Resources()))
+    await node.enforcer.stop_container(pod(), stored)
+    await node.enforcer.start_container(pod(), stored)
+    assert node.cpus(path) == "2-3"
+    assert node.sink.latest["claim"].state == "running"
+
+
+@pytest.mark.fault("backend A11")
+async def test_a_container_that_is_removed_while_a_process_lives_keeps_its_cpus(node: Node) -> None:
+    """The runtime forgets it, its claim is gone: its CPUs are nobody else's before its cgroup is empty."""
+    path = await node.run("claim", *node.claim(ONE))
+    node.unprepare(ONE)
+    await node.enforcer.remove_container(pod(), container("claim"))
+    await node.enforcer.actuator.refresh(thorough=True)
+    assert node.enforcer.state.pool == parse_cpu_list("1,4-7")
+    node.kernel.remove(path)
+    await eventually(lambda: node.enforcer.state.pool == parse_cpu_list("1-7"))
+
+
+@pytest.mark.fault("issue 10, law 11")
+@pytest.mark.parametrize(("reserved", "at_home"), [("0", "0"), ("", "0-1,4-7")])
+async def test_our_own_pod_keeps_its_rules_and_is_never_refused(memory: Path, reserved: str, at_home: str) -> None:
+    """It runs on reserved CPUs where there are some, else in the pool, whatever its environment says."""
+    async with enforcing(Node(memory, reserved=reserved)) as node:
+        await node.run("claim", *node.claim(ONE))
+        path = await node.run("x", "DRA_CPUSET_z=1", of="own-pod")
+        assert node.cpus(path) == at_home
+        node.claim(cpu_record("c2", "cpus=0-1,4-7"))
+        stored, _ = await node.create("y", of="own-pod", name="other")
+        await node.enforcer.start_container(pod("own-pod"), stored)
+        await node.enforcer.remove_container(pod("own-pod"), container("x"))
+        assert node.enforcer.state.kinds()["driver"] == 1
+
+
+UNENFORCED = "no instance of nri-backend has enforced its claims"
+
+
+@pytest.mark.fault("backend A6")
+@pytest.mark.parametrize(
+    "leader", [Leadership(fresh=True, first=True), Leadership(fresh=False, first=True), Leadership(False, False)]
+)
+async def test_a_standby_refuses_at_the_creation_what_nobody_has_pinned(memory: Path, leader: Leadership) -> None:
+    """Whoever is asked before it has not answered, or nobody is there to be asked."""
+    node = Node(memory)
+    node.leader = leader
+    env = node.claim(ONE)
+    with pytest.raises(RefusedError, match=UNENFORCED):
+        await node.create("claim", *env)
+    await node.enforcer.create_container(pod(), replace(container("c", *env), resources=Resources(cpus="2-3")))
+    await node.run("plain", of="p2")
+
+
+@pytest.mark.fault("backend A6")
+async def test_a_standby_refuses_a_start_that_nobody_has_pinned(memory: Path) -> None:
+    """It may be asked before the active instance at the creation; at the start the kernel shows what was done."""
+    node = Node(memory)
+    env = node.claim(ONE)
+    stored, _ = await node.create("claim", *env)
+    path = node.make_cgroups(pod(), stored)
+    with pytest.raises(RefusedError, match=UNENFORCED):
+        await node.enforcer.start_container(pod(), stored)
+    assert node.kernel.get(path, "cgroup.kill") == "1"
+    node.kernel.set(path, "cpuset.cpus", "2-3")
+    await node.enforcer.start_container(pod(), stored)
+    assert node.sink.latest["claim"].state == "running"
 
 
 async def test_a_container_without_a_usable_cgroup_path(node: Node) -> None:
@@ -247,7 +308,7 @@ async def test_a_container_without_a_usable_cgroup_path(node: Node) -> None:
     odd = replace(container("odd"), cgroups_path="/../..")
     await node.enforcer.create_container(pod(), odd)
     await node.enforcer.start_container(pod(), odd)
-    assert any("leaves the cgroup root" in problem for problem in node.enforcer.keeper.problems)
+    assert any("leaves the cgroup root" in problem for problem in node.enforcer.actuator.problems)
     with pytest.raises(RefusedError, match="leaves the cgroup root"):
         await node.enforcer.create_container(pod(), replace(container("c", *node.claim(ONE)), cgroups_path="/../.."))
 

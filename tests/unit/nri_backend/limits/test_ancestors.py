@@ -21,7 +21,7 @@ def test_every_cgroup_but_the_root_is_above() -> None:
 
 
 def test_sums_go_up_to_the_top() -> None:
-    """A5: each ancestor has the sum of those below it; a claim that two containers share counts once."""
+    """Each ancestor has the sum of those below it; a claim that two containers share counts once."""
     found = protections(
         [
             ("k/b/p1/c1", {(MIN, "m1", "x"): 5, (LOW, "m2", "x"): 3}),

@@ -5,7 +5,7 @@ import pytest
 from nri_backend.limits.cpu_quota import CpuLimit, stated_cpu_limit, unthrottled
 from nri_backend.nri.model import Resources
 
-from tests.fakes.claims import MI, cpu_record, holding_of, memory_record
+from tests.fakes.claims import MI, cpu_record, entitlement_of, memory_record
 
 
 @pytest.mark.parametrize(
@@ -33,19 +33,19 @@ def test_the_limit_that_is_stated(quota: int | None, period: int | None, limit: 
     ],
 )
 def test_a_claim_that_covers_the_limit_ends_the_quota(limit: CpuLimit | None, free: bool) -> None:
-    """A3, B50: two CPUs cover a limit of two and no more, whatever the period."""
-    assert unthrottled(holding_of(cpu_record("c", "cpus=2-3")), limit) is free
+    """Two CPUs cover a limit of two and no more, whatever the period."""
+    assert unthrottled(entitlement_of(cpu_record("c", "cpus=2-3")), limit) is free
 
 
 def test_all_requests_together_cover_the_limit() -> None:
     """The limit is the container's, and so are the CPUs of all its claims."""
-    held = holding_of(cpu_record("c", "a=2", "b=3"), cpu_record("d", "a=4"))
+    held = entitlement_of(cpu_record("c", "a=2", "b=3"), cpu_record("d", "a=4"))
     assert unthrottled(held, CpuLimit(300_000))
 
 
 def test_the_quota_stays_where_anybody_wants_to_keep_it() -> None:
     """``quota: keep`` of one request, a word of a newer release, or no CPU claim at all."""
     for word in ("keep", "half"):
-        held = holding_of(cpu_record("c", "a=2-3"), cpu_record("d", "a=4", quota=word))
+        held = entitlement_of(cpu_record("c", "a=2-3"), cpu_record("d", "a=4", quota=word))
         assert not unthrottled(held, CpuLimit(1))
-    assert not unthrottled(holding_of(memory_record("m", ("x", 1, MI, 4096))), None)
+    assert not unthrottled(entitlement_of(memory_record("m", ("x", 1, MI, 4096))), None)

@@ -16,7 +16,7 @@ from nri_backend.limits.hugepages import (
 from nri_backend.limits.limit import Limit, Raise, Wanted
 from nri_backend.nri.model import Resources
 
-from tests.fakes.claims import MI, holding_of, memory_record
+from tests.fakes.claims import MI, entitlement_of, memory_record
 
 TWO, GIGA = 2 * MI, 1 << 30
 
@@ -36,8 +36,8 @@ def test_limits_that_the_runtime_states() -> None:
 
 def test_a_shared_claim_counts_once_for_its_pod() -> None:
     """Two containers that share a request have its pages once; a part of a page is no page."""
-    one = holding_of(memory_record("m", ("x", 1, 64 * MI, TWO)))
-    other = holding_of(memory_record("n", ("x", 1, 2 * MI + 4096, TWO)))
+    one = entitlement_of(memory_record("m", ("x", 1, 64 * MI, TWO)))
+    other = entitlement_of(memory_record("n", ("x", 1, 2 * MI + 4096, TWO)))
     assert claimed_bytes([one, one, other]) == {TWO: 66 * MI}
 
 
@@ -83,7 +83,7 @@ RSVD = {size: limit_files(size)[1] for size in (TWO, GIGA)}
     ],
 )
 def test_who_asked_for_no_pages_can_reserve_none(told: bool, pod_own: dict[int, Limit], guarded: set[int]) -> None:
-    """A11: the pod tells where the runtime does not; one that may have pages, or is not limited, is left alone."""
+    """The pod tells where the runtime does not; one that may have pages, or is not limited, is left alone."""
     wanted = guard_limits(Guard((TWO, GIGA), told), dict.fromkeys(RSVD.values()), lambda: pod_own)
     assert wanted == {RSVD[size]: Wanted(0) for size in guarded}
 

@@ -19,7 +19,7 @@ class Group:
     limit: Limit
     notes: dict[str, Note] = field(default_factory=dict)
 
-    def impose(self, raised: Raise | None, dies_after: int) -> None:
+    def apply(self, raised: Raise | None, dies_after: int) -> None:
         """One job, which may die after each of its three steps."""
         made = plan({FILE: self.limit}, self.notes, {} if raised is None else {FILE: raised})
         self.notes = dict(made.ahead)
@@ -36,16 +36,16 @@ def over(own: Limit, raised: Raise | None) -> Limit:
 
 @given(OWN, st.lists(st.tuples(RAISES, st.integers(0, 2), st.booleans()), max_size=25))
 def test_the_kubelets_value_is_never_lost(own: Limit, jobs: list[tuple[Raise | None, int, bool]]) -> None:
-    """B34: raised, raised otherwise, given back, in any order, with crashes and a kubelet that writes again."""
+    """Raised, raised otherwise, given back, in any order, with crashes and a kubelet that writes again."""
     group = Group(own)
     for raised, dies_after, reset in jobs:
         if reset:
             group.limit = own
-        group.impose(raised, dies_after)
+        group.apply(raised, dies_after)
         assert own_limit(group.limit, group.notes.get(FILE)) == own
         if dies_after:
             assert group.limit == over(own, raised)
-    group.impose(None, dies_after=2)
+    group.apply(None, dies_after=2)
     assert (group.limit, group.notes) == (own, {})
 
 
@@ -57,7 +57,7 @@ def test_a_new_value_of_the_kubelet_is_taken_over(own: int, jobs: list[tuple[int
         if change and group.limit is not None and own + change * 1000 != group.limit:
             own += change * 1000
             group.limit = own
-        group.impose(Raise(plus=plus), dies_after=2)
+        group.apply(Raise(plus=plus), dies_after=2)
         assert group.limit == own + plus
 
 
@@ -69,7 +69,7 @@ def test_no_limit_stays_no_limit() -> None:
 
 
 def test_a_reservation_follows_its_limit() -> None:
-    """A10, B44: what the kubelet left unlimited of the second file does not count."""
+    """What the kubelet left unlimited of the second file does not count."""
     made = plan({"hugetlb.2MB.max": 0}, {}, {"hugetlb.2MB.max": Raise(plus=7)})
     assert {file: wanted.limit for file, wanted in made.wanted.items()} == {
         "hugetlb.2MB.max": 7,

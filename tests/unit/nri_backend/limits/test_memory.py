@@ -11,14 +11,14 @@ from nri_backend.limits.memory import container_limits
 from nri_backend.nri.model import MemoryPolicy
 from numa_contract.records import MemoryMount
 
-from tests.fakes.claims import MI, holding_of, memory_record
+from tests.fakes.claims import MI, entitlement_of, memory_record
 
 PLAIN, TWO = 4096, 2 * MI
 
 
 def grant(*parts: tuple[str, int, int, int], **parameters: Any) -> MemoryGrant:
     """What one claim with these requests gives."""
-    memory = holding_of(memory_record("m", *parts, **parameters)).memory
+    memory = entitlement_of(memory_record("m", *parts, **parameters)).memory
     assert memory is not None
     return memory
 
@@ -98,7 +98,7 @@ def test_two_claims_must_not_mount_over_each_other(one: str, other: str, hidden:
         memory_record(uid, ("r", 0, TWO, TWO), r={"mount": MemoryMount(path=path)})
         for uid, path in (("m", one), ("n", other))
     ]
-    memory = holding_of(*records).memory
+    memory = entitlement_of(*records).memory
     assert memory is not None
     assert memory.fault == (
         "of its claims' mounts that at /h would hide that at " + max(one, other) + "; give each a directory of its own"

@@ -99,7 +99,7 @@ def test_the_first_one_is_active_at_once(run: Run) -> None:
     assert (one.active, one.fresh) == (False, False)
     assert one.attempt()
     assert (one.active, one.fresh) == (True, True)
-    assert Heartbeat.decode(run.path.read_bytes()) == Heartbeat("one", 1000.0, serving=True)
+    assert Heartbeat.decode(run.path.read_bytes()) == Heartbeat("one", 1000.0, serving=True, since=1000.0)
     assert run.path.stat().st_size == SIZE
     one.close()
     assert not one.active
@@ -114,7 +114,7 @@ def test_the_second_one_waits_for_the_first(run: Run) -> None:
     assert (two.active, two.fresh) == (False, True)
     one.close()
     assert two.attempt()
-    assert Heartbeat.decode(run.path.read_bytes()) == Heartbeat("two", 1000.0, serving=True)
+    assert Heartbeat.decode(run.path.read_bytes()) == Heartbeat("two", 1000.0, serving=True, since=1000.0)
 
 
 def test_a_holder_that_beats_is_not_replaced(run: Run) -> None:
@@ -143,7 +143,7 @@ def test_a_frozen_holder_is_replaced(run: Run) -> None:
     with pytest.raises(LockLostError, match="replaced"):
         one.check()
     two.check()
-    assert Heartbeat.decode(run.path.read_bytes()) == Heartbeat("two", run.clock.now, serving=True)
+    assert Heartbeat.decode(run.path.read_bytes()) == Heartbeat("two", run.clock.now, serving=True, since=1000.0)
 
 
 @pytest.mark.fault("backend A6", "frontend A1")

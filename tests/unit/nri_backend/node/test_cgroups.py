@@ -62,7 +62,6 @@ def test_damaged_files_are_named(tree: CgroupTree, tmp_path: Path) -> None:
         tree.read_set("a/b", "cpuset.cpus")
     with pytest.raises(CgroupRefusedError, match="holds no number"):
         tree.read_limits("a/b", ["hugetlb.2MB.max"])
-    assert tree.effective_cpus("a/b") is None
 
 
 def test_limits(tree: CgroupTree, tmp_path: Path) -> None:
@@ -90,10 +89,13 @@ def test_life_and_death(tree: CgroupTree, tmp_path: Path) -> None:
 
 
 def test_crun_puts_the_processes_one_level_down(tree: CgroupTree, tmp_path: Path) -> None:
-    """With crun the scope has a sub-cgroup ``container``; both are looked after."""
-    assert tree.directories("a/b") == ["a/b"]
+    """With crun the scope has a sub-cgroup ``container``, and no process of its own."""
+    (tmp_path / "a/b/cgroup.procs").write_text("")
+    assert tree.leaf("a/b") == ""
     (tmp_path / "a/b/container").mkdir()
-    assert tree.directories("a/b") == ["a/b", "a/b/container"]
+    assert tree.leaf("a/b") == "a/b/container"
+    (tmp_path / "a/b/cgroup.procs").write_text("4711\n")
+    assert tree.leaf("a/b") == ""
 
 
 def test_notes_live_on_the_pods_cgroup(tmp_path: Path) -> None:

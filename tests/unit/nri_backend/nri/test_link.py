@@ -59,7 +59,8 @@ def _text(size: int) -> Message:
 
 
 @pytest.mark.parametrize("size", [0, 4000, 4060, 4070, 4080, 4090, 4096, 4100, 5000, 8192, 100_000, 4_000_000])
-async def test_trap_1_7_messages_around_and_above_4096_bytes_pass_both_ways(tmp_path: Path, size: int) -> None:
+@pytest.mark.fault("protocol trap 1.7")
+async def test_messages_around_and_above_4096_bytes_pass_both_ways(tmp_path: Path, size: int) -> None:
     """The Go reader's buffer kills connections that only ever meet long messages in production."""
     async with _linked(tmp_path, Blob=_blob) as (link, end, _):
         payload = _text(size).SerializeToString()
@@ -67,7 +68,8 @@ async def test_trap_1_7_messages_around_and_above_4096_bytes_pass_both_ways(tmp_
         assert await link.call(RUNTIME, "Blob", payload, 5.0) == payload
 
 
-async def test_trap_2_1_the_stand_in_dies_of_one_long_frame_as_go_does(tmp_path: Path) -> None:
+@pytest.mark.fault("protocol trap 2.1")
+async def test_the_stand_in_dies_of_one_long_frame_as_go_does(tmp_path: Path) -> None:
     """Shows that the tests above prove something: header and body in one frame of 5000 bytes ends the connection."""
     async with _linked(tmp_path) as (link, end, run):
         frame = struct.pack(">IIBB", 5000, 1, 1, 0) + bytes(5000)
@@ -76,7 +78,8 @@ async def test_trap_2_1_the_stand_in_dies_of_one_long_frame_as_go_does(tmp_path:
         assert "cannot allocate memory" in (end.trunk.closed or "")
 
 
-async def test_trap_2_2_the_stand_in_dies_of_257_unread_frames_as_go_does(tmp_path: Path) -> None:
+@pytest.mark.fault("protocol trap 2.2")
+async def test_the_stand_in_dies_of_257_unread_frames_as_go_does(tmp_path: Path) -> None:
     """Shows that the queue limit is imitated: a message cut into a thousand frames ends the connection."""
     async with _linked(tmp_path) as (link, end, run):
         link._writer.write(struct.pack(">IIBxxx", 2, 4, 0) * 300)
@@ -84,7 +87,8 @@ async def test_trap_2_2_the_stand_in_dies_of_257_unread_frames_as_go_does(tmp_pa
         assert end.trunk.closed == "failed to queue payload for reading"
 
 
-async def test_trap_1_4_a_slow_call_does_not_delay_the_others(tmp_path: Path) -> None:
+@pytest.mark.fault("protocol trap 1.4")
+async def test_a_slow_call_does_not_delay_the_others(tmp_path: Path) -> None:
     """Every call is a task of its own, and answers may overtake each other."""
     release = asyncio.Event()
 
@@ -126,7 +130,8 @@ async def test_a_link_tells_when_no_call_is_left_without_its_answer(tmp_path: Pa
         assert passed == b""
 
 
-async def test_trap_1_3_many_calls_at_once_reach_the_wire_in_the_order_of_their_ids(tmp_path: Path) -> None:
+@pytest.mark.fault("protocol trap 1.3")
+async def test_many_calls_at_once_reach_the_wire_in_the_order_of_their_ids(tmp_path: Path) -> None:
     """The runtime refuses an id that is not above the last one it saw."""
     async with _linked(tmp_path, Blob=_blob) as (link, _, _), asyncio.TaskGroup() as tasks:
         payloads = [_text(size).SerializeToString() for size in range(0, 9000, 300)]

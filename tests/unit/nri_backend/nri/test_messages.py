@@ -26,14 +26,15 @@ def test_a_pod_keeps_its_identity_and_its_cgroup() -> None:
     assert read_pod(message) == Pod("s", "u", "ns", "n", "/k.slice")
 
 
-def test_trap_3_13_a_container_is_known_by_its_environment_not_by_its_cdi_devices() -> None:
+@pytest.mark.fault("protocol trap 3.13")
+def test_a_container_is_known_by_its_environment_not_by_its_cdi_devices() -> None:
     """Only some runtimes fill CDI_devices; the environment that CDI made is there everywhere."""
     message = pb.Container(
         id="c",
         pod_sandbox_id="s",
         name="app",
         state=pb.CONTAINER_RUNNING,
-        env=["DRA_CPUSET_u=2-3", "odd"],
+        env=["PATH=/bin", "DRA_CPUSET_u=2-3", "odd"],
         pid=7,
         CDI_devices=[pb.CDIDevice(name="dra.k8s.io/cpu=claim-u")],
         linux=pb.LinuxContainer(cgroups_path="k.slice:cri-containerd:c"),
@@ -43,7 +44,7 @@ def test_trap_3_13_a_container_is_known_by_its_environment_not_by_its_cdi_device
         pod_id="s",
         name="app",
         state=ContainerState.RUNNING,
-        env=("DRA_CPUSET_u=2-3", "odd"),
+        env=("DRA_CPUSET_u=2-3",),
         cgroups_path="k.slice:cri-containerd:c",
         pid=7,
     )
@@ -70,13 +71,15 @@ def test_wrappers_that_hold_zero_mean_not_given() -> None:
     assert read_resources(message) == Resources()
 
 
-def test_trap_3_8_of_two_hugepage_limits_the_last_is_the_one_that_holds() -> None:
+@pytest.mark.fault("protocol trap 3.8")
+def test_of_two_hugepage_limits_the_last_is_the_one_that_holds() -> None:
     """An update appends to the runtime's list, and runc writes the entries in order."""
     limits = [pb.HugepageLimit(page_size="2MB", limit=limit) for limit in (1, 2)]
     assert read_resources(pb.LinuxResources(hugepage_limits=limits)).hugepage_limits == {"2MB": 2}
 
 
-def test_trap_3_14_page_sizes_and_lists_are_passed_in_the_runtimes_spelling() -> None:
+@pytest.mark.fault("protocol trap 3.14")
+def test_page_sizes_and_lists_are_passed_in_the_runtimes_spelling() -> None:
     """``2MB`` and ``0-3,8`` go out as they are, and what goes out can be read back."""
     message = write_adjustment(Adjustment(_EVERYTHING)).linux.resources
     assert [limit.page_size for limit in message.hugepage_limits] == ["2MB", "1GB"]
@@ -84,7 +87,8 @@ def test_trap_3_14_page_sizes_and_lists_are_passed_in_the_runtimes_spelling() ->
     assert read_resources(message) == _EVERYTHING
 
 
-def test_trap_3_9_what_a_runtime_ignores_is_never_sent() -> None:
+@pytest.mark.fault("protocol trap 3.9")
+def test_what_a_runtime_ignores_is_never_sent() -> None:
     """Reservation, swap and the rest do nothing; shares, realtime and pids are not ours to set."""
     message = write_adjustment(Adjustment(_EVERYTHING)).linux.resources
     assert [field.name for field, _ in message.memory.ListFields()] == ["limit"]

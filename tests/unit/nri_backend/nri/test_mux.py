@@ -38,12 +38,14 @@ def _read(trunk: Trunk, pieces: list[bytes]) -> dict[int, bytes]:
     ("total", "frames"),
     [(10, [10]), (4096, [4096]), (4097, [10, 4087]), (8192, [10, 8182]), (10 + (4 << 20), [10, 4 << 20])],
 )
-def test_trap_2_1_a_message_over_4096_bytes_is_header_and_body_in_two_frames(total: int, frames: list[int]) -> None:
+@pytest.mark.fault("protocol trap 2.1")
+def test_a_message_over_4096_bytes_is_header_and_body_in_two_frames(total: int, frames: list[int]) -> None:
     """One frame that does not fit the reader's 4096 bytes kills the connection, so it is never written."""
     assert _lengths(wrap(PLUGIN_CONNECTION, bytes(total))) == frames
 
 
-def test_trap_2_2_the_longest_message_needs_no_more_than_two_places_in_the_queue() -> None:
+@pytest.mark.fault("protocol trap 2.2")
+def test_the_longest_message_needs_no_more_than_two_places_in_the_queue() -> None:
     """The reader queues 256 frames, so a message of 4 MiB must not be cut into a thousand."""
     assert len(_lengths(wrap(RUNTIME_CONNECTION, bytes(10 + (4 << 20))))) == 2
 

@@ -45,15 +45,15 @@ async def test_protobuf_runs_on_its_c_implementation() -> None:
 
 
 @pytest.mark.parametrize(("version", "mask"), [("", 0x6AF), ("v0.12.0", 0x6AF)])
-async def test_trap_3_1_the_subscription_names_what_we_need_and_nothing_an_old_runtime_lacks(
-    version: str, mask: int
-) -> None:
+@pytest.mark.fault("protocol trap 3.1")
+async def test_the_subscription_names_what_we_need_and_nothing_an_old_runtime_lacks(version: str, mask: int) -> None:
     """One unknown bit closes the plugin; no bit at all would make us a validator."""
     answer = await _Rig().call("Configure", pb.ConfigureRequest(NRI_version=version))
     assert pb.ConfigureResponse.FromString(answer).events == mask
 
 
-def test_trap_3_1_events_of_0_10_are_asked_only_of_a_runtime_that_tells_its_version() -> None:
+@pytest.mark.fault("protocol trap 3.1")
+def test_events_of_0_10_are_asked_only_of_a_runtime_that_tells_its_version() -> None:
     """Before 0.12 nothing in Configure says whether the runtime knows the bits above 0x7FF."""
     events = (pb.RUN_POD_SANDBOX, pb.UPDATE_POD_SANDBOX)
     assert (event_mask(events, ""), event_mask(events, "v0.12.0")) == (0x1, 0x801)
@@ -73,7 +73,8 @@ def test_trap_3_1_events_of_0_10_are_asked_only_of_a_runtime_that_tells_its_vers
         ("PostUpdatePodSandbox", pb.POST_UPDATE_POD_SANDBOX, None),
     ],
 )
-async def test_trap_3_2_lifecycle_events_come_both_ways_and_mean_the_same(
+@pytest.mark.fault("protocol trap 3.2")
+async def test_lifecycle_events_come_both_ways_and_mean_the_same(
     method: str, event: pb.Event, hook: str | None
 ) -> None:
     """Runtimes before 0.12 send StateChange, later ones call a method; hook and metric are the same."""
@@ -92,7 +93,8 @@ async def test_events_nobody_knows_are_acknowledged() -> None:
     assert rig.hooks.seen == []
 
 
-async def test_trap_3_3_parts_of_a_snapshot_are_joined_and_answered_with_more() -> None:
+@pytest.mark.fault("protocol trap 3.3")
+async def test_parts_of_a_snapshot_are_joined_and_answered_with_more() -> None:
     """A container may come before its pod, so the hook sees nothing until the last part has come."""
     rig = _Rig()
     rig.hooks.updates = [Update("c1", Resources(cpus="0-1"))]
@@ -142,7 +144,8 @@ async def test_another_service_is_unimplemented() -> None:
         await _Rig().service.serve(Call("nri.Other", "Configure", b""))
 
 
-async def test_trap_3_5_a_refusal_is_answered_with_its_text() -> None:
+@pytest.mark.fault("protocol trap 3.5")
+async def test_a_refusal_is_answered_with_its_text() -> None:
     """Only an answered error keeps a container from being created; the text reaches the pod's events."""
     rig = _Rig()
 
@@ -172,7 +175,8 @@ async def test_a_bug_is_answered_without_its_details_and_logged_with_them(caplog
 
 
 @pytest.mark.parametrize("told_by", ["call", "configure"])
-async def test_trap_3_6_a_hook_that_runs_out_of_time_is_an_error_before_the_runtime_gives_up(told_by: str) -> None:
+@pytest.mark.fault("protocol trap 3.6")
+async def test_a_hook_that_runs_out_of_time_is_an_error_before_the_runtime_gives_up(told_by: str) -> None:
     """Silence fails open: the runtime throws us out and starts the container without us."""
     rig = _Rig()
 

@@ -68,7 +68,8 @@ def test_an_error_answer_has_a_status_and_no_payload() -> None:
     assert _answers(client, reply) == [(1, (13, "broken ?"))]
 
 
-def test_trap_1_3_ids_are_odd_ascend_and_are_used_up_only_by_what_is_sent() -> None:
+@pytest.mark.fault("protocol trap 1.3")
+def test_ids_are_odd_ascend_and_are_used_up_only_by_what_is_sent() -> None:
     """An id that was given out but not written would make the next one look re-used."""
     client = ClientConnection()
     assert client.call(_CALL)[0] == 1
@@ -94,14 +95,16 @@ def test_answers_may_come_in_any_order() -> None:
         (ttrpc_pb2.Response(status=ttrpc_pb2.Status(code=0, message="fine"), payload=b"p"), b"p"),
     ],
 )
-def test_trap_1_5_code_zero_and_no_payload_are_a_success(response: ttrpc_pb2.Response, payload: bytes) -> None:
+@pytest.mark.fault("protocol trap 1.5")
+def test_code_zero_and_no_payload_are_a_success(response: ttrpc_pb2.Response, payload: bytes) -> None:
     """A status may be present beside a success, and an empty message is no bytes."""
     client = ClientConnection()
     client.call(_CALL)
     assert _answers(client, encode_frame(1, RESPONSE, response.SerializeToString())) == [(1, payload)]
 
 
-def test_trap_1_6_a_late_answer_to_a_call_that_was_given_up_is_dropped() -> None:
+@pytest.mark.fault("protocol trap 1.6")
+def test_a_late_answer_to_a_call_that_was_given_up_is_dropped() -> None:
     """There is no cancel on the wire: the peer answers whenever it is done."""
     client, server = ClientConnection(), ServerConnection()
     first, wire = client.call(_CALL)

@@ -17,7 +17,8 @@ def _feed(reader: FrameReader, *pieces: bytes) -> list[Frame | OversizedFrame]:
     return [frame for piece in pieces for frame in reader.feed(piece)]
 
 
-def test_trap_1_2_the_length_does_not_count_the_header() -> None:
+@pytest.mark.fault("protocol trap 1.2")
+def test_the_length_does_not_count_the_header() -> None:
     """Four bytes of data are announced as four."""
     assert encode_frame(5, RESPONSE, b"data") == bytes.fromhex("00000004 00000005 02 00") + b"data"
 

@@ -4,6 +4,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import CPU_DRIVER, ClaimKey, cpu_env_key
@@ -26,7 +27,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class Entitlement:
     """Everything that a container holds; nothing of it is empty by accident."""
 
     claims: tuple[Held, ...] = ()
@@ -47,7 +48,10 @@ class Holding:
         return self.memory.nodes if self.memory is not None else frozenset()
 
 
-def hold(claims: Iterable[Held]) -> Holding:
+NOTHING: Final = Entitlement()
+
+
+def entitlement_from(claims: Iterable[Held]) -> Entitlement:
     """Adds up what the claims of one container give it."""
     claims = tuple(claims)
     memory = [(h.record, a) for h in claims for a in h.record.memory_of(h.requests)]
@@ -56,7 +60,7 @@ def hold(claims: Iterable[Held]) -> Holding:
         if allocation.hugepages:
             hugepages[record.claim.uid, allocation.request, allocation.page_bytes] += allocation.size
     quotas = {h.record.parameters_of(r).quota for h in claims if h.record.driver == CPU_DRIVER for r in h.requests}
-    return Holding(
+    return Entitlement(
         claims=claims,
         cpus=frozenset().union(*(h.record.cpus_of(h.requests) for h in claims)),
         quota_off=quotas == {"off"},

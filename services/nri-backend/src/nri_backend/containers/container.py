@@ -13,8 +13,9 @@ from typing import Final
 from numa_contract.records import Owner
 from numa_contract.reports import ClaimUse
 
-from nri_backend.claims.entitlement import Holding
-from nri_backend.claims.evidence import Evidence, Refusal, read_evidence
+from nri_backend.claims.entitlement import NOTHING, Entitlement, Held
+from nri_backend.claims.evidence import Evidence, read_evidence
+from nri_backend.claims.judge import Refusal
 from nri_backend.claims.memory import Protected
 from nri_backend.limits.cpu_quota import unthrottled
 from nri_backend.limits.hugepages import asked_limits, claimed_bytes
@@ -23,7 +24,6 @@ from nri_backend.limits.paths import CgroupPathError, container_directory, pod_d
 from nri_backend.limits.stated import Stated, stated
 from nri_backend.nri.model import Container, Pod
 
-NOTHING: Final = Holding()
 NO_EVIDENCE: Final = Evidence()
 NOTHING_STATED: Final = Stated()
 
@@ -38,7 +38,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class Tracked:
     """One container that the runtime has told us of."""
 
     id: str
@@ -50,13 +50,20 @@ class Known:
     problem: str = ""
     """Why its cgroup cannot be found, or what could not be made true there."""
     phase: Phase = Phase.CREATED
-    holding: Holding = NOTHING
+    entitlement: Entitlement = NOTHING
+    """What it has, and what is enforced."""
     refusal: Refusal | None = None
-    """Set when it may not hold what it names; a container that runs all the same belongs to the pool."""
+    """Why it may not hold all that it names; what it may hold stands all the same if it runs."""
+    proven: tuple[Held, ...] = ()
+    """What was made true for it, as its proof says."""
+    own_pod: bool = False
+    """It is one of the driver's own."""
+    vanished: bool = False
+    """It is stopped because its cgroup was gone; the runtime has not said so."""
     unlisted: bool = False
     """The runtime does not list it any more, so no event will tell of its removal."""
     orphan: tuple[ClaimUse, ...] = ()
-    """What it keeps though the record is gone or no longer allows it."""
+    """Of what it holds, the claims whose record is gone or no longer allows it."""
     stated: Stated = NOTHING_STATED
     """Its limits as the runtime tells them."""
     answered: bool = False
@@ -79,36 +86,34 @@ class Known:
     @property
     def own_cpus(self) -> frozenset[int]:
         """The CPUs that it alone may use; empty for members of the pool."""
-        if self.orphan:
-            return frozenset().union(*(use.cpus for use in self.orphan))
-        return self.rightful.cpus
+        return self.entitlement.cpus
 
     @property
-    def rightful(self) -> Holding:
-        """What it holds and may hold."""
-        return self.holding if self.refusal is None else NOTHING
+    def orphaned(self) -> frozenset[int]:
+        """Of these, those that no record holds."""
+        return frozenset().union(*(use.cpus for use in self.orphan))
 
     @property
-    def kept(self) -> Holding:
-        """What it holds, or still has of a claim whose record is gone."""
-        return self.holding if self.refusal is None or self.orphan else NOTHING
+    def rightful(self) -> tuple[Held, ...]:
+        """The claims whose record allows what it holds."""
+        lost = {(use.driver, use.uid) for use in self.orphan}
+        return tuple(held for held in self.entitlement.claims if held.key not in lost)
 
     @property
     def unsettled(self) -> bool:
         """Whether it runs with claims of which nothing is known here: what it has of them must stay."""
         running = self.phase in (Phase.STARTED, Phase.ENDING)
-        doubtful = self.orphan or (self.refusal is not None and self.refusal.unknown)
-        return running and bool(doubtful) and not self.holding.claims
+        return running and self.refusal is not None and bool(self.refusal.unknown)
 
     @property
     def unthrottled(self) -> bool:
         """Whether it runs without a CFS quota."""
-        return unthrottled(self.kept, self.stated.cpu)
+        return unthrottled(self.entitlement, self.stated.cpu)
 
     @property
     def protected(self) -> Mapping[Protected, int]:
         """Bytes of memory that are protected while it lives."""
-        memory = self.kept.memory if self.alive else None
+        memory = self.entitlement.memory if self.alive else None
         return memory.protected if memory is not None else {}
 
     @property
@@ -116,7 +121,7 @@ class Known:
         """Limits that the kubelet asked for."""
         if not self.answered:
             return self.stated
-        return replace(self.stated, hugepages=asked_limits(self.stated.hugepages, claimed_bytes([self.holding])))
+        return replace(self.stated, hugepages=asked_limits(self.stated.hugepages, claimed_bytes([self.entitlement])))
 
     @property
     def alive(self) -> bool:
@@ -125,29 +130,32 @@ class Known:
 
     @property
     def kind(self) -> str:
-        """``plain``, ``claim``, ``refused``, ``orphan`` or ``stopped``."""
+        """``plain``, ``claim``, ``refused``, ``orphan``, ``driver`` or ``stopped``."""
         if not self.alive:
             return "stopped"
+        if self.own_pod:
+            return "driver"
         if self.orphan:
             return "orphan"
         if self.refusal is not None:
             return "refused"
-        return "claim" if self.holding.claims else "plain"
+        return "claim" if self.entitlement.claims else "plain"
 
 
-def known_as(pod: Pod, container: Container, *, answered: bool = False) -> Known:
-    """Returns a container as the runtime describes it, nothing checked yet; ``answered``: see Known."""
+def tracked_as(pod: Pod, container: Container, *, answered: bool = False, own_pod: bool = False) -> Tracked:
+    """Returns a container as the runtime describes it, nothing checked yet; ``answered``, ``own_pod``: see Known."""
     cgroup = pod_cgroup = problem = ""
     try:
         cgroup = container_directory(container.cgroups_path)
         pod_cgroup = pod_directory(pod.cgroup_parent) if pod.cgroup_parent else cgroup.rpartition("/")[0]
     except CgroupPathError as error:
         problem = str(error)
-    return Known(
+    return Tracked(
         id=container.id,
         name=container.name,
         pod=pod,
-        evidence=read_evidence(container.env),
+        evidence=NO_EVIDENCE if own_pod else read_evidence(container.env),
+        own_pod=own_pod,
         cgroup=cgroup,
         pod_cgroup=pod_cgroup,
         problem=problem,

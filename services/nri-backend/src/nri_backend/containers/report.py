@@ -6,8 +6,8 @@ from typing import Final, Literal
 from numa_contract.errors import cut_answer
 from numa_contract.reports import ClaimUse, ContainerReport
 
-from nri_backend.claims.evidence import Reason
-from nri_backend.containers.container import Known, Phase
+from nri_backend.claims.judge import Reason
+from nri_backend.containers.container import Phase, Tracked
 from nri_backend.limits.limit import limit_text
 
 MAX_UNKNOWN: Final = 16
@@ -21,32 +21,34 @@ _STATES: Final[dict[Phase, _State]] = {
 }
 
 
-def report(known: Known, *, refused_now: bool = False) -> ContainerReport:
+def report(tracked: Tracked, *, refused_now: bool = False) -> ContainerReport:
     """Returns the report of a container; ``refused_now``: of one that a hook refuses, and that will not come to be."""
-    refusal = known.refusal
+    refusal = tracked.refusal
     # A container that runs although its record is missing was not refused: the frontend rebuilds the record for it.
-    lost = not refused_now and refusal is not None and (bool(known.orphan) or refusal.reason is Reason.NO_RECORD)
+    lost = not refused_now and refusal is not None and (bool(tracked.orphan) or refusal.reason is Reason.NO_RECORD)
     return ContainerReport(
-        id=known.id,
-        name=known.name,
-        pod_uid=known.pod.uid,
-        pod_namespace=known.pod.namespace,
-        pod_name=known.pod.name,
-        state="unknown" if refused_now else _STATES[known.phase],
+        id=tracked.id,
+        name=tracked.name,
+        pod_uid=tracked.pod.uid,
+        pod_namespace=tracked.pod.namespace,
+        pod_name=tracked.pod.name,
+        state="unknown" if refused_now else _STATES[tracked.phase],
         claims=tuple(
             ClaimUse(uid=held.record.claim.uid, driver=held.record.driver, requests=held.requests)
-            for held in (known.holding.claims if refusal is None else ())
+            for held in tracked.rightful
         ),
-        unknown_claims=known.orphan or _without_cpus(refusal.unknown[:MAX_UNKNOWN] if refusal else ()),
-        cpus=known.cpus or frozenset(),
-        mems=known.mems or frozenset(),
-        limits={file: limit_text(limit) for file, limit in known.limits.items()},
-        cgroup=known.cgroup,
+        unknown_claims=tracked.orphan + (refusal.unknown[:MAX_UNKNOWN] if refusal else ()),
+        cpus=tracked.cpus or frozenset(),
+        mems=tracked.mems or frozenset(),
+        limits={file: limit_text(limit) for file, limit in tracked.limits.items()},
+        cgroup=tracked.cgroup,
         refused="" if refusal is None or lost else cut_answer(refusal.text),
-        memory_kills=known.memory_kills,
+        memory_kills=tracked.memory_kills,
     )
 
 
-def _without_cpus(uses: tuple[ClaimUse, ...]) -> tuple[ClaimUse, ...]:
-    # A variable alone holds no CPU: only who is really pinned to them does.
-    return tuple(use.model_copy(update={"cpus": frozenset()}) for use in uses)
+def problem_of(tracked: Tracked) -> str:
+    """Returns what somebody should look at, for people; "" where all is well."""
+    if not tracked.alive or not (text := tracked.problem or (tracked.refusal.text if tracked.refusal else "")):
+        return ""
+    return f"container {tracked.name} of pod {tracked.pod.namespace}/{tracked.pod.name}: {text}"

@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is enforced now: containers, claim files, the machine, and the pool that follows from them.
 
-Rules of this file. A container that held its claims rightly and lives keeps its CPUs, whatever becomes of the record:
-it is then an orphan, and its CPUs are held. Whatever else may no longer hold a claim belongs to the pool.
+The CPUs of records and of orphans are held: everybody else shares the others.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from numa_contract.cdi import ClaimFile
 from numa_contract.names import ClaimKey
 from numa_contract.records import Owner
 
-from nri_backend.claims.entitlement import Holding
-from nri_backend.claims.evidence import Evidence, Refusal, assess, present_owner
+from nri_backend.claims.judge import Claims, assess
 from nri_backend.claims.pool import claimed_cpus, shared_pool
-from nri_backend.containers.container import NOTHING, Known, Phase
+from nri_backend.containers.container import Phase, Tracked
 from nri_backend.limits.wants import Host
 
 _Group = TypeVar("_Group")
@@ -33,6 +31,12 @@ class Choices:
     """Running members of the pool get released CPUs with their next change only."""
     hugepage_guard: bool = False
     """Containers without hugepages cannot reserve any."""
+    cpu_quota: Literal["raise", "lift", "keep"] = "raise"
+    """What a claim does to the CPU limit of its pod."""
+
+
+_Place = tuple[frozenset[int] | None, frozenset[int], bool]
+"""The CPUs that a container was last seen on, those that it alone may use, whether it is the driver's own."""
 
 
 class NodeState:
@@ -45,9 +49,9 @@ class NodeState:
         self.pool: frozenset[int] = frozenset()
         self.held: frozenset[int] = frozenset()
         """CPUs that files or orphans hold."""
-        self._known: dict[str, Known] = {}
-        self._by_cpus: dict[tuple[frozenset[int] | None, frozenset[int]], set[str]] = {}
-        """Containers that run, by the CPUs they were last seen on and those they alone may use: a few groups."""
+        self._known: dict[str, Tracked] = {}
+        self._by_place: dict[_Place, set[str]] = {}
+        """Containers that run: a few groups."""
         self._by_pod: dict[str, set[str]] = {}
         self._by_claim: dict[ClaimKey, set[str]] = {}
         """Containers by the claims that their environment names."""
@@ -55,28 +59,28 @@ class NodeState:
         """Containers that keep memory protected."""
         self._first_users: dict[ClaimKey, Owner] = {}
 
-    def __iter__(self) -> Iterator[Known]:
+    def __iter__(self) -> Iterator[Tracked]:
         return iter(tuple(self._known.values()))
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def get(self, container_id: str) -> Known | None:
+    def get(self, container_id: str) -> Tracked | None:
         """Returns a container."""
         return self._known.get(container_id)
 
-    def put(self, known: Known) -> None:
+    def put(self, tracked: Tracked) -> None:
         """Takes a container, new or changed."""
-        before = self._known.get(known.id)
-        self._index(before, known)
-        self._known[known.id] = known
-        if known.alive:
-            self._note_users(known)
-        orphan = known.orphan if known.alive else ()
+        before = self._known.get(tracked.id)
+        self._index(before, tracked)
+        self._known[tracked.id] = tracked
+        if tracked.alive:
+            self._note_users(tracked)
+        orphan = tracked.orphan if tracked.alive else ()
         if orphan != (before.orphan if before is not None and before.alive else ()):
             self._recompute()
 
-    def drop(self, container_id: str) -> Known | None:
+    def drop(self, container_id: str) -> Tracked | None:
         """Forgets a container; returns what was known."""
         before = self._known.pop(container_id, None)
         self._index(before, None)
@@ -84,39 +88,29 @@ class NodeState:
             self._recompute()
         return before
 
-    def replace_containers(self, containers: Iterable[Known], pinned: Mapping[str, frozenset[int]]) -> None:
-        """Takes the runtime's whole state; what it does not mention is forgotten. Of two who claim, the first wins.
-
-        ``pinned``: what the kernel shows for those that name a claim without a record.
-        """
+    def replace_containers(self, containers: Iterable[Tracked]) -> None:
+        """Takes the runtime's whole state; what it does not mention is forgotten. Of two who claim, the first wins."""
         containers = list(containers)
         # To a runtime the stopped are no more; that the last process of one is gone, only the kernel can tell.
         listed = {container.id for container in containers}
         ending = [k for k in self if k.phase is Phase.ENDING and k.id not in listed]
-        kills = {known.id: known.memory_kills for known in self}
-        self._known, self._by_cpus, self._by_pod, self._by_claim = {}, {}, {}, {}
+        kills = {tracked.id: tracked.memory_kills for tracked in self}
+        self._known, self._by_place, self._by_pod, self._by_claim = {}, {}, {}, {}
         self._protecting = set()
-        for container in (*(replace(known, unlisted=True) for known in ending), *containers):
-            known = self.assessed(container, pinned.get(container.id))
-            known = replace(known, memory_kills=kills.get(known.id, known.memory_kills))
-            self._known[known.id] = known
-            self._index(None, known)
-            self._note_users(known)
+        for container in (*(replace(tracked, unlisted=True) for tracked in ending), *containers):
+            tracked = replace(container, memory_kills=kills.get(container.id, container.memory_kills))
+            self._index(self._known.get(tracked.id), tracked)
+            self._known[tracked.id] = tracked
+        # Who owns a claim depends on who lives.
+        for tracked in self:
+            self.put(self.assessed(tracked))
         self._recompute()
 
     def forget_views(self) -> None:
         """What was seen of running containers may be out of date."""
-        for known in self:
-            if known.phase is Phase.STARTED:
-                self.put(replace(known, cpus=None, mems=None))
-
-    def names_lost_claim(self, known: Known) -> bool:
-        """Tells whether it names CPUs of a claim that has no readable record."""
-        return any(use.cpus and self._is_lost((use.driver, use.uid)) for use in known.evidence.uses())
-
-    def _is_lost(self, key: ClaimKey) -> bool:
-        file = self.files.get(key)
-        return file is None or file.record is None
+        for tracked in self:
+            if tracked.phase is Phase.STARTED:
+                self.put(replace(tracked, cpus=None, mems=None))
 
     def take_host(self, host: Host) -> None:
         """Takes what is online now."""
@@ -124,120 +118,123 @@ class NodeState:
             self.host = host
             self._recompute()
 
-    def take_files(self, files: Mapping[ClaimKey, ClaimFile]) -> list[Known]:
+    def take_files(self, files: Mapping[ClaimKey, ClaimFile]) -> list[Tracked]:
         """Takes the present claim files; returns the containers for which something changed.
 
         A file that has not changed must be the same object as before; who names none but those is not looked at.
         """
         news = {key for key in self.files.keys() | files.keys() if self.files.get(key) is not files.get(key)}
         self.files = files
+        # Before anything else: whatever is wrong with a container, nobody gets the CPUs of a claim.
+        self._recompute()
         self._first_users = {k: user for k, user in self._first_users.items() if k in files or self._is_used(k)}
         changed = []
         concerned = {container_id for key in news for container_id in self._by_claim.get(key, ())}
         # In the order in which they came: of two who claim, the first wins.
-        for known in [known for container_id, known in self._known.items() if container_id in concerned]:
-            if known.alive and (now := self.assessed(known)) != known:
+        for tracked in [tracked for container_id, tracked in self._known.items() if container_id in concerned]:
+            if tracked.alive and (now := self.assessed(tracked)) != tracked:
                 self.put(now)
                 changed.append(now)
-        self._recompute()
         return changed
 
     def _is_used(self, key: ClaimKey) -> bool:
         users = (self._known[container_id] for container_id in self._by_claim.get(key, ()))
-        return any(known.alive and key in {held.key for held in known.holding.claims} for known in users)
+        return any(tracked.alive and key in {held.key for held in tracked.entitlement.claims} for tracked in users)
 
-    def assessed(self, known: Known, pinned: frozenset[int] | None = None) -> Known:
-        """Returns the container as it stands with the present records.
+    def assessed(self, tracked: Tracked) -> Tracked:
+        """Returns the container as it stands with the present records."""
+        runs = tracked.phase in (Phase.STARTED, Phase.ENDING)
+        verdict = assess(
+            tracked.evidence, tracked.user, self._claims, tracked.entitlement.claims or tracked.proven if runs else ()
+        )
+        return replace(tracked, entitlement=verdict.entitlement, refusal=verdict.refusal, orphan=verdict.orphan)
 
-        ``pinned``: what the kernel shows, for a container that ran before we could see it being created.
-        """
-        result = assess(known.evidence, known.user, self.files, self._first_users)
-        if isinstance(result, Holding):
-            return replace(known, holding=result, refusal=None, orphan=())
-        held_rightly = known.refusal is None and bool(known.holding.claims)
-        running = known.phase in (Phase.STARTED, Phase.ENDING)
-        if running and (known.orphan or held_rightly or self._is_pinned(known.evidence, result, pinned)):
-            return replace(known, refusal=result, orphan=known.orphan or known.evidence.uses())
-        return replace(known, holding=NOTHING, refusal=result, orphan=())
+    @property
+    def _claims(self) -> Claims:
+        return Claims(self.files, self._first_users, self._lives)
 
-    def _is_pinned(self, evidence: Evidence, refusal: Refusal, pinned: frozenset[int] | None) -> bool:
-        # A forger cannot pin itself: a container that nobody has pinned shows every CPU that is online.
-        named = frozenset().union(*(use.cpus for use in evidence.uses()))
-        lost = [self._is_lost((use.driver, use.uid)) for use in refusal.unknown]
-        # The kernel shows no CPU that is offline, also of those that the container is pinned to.
-        shown = named & self.host.online
-        return bool(lost) and all(lost) and bool(shown) and pinned == shown and shown < self.host.online
+    def _lives(self, user: Owner) -> bool:
+        return any(tracked.alive and tracked.name == user.container for tracked in self.of_pod(user.pod_uid))
 
-    def _note_users(self, known: Known) -> None:
-        for held in known.rightful.claims:
-            if present_owner(held.record, self._first_users.get(held.key)) is None:
-                self._first_users[held.key] = known.user
+    def _note_users(self, tracked: Tracked) -> None:
+        for held in tracked.rightful:
+            if self._claims.owner(held.record, tracked.user) is None:
+                self._first_users[held.key] = tracked.user
 
-    def _index(self, before: Known | None, after: Known | None) -> None:
+    def _index(self, before: Tracked | None, after: Tracked | None) -> None:
         if before is not None:
-            _leave(self._by_cpus, (before.cpus, before.own_cpus), before.id)
+            _leave(self._by_place, _place(before), before.id)
             _leave(self._by_pod, before.pod.uid, before.id)
             self._protecting.discard(before.id)
-            for key in before.evidence.keys:
+            for key in before.evidence.claims:
                 _leave(self._by_claim, key, before.id)
         if after is not None:
             self._by_pod.setdefault(after.pod.uid, set()).add(after.id)
-            for key in after.evidence.keys:
+            for key in after.evidence.claims:
                 self._by_claim.setdefault(key, set()).add(after.id)
             if after.protected:
                 self._protecting.add(after.id)
             if after.phase in (Phase.STARTED, Phase.ENDING):
-                self._by_cpus.setdefault((after.cpus, after.own_cpus), set()).add(after.id)
+                self._by_place.setdefault(_place(after), set()).add(after.id)
 
     def _recompute(self) -> None:
-        orphaned = frozenset().union(*(k.own_cpus for k in self._known.values() if k.orphan and k.alive))
+        orphaned = frozenset().union(*(k.orphaned for k in self._known.values() if k.orphan and k.alive))
         self.held = claimed_cpus(self.files.values()) | orphaned
         self.pool = shared_pool(self.host.online, self.choices.reserved, self.held)
 
-    def overlapping(self, known: Known) -> list[Known]:
+    def overlapping(self, tracked: Tracked) -> list[Tracked]:
         """Returns the running containers that are, or may be, on the CPUs of a claim container.
 
         Looks at the distinct CPU sets only, of which a node has few. An earlier life of the same container and legal
         sharers of its claim are no strangers.
         """
-        if not (own := known.own_cpus):
+        if not (own := tracked.own_cpus):
             return []
-        groups = [ids for (cpus, _), ids in self._by_cpus.items() if cpus is None or not own.isdisjoint(cpus)]
-        others = [self._known[i] for ids in groups for i in ids if i != known.id]
-        keys = {held.key for held in known.holding.claims}
+        groups = [ids for (cpus, *_), ids in self._by_place.items() if cpus is None or not own.isdisjoint(cpus)]
+        others = [self._known[i] for ids in groups for i in ids if i != tracked.id]
+        keys = {held.key for held in tracked.entitlement.claims}
         return [
             other
             for other in others
-            if other.user != known.user
-            and not (other.pod.uid == known.pod.uid and keys & {held.key for held in other.holding.claims})
+            if other.user != tracked.user
+            and not (other.pod.uid == tracked.pod.uid and keys & {held.key for held in other.entitlement.claims})
         ]
 
-    def misplaced(self) -> list[Known]:
+    def misplaced(self) -> list[Tracked]:
         """Returns the running containers that were last seen on CPUs other than theirs, trespassers first."""
-        first: list[Known] = []
-        others: list[Known] = []
-        for (cpus, own), ids in self._by_cpus.items():
-            if cpus and not self._is_placed(cpus, own & self.host.online):
+        first: list[Tracked] = []
+        others: list[Tracked] = []
+        for (cpus, own, of_driver), ids in self._by_place.items():
+            if cpus and not self._is_placed(cpus, own & self.host.online, of_driver=of_driver):
                 group = others if own or self.held.isdisjoint(cpus) else first
-                group += [known for i in ids if (known := self._known[i]).phase is Phase.STARTED]
+                group += [tracked for i in ids if (tracked := self._known[i]).phase is Phase.STARTED]
         return first + others
 
-    def _is_placed(self, cpus: frozenset[int], own: frozenset[int]) -> bool:
-        if own or not self.choices.lazy_pool:
-            return cpus == (own or self.pool)
+    def _is_placed(self, cpus: frozenset[int], own: frozenset[int], *, of_driver: bool) -> bool:
+        if own or of_driver or not self.choices.lazy_pool:
+            return cpus == (own or self.shared_by(own_pod=of_driver))
         return cpus <= self.pool
 
-    def of_pod(self, pod_uid: str) -> list[Known]:
+    def shared_by(self, *, own_pod: bool) -> frozenset[int]:
+        """Returns the CPUs of containers without a claim: the driver's own stay on reserved ones, if there are any."""
+        reserved = (self.choices.reserved & self.host.online) - self.held
+        return reserved if own_pod and reserved else self.pool
+
+    def of_pod(self, pod_uid: str) -> list[Tracked]:
         """Returns the containers of a pod."""
         return [self._known[container_id] for container_id in self._by_pod.get(pod_uid, ())]
 
-    def protecting(self) -> list[Known]:
+    def protecting(self) -> list[Tracked]:
         """Returns the living containers that have memory protected."""
         return [self._known[container_id] for container_id in self._protecting]
 
     def kinds(self) -> Counter[str]:
         """Returns how many containers there are of each kind."""
-        return Counter(known.kind for known in self._known.values())
+        return Counter(tracked.kind for tracked in self._known.values())
+
+
+def _place(tracked: Tracked) -> _Place:
+    return tracked.cpus, tracked.own_cpus, tracked.own_pod
 
 
 def _leave(groups: dict[_Group, set[str]], group: _Group, member: str) -> None:

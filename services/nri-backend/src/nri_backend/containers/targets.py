@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from nri_backend.containers.container import Known, Phase
+from nri_backend.containers.container import Phase, Tracked
 from nri_backend.containers.state import NodeState
 from nri_backend.limits import cpu_quota as cpu_time
 from nri_backend.limits import hugepages, memory
@@ -44,74 +44,75 @@ class Target:
     """False: CPUs, and mems where they are claimed; no limits."""
 
 
-def cpuset_wants(state: NodeState, known: Known) -> CgroupWants:
+def cpuset_wants(state: NodeState, tracked: Tracked) -> CgroupWants:
     """Returns the CPUs and nodes that a container's cgroup must show."""
-    lazy = state.choices.lazy_pool and known.phase is Phase.STARTED
-    own, mems = known.own_cpus, known.rightful.mems
-    return cpuset_part(own, mems, state.pool, state.host, claims=bool(state.held), lazy=lazy)
+    lazy = state.choices.lazy_pool and tracked.phase is Phase.STARTED and not tracked.own_pod
+    shared = state.shared_by(own_pod=tracked.own_pod)
+    own, mems = tracked.own_cpus, tracked.entitlement.mems
+    return cpuset_part(own, mems, shared, state.host, claims=bool(state.held), lazy=lazy)
 
 
-def target(state: NodeState, known: Known, *, full: bool) -> Target:
+def target(state: NodeState, tracked: Tracked, *, full: bool) -> Target:
     """Returns what a container's own cgroup must say."""
-    wants = cpuset_wants(state, known)
+    wants = cpuset_wants(state, tracked)
     if not full:
-        return Target(known.id, known.cgroup, wants, full=False)
+        return Target(tracked.id, tracked.cgroup, wants, full=False)
     huge = None
-    if known.rightful.memory is not None:
-        huge = HugeWants(claimed_bytes([known.holding]), known.asked.hugepages)
-    if files := _own_files(known):
+    if tracked.entitlement.memory is not None:
+        huge = HugeWants(claimed_bytes([tracked.entitlement]), tracked.asked.hugepages)
+    if files := _own_files(tracked):
         wants = replace(wants, files=files)
     return Target(
-        id=known.id,
-        cgroup=known.cgroup,
+        id=tracked.id,
+        cgroup=tracked.cgroup,
         wants=wants,
-        pod_cgroup=known.pod_cgroup,
+        pod_cgroup=tracked.pod_cgroup,
         huge=huge,
-        guard=_guard(state, known),
+        guard=_guard(state, tracked),
         page_sizes=state.host.page_sizes,
     )
 
 
-def target_at_start(state: NodeState, known: Known) -> Target:
+def target_at_start(state: NodeState, tracked: Tracked) -> Target:
     """Returns what a container's cgroup must say, and those above it because of this container."""
     groups: tuple[GroupTarget, ...] = ()
-    if known.rightful.claims:
-        above = groups_above([known])
-        groups = group_targets(state, above if known.protected else {p: u for p, u in above.items() if u is not None})
-    return replace(target(state, known, full=True), groups=groups)
+    if tracked.entitlement.claims:
+        above = groups_above([tracked])
+        groups = group_targets(state, above if tracked.protected else {p: u for p, u in above.items() if u is not None})
+    return replace(target(state, tracked, full=True), groups=groups)
 
 
-def groups_above(containers: Iterable[Known]) -> dict[str, str | None]:
+def groups_above(containers: Iterable[Tracked]) -> dict[str, str | None]:
     """Returns the cgroups above containers, pods first; each with its pod's uid, None for those that are no pod's."""
     pods: dict[str, str | None] = {}
     others: dict[str, None] = {}
-    for known in containers:
-        if known.pod_cgroup and known.pod_cgroup not in pods:
-            pods[known.pod_cgroup] = known.pod.uid
-            others |= dict.fromkeys(ancestors(known.cgroup))
+    for tracked in containers:
+        if tracked.pod_cgroup and tracked.pod_cgroup not in pods:
+            pods[tracked.pod_cgroup] = tracked.pod.uid
+            others |= dict.fromkeys(ancestors(tracked.cgroup))
     return pods | {path: None for path in others if path not in pods}
 
 
 def group_targets(state: NodeState, groups: Mapping[str, str | None]) -> tuple[GroupTarget, ...]:
     """Returns what all containers of the node need of these cgroups, which are as groups_above() tells them."""
-    passed_on = protections((known.cgroup, known.protected) for known in state.protecting())
+    passed_on = protections((tracked.cgroup, tracked.protected) for tracked in state.protecting())
     return tuple(_group_target(state, path, uid, passed_on.get(path, {})) for path, uid in groups.items())
 
 
-def _guard(state: NodeState, known: Known) -> Guard | None:
-    if not state.choices.hugepage_guard or known.kept.memory is not None or known.orphan:
+def _guard(state: NodeState, tracked: Tracked) -> Guard | None:
+    if not state.choices.hugepage_guard or tracked.entitlement.memory is not None or tracked.own_pod:
         return None
-    if any(other.unsettled for other in state.of_pod(known.pod.uid)):
+    if any(other.unsettled for other in state.of_pod(tracked.pod.uid)):
         # A page that it has reserved and not touched yet would kill it (SIGBUS).
         return None
-    stated = known.stated.hugepages
+    stated = tracked.stated.hugepages
     sizes = tuple(size for size in state.host.page_sizes if not stated.get(size))
     return Guard(sizes, told=bool(stated)) if sizes else None
 
 
-def _own_files(known: Known) -> dict[str, Wanted]:
-    held = known.rightful
-    files = cpu_time.container_limit() if held.cpus and known.unthrottled else {}
+def _own_files(tracked: Tracked) -> dict[str, Wanted]:
+    held = tracked.entitlement
+    files = cpu_time.container_limit() if held.cpus and tracked.unthrottled else {}
     return files | memory.container_limits(held.memory) if held.memory is not None else files
 
 
@@ -119,20 +120,23 @@ def _group_target(state: NodeState, path: str, pod_uid: str | None, passed_on: d
     if pod_uid is None:
         return GroupTarget(path, passed_on)
     members = state.of_pod(pod_uid)
-    alive = [known for known in members if known.alive]
+    alive = [tracked for tracked in members if tracked.alive]
     # The runtime may have told another pod for it, or none, since the cgroups were listed.
-    foreign = all(known.pod_cgroup != path for known in members)
-    if foreign or any(known.unsettled for known in alive):
+    foreign = all(tracked.pod_cgroup != path for tracked in members)
+    if foreign or any(tracked.unsettled for tracked in alive):
         return GroupTarget(path, kept=True)
     return GroupTarget(path, _pod_raises(state, alive) | passed_on)
 
 
-def _pod_raises(state: NodeState, alive: Sequence[Known]) -> dict[str, Raise]:
+def _pod_raises(state: NodeState, alive: Sequence[Tracked]) -> dict[str, Raise]:
     """Returns what the claims of a pod's containers need."""
     raises: dict[str, Raise] = {}
-    if any(known.kept.memory is not None for known in alive):
-        claimed = claimed_bytes(known.kept for known in alive)
+    if any(tracked.entitlement.memory is not None for tracked in alive):
+        claimed = claimed_bytes(tracked.entitlement for tracked in alive)
         raises |= hugepages.pod_raises(claimed, state.host.page_sizes)
-    if any(known.kept.cpus and known.unthrottled for known in alive):
-        raises |= cpu_time.pod_raise()
-    return raises
+    unthrottled = [
+        (tracked.entitlement, tracked.stated.cpu)
+        for tracked in alive
+        if tracked.entitlement.cpus and tracked.unthrottled
+    ]
+    return raises | cpu_time.pod_raise(state.choices.cpu_quota, unthrottled)

@@ -1,49 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state, and the edges that it is read from and written to. Hooks and rounds both work through this.
+"""The state, and the edges that it is read from and written to. Hooks and audit both work through this.
 
 One job writes at a time, in a thread, and what it writes is computed when its turn comes; so the last value written is
-the latest one wanted. A job of the rounds ends after 10 ms, which is the longest that a hook waits for its own.
+the latest one wanted. A job of the audit ends after 10 ms, which is the longest that a hook waits for its own; one
+that hangs is passed by, and its container left out until it ends.
 """
 
 import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from numa_contract.cpuset import format_cpu_list
-from numa_node.claim_directory import ClaimDirectory, DirectoryView
+from numa_node.claim_directory import DirectoryView
 
-from nri_backend.containers.container import NO_EVIDENCE, Known, Phase
-from nri_backend.containers.report import report
+from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked
+from nri_backend.containers.report import problem_of, report
 from nri_backend.containers.state import NodeState
-from nri_backend.containers.targets import Target, group_targets, groups_above, target, target_at_start
-from nri_backend.enforcement.apply import SLICE_SECONDS, Outcome, impose_some
-from nri_backend.enforcement.apply_groups import GroupOutcome, impose_groups
-from nri_backend.enforcement.turn import Turn
-from nri_backend.limits.wants import Host
-from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree, Notes
+from nri_backend.containers.targets import group_targets, groups_above, target, target_at_start
+from nri_backend.enforcement.apply import Outcome, apply, inspect_sets
+from nri_backend.enforcement.apply_groups import GroupOutcome, audit_group
+from nri_backend.enforcement.claim_files import ClaimFiles
+from nri_backend.enforcement.edges import Edges
+from nri_backend.enforcement.proving import Prover
+from nri_backend.enforcement.turn import Step, Turn
+from nri_backend.limits.diff import Seen
+from nri_backend.node.cgroups import CgroupRefusedError, Notes
 from nri_backend.node.host import HostError
-from nri_backend.nri.hooks import EnforcementObserver, ReportSink
+from nri_backend.nri.hooks import Leadership
 
+REPORTED_SECONDS: Final = 2.0
+"""A write that hangs for so long is told as a problem."""
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Edges:
-    """Where everything is read from and written to."""
-
-    directory: ClaimDirectory
-    tree: CgroupTree
-    read_host: Callable[[], Host]
-    """Blocks; HostError."""
-    sink: ReportSink
-    observer: EnforcementObserver
-
-
-class Keeper:
+class Actuator:
     """Changes the state, and tells the frontend what has changed."""
 
     def __init__(self, state: NodeState, edges: Edges) -> None:
@@ -51,49 +46,54 @@ class Keeper:
         self.observer = edges.observer
         self.counters: Counter[str] = Counter()
         self.news = asyncio.Event()
-        """Set when the rounds have something to look at."""
+        """Set when the audit has something to look at."""
         self._edges = edges
+        self.prover = Prover(state, edges.tree, edges.proofs)
+        self._claim_files = ClaimFiles(edges.directory)
         self._notes = Notes(edges.tree.root)
         self._view = DirectoryView()
         self._host_problem = ""
         self._group_problems: dict[str, str] = {}
-        self._untold: set[str] = set()
-        self._looks = 0
-        self._reading = Turn()
-        self._writing = Turn()
+        self._unreported: set[str] = set()
+        self._writing = Turn(self.news.set)
         self._progress = asyncio.Event()
 
     @property
     def problems(self) -> tuple[str, ...]:
         """What somebody should look at, in words."""
-        containers = [
-            f"container {known.name} of pod {known.pod.namespace}/{known.pod.name}: {text}"
-            for known in self.state
-            if known.alive and (text := known.problem or (known.refusal.text if known.refusal else ""))
+        node = (self._host_problem, self.prover.problem, *self._view.problems.values(), *self._hangs())
+        containers = (problem_of(tracked) for tracked in self.state)
+        return tuple(filter(None, (*node, *self._group_problems.values(), *containers)))
+
+    def _hangs(self) -> list[str]:
+        return [
+            f"the kernel has not answered for {seconds:.0f} s about {tracked.cgroup if tracked else name}"
+            for name, seconds in self._writing.stuck.items()
+            if seconds >= REPORTED_SECONDS
+            for tracked in (self.state.get(name),)
         ]
-        groups = self._group_problems.values()
-        return tuple(filter(None, (self._host_problem, *self._view.problems.values(), *groups, *containers)))
+
+    @property
+    def stuck(self) -> Collection[str]:
+        """Containers and cgroups that a hanging job works at."""
+        return self._writing.stuck.keys()
+
+    @property
+    def leadership(self) -> Leadership:
+        """Who enforces on this node."""
+        return self._edges.leadership()
 
     async def refresh(self, *, thorough: bool = False) -> None:
         """Brings the claim files up to date."""
-        asked = self._looks
-        # In a thread, as all file access: 0.1 ms, and a stuck file system cannot keep an answer back.
-        view = await self._reading.work(lambda: self._look(asked, thorough=thorough))
+        view = await self._claim_files.read(thorough=thorough)
         if view is self._view:
             return
         if view.problems and view.problems != self._view.problems:
             _log.warning("claim files are damaged", extra={"problems": list(view.problems.values())})
-        self._view = view
         with self._pool_watched():
-            for known in self.state.take_files(view.files):
-                self._edges.sink.put(report(known))
-
-    def _look(self, asked: int, *, thorough: bool) -> Callable[[], DirectoryView]:
-        if self._looks > asked and not thorough:
-            # One that began later than this was asked for has ended meanwhile: it has seen what this would see.
-            return lambda: self._edges.directory.view
-        self._looks += 1
-        return partial(self._edges.directory.refresh, thorough=thorough)
+            for tracked in self.state.take_files(view.files):
+                self._edges.sink.put(report(tracked))
+        self._view = view
 
     async def refresh_host(self) -> None:
         """Brings the machine up to date; while it cannot be read, the last look stays in force."""
@@ -117,22 +117,22 @@ class Keeper:
             _log.info("the shared pool changes", extra=pool)
             self.news.set()
 
-    def note(self, known: Known) -> None:
+    def note(self, tracked: Tracked) -> None:
         """Takes a container, new or changed, and tells the frontend."""
-        if known != self.state.get(known.id):
+        if tracked != self.state.get(tracked.id):
             with self._pool_watched():
-                self.state.put(known)
-            self._edges.sink.put(report(known))
+                self.state.put(tracked)
+            self._edges.sink.put(report(tracked))
 
-    def take_all(self, containers: Sequence[Known], pinned: dict[str, frozenset[int]]) -> None:
+    def take_all(self, containers: Sequence[Tracked]) -> None:
         """Takes the runtime's whole state."""
         with self._pool_watched():
-            self.state.replace_containers(containers, pinned)
-        self._edges.sink.replace(report(known) for known in self.state)
+            self.state.replace_containers(containers)
+        self._edges.sink.replace(report(tracked) for tracked in self.state)
 
-    def tell_refused(self, known: Known) -> None:
+    def report_refused(self, tracked: Tracked) -> None:
         """Reports a container that a hook refuses."""
-        self._edges.sink.put(report(known, refused_now=True))
+        self._edges.sink.put(report(tracked, refused_now=True))
 
     def forget(self, container_id: str) -> None:
         """The runtime has forgotten the container, so the state and the frontend may."""
@@ -140,30 +140,33 @@ class Keeper:
             dropped = self.state.drop(container_id)
         if dropped is not None and not self.state.of_pod(dropped.pod.uid):
             self._notes.forget(dropped.pod_cgroup)
-        self._untold.discard(container_id)
+        self._unreported.discard(container_id)
         self._edges.sink.delete(container_id)
 
     def forget_pod(self, pod_uid: str) -> None:
         """The sandbox is gone, and whatever was attempted in it."""
         self._edges.sink.forget_pod(pod_uid)
 
-    async def impose(self, known: Known) -> Outcome:
+    async def apply(self, tracked: Tracked) -> Outcome:
         """Makes the cgroup of one container, and those above it, true, as the state then wants it."""
-        (outcome,) = await self._imposed(lambda: [target_at_start(self.state, self.state.get(known.id) or known)])
-        return outcome
+        tree, notes = self._edges.tree, self._notes
 
-    async def impose_some(self, ids: Sequence[str], *, full: bool) -> list[Outcome]:
+        def plan() -> Step[Outcome]:
+            wanted = target_at_start(self.state, self.state.get(tracked.id) or tracked)
+            return tracked.id, partial(apply, tree, notes, wanted)
+
+        return await self._writing.finish(tracked.id, plan)
+
+    async def apply_some(self, ids: Sequence[str], *, full: bool) -> list[Outcome]:
         """Makes the cgroups of running containers true for 10 ms; returns what became of those that it came to."""
 
-        def targets() -> list[Target]:
-            found = [self.state.get(container_id) for container_id in ids]
-            return [target(self.state, k, full=full) for k in found if k is not None and k.phase is Phase.STARTED]
-
-        return await self._imposed(targets)
-
-    async def _imposed(self, targets: Callable[[], Sequence[Target]]) -> list[Outcome]:
         tree, notes = self._edges.tree, self._notes
-        return await self._writing.work(lambda: partial(impose_some, tree, notes, targets()))
+
+        def plan() -> list[Step[Outcome]]:
+            found = [k for i in ids if (k := self.state.get(i)) is not None and k.phase is Phase.STARTED]
+            return [(k.id, partial(apply, tree, notes, target(self.state, k, full=full))) for k in found]
+
+        return await self._writing.work(plan)
 
     def groups(self) -> dict[str, str | None]:
         """Returns the cgroups above containers, as groups_above() tells them; forgets the problems of all others."""
@@ -171,14 +174,14 @@ class Keeper:
         self._group_problems = {path: text for path, text in self._group_problems.items() if path in found}
         return found
 
-    async def impose_groups(self, groups: Mapping[str, str | None]) -> list[GroupOutcome]:
+    async def apply_groups(self, groups: Mapping[str, str | None]) -> list[GroupOutcome]:
         """Makes some of these true for 10 ms; returns what became of those that it came to, in their order."""
         tree, notes = self._edges.tree, self._notes
 
-        def work() -> Callable[[], list[GroupOutcome]]:
-            return partial(impose_groups, tree, notes, group_targets(self.state, groups), SLICE_SECONDS)
+        def plan() -> list[Step[GroupOutcome]]:
+            return [(one.path, partial(audit_group, tree, notes, one)) for one in group_targets(self.state, groups)]
 
-        outcomes = await self._writing.work(work)
+        outcomes = await self._writing.work(plan)
         for outcome in outcomes:
             problem = "; ".join(outcome.left)
             if problem and problem != self._group_problems.get(outcome.path):
@@ -188,36 +191,42 @@ class Keeper:
                 self._group_problems[outcome.path] = problem
         return outcomes
 
-    def apply(self, known: Known, outcome: Outcome) -> None:
+    def take_outcome(self, tracked: Tracked, outcome: Outcome) -> None:
         """Takes what a job has seen of a running container into the state."""
         if outcome.seen is None:
-            if known.cpus or (known.ran and known.cgroup and known.evidence != NO_EVIDENCE):
+            if tracked.cpus or (tracked.ran and tracked.cgroup and tracked.evidence != NO_EVIDENCE):
                 # It was there and is gone now: no process can live, whatever became of the event. Of one without a
                 # claim that was never seen this is not certain: in a virtual machine it has no cgroup on the node.
-                self.note(replace(known, phase=Phase.STOPPED, cpus=frozenset(), problem=""))
+                self.note(replace(tracked, phase=Phase.STOPPED, vanished=True, cpus=frozenset(), problem=""))
             else:
-                self.note(replace(known, cpus=frozenset()))
+                self.note(replace(tracked, cpus=frozenset()))
         else:
             seen = outcome.seen
-            mems = known.mems if seen.mems is None else seen.mems
-            limits = known.limits if seen.limits is None else seen.limits
+            mems = tracked.mems if seen.mems is None else seen.mems
+            limits = tracked.limits if seen.limits is None else seen.limits
             problem = "; ".join(outcome.left)
-            if problem and problem != known.problem:
-                fields = {"container": known.name, "pod": f"{known.pod.namespace}/{known.pod.name}", "error": problem}
+            if problem and problem != tracked.problem:
+                fields = {
+                    "container": tracked.name,
+                    "pod": f"{tracked.pod.namespace}/{tracked.pod.name}",
+                    "error": problem,
+                }
                 _log.warning("a cgroup is not as it must be", extra=fields)
-            if (seen.cpus, mems, limits, problem) != (known.cpus, known.mems, known.limits, known.problem):
-                known = replace(known, cpus=seen.cpus, mems=mems, limits=limits, problem=problem)
-            self.note(known)
+            if (seen.cpus, mems, limits, problem) != (tracked.cpus, tracked.mems, tracked.limits, tracked.problem):
+                tracked = replace(tracked, cpus=seen.cpus, mems=mems, limits=limits, problem=problem)
+            if tracked.entitlement.claims and not problem and tracked.refusal is None:
+                tracked = replace(tracked, proven=tracked.entitlement.claims)
+            self.note(tracked)
 
     def progressed(self) -> None:
         """Wakes who waits for containers to be moved."""
         self._progress.set()
         self._progress = asyncio.Event()
 
-    async def cleared(self, known: Known, seconds: float) -> list[Known]:
+    async def cleared(self, tracked: Tracked, seconds: float) -> list[Tracked]:
         """Waits until nobody else is on the container's CPUs, for so long; returns who still is."""
         deadline = asyncio.get_running_loop().time() + seconds
-        while strangers := self.state.overlapping(known):
+        while strangers := self.state.overlapping(tracked):
             progress = self._progress
             self.news.set()
             try:
@@ -227,23 +236,21 @@ class Keeper:
                 return strangers
         return []
 
-    async def effective_cpus(self, containers: Sequence[Known]) -> dict[str, frozenset[int]]:
-        """Returns what the kernel shows, by container; those that it shows nothing of are left out."""
-        return await asyncio.to_thread(
-            lambda: {k.id: cpus for k in containers if (cpus := self._edges.tree.effective_cpus(k.cgroup))}
-        )
+    async def look(self, tracked: Tracked) -> Seen | None:
+        """Returns the CPUs and nodes that the kernel shows of a container; None if it does not."""
+        return await asyncio.to_thread(inspect_sets, self._edges.tree, tracked.cgroup)
 
-    async def populated(self, known: Known) -> bool:
+    async def populated(self, tracked: Tracked) -> bool:
         """Tells whether a process of the container lives; while the kernel refuses to tell, one may."""
-        if not known.cgroup:
+        if not tracked.cgroup:
             return False
         try:
-            lives = await asyncio.to_thread(self._edges.tree.populated, known.cgroup)
+            lives = await asyncio.to_thread(self._edges.tree.populated, tracked.cgroup)
         except CgroupRefusedError as error:
-            if known.id not in self._untold:
-                fields = {"id": known.id, "error": str(error)}
+            if tracked.id not in self._unreported:
+                fields = {"id": tracked.id, "error": str(error)}
                 _log.warning("the kernel does not tell whether a container lives", extra=fields)
-                self._untold.add(known.id)
+                self._unreported.add(tracked.id)
             return True
-        self._untold.discard(known.id)
+        self._unreported.discard(tracked.id)
         return lives

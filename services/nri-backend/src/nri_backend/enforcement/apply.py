@@ -5,23 +5,18 @@ Everything here blocks and runs in a thread, one job at a time. A write to ``cpu
 creation of cgroups takes too, and can last milliseconds; on the event loop nothing else would be answered meanwhile.
 """
 
-import time
-from collections.abc import Sequence
+import contextlib
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
 
 from nri_backend.containers.targets import GroupTarget, Target
-from nri_backend.enforcement.apply_groups import impose_group, own_limits
-from nri_backend.enforcement.mend import Work, mend
+from nri_backend.enforcement.apply_groups import apply_group, own_limits
 from nri_backend.limits.diff import Fault, Seen, cpu_faults
 from nri_backend.limits.hugepages import container_limits, guard_limits, limit_files, reservation_file
 from nri_backend.limits.limit import Limit
 from nri_backend.limits.wants import CgroupWants
 from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, Notes
-
-SLICE_SECONDS: Final = 0.01
-"""How long one job may go on with the next container; a hook waits at most for one job."""
+from nri_backend.node.repair import Work, repair
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +45,14 @@ def look(tree: CgroupTree, path: str, wants: CgroupWants, *, full: bool) -> Seen
     return Seen(cpus, mems, configured, tree.read_limits(path, wants.files) if full else None)
 
 
+def inspect_sets(tree: CgroupTree, path: str) -> Seen | None:
+    """Returns the CPUs and nodes that a cgroup shows; None if it shows none."""
+    try:
+        return Seen(tree.read_set(path, "cpuset.cpus.effective"), tree.read_set(path, "cpuset.mems.effective"))
+    except (CgroupGoneError, CgroupRefusedError):
+        return None
+
+
 def _pod_own(tree: CgroupTree, notes: Notes, target: Target) -> dict[int, Limit]:
     """Returns the kubelet's own hugepage limits of the pod, by page size in bytes."""
     sizes = {limit_files(size)[0]: size for size in target.page_sizes}
@@ -58,16 +61,16 @@ def _pod_own(tree: CgroupTree, notes: Notes, target: Target) -> dict[int, Limit]
     return {sizes[file]: limit for file, limit in own_limits(tree, notes, target.pod_cgroup, tuple(sizes)).items()}
 
 
-def _impose_above(tree: CgroupTree, notes: Notes, group: GroupTarget, work: Work) -> None:
+def _apply_above(tree: CgroupTree, notes: Notes, group: GroupTarget, work: Work) -> None:
     try:
-        impose_group(tree, notes, group, work)
+        apply_group(tree, notes, group, work)
     except CgroupGoneError:
         # Without the pod's cgroup there is no quota of it either; what a claim cannot do without is another matter.
         if any(raised.needed for raised in group.raises.values()):
             raise
 
 
-def impose(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
+def apply(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
     """Makes a container's cgroup true, those above it first. Raises nothing."""
     work = Work()
     wants = target.wants
@@ -75,7 +78,7 @@ def impose(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
         return Outcome(target.id, None, left=("the runtime names no cgroup for it",))
     try:
         for group in target.groups:
-            _impose_above(tree, notes, group, work)
+            _apply_above(tree, notes, group, work)
         if target.huge is not None:
             limits = container_limits(target.huge, _pod_own(tree, notes, target))
             wants = replace(wants, files={**wants.files, **limits})
@@ -84,12 +87,14 @@ def impose(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
             reservable = tree.read_limits(target.cgroup, map(reservation_file, target.guard.sizes))
             limits = guard_limits(target.guard, reservable, partial(_pod_own, tree, notes, target))
             wants = replace(wants, files={**wants.files, **limits}) if limits else wants
-        seen = Seen()
-        for path in tree.directories(target.cgroup):
-            look_again = partial(look, tree, path, wants, full=target.full)
-            seen = mend(tree, path, wants, look_again(), look_again, work)
+        inspect_again = partial(look, tree, target.cgroup, wants, full=target.full)
+        seen = repair(tree, target.cgroup, wants, inspect_again(), inspect_again, work)
+        if leaf := tree.leaf(target.cgroup):
+            _apply_leaf(tree, leaf, wants, work, full=target.full)
     except CgroupGoneError as error:
-        return Outcome(target.id, None, tuple(work.repaired), (*work.left, str(error)))
+        # A tree that is not there says nothing about who lives.
+        gone = None if tree.is_mounted() else Seen()
+        return Outcome(target.id, gone, tuple(work.repaired), (*work.left, str(error)))
     except CgroupRefusedError as error:
         return Outcome(target.id, Seen(), tuple(work.repaired), (*work.left, str(error)))
     if target.guard is not None and seen.limits:
@@ -98,12 +103,11 @@ def impose(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
     return Outcome(target.id, seen, tuple(work.repaired), tuple(work.left))
 
 
-def impose_some(tree: CgroupTree, notes: Notes, targets: Sequence[Target]) -> list[Outcome]:
-    """Goes through the targets, at least one, until SLICE_SECONDS are over; returns the outcomes of those done."""
-    end = time.monotonic() + SLICE_SECONDS
-    outcomes: list[Outcome] = []
-    for target in targets:
-        outcomes.append(impose(tree, notes, target))
-        if time.monotonic() >= end:
-            break
-    return outcomes
+def _apply_leaf(tree: CgroupTree, leaf: str, wants: CgroupWants, work: Work, *, full: bool) -> None:
+    """Makes what crun has set there true; it has no more than its parent, so what is missing there is no fault."""
+    with contextlib.suppress(CgroupGoneError):
+        found = look(tree, leaf, wants, full=full)
+        files = {file: wanted for file, wanted in wants.files.items() if file in (found.limits or {})}
+        mems = wants.mems if found.mems is not None else frozenset[int]()
+        there = replace(wants, needs_cpuset=False, mems=mems, files=files)
+        repair(tree, leaf, there, found, partial(look, tree, leaf, there, full=full), work)

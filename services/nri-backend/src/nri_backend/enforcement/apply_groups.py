@@ -4,16 +4,15 @@
 A container's limit is of no use while one above it is lower; so these come first.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nri_backend.containers.targets import GroupTarget
-from nri_backend.enforcement.mend import Work, mend
 from nri_backend.limits.diff import Fault, Seen
 from nri_backend.limits.limit import Limit, own_limit, plan, with_reservation
 from nri_backend.limits.wants import CgroupWants
 from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, Notes
+from nri_backend.node.repair import Work, repair
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ def own_limits(tree: CgroupTree, notes: Notes, path: str, files: Sequence[str]) 
     return {file: own_limit(limit, noted.get(file)) for file, limit in tree.read_limits(path, files).items()}
 
 
-def impose_group(tree: CgroupTree, notes: Notes, target: GroupTarget, work: Work) -> None:
+def apply_group(tree: CgroupTree, notes: Notes, target: GroupTarget, work: Work) -> None:
     """Makes the limits of one cgroup true. CgroupGoneError, CgroupRefusedError."""
     path, noted = target.path, notes.load(target.path)
     if target.kept or not (noted or target.raises):
@@ -45,25 +44,19 @@ def impose_group(tree: CgroupTree, notes: Notes, target: GroupTarget, work: Work
     # What claims change by coming and going is no repair.
     current = work if made.after == noted else Work(left=work.left)
     wants = CgroupWants(files=made.wanted)
-    seen = mend(tree, path, wants, Seen(limits=present), lambda: Seen(limits=tree.read_limits(path, files)), current)
+    seen = repair(tree, path, wants, Seen(limits=present), lambda: Seen(limits=tree.read_limits(path, files)), current)
     limits = seen.limits or {}
     if made.after != made.ahead and all(wanted.met_by(limits.get(f, 0)) for f, wanted in made.wanted.items()):
         notes.store(path, made.after)
 
 
-def impose_groups(tree: CgroupTree, notes: Notes, targets: Sequence[GroupTarget], seconds: float) -> list[GroupOutcome]:
-    """Goes through the targets, at least one, until the time is over; returns the outcomes of those done."""
-    end = time.monotonic() + seconds
-    outcomes: list[GroupOutcome] = []
-    for target in targets:
-        work = Work()
-        try:
-            impose_group(tree, notes, target, work)
-        except CgroupGoneError:
-            notes.forget(target.path)
-        except CgroupRefusedError as error:
-            work.left.append(str(error))
-        outcomes.append(GroupOutcome(target.path, tuple(work.repaired), tuple(work.left)))
-        if time.monotonic() >= end:
-            break
-    return outcomes
+def audit_group(tree: CgroupTree, notes: Notes, target: GroupTarget) -> GroupOutcome:
+    """Makes the limits of one cgroup true for the audit. Raises nothing."""
+    work = Work()
+    try:
+        apply_group(tree, notes, target, work)
+    except CgroupGoneError:
+        notes.forget(target.path)
+    except CgroupRefusedError as error:
+        work.left.append(str(error))
+    return GroupOutcome(target.path, tuple(work.repaired), tuple(work.left))

@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Final
 
 from nri_backend.containers.container import Phase
-from nri_backend.enforcement.actuator import Keeper
+from nri_backend.enforcement.actuator import Actuator
 from nri_backend.enforcement.apply import Outcome
-from nri_backend.enforcement.kills import KillWatch
+from nri_backend.enforcement.memory_kills import KillWatch
 from nri_backend.limits.diff import Fault
 
 TICK_SECONDS: Final = 1.0
@@ -24,25 +24,28 @@ MOVES: Final = 24
 LOOKS: Final = 64
 
 
-class Rounds:
+class Auditor:
     """The one loop of enforcement."""
 
-    def __init__(self, keeper: Keeper, kills: KillWatch) -> None:
+    def __init__(self, actuator: Actuator, kills: KillWatch) -> None:
         self.active = False
-        self._keeper = keeper
+        self._actuator = actuator
         self._kills = kills
         self._next_tick = self._next_full = 0.0
         self._must_look = False
+        self._knows_all = False
+        """The runtime has told its state."""
 
     def request_look(self) -> None:
         """Claim files may have changed: looks at once."""
         self._must_look = True
-        self._keeper.news.set()
+        self._actuator.news.set()
 
-    def request_audit(self) -> None:
-        """Nothing is certain any more: a full audit is due at once."""
+    def request_audit(self, *, forget: bool = False) -> None:
+        """Nothing is certain any more: a full audit is due at once. ``forget``: proofs of strangers, too."""
         self._next_tick = self._next_full = 0.0
-        self._keeper.news.set()
+        self._knows_all = self._knows_all or forget
+        self._actuator.news.set()
 
     def request_full(self) -> None:
         """The next audit looks at everything."""
@@ -50,7 +53,7 @@ class Rounds:
 
     async def run_forever(self) -> None:
         """Works every second and when there is news; never returns."""
-        news = self._keeper.news
+        news = self._actuator.news
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(self._next_tick):
@@ -64,80 +67,90 @@ class Rounds:
         if tick:
             self._next_tick = now + TICK_SECONDS
             self._next_full = now + FULL_SECONDS if full else self._next_full
-            await self._keeper.refresh_host()
+            await self._actuator.refresh_host()
         # Other news come from hooks, which have just looked: a second look would only make the next hook wait.
         if tick or self._must_look:
             self._must_look = False
-            await self._keeper.refresh(thorough=tick)
+            await self._actuator.refresh(thorough=tick)
         if self.active:
             await self.move()
             if tick:
                 await self.audit(full=full)
         if tick:
-            await self._bury()
+            await self._reap()
 
     async def move(self) -> None:
         """Puts running containers that were last seen on wrong CPUs where they belong; each is tried once."""
-        keeper = self._keeper
+        actuator = self._actuator
         done: set[str] = set()
         started = time.monotonic()
         # The plan is made anew after each job: the newest one wins.
-        while plan := [known.id for known in keeper.state.misplaced() if known.id not in done]:
-            done |= self._taken(plan[:MOVES], await keeper.impose_some(plan[:MOVES], full=False), audit=False)
+        while plan := [tracked.id for tracked in actuator.state.misplaced() if tracked.id not in done]:
+            done |= self._taken(plan[:MOVES], await actuator.apply_some(plan[:MOVES], full=False), audit=False)
         if done:
-            keeper.counters["moved"] += len(done)
-            keeper.observer.moved(time.monotonic() - started)
+            actuator.counters["moved"] += len(done)
+            actuator.observer.moved(time.monotonic() - started)
 
     async def audit(self, *, full: bool) -> None:
         """Compares every running container with the kernel's files and repairs them. ``full``: limits too."""
         if full:
             await self._audit_groups()
             await self._kills.look_at_all()
-        plan = [known.id for known in self._keeper.state if known.phase is Phase.STARTED]
+        plan = [tracked.id for tracked in self._actuator.state if tracked.phase is Phase.STARTED]
         while plan:
             batch = plan[:LOOKS]
-            done = self._taken(batch, await self._keeper.impose_some(batch, full=full), audit=True)
+            done = self._taken(batch, await self._actuator.apply_some(batch, full=full), audit=True)
             plan = [container_id for container_id in plan if container_id not in done]
-        self._keeper.counters["audits"] += 1
-        self._keeper.progressed()
+        if full:
+            await self._actuator.prover.prove(self._actuator.state)
+            if self._knows_all:
+                await self._actuator.prover.forget_others()
+        self._actuator.counters["audits"] += 1
+        self._actuator.progressed()
 
     async def _audit_groups(self) -> None:
-        groups = self._keeper.groups()
+        groups = self._actuator.groups()
         plan = list(groups)
         while plan:
-            outcomes = await self._keeper.impose_groups({path: groups[path] for path in plan[:LOOKS]})
-            plan = plan[len(outcomes) :]
+            outcomes = await self._actuator.apply_groups({path: groups[path] for path in plan[:LOOKS]})
+            done = {outcome.path for outcome in outcomes} | {*self._actuator.stuck}
+            plan = [path for path in plan if path not in done]
             self._count([fault for outcome in outcomes for fault in outcome.repaired])
 
     def _count(self, repaired: Iterable[Fault]) -> None:
         for fault in repaired:
-            self._keeper.counters[f"repaired_{fault.kind}"] += 1
-            self._keeper.observer.repaired(fault.kind)
+            self._actuator.counters[f"repaired_{fault.kind}"] += 1
+            self._actuator.observer.repaired(fault.kind)
 
     def _taken(self, batch: Sequence[str], outcomes: Sequence[Outcome], *, audit: bool) -> set[str]:
         """Takes outcomes into the state; returns who needs no further look, those included that have ended since."""
-        keeper = self._keeper
+        actuator = self._actuator
         done = {outcome.id for outcome in outcomes}
         for outcome in outcomes:
             if audit:
                 self._count(outcome.repaired)
-            known = keeper.state.get(outcome.id)
-            if known is not None and known.phase is Phase.STARTED:
-                keeper.apply(known, outcome)
-        keeper.progressed()
-        running = {i for i in batch if (k := keeper.state.get(i)) is not None and k.phase is Phase.STARTED}
-        return done | (set(batch) - running)
+            tracked = actuator.state.get(outcome.id)
+            if tracked is not None and tracked.phase is Phase.STARTED:
+                actuator.take_outcome(tracked, outcome)
+        actuator.progressed()
+        running = {i for i in batch if (k := actuator.state.get(i)) is not None and k.phase is Phase.STARTED}
+        return done | (set(batch) - running) | {*actuator.stuck}
 
-    async def _bury(self) -> None:
-        """Containers that have ended for the runtime are stopped when their last process is gone."""
-        keeper = self._keeper
-        for ending in [known for known in keeper.state if known.phase is Phase.ENDING]:
-            lives = await keeper.populated(ending)
-            known = keeper.state.get(ending.id)
-            if lives or known is None or known.phase is not Phase.ENDING:
+    async def _reap(self) -> None:
+        """Containers that have ended for the runtime are stopped when their last process is gone.
+
+        One that was taken for stopped, since its cgroup was gone, may be back: a mount had hidden it.
+        """
+        actuator = self._actuator
+        for before in [tracked for tracked in actuator.state if tracked.phase is Phase.ENDING or tracked.vanished]:
+            lives = await actuator.populated(before)
+            if actuator.state.get(before.id) is not before or lives is (before.phase is Phase.ENDING):
                 continue
-            if known.unlisted:
-                keeper.forget(known.id)
+            if lives:
+                actuator.note(replace(before, phase=Phase.STARTED, vanished=False, cpus=None))
+                self.request_audit()
+            elif before.unlisted:
+                actuator.forget(before.id)
             else:
-                keeper.note(replace(known, phase=Phase.STOPPED))
-            keeper.progressed()
+                actuator.note(replace(before, phase=Phase.STOPPED))
+            actuator.progressed()

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from nri_backend.containers.container import Known, Phase
-from nri_backend.enforcement.actuator import Keeper
+from nri_backend.containers.container import Phase, Tracked
+from nri_backend.enforcement.actuator import Actuator
 from nri_backend.node.cgroups import CgroupTree
 
 # Part of what plugin.py leaves between our deadline and the runtime's patience.
@@ -20,22 +20,22 @@ _log = logging.getLogger(__name__)
 class Killer:
     """Kills, each container in a job of its own."""
 
-    def __init__(self, keeper: Keeper, tree: CgroupTree) -> None:
-        self._keeper = keeper
+    def __init__(self, actuator: Actuator, tree: CgroupTree) -> None:
+        self._actuator = actuator
         self._tree = tree
 
-    async def kill(self, known: Known) -> bool:
+    async def kill(self, tracked: Tracked) -> bool:
         """Kills every process of a container; tells whether that was done within WAIT_SECONDS.
 
         A container that is known as started is ENDING then; one that cannot be killed is logged.
         """
-        if not known.cgroup:
+        if not tracked.cgroup:
             _log.warning(
-                _FAILED, extra={"id": known.id, "error": known.problem or "the runtime names no cgroup for it"}
+                _FAILED, extra={"id": tracked.id, "error": tracked.problem or "the runtime names no cgroup for it"}
             )
             return False
-        job = asyncio.get_running_loop().run_in_executor(None, self._tree.kill, known.cgroup)
-        job.add_done_callback(partial(self._done, known.id))
+        job = asyncio.get_running_loop().run_in_executor(None, self._tree.kill, tracked.cgroup)
+        job.add_done_callback(partial(self._done, tracked.id))
         done, _ = await asyncio.wait({job}, timeout=WAIT_SECONDS)
         return bool(done) and job.exception() is None
 
@@ -43,6 +43,6 @@ class Killer:
         if error := job.exception():
             _log.warning(_FAILED, extra={"id": container_id, "error": str(error)})
             return
-        known = self._keeper.state.get(container_id)
-        if known is not None and known.phase is Phase.STARTED:
-            self._keeper.note(replace(known, phase=Phase.ENDING))
+        tracked = self._actuator.state.get(container_id)
+        if tracked is not None and tracked.phase is Phase.STARTED:
+            self._actuator.note(replace(tracked, phase=Phase.ENDING))

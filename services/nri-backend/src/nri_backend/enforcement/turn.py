@@ -1,27 +1,99 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work in threads, one job at a time."""
+"""Work in threads, one job at a time. A job that hangs in the kernel is passed by: it keeps nobody else waiting."""
 
 import asyncio
-from collections.abc import Callable
-from typing import TypeVar
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Generic, TypeVar
 
+SLICE_SECONDS: Final = 0.01
+"""How long one job may go on with its next step; a hook waits at most for one job."""
+PATIENCE_SECONDS: Final = 0.1
+"""After this a job is passed by."""
+MAX_STUCK: Final = 4
+"""Jobs that hang in threads at the same time; with more of them nothing is begun."""
 _Result = TypeVar("_Result")
+_log = logging.getLogger(__name__)
+Step = tuple[str, Callable[[], _Result]]
+"""What is worked at (a container's id, a cgroup's path), and the work, which blocks."""
+
+
+class _Job(Generic[_Result]):
+    def __init__(self, steps: Sequence[Step[_Result]]) -> None:
+        self.steps = steps
+        self.results: list[_Result] = []
+        self.current = ""
+        self.passed_by = False
+
+    def run(self) -> None:
+        """Takes at least one step. Nobody asks any more for what comes after it was passed by."""
+        end = time.monotonic() + SLICE_SECONDS
+        for name, step in self.steps:
+            self.current = name
+            self.results.append(step())
+            if self.passed_by or time.monotonic() >= end:
+                break
 
 
 class Turn:
     """Jobs wait for each other here; each is told what to do when its turn comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, freed: Callable[[], None]) -> None:
         self._lock = asyncio.Lock()
+        self._freed = freed
+        """Called when what hung has ended."""
+        self._stuck: dict[str, tuple[asyncio.Future[None], float]] = {}
 
-    async def work(self, plan: Callable[[], Callable[[], _Result]]) -> _Result:
-        """Asks what to do when nobody else works, and does it in a thread."""
-        await self._lock.acquire()
-        try:
-            # Not to_thread: a caller that is cancelled goes, but its turn lasts as long as its thread works.
-            job = asyncio.get_running_loop().run_in_executor(None, plan())
-        except BaseException:
-            self._lock.release()
-            raise
-        job.add_done_callback(lambda _: self._lock.release())
-        return await asyncio.shield(job)
+    @property
+    def stuck(self) -> dict[str, float]:
+        """What hangs, and for how many seconds; steps for it are left out."""
+        now = time.monotonic()
+        return {name: now - since for name, (_, since) in self._stuck.items()}
+
+    async def work(self, plan: Callable[[], Sequence[Step[_Result]]]) -> list[_Result]:
+        """Takes some of the steps, at least the first; returns their results in order.
+
+        A job that is passed by returns what it has got so far.
+        """
+        job, running = await self._begun(plan)
+        if running.done():
+            running.result()
+        return list(job.results)
+
+    async def finish(self, name: str, plan: Callable[[], Step[_Result]]) -> _Result:
+        """Takes one step, however long it lasts, after what hangs of the same name."""
+        while True:
+            while name in self._stuck:
+                await asyncio.wait({self._stuck[name][0]})
+            job, running = await self._begun(lambda: [plan()])
+            await asyncio.shield(running)
+            if job.results:
+                return job.results[0]
+
+    async def _begun(self, plan: Callable[[], Sequence[Step[_Result]]]) -> tuple[_Job[_Result], asyncio.Future[None]]:
+        async with self._lock:
+            while len(self._stuck) >= MAX_STUCK:
+                await asyncio.wait([running for running, _ in self._stuck.values()], return_when="FIRST_COMPLETED")
+            job = _Job([step for step in plan() if step[0] not in self._stuck])
+            # Not to_thread: a caller that is cancelled goes, but its job is not done.
+            running = asyncio.get_running_loop().run_in_executor(None, job.run)
+            try:
+                await asyncio.wait({running}, timeout=PATIENCE_SECONDS)
+            finally:
+                if not running.done():
+                    self._pass_by(job, running)
+        return job, running
+
+    def _pass_by(self, job: _Job[_Result], running: asyncio.Future[None]) -> None:
+        job.passed_by = True
+        name = job.current
+        self._stuck[name] = running, time.monotonic()
+
+        def ended(job: asyncio.Future[None]) -> None:
+            if error := job.exception():
+                _log.error("what had hung has failed", exc_info=error, extra={"at": name})
+            del self._stuck[name]
+            self._freed()
+
+        running.add_done_callback(ended)

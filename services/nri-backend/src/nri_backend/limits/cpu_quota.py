@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who is not to be throttled: containers whose claimed CPUs cover their CPU limit.
 
-The limit of the whole pod goes with that of one such container, as under the kubelet's static CPU manager: it is only
-the sum of the containers' limits, and each other container keeps its own.
+The limit of their pod is raised by the CPUs that they have, so that they are not throttled by what others use; a pod's
+author cannot lift it, unless the operator lets him (docs/adr/0007-cpu-quota.md).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
-from nri_backend.claims.entitlement import Holding
+from nri_backend.claims.entitlement import Entitlement
 from nri_backend.limits.limit import CPU_MAX, Raise, Wanted
 from nri_backend.nri.model import Resources
 
@@ -32,9 +33,9 @@ def stated_cpu_limit(resources: Resources) -> CpuLimit | None:
     return CpuLimit(resources.cpu_quota, resources.cpu_period or _PERIOD)
 
 
-def unthrottled(holding: Holding, limit: CpuLimit | None) -> bool:
+def unthrottled(entitlement: Entitlement, limit: CpuLimit | None) -> bool:
     """Tells whether a container is to have no quota: its claims say so, and cover its limit if it has one."""
-    return holding.quota_off and (limit is None or limit.quota <= len(holding.cpus) * limit.period)
+    return entitlement.quota_off and (limit is None or limit.quota <= len(entitlement.cpus) * limit.period)
 
 
 def container_limit() -> dict[str, Wanted]:
@@ -42,6 +43,14 @@ def container_limit() -> dict[str, Wanted]:
     return {CPU_MAX: Wanted(None)}
 
 
-def pod_raise() -> dict[str, Raise]:
-    """Returns what the pod of an unthrottled container needs."""
-    return {CPU_MAX: Raise(lifted=True)}
+def pod_raise(
+    choice: Literal["raise", "lift", "keep"], unthrottled: Iterable[tuple[Entitlement, CpuLimit | None]]
+) -> dict[str, Raise]:
+    """Returns what a pod needs for its unthrottled containers, each with what it holds and the limit it has stated."""
+    found = tuple(unthrottled)
+    if choice == "keep" or not found:
+        return {}
+    cpus = frozenset[int]().union(*(entitlement.cpus for entitlement, _ in found))
+    # The kubelet gives pod and containers the same period.
+    period = max((limit.period for _, limit in found if limit is not None), default=_PERIOD)
+    return {CPU_MAX: Raise(plus=len(cpus) * period, lifted=choice == "lift")}

@@ -9,7 +9,7 @@ from functools import lru_cache
 from numa_contract.errors import MalformedError
 from numa_contract.pagesize import oci_page_size, parse_page_size
 
-from nri_backend.claims.entitlement import Holding
+from nri_backend.claims.entitlement import Entitlement
 from nri_backend.limits.limit import Limit, Raise, Wanted, with_reservation
 from nri_backend.nri.model import Resources
 
@@ -83,11 +83,11 @@ def asked_limits(shown: Mapping[int, int], claimed: Mapping[int, int]) -> dict[i
     }
 
 
-def claimed_bytes(holdings: Iterable[Holding]) -> dict[int, int]:
+def claimed_bytes(holdings: Iterable[Entitlement]) -> dict[int, int]:
     """Returns the bytes claimed by page size; a request that several of the containers hold counts once."""
     distinct: dict[tuple[str, str, int], int] = {}
-    for holding in holdings:
-        distinct |= holding.hugepages
+    for entitlement in holdings:
+        distinct |= entitlement.hugepages
     total: dict[int, int] = defaultdict(int)
     for (_, _, size), amount in distinct.items():
         total[size] += amount // size * size

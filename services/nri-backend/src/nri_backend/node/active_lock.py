@@ -24,6 +24,7 @@ from numa_node.file_lock import is_named, locked
 
 from nri_backend.node.former_lock import FormerLock
 from nri_backend.node.heartbeat import BEAT_SECONDS, SIZE, STALE_SECONDS, Heartbeat
+from nri_backend.nri.hooks import Leadership
 
 POLL_SECONDS: Final = 0.1
 """flock has no asynchronous form, and a take-over must be done within a second; a try costs a few system calls."""
@@ -72,6 +73,12 @@ class ActiveLock:
             return self.active and self._own.fresh(self._clock())
         return self._other is None or self._other.fresh(self._clock())
 
+    @property
+    def leadership(self) -> Leadership:
+        """Who enforces, as far as is known."""
+        other = self._other
+        return Leadership(self.fresh, other is not None and other.serving and 0 < other.since < self._own.since)
+
     def serve(self, *, serving: bool) -> None:
         """Says whether this instance is synchronised with the runtime: only then it replaces a stale holder."""
         if serving == self._own.serving:
@@ -79,7 +86,7 @@ class ActiveLock:
         if serving:
             # After a restart of the runtime the holder needs a moment, too.
             self._patient_since = self._clock()
-        self._own = replace(self._own, serving=serving)
+        self._own = replace(self._own, serving=serving, since=self._clock())
         if self._held:
             self.beat()
 

@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from numa_contract.cpuset import parse_cpu_list
+from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError
 
 from nri_backend.limits.limit import Limit, Note
 
 _ATTRIBUTE: Final = "user.dra-driver-numa"
+_NOTE_BYTES: Final = 1 << 16
 _READ_BYTES: Final = 1 << 16
 # The kernel tells of a cgroup that was removed while its file is open, or between open and use.
 _GONE: Final = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
@@ -57,13 +59,30 @@ class CgroupTree:
     def __init__(self, root: str) -> None:
         self.root = root.rstrip("/")
 
-    def directories(self, path: str) -> list[str]:
-        """Returns the cgroup and, where crun made one in it, the sub-cgroup that holds the processes.
+    def leaf(self, path: str) -> str:
+        """Returns the sub-cgroup that crun made in a container's cgroup, "" where there is none.
 
-        crun delegates the scope and sets limits on ``container`` below it (run.oci.systemd.subgroup).
+        crun delegates the scope and sets limits on ``container`` below it (run.oci.systemd.subgroup); processes are
+        there alone. A container that may write to its cgroup can make one of that name, too.
         """
         leaf = f"{path}/container"
-        return [path, leaf] if os.path.isdir(f"{self.root}/{leaf}") else [path]  # noqa: PTH112
+        if not os.path.isdir(f"{self.root}/{leaf}"):  # noqa: PTH112
+            return ""
+        try:
+            return "" if self.read(path, "cgroup.procs") else leaf
+        except MissingFileError:
+            return leaf
+
+    def inode(self, path: str) -> int | None:
+        """Returns the inode of a cgroup, which no other one has as long as the machine runs; None if there is none."""
+        try:
+            return os.stat(f"{self.root}/{path}").st_ino if path else None  # noqa: PTH116
+        except OSError:
+            return None
+
+    def is_mounted(self) -> bool:
+        """Tells whether the tree is there at all."""
+        return os.path.exists(f"{self.root}/cgroup.controllers")  # noqa: PTH110
 
     def read(self, path: str, name: str) -> str:
         """Returns a file's text without its end of line. CgroupGoneError, MissingFileError, CgroupRefusedError."""
@@ -110,13 +129,6 @@ class CgroupTree:
         except MalformedError as error:
             raise CgroupRefusedError(f"{self.root}/{path}/{name}", str(error)) from error
 
-    def effective_cpus(self, path: str) -> frozenset[int] | None:
-        """Returns the CPUs that the processes may use; None where the kernel tells of none."""
-        try:
-            return self.read_set(self.directories(path)[-1], "cpuset.cpus.effective") if path else None
-        except (CgroupGoneError, CgroupRefusedError):
-            return None
-
     def read_limits(self, path: str, names: Iterable[str]) -> dict[str, Limit]:
         """Returns the limits that exist, by file."""
         found: dict[str, Limit] = {}
@@ -146,9 +158,16 @@ class CgroupTree:
             return
 
 
+def _limit(value: object) -> Limit:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    raise TypeError("a noted limit is no number")
+
+
 class Notes:
     """What was written over the kubelet's limits: kept on each cgroup, so that it dies with it.
 
+    These are the cgroups of pods and those above: no container has them in its cgroup namespace.
     cgroup2 has user attributes since Linux 5.7, and preflight.py wants 5.14. Where setting one fails all the same (a
     security module, a stand-in's tree) memory has to do: then what is raised at a restart of ours is raised twice.
     """
@@ -162,8 +181,8 @@ class Notes:
         if path in self._memory:
             return self._memory[path]
         try:
-            document = json.loads(os.getxattr(f"{self._root}/{path}", _ATTRIBUTE))
-            return {file: Note(own, tuple(ours)) for file, (own, *ours) in document.items()}
+            document = parse_json(os.getxattr(f"{self._root}/{path}", _ATTRIBUTE), _NOTE_BYTES, "note", path)
+            return {file: Note(_limit(own), tuple(map(_limit, ours))) for file, (own, *ours) in document.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}
 

@@ -25,6 +25,8 @@ class Heartbeat:
     """Seconds of the node's monotonic clock, which all processes of a boot share (clock_gettime(2))."""
     serving: bool
     """Whether it was synchronised with the container runtime."""
+    since: float = 0.0
+    """When that was."""
 
     def encode(self) -> bytes:
         """Returns the stamp: a line of JSON, filled up with spaces."""
@@ -39,7 +41,8 @@ class Heartbeat:
             return None
         match document:
             case {"instance": str(instance), "at": float(at), "serving": bool(serving)}:
-                return cls(instance, at, serving)
+                since = document.get("since")
+                return cls(instance, at, serving, since if isinstance(since, float) else 0.0)
         return None
 
     def fresh(self, now: float) -> bool:

@@ -60,6 +60,16 @@ class LinkStatus:
     """Why the connection before this one ended, or why the last attempt to connect failed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """The instance that holds the lock, as another one sees it."""
+
+    fresh: bool
+    """It serves the runtime and was heard of lately."""
+    first: bool
+    """The runtime asks it before this instance: it calls plugins in the order in which they came."""
+
+
 class LinkObserver(Protocol):
     """Who wants to know how the runtime's calls go. Called on the event loop; must be quick and must not raise."""
 

@@ -1,13 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """NRI messages to domain values and back. Protobuf goes no further than this module and plugin.py."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from numa_contract.cpuset import format_cpu_list
+from numa_contract.names import CPU_ENV_PREFIX, MEMORY_ENV_PREFIX
 
 from nri_backend._pb import nri_pb2 as pb
-from nri_backend.nri.model import Adjustment, Container, ContainerState, MemoryPolicy, Pod, Resources, Update
+from nri_backend.nri.model import (
+    MAX_VARIABLE_BYTES,
+    MAX_VARIABLES,
+    Adjustment,
+    Container,
+    ContainerState,
+    MemoryPolicy,
+    Pod,
+    Resources,
+    Update,
+)
 
+_OURS: Final = (CPU_ENV_PREFIX, MEMORY_ENV_PREFIX)
 _STATES = {
     pb.CONTAINER_CREATED: ContainerState.CREATED,
     pb.CONTAINER_PAUSED: ContainerState.PAUSED,
@@ -34,11 +47,24 @@ def read_container(message: pb.Container) -> Container:
         pod_id=message.pod_sandbox_id,
         name=message.name,
         state=_STATES.get(message.state, ContainerState.UNKNOWN),
-        env=tuple(message.env),
+        env=_of_ours(message.env),
         cgroups_path=message.linux.cgroups_path,
         resources=read_resources(message.linux.resources),
         pid=message.pid,
     )
+
+
+def _of_ours(env: Iterable[str]) -> tuple[str, ...]:
+    # A pod's author writes 1.5 MB of variables, and the runtime sends all of them with every event.
+    found: list[str] = []
+    left = MAX_VARIABLE_BYTES
+    for entry in env:
+        if entry.startswith(_OURS):
+            found.append(entry[: max(left, 0) + 1])
+            left -= len(entry)
+            if left < 0 or len(found) > MAX_VARIABLES:
+                break
+    return tuple(found)
 
 
 def read_resources(message: pb.LinuxResources) -> Resources:

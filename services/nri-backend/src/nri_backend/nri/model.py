@@ -3,6 +3,12 @@
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Final
+
+MAX_VARIABLES: Final = 512
+"""Variables of ours that a container may have; each of the 32 requests of a claim brings five at most."""
+MAX_VARIABLE_BYTES: Final = 64 << 10
+"""Of all these together. The CPUs of the largest machine, one by one, are half of it."""
 
 
 class ContainerState(Enum):
@@ -53,7 +59,8 @@ class Container:
     name: str
     state: ContainerState
     env: tuple[str, ...]
-    """``K=V`` entries, CDI edits included. Evidence, not authority: the pod's author can write here."""
+    """``K=V`` entries that carry our prefixes, CDI edits included; what is over the limits shows as one variable or
+    one byte too many. Evidence, not authority: the pod's author can write here."""
     cgroups_path: str
     """``slice:prefix:id`` under the systemd driver, else a path below the cgroup root."""
     resources: Resources = Resources()

@@ -13,7 +13,7 @@ from nri_backend.nri.model import Adjustment, ContainerState, RefusedError, Reso
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.fakes.claims import MI, POD, PODS, cgroup_of, container, cpu_record, env_of, memory_record, pod
-from tests.fakes.enforcement import Node, rounds
+from tests.fakes.enforcement import Node, auditing, enforcing
 from tests.fakes.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("blocking")
@@ -22,7 +22,7 @@ ONE = cpu_record("c1", "cpus=2-3")
 
 
 async def test_others_are_moved_without_any_hook(node: Node) -> None:
-    """A record alone moves the rest, and its end gives the CPUs back (B38)."""
+    """A record alone moves the rest, and its end gives the CPUs back."""
     plain = await node.run("plain")
     node.claim(ONE)
     node.enforcer.records_changed()
@@ -42,7 +42,7 @@ async def test_the_directory_is_looked_at_without_any_news(node: Node) -> None:
 
 
 async def test_the_audit_repairs_and_counts(node: Node) -> None:
-    """B52: a daemon-reload restores what the runtime stored; CPUs and mems are back within the second."""
+    """A daemon-reload restores what the runtime stored; CPUs and mems are back within the second."""
     env = node.claim(ONE) + node.claim(memory_record("m1", ("m", 1, 64 * MI, 2 * MI)))
     claim, plain = await node.run("claim", *env), await node.run("plain", of="p2")
     node.kernel.set(claim, "cpuset.cpus", "0-7")
@@ -53,7 +53,7 @@ async def test_the_audit_repairs_and_counts(node: Node) -> None:
     await eventually(lambda: node.counts.repairs == {"cpus": 2, "mems": 1})
     node.kernel.set(claim, "hugetlb.2MB.max", "0")
     node.kernel.set(claim.rpartition("/")[0], "hugetlb.2MB.max", "0")
-    node.enforcer._rounds.request_audit()
+    node.enforcer._auditor.request_audit()
     await eventually(lambda: node.counts.repairs["hugetlb"] == 2)
     assert node.kernel.get(claim, "hugetlb.2MB.max") == str(64 * MI)
 
@@ -69,15 +69,16 @@ async def test_the_audit_comes_to_every_container_and_every_pod(node: Node) -> N
     assert len(limits) == 2 * count
     for file in limits:
         file.write_text("0")
-    node.enforcer._rounds.request_audit()
+    node.enforcer._auditor.request_audit()
     await eventually(lambda: Counter(file.read_text() for file in limits) == {str(2 * MI): 2 * count})
 
 
 async def test_a_standby_knows_everything_and_does_nothing(memory: Path) -> None:
-    """Hand-over: it answers empty, refuses nothing and writes nothing, until it becomes active with an audit first."""
+    """Hand-over: it answers empty and writes nothing, until it becomes active with an audit first."""
     node = Node(memory)
+    node.stored = Resources(cpus="2-3")
     env = node.claim(ONE)
-    async with rounds(node):
+    async with auditing(node):
         assert await node.synchronize(("old", "p8")) == []
         node.make_cgroups(pod("p8"), container("old", of="p8"))
         stored, answer = await node.create("claim", *env)
@@ -100,14 +101,16 @@ async def test_a_standby_goes_by_the_limit_of_the_last_update(
 ) -> None:
     """A resize that the claim covers, or no longer covers, while another instance was active."""
     node = Node(memory)
+    node.stored = Resources(cpus="2-3")
     env = node.claim(ONE)
-    async with rounds(node):
+    async with auditing(node):
         path = await node.run("claim", *env, quota=before)
         assert await node.enforcer.update_container(pod(), container("claim"), Resources(cpu_quota=after)) == []
         for where in (path, POD):
             node.kernel.set(where, "cpu.max", f"{after} 100000")
         await node.enforcer.activate()
-        assert (node.quota(path), node.quota(POD)) == (shown, shown)
+        of_pod = after + 200_000 if shown == "max" else after
+        assert (node.quota(path), node.quota(POD)) == (shown, str(of_pod))
 
 
 async def test_a_standby_forgets_an_attempt_that_came_to_nothing(memory: Path) -> None:
@@ -116,15 +119,16 @@ async def test_a_standby_forgets_an_attempt_that_came_to_nothing(memory: Path) -
     env = node.claim(ONE)
     for attempt in ("one", "two"):
         await node.create(attempt, *env)
-    assert [known.id for known in node.enforcer.state] == ["two"]
+    assert [tracked.id for tracked in node.enforcer.state] == ["two"]
 
 
 @pytest.mark.parametrize("told", ["listed", "started"])
 async def test_a_claim_container_that_ended_unseen_is_over(memory: Path, told: str) -> None:
     """A runtime lists one as running whose end it has told already; a standby misses an end that fails elsewhere."""
     node = Node(memory)
+    node.stored = Resources(cpus="2-3")
     stored = replace(container("claim", *node.claim(ONE)), state=ContainerState.RUNNING)
-    async with rounds(node):
+    async with auditing(node):
         await node.enforcer.synchronize([pod()], [stored] if told == "listed" else [])
         if told == "started":
             await node.run("claim", *stored.env)
@@ -145,7 +149,7 @@ async def test_a_claim_container_that_is_only_created_is_not_over(node: Node) ->
 
 
 async def test_synchronize_takes_over_and_repairs_afterwards(node: Node) -> None:
-    """B3: what started while nobody looked is moved within a second; the answer corrects what the runtime stores."""
+    """What started while nobody looked is moved within a second; the answer corrects what the runtime stores."""
     node.claim(ONE)
     plain, forged, claim = (
         container("plain", of="p5"),
@@ -185,10 +189,12 @@ async def test_a_claim_waits_until_everybody_was_looked_at(node: Node) -> None:
 
 async def test_orphans_keep_their_cpus_over_our_restart(memory: Path) -> None:
     """Files vanished while we were down: the pinned container stays, its CPUs are held, the frontend hears of both."""
+    async with enforcing(Node(memory)) as former:
+        path = await former.run("o", *former.claim(ONE))
+        former.unprepare(ONE)
     node = Node(memory)
     one = replace(container("o", *env_of(ONE)), state=ContainerState.RUNNING, resources=Resources(cpus="2-3"))
-    path = node.make_cgroups(pod(), one)
-    async with rounds(node):
+    async with auditing(node):
         await node.enforcer.activate()
         assert await node.enforcer.synchronize([pod()], [one]) == []
         assert node.enforcer.state.pool == parse_cpu_list("1,4-7")
@@ -223,7 +229,7 @@ async def test_a_container_whose_processes_linger_is_not_over(node: Node) -> Non
 
 
 async def test_full_nodes_share_the_reserved_cpus(memory: Path) -> None:
-    """B37: when all is claimed the rest gets the reserved CPUs; without any, plain containers are refused."""
+    """When all is claimed the rest gets the reserved CPUs; without any, plain containers are refused."""
     everything = cpu_record("c1", "cpus=1-7")
     (memory / "a").mkdir()
     node = Node(memory / "a")
@@ -245,7 +251,7 @@ async def test_a_refused_look_at_the_dying_ends_nothing(node: Node) -> None:
     await node.enforcer.stop_container(pod(), container("claim"))
     plain = await node.run("plain", of="p5")
     node.kernel.set(plain, "cpuset.cpus", "0-7")
-    node.enforcer._rounds.request_audit()
+    node.enforcer._auditor.request_audit()
     await eventually(lambda: node.cpus(plain) == "1,4-7")
     assert node.sink.latest["claim"].state == "running"
     node.kernel.remove(claim)

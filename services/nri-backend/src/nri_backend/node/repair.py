@@ -18,7 +18,7 @@ class Work:
     """What could not be made true, in words that name file, wanted and seen, or the controller."""
 
 
-def mend(tree: CgroupTree, path: str, wants: CgroupWants, seen: Seen, look: Callable[[], Seen], work: Work) -> Seen:
+def repair(tree: CgroupTree, path: str, wants: CgroupWants, seen: Seen, look: Callable[[], Seen], work: Work) -> Seen:
     """Returns the last look at the cgroup; ``seen`` is the first one.
 
     CgroupGoneError; CgroupRefusedError where a file cannot be read.

@@ -95,7 +95,7 @@ async def test_the_audit_that_finds_the_container_gone_hides_no_kill(node: Node)
     node.kernel.kill_for_memory(path)
     node.kernel.remove(path)
     # As in most seconds: only every fifth audit is a full one, which counts kills.
-    await node.enforcer._rounds.audit(full=False)
+    await node.enforcer._auditor.audit(full=False)
     assert node.sink.latest["main"].state == "stopped"
     assert kills(node) == {"side": 0, "main": 0}
     await node.stop("main")

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from nri_backend.containers.container import Known
-from nri_backend.enforcement.actuator import Keeper
-from nri_backend.enforcement.oom import EVENTS, PodKills, kill_count
+from nri_backend.containers.container import Tracked
+from nri_backend.enforcement.actuator import Actuator
+from nri_backend.limits.oom import EVENTS, PodKills, kill_count
 from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree
 
 # A hook waits for one such look at most.
@@ -38,8 +38,8 @@ class _Counts:
 class KillWatch:
     """The counts of every pod with a memory claim."""
 
-    def __init__(self, keeper: Keeper, tree: CgroupTree) -> None:
-        self._keeper = keeper
+    def __init__(self, actuator: Actuator, tree: CgroupTree) -> None:
+        self._actuator = actuator
         self._tree = tree
         self._pods: dict[str, PodKills] = {}
         self._looking = asyncio.Lock()
@@ -52,7 +52,7 @@ class KillWatch:
 
     async def look_at_all(self) -> None:
         """Looks at every pod: a container may outlive a child of it that was killed."""
-        present = list(dict.fromkeys(known.pod.uid for known in self._keeper.state))
+        present = list(dict.fromkeys(tracked.pod.uid for tracked in self._actuator.state))
         self._pods = {uid: pod for uid, pod in self._pods.items() if uid in present}
         for uids in (present[start : start + _PODS_AT_ONCE] for start in range(0, len(present), _PODS_AT_ONCE)):
             async with self._looking:
@@ -68,14 +68,14 @@ class KillWatch:
                 # Who was killed before is not known any more; containers that live tell themselves.
                 pod = self._pods[uid] = PodKills(counts.total - sum(filter(None, counts.own.values())))
             for container_id, count in pod.take(counts.total, counts.own, ended).items():
-                known = self._keeper.state.get(container_id)
-                if known is not None and known.kept.memory is not None:
-                    self._tell(replace(known, memory_kills=known.memory_kills + count), count)
+                tracked = self._actuator.state.get(container_id)
+                if tracked is not None and tracked.entitlement.memory is not None:
+                    self._report_kills(replace(tracked, memory_kills=tracked.memory_kills + count), count)
 
     def _groups(self, pod_uid: str) -> _Groups | None:
-        containers = self._keeper.state.of_pod(pod_uid)
-        pod = next((known.pod_cgroup for known in containers if known.kept.memory is not None), "")
-        return _Groups(pod, {known.id: known.cgroup for known in containers if known.cgroup}) if pod else None
+        containers = self._actuator.state.of_pod(pod_uid)
+        pod = next((tracked.pod_cgroup for tracked in containers if tracked.entitlement.memory is not None), "")
+        return _Groups(pod, {tracked.id: tracked.cgroup for tracked in containers if tracked.cgroup}) if pod else None
 
     def _read(self, groups: Mapping[str, _Groups]) -> dict[str, _Counts]:
         found: dict[str, _Counts] = {}
@@ -92,8 +92,8 @@ class KillWatch:
         except (CgroupGoneError, CgroupRefusedError):
             return None
 
-    def _tell(self, known: Known, count: int) -> None:
-        fields = {"container": known.name, "pod": f"{known.pod.namespace}/{known.pod.name}", "count": count}
+    def _report_kills(self, tracked: Tracked, count: int) -> None:
+        fields = {"container": tracked.name, "pod": f"{tracked.pod.namespace}/{tracked.pod.name}", "count": count}
         _log.warning("the kernel killed for want of memory", extra=fields)
-        self._keeper.counters["memory_kills"] += count
-        self._keeper.note(known)
+        self._actuator.counters["memory_kills"] += count
+        self._actuator.note(tracked)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which claims a container holds. Its environment is evidence, the root-owned records are authority.
+
+Rules of this file. A container holds a claim when its environment says so, the claim has a readable record, the record
+names the pod, the values are those of the record, and nobody else owns the claim. Each claim is judged alone. What was
+made true for a container stays its own while it lives, whatever becomes of the record: it is then an orphan.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from numa_contract.cdi import ClaimFile, request_env
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.errors import shown
+from numa_contract.names import CPU_DRIVER, ClaimKey
+from numa_contract.records import AllocationRecord, Owner
+from numa_contract.reports import ClaimUse
+
+from nri_backend.claims.entitlement import NOTHING, Entitlement, Held, entitlement_from
+from nri_backend.claims.evidence import Evidence, Variable, uses
+
+
+class Reason(StrEnum):
+    """Why a container is refused; the words are labels of a metric."""
+
+    MALFORMED = "malformed"
+    NO_RECORD = "no_record"
+    NOT_RESERVED = "not_reserved"
+    FORGED = "forged"
+    SHARED = "shared"
+    NO_POOL = "no_pool"
+    OVERLAP = "overlap"
+    OFFLINE = "offline"
+    KERNEL = "kernel"
+    UNSUPPORTED = "unsupported"
+    UNENFORCED = "unenforced"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a container may not run; the text reaches the pod's events."""
+
+    reason: Reason
+    text: str
+    unknown: tuple[ClaimUse, ...] = ()
+    """The claims in question, if the frontend could still make them known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a container holds, and why not more."""
+
+    entitlement: Entitlement = NOTHING
+    orphan: tuple[ClaimUse, ...] = ()
+    """Of what it holds, the claims whose record is gone or no longer allows it."""
+    refusal: Refusal | None = None
+
+
+def _anybody(_: Owner) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What is known of the claims of the node, and of who uses them."""
+
+    files: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
+    first_users: Mapping[ClaimKey, Owner] = field(default_factory=dict)
+    """Who used claims first, as far as memory reaches."""
+    lives: Callable[[Owner], bool] = _anybody
+    """Whether a container of that name lives in the pod."""
+
+    def owner(self, record: AllocationRecord, user: Owner) -> Owner | None:
+        """Returns who owns a claim as far as a user is concerned: as recorded, else who used it first.
+
+        Nobody once that pod has left reservedFor; in the user's own pod nobody once that container has ended, such as
+        an init container.
+        """
+        for owner in (record.owner, self.first_users.get((record.driver, record.claim.uid))):
+            if owner and record.reserves(owner.pod_uid) and (owner.pod_uid != user.pod_uid or self.lives(owner)):
+                return owner
+        return None
+
+
+def assess(evidence: Evidence, user: Owner, claims: Claims, proven: Sequence[Held] = ()) -> Verdict:
+    """Tells what a container holds, and why it may not run; without evidence it holds nothing.
+
+    ``proven`` was made true for it since it was started.
+    """
+    found = {key: _judge(key, variables, user, claims) for key, variables in evidence.claims.items()}
+    held = [result for result in found.values() if isinstance(result, Held)]
+    refused = {key: result for key, result in found.items() if isinstance(result, Refusal)}
+    if evidence.fault:
+        refused["", ""] = Refusal(Reason.MALFORMED, f"{evidence.fault}; remove the variables from pod and image")
+    if not refused:
+        return Verdict(entitlement_from(held) if held else NOTHING)
+    kept = [one for one in proven if one.key in refused or evidence.fault]
+    lost = {one.key for one in kept}
+    unknown = tuple(use for key, refusal in refused.items() if key not in lost for use in refusal.unknown)
+    first = next(iter(refused.values()))
+    return Verdict(entitlement_from([*held, *kept]), tuple(map(_use, kept)), Refusal(first.reason, first.text, unknown))
+
+
+def _judge(key: ClaimKey, variables: Sequence[Variable], user: Owner, claims: Claims) -> Held | Refusal:
+    file = claims.files.get(key)
+    name, record = variables[0].name, file.record if file else None
+    if file is None or record is None:
+        why = f"its record cannot be read ({file.problem})" if file else "this node has no record of it"
+        return _no_record(key, variables, why)
+    try:
+        result = _checked(record, name, variables, user, claims)
+        if isinstance(result, Held):
+            entitlement_from([result])
+    except Exception as error:  # noqa: BLE001  whatever a record says, it concerns its claim alone
+        return _no_record(key, variables, f"its record cannot be used ({type(error).__name__}: {shown(error)})")
+    return result
+
+
+def _no_record(key: ClaimKey, variables: Sequence[Variable], why: str) -> Refusal:
+    text = f"{shown(variables[0].name)} names {key[0]} {key[1]}, but {why}; name the claim in the pod's \
+spec.resourceClaims instead of setting the variable. If it is named there, dra-frontend rebuilds the record and the \
+kubelet retries"
+    return Refusal(Reason.NO_RECORD, text, uses(key, variables))
+
+
+def _checked(
+    record: AllocationRecord, name: str, variables: Sequence[Variable], user: Owner, claims: Claims
+) -> Held | Refusal:
+    claim = f"{record.driver} claim {record.claim.namespace}/{record.claim.name} ({record.claim.uid})"
+    if not record.reserves(user.pod_uid):
+        text = f"{claim} is not known to be reserved for this pod (seen in {name}); dra-frontend reads the claim \
+again and the kubelet retries. Without a claim of this pod, remove the variable"
+        return Refusal(Reason.NOT_RESERVED, text, uses((record.driver, record.claim.uid), variables))
+    requests = _requests(record, variables)
+    if isinstance(requests, str):
+        remedy = "variables of this name are set by the driver alone, remove them from pod and image"
+        return Refusal(Reason.FORGED, f"{claim}: {requests}; {remedy}")
+    owner = claims.owner(record, user)
+    if owner is None or owner == user or (record.sharing == "pod" and owner.pod_uid == user.pod_uid):
+        return Held(record, requests)
+    text = f"{claim} (seen in {name}) belongs to container {owner.container} of pod {owner.pod_uid}"
+    remedy = "give this container a claim of its own"
+    if owner.pod_uid == user.pod_uid:
+        text += " while that one lives"
+        remedy += ", let the claim be shared in the pod, or let an init container end before this one uses it"
+    return Refusal(Reason.SHARED, f"{text}; {remedy}")
+
+
+def _requests(record: AllocationRecord, variables: Sequence[Variable]) -> tuple[str, ...] | str:
+    """Returns the requests that the variables name, or what is wrong with them."""
+    expected = {name: (r, value) for r in record.requests for name, value in request_env(record, r).items()}
+    seen: set[str] = set()
+    unions: list[Variable] = []
+    for variable in variables:
+        name = variable.name
+        if name in expected:
+            if variable.value != expected[name][1]:
+                return f"{name}={shown(variable.value)} is not what the claim was given"
+            seen.add(name)
+        elif variable.key.driver == CPU_DRIVER and variable.key.request is None:
+            unions.append(variable)
+        else:
+            return f"{name} names a request that the claim does not have"
+    named = {expected[name][0] for name in seen}
+    if lacking := sorted(name for name, (r, _) in expected.items() if r in named and name not in seen):
+        return f"{lacking[0]} is missing beside {variables[0].name}"
+    # The variable that we add ourselves: it comes back in every later message about the container.
+    union = format_cpu_list(record.cpus_of(named))
+    if any(not named or variable.value != union for variable in unions):
+        return f"{unions[0].name}={shown(unions[0].value)} is not the union of the requests that are named beside it"
+    return tuple(request for request in record.requests if request in named)
+
+
+def _use(held: Held) -> ClaimUse:
+    record = held.record
+    cpus = record.cpus_of(held.requests)
+    return ClaimUse(uid=record.claim.uid, driver=record.driver, requests=held.requests, cpus=cpus)

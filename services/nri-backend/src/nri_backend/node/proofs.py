@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The proofs of running containers: files in the backend's own part of the run directory. Every call blocks."""
+
+import contextlib
+import logging
+import os
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from numa_contract.errors import ContractError
+from numa_node.files import read_regular, replace_file
+
+from nri_backend.claims.proof import MAX_BYTES, Proof, dump_proof, parse_proof, proof_name
+
+DIRECTORY: Final = "proofs"
+_log = logging.getLogger(__name__)
+
+
+class Proofs:
+    """A directory with one file for each container that has something of claims."""
+
+    def __init__(self, own_directory: str) -> None:
+        self._path = f"{own_directory}/{DIRECTORY}"
+
+    def prepare(self) -> bool:
+        """Makes the directory; tells whether it was not there, so that no container has a proof yet."""
+        try:
+            os.mkdir(self._path, mode=0o700)  # noqa: PTH102
+        except OSError:
+            return False
+        return True
+
+    def load(self, container_ids: Iterable[str]) -> dict[str, Proof]:
+        """Returns the proofs of these containers, those that can be read."""
+        found: dict[str, Proof] = {}
+        for container_id in container_ids:
+            if (name := proof_name(container_id)) is None:
+                continue
+            try:
+                found[container_id] = parse_proof(name, read_regular(f"{self._path}/{name}", MAX_BYTES))
+            except FileNotFoundError:
+                continue
+            except (OSError, ContractError) as error:
+                _log.warning("a proof cannot be read", extra={"id": container_id, "error": str(error)})
+        return found
+
+    def write(self, proof: Proof) -> None:
+        """Keeps a proof. OSError."""
+        if (name := proof_name(proof.container)) is not None:
+            self.prepare()
+            replace_file(f"{self._path}/{name}", dump_proof(proof), 0o600)
+
+    def retain(self, container_ids: Collection[str]) -> None:
+        """Forgets the proofs of all other containers, and what a crash has left."""
+        kept = {proof_name(container_id) for container_id in container_ids}
+        with contextlib.suppress(OSError):
+            for name in set(os.listdir(self._path)) - kept:  # noqa: PTH208
+                os.unlink(f"{self._path}/{name}")  # noqa: PTH108

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods that mean harm, a leader that is frozen, and a disk without room: the others go on as ever."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.names import CPU_ENV_PREFIX, cpu_env_key
+
+from tests.node.rig import kernel
+from tests.node.rig.claims import ClaimPod
+from tests.node.rig.cluster import RESERVED, Cluster
+from tests.node.rig.cri import CriError
+from tests.node.rig.instance import RUN_DIRECTORY, Program
+from tests.node.rig.node import CDI_DIRECTORY
+from tests.node.rig.pods import Container
+from tests.node.rig.wait import PATIENCE, until
+from tests.stage.pods import cpus
+
+ALL = kernel.online_cpus()
+NOBODY = "00000000-0000-4000-8000-000000000000"
+SMALL = Path("/run/node-test/small")
+BOMBS = {
+    "one-long-value": {f"{CPU_ENV_PREFIX}x": ",".join(["0-65535"] * 6144)},  # 48 KiB
+    "many-variables": {f"{CPU_ENV_PREFIX}{number}": "2-3" for number in range(4000)},
+    "many-claims": {cpu_env_key(f"{number:08x}{NOBODY[8:]}", None): "2-3" for number in range(4000)},
+}
+
+
+@pytest.mark.core
+@pytest.mark.fault("backend A1", "backend A2")
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_no_environment_keeps_the_backend_busy(cluster: Cluster, bomb: str) -> None:
+    """A pod with 48 KiB of CPU lists, or 4000 variables of ours, is refused; others start as quickly as ever."""
+    bomber, web = cluster.node.pod("bomber"), cluster.node.pod("web")
+    with pytest.raises(CriError, match="dra-driver-numa: "):
+        bomber.run(env=BOMBS[bomb])
+    began = time.monotonic()
+    db = cluster.pod(cpus(2, numa_node=1))
+    assert db.run().cpus_allowed == db.cpus
+    assert web.run().cpus_allowed == ALL - RESERVED - db.cpus
+    assert time.monotonic() - began < 20 * PATIENCE
+    assert cluster.instance.active, "the runtime has not thrown the backend out"
+
+
+@pytest.mark.core
+@pytest.mark.fault("backend A3")
+@pytest.mark.configuration(reservedCPUs="0")
+def test_a_forger_never_owns_the_pool(cluster: Cluster) -> None:
+    """Who names the pool in his environment and starts unseen is a plain container after any number of restarts."""
+    db = cluster.pod(cpus(2, numa_node=1))
+    box, pool = db.run(), ALL - {0} - db.cpus
+    web, forger = cluster.node.pod("web").run(), cluster.node.pod("forger")
+    cluster.instance.kill_backend()
+    evil = forger.run(env={cpu_env_key(NOBODY, None): format_cpu_list(pool)})
+    cluster.wait_ready()
+    until(lambda: evil.cpus_allowed == web.cpus_allowed == pool, "the forger is in the pool")
+    for _ in range(2):
+        cluster.instance.kill_backend()
+        cluster.wait_ready()
+        assert web.cpus_allowed == cluster.node.pod("late").run().cpus_allowed == pool
+        assert box.cpus_allowed == db.cpus
+        assert cluster.instance.held() == {db.claim_uid: db.cpus}
+    other = cluster.pod(cpus(2, numa_node=0))
+    assert other.run().cpus_allowed == other.cpus
+    until(lambda: evil.cpus_allowed == web.cpus_allowed == pool - other.cpus, "the forger makes way as everybody")
+
+
+@contextmanager
+def frozen(service: Program) -> Iterator[None]:
+    """A process that is alive and does nothing."""
+    service.send(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        service.send(signal.SIGCONT)
+
+
+def attempt(pod: ClaimPod) -> Container | None:
+    """One of the kubelet's attempts to start the pod's container; None when it is refused."""
+    try:
+        return pod.run()
+    except CriError:
+        return None
+
+
+@pytest.mark.core
+@pytest.mark.fault("backend A6", "frontend A1")
+def test_a_frozen_leader_is_replaced(cluster: Cluster) -> None:
+    """While nobody enforces a claim container is refused or pinned; a standby enforces within seconds, and alone."""
+    old, new = cluster.instance, cluster.add_instance().start().wait_ready()
+    until(lambda: new.status.get("synchronized"), "the standby knows the runtime")
+    plain = cluster.node.pod("web").run()
+    first = cluster.pod(cpus(1, numa_node=1))
+    new.frontend.wait_for_log(first.claim_uid)
+    assert first.sandbox.id
+
+    with frozen(old.backend):
+        early = attempt(first)
+        assert early is None or early.cpus_allowed == first.cpus, "unpinned"
+        until(lambda: new.active, "the standby has taken over", within=40)
+        box = early or until(lambda: attempt(first), "the claim's container starts", every=1.0)
+        assert box is not None
+        second = cluster.pod(cpus(1, numa_node=1))
+        assert second.run().cpus_allowed == second.cpus
+        pool = ALL - RESERVED - first.cpus - second.cpus
+        until(lambda: (box.cpus_allowed, plain.cpus_allowed) == (first.cpus, pool), "all is as the claims say")
+
+    until(lambda: not old.backend.alive, "the former leader notices and ends")
+    old.start().wait_ready()
+    until(lambda: old.status.get("synchronized"), "it is a standby now")
+    assert [one for one in cluster.instances if one.active] == [new]
+    third = cluster.pod(cpus(1, numa_node=1))
+    assert third.run().cpus_allowed == third.cpus
+
+
+@pytest.mark.fault("backend A7")
+def test_a_group_called_container_is_the_pods_own_affair(cluster: Cluster) -> None:
+    """A privileged container that makes such a group in its own blocks no claim, and makes way as everybody."""
+    make = "mkdir /sys/fs/cgroup$(cut -d: -f3 /proc/self/cgroup)/container && echo made; exec sleep 1000"
+    dind = cluster.node.pod("dind", privileged=True).run(command=["sh", "-c", make])
+    assert until(dind.log, "the group is made") == "made\n"
+    assert (dind.cgroup.directory / "container").is_dir()
+    claimed: frozenset[int] = frozenset()
+    # One after another, so that audits have seen the group.
+    for _ in range(4):
+        db = cluster.pod(cpus(1, numa_node=1))
+        assert db.run().cpus_allowed == db.cpus
+        claimed |= db.cpus
+        assert dind.cpus_allowed == ALL - RESERVED - claimed
+
+
+@contextmanager
+def mounted(cluster: Cluster) -> Iterator[None]:
+    """Run directory and claim files are on one tmpfs of 1 MiB, as both are on the node's /run."""
+    places = {RUN_DIRECTORY: SMALL / "run", CDI_DIRECTORY: SMALL / "cdi"}
+    SMALL.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=755", "small", SMALL], check=True)
+    try:
+        for place, source in places.items():
+            source.mkdir()
+            subprocess.run(["mount", "--bind", source, place], check=True)
+        # It watches the directory's inode.
+        cluster.node.restart_containerd()
+        yield
+    finally:
+        for service in (cluster.instance.frontend, cluster.instance.backend):
+            service.kill()
+        for place in (*places, SMALL):
+            subprocess.run(["umount", place], check=True)
+        cluster.node.restart_containerd()
+
+
+@pytest.fixture
+def small(cluster: Cluster) -> Iterator[Path]:
+    """The driver runs with its files on a small tmpfs; the file that fills it, not there yet."""
+    for service in (cluster.instance.frontend, cluster.instance.backend):
+        service.stop()
+    with mounted(cluster):
+        cluster.wait_ready()
+        yield SMALL / "filler"
+
+
+def fill(file: Path) -> None:
+    """Takes the last page of the file system."""
+    ended = subprocess.run(["dd", "if=/dev/zero", f"of={file}", "bs=4k"], check=False, capture_output=True, text=True)
+    assert "No space left" in ended.stderr
+
+
+@pytest.mark.fault("frontend A6")
+def test_a_full_run_directory_locks_nobody_in(cluster: Cluster, small: Path) -> None:
+    """Without room a claim is taken back and a plain pod starts; with room again, all is as ever."""
+    db, kept = cluster.pod(cpus(2, numa_node=1)), cluster.pod(cpus(1, numa_node=1))
+    db.run()
+    box, claimed = kept.run(), kept.cpus
+    fill(small)
+    plain = cluster.node.pod("web").run()
+    assert plain.cpus_allowed == ALL - RESERVED - claimed - db.cpus
+    db.end()
+    until(lambda: plain.cpus_allowed == ALL - RESERVED - claimed, "the claim's CPUs are free")
+    assert box.cpus_allowed == claimed
+    small.unlink()
+    cluster.wait_ready()
+    later = cluster.pod(cpus(2, numa_node=1))
+    assert later.run().cpus_allowed == later.cpus
+    assert cluster.instance.held() == {kept.claim_uid: claimed, later.claim_uid: later.cpus}
+    for pod in (kept, later):
+        pod.end()
+    assert not list(CDI_DIRECTORY.iterdir()), "nothing is left behind"

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pod's author may write costs next to nothing, in CPU time: no machine's load makes these fail."""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import pytest
+from nri_backend._pb import nri_pb2 as pb
+from nri_backend.claims.evidence import MAX_CLAIMS, read_evidence
+from nri_backend.claims.judge import Claims, Reason, assess
+from nri_backend.containers.container import tracked_as
+from nri_backend.containers.report import report
+from nri_backend.nri.messages import read_container
+from nri_backend.nri.model import MAX_VARIABLE_BYTES, MAX_VARIABLES
+
+from tests.fakes.claims import cpu_record, files_of, pod
+
+MEGABYTE: Final = 1 << 20
+ONE = cpu_record("c1", "cpus=2-3")
+TWO = cpu_record("c2", "a=2-3", "b=6")
+HOOK_SECONDS: Final = 0.05
+SNAPSHOT_SECONDS: Final = 1.0
+ENVIRONMENTS: Final[dict[str, Callable[[], list[str]]]] = {
+    "ranges": lambda: ["DRA_CPUSET_x=" + "0-65535," * (3 * MEGABYTE // 16)],
+    "small ranges": lambda: ["DRA_CPUSET_c1=" + "0-8191," * (3 * MEGABYTE // 14)],
+    "ones": lambda: ["DRA_CPUSET_x=" + "0," * (3 * MEGABYTE // 4)],
+    "ascending": lambda: ["DRA_CPUSET_c1=" + ",".join(map(str, range(0, 8192, 2)))],
+    "a long name": lambda: ["DRA_CPUSET_" + "x" * (3 * MEGABYTE // 2) + "=0"],
+    "unknown claims": lambda: [f"DRA_CPUSET_x{n}=0-8191" for n in range(30_000)],
+    "one claim": lambda: [f"DRA_CPUSET_c2={n}" for n in range(30_000)],
+    "claims as many as allowed": lambda: [f"DRA_CPUSET_x{n}=0-8191" for n in range(MAX_CLAIMS)],
+    "as many as allowed": lambda: [f"DRA_CPUSET_x{n % MAX_CLAIMS}_{n}=0-8191" for n in range(MAX_VARIABLES)],
+    "memory": lambda: [f"DRAMEMORY_m{n}_r_hugepages_2Mi=numanode:0" for n in range(30_000)],
+    "others": lambda: [f"SERVICE_{n}=tcp://10.0.0.1:80" for n in range(30_000)],
+    "ours last": lambda: [*(f"S_{n}=tcp://10.0.0.1:80" for n in range(30_000)), "DRA_CPUSET_c1=0-8191,0-8191"],
+}
+
+
+@pytest.fixture(params=ENVIRONMENTS)
+def message(request: pytest.FixtureRequest) -> pb.Container:
+    return pb.Container(id="c", name="main", env=ENVIRONMENTS[request.param]())
+
+
+@pytest.mark.fault("backend A1", "backend A2", "security S1", "security S10")
+def test_a_hook_answers_at_once_whatever_the_environment_says(message: pb.Container) -> None:
+    """The whole way from the message to the report of the refusal; and what is told is short."""
+    started = time.thread_time()
+    tracked = tracked_as(pod(), read_container(message))
+    verdict = assess(tracked.evidence, tracked.user, Claims(files_of(ONE, TWO)))
+    told = report(tracked).model_dump_json()
+    assert time.thread_time() - started < HOOK_SECONDS
+    assert verdict.entitlement.cpus == frozenset()
+    assert len(verdict.refusal.text if verdict.refusal else "") < 1000
+    assert len(told) < 10_000
+
+
+@pytest.mark.fault("backend A1", "security S1")
+def test_a_snapshot_of_such_containers_is_taken_over_within_a_second(message: pb.Container) -> None:
+    """A runtime sends each of 500 containers in one of many calls; when all are there, they are judged at once."""
+    tracked = tracked_as(pod(), read_container(message))
+    claims = Claims(files_of(ONE, TWO))
+    started = time.thread_time()
+    for _ in range(500):
+        assess(tracked.evidence, tracked.user, claims)
+    assert time.thread_time() - started < SNAPSHOT_SECONDS
+
+
+def test_what_is_over_the_limits_is_malformed() -> None:
+    """One variable or one byte too many, however many more there were."""
+    at_most = tuple(f"DRA_CPUSET_x{n % MAX_CLAIMS}_{n}=0" for n in range(MAX_VARIABLES))
+    assert read_evidence(at_most).fault == ""
+    assert "more than 64 claims" in read_evidence((*at_most[1:], "DRA_CPUSET_y=0")).fault
+    several = pb.Container(env=[*at_most, *at_most])
+    long = pb.Container(env=["DRA_CPUSET_x=" + "0" * MAX_VARIABLE_BYTES])
+    for message in (several, long):
+        tracked = tracked_as(pod(), read_container(message))
+        refusal = assess(tracked.evidence, tracked.user, Claims()).refusal
+        assert refusal is not None
+        assert refusal.reason == Reason.MALFORMED
+        assert "more than 512 variables or 64 KiB" in refusal.text

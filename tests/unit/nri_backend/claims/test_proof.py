@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was made true for a container, as bytes."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nri_backend.claims.entitlement import Held
+from nri_backend.claims.proof import Proof, dump_proof, parse_proof, proof_name
+from numa_contract.errors import ContractError
+
+from tests.fakes.claims import MI, cpu_record, memory_record
+
+RECORDS = (cpu_record("c1", "a=2-3", "b=4"), memory_record("m1", ("m", 1, MI, 4096), m={"limit": "claim"}))
+PROOF = Proof(container="ab12", inode=7, claims=tuple(Held(record, record.requests[:1]) for record in RECORDS))
+
+
+def test_what_is_kept_comes_back() -> None:
+    """Records and requests, the inode too."""
+    assert parse_proof("ab12.json", dump_proof(PROOF)) == PROOF
+
+
+@pytest.mark.parametrize("container_id", ["", "a/b", "..", "a.b", "x" * 129, "ä", "a b"])
+def test_an_id_that_no_runtime_makes_has_no_name(container_id: str) -> None:
+    """It would leave the directory, or nobody could write it."""
+    assert proof_name(container_id) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"version": 9}, {"inode": -1}, {"inode": 1e99}, {"container": "other"}, {"claims": [{}]}, {"claims": None}, {}],
+)
+def test_what_is_damaged_is_named(change: dict[str, object]) -> None:
+    """One bad file is one error."""
+    data = json.dumps(json.loads(dump_proof(PROOF)) | change).encode() if change else b"[" * 100_000
+    with pytest.raises(ContractError, match="proof"):
+        parse_proof("ab12.json", data)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_an_error_of_ours(data: bytes) -> None:
+    """A disk may say anything."""
+    with pytest.raises(ContractError):
+        parse_proof("ab12.json", data)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What survives a restart of ours: what was made true, and nothing that a pod says."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from nri_backend.nri.model import ContainerState, Resources
+
+from tests.fakes.claims import MI, container, cpu_record, env_of, memory_record, pod
+from tests.fakes.enforcement import Node, auditing, enforcing
+from tests.fakes.waiting import eventually
+
+ONE = cpu_record("c1", "cpus=2-3")
+
+
+async def restarted(memory: Path, *containers: tuple[str, tuple[str, ...], str]) -> str:
+    """A new instance finds these (id, environment, pod) running; returns the pool that it shares out."""
+    node = Node(memory)
+    async with auditing(node):
+        await node.enforcer.activate()
+        listed = [replace(container(i, *env, of=of), state=ContainerState.RUNNING) for i, env, of in containers]
+        await node.enforcer.synchronize([pod(of) for _, _, of in containers], listed)
+        await eventually(lambda: not node.enforcer.state.misplaced())
+        return ",".join(map(str, sorted(node.enforcer.state.pool)))
+
+
+@pytest.mark.fault("backend A3", "security S2")
+async def test_a_pod_that_names_the_pool_gets_nothing_over_any_restarts(memory: Path) -> None:
+    """It starts in a gap, is put into the pool, and then shows just the CPUs that it names."""
+    forged = ("DRA_CPUSET_madeup=1-7",)
+    async with enforcing(Node(memory)) as node:
+        node.make_cgroups(pod("p9"), container("evil", of="p9"))
+        node.make_cgroups(pod("p2"), container("web", of="p2"))
+    for _ in range(3):
+        assert await restarted(memory, ("evil", forged, "p9"), ("web", (), "p2")) == "1,2,3,4,5,6,7"
+
+
+@pytest.mark.fault("backend A3", "security S2")
+async def test_a_proof_is_good_for_one_cgroup(memory: Path) -> None:
+    """A container of the same id after a reboot, or whatever a forger makes of one, is another."""
+    async with enforcing(Node(memory)) as node:
+        path = await node.run("claim", *node.claim(ONE))
+        node.unprepare(ONE)
+    assert await restarted(memory, ("claim", env_of(ONE), "p1")) == "1,4,5,6,7"
+    directory = node.kernel.path(path)
+    directory.rename(directory.with_name("moved"))
+    shutil.copytree(directory.with_name("moved"), directory)
+    assert await restarted(memory, ("claim", env_of(ONE), "p1")) == "1,2,3,4,5,6,7"
+
+
+@pytest.mark.fault("backend A4")
+async def test_a_lost_memory_record_takes_nothing_from_a_claim_container(memory: Path) -> None:
+    """Neither its CPUs nor its nodes, over a restart."""
+    both = memory_record("m1", ("m", 1, MI, 4096))
+    async with enforcing(Node(memory)) as node:
+        path = await node.run("claim", *node.claim(ONE), *node.claim(both))
+        node.unprepare(both)
+    assert await restarted(memory, ("claim", (*env_of(ONE), *env_of(both)), "p1")) == "1,4,5,6,7"
+    assert (node.cpus(path), node.kernel.get(path, "cpuset.mems.effective")) == ("2-3", "1")
+
+
+@pytest.mark.fault("backend A12")
+@pytest.mark.parametrize(("answered", "limit"), [(True, 96), (False, 96)])
+async def test_a_limit_is_added_once(memory: Path, answered: bool, limit: int) -> None:
+    """The spec states 64 MiB and the claim has 32: whether or not an instance of ours had answered at the creation."""
+    record = memory_record("m1", ("m", 0, 32 * MI, 2 * MI))
+    async with enforcing(Node(memory)) as node:
+        env = node.claim(record)
+        path = node.make_cgroups(pod(), container("claim"))
+        if answered:
+            await node.enforcer.create_container(pod(), container("claim", *env, huge={"2MB": 64 * MI}))
+            await node.enforcer.start_container(pod(), container("claim", *env, huge={"2MB": 96 * MI}))
+    node = Node(memory)
+    async with auditing(node):
+        await node.enforcer.activate()
+        stated = {"2MB": (96 if answered else 64) * MI}
+        listed = replace(container("claim", *env, huge=stated), state=ContainerState.RUNNING)
+        await node.enforcer.synchronize([pod()], [listed])
+        await eventually(lambda: node.kernel.get(path, "hugetlb.2MB.max") == str(limit * MI))
+
+
+@pytest.mark.fault("issue 10, law 6")
+async def test_a_full_disk_stops_no_container_and_heals(memory: Path) -> None:
+    """What cannot be kept is held in memory, told as a problem, and kept when there is room."""
+    async with enforcing(Node(memory)) as node:
+        proofs = memory / "proofs"
+        proofs.rmdir()
+        proofs.write_text("in the way")
+        assert node.cpus(await node.run("claim", *node.claim(ONE))) == "2-3"
+        assert any("cannot be kept" in problem for problem in node.enforcer.actuator.problems)
+        node.unprepare(ONE)
+        await node.enforcer.actuator.refresh(thorough=True)
+        assert node.enforcer.state.held == {2, 3}
+        proofs.unlink()
+        node.enforcer._auditor.request_audit()
+        await eventually(lambda: proofs.is_dir() and [file.name for file in proofs.iterdir()] == ["claim.json"])
+        await eventually(lambda: not any("cannot be kept" in problem for problem in node.enforcer.actuator.problems))
+        await node.stop("claim")
+        await node.enforcer.remove_container(pod(), container("claim"))
+        node.enforcer._auditor.request_audit()
+        await eventually(lambda: list(proofs.iterdir()) == [])
+
+
+@pytest.mark.fault("backend A10")
+async def test_a_container_whose_cgroup_comes_back_was_never_gone(memory: Path) -> None:
+    """A mount has hidden it: it is enforced again, with nobody's help."""
+    async with enforcing(Node(memory)) as node:
+        path = await node.run("claim", *node.claim(ONE))
+        directory = node.kernel.path(path)
+        directory.rename(memory / "hidden")
+        await eventually(lambda: node.sink.latest["claim"].state == "stopped")
+        (memory / "hidden").rename(directory)
+        node.kernel.set(path, "cpuset.cpus", "0-7")
+        await eventually(lambda: node.sink.latest["claim"].state == "running")
+        await eventually(lambda: node.cpus(path) == "2-3")
+
+
+@pytest.mark.fault("backend A6")
+async def test_who_takes_over_knows_what_was_made_true(memory: Path) -> None:
+    """The standby saw the container start; its record went before the hand-over."""
+    standby = Node(memory)
+    standby.stored = Resources(cpus="2-3")
+    async with enforcing(Node(memory)) as former:
+        env = former.claim(ONE)
+        await former.run("claim", *env)
+        await standby.run("claim", *env)
+        former.unprepare(ONE)
+    async with auditing(standby):
+        await standby.enforcer.activate()
+        assert standby.enforcer.state.held == {2, 3}

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job that hangs in the kernel keeps nobody else waiting."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from nri_backend.enforcement.turn import MAX_STUCK, Turn
+
+from tests.fakes.claims import container, cpu_record, pod
+from tests.fakes.enforcement import Node, enforcing
+from tests.fakes.kernel_tree import KernelTree
+from tests.fakes.waiting import eventually
+
+
+class Hanging:
+    """Steps that wait for a gate, and steps that do not."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.done: list[str] = []
+
+    def step(self, name: str, *, hangs: bool = False) -> tuple[str, Callable[[], str]]:
+        """One step."""
+
+        def work() -> str:
+            if hangs:
+                assert self.gate.wait(10)
+            self.done.append(name)
+            return name
+
+        return name, work
+
+
+@pytest.fixture
+async def hanging() -> AsyncIterator[Hanging]:
+    found = Hanging()
+    yield found
+    found.gate.set()
+
+
+async def test_who_comes_later_passes_by(hanging: Hanging) -> None:
+    """What comes after the hanging step in its own job is left to the next one, and no second job works at it."""
+    freed = asyncio.Event()
+    turn = Turn(freed.set)
+    plan = [hanging.step("a"), hanging.step("b", hangs=True), hanging.step("c")]
+    assert await turn.work(lambda: plan) == ["a"]
+    assert list(turn.stuck) == ["b"]
+    assert await turn.work(lambda: [hanging.step("b"), hanging.step("c")]) == ["c"]
+    waiting = asyncio.create_task(turn.finish("b", lambda: hanging.step("b")))
+    assert await turn.finish("d", lambda: hanging.step("d")) == "d"
+    assert not waiting.done()
+    hanging.gate.set()
+    assert await waiting == "b"
+    assert freed.is_set()
+    assert (hanging.done, turn.stuck) == (["a", "c", "d", "b", "b"], {})
+
+
+async def test_who_waits_for_his_turn_waits_for_what_hangs_then(hanging: Hanging) -> None:
+    """The job before his own is passed by, and hangs at the same thing."""
+    turn = Turn(lambda: None)
+    audit = asyncio.create_task(turn.work(lambda: [hanging.step("a", hangs=True)]))
+    await asyncio.sleep(0)
+    hook = asyncio.create_task(turn.finish("a", lambda: hanging.step("a")))
+    assert await audit == []
+    hanging.gate.set()
+    assert await hook == "a"
+
+
+async def test_no_more_jobs_hang_than_there_are_threads_for(hanging: Hanging) -> None:
+    """The threads of other work stay free."""
+    turn = Turn(lambda: None)
+    for number in range(MAX_STUCK):
+        step = hanging.step(str(number), hangs=True)
+        await turn.work(lambda step=step: [step])  # type: ignore[misc]
+    later = asyncio.create_task(turn.work(lambda: [hanging.step("later")]))
+    await asyncio.sleep(0.05)
+    assert not later.done()
+    hanging.gate.set()
+    assert await later == ["later"]
+
+
+async def test_a_fault_of_a_step_reaches_who_asked() -> None:
+    """And the turn goes on."""
+    turn = Turn(lambda: None)
+
+    def fails() -> None:
+        raise RuntimeError("odd")
+
+    with pytest.raises(RuntimeError):
+        await turn.work(lambda: [("x", fails)])
+    with pytest.raises(RuntimeError):
+        await turn.finish("x", lambda: ("x", fails))
+    assert await turn.finish("y", lambda: ("y", lambda: 1)) == 1
+
+
+class StuckTree(KernelTree):
+    """Writes to some cgroups hang."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.gate = threading.Event()
+        self.stuck = ""
+
+    def write(self, path: str, name: str, text: str) -> None:
+        """Hangs where it is told to."""
+        if path == self.stuck:
+            assert self.gate.wait(10)
+        super().write(path, name, text)
+
+
+@pytest.mark.fault("backend A15")
+async def test_a_write_that_hangs_stops_no_other_start(memory: Path) -> None:
+    """Neither of plain containers nor of claims; one on CPUs where it was seen last would have to wait."""
+    async with enforcing(Node(memory, tree=StuckTree)) as node:
+        tree = node.kernel
+        assert isinstance(tree, StuckTree)
+        path = await node.run("bad", of="p5")
+        env = node.claim(cpu_record("c1", "cpus=2-3"))
+        await node.run("claim", *env)
+        tree.stuck = path
+        tree.set(path, "cpuset.cpus", "1,4")
+        await eventually(lambda: "bad" in node.enforcer.actuator.stuck)
+        async with asyncio.timeout(1):
+            assert node.cpus(await node.run("plain", of="p2")) == "1,4-7"
+            await node.stop("claim")
+            assert node.cpus(await node.run("again", *env)) == "2-3"
+        tree.gate.set()
+        await eventually(lambda: node.cpus(path) == "1,4-7")
+        assert node.enforcer.state.get("bad") is not None
+        await node.enforcer.remove_container(pod("p5"), container("bad", of="p5"))

@@ -170,7 +170,7 @@ TARGETS = [
             r"[+-]?[0-9]{1,20}(\.[0-9]{0,12})?([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,3})?", fullmatch=True
         ).map(str.encode),
         (MalformedError,),
-        milliseconds=10,
+        milliseconds=30,
         bombs=(b"9" * _MIB, b"1e400", b"1e-400", b"." * _MIB, b"1" * 399 + b"x", b"0." + b"9" * 398),
     ),
     Target(

@@ -13,6 +13,8 @@ from tests.stage.settings import OUR_BACKEND, OUR_FRONTEND, StageSettings
 from tests.stage.stage import Instance, Stage
 from tests.stage.wires import AnsweredError, ask_http
 
+AGENT = "dra-driver-numa"
+"""How the driver names itself to the API server."""
 _T = TypeVar("_T")
 _PATIENCE = 20.0
 """Seconds for which the kubelet is seen to try again; it goes on for ever."""
@@ -77,6 +79,11 @@ class Field:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)
+
+    def fail_next(self, count: int, answer: int | str, **fault: Any) -> None:
+        """Lets requests of the driver to the API server fail; the stand-ins for scheduler and kubelet are served."""
+        wish = {"count": count, "answer": answer, "agent": AGENT, **fault}
+        self.stage.api("/fake", "POST", {"fail_next": wish})
 
     def healthy(self) -> bool:
         """Whether both answer their liveness probes."""

@@ -7,24 +7,20 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from tests.hostile.attack import Actor, Attack
-from tests.hostile.field import Field
+import pytest
 
-_AGENT = "dra-driver-numa"
+from tests.hostile.attack import Actor, Attack
+from tests.hostile.field import AGENT, Field
+from tests.hostile.withstand import rows, withstand
+
 _SECONDS = 2.0
 _BOTH = 2
 """There are two publishers."""
 
 
-def fail_next(field: Field, count: int, answer: int | str, **fault: Any) -> None:
-    """Lets requests of the driver fail; the stand-ins for scheduler and kubelet are served."""
-    wish = {"count": count, "answer": answer, "agent": _AGENT, **fault}
-    field.stage.api("/fake", "POST", {"fail_next": wish})
-
-
 def _asked(field: Field) -> int:
     served = field.stage.api("/fake", "POST", {"served": True})["served"]
-    return sum(one["agent"].startswith(_AGENT) for one in served)
+    return sum(one["agent"].startswith(AGENT) for one in served)
 
 
 def answers(*faults: dict[str, Any]) -> Callable[[Field], AbstractContextManager[str]]:
@@ -34,7 +30,7 @@ def answers(*faults: dict[str, Any]) -> Callable[[Field], AbstractContextManager
     def attack(field: Field) -> Iterator[str]:
         before = _asked(field)
         for fault in faults:
-            fail_next(field, **{"count": _BOTH, "resource": "resourceslices", **fault})
+            field.fail_next(**{"count": _BOTH, "resource": "resourceslices", **fault})
         field.stage.api("/fake", "POST", {"drop_watches": True})
         try:
             time.sleep(_SECONDS)
@@ -48,7 +44,7 @@ def answers(*faults: dict[str, Any]) -> Callable[[Field], AbstractContextManager
 @contextmanager
 def _claims(field: Field) -> Iterator[str]:
     for answer, body in ((500, None), (200, _DEEP), (200, '{"kind": "Pod"}'), (200, "<html>"), (404, "{}")):
-        fail_next(field, 1, answer, body=body, resource="resourceclaims", verb="get")
+        field.fail_next(1, answer, body=body, resource="resourceclaims", verb="get")
     yield "prepared in the end"
 
 
@@ -87,3 +83,9 @@ ATTACKS = [
         "frontend A12",
     ),
 ]
+
+
+@pytest.mark.parametrize("attack", rows(ATTACKS))
+def test_nobody_else_is_hurt(field: Field, attack: Attack) -> None:
+    """Each row: answered as it must be, cheap, and everybody else gets what is due."""
+    withstand(field, attack)

@@ -11,10 +11,12 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from numa_contract.names import CPU_DRIVER, cdi_file_name
 
 from tests.hostile.attack import Actor, Attack
 from tests.hostile.field import Field
+from tests.hostile.withstand import rows, withstand
 from tests.stage.pods import cpus
 from tests.stage.process import wait_for
 
@@ -124,3 +126,9 @@ ATTACKS = [
         findings=("frontend A11", "frontend A13", "security S12", "security S13"),
     ),
 ]
+
+
+@pytest.mark.parametrize("attack", rows(ATTACKS))
+def test_nobody_else_is_hurt(field: Field, attack: Attack) -> None:
+    """Each row: answered as it must be, cheap, and everybody else gets what is due."""
+    withstand(field, attack)

@@ -7,9 +7,11 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
-from tests.hostile.api_server import fail_next
+import pytest
+
 from tests.hostile.attack import Actor, Attack
 from tests.hostile.field import Field
+from tests.hostile.withstand import rows, withstand
 from tests.stage.pods import StagePod, cpus, memory, opaque
 from tests.stage.wires import AnsweredError
 
@@ -58,7 +60,7 @@ def _odd_amounts(field: Field, amounts: Sequence[object]) -> Iterator[str]:
         for amount in amounts:
             # The stand-in for the API server lets nobody write such: it is answered to the driver alone.
             result["consumedCapacity"] = {"dra.cpu/cpu": amount}
-            fail_next(field, 3, 200, verb="get", resource="resourceclaims", body=json.dumps(pod.claim))
+            field.fail_next(3, 200, verb="get", resource="resourceclaims", body=json.dumps(pod.claim))
             heard.append(f"{amount!s:.9} {heard_of(pod)}")
     yield "\n".join(heard)
 
@@ -119,3 +121,9 @@ ATTACKS = [
         findings=("security S20", "frontend A13"),
     ),
 ]
+
+
+@pytest.mark.parametrize("attack", rows(ATTACKS))
+def test_nobody_else_is_hurt(field: Field, attack: Attack) -> None:
+    """Each row: answered as it must be, cheap, and everybody else gets what is due."""
+    withstand(field, attack)

@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import pytest
+
 from tests.hostile.attack import Actor, Attack
 from tests.hostile.field import Field
+from tests.hostile.withstand import rows, withstand
 from tests.stage.pods import Box, StagePod, cpu_list, cpus
 from tests.stage.wires import AnsweredError
 
@@ -159,3 +162,9 @@ ATTACKS = [
         1.0,
     ),
 ]
+
+
+@pytest.mark.parametrize("attack", rows(ATTACKS))
+def test_nobody_else_is_hurt(field: Field, attack: Attack) -> None:
+    """Each row: answered as it must be, cheap, and everybody else gets what is due."""
+    withstand(field, attack)

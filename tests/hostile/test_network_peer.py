@@ -7,8 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
+import pytest
+
 from tests.hostile.attack import Actor, Attack
 from tests.hostile.field import Field
+from tests.hostile.withstand import rows, withstand
 
 # Opens connections to both ports, sends the same on each, keeps the newest 2,000 and goes on until it is ended.
 _FLOOD = r"""
@@ -63,3 +66,9 @@ ATTACKS = [
     _row("500 requests at once, of which no answer is read", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 500),
     _row("a body of any length, and what is no HTTP", _BODY + b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc" * 500),
 ]
+
+
+@pytest.mark.parametrize("attack", rows(ATTACKS))
+def test_nobody_else_is_hurt(field: Field, attack: Attack) -> None:
+    """Each row: answered as it must be, cheap, and everybody else gets what is due."""
+    withstand(field, attack)

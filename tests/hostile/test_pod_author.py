@@ -4,8 +4,11 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
+import pytest
+
 from tests.hostile.attack import Actor, Attack
 from tests.hostile.field import Field
+from tests.hostile.withstand import rows, withstand
 from tests.stage.pods import StagePod, cpu_list, cpus
 from tests.stage.wires import AnsweredError
 
@@ -90,3 +93,9 @@ ATTACKS = [
         "refused .*not known to be reserved for this pod",
     ),
 ]
+
+
+@pytest.mark.parametrize("attack", rows(ATTACKS))
+def test_nobody_else_is_hurt(field: Field, attack: Attack) -> None:
+    """Each row: answered as it must be, cheap, and everybody else gets what is due."""
+    withstand(field, attack)

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.api_server.answers import MOST_BYTES, lines, read_event, read_list, read_object, translate
+from dra_frontend.api_server.answers import (
+    MOST_BYTES,
+    lines,
+    read_event,
+    read_list,
+    read_object,
+    read_status,
+    translate,
+)
 from dra_frontend.api_server.client import KubeClient, connect, connect_with
 from dra_frontend.api_server.connection import Connection
 from dra_frontend.api_server.credentials import Access, Settings, in_cluster, kubeconfig
@@ -561,7 +569,7 @@ def test_damaged_answers_are_kube_errors(text: str, at: int, gone: int, put: byt
         assert kind == "BOOKMARK" or document["metadata"]["name"]
     with suppress(KubeError):
         read_object(call, data, "K")
-    assert isinstance(translate(call, 500, data, {"Retry-After": repr(put)}), KubeError)
+    assert isinstance(translate(call, 500, read_status(data), {"Retry-After": repr(put)}), KubeError)
 
 
 async def test_lists_claims_by_namespace_and_page(pair: Pair) -> None:

@@ -5,7 +5,6 @@ A proxy, a mesh or an API server in trouble answers 200 with other JSON, too: th
 In a list an item that cannot be read is that item's problem: whoever may create an object writes some of its JSON.
 """
 
-import json
 import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -32,6 +31,8 @@ _log = logging.getLogger(__name__)
 
 MOST_BYTES: Final = 4 << 20
 """Of an answer, and of an event of a watch. etcd takes objects of 1.5 MiB."""
+_STATUS_BYTES: Final = 64 << 10
+"""Of a Status. A message is cut all the same, and whoever fails often must not cost much."""
 _DIGITS: Final = 20
 _SHOWN: Final = 500
 """Characters of the server's own words: they name fields, and what is wrong with them."""
@@ -97,7 +98,7 @@ def read_event(call: Call, line: bytes, kind: str) -> tuple[str, Document]:
     document, what = _map(event, "object"), event.get("type") if isinstance(event, dict) else None
     if document is not None and what == "ERROR":
         code = document.get("code")
-        raise translate(call, code if isinstance(code, int) else 500, json.dumps(document).encode(), {})
+        raise translate(call, code if isinstance(code, int) else 500, document, {})
     metadata = _map(document, "metadata")
     if document is None or metadata is None or not isinstance(metadata.get("resourceVersion"), str):
         raise UnavailableError(call.operation, "the stream is not a watch; is this an API server?")
@@ -145,9 +146,8 @@ async def lines(call: Call, chunks: AsyncIterator[bytes]) -> AsyncGenerator[byte
             raise TooLargeError(call.operation, f"an event has more than {MOST_BYTES} bytes")
 
 
-def translate(call: Call, code: int, body: bytes, headers: Mapping[str, str]) -> KubeError:
-    """Maps an answer that is not a success to a KubeError."""
-    status = _status(body)
+def translate(call: Call, code: int, status: Document, headers: Mapping[str, str]) -> KubeError:
+    """Maps an answer that is not a success to a KubeError; ``status`` as of read_status()."""
     message = status.get("message")
     said = shown(message, _SHOWN) if message else f"HTTP {code}"
     if code in {401, 403}:
@@ -163,9 +163,10 @@ def translate(call: Call, code: int, body: bytes, headers: Mapping[str, str]) ->
     return UnavailableError(call.operation, said, _retry_after(headers))
 
 
-def _status(body: bytes) -> Document:
+def read_status(body: bytes) -> Document:
+    """Returns the Status that a failed call is answered with; an empty one for anything else."""
     try:
-        document = parse_json(body, MOST_BYTES, "answer", "Status")
+        document = parse_json(body, _STATUS_BYTES, "answer", "Status")
     except MalformedError:
         return {}
     return document if isinstance(document, dict) and document.get("kind") == "Status" else {}

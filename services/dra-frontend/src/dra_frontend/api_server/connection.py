@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from dra_frontend.api_server.answers import MOST_BYTES, lines, translate
+from dra_frontend.api_server.answers import MOST_BYTES, lines, read_status, translate
 from dra_frontend.api_server.credentials import Access
 from dra_frontend.api_server.errors import TooLargeError, UnavailableError
 from dra_frontend.api_server.library import RESTClientObject
@@ -65,7 +65,7 @@ class Connection:
         try:
             response = await self._send(call, limits)
             if not 200 <= response.status < 300:
-                raise translate(call, response.status, await _body(call, response), response.headers)
+                raise translate(call, response.status, read_status(await _body(call, response)), response.headers)
             yield response
         except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: a token that no header can carry
             raise UnavailableError(call.operation, str(error) or type(error).__name__) from error

@@ -3,6 +3,7 @@
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -89,6 +90,41 @@ def _journal_fifo(field: Field) -> Iterator[str]:
     yield "the journal is a file again"
 
 
+@contextmanager
+def _cgroups_away(field: Field) -> Iterator[str]:
+    """The tree is gone for one audit, and back: nobody has stopped."""
+    root = field.stage.paths.cgroup_root
+    aside = root.with_name("aside")
+    with field.victim() as given, field.pod("plain") as web:
+        plain = web.run()
+        root.rename(aside)
+        time.sleep(2.0)
+        aside.rename(root)
+        plain.comes_to(field.pool - given)
+        reported = wait_for("the reports", lambda: field.stage.state("/v1/containers"))
+        yield " ".join(sorted(one["state"] for one in reported))
+
+
+@contextmanager
+def _a_write_that_hangs(field: Field) -> Iterator[str]:
+    """One container's cpuset.cpus takes no write; others must start, and claims beside it."""
+    with field.pod("stuck") as pod:
+        box = pod.run()
+        file = box.directory / "cpuset.cpus"
+        kept = file.read_text()
+        file.unlink()
+        os.mkfifo(file)
+        try:
+            with field.pod("plain") as web:
+                began = time.monotonic()
+                web.run()
+                heard = f"started after {time.monotonic() - began:.1f} s"
+        finally:
+            file.unlink()
+            file.write_text(kept)
+        yield heard
+
+
 _PAGES = "sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages"
 
 ATTACKS = [
@@ -96,6 +132,8 @@ ATTACKS = [
     Attack(Actor.HOST, "the CDI directory is replaced", _cdi_directory_replaced, "again", findings=("backend A9",)),
     Attack(Actor.HOST, "the journal holds garbage", _journal_garbage, "again", 2.0, ("frontend A6",)),
     Attack(Actor.HOST, "the journal is a FIFO", _journal_fifo, "again", 1.0, ("frontend A11",)),
+    Attack(Actor.HOST, "cgroups are away for a moment", _cgroups_away, r"\Arunning running\Z", 1.0, ("backend A10",)),
+    Attack(Actor.HOST, "a write to one cgroup hangs", _a_write_that_hangs, r"after 0\.", 1.0, ("backend A15",)),
     Attack(Actor.HOST, "a file of /sys hangs", _with_fifo(_PAGES), "ready"),
 ]
 

@@ -105,26 +105,6 @@ def _cgroups_away(field: Field) -> Iterator[str]:
         yield " ".join(sorted(one["state"] for one in reported))
 
 
-@contextmanager
-def _a_write_that_hangs(field: Field) -> Iterator[str]:
-    """One container's cpuset.cpus takes no write; others must start, and claims beside it."""
-    with field.pod("stuck") as pod:
-        box = pod.run()
-        file = box.directory / "cpuset.cpus"
-        kept = file.read_text()
-        file.unlink()
-        os.mkfifo(file)
-        try:
-            with field.pod("plain") as web:
-                began = time.monotonic()
-                web.run()
-                heard = f"started after {time.monotonic() - began:.1f} s"
-        finally:
-            file.unlink()
-            file.write_text(kept)
-        yield heard
-
-
 _PAGES = "sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages"
 
 ATTACKS = [
@@ -133,7 +113,6 @@ ATTACKS = [
     Attack(Actor.HOST, "the journal holds garbage", _journal_garbage, "again", 2.0, ("frontend A6",)),
     Attack(Actor.HOST, "the journal is a FIFO", _journal_fifo, "again", 1.0, ("frontend A11",)),
     Attack(Actor.HOST, "cgroups are away for a moment", _cgroups_away, r"\Arunning running\Z", 1.0, ("backend A10",)),
-    Attack(Actor.HOST, "a write to one cgroup hangs", _a_write_that_hangs, r"after 0\.", 1.0, ("backend A15",)),
     Attack(Actor.HOST, "a file of /sys hangs", _with_fifo(_PAGES), "ready"),
 ]
 

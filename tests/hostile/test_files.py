@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attacks by who can write into the CDI directory: another driver, a bad disk, a newer release with a fault."""
 
+import copy
 import json
 import os
 import shutil
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from numa_contract.names import CPU_DRIVER, cdi_file_name
+from numa_contract.cdi import RECORD_ANNOTATION
+from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER, cdi_file_name
 
 from tests.hostile.attack import Actor, Attack
 from tests.hostile.field import Field
 from tests.hostile.withstand import rows, withstand
-from tests.stage.pods import cpus
+from tests.stage.pods import cpus, memory
 from tests.stage.process import wait_for
 
 _SCANS = 2.5
@@ -57,27 +59,33 @@ def with_entries(*entries: Callable[[Path], object]) -> Callable[[Field], Abstra
     return attack
 
 
-def with_record(
-    change: Callable[[Any], None], request: Any, driver: str = CPU_DRIVER
-) -> Callable[[Field], AbstractContextManager[str]]:
-    """Changes the record in the file of a claim whose container runs. The container keeps what it has."""
+def with_records(*changes: Callable[[Any], None]) -> Callable[[Field], AbstractContextManager[str]]:
+    """Damages the memory record of a claim whose container runs, again and again. The container keeps its CPUs."""
 
     @contextmanager
     def attack(field: Field) -> Iterator[str]:
-        with field.claim_pod(cpus(2), request) as pod:
+        with field.claim_pod(cpus(2), memory("64Mi")) as pod:
             field.patiently(pod.prepare)
             box, given = pod.run(), field.stage.held(pod.claim_uid)
             box.comes_to(given)
-            path = field.stage.paths.cdi_dir / cdi_file_name(driver, pod.claim_uid)
-            document = json.loads(path.read_text())
-            record = json.loads(document["annotations"]["dra-driver-numa/record"])
-            change(record)
-            fresh = path.with_name(".fresh")
-            fresh.write_text(json.dumps(document | {"annotations": {"dra-driver-numa/record": json.dumps(record)}}))
-            fresh.replace(path)
-            time.sleep(_SCANS)
-            yield _told(field)
+            path = field.stage.paths.cdi_dir / cdi_file_name(MEMORY_DRIVER, pod.claim_uid)
+
+            def record() -> Any:
+                return json.loads(json.loads(path.read_text())["annotations"][RECORD_ANNOTATION])
+
+            document, whole = json.loads(path.read_text()), record()
+            for change in changes:
+                damaged = copy.deepcopy(whole)
+                change(damaged)
+                fresh = path.with_name(".fresh")
+                fresh.write_text(json.dumps(document | {"annotations": {RECORD_ANNOTATION: json.dumps(damaged)}}))
+                fresh.replace(path)
+                time.sleep(0.3)
+            field.stage.runtime("restart")
+            field.ready()
+            wait_for("the record", lambda: record()["memory"] == whole["memory"])
             box.comes_to(given)
+            yield "the record was written again"
 
     return attack
 
@@ -110,6 +118,7 @@ _NO_JSON = (
     _large,
 )
 
+
 ATTACKS = [
     Attack(
         Actor.FILE,
@@ -124,6 +133,20 @@ ATTACKS = [
         with_entries(*_NO_JSON),
         "(?s)nested too deep.*more than 1048576 bytes",
         findings=("frontend A11", "frontend A13", "security S12", "security S13"),
+    ),
+    Attack(
+        Actor.FILE,
+        "amounts that cannot be, in the record of a running container",
+        with_records(
+            _memory(pageBytes=0),
+            _memory(pageBytes=1000, hugepages=True),
+            _memory(size=-1, numaNode=1 << 40),
+            _memory(device="\ud800"),
+            _high(float("nan")),
+            _high(float("inf")),
+        ),
+        "written again",
+        findings=("backend A4", "backend A5"),
     ),
 ]
 

@@ -3,6 +3,7 @@
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -89,6 +90,21 @@ def _journal_fifo(field: Field) -> Iterator[str]:
     yield "the journal is a file again"
 
 
+@contextmanager
+def _cgroups_away(field: Field) -> Iterator[str]:
+    """The tree is gone for one audit, and back: nobody has stopped."""
+    root = field.stage.paths.cgroup_root
+    aside = root.with_name("aside")
+    with field.victim() as given, field.pod("plain") as web:
+        plain = web.run()
+        root.rename(aside)
+        time.sleep(2.0)
+        aside.rename(root)
+        plain.comes_to(field.pool - given)
+        reported = wait_for("the reports", lambda: field.stage.state("/v1/containers"))
+        yield " ".join(sorted(one["state"] for one in reported))
+
+
 _PAGES = "sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages"
 
 ATTACKS = [
@@ -96,6 +112,7 @@ ATTACKS = [
     Attack(Actor.HOST, "the CDI directory is replaced", _cdi_directory_replaced, "again", findings=("backend A9",)),
     Attack(Actor.HOST, "the journal holds garbage", _journal_garbage, "again", 2.0, ("frontend A6",)),
     Attack(Actor.HOST, "the journal is a FIFO", _journal_fifo, "again", 1.0, ("frontend A11",)),
+    Attack(Actor.HOST, "cgroups are away for a moment", _cgroups_away, r"\Arunning running\Z", 1.0, ("backend A10",)),
     Attack(Actor.HOST, "a file of /sys hangs", _with_fifo(_PAGES), "ready"),
 ]
 

@@ -68,7 +68,34 @@ def _log_line(field: Field) -> Iterator[str]:
         yield heard
 
 
-_UNKNOWN = "refused .*no record"
+@contextmanager
+def _the_whole_pool(field: Field) -> Iterator[str]:
+    """Starts while nobody enforces, and is seen as pinned ever after: by us, to the pool."""
+    with field.pod() as pod:
+        field.kill_backend()
+        box = pod.run(env=[f"DRA_CPUSET_{_ANY}={cpu_list(field.pool)}"])
+        for _ in range(2):
+            field.start_backend()
+            field.stage.runtime("restart")
+            field.ready()
+            field.kill_backend()
+        field.start_backend()
+        with field.pod("plain") as web, field.victim():
+            web.run().comes_to(field.pool - field.held())
+        yield f"runs on {cpu_list(box.cpus())}"
+
+
+@contextmanager
+def _a_group_of_its_own(field: Field) -> Iterator[str]:
+    """A container that may write in its cgroup makes one with the name of crun's leaf."""
+    with field.pod() as pod:
+        box = pod.run()
+        (box.directory / "container").mkdir()
+        with field.victim(8):
+            yield f"runs on {cpu_list(box.cpus())}"
+
+
+_SHORT = r"refused with \d{1,4} characters"
 
 ATTACKS = [
     Attack(
@@ -92,6 +119,36 @@ ATTACKS = [
         _claim_of_another_pod,
         "refused .*not known to be reserved for this pod",
     ),
+    Attack(
+        Actor.POD_AUTHOR,
+        "lists of 48 KiB that name the machine again and again",
+        with_environment(_one("0-65535," * (6 << 10))),
+        _SHORT,
+        findings=("backend A1", "security S1"),
+    ),
+    Attack(
+        Actor.POD_AUTHOR,
+        "a list of 1.5 MB",
+        with_environment(_one("0-65535," * (190 << 10))),
+        _SHORT,
+        findings=("backend A1", "security S1"),
+    ),
+    Attack(
+        Actor.POD_AUTHOR,
+        "30,000 variables of claims that there are not",
+        with_environment(lambda _field: [f"DRA_CPUSET_u{number}=0-{number % 8000}" for number in range(30_000)]),
+        _SHORT,
+        findings=("backend A2",),
+    ),
+    Attack(
+        Actor.POD_AUTHOR,
+        "16,000 variables beside the own claim",
+        _many_beside_the_own_claim,
+        _SHORT,
+        findings=("backend A2",),
+    ),
+    Attack(Actor.POD_AUTHOR, "the whole pool", _the_whole_pool, r"runs on \d", 2.0, ("backend A3", "security S2")),
+    Attack(Actor.POD_AUTHOR, "a cgroup named as crun's", _a_group_of_its_own, r"runs on \d", findings=("backend A7",)),
 ]
 
 

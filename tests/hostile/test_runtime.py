@@ -156,6 +156,22 @@ ATTACKS = [
     ),
     Attack(
         Actor.RUNTIME,
+        "a container of a claim that ends before it starts",
+        mixes(lambda _field, pod, box: _of(pod, box, "StopContainer")),
+        _PINNED,
+        1.0,
+        ("backend A11",),
+    ),
+    Attack(
+        Actor.RUNTIME,
+        "a container of a claim that is removed before it starts",
+        mixes(lambda _field, pod, box: _of(pod, box, "RemoveContainer", "StopContainer")),
+        _PINNED,
+        1.0,
+        ("backend A11",),
+    ),
+    Attack(
+        Actor.RUNTIME,
         "a container that is created twice",
         mixes(lambda _field, pod, box: _of(pod, box, "CreateContainer", "CreateContainer")),
         _PINNED,

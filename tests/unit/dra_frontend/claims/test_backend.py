@@ -160,6 +160,7 @@ def test_a_newer_backend_is_understood() -> None:
         b'{"instance": "i", "generation": "x"}',
         b'{"instance": "\\ud800"}',
         b'{"instance": "i", "containers": {}}',
+        b'{"instance": "i", "containers": [' + b"1," * 20_000 + b"1]}",
         b" " * (MAX_STATE_BYTES + 1),
     ],
 )

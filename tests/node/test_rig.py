@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.node.rig import figures, kernel
+from tests.node.rig.answering_plugin import ANSWER
 from tests.node.rig.cri import CriError
 from tests.node.rig.marks import both_drivers, each_runtime, every_machine
 from tests.node.rig.node import CDI_DIRECTORY, Node
@@ -111,7 +112,7 @@ def test_what_becomes_of_limits_that_a_plugin_answers(node: Node, services: Serv
     pod = node.pod(hugetlb={"2MB": 8 * MIB})
     unified = {"hugetlb.2MB.max": LIMIT, "hugetlb.2MB.rsvd.max": LIMIT}
     answers = {"dropped": {"hugepage_limits": {"2MB": 4 * MIB}}, "kept": {"unified": unified}}
-    boxes = {name: pod.run(name, env={"ANSWER": json.dumps(answer)}) for name, answer in answers.items()}
+    boxes = {name: pod.run(name, env={ANSWER: json.dumps(answer)}) for name, answer in answers.items()}
     assert {name: limits(box) for name, box in boxes.items()} == {"dropped": ["max", "max"], "kept": [LIMIT, LIMIT]}
 
 

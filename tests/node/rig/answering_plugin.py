@@ -13,8 +13,12 @@ from collections.abc import Sequence
 from nri_backend.nri.link import dial
 from nri_backend.nri.model import Adjustment, Container, Pod, Resources, Update
 from nri_backend.nri.session import RuntimeSession
+from numa_contract.names import CPU_ENV_PREFIX
 
 from tests.node.rig.node import NRI_SOCKET
+
+# What the session hands on of an environment begins like this.
+ANSWER = f"{CPU_ENV_PREFIX}answer"
 
 
 class Answers:
@@ -25,8 +29,8 @@ class Answers:
 
     async def create_container(self, _pod: Pod, container: Container) -> Adjustment:
         for variable in container.env:
-            if variable.startswith("ANSWER="):
-                return Adjustment(Resources(**json.loads(variable.removeprefix("ANSWER="))))
+            if variable.startswith(f"{ANSWER}="):
+                return Adjustment(Resources(**json.loads(variable.removeprefix(f"{ANSWER}="))))
         return Adjustment()
 
     async def start_container(self, _pod: Pod, _container: Container) -> None:

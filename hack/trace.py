@@ -17,7 +17,7 @@ from dra_frontend._pb import dra_v1_pb2 as pb
 from dra_frontend.kubelet.messages import prepare_writer, read_claims
 from dra_frontend.kubelet.plugin import _Calls
 
-from tests.fakes.frontend import Frontend
+from tests.rigs.frontend import Frontend
 from tests.strategies.claims import claim, cpus
 
 _WARM = 3

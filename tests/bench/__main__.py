@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from tests.bench import scenarios, simulate
 from tests.bench.figures import Figures, Line
 from tests.bench.load import Load
-from tests.fakes.trees import captured, write_tree
+from tests.rigs.trees import captured, write_tree
 from tests.stage.process import StageError, end_by_interrupt
 from tests.stage.settings import OUR_BACKEND, OUR_FRONTEND, StageSettings
 from tests.stage.stage import Stage

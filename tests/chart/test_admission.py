@@ -9,7 +9,7 @@ from numa_contract.config import Config
 
 from tests.chart.helm import Document
 from tests.chart.policies import ALLOWED, NOT_MATCHED, binding, judge, policy
-from tests.fakes.trees import captured
+from tests.rigs.trees import captured
 
 NODE_EXTRA = "authentication.kubernetes.io/node-name"
 ACCOUNT = "system:serviceaccount:dra-driver-numa:dra-driver-numa"

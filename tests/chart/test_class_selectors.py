@@ -14,7 +14,7 @@ from dra_frontend.machine.model import HugepagePool, NumaNode
 from numa_contract.config import Config
 
 from tests.chart.helm import Document
-from tests.fakes.trees import small_machine
+from tests.rigs.trees import small_machine
 
 FOUND = discover(small_machine())
 FAR = NumaNode(2, frozenset(), 8 << 30, (HugepagePool(2 << 20, 64, 64), HugepagePool(1 << 30, 0, 0)), {0: 24, 1: 17})

@@ -20,9 +20,9 @@ from numa_contract.config import Config
 from tests.chart.helm import Document, render
 from tests.chart.schemas import FOREIGN, VERSIONS, check_object
 from tests.fakes.apiserver import ApiServer
-from tests.fakes.decisions import decided
 from tests.fakes.scheduler import schedule
-from tests.fakes.trees import captured
+from tests.rigs.decisions import decided
+from tests.rigs.trees import captured
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 NODE = "node-a"

@@ -10,7 +10,7 @@ from dra_frontend.machine.discovery import discover
 from numa_contract.config import Config
 
 from tests.chart.helm import CHART, EVERYTHING, HELM, Document, only, render
-from tests.fakes.trees import captured
+from tests.rigs.trees import captured
 
 HACK = Path(__file__).parents[2] / "hack"
 

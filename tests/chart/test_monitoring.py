@@ -19,7 +19,7 @@ from numa_contract.reports import BackendStatus
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.chart.helm import CHART, EVERYTHING, Document, only, render
-from tests.fakes.trees import MemoryTree, captured
+from tests.rigs.trees import MemoryTree, captured
 
 _SERIES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
 

@@ -19,7 +19,7 @@ from tests.chart import helm
 from tests.chart.helm import EVERYTHING, Document, container, only, pod_of, render
 from tests.chart.policies import policy
 from tests.chart.schemas import VERSIONS, ValidationError, check_object
-from tests.fakes.trees import captured
+from tests.rigs.trees import captured
 
 MATRIX: dict[str, Document] = {
     "defaults": {},

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.trees import captured, write_tree
 from tests.hostile.attack import SETTINGS, Actor, Attack
 from tests.hostile.field import Field, commands
+from tests.rigs.trees import captured, write_tree
 from tests.stage.settings import StageSettings
 from tests.stage.stage import Stage
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.backend_process import Node, made_up_node
-from tests.fakes.trees import captured, write_tree
+from tests.rigs.backend_process import Node, made_up_node
+from tests.rigs.trees import captured, write_tree
 from tests.stage.settings import StageSettings
 from tests.stage.stage import OpenStage, Stage
 

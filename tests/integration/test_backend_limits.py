@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.backend_process import POD, Node, backend, last
 from tests.fakes.runtime import FakeRuntime
 from tests.fakes.runtime import running as running_runtime
 from tests.fakes.runtime_store import Container, OperationError
 from tests.fakes.state_server import StateServer, state_server
 from tests.fakes.waiting import eventually
+from tests.rigs.backend_process import POD, Node, backend, last
 
 MI = 1 << 20
 

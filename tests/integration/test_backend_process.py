@@ -10,10 +10,10 @@ import sys
 import pytest
 from numa_contract.names import CPU_DRIVER, cdi_file_name
 
-from tests.fakes.backend_process import POD, UID, Node, backend, last, leave, plain, process
 from tests.fakes.runtime import running as running_runtime
 from tests.fakes.state_server import state_server
 from tests.fakes.waiting import eventually
+from tests.rigs.backend_process import POD, UID, Node, backend, last, leave, plain, process
 
 
 async def test_it_connects_tells_and_leaves(node: Node) -> None:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.fakes.trees import captured, write_tree
+from tests.rigs.trees import captured, write_tree
 from tests.stage.machine import HostDirectory
 from tests.stage.pods import claim_pod, cpu_list, cpus, hugepages
 from tests.stage.process import wait_for

@@ -14,10 +14,10 @@ from nri_backend.nri.model import RefusedError, Resources, Update
 from nri_backend.nri.session import RuntimeSession
 
 from tests.fakes._pb import nri_pb2 as pb
-from tests.fakes.nri_hooks import RecordingHooks, RecordingObserver
 from tests.fakes.nri_peer import OtherPlugin
-from tests.fakes.nri_rig import PLUGIN_NAME, nri_rig
 from tests.fakes.runtime_store import OperationError
+from tests.rigs.nri_hooks import RecordingHooks, RecordingObserver
+from tests.rigs.nri_rig import PLUGIN_NAME, nri_rig
 
 
 @pytest.mark.fault("protocol trap 3.5")

@@ -15,12 +15,12 @@ from nri_backend.nri.session import RuntimeSession
 from numa_node.backoff import Backoff
 
 from tests.fakes._pb import nri_pb2 as pb
-from tests.fakes.nri_hooks import RecordingHooks, RecordingObserver
 from tests.fakes.nri_peer import RuntimeEnd, bare_runtime
-from tests.fakes.nri_rig import PLUGIN_NAME, nri_rig
 from tests.fakes.runtime import running
 from tests.fakes.runtime_levels import RuntimeOptions
 from tests.fakes.runtime_ttrpc import Method
+from tests.rigs.nri_hooks import RecordingHooks, RecordingObserver
+from tests.rigs.nri_rig import PLUGIN_NAME, nri_rig
 
 _LEVELS = ["0.6", "0.8", "0.11", "0.12"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.nri_rig import nri_rig
+from tests.rigs.nri_rig import nri_rig
 from tests.stage.pods import claim_pod, cpus
 from tests.stage.process import wait_for
 from tests.stage.settings import OUR_BACKEND, OUR_FRONTEND

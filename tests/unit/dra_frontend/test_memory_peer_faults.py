@@ -26,9 +26,9 @@ from numa_contract.cdi import cdi_document, request_env
 from numa_contract.config import Config, parse_config
 from numa_contract.records import AllocationRecord, Owner
 
-from tests.fakes.decisions import decided, view
-from tests.fakes.frontend import Frontend
-from tests.fakes.trees import NAMES, MemoryTree, captured, small_machine
+from tests.rigs.decisions import decided, view
+from tests.rigs.frontend import Frontend
+from tests.rigs.trees import NAMES, MemoryTree, captured, small_machine
 from tests.strategies.claims import NODE, claim, cpus, memory
 from tests.strategies.machines import machine, machines
 

@@ -34,9 +34,9 @@ from numa_contract.config import Config, ConfigError, parse_config
 from numa_contract.records import AllocationRecord, CpuParameters
 from numa_node.file_lock import FileLock
 
-from tests.fakes import frontend
-from tests.fakes.decisions import decided, refused, view
-from tests.fakes.trees import small_machine, write_tree
+from tests.rigs import frontend
+from tests.rigs.decisions import decided, refused, view
+from tests.rigs.trees import small_machine, write_tree
 from tests.strategies.claims import NODE, claim, cpus, opaque, result
 from tests.strategies.machines import Core, assemble, even_cores, hybrid, isolating, machine, uneven
 

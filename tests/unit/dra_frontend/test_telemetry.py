@@ -13,7 +13,7 @@ from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.reports import LEASE_SECONDS, BackendStatus, Metric, MetricSample
 
-from tests.fakes.trees import MemoryTree, captured
+from tests.rigs.trees import MemoryTree, captured
 
 
 @dataclass

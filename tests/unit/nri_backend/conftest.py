@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 
-from tests.fakes.enforcement import Node, enforcing
+from tests.rigs.enforcement import Node, enforcing
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 from nri_backend.node.preflight import PreflightError, check_node
 from nri_backend.nri.model import ContainerState, RefusedError
 
-from tests.fakes.claims import MI, POD, container, memory_record, pod
-from tests.fakes.enforcement import Node
 from tests.fakes.waiting import eventually
+from tests.rigs.claims import MI, POD, container, memory_record, pod
+from tests.rigs.enforcement import Node
 
 TWO, GIGA = 2 * MI, 1 << 30
 UNIFIED = "30 23 0:26 / {root} rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate{more}\n"

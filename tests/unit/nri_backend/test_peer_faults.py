@@ -20,9 +20,9 @@ from nri_backend.containers.state import Choices, NodeState
 from nri_backend.nri.model import Container, ContainerState, Pod, RefusedError, Resources
 from numa_contract.cpuset import parse_cpu_list
 
-from tests.fakes.claims import cgroup_of, container, cpu_record, env_of, files_of, pod
-from tests.fakes.enforcement import Node, enforcing
 from tests.fakes.waiting import eventually
+from tests.rigs.claims import cgroup_of, container, cpu_record, env_of, files_of, pod
+from tests.rigs.enforcement import Node, enforcing
 
 ONE = cpu_record("c1", "cpus=2-3")
 TWO = cpu_record("c2", "cpus=4-5", pods=("p2",))

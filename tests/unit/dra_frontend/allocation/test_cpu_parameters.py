@@ -10,7 +10,7 @@ from dra_frontend.allocation.parameters import read_parameters
 from dra_frontend.devices.cpu_groups import DeviceKind
 from numa_contract.records import CpuParameters
 
-from tests.fakes.decisions import view
+from tests.rigs.decisions import view
 from tests.strategies.claims import cpus, opaque
 
 

@@ -12,8 +12,8 @@ from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.records import AllocationRecord, MemoryMount, MemoryParameters, Owner, parse_record
 
-from tests.fakes import decisions
-from tests.fakes.decisions import container, decided, holding, lost, view
+from tests.rigs import decisions
+from tests.rigs.decisions import container, decided, holding, lost, view
 from tests.strategies.claims import NODE, cpus, memory, memory_opaque, opaque, result
 from tests.strategies.machines import machine
 

@@ -11,7 +11,7 @@ from dra_frontend.devices.inventory import build_inventory
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config, MemoryProtection
 
-from tests.fakes.decisions import container, decided, holding, lost, refused, view
+from tests.rigs.decisions import container, decided, holding, lost, refused, view
 from tests.strategies.claims import NODE, cpus, memory, memory_opaque, opaque
 from tests.strategies.machines import Core, assemble, machine
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from numa_contract.config import Config, MemoryProtection
 from numa_contract.records import MemoryMount, MemoryParameters
 
-from tests.fakes.decisions import view
-from tests.fakes.trees import small_machine
+from tests.rigs.decisions import view
+from tests.rigs.trees import small_machine
 from tests.strategies.claims import NODE, memory, memory_opaque
 
 INVENTORY = build_inventory(discover(small_machine()), Config(), NODE)

@@ -9,7 +9,7 @@ from dra_frontend.devices.inventory import build_inventory
 from numa_contract.config import Config
 from numa_contract.names import DRIVERS
 
-from tests.fakes.decisions import decided, refused, view
+from tests.rigs.decisions import decided, refused, view
 from tests.strategies.claims import NODE, cpus, memory, memory_opaque, opaque, result
 from tests.strategies.machines import machine
 

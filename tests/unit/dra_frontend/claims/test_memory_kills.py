@@ -11,7 +11,7 @@ from numa_contract.names import MEMORY_DRIVER
 from numa_contract.records import AllocationRecord, AllocationResult, ClaimReference, MemoryAllocation, MemoryParameters
 from numa_contract.reports import ClaimUse, ContainerReport
 
-from tests.fakes.frontend import Frontend
+from tests.rigs.frontend import Frontend
 
 UID = "6f2ef9e5-2140-4fe6-8a0c-ab36ea3ff0d5"
 RECORD = AllocationRecord(

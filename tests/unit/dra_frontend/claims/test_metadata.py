@@ -14,8 +14,8 @@ from dra_frontend.kubelet.values import Failure, Prepared
 from numa_contract.config import Config
 from numa_contract.errors import MalformedError
 
-from tests.fakes.decisions import decided
-from tests.fakes.frontend import Claims, Frontend
+from tests.rigs.decisions import decided
+from tests.rigs.frontend import Claims, Frontend
 from tests.strategies.claims import NODE, claim, cpus, memory, result
 from tests.strategies.machines import machine
 

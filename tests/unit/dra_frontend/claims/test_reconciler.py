@@ -11,8 +11,8 @@ from dra_frontend.claims.directory import ClaimFiles
 from dra_frontend.claims.reconciler import DirectoryReplacedError
 from dra_frontend.claims.transaction import Change
 
-from tests.fakes.frontend import Claims, Frontend
 from tests.fakes.waiting import eventually
+from tests.rigs.frontend import Claims, Frontend
 from tests.strategies.claims import claim, cpus, memory
 
 USE = {"uid": "u", "driver": "dra.cpu"}

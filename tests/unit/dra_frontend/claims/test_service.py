@@ -13,8 +13,8 @@ from dra_frontend.kubelet.values import ClaimName, Failure, Prepared
 from numa_contract.config import Config
 from numa_node.file_lock import FileLock
 
-from tests.fakes.frontend import Claims, Frontend
 from tests.fakes.waiting import eventually
+from tests.rigs.frontend import Claims, Frontend
 from tests.strategies.claims import NODE, claim, cpus, memory, opaque, result
 from tests.strategies.machines import machine
 

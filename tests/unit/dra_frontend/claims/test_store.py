@@ -18,8 +18,8 @@ from numa_contract.records import AllocationRecord, AllocationResult, ClaimRefer
 from numa_contract.reports import BackendStatus
 from numa_node.file_lock import FileLock
 
-from tests.fakes.frontend import Frontend, full_disk, on_disk
-from tests.fakes.records import record
+from tests.rigs.frontend import Frontend, full_disk, on_disk
+from tests.rigs.records import record
 from tests.strategies.claims import claim, cpus
 
 CPUS = frozenset({1, 2})

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from dra_frontend.commands import cli
 
-from tests.fakes.trees import NAMES, captured, expected, small_machine, write_tree
+from tests.rigs.trees import NAMES, captured, expected, small_machine, write_tree
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from dra_frontend.commands.inspect import machine_table, report
 from dra_frontend.commands.output import structured
 from dra_frontend.machine.discovery import discover
 
-from tests.fakes.trees import captured, small_machine
+from tests.rigs.trees import captured, small_machine
 
 
 def test_the_report_tells_more_than_hwloc() -> None:

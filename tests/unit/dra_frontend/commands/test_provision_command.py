@@ -12,7 +12,7 @@ import yaml
 from dra_frontend.commands.cli import main
 from dra_frontend.commands.provision import write_fault
 
-from tests.fakes.trees import MemoryTree, small_machine, write_tree
+from tests.rigs.trees import MemoryTree, small_machine, write_tree
 
 NODES = "/sys/devices/system/node"
 

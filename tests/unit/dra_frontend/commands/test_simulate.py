@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numa_contract.config import Config, ConfigError
 from numa_contract.cpuset import parse_cpu_list
 
-from tests.fakes.trees import small_machine, write_tree
+from tests.rigs.trees import small_machine, write_tree
 from tests.strategies.machines import SYNTHETIC, machine
 
 

@@ -12,7 +12,7 @@ from dra_frontend.machine.model import Machine
 from hypothesis import given
 from numa_contract.config import Config
 
-from tests.fakes.trees import NAMES, captured
+from tests.rigs.trees import NAMES, captured
 from tests.strategies.machines import Core, assemble, even_cores, hybrid, machine, machines, odd_machines
 from tests.strategies.modes import MODES
 

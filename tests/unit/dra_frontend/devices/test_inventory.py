@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numa_contract.config import Config, parse_config
 
-from tests.fakes.trees import NAMES, captured, small_machine
+from tests.rigs.trees import NAMES, captured, small_machine
 from tests.strategies.machines import GIB, machine, machines, odd_machines
 from tests.strategies.modes import MODES
 

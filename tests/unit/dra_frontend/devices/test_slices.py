@@ -19,7 +19,7 @@ from numa_contract.config import Config
 from tests.fakes import quantities
 from tests.fakes.apiserver_rules import GATES_OF_1_36, admit
 from tests.fakes.apiserver_store import ApiError, Resource
-from tests.fakes.trees import NAMES, MemoryTree, captured, small_machine
+from tests.rigs.trees import NAMES, MemoryTree, captured, small_machine
 from tests.strategies.machines import GIB, machine, machines, odd_machines
 from tests.strategies.modes import MODES
 

@@ -7,7 +7,7 @@ from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.machine.model import CoreType, Machine
 
-from tests.fakes.trees import Link, MemoryTree, captured, small_machine
+from tests.rigs.trees import Link, MemoryTree, captured, small_machine
 
 CPU = "/sys/devices/system/cpu"
 

@@ -11,7 +11,7 @@ from dra_frontend.machine.file_tree import HostTreeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fakes.trees import NAMES, MemoryTree, captured, expected
+from tests.rigs.trees import NAMES, MemoryTree, captured, expected
 
 CPU = "/sys/devices/system/cpu"
 

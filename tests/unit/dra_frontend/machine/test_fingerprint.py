@@ -6,7 +6,7 @@ from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.machine.fingerprint import read_fingerprint, with_free_pages
 
-from tests.fakes.trees import NAMES, captured, small_machine
+from tests.rigs.trees import NAMES, captured, small_machine
 
 NODE = "/sys/devices/system/node/node1"
 PAGES = f"{NODE}/hugepages/hugepages-2048kB"

@@ -18,7 +18,7 @@ from dra_frontend.node.host_tree import HostTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fakes.trees import MemoryTree
+from tests.rigs.trees import MemoryTree
 
 PAGE = 2 << 20
 KEY = (0, PAGE)

@@ -6,7 +6,7 @@ from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.machine.model import HugepagePool, Machine
 
-from tests.fakes.trees import MemoryTree, small_machine
+from tests.rigs.trees import MemoryTree, small_machine
 
 NODE = "/sys/devices/system/node"
 KIB = 1024

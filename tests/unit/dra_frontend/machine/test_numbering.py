@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numa_contract.config import Config
 
-from tests.fakes.trees import NAMES, MemoryTree, captured, offline
+from tests.rigs.trees import NAMES, MemoryTree, captured, offline
 
 GROUPED = ("l3", "socket", "numanode")
 

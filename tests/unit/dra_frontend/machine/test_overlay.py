@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numa_contract.config import ConfigError
 
-from tests.fakes.trees import MemoryTree, small_machine, write_tree
+from tests.rigs.trees import MemoryTree, small_machine, write_tree
 
 CPU, NODE = "/sys/devices/system/cpu", "/sys/devices/system/node"
 

@@ -14,7 +14,7 @@ from numa_contract.config import Config
 from tests.fakes.apiserver_rules import GATES_OF_1_36, admit
 from tests.fakes.apiserver_store import ApiError, Resource
 from tests.fakes.scheduler import allocate
-from tests.fakes.trees import captured, small_machine
+from tests.rigs.trees import captured, small_machine
 from tests.strategies.modes import MODES
 
 SLICES = Resource("resource.k8s.io", "resourceslices", "ResourceSlice")

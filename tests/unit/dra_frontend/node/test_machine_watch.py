@@ -12,7 +12,7 @@ from dra_frontend.node.machine_watch import HostTrees, MachineWatch
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config, parse_config
 
-from tests.fakes.trees import MemoryTree, small_machine
+from tests.rigs.trees import MemoryTree, small_machine
 
 PAGE = 2 << 20
 PAGES = "node/node0/hugepages/hugepages-2048kB"

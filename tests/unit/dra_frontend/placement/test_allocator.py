@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import CpuParameters
 
-from tests.fakes.trees import NAMES, captured
+from tests.rigs.trees import NAMES, captured
 from tests.strategies.machines import SYNTHETIC, Core, assemble, even_cores, machine, machines, odd_machines
 from tests.strategies.wishes import (
     by,

@@ -22,8 +22,8 @@ from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.reports import MAX_STATE_BYTES
 
-from tests.fakes.decisions import decided, view
-from tests.fakes.trees import MemoryTree, small_machine
+from tests.rigs.decisions import decided, view
+from tests.rigs.trees import MemoryTree, small_machine
 from tests.strategies.claims import NODE, cpus, memory
 from tests.strategies.machines import machine
 

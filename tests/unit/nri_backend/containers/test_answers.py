@@ -8,7 +8,7 @@ from nri_backend.limits.stated import Stated, stated
 from nri_backend.limits.wants import CgroupWants, Host, cpuset_part
 from nri_backend.nri.model import Adjustment, MemoryPolicy, Resources
 
-from tests.fakes.claims import MI, cpu_record, entitlement_of, memory_record
+from tests.rigs.claims import MI, cpu_record, entitlement_of, memory_record
 
 POOL = frozenset({0, 1})
 TWO = 2 * MI

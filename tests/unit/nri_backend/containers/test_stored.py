@@ -6,7 +6,7 @@ from nri_backend.containers.container import tracked_as
 from nri_backend.containers.stored import stored_updates
 from nri_backend.nri.model import Resources
 
-from tests.fakes.claims import container, pod
+from tests.rigs.claims import container, pod
 
 
 @pytest.mark.parametrize(

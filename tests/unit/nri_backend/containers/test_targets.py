@@ -14,7 +14,7 @@ from nri_backend.nri.model import Resources
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
 
-from tests.fakes.claims import MI, POD, PODS, TOP, container, cpu_record, env_of, files_of, memory_record, pod
+from tests.rigs.claims import MI, POD, PODS, TOP, container, cpu_record, env_of, files_of, memory_record, pod
 
 TWO = 2 * MI
 

@@ -12,9 +12,9 @@ from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.actuator import Actuator
 from numa_node.claim_directory import ClaimDirectory, DirectoryView
 
-from tests.fakes.claims import cpu_record, pod, write_claim
-from tests.fakes.enforcement import edges_of
-from tests.fakes.kernel_tree import KernelTree
+from tests.rigs.claims import cpu_record, pod, write_claim
+from tests.rigs.enforcement import edges_of
+from tests.rigs.kernel_tree import KernelTree
 
 CGROUP = "kubepods/pod1/c1"
 

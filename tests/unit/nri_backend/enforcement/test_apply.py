@@ -13,7 +13,7 @@ from nri_backend.limits.wants import CgroupWants
 from nri_backend.node.cgroups import Notes
 from numa_contract.cpuset import parse_cpu_list
 
-from tests.fakes.kernel_tree import DENIED, MI, SIZES, KernelTree
+from tests.rigs.kernel_tree import DENIED, MI, SIZES, KernelTree
 
 POD = "kubepods/pod1"
 CGROUP = f"{POD}/c1"

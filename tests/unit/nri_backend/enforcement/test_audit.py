@@ -12,9 +12,9 @@ from nri_backend.enforcement.audit import LOOKS
 from nri_backend.nri.model import Adjustment, ContainerState, RefusedError, Resources
 from numa_contract.cpuset import parse_cpu_list
 
-from tests.fakes.claims import MI, POD, PODS, cgroup_of, container, cpu_record, env_of, memory_record, pod
-from tests.fakes.enforcement import Node, auditing, enforcing
 from tests.fakes.waiting import eventually
+from tests.rigs.claims import MI, POD, PODS, cgroup_of, container, cpu_record, env_of, memory_record, pod
+from tests.rigs.enforcement import Node, auditing, enforcing
 
 pytestmark = pytest.mark.usefixtures("blocking")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from nri_backend.nri.model import ContainerState, Resources
 
-from tests.fakes.claims import MI, POD, container, cpu_record, memory_record, pod
-from tests.fakes.enforcement import Node, enforcing
 from tests.fakes.waiting import eventually
+from tests.rigs.claims import MI, POD, container, cpu_record, memory_record, pod
+from tests.rigs.enforcement import Node, enforcing
 
 ONE, TWO = cpu_record("c1", "cpus=2-3"), cpu_record("c2", "cpus=4-5")
 

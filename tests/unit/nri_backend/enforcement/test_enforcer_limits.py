@@ -10,10 +10,10 @@ import pytest
 from nri_backend.nri.hooks import LinkStatus
 from nri_backend.nri.model import RefusedError, Resources
 
-from tests.fakes.claims import MI, POD, PODS, TOP, container, cpu_record, env_of, memory_record, pod
-from tests.fakes.enforcement import Node, enforcing
-from tests.fakes.kernel_tree import DENIED
 from tests.fakes.waiting import eventually
+from tests.rigs.claims import MI, POD, PODS, TOP, container, cpu_record, env_of, memory_record, pod
+from tests.rigs.enforcement import Node, enforcing
+from tests.rigs.kernel_tree import DENIED
 
 ONE = cpu_record("c1", "cpus=2-3")
 ABOVE = (POD, PODS, TOP)

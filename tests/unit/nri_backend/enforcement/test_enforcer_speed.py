@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from nri_backend.nri.model import ContainerState, RefusedError
 
-from tests.fakes.claims import container, cpu_record, pod
-from tests.fakes.enforcement import Node, auditing
+from tests.rigs.claims import container, cpu_record, pod
+from tests.rigs.enforcement import Node, auditing
 
 CONTAINERS = 500
 TRIES = 60

@@ -11,10 +11,10 @@ from nri_backend.containers.container import Tracked
 from nri_backend.enforcement.kill import Killer
 from nri_backend.nri.model import Container, RefusedError
 
-from tests.fakes.claims import cpu_record, pod
-from tests.fakes.enforcement import Node, enforcing
-from tests.fakes.kernel_tree import KernelTree
 from tests.fakes.waiting import eventually
+from tests.rigs.claims import cpu_record, pod
+from tests.rigs.enforcement import Node, enforcing
+from tests.rigs.kernel_tree import KernelTree
 
 ONE = cpu_record("c1", "cpus=2-3")
 

@@ -11,10 +11,10 @@ from nri_backend.nri.hooks import Leadership
 from nri_backend.nri.model import Container, RefusedError, Resources
 from numa_contract.cpuset import parse_cpu_list
 
-from tests.fakes.claims import MI, POD, cgroup_of, container, cpu_record, env_of, memory_record, pod
-from tests.fakes.enforcement import Node, enforcing
-from tests.fakes.kernel_tree import DENIED
 from tests.fakes.waiting import eventually
+from tests.rigs.claims import MI, POD, cgroup_of, container, cpu_record, env_of, memory_record, pod
+from tests.rigs.enforcement import Node, enforcing
+from tests.rigs.kernel_tree import DENIED
 
 pytestmark = pytest.mark.usefixtures("blocking")
 

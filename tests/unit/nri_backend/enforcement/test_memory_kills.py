@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from nri_backend.nri.model import ContainerState
 
-from tests.fakes.claims import MI, POD, container, memory_record, pod
-from tests.fakes.enforcement import Node
-from tests.fakes.kernel_tree import KernelTree
+from tests.rigs.claims import MI, POD, container, memory_record, pod
+from tests.rigs.enforcement import Node
+from tests.rigs.kernel_tree import KernelTree
 
 PLAIN = 4096
 ONE, TWO = (memory_record(uid, ("a", 1, 48 * MI, PLAIN)) for uid in ("m1", "m2"))

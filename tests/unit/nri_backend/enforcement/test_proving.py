@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from nri_backend.nri.model import ContainerState, Resources
 
-from tests.fakes.claims import MI, container, cpu_record, env_of, memory_record, pod
-from tests.fakes.enforcement import Node, auditing, enforcing
 from tests.fakes.waiting import eventually
+from tests.rigs.claims import MI, container, cpu_record, env_of, memory_record, pod
+from tests.rigs.enforcement import Node, auditing, enforcing
 
 ONE = cpu_record("c1", "cpus=2-3")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from nri_backend.enforcement.turn import MAX_STUCK, Turn
 
-from tests.fakes.claims import container, cpu_record, pod
-from tests.fakes.enforcement import Node, enforcing
-from tests.fakes.kernel_tree import KernelTree
 from tests.fakes.waiting import eventually
+from tests.rigs.claims import container, cpu_record, pod
+from tests.rigs.enforcement import Node, enforcing
+from tests.rigs.kernel_tree import KernelTree
 
 
 class Hanging:

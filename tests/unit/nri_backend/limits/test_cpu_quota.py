@@ -5,7 +5,7 @@ import pytest
 from nri_backend.limits.cpu_quota import CpuLimit, stated_cpu_limit, unthrottled
 from nri_backend.nri.model import Resources
 
-from tests.fakes.claims import MI, cpu_record, entitlement_of, memory_record
+from tests.rigs.claims import MI, cpu_record, entitlement_of, memory_record
 
 
 @pytest.mark.parametrize(

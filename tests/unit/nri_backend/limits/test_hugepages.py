@@ -16,7 +16,7 @@ from nri_backend.limits.hugepages import (
 from nri_backend.limits.limit import Limit, Raise, Wanted
 from nri_backend.nri.model import Resources
 
-from tests.fakes.claims import MI, entitlement_of, memory_record
+from tests.rigs.claims import MI, entitlement_of, memory_record
 
 TWO, GIGA = 2 * MI, 1 << 30
 

@@ -11,7 +11,7 @@ from nri_backend.limits.memory import container_limits
 from nri_backend.nri.model import MemoryPolicy
 from numa_contract.records import MemoryMount
 
-from tests.fakes.claims import MI, entitlement_of, memory_record
+from tests.rigs.claims import MI, entitlement_of, memory_record
 
 PLAIN, TWO = 4096, 2 * MI
 

@@ -15,7 +15,7 @@ from nri_backend.nri.model import RefusedError, Resources, Update
 from nri_backend.nri.plugin import PLUGIN_SERVICE, PluginService, event_mask
 from nri_backend.ttrpc import Call, Code, StatusError
 
-from tests.fakes.nri_hooks import RecordingHooks, RecordingObserver
+from tests.rigs.nri_hooks import RecordingHooks, RecordingObserver
 
 _POD = pb.PodSandbox(id="p1", uid="uid", name="web", namespace="default")
 _CONTAINER = pb.Container(id="c1", pod_sandbox_id="p1", name="app")

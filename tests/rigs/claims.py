@@ -5,7 +5,7 @@ from nri_backend.claims.entitlement import Entitlement, Held, entitlement_from
 from nri_backend.nri.model import Container, ContainerState, Pod, Resources
 from numa_contract.records import AllocationRecord
 
-from tests.fakes.records import cpu_record, env_of, file_of, files_of, memory_record, write_claim
+from tests.rigs.records import cpu_record, env_of, file_of, files_of, memory_record, write_claim
 
 __all__ = [
     "MI",

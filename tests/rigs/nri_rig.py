@@ -16,9 +16,9 @@ from nri_backend.nri.session import RuntimeSession
 from numa_node.backoff import Backoff
 
 from tests.fakes._pb import nri_pb2 as pb
-from tests.fakes.nri_hooks import RecordingHooks, RecordingObserver
 from tests.fakes.runtime import FakeRuntime, running
 from tests.fakes.runtime_levels import RuntimeOptions
+from tests.rigs.nri_hooks import RecordingHooks, RecordingObserver
 
 PLUGIN_NAME = "00-dra-driver-numa"
 

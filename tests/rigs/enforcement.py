@@ -22,8 +22,8 @@ from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
 from numa_node.claim_directory import ClaimDirectory
 
-from tests.fakes.claims import container, env_of, pod, write_claim
-from tests.fakes.kernel_tree import SIZES, KernelTree
+from tests.rigs.claims import container, env_of, pod, write_claim
+from tests.rigs.kernel_tree import SIZES, KernelTree
 
 
 class Reports:

@@ -18,8 +18,9 @@ HIGHEST_CPU: Final = 8191
 """Linux cannot be built for more CPUs (CONFIG_NR_CPUS stops at 8192), nor for as many NUMA nodes."""
 LONGEST_LIST: Final = 32 << 10
 """Bytes of a list. Every second CPU of the largest machine is 20 KB."""
-# What is remembered stays below 2 MB, whatever is written: 256 sets of 512 CPUs share their ints.
+# What is remembered stays below some MB, whatever is written: 256 sets of 512 CPUs share their ints, and so do 8 of 8192.
 _REMEMBERED: Final = 256
+_REMEMBERED_LARGE: Final = 8
 _LONGEST_TEXT: Final = 256
 _LARGEST_SET: Final = 512
 
@@ -33,8 +34,10 @@ def parse_cpu_list(text: str) -> frozenset[int]:
     if len(text) > LONGEST_LIST:
         raise MalformedError("CPU list", text, f"has more than {LONGEST_LIST} characters")
     text = text.strip()
-    small = _parsed_if_small(text) if len(text) <= _LONGEST_TEXT else None
-    return _parse(text) if small is None else small
+    if len(text) > _LONGEST_TEXT:
+        return _parse(text)
+    small = _parsed_if_small(text)
+    return _parsed_large(text) if small is None else small
 
 
 def parse_or_none(text: str) -> frozenset[int] | None:
@@ -49,6 +52,11 @@ def parse_or_none(text: str) -> frozenset[int] | None:
 def _parsed_if_small(text: str) -> frozenset[int] | None:
     found = _parse(text)
     return found if len(found) <= _LARGEST_SET else None
+
+
+@lru_cache(_REMEMBERED_LARGE)
+def _parsed_large(text: str) -> frozenset[int]:
+    return _parse(text)
 
 
 def _parse(text: str) -> frozenset[int]:

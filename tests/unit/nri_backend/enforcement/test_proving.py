@@ -81,6 +81,20 @@ async def test_a_limit_is_added_once(memory: Path, answered: bool, limit: int) -
         await eventually(lambda: node.kernel.get(path, "hugetlb.2MB.max") == str(limit * MI))
 
 
+@pytest.mark.fault("backend A12")
+async def test_what_the_release_before_has_left_running_counts_as_answered(memory: Path) -> None:
+    """It kept no proofs; the instance is active before the runtime tells its state."""
+    record = memory_record("m1", ("m", 0, 32 * MI, 2 * MI))
+    node = Node(memory)
+    env = node.claim(record)
+    path = node.make_cgroups(pod(), container("claim"))
+    async with auditing(node):
+        await node.enforcer.activate()
+        listed = replace(container("claim", *env, huge={"2MB": 96 * MI}), state=ContainerState.RUNNING)
+        await node.enforcer.synchronize([pod()], [listed])
+        await eventually(lambda: node.kernel.get(path, "hugetlb.2MB.max") == str(96 * MI))
+
+
 @pytest.mark.fault("issue 10, law 6")
 async def test_a_full_disk_stops_no_container_and_heals(memory: Path) -> None:
     """What cannot be kept is held in memory, told as a problem, and kept when there is room."""

@@ -37,6 +37,8 @@ class Prover:
 
     async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
         """Returns the containers with what was made true for them, and whether we had answered at their creation."""
+        if not containers:
+            return []
         # Release 0.1.0 wrote no proofs: what it has left running is taken for answered.
         first = await asyncio.to_thread(self._proofs.prepare)
         found = await asyncio.to_thread(self._load, [tracked for tracked in containers if tracked.evidence.claims])

@@ -18,7 +18,7 @@ HIGHEST_CPU: Final = 8191
 """Linux cannot be built for more CPUs (CONFIG_NR_CPUS stops at 8192), nor for as many NUMA nodes."""
 LONGEST_LIST: Final = 32 << 10
 """Bytes of a list. Every second CPU of the largest machine is 20 KB."""
-# What is remembered stays below some MB, whatever is written: 256 sets of 512 CPUs share their ints, and so do 8 of 8192.
+# What is remembered stays below 4 MB, whatever is written: 256 sets of 512 CPUs share their ints, as do 8 of 8192.
 _REMEMBERED: Final = 256
 _REMEMBERED_LARGE: Final = 8
 _LONGEST_TEXT: Final = 256

@@ -48,7 +48,7 @@ def test_merges_ranges() -> None:
 
 
 def test_what_others_write_is_not_remembered_for_ever() -> None:
-    """Lists come from tenants too: of huge ones the latest few are remembered, and errors are errors the second time."""
+    """Lists come from tenants too: the latest few huge ones are remembered; errors are errors the second time."""
     assert parse_cpu_list("0-3") is parse_cpu_list("0-3")
     large = parse_cpu_list("0-8191")
     assert parse_cpu_list("0-8191") is large

@@ -26,8 +26,8 @@ class Proof(Document):
     container: str
     """Its id."""
     inode: Annotated[int, Field(ge=0)]
-    """Of its cgroup."""
-    claims: tuple[Held, ...]
+    """Of its cgroup; 0 before it has one: then all that is proven is that its creation was answered."""
+    claims: tuple[Held, ...] = ()
 
 
 def proof_name(container_id: str) -> str | None:

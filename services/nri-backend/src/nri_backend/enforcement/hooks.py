@@ -112,7 +112,11 @@ class Enforcer:
                 # An attempt that came to nothing; not every runtime says so.
                 self.actuator.forget(other.id)
         self.actuator.note(tracked)
-        return adjustment_of(tracked, self.state) if active else Adjustment()
+        if not active:
+            return Adjustment()
+        if tracked.entitlement.hugepages:
+            await self.actuator.prover.answered(tracked)
+        return adjustment_of(tracked, self.state)
 
     async def start_container(self, pod: Pod, container: Container) -> None:
         """Makes the kernel's files true before the first instruction, or kills the container."""

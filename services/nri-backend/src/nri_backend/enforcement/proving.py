@@ -2,6 +2,7 @@
 """Keeps what was made true for containers, so that whatever is lost later, nobody gets their CPUs while they live."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -42,13 +43,19 @@ class Prover:
         # Release 0.1.0 wrote no proofs: what it has left running is taken for answered.
         first = await asyncio.to_thread(self._proofs.prepare)
         found = await asyncio.to_thread(self._load, [tracked for tracked in containers if tracked.evidence.claims])
-        self._written |= {container_id: proof.claims for container_id, proof in found.items()}
+        self._written |= {container_id: proof.claims for container_id, proof in found.items() if proof.inode}
         return [
             replace(tracked, proven=found[tracked.id].claims, answered=True)
             if tracked.id in found
             else replace(tracked, answered=tracked.answered or first)
             for tracked in containers
         ]
+
+    async def answered(self, tracked: Tracked) -> None:
+        """Keeps that the creation was answered: what the runtime states from now on includes our answer."""
+        async with self._turn:
+            with contextlib.suppress(OSError):  # the start tries again, and tells
+                await asyncio.to_thread(self._proofs.write, Proof(container=tracked.id, inode=0))
 
     async def prove(self, containers: Iterable[Tracked]) -> None:
         """Keeps what was made true for running containers; what cannot be kept is tried again with the next audit."""
@@ -75,7 +82,9 @@ class Prover:
     def _load(self, containers: Sequence[Tracked]) -> dict[str, Proof]:
         proofs = self._proofs.load(tracked.id for tracked in containers)
         inodes = {tracked.id: self._tree.inode(tracked.cgroup) for tracked in containers}
-        return {container_id: proof for container_id, proof in proofs.items() if proof.inode == inodes[container_id]}
+        return {
+            container_id: proof for container_id, proof in proofs.items() if proof.inode in (0, inodes[container_id])
+        }
 
     def _write(self, containers: Sequence[Tracked]) -> None:
         for tracked in containers:

@@ -130,7 +130,7 @@ def memory_device_name(hugepage_bytes: int | None, numa_node: int) -> str:
     return f"{kind}-numa{numa_node:03d}"
 
 
-_MEMORY_DEVICE = re.compile(r"(?:memory|hugepages-(\d+[kmg]))-numa(\d{3,})", re.ASCII)
+_MEMORY_DEVICE = re.compile(r"(?:memory|hugepages-(\d{1,9}[kmg]))-numa(\d{3,4})", re.ASCII)
 
 
 def parse_memory_device_name(name: str) -> tuple[int | None, int]:

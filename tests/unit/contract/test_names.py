@@ -108,3 +108,10 @@ def test_a_uid_cannot_leave_the_directory(uid: str) -> None:
     """A UID becomes part of a path: what could climb out is refused."""
     with pytest.raises(MalformedError):
         names.cdi_file_name("dra.cpu", uid)
+
+
+@pytest.mark.parametrize("name", [f"memory-numa{'1' * 5000}", f"hugepages-{'1' * 5000}m-numa000", "memory-numa00001"])
+def test_a_device_name_has_no_more_digits_than_a_machine(name: str) -> None:
+    """Whoever may write a claim's status writes it: Python refuses numbers of 4,300 digits with an error of its own."""
+    with pytest.raises(MalformedError):
+        names.parse_memory_device_name(name)

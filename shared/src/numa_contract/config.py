@@ -86,7 +86,7 @@ _SIZES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "
 
 def _bytes(value: object) -> object:
     if isinstance(value, str):
-        digits = value.rstrip("kMGTi")
+        digits = value.rstrip("kKMGTi")
         if not digits.isascii() or not digits.isdigit() or value.removeprefix(digits) not in _SIZES:
             raise ValueError('must be a whole number of bytes or a quantity such as "512Mi"')
         return int(digits) * _SIZES[value.removeprefix(digits)]

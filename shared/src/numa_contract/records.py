@@ -38,9 +38,16 @@ def _read_set(value: object) -> object:
     return parse_cpu_list(value) if isinstance(value, str) else value
 
 
+def _bounded_set(cpus: frozenset[int]) -> frozenset[int]:
+    if cpus and not 0 <= min(cpus) <= max(cpus) <= HIGHEST_CPU:
+        raise ValueError(f"must be numbers from 0 to {HIGHEST_CPU}")
+    return cpus
+
+
 CpuSet = Annotated[
     frozenset[int],
     BeforeValidator(_read_set, json_schema_input_type=str),
+    AfterValidator(_bounded_set),
     PlainSerializer(format_cpu_list, return_type=str),
 ]
 """A set of CPUs or NUMA nodes; in JSON the kernel's list format."""

@@ -75,3 +75,11 @@ def test_reserves_are_found_by_node_and_size() -> None:
     assert config.reserved_bytes(1) == 1 << 30
     assert config.reserved_bytes(1, 2 << 20) == 64 << 20
     assert config.reserved_bytes(0) == 0
+
+
+@pytest.mark.parametrize("suffix", ["", "k", "M", "G", "T", "Ki", "Mi", "Gi", "Ti"])
+def test_reserved_memory_takes_every_suffix_that_the_schema_allows(suffix: str) -> None:
+    """What the chart renders must not keep both containers from starting."""
+    config = parse_config({"reservedMemory": [{"numaNode": 0, "limits": {"memory": f"4{suffix}"}}]}, "test")
+    base, power = (1024 if suffix.endswith("i") else 1000), " kMGT".find(suffix.upper().replace("K", "k")[:1] or " ")
+    assert config.reserved_bytes(0) == 4 * base**power

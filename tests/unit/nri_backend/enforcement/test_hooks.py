@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nri_backend.containers.container import Phase
 from nri_backend.limits.wants import Host
 from nri_backend.nri.hooks import Leadership
 from nri_backend.nri.model import Container, RefusedError, Resources
@@ -96,6 +97,17 @@ async def test_a_start_that_cannot_be_made_true_is_killed_and_refused(node: Node
     assert node.kernel.get(path, "cgroup.kill") == "1"
     assert node.sink.latest["claim"].refused
     assert node.counts.refusals == {"kernel": 1}
+
+
+async def test_what_the_audit_has_seen_of_a_half_made_cgroup_is_past_at_the_start(node: Node) -> None:
+    """A container that is only created in the snapshot is looked at while the runtime makes its cgroup."""
+    stored, _ = await node.create("claim", *node.claim(ONE))
+    tracked = node.enforcer.state.get("claim")
+    assert tracked is not None
+    node.enforcer.actuator.note(replace(tracked, phase=Phase.STARTED, problem="cpuset.mems does not exist"))
+    path = node.make_cgroups(pod(), stored)
+    await node.enforcer.start_container(pod(), stored)
+    assert node.cpus(path) == "2-3"
 
 
 async def test_a_missing_controller_fails_the_claim_that_needs_it_alone(node: Node) -> None:

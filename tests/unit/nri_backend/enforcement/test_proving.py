@@ -69,7 +69,6 @@ async def test_a_limit_is_added_once(memory: Path, created: bool, started: bool)
     async with enforcing(Node(memory)) as node:
         env = node.claim(record)
         path = node.make_cgroups(pod(), container("claim"))
-        await node.enforcer.synchronize([pod("p2")], [container("other", of="p2")])
         if created:
             await node.enforcer.create_container(pod(), container("claim", *env, huge={"2MB": 64 * MI}))
         if started:
@@ -102,6 +101,7 @@ async def test_a_full_disk_stops_no_container_and_heals(memory: Path) -> None:
     """What cannot be kept is held in memory, told as a problem, and kept when there is room."""
     async with enforcing(Node(memory)) as node:
         proofs = memory / "proofs"
+        proofs.rmdir()
         proofs.write_text("in the way")
         assert node.cpus(await node.run("claim", *node.claim(ONE))) == "2-3"
         assert any("cannot be kept" in problem for problem in node.enforcer.actuator.problems)

@@ -15,7 +15,7 @@ from nri_backend.nri.hooks import Leadership, LinkStatus
 
 def impossible(tracked: Tracked, state: NodeState, runtime: LinkStatus) -> Refusal | None:
     """Returns why nobody could run the container on this node now; None when it can be run."""
-    if tracked.entitlement.claims and tracked.problem:
+    if tracked.entitlement.claims and not (tracked.cgroup and tracked.pod_cgroup):
         return Refusal(Reason.KERNEL, f"its claim cannot be enforced: {tracked.problem}")
     if tracked.entitlement.cpus and not tracked.entitlement.cpus & state.host.online:
         cpus = format_cpu_list(tracked.entitlement.cpus)

@@ -56,7 +56,7 @@ class Enforcer:
     async def activate(self) -> None:
         """Begins to enforce, with a full audit; claim containers wait until it has seen everybody."""
         self.state.forget_views()
-        for found in await self.actuator.prover.recall(tuple(self.state)):
+        for found in await self.actuator.prover.recall(tuple(self.state), snapshot=False):
             if (tracked := self.state.get(found.id)) is not None:
                 self.actuator.note(self.state.assessed(replace(tracked, proven=found.proven or tracked.proven)))
         self._auditor.active = True
@@ -82,7 +82,7 @@ class Enforcer:
                 # One that is only created may start without an event on this connection: it is looked after at once.
                 ran = container.state is not ContainerState.CREATED
                 found.append(replace(self._known(pod, container), phase=Phase.STARTED, ran=ran))
-        self.actuator.take_all(await self.actuator.prover.recall(found))
+        self.actuator.take_all(await self.actuator.prover.recall(found, snapshot=True))
         self._auditor.request_audit(forget=True)
         return self._stored_updates(containers) if self.active else []
 

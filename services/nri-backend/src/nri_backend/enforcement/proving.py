@@ -36,12 +36,13 @@ class Prover:
         self._turn = asyncio.Lock()
         """Who tidies up has a list that is older than the proofs of those who start meanwhile."""
 
-    async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
-        """Returns the containers with what was made true for them, and whether we had answered at their creation."""
-        if not containers:
-            return []
-        # Release 0.1.0 wrote no proofs: what it has left running is taken for answered.
-        first = await asyncio.to_thread(self._proofs.prepare)
+    async def recall(self, containers: Sequence[Tracked], *, snapshot: bool) -> list[Tracked]:
+        """Returns the containers with what was made true for them, and whether we had answered at their creation.
+
+        ``snapshot``: they are all that the runtime has. Release 0.1.0 wrote no proofs: what is there with the first
+        snapshot of all is taken for answered.
+        """
+        first = snapshot and await asyncio.to_thread(self._proofs.prepare)
         found = await asyncio.to_thread(self._load, [tracked for tracked in containers if tracked.evidence.claims])
         self._written |= {container_id: proof.claims for container_id, proof in found.items() if proof.inode}
         return [

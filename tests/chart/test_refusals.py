@@ -49,6 +49,11 @@ BAD: list[tuple[Document, str]] = [
     ({"driverConfig": {"cdiDir": "/root"}}, "below /run, /var/run, which a reboot empties"),
     ({"driverConfig": {"runDir": "/boot"}}, "driverConfig.runDir: /boot is mounted into the pod and must be"),
     ({"driverConfig": {"runDir": "/runs/numa"}}, "driverConfig.runDir: /runs/numa is mounted"),
+    ({"driverConfig": {"runDir": "/run/containerd"}}, "driverConfig.runDir: /run/containerd belongs to another"),
+    (
+        {"driverConfig": {"cdiDir": "/var/run/systemd/cdi"}},
+        "driverConfig.cdiDir: /var/run/systemd/cdi belongs to another",
+    ),
     (
         {"driverConfig": {"nriSocket": "/etc/kubernetes/x.sock"}},
         "the directory of driverConfig.nriSocket: /etc/kubernetes",

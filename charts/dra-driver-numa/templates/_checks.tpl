@@ -37,6 +37,12 @@
 {{- fail (printf "%s: %s is mounted into the pod and must be a directory of its own below %s%s" $key $path (join ", " $allowed) (ternary ", which a reboot empties: claims do not survive one" "" (eq $key "driverConfig.cdiDir"))) -}}
 {{- end -}}
 {{- end -}}
+{{- range $key := list "driverConfig.cdiDir" "driverConfig.runDir" -}}
+{{- $path := get $places $key -}}
+{{- if regexMatch "^(/var)?/run/(containerd|crio|dbus|docker|lock|log|mount|netns|systemd|udev|user)(/|$)" $path -}}
+{{- fail (printf "%s: %s belongs to another program of the node: choose a directory of its own" $key $path) -}}
+{{- end -}}
+{{- end -}}
 {{- range $key, $path := $places -}}
 {{- range $other, $above := omit $places $key -}}
 {{- $inner := regexReplaceAll "^/var/run/" (printf "%s/" $path) "/run/" -}}

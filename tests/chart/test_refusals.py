@@ -52,7 +52,7 @@ BAD: list[tuple[Document, str]] = [
     ({"driverConfig": {"runDir": "/run/containerd"}}, "driverConfig.runDir: /run/containerd belongs to another"),
     (
         {"driverConfig": {"cdiDir": "/var/run/systemd/cdi"}},
-        "driverConfig.cdiDir: /var/run/systemd/cdi belongs to another",
+        "driverConfig.cdiDir: /var/run/systemd/cdi belongs to",
     ),
     (
         {"driverConfig": {"nriSocket": "/etc/kubernetes/x.sock"}},

@@ -263,7 +263,7 @@ def test_the_dying_outlive_the_runtimes_state() -> None:
 def test_the_runtimes_state_replaces_ours_whole() -> None:
     """What is not mentioned is forgotten; records and pool are not."""
     state = node(ONE)
-    started(state, "gone", *env_of(ONE))
+    started(state, "gone")
     state.replace_containers([replace(tracked_as(pod(), container("new")), phase=Phase.STARTED)])
     assert [tracked.id for tracked in state] == ["new"]
     assert state.pool == {1, 4, 5, 6, 7}

@@ -13,6 +13,7 @@ from numa_contract.records import Document, check_version
 from pydantic import Field, ValidationError
 
 from nri_backend.claims.entitlement import Held
+from nri_backend.nri.model import Pod
 
 VERSION: Final = 1
 MAX_BYTES: Final = 4 << 20
@@ -25,6 +26,10 @@ class Proof(Document):
     version: int = VERSION
     container: str
     """Its id."""
+    name: str = ""
+    pod: Pod = Pod("", "", "", "", "")
+    cgroup: str = ""
+    pod_cgroup: str = ""
     inode: Annotated[int, Field(ge=0)]
     """Of its cgroup; 0 before it has one: then all that is proven is that its creation was answered."""
     claims: tuple[Held, ...] = ()

@@ -93,11 +93,15 @@ class NodeState:
         containers = list(containers)
         # To a runtime the stopped are no more; that the last process of one is gone, only the kernel can tell.
         listed = {container.id for container in containers}
-        ending = [k for k in self if k.phase is Phase.ENDING and k.id not in listed]
+        ending = [
+            replace(known, phase=Phase.ENDING, unlisted=True)
+            for known in self
+            if known.id not in listed and known.entitlement.claims and known.phase in (Phase.STARTED, Phase.ENDING)
+        ]
         kills = {tracked.id: tracked.memory_kills for tracked in self}
         self._known, self._by_place, self._by_pod, self._by_claim = {}, {}, {}, {}
         self._protecting = set()
-        for container in (*(replace(tracked, unlisted=True) for tracked in ending), *containers):
+        for container in (*ending, *containers):
             tracked = replace(container, memory_kills=kills.get(container.id, container.memory_kills))
             self._index(self._known.get(tracked.id), tracked)
             self._known[tracked.id] = tracked

@@ -5,7 +5,6 @@ Everything here blocks and runs in a thread, one job at a time. A write to ``cpu
 creation of cgroups takes too, and can last milliseconds; on the event loop nothing else would be answered meanwhile.
 """
 
-import contextlib
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -89,8 +88,7 @@ def apply(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
             wants = replace(wants, files={**wants.files, **limits}) if limits else wants
         inspect_again = partial(look, tree, target.cgroup, wants, full=target.full)
         seen = repair(tree, target.cgroup, wants, inspect_again(), inspect_again, work)
-        if leaf := tree.leaf(target.cgroup):
-            _apply_leaf(tree, leaf, wants, work, full=target.full)
+        _apply_leaf(tree, target.cgroup, wants, work, full=target.full)
     except CgroupGoneError as error:
         # A tree that is not there says nothing about who lives.
         gone = None if tree.is_mounted() else Seen()
@@ -103,11 +101,20 @@ def apply(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
     return Outcome(target.id, seen, tuple(work.repaired), tuple(work.left))
 
 
-def _apply_leaf(tree: CgroupTree, leaf: str, wants: CgroupWants, work: Work, *, full: bool) -> None:
-    """Makes what crun has set there true; it has no more than its parent, so what is missing there is no fault."""
-    with contextlib.suppress(CgroupGoneError):
+def _apply_leaf(tree: CgroupTree, path: str, wants: CgroupWants, work: Work, *, full: bool) -> None:
+    """Makes what crun has set below a container's cgroup true.
+
+    It has no more than its parent: what is missing there, or cannot be read, takes nothing from what is seen of that.
+    """
+    try:
+        if not (leaf := tree.leaf(path)):
+            return
         found = look(tree, leaf, wants, full=full)
         files = {file: wanted for file, wanted in wants.files.items() if file in (found.limits or {})}
         mems = wants.mems if found.mems is not None else frozenset[int]()
         there = replace(wants, needs_cpuset=False, mems=mems, files=files)
         repair(tree, leaf, there, found, partial(look, tree, leaf, there, full=full), work)
+    except CgroupGoneError:
+        return
+    except CgroupRefusedError as error:
+        work.left.append(str(error))

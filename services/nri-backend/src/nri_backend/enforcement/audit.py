@@ -103,7 +103,7 @@ class Auditor:
             plan = [container_id for container_id in plan if container_id not in done]
         if full:
             await self._actuator.prover.prove(self._actuator.state)
-            if self._knows_all:
+            if self._knows_all and self._actuator.leadership.fresh:
                 await self._actuator.prover.forget_others()
         self._actuator.counters["audits"] += 1
         self._actuator.progressed()
@@ -147,7 +147,8 @@ class Auditor:
             if actuator.state.get(before.id) is not before or lives is (before.phase is Phase.ENDING):
                 continue
             if lives:
-                actuator.note(replace(before, phase=Phase.STARTED, vanished=False, cpus=None))
+                back = replace(before, phase=Phase.STARTED, vanished=False, cpus=None)
+                actuator.note(actuator.state.assessed(back))
                 self.request_audit()
             elif before.unlisted:
                 actuator.forget(before.id)

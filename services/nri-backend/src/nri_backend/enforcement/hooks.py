@@ -25,6 +25,7 @@ from nri_backend.enforcement.kill import Killer
 from nri_backend.enforcement.memory_kills import KillWatch
 from nri_backend.enforcement.start import make_true
 from nri_backend.limits.diff import Seen
+from nri_backend.limits.stated import stated
 from nri_backend.limits.wants import Host
 from nri_backend.nri.hooks import LinkStatus
 from nri_backend.nri.model import Adjustment, Container, ContainerState, Pod, RefusedError, Resources, Update
@@ -56,9 +57,10 @@ class Enforcer:
     async def activate(self) -> None:
         """Begins to enforce, with a full audit; claim containers wait until it has seen everybody."""
         self.state.forget_views()
-        for found in await self.actuator.prover.recall(tuple(self.state), snapshot=False):
+        for found in await self.actuator.prover.recall(tuple(self.state)):
             if (tracked := self.state.get(found.id)) is not None:
-                self.actuator.note(self.state.assessed(replace(tracked, proven=found.proven or tracked.proven)))
+                known = replace(tracked, proven=found.proven, answered=found.answered)
+                self.actuator.note(self.state.assessed(known))
         self._auditor.active = True
         await self.actuator.refresh(thorough=True)
         await self._auditor.audit(full=True)
@@ -82,7 +84,7 @@ class Enforcer:
                 # One that is only created may start without an event on this connection: it is looked after at once.
                 ran = container.state is not ContainerState.CREATED
                 found.append(replace(self._known(pod, container), phase=Phase.STARTED, ran=ran))
-        self.actuator.take_all(await self.actuator.prover.recall(found, snapshot=True))
+        self.actuator.take_all(await self.actuator.prover.recall_all(found))
         self._auditor.request_audit(forget=True)
         return self._stored_updates(containers) if self.active else []
 
@@ -142,7 +144,9 @@ class Enforcer:
             seen = await self.actuator.look(tracked) if tracked.evidence.claims else None
             refusal = unenforced(tracked, seen, self.actuator.leadership, self.state.host, starting=True)
             if refusal is None:
-                self.actuator.note(replace(tracked, phase=Phase.STARTED, ran=True))
+                # At the creation it may have been asked before the active one; now the answer is in what is stored.
+                now = replace(tracked, stated=stated(container.resources), answered=True)
+                self.actuator.note(replace(now, phase=Phase.STARTED, ran=True))
         if refusal is not None:
             if await self._killer.kill(tracked):
                 self.actuator.forget(tracked.id)
@@ -173,8 +177,8 @@ class Enforcer:
             return []
         # A standby is asked after the active instance, as at the creation: what that one has answered is in it.
         huge = bool(wanted.hugepage_limits) and self.active
-        stated = (tracked.asked if huge else tracked.stated).updated(wanted)
-        tracked = replace(tracked, stated=stated, answered=tracked.answered and not huge)
+        now = (tracked.asked if huge else tracked.stated).updated(wanted)
+        tracked = replace(tracked, stated=now, answered=tracked.answered and not huge)
         if self.state.get(tracked.id) is not None:
             self.actuator.note(tracked)
         if not self.active:
@@ -216,9 +220,11 @@ class Enforcer:
         self.actuator.forget_pod(pod.uid)
 
     async def _remove(self, tracked: Tracked) -> None:
-        if tracked.phase is Phase.ENDING or await self._lives(tracked):
+        lives = tracked.phase is Phase.ENDING or await self._lives(tracked)
+        now = self.state.get(tracked.id)
+        if now is not None and lives:
             # Its CPUs are nobody else's before its last process has gone.
-            self.actuator.note(replace(tracked, phase=Phase.ENDING, unlisted=True))
+            self.actuator.note(replace(now, phase=Phase.ENDING, unlisted=True))
         else:
             self.actuator.forget(tracked.id)
 

@@ -8,13 +8,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from numa_contract.cdi import request_env
 from numa_contract.errors import cut_answer
 
 from nri_backend.claims.entitlement import Held
+from nri_backend.claims.evidence import read_evidence
 from nri_backend.claims.proof import Proof
-from nri_backend.containers.container import Tracked
+from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked
 from nri_backend.containers.state import NodeState
-from nri_backend.node.cgroups import CgroupTree
+from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree
 from nri_backend.node.proofs import Proofs
 
 MAX_AT_ONCE: Final = 64
@@ -33,27 +35,34 @@ class Prover:
         self._proofs = proofs
         self._written: dict[str, tuple[Held, ...]] = {}
         """By container."""
+        self._answered: set[str] = set()
+        """Containers whose creation was answered, as far as this instance knows."""
         self._turn = asyncio.Lock()
         """Who tidies up has a list that is older than the proofs of those who start meanwhile."""
 
-    async def recall(self, containers: Sequence[Tracked], *, snapshot: bool) -> list[Tracked]:
-        """Returns the containers with what was made true for them, and whether we had answered at their creation.
+    async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
+        """Returns the containers with what was made true for them, and whether we had answered at their creation."""
+        evident = [tracked.id for tracked in containers if tracked.evidence != NO_EVIDENCE]
+        found = await asyncio.to_thread(self._load, evident, {tracked.id: tracked.cgroup for tracked in containers})
+        self._written |= {proof.container: proof.claims for proof in found.values() if proof.inode}
+        return [self._recalled(tracked, found.get(tracked.id)) for tracked in containers]
 
-        ``snapshot``: they are all that the runtime has. Release 0.1.0 wrote no proofs: what is there with the first
-        snapshot of all is taken for answered.
+    async def recall_all(self, containers: Sequence[Tracked]) -> list[Tracked]:
+        """Does so for all that the runtime lists, and adds those that it does not list and that live all the same.
+
+        Release 0.1.0 wrote no proofs: what is there with the first snapshot of all is taken for answered.
         """
-        first = snapshot and await asyncio.to_thread(self._proofs.prepare)
-        found = await asyncio.to_thread(self._load, [tracked for tracked in containers if tracked.evidence.claims])
-        self._written |= {container_id: proof.claims for container_id, proof in found.items() if proof.inode}
-        return [
-            replace(tracked, proven=found[tracked.id].claims, answered=True)
-            if tracked.id in found
-            else replace(tracked, answered=tracked.answered or first)
-            for tracked in containers
-        ]
+        if await asyncio.to_thread(self._proofs.prepare):
+            for tracked in containers:
+                if tracked.evidence != NO_EVIDENCE:
+                    await self.answered(tracked)
+        found = await self.recall(containers)
+        listed = {tracked.id for tracked in containers}
+        return [*await asyncio.to_thread(self._lingering, listed), *found]
 
     async def answered(self, tracked: Tracked) -> None:
         """Keeps that the creation was answered: what the runtime states from now on includes our answer."""
+        self._answered.add(tracked.id)
         async with self._turn:
             with contextlib.suppress(OSError):  # the start tries again, and tells
                 await asyncio.to_thread(self._proofs.write, Proof(container=tracked.id, inode=0))
@@ -74,21 +83,62 @@ class Prover:
         self.problem = ""
 
     async def forget_others(self) -> None:
-        """Forgets the proofs of containers that are no more."""
+        """Forgets the proofs of containers that are no more; what somebody has removed is written again."""
         async with self._turn:
-            present = [tracked.id for tracked in self._state]
-            self._written = {i: self._written[i] for i in present if i in self._written}
-            await asyncio.to_thread(self._proofs.retain, present)
+            tracked = [tracked.id for tracked in self._state]
+            present = await asyncio.to_thread(self._proofs.retain, tracked)
+        self._written = {i: claims for i, claims in self._written.items() if i in present}
+        self._answered.intersection_update(tracked)
 
-    def _load(self, containers: Sequence[Tracked]) -> dict[str, Proof]:
-        proofs = self._proofs.load(tracked.id for tracked in containers)
-        inodes = {tracked.id: self._tree.inode(tracked.cgroup) for tracked in containers}
-        return {
-            container_id: proof for container_id, proof in proofs.items() if proof.inode in (0, inodes[container_id])
-        }
+    def _recalled(self, tracked: Tracked, proof: Proof | None) -> Tracked:
+        # What could not be written is known here alone.
+        before = self._state.get(tracked.id)
+        proven = (proof.claims if proof else ()) or (before.proven if before else ())
+        answered = proof is not None or tracked.id in self._answered or tracked.answered
+        return replace(tracked, proven=proven, answered=answered or (before is not None and before.answered))
+
+    def _load(self, ids: Iterable[str], cgroups: dict[str, str]) -> dict[str, Proof]:
+        proofs = self._proofs.load(ids)
+        return {i: proof for i, proof in proofs.items() if proof.inode in (0, self._tree.inode(cgroups[i]))}
+
+    def _lingering(self, listed: set[str]) -> list[Tracked]:
+        """Returns those of which only proofs are left and that a process still lives of: their end was missed."""
+        proofs = self._proofs.load(self._proofs.ids() - listed - {tracked.id for tracked in self._state})
+        return [
+            _ending(proof)
+            for proof in proofs.values()
+            if proof.cgroup and proof.inode == self._tree.inode(proof.cgroup) and self._lives(proof.cgroup)
+        ]
+
+    def _lives(self, cgroup: str) -> bool:
+        try:
+            return self._tree.populated(cgroup)
+        except CgroupRefusedError:
+            return True
 
     def _write(self, containers: Sequence[Tracked]) -> None:
-        for tracked in containers:
-            if (inode := self._tree.inode(tracked.cgroup)) is not None:
-                self._proofs.write(Proof(container=tracked.id, inode=inode, claims=tracked.proven))
-                self._written[tracked.id] = tracked.proven
+        for one in containers:
+            if (inode := self._tree.inode(one.cgroup)) is not None:
+                places = {"pod": one.pod, "cgroup": one.cgroup, "pod_cgroup": one.pod_cgroup}
+                self._proofs.write(Proof(container=one.id, name=one.name, inode=inode, claims=one.proven, **places))
+                self._written[one.id] = one.proven
+
+
+def _ending(proof: Proof) -> Tracked:
+    env = [
+        f"{name}={value}"
+        for held in proof.claims
+        for request in held.requests
+        for name, value in request_env(held.record, request).items()
+    ]
+    return Tracked(
+        proof.container,
+        proof.name,
+        proof.pod,
+        evidence=read_evidence(env),
+        cgroup=proof.cgroup,
+        pod_cgroup=proof.pod_cgroup,
+        phase=Phase.ENDING,
+        unlisted=True,
+        proven=proof.claims,
+    )

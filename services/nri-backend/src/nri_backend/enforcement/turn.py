@@ -27,12 +27,14 @@ class _Job(Generic[_Result]):
         self.passed_by = False
 
     def run(self) -> None:
-        """Takes at least one step. Nobody asks any more for what comes after it was passed by."""
+        """Takes at least one step, unless nobody asks for it any more."""
         end = time.monotonic() + SLICE_SECONDS
         for name, step in self.steps:
             self.current = name
+            if self.passed_by:
+                break
             self.results.append(step())
-            if self.passed_by or time.monotonic() >= end:
+            if time.monotonic() >= end:
                 break
 
 
@@ -57,7 +59,7 @@ class Turn:
         A job that is passed by returns what it has got so far.
         """
         job, running = await self._begun(plan)
-        if running.done():
+        if running.done() and not running.cancelled():
             running.result()
         return list(job.results)
 
@@ -67,7 +69,8 @@ class Turn:
             while name in self._stuck:
                 await asyncio.wait({self._stuck[name][0]})
             job, running = await self._begun(lambda: [plan()])
-            await asyncio.shield(running)
+            if not running.cancelled():
+                await asyncio.shield(running)
             if job.results:
                 return job.results[0]
 
@@ -88,6 +91,10 @@ class Turn:
     def _pass_by(self, job: _Job[_Result], running: asyncio.Future[None]) -> None:
         job.passed_by = True
         name = job.current
+        if not name:
+            # Every thread is busy with something else: what it would do later is out of date by then.
+            running.cancel()
+            return
         self._stuck[name] = running, time.monotonic()
 
         def ended(job: asyncio.Future[None]) -> None:

@@ -53,6 +53,15 @@ class MissingFileError(CgroupRefusedError):
         super().__init__(f"{directory}/{name}", f"does not exist: {remedy}", errno.ENOENT)
 
 
+def _opened(file: str, flags: int) -> int:
+    try:
+        return os.open(file, flags | os.O_CLOEXEC)
+    except PermissionError:
+        # Root without capabilities is bound by the mode, and a container with a writable cgroup can take it away.
+        os.chmod(file, 0o644)  # noqa: PTH101
+        return os.open(file, flags | os.O_CLOEXEC)
+
+
 class CgroupTree:
     """The cgroup hierarchy below a root. Paths are relative to it, as cgroup_path gives them."""
 
@@ -88,7 +97,7 @@ class CgroupTree:
         """Returns a file's text without its end of line. CgroupGoneError, MissingFileError, CgroupRefusedError."""
         pieces = []
         try:
-            fd = os.open(f"{self.root}/{path}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+            fd = _opened(f"{self.root}/{path}/{name}", os.O_RDONLY)
             try:
                 while piece := os.read(fd, _READ_BYTES):
                     pieces.append(piece)
@@ -104,7 +113,7 @@ class CgroupTree:
             # An empty cpuset means "as the parent", and the root is everybody's: nobody here could want either.
             raise ValueError(f"{text!r} must not be written to {name} of {path!r}")
         try:
-            fd = os.open(f"{self.root}/{path}/{name}", os.O_WRONLY | os.O_CLOEXEC | os.O_TRUNC)
+            fd = _opened(f"{self.root}/{path}/{name}", os.O_WRONLY | os.O_TRUNC)
             try:
                 os.write(fd, text.encode())
             finally:

@@ -50,9 +50,18 @@ class Proofs:
             self.prepare()
             replace_file(f"{self._path}/{name}", dump_proof(proof), 0o600)
 
-    def retain(self, container_ids: Collection[str]) -> None:
-        """Forgets the proofs of all other containers, and what a crash has left."""
+    def ids(self) -> set[str]:
+        """Returns the containers of which there are proofs."""
+        try:
+            names = os.listdir(self._path)  # noqa: PTH208
+        except OSError:
+            return set()
+        return {name.removesuffix(".json") for name in names if not name.startswith(".")}
+
+    def retain(self, container_ids: Collection[str]) -> set[str]:
+        """Forgets the proofs of all other containers, and what a crash has left; returns of whom there are some."""
         kept = {proof_name(container_id) for container_id in container_ids}
         with contextlib.suppress(OSError):
             for name in set(os.listdir(self._path)) - kept:  # noqa: PTH208
                 os.unlink(f"{self._path}/{name}")  # noqa: PTH108
+        return self.ids()

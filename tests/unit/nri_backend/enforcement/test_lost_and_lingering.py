@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever is lost, and in whatever order: nobody gets the CPUs of a container while it lives."""
+
+import asyncio
+import errno
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from nri_backend.containers.container import Phase
+from nri_backend.enforcement.turn import Step, Turn
+from nri_backend.nri.model import Container, ContainerState
+from numa_contract.cpuset import parse_cpu_list
+
+from tests.fakes.waiting import eventually
+from tests.rigs.claims import MI, container, cpu_record, env_of, memory_record, pod
+from tests.rigs.enforcement import Node, auditing, enforcing
+
+ONE = cpu_record("c1", "cpus=2-3")
+HELD = parse_cpu_list("1,4-7")
+"""The shared pool while somebody has the claim's CPUs."""
+
+
+def listed(id_: str, *env: str) -> Container:
+    """A running container as the runtime lists it."""
+    return replace(container(id_, *env), state=ContainerState.RUNNING)
+
+
+async def lose(node: Node) -> None:
+    """The record is gone, and that is seen."""
+    node.unprepare(ONE)
+    await node.enforcer.actuator.refresh(thorough=True)
+
+
+async def test_what_could_not_be_kept_outlives_a_reconnection(memory: Path) -> None:
+    """The disk is full, the record is lost, and the runtime restarts."""
+    async with enforcing(Node(memory)) as node:
+        (memory / "proofs").rmdir()
+        (memory / "proofs").write_text("in the way")
+        path = await node.run("claim", *node.claim(ONE))
+        await lose(node)
+        await node.enforcer.synchronize([pod()], [listed("claim", *env_of(ONE))])
+        assert node.enforcer.state.pool == HELD
+        assert node.cpus(path) == "2-3"
+
+
+async def test_who_is_not_listed_and_lives_keeps_its_cpus(memory: Path) -> None:
+    """Its end came while nobody was connected, and a process of it is left; over a restart of ours, too."""
+    async with enforcing(Node(memory)) as node:
+        path = await node.run("claim", *node.claim(ONE))
+        node.enforcer.disconnected()
+        await node.enforcer.synchronize([pod()], [])
+        await lose(node)
+        assert node.enforcer.state.pool == HELD
+    async with enforcing(Node(memory)) as node:
+        assert node.enforcer.state.pool == HELD
+        assert node.sink.latest["claim"].state == "running"
+        node.kernel.remove(path)
+        await eventually(lambda: node.enforcer.state.pool == parse_cpu_list("1-7"))
+        assert "claim" not in node.sink.latest
+
+
+async def test_the_release_before_is_remembered_by_more_than_a_moment(memory: Path) -> None:
+    """A new instance is told of its containers twice before it has proven anything."""
+    node = Node(memory)
+    env = node.claim(memory_record("m1", ("m", 0, 32 * MI, 2 * MI)))
+    one = replace(listed("claim", *env), resources=container("x", huge={"2MB": 96 * MI}).resources)
+    path = node.make_cgroups(pod(), one)
+    await node.enforcer.synchronize([pod()], [one])
+    for again in (node, Node(memory)):
+        await again.enforcer.synchronize([pod()], [one])
+        await again.enforcer.activate()
+        assert again.kernel.get(path, "hugetlb.2MB.max") == str(96 * MI)
+
+
+async def test_a_standby_that_was_asked_first_knows_the_answer_at_the_start(memory: Path) -> None:
+    """The kubelet states 64 MiB, the claim has 32: after the hand-over the limit is still 96."""
+    standby = Node(memory)
+    async with enforcing(Node(memory)) as active:
+        await standby.enforcer.synchronize([], [])
+        asked = container("claim", *active.claim(memory_record("m1", ("m", 0, 32 * MI, 2 * MI))), huge={"2MB": 64 * MI})
+        await standby.enforcer.create_container(pod(), asked)
+        answer = await active.enforcer.create_container(pod(), asked)
+        stored = replace(asked, resources=answer.resources)
+        path = active.make_cgroups(pod(), stored)
+        for one in (active, standby):
+            await one.enforcer.start_container(pod(), stored)
+    await standby.enforcer.activate()
+    assert standby.kernel.get(path, "hugetlb.2MB.max") == str(96 * MI)
+
+
+async def test_proofs_that_somebody_removes_are_written_again(memory: Path) -> None:
+    """An instance that was replaced and does not know it, or a host that tidies up."""
+    async with enforcing(Node(memory)) as node:
+        await node.run("claim", *node.claim(ONE))
+        for file in (memory / "proofs").iterdir():
+            file.unlink()
+        for _ in range(2):
+            await node.enforcer._auditor.audit(full=True)
+        assert os.listdir(memory / "proofs") == ["claim.json"]  # noqa: PTH208
+
+
+async def test_a_record_that_goes_while_the_container_is_removed_changes_nothing(memory: Path) -> None:
+    """What was known before the kernel was asked is not written over what is known after."""
+    async with enforcing(Node(memory)) as node:
+        await node.run("claim", *node.claim(ONE))
+        inside, go = threading.Event(), threading.Event()
+        populated = node.kernel.populated
+
+        def slow(path: str) -> bool:
+            inside.set()
+            assert go.wait(5)
+            return populated(path)
+
+        node.kernel.populated = slow  # type: ignore[method-assign]
+        removal = asyncio.create_task(node.enforcer.remove_container(pod(), container("claim")))
+        assert await asyncio.to_thread(inside.wait, 5)
+        await lose(node)
+        go.set()
+        await removal
+        assert node.enforcer.state.pool == HELD
+
+
+async def test_who_comes_back_is_judged_anew(memory: Path) -> None:
+    """Its cgroup was hidden for a moment, and its claim released meanwhile."""
+    async with enforcing(Node(memory)) as node:
+        directory = node.kernel.path(await node.run("claim", *node.claim(ONE)))
+        directory.rename(memory / "hidden")
+        await eventually(lambda: node.sink.latest["claim"].state == "stopped")
+        await lose(node)
+        (memory / "hidden").rename(directory)
+        await eventually(lambda: node.sink.latest["claim"].state == "running")
+        tracked = node.enforcer.state.get("claim")
+        assert tracked is not None
+        assert tracked.phase is Phase.STARTED
+        assert node.enforcer.state.pool == HELD
+
+
+async def test_a_job_that_has_not_begun_in_time_is_never_begun(memory: Path) -> None:
+    """Every thread hangs elsewhere: what it would write later is out of date."""
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(2))
+    go = threading.Event()
+    busy = [loop.run_in_executor(None, go.wait, 10) for _ in range(2)]
+    turn, wanted, wrote = Turn(lambda: None), ["old"], list[str]()
+
+    def plan() -> list[Step[None]]:
+        text = wanted[0]
+        return [("web", lambda: wrote.append(text))]
+
+    assert await turn.work(plan) == []
+    wanted[0] = "new"
+    job = asyncio.create_task(turn.finish("web", lambda: plan()[0]))
+    await asyncio.sleep(0.05)
+    go.set()
+    await job
+    await asyncio.gather(*busy)
+    assert (wrote, turn.stuck) == (["new"], {})
+
+
+async def test_a_group_of_a_container_that_cannot_be_read_hides_nothing(memory: Path) -> None:
+    """Its author has taken the mode of the files away: it still has no more than its parent."""
+    async with enforcing(Node(memory)) as node:
+        path = await node.run("dind", of="p9")
+        node.kernel.make(f"{path}/container")
+        for file in ("cgroup.procs", "container/cpuset.cpus.effective"):
+            node.kernel.unreadable[f"{path}/{file}".rpartition("/")[0], file.rpartition("/")[2]] = errno.EACCES
+            node.enforcer._auditor.request_audit()
+            await eventually(lambda: any("dind" in problem for problem in node.enforcer.actuator.problems))
+            assert node.enforcer.state.get("dind").cpus == parse_cpu_list("1-7")  # type: ignore[union-attr]
+        assert node.cpus(await node.run("claim", *node.claim(ONE))) == "2-3"
+
+
+async def test_what_we_add_ourselves_breaks_no_limit(memory: Path) -> None:
+    """As many variables as are allowed, and after a restart those that the answer has added."""
+    records = [cpu_record(f"c{i}", *(f"r{j}=2-3" for j in range(32))) for i in range(16)]
+    async with enforcing(Node(memory)) as node:
+        stored, _ = await node.create("claim", *(entry for record in records for entry in node.claim(record)))
+        path = node.make_cgroups(pod(), stored)
+        await node.enforcer.start_container(pod(), stored)
+    node = Node(memory)
+    async with auditing(node):
+        await node.enforcer.activate()
+        await node.enforcer.synchronize([pod()], [replace(stored, state=ContainerState.RUNNING)])
+        assert node.enforcer.state.pool == HELD
+        assert node.cpus(path) == "2-3"

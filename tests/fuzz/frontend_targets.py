@@ -204,7 +204,8 @@ TARGETS = [
         _watch,
         spoilt(st.just({"type": "MODIFIED", "object": _slice})).map(written).map(lambda line: line + b"\n" + line),
         (KubeError,),
-        milliseconds=1000,
+        # A stream: what comes in between two chunks of it is a sixtieth of this.
+        milliseconds=2500,
         most_bytes=answers.MOST_BYTES + 1,
         bombs=(_DEEP, _EVENTS, b"\n" * _MIB),
     ),

@@ -205,7 +205,8 @@ def test_what_a_rude_host_removes_comes_back(rig: Rig) -> None:
         path.unlink()
     (paths.run_dir / "claims.journal").mkdir()
     wait_for("the sockets", lambda: all(path.is_socket() for path in (*sockets, rig.instance.state_socket)))
-    wait_for("the reason", lambda: "claims.journal cannot be written" in rig.stage.unready(rig.instance))
+    # A problem is told when it has lasted ten seconds.
+    wait_for("the reason", lambda: "claims.journal cannot be written" in rig.stage.unready(rig.instance), 30)
     rig.stage.wait_registered()
     with claim_pod(rig.stage, "db", cpus(4)) as pod:
         pod.prepare()

@@ -190,3 +190,18 @@ async def test_what_is_no_http_is_not_logged(data: bytes, caplog: pytest.LogCapt
         with contextlib.suppress(ConnectionResetError):
             await ask(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n")
     assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []
+
+
+@pytest.mark.fault("security S5")
+@pytest.mark.parametrize(
+    "head", [b"X:" + b" " * 60_000 + b"a\x00", b"X:" + b" " * 7000 + b"a\x00", b"X: " + b"a" * 9000]
+)
+async def test_a_head_costs_no_more_than_its_bytes(head: bytes) -> None:
+    """A run of blanks before a byte that no header may have: h11 took seconds for it. The connection just ends."""
+    async with serving() as port, peer(port) as (reader, writer):
+        began = time.thread_time()
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX:" + head + b"\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        assert time.thread_time() - began < 0.05
+        assert port.answered == 0

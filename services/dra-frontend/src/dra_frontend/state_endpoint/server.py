@@ -6,6 +6,7 @@ before other work of the event loop has its turn. A connection is good for one a
 """
 
 import asyncio
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,9 @@ MAX_CONNECTIONS: Final = 64
 SECONDS: Final = 5.0
 """Of a whole connection, from its first byte to the last one that the peer reads."""
 _HEAD_BYTES: Final = 8 << 10
+_HEAD_END: Final = re.compile(rb"\n\r?\n")
+_BLANKS: Final = re.compile(rb"[ \t]{64}")
+"""Over a run of them h11's pattern of a header's value takes the square of its length: 7 s for 60 KB."""
 _ACCEPTED_AT_ONCE: Final = 8
 _WAITING: Final = 1024
 """Connections that the kernel keeps until they are accepted (listen(2))."""
@@ -28,6 +32,9 @@ _WAITING: Final = 1024
 
 class _BoundedProtocol(H11Protocol):
     """One connection of a stranger. Its time is that of the keep-alive, which it has no other use for."""
+
+    _head = b""
+    _complete = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
@@ -37,6 +44,18 @@ class _BoundedProtocol(H11Protocol):
             oldest = min(self.connections, key=attrgetter("opened_at"))
             self.connections.discard(oldest)
             oldest.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Passes the head on when it is whole, and nothing behind it: who asks has no more to say."""
+        # h11 looks at its own limit only while a head is not whole, and one read brings 256 KiB.
+        if self._complete:
+            return
+        self._head += data
+        if len(self._head) > _HEAD_BYTES or _BLANKS.search(self._head):
+            self.transport.abort()
+        elif _HEAD_END.search(self._head):
+            self._complete = True
+            super().data_received(self._head)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.cancel()

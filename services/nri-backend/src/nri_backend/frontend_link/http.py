@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import re
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
@@ -16,6 +17,9 @@ REQUEST_SECONDS: Final = 2.0
 """Far below LEASE_SECONDS, so that a frontend that hangs is dialled anew before it has to call this backend dead."""
 _MAX_ANSWER: Final = 1 << 16
 _READ_BYTES: Final = 1 << 16
+_HEAD_BYTES: Final = 8 << 10
+_BLANKS: Final = re.compile(rb"[ \t]{64}")
+"""Over a run of them h11's pattern of a header's value takes the square of its length: 7 s for 60 KB."""
 
 _Answer = TypeVar("_Answer", bound=Document)
 
@@ -36,7 +40,7 @@ class HttpConnection:
 
     async def __aenter__(self) -> Self:
         async with asyncio.timeout(REQUEST_SECONDS):
-            self._reader, self._writer = await asyncio.open_unix_connection(self._path)
+            self._reader, self._writer = await asyncio.open_unix_connection(self._path, limit=_HEAD_BYTES)
         self._http = h11.Connection(h11.CLIENT)
         return self
 
@@ -87,10 +91,24 @@ class HttpConnection:
         self._writer.write(head + (self._http.send(h11.Data(data=body)) or b""))
         self._writer.write(self._http.send(h11.EndOfMessage()) or b"")
         await self._writer.drain()
-        while not isinstance(event := await self._event(), h11.Response):
-            if isinstance(event, h11.ConnectionClosed):
+        while not isinstance(event := self._http.next_event(), h11.Response):
+            if event is h11.NEED_DATA:
+                self._http.receive_data(await self._head())
+            elif isinstance(event, h11.ConnectionClosed):
                 raise ConnectionResetError("the frontend closed the connection")
         return event.status_code
+
+    async def _head(self) -> bytes:
+        """Returns the head of an answer, or what there was before the end."""
+        try:
+            head = await self._reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError as error:
+            head = error.partial
+        except asyncio.LimitOverrunError as error:
+            raise FrontendError(f"the head of an answer has more than {_HEAD_BYTES} bytes") from error
+        if _BLANKS.search(head):
+            raise FrontendError("the head of an answer has a long run of blanks")
+        return head
 
     async def _event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         while (event := self._http.next_event()) is h11.NEED_DATA:

@@ -40,9 +40,7 @@ class Rig:
 
     def ready(self) -> None:
         """Waits until the instance is ready again."""
-        self.stage.wait_registered()
-        self.stage.runtime("wait_plugins", count=1)
-        self.stage.wait_ready(self.instance)
+        self.stage.wait_back(self.instance)
 
     def kill_backend(self) -> None:
         """Kills the backend; the runtime has noticed when this returns."""

@@ -166,6 +166,12 @@ class Stage:
         for driver in self.settings.drivers:
             self._wait_alive(f"{driver} to register", self.processes, lambda driver=driver: self._registered(driver))
 
+    def wait_back(self, instance: Instance) -> None:
+        """Waits until the only instance is registered, connected and ready again."""
+        self.wait_registered()
+        self.runtime("wait_plugins", count=1)
+        self.wait_ready(instance)
+
     def wait_ready(self, instance: Instance) -> None:
         """Waits until an instance says on its state socket that it is ready."""
         try:

@@ -15,16 +15,14 @@ from typing import Final
 
 import uvicorn
 from fastapi import FastAPI
+from numa_node.http_heads import MAX_HEAD_BYTES, is_costly
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_CONNECTIONS: Final = 64
 """Scrapers and probes are a handful. The oldest connection makes room for the newest."""
 SECONDS: Final = 5.0
 """Of a whole connection, from its first byte to the last one that the peer reads."""
-_HEAD_BYTES: Final = 8 << 10
 _HEAD_END: Final = re.compile(rb"\n\r?\n")
-_BLANKS: Final = re.compile(rb"[ \t]{64}")
-"""Over a run of them h11's pattern of a header's value takes the square of its length: 7 s for 60 KB."""
 _ACCEPTED_AT_ONCE: Final = 8
 _WAITING: Final = 1024
 """Connections that the kernel keeps until they are accepted (listen(2))."""
@@ -47,11 +45,10 @@ class _BoundedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Passes the head on when it is whole, and nothing behind it: who asks has no more to say."""
-        # h11 looks at its own limit only while a head is not whole, and one read brings 256 KiB.
         if self._complete:
             return
         self._head += data
-        if len(self._head) > _HEAD_BYTES or _BLANKS.search(self._head):
+        if is_costly(self._head):
             self.transport.abort()
         elif _HEAD_END.search(self._head):
             self._complete = True
@@ -79,7 +76,7 @@ class HttpServer(uvicorn.Server):
                 log_level="error",  # of what strangers send wrongly, nothing
                 timeout_keep_alive=seconds,  # type: ignore[arg-type]  # it is handed to call_later()
                 timeout_graceful_shutdown=1,
-                h11_max_incomplete_event_size=_HEAD_BYTES if bounded else 1 << 16,
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES if bounded else 1 << 16,
                 # asyncio takes one number for the kernel's queue and for how many it accepts in one turn.
                 backlog=_ACCEPTED_AT_ONCE if bounded else 128,
             )

@@ -143,7 +143,7 @@ class Tracked:
 
 
 def tracked_as(pod: Pod, container: Container, *, answered: bool = False, own_pod: bool = False) -> Tracked:
-    """Returns a container as the runtime describes it, nothing checked yet; ``answered``, ``own_pod``: see Known."""
+    """Returns a container as the runtime describes it, nothing checked yet; ``answered``, ``own_pod``: see Tracked."""
     cgroup = pod_cgroup = problem = ""
     try:
         cgroup = container_directory(container.cgroups_path)

@@ -49,7 +49,7 @@ class NodeState:
         self.pool: frozenset[int] = frozenset()
         self.held: frozenset[int] = frozenset()
         """CPUs that files or orphans hold."""
-        self._known: dict[str, Tracked] = {}
+        self._tracked: dict[str, Tracked] = {}
         self._by_place: dict[_Place, set[str]] = {}
         """Containers that run: a few groups."""
         self._by_pod: dict[str, set[str]] = {}
@@ -60,20 +60,20 @@ class NodeState:
         self._first_users: dict[ClaimKey, Owner] = {}
 
     def __iter__(self) -> Iterator[Tracked]:
-        return iter(tuple(self._known.values()))
+        return iter(tuple(self._tracked.values()))
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._tracked)
 
     def get(self, container_id: str) -> Tracked | None:
         """Returns a container."""
-        return self._known.get(container_id)
+        return self._tracked.get(container_id)
 
     def put(self, tracked: Tracked) -> None:
         """Takes a container, new or changed."""
-        before = self._known.get(tracked.id)
+        before = self._tracked.get(tracked.id)
         self._index(before, tracked)
-        self._known[tracked.id] = tracked
+        self._tracked[tracked.id] = tracked
         if tracked.alive:
             self._note_users(tracked)
         orphan = tracked.orphan if tracked.alive else ()
@@ -82,7 +82,7 @@ class NodeState:
 
     def drop(self, container_id: str) -> Tracked | None:
         """Forgets a container; returns what was known."""
-        before = self._known.pop(container_id, None)
+        before = self._tracked.pop(container_id, None)
         self._index(before, None)
         if before is not None and before.orphan:
             self._recompute()
@@ -99,12 +99,12 @@ class NodeState:
             if known.id not in listed and known.entitlement.claims and known.phase in (Phase.STARTED, Phase.ENDING)
         ]
         kills = {tracked.id: tracked.memory_kills for tracked in self}
-        self._known, self._by_place, self._by_pod, self._by_claim = {}, {}, {}, {}
+        self._tracked, self._by_place, self._by_pod, self._by_claim = {}, {}, {}, {}
         self._protecting = set()
         for container in (*ending, *containers):
             tracked = replace(container, memory_kills=kills.get(container.id, container.memory_kills))
-            self._index(self._known.get(tracked.id), tracked)
-            self._known[tracked.id] = tracked
+            self._index(self._tracked.get(tracked.id), tracked)
+            self._tracked[tracked.id] = tracked
         # Who owns a claim depends on who lives.
         for tracked in self:
             self.put(self.assessed(tracked))
@@ -135,14 +135,14 @@ class NodeState:
         changed = []
         concerned = {container_id for key in news for container_id in self._by_claim.get(key, ())}
         # In the order in which they came: of two who claim, the first wins.
-        for tracked in [tracked for container_id, tracked in self._known.items() if container_id in concerned]:
+        for tracked in [tracked for container_id, tracked in self._tracked.items() if container_id in concerned]:
             if tracked.alive and (now := self.assessed(tracked)) != tracked:
                 self.put(now)
                 changed.append(now)
         return changed
 
     def _is_used(self, key: ClaimKey) -> bool:
-        users = (self._known[container_id] for container_id in self._by_claim.get(key, ()))
+        users = (self._tracked[container_id] for container_id in self._by_claim.get(key, ()))
         return any(tracked.alive and key in {held.key for held in tracked.entitlement.claims} for tracked in users)
 
     def assessed(self, tracked: Tracked) -> Tracked:
@@ -182,7 +182,7 @@ class NodeState:
                 self._by_place.setdefault(_place(after), set()).add(after.id)
 
     def _recompute(self) -> None:
-        orphaned = frozenset().union(*(k.orphaned for k in self._known.values() if k.orphan and k.alive))
+        orphaned = frozenset().union(*(k.orphaned for k in self._tracked.values() if k.orphan and k.alive))
         self.held = claimed_cpus(self.files.values()) | orphaned
         self.pool = shared_pool(self.host.online, self.choices.reserved, self.held)
 
@@ -195,7 +195,7 @@ class NodeState:
         if not (own := tracked.own_cpus):
             return []
         groups = [ids for (cpus, *_), ids in self._by_place.items() if cpus is None or not own.isdisjoint(cpus)]
-        others = [self._known[i] for ids in groups for i in ids if i != tracked.id]
+        others = [self._tracked[i] for ids in groups for i in ids if i != tracked.id]
         keys = {held.key for held in tracked.entitlement.claims}
         return [
             other
@@ -211,7 +211,7 @@ class NodeState:
         for (cpus, own, of_driver), ids in self._by_place.items():
             if cpus and not self._is_placed(cpus, own & self.host.online, of_driver=of_driver):
                 group = others if own or self.held.isdisjoint(cpus) else first
-                group += [tracked for i in ids if (tracked := self._known[i]).phase is Phase.STARTED]
+                group += [tracked for i in ids if (tracked := self._tracked[i]).phase is Phase.STARTED]
         return first + others
 
     def _is_placed(self, cpus: frozenset[int], own: frozenset[int], *, of_driver: bool) -> bool:
@@ -226,15 +226,15 @@ class NodeState:
 
     def of_pod(self, pod_uid: str) -> list[Tracked]:
         """Returns the containers of a pod."""
-        return [self._known[container_id] for container_id in self._by_pod.get(pod_uid, ())]
+        return [self._tracked[container_id] for container_id in self._by_pod.get(pod_uid, ())]
 
     def protecting(self) -> list[Tracked]:
         """Returns the living containers that have memory protected."""
-        return [self._known[container_id] for container_id in self._protecting]
+        return [self._tracked[container_id] for container_id in self._protecting]
 
     def kinds(self) -> Counter[str]:
         """Returns how many containers there are of each kind."""
-        return Counter(tracked.kind for tracked in self._known.values())
+        return Counter(tracked.kind for tracked in self._tracked.values())
 
 
 def _place(tracked: Tracked) -> _Place:

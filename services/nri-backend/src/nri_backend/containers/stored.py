@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from numa_contract.cpuset import format_cpu_list, parse_cpu_list
-from numa_contract.errors import MalformedError
+from numa_contract.cpuset import format_cpu_list, parse_cpu_list, parse_or_none
 
 from nri_backend.containers.container import Tracked
 from nri_backend.nri.model import Container, Resources, Update
@@ -40,14 +39,8 @@ def stored_updates(containers: Iterable[tuple[Container, Tracked, Resources]], *
 
 
 def _kept(stored: str, pool: str) -> str:
-    try:
-        return format_cpu_list(parse_cpu_list(stored) & parse_cpu_list(pool)) or pool
-    except MalformedError:
-        return pool
+    return format_cpu_list((parse_or_none(stored) or frozenset()) & parse_cpu_list(pool)) or pool
 
 
-def _same_set(one: str, other: str) -> bool:
-    try:
-        return parse_cpu_list(one) == parse_cpu_list(other)
-    except MalformedError:
-        return False
+def _same_set(wanted: str, stored: str) -> bool:
+    return parse_cpu_list(wanted) == parse_or_none(stored)

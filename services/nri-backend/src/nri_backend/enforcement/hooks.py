@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class Enforcer:
-    """Implements ports.ContainerHooks."""
+    """Implements nri.hooks.ContainerHooks."""
 
     def __init__(self, edges: Edges, host: Host, choices: Choices, own_pod_uid: str) -> None:
         self.state = NodeState(choices)
@@ -83,7 +83,7 @@ class Enforcer:
             if container.state is not ContainerState.STOPPED:
                 # One that is only created may start without an event on this connection: it is looked after at once.
                 ran = container.state is not ContainerState.CREATED
-                found.append(replace(self._known(pod, container), phase=Phase.STARTED, ran=ran))
+                found.append(replace(self._described(pod, container), phase=Phase.STARTED, ran=ran))
         self.actuator.take_all(await self.actuator.prover.recall_all(found))
         self._auditor.request_audit(forget=True)
         return self._stored_updates(containers) if self.active else []
@@ -97,7 +97,7 @@ class Enforcer:
         """Tells what the container gets, when nobody else is on its CPUs."""
         await self.actuator.refresh()
         # A standby is asked after the active instance, and sees what that one has answered.
-        tracked = self.state.assessed(self._known(pod, container, answered=not self.active))
+        tracked = self.state.assessed(self._described(pod, container, answered=not self.active))
         if active := self.active:
             refusal = await self._hindrance(tracked)
             if refusal is None:
@@ -134,7 +134,7 @@ class Enforcer:
     async def _start(self, pod: Pod, container: Container) -> None:
         await self.actuator.refresh()
         # Whatever came before: a start is a start.
-        tracked = replace(self.state.get(container.id) or self._known(pod, container), phase=Phase.CREATED)
+        tracked = replace(self.state.get(container.id) or self._described(pod, container), phase=Phase.CREATED)
         tracked = self.state.assessed(tracked)
         if self.active:
             refusal = await self._hindrance(tracked)
@@ -160,7 +160,7 @@ class Enforcer:
 
     async def _start_failed(self, pod: Pod, container: Container) -> None:
         """Takes a container of which nothing is certain for one that runs; with a claim it is not to run."""
-        tracked = self.state.get(container.id) or self.state.assessed(self._known(pod, container))
+        tracked = self.state.get(container.id) or self.state.assessed(self._described(pod, container))
         self._track_unseen(tracked)
         if self.active and tracked.evidence != NO_EVIDENCE:
             await self._killer.kill(tracked)
@@ -172,7 +172,7 @@ class Enforcer:
 
     async def update_container(self, pod: Pod, container: Container, wanted: Resources) -> list[Update]:
         """Lets the kubelet change everything but what the claims, or the pool, decide."""
-        tracked = self.state.get(container.id) or self.state.assessed(self._known(pod, container))
+        tracked = self.state.get(container.id) or self.state.assessed(self._described(pod, container))
         if not tracked.alive:
             return []
         # A standby is asked after the active instance, as at the creation: what that one has answered is in it.
@@ -237,7 +237,7 @@ class Enforcer:
         """What is known stays enforced; new containers come to light at the next synchronisation."""
         self._auditor.request_audit()
 
-    def _known(self, pod: Pod, container: Container, *, answered: bool = False) -> Tracked:
+    def _described(self, pod: Pod, container: Container, *, answered: bool = False) -> Tracked:
         own = bool(pod.uid) and pod.uid == self._own_pod_uid
         return tracked_as(pod, container, answered=answered, own_pod=own)
 

@@ -3,7 +3,6 @@
 
 import asyncio
 import contextlib
-import re
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
@@ -11,15 +10,13 @@ import h11
 from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError, shown
 from numa_contract.records import Document
+from numa_node.http_heads import MAX_HEAD_BYTES, is_costly
 from pydantic import ValidationError
 
 REQUEST_SECONDS: Final = 2.0
 """Far below LEASE_SECONDS, so that a frontend that hangs is dialled anew before it has to call this backend dead."""
 _MAX_ANSWER: Final = 1 << 16
 _READ_BYTES: Final = 1 << 16
-_HEAD_BYTES: Final = 8 << 10
-_BLANKS: Final = re.compile(rb"[ \t]{64}")
-"""Over a run of them h11's pattern of a header's value takes the square of its length: 7 s for 60 KB."""
 
 _Answer = TypeVar("_Answer", bound=Document)
 
@@ -40,7 +37,7 @@ class HttpConnection:
 
     async def __aenter__(self) -> Self:
         async with asyncio.timeout(REQUEST_SECONDS):
-            self._reader, self._writer = await asyncio.open_unix_connection(self._path, limit=_HEAD_BYTES)
+            self._reader, self._writer = await asyncio.open_unix_connection(self._path, limit=MAX_HEAD_BYTES)
         self._http = h11.Connection(h11.CLIENT)
         return self
 
@@ -105,8 +102,8 @@ class HttpConnection:
         except asyncio.IncompleteReadError as error:
             head = error.partial
         except asyncio.LimitOverrunError as error:
-            raise FrontendError(f"the head of an answer has more than {_HEAD_BYTES} bytes") from error
-        if _BLANKS.search(head):
+            raise FrontendError(f"the head of an answer has more than {MAX_HEAD_BYTES} bytes") from error
+        if is_costly(head):
             raise FrontendError("the head of an answer has a long run of blanks")
         return head
 

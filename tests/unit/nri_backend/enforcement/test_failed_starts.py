@@ -72,6 +72,17 @@ async def test_a_claim_container_whose_start_ran_out_of_time_is_killed(node: Nod
     await eventually(lambda: node.sink.latest["claim"].state == "stopped")
 
 
+async def test_one_that_was_cut_off_and_does_not_die_keeps_only_its_own_cpus(node: Node) -> None:
+    """A process in an uninterruptible wait outlives its kill: what the kernel shows of it counts."""
+    stored, _ = await node.create("slow", *node.claim(ONE))
+    path = node.make_cgroups(pod(), stored)
+    await out_of_time(node, stored)
+    await eventually(lambda: node.sink.latest["slow"].cpus == {2, 3})
+    other = cpu_record("c2", "cpus=4", pods=("p2",))
+    assert node.cpus(await node.run("other", *node.claim(other), of="p2")) == "4"
+    assert node.kernel.populated(path)
+
+
 async def test_a_fault_of_ours_is_no_way_around_the_audit(node: Node) -> None:
     """What no handler expects reaches the caller, and the container is looked after as after a deadline."""
     plain, _ = await node.create("plain")

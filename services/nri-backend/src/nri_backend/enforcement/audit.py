@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from nri_backend.containers.container import Phase
+from nri_backend.containers.container import Phase, Tracked
 from nri_backend.enforcement.actuator import Actuator
 from nri_backend.enforcement.apply import Outcome
 from nri_backend.enforcement.memory_kills import KillWatch
@@ -144,6 +144,9 @@ class Auditor:
         actuator = self._actuator
         for before in [tracked for tracked in actuator.state if tracked.phase is Phase.ENDING or tracked.vanished]:
             lives = await actuator.populated(before)
+            if lives and before.phase is Phase.ENDING and before.cpus is None:
+                await self._see(before)
+                continue
             if actuator.state.get(before.id) is not before or lives is (before.phase is Phase.ENDING):
                 continue
             if lives:
@@ -155,3 +158,10 @@ class Auditor:
             else:
                 actuator.note(replace(before, phase=Phase.STOPPED))
             actuator.progressed()
+
+    async def _see(self, ending: Tracked) -> None:
+        """Notes on which CPUs one is that was not seen before it was killed: claims wait for as many as that only."""
+        seen = await self._actuator.look(ending)
+        if seen is not None and self._actuator.state.get(ending.id) is ending:
+            self._actuator.note(replace(ending, cpus=seen.cpus))
+            self._actuator.progressed()

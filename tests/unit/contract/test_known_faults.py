@@ -57,6 +57,15 @@ def marked() -> set[str]:
     return {name for text in texts for found in mark.findall(text) for name in re.findall(r'"([^"]*)"', found)}
 
 
+@pytest.mark.fault("cpu peer 9.3.7")
+def test_no_library_code_ends_the_process() -> None:
+    """Only a program's entry exits; everything else raises or returns."""
+    ends = re.compile(r"(?<![\w.])(sys\.exit|os\._exit|os\.abort|exit|quit)\(")
+    sources = [file for folder in ("services", "shared") for file in (_TESTS.parent / folder).rglob("*.py")]
+    assert sources
+    assert not [file for file in sources if file.name != "__main__.py" and ends.search(file.read_text())]
+
+
 @pytest.mark.parametrize("number", FAULTS)
 def test_a_fault_of_the_peer_has_a_test(number: str, marked: set[str]) -> None:
     """It is marked with the number, so that a failure tells which fault came back."""

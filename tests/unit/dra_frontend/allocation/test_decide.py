@@ -53,8 +53,9 @@ def test_a_claim_gets_what_was_allocated() -> None:
     ]
 
 
+@pytest.mark.fault("cpu peer 9.1.7")
 def test_two_requests_of_one_claim_get_different_cpus() -> None:
-    """Per-request identity: what one request has, the other has not (peer fault 9.1.7)."""
+    """Per-request identity: what one request has, the other has not."""
     record = made(view("u", cpus(1, "a"), cpus(2, "b")))
     assert len(record.cpus_of(["a"])) == 1
     assert len(record.cpus_of(["b"])) == 2
@@ -70,6 +71,7 @@ def test_nobody_gets_what_somebody_has() -> None:
     assert made(view("u2", cpus(1)), ledger=lost("lost", {"": frozenset({1, 5})})).cpus_of() == {4}
 
 
+@pytest.mark.fault("memory peer, prepare")
 def test_the_same_allocation_keeps_its_record() -> None:
     """Prepare is repeated after every hiccup: same CPUs, same owner, fresh reservedFor."""
     first = made(view("u", cpus(2))).model_copy(update={"owner": Owner(pod_uid="pod-1", container="c")})
@@ -79,8 +81,9 @@ def test_the_same_allocation_keeps_its_record() -> None:
     assert [pod.uid for pod in again.reserved_for] == ["pod-1", "pod-2"]
 
 
+@pytest.mark.fault("cpu peer 9.2.8")
 def test_another_allocation_under_the_same_uid_replaces_the_record() -> None:
-    """A claim may be deallocated and allocated anew (peer fault 9.2.8)."""
+    """A claim may be deallocated and allocated anew."""
     first = made(view("u", cpus(2)))
     again = made(view("u", cpus(1)), ledger=holding(first))
     assert len(again.cpus_of()) == 1
@@ -95,8 +98,9 @@ def test_not_while_a_container_runs_on_the_old_allocation() -> None:
     assert "retried" in text
 
 
+@pytest.mark.fault("cpu peer 9.4.3")
 def test_administrative_access_takes_nothing() -> None:
-    """A claim that only watches must not take CPUs from their owner (needs A7)."""
+    """A claim that only watches must not take CPUs from their owner."""
     watching = view("u", cpus(2, "mine"), result("all", "dra.cpu", "cpudevnuma001", adminAccess=True))
     assert [r.request for r in watching.taken("dra.cpu")] == ["mine"]
     assert made(watching).requests == ("mine",)

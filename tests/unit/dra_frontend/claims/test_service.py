@@ -43,6 +43,7 @@ async def test_prepare_answers_with_the_ids_of_the_file(node: Frontend, api: Cla
     assert node.file("u").exists()
 
 
+@pytest.mark.fault("cpu peer 9.2.2")
 async def test_without_enforcement_nothing_is_prepared(tmp_path: Path, api: Claims) -> None:
     """Fail closed: the answer is a clear error in time for the kubelet's retry."""
     instance = Frontend(tmp_path, api=api, enforced=False)
@@ -51,6 +52,16 @@ async def test_without_enforcement_nothing_is_prepared(tmp_path: Path, api: Clai
     assert isinstance(answer, Failure)
     assert "without enforcement" in answer.text
     assert not instance.file("u").exists()
+
+
+@pytest.mark.fault("cpu peer 9.4.5")
+async def test_a_refusal_is_logged(node: Frontend, api: Claims, caplog: pytest.LogCaptureFixture) -> None:
+    """By claim and reason, also without the kubelet's log."""
+    api.add(claim("u", cpus(9)))
+    await node.prepare("u")
+    (logged,) = [record.__dict__ for record in caplog.records]
+    assert (logged["msg"], logged["claim"]) == ("prepare failed", "claim ns/claim-u (u)")
+    assert "9 CPUs wanted" in logged["error"]
 
 
 async def test_prepare_waits_for_the_backend(tmp_path: Path, api: Claims) -> None:
@@ -135,6 +146,7 @@ async def test_a_claim_that_only_watches_gets_no_cdi_device(node: Frontend, api:
     assert not node.file("u").exists()
 
 
+@pytest.mark.fault("memory peer, prepare")
 async def test_both_drivers_keep_their_own_files(node: Frontend, api: Claims) -> None:
     """A claim with CPUs and memory is prepared by two calls, and released by two."""
     api.add(claim("u", cpus(1), memory("1Gi")))
@@ -152,6 +164,7 @@ async def test_unprepare_of_what_nobody_knows_succeeds(node: Frontend) -> None:
     assert all(isinstance(failure, Failure) for failure in answer.values())
 
 
+@pytest.mark.fault("cpu peer 9.2.1", "cpu peer 9.2.6", "memory peer, prepare")
 async def test_a_restart_forgets_nothing(node: Frontend, api: Claims, tmp_path: Path) -> None:
     """Another life of the service knows every claim from the directory."""
     api.add(claim("u", cpus(2)))

@@ -46,12 +46,14 @@ def fault(*files: dict[str, Any], on: Machine | None = None) -> str:
     return str(caught.value)
 
 
+@pytest.mark.fault("memory peer, setup")
 @pytest.mark.parametrize("size", ["2M", "2Mi", "2m", "2MB", "2048kB", "2048Ki", "hugepages-2Mi", "hugepages-2048kB"])
 def test_every_spelling_of_a_size(size: str) -> None:
     """Kubernetes, the kernel's parameters, sysfs, OCI and the peer each write another."""
     assert planned(file({"size": size, "count": 4})) == {(M2, 0): 2, (M2, 1): 2}
 
 
+@pytest.mark.fault("memory peer, setup")
 def test_without_a_node_pages_are_split_evenly() -> None:
     """The remainder goes to the lowest nodes, one page each."""
     nodes = [node(n, frozenset({n})) for n in (0, 2, 5, 7)]
@@ -67,6 +69,7 @@ def test_only_nodes_with_memory_take_part() -> None:
     assert planned(pages, on=host(node(0, frozenset({0}), memory=0), node(1), node(2))) == {(M2, 1): 4, (M2, 2): 3}
 
 
+@pytest.mark.fault("memory peer, setup")
 def test_a_node_is_honoured_everywhere() -> None:
     """On machines with several nodes, and on memory without CPUs."""
     pages = file({"size": "2M", "count": 5, "node": 1}, {"size": "1G", "count": 2, "node": 2})

@@ -73,6 +73,7 @@ def test_captured_machines_are_admitted(name: str, reserved: frozenset[int]) -> 
         assert_admitted(published(build_inventory(found, Config(reserved_cpus=reserved, **mode), "n")))
 
 
+@pytest.mark.fault("memory peer, discovery")
 @settings(deadline=None)
 @given(machines() | odd_machines(), st.data())
 def test_any_machine_is_admitted(found: Machine, data: st.DataObject) -> None:
@@ -95,6 +96,7 @@ def test_any_machine_is_admitted(found: Machine, data: st.DataObject) -> None:
     assert_admitted(published(build_inventory(found, Config(reserved_cpus=reserved, **mode), "n")))
 
 
+@pytest.mark.fault("memory peer, discovery")
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_at_every_start(name: str) -> None:
     """A second look at the same machine, listed in another order, publishes the same text: no write, no new name."""
@@ -155,6 +157,7 @@ def test_names_are_the_same_at_every_start_and_differ_on_every_node() -> None:
     assert all(len(name) <= 253 and SUBDOMAIN.fullmatch(name) for name in names)
 
 
+@pytest.mark.fault("cpu peer 9.2.9")
 def test_an_empty_pool_is_one_slice_without_devices() -> None:
     """A pool whose devices are gone is published empty: without a slice the old devices would stay."""
     (document,) = slice_documents(build_inventory(machine(1, 1, 1, 1, 1), Config(), "n").pools[0], "n")

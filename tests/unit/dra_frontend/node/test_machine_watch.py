@@ -92,6 +92,7 @@ async def test_a_change_since_the_start_is_seen_by_the_first_read() -> None:
     assert 4 not in rig.watch.inventory.machine.online
 
 
+@pytest.mark.fault("memory peer, discovery")
 async def test_a_change_is_seen_at_the_next_read() -> None:
     """Pages that were added are offered and taken from plain memory; free pages show without a discovery."""
     rig = Rig(pods="")

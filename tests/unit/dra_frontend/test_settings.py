@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this process was told to be."""
+
+import argparse
+
+import pytest
+from dra_frontend.settings import add_run_arguments, load_settings
+
+
+@pytest.mark.fault("cpu peer 9.4.8")
+def test_the_node_name_comes_from_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The downward API beats the one override for all nodes, and both the host name."""
+    parser = argparse.ArgumentParser()
+    add_run_arguments(parser)
+    monkeypatch.setenv("NODE_NAME", "Node-7.example")
+    assert load_settings(parser.parse_args(["--hostname-override", "other"])).node_name == "node-7.example"
+    monkeypatch.delenv("NODE_NAME")
+    assert load_settings(parser.parse_args(["--hostname-override", "other"])).node_name == "other"

@@ -135,6 +135,21 @@ def test_a_group_called_container_is_the_pods_own_affair(cluster: Cluster) -> No
         assert dind.cpus_allowed == ALL - RESERVED - claimed
 
 
+def test_who_hides_his_own_cgroup_files_is_seen_and_moved(cluster: Cluster) -> None:
+    """A container that gives its cpuset files away, readable for nobody, makes way and blocks no claim."""
+    files = "$d $d/cpuset.cpus $d/cpuset.cpus.effective $d/cpuset.mems $d/cgroup.procs $d/cgroup.events"
+    hide = f"d=/sys/fs/cgroup$(cut -d: -f3 /proc/self/cgroup); chown 1000:1000 {files}; chmod 000 {files}; echo hidden"
+    mole = cluster.node.pod("mole", privileged=True).run(command=["sh", "-c", f"{hide}; exec sleep 1000"])
+    assert until(mole.log, "the files are hidden") == "hidden\n"
+    assert (mole.cgroup.directory / "cpuset.cpus.effective").stat().st_mode & 0o777 == 0
+    claimed: frozenset[int] = frozenset()
+    for _ in range(2):
+        db = cluster.pod(cpus(1, numa_node=1))
+        assert db.run().cpus_allowed == db.cpus
+        claimed |= db.cpus
+        assert mole.cpus_allowed == ALL - RESERVED - claimed
+
+
 @contextmanager
 def mounted(cluster: Cluster) -> Iterator[None]:
     """Run directory and claim files are on one tmpfs of 1 MiB, as both are on the node's /run."""

@@ -72,18 +72,21 @@ apiVersion: v1alpha1
 {{- end }}
 {{- end -}}
 
-{{/* Root, because sockets and cgroup files are root's; and nothing that root may do beyond that. */}}
+{{/* Root, because sockets and cgroup files are root's; and of what root may do beyond that what .add says (a list). */}}
 {{- define "numa.containerSecurity" -}}
 allowPrivilegeEscalation: false
 capabilities:
   drop: [ALL]
+  {{- with .add }}
+  add: [{{ join ", " . }}]
+  {{- end }}
 readOnlyRootFilesystem: true
 {{- end -}}
 
 {{/* Of the two containers. With a profile that is named, the kubelet refuses the pod where the node has no AppArmor. */}}
 {{- define "numa.driverSecurity" -}}
 {{ include "numa.containerSecurity" . }}
-{{- with .Values.appArmorProfile }}
+{{- with .root.Values.appArmorProfile }}
 appArmorProfile: {type: {{ . }}}
 {{- end }}
 {{- end -}}

@@ -299,10 +299,12 @@ class Int64Value(_message.Message):
     def __init__(self, value: _Optional[int] = ...) -> None: ...
 
 class Capability(_message.Message):
-    __slots__ = ("drop_capabilities",)
+    __slots__ = ("add_capabilities", "drop_capabilities")
+    ADD_CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
     DROP_CAPABILITIES_FIELD_NUMBER: _ClassVar[int]
+    add_capabilities: _containers.RepeatedScalarFieldContainer[str]
     drop_capabilities: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, drop_capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, add_capabilities: _Optional[_Iterable[str]] = ..., drop_capabilities: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SecurityProfile(_message.Message):
     __slots__ = ("profile_type",)

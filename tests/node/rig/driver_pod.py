@@ -75,7 +75,9 @@ class DriverContainer:
     def _rights(self) -> pb.LinuxContainerSecurityContext:
         pod, own = self._pod.spec["securityContext"], self._spec["securityContext"]
         return pb.LinuxContainerSecurityContext(
-            capabilities=pb.Capability(drop_capabilities=own["capabilities"]["drop"]),
+            capabilities=pb.Capability(
+                add_capabilities=own["capabilities"].get("add", []), drop_capabilities=own["capabilities"]["drop"]
+            ),
             namespace_options=self._pod.config.linux.security_context.namespace_options,
             run_as_user=pb.Int64Value(value=pod["runAsUser"]),
             run_as_group=pb.Int64Value(value=pod["runAsGroup"]),

@@ -53,15 +53,6 @@ class MissingFileError(CgroupRefusedError):
         super().__init__(f"{directory}/{name}", f"does not exist: {remedy}", errno.ENOENT)
 
 
-def _opened(file: str, flags: int) -> int:
-    try:
-        return os.open(file, flags | os.O_CLOEXEC)
-    except PermissionError:
-        # Root without capabilities is bound by the mode, and a container with a writable cgroup can take it away.
-        os.chmod(file, 0o644)  # noqa: PTH101
-        return os.open(file, flags | os.O_CLOEXEC)
-
-
 class CgroupTree:
     """The cgroup hierarchy below a root. Paths are relative to it, as cgroup_path gives them."""
 
@@ -97,7 +88,7 @@ class CgroupTree:
         """Returns a file's text without its end of line. CgroupGoneError, MissingFileError, CgroupRefusedError."""
         pieces = []
         try:
-            fd = _opened(f"{self.root}/{path}/{name}", os.O_RDONLY)
+            fd = os.open(f"{self.root}/{path}/{name}", os.O_RDONLY | os.O_CLOEXEC)
             try:
                 while piece := os.read(fd, _READ_BYTES):
                     pieces.append(piece)
@@ -113,7 +104,7 @@ class CgroupTree:
             # An empty cpuset means "as the parent", and the root is everybody's: nobody here could want either.
             raise ValueError(f"{text!r} must not be written to {name} of {path!r}")
         try:
-            fd = _opened(f"{self.root}/{path}/{name}", os.O_WRONLY | os.O_TRUNC)
+            fd = os.open(f"{self.root}/{path}/{name}", os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
             try:
                 os.write(fd, text.encode())
             finally:
@@ -127,7 +118,11 @@ class CgroupTree:
             if error.errno == errno.ENOENT and os.path.isdir(directory):  # noqa: PTH112
                 return MissingFileError(directory, name)
             return CgroupGoneError(directory)
-        return CgroupRefusedError(f"{directory}/{name}", error.strerror or repr(error), error.errno or 0, text)
+        reason = error.strerror or repr(error)
+        if error.errno == errno.EACCES:
+            # A container with a writable cgroup mount can change owner and mode of its files: docs/adr/0012.
+            reason += " (nri-backend needs the capability DAC_OVERRIDE, which the chart gives it)"
+        return CgroupRefusedError(f"{directory}/{name}", reason, error.errno or 0, text)
 
     def read_set(self, path: str, name: str) -> frozenset[int] | None:
         """Returns a file that holds a list of CPUs or nodes; None when a cgroup that exists does not have the file."""

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.claims.entitlement import Entitlement
-from nri_backend.claims.evidence import read_evidence, uses
+from nri_backend.claims.evidence import read_evidence, use
 from nri_backend.claims.judge import Claims, Reason, Refusal, assess
 from numa_contract.cdi import ClaimFile
 from numa_contract.records import AllocationRecord, Owner
@@ -144,11 +144,11 @@ def test_one_bad_claim_refuses_the_container_whole() -> None:
 
 
 def test_evidence_names_each_request_once() -> None:
-    """The frontend rebuilds a record by request; the union beside them is no request, and no CPU is believed."""
+    """A claim is reported once, with its requests; the union beside them is not a request, and no CPU is believed."""
     evidence = read_evidence((*env_of(TWO), "DRA_CPUSET_c2=2-3,6", *env_of(MEM, "n")))
-    named = [use for key, variables in evidence.claims.items() for use in uses(key, variables)]
-    assert [(use.uid, use.requests) for use in named] == [("c2", ("a",)), ("c2", ("b",)), ("m1", ("n",))]
-    assert not any(use.cpus for use in named)
+    named = [use(key, variables) for key, variables in evidence.claims.items()]
+    assert [(one.uid, one.requests) for one in named] == [("c2", ("a", "b")), ("m1", ("n",))]
+    assert not any(one.cpus for one in named)
 
 
 NAMES = st.sampled_from(

@@ -55,9 +55,7 @@ def read_evidence(env: Sequence[str]) -> Evidence:
     return Evidence({claim: tuple(variables) for claim, variables in found.items()})
 
 
-def uses(claim: ClaimKey, variables: Sequence[Variable]) -> tuple[ClaimUse, ...]:
-    """Returns a claim as it is named: one entry for each request."""
-    requests = dict.fromkeys(variable.key.request or "" for variable in variables)
-    named = [request for request in requests if request] or [""]
-    driver, uid = claim
-    return tuple(ClaimUse(uid=uid, driver=driver, requests=(name,) if name else ()) for name in named)
+def use(claim: ClaimKey, variables: Sequence[Variable]) -> ClaimUse:
+    """Returns a claim as it is named, with the requests in the order of the variables."""
+    requests = dict.fromkeys(variable.key.request for variable in variables if variable.key.request)
+    return ClaimUse(uid=claim[1], driver=claim[0], requests=tuple(requests))

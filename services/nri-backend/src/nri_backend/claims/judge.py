@@ -18,7 +18,7 @@ from numa_contract.records import AllocationRecord, Owner
 from numa_contract.reports import ClaimUse
 
 from nri_backend.claims.entitlement import NOTHING, Entitlement, Held, entitlement_from
-from nri_backend.claims.evidence import Evidence, Variable, uses
+from nri_backend.claims.evidence import Evidence, Variable, use
 
 
 class Reason(StrEnum):
@@ -97,7 +97,7 @@ def assess(evidence: Evidence, user: Owner, claims: Claims, proven: Sequence[Hel
         return Verdict(entitlement_from(held) if held else NOTHING)
     kept = [one for one in proven if one.key in refused or evidence.fault]
     lost = {one.key for one in kept}
-    unknown = tuple(use for key, refusal in refused.items() if key not in lost for use in refusal.unknown)
+    unknown = tuple(one for key, refusal in refused.items() if key not in lost for one in refusal.unknown)
     first = next(iter(refused.values()))
     return Verdict(entitlement_from([*held, *kept]), tuple(map(_use, kept)), Refusal(first.reason, first.text, unknown))
 
@@ -121,7 +121,7 @@ def _no_record(key: ClaimKey, variables: Sequence[Variable], why: str) -> Refusa
     text = f"{shown(variables[0].name)} names {key[0]} {key[1]}, but {why}; name the claim in the pod's \
 spec.resourceClaims instead of setting the variable. If it is named there, dra-frontend rebuilds the record and the \
 kubelet retries"
-    return Refusal(Reason.NO_RECORD, text, uses(key, variables))
+    return Refusal(Reason.NO_RECORD, text, (use(key, variables),))
 
 
 def _checked(
@@ -131,7 +131,7 @@ def _checked(
     if not record.reserves(user.pod_uid):
         text = f"{claim} is not known to be reserved for this pod (seen in {name}); dra-frontend reads the claim \
 again and the kubelet retries. Without a claim of this pod, remove the variable"
-        return Refusal(Reason.NOT_RESERVED, text, uses((record.driver, record.claim.uid), variables))
+        return Refusal(Reason.NOT_RESERVED, text, (use((record.driver, record.claim.uid), variables),))
     requests = _requests(record, variables)
     if isinstance(requests, str):
         remedy = "variables of this name are set by the driver alone, remove them from pod and image"

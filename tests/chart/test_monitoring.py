@@ -12,7 +12,7 @@ from dra_frontend import telemetry as frontend
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.node.machine_watch import HostTrees, MachineWatch
-from nri_backend.telemetry import Facts
+from nri_backend.telemetry import GAUGES
 from nri_backend.telemetry import Telemetry as BackendTelemetry
 from numa_contract.config import Config
 from numa_contract.reports import BackendStatus
@@ -29,7 +29,7 @@ def scraped() -> frontend.Telemetry:
     trees = HostTrees(captured("32intel64-2p8co2t+8ve"), MemoryTree({}))
     watch = MachineWatch(trees, Config(), "node", lambda: Ledger({}))
     view = BackendView(time.monotonic)
-    metrics = BackendTelemetry().metrics(Facts(last_event_age=1.0))
+    metrics = BackendTelemetry().metrics({}, **dict.fromkeys(GAUGES, 1.0))
     view.renew(BackendStatus(instance="b", generation=1, metrics=metrics), [])
     telemetry = frontend.Telemetry()
     telemetry.show_node(lambda: Ledger({}), watch, view)

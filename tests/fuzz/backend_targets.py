@@ -16,12 +16,11 @@ from nri_backend.claims.judge import Claims, assess
 from nri_backend.frontend_link.http import TRANSIENT, HttpConnection
 from nri_backend.node.heartbeat import Heartbeat
 from nri_backend.node.preflight import cgroup_fault, mount_fault, other_mounts, parse_mounts
+from nri_backend.nri.link import PLUGIN_CONNECTION, RUNTIME_CONNECTION, Trunk, wrap
 from nri_backend.nri.messages import read_container, read_pod
-from nri_backend.nri.mux import PLUGIN_CONNECTION, RUNTIME_CONNECTION, Trunk, wrap
 from nri_backend.probe import answer
-from nri_backend.ttrpc import Call, CallReceived, ClientConnection, PeerError, ServerConnection, StatusError
-from nri_backend.ttrpc.envelope import encode_answer, encode_call
-from nri_backend.ttrpc.frames import RESPONSE, encode_frame
+from nri_backend.ttrpc.connection import ClientConnection, ServerConnection
+from nri_backend.ttrpc.wire import RESPONSE, Call, PeerError, StatusError, encode_answer, encode_call, encode_frame
 from numa_contract.cdi import ClaimFile, request_env
 from numa_contract.names import CPU_DRIVER
 from numa_contract.records import AllocationRecord, Owner
@@ -65,16 +64,16 @@ def _pieces(data: bytes) -> Iterable[bytes]:
 def _server(data: bytes) -> None:
     connection = ServerConnection()
     for piece in _pieces(data):
-        for event in connection.receive_data(piece):
-            if isinstance(event, CallReceived):
-                assert connection.respond(event.stream_id, event.call.payload[:100])
+        for call in connection.receive_data(piece):
+            if isinstance(call, Call):
+                assert connection.respond(call.stream_id, call.payload[:100])
 
 
 def _client(data: bytes) -> None:
     connection = ClientConnection()
     for _ in range(20):
         connection.call(Call("s", "m", b""))
-    answers = [event.stream_id for piece in _pieces(data) for event in connection.receive_data(piece)]
+    answers = [stream_id for piece in _pieces(data) for stream_id, _ in connection.receive_data(piece)]
     assert len(answers) == len(set(answers)) <= 20
 
 

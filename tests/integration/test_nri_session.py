@@ -6,10 +6,11 @@ import time
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from google.protobuf.message import Message
-from nri_backend.nri import link as transport
+from nri_backend.nri.link import dial
 from nri_backend.nri.model import Adjustment, ContainerState, RefusedError, Resources, Update
 from nri_backend.nri.session import RuntimeSession
 from numa_node.backoff import Backoff
@@ -23,6 +24,11 @@ from tests.rigs.nri_hooks import RecordingHooks, RecordingObserver
 from tests.rigs.nri_rig import PLUGIN_NAME, nri_rig
 
 _LEVELS = ["0.6", "0.8", "0.11", "0.12"]
+
+
+def _session(hooks: RecordingHooks, observer: RecordingObserver, **options: Any) -> RuntimeSession:
+    backoff = Backoff(0.01, 0.05, Random(1))
+    return RuntimeSession(hooks, observer.link_changed, observer.call_done, backoff=backoff, **options)
 
 
 @pytest.mark.parametrize("level", _LEVELS)
@@ -102,9 +108,9 @@ async def test_configure_may_come_before_the_answer_to_the_registration(tmp_path
         return {"RegisterPlugin": register}
 
     hooks = RecordingHooks()
-    session = RuntimeSession(hooks, RecordingObserver())
+    session = _session(hooks, RecordingObserver())
     async with bare_runtime(tmp_path / "nri.sock", methods), asyncio.TaskGroup() as tasks:
-        forever = tasks.create_task(session.run_forever(partial(transport.dial, tmp_path / "nri.sock")))
+        forever = tasks.create_task(session.run_forever(partial(dial, tmp_path / "nri.sock")))
         await asyncio.wait_for(done.wait(), 5)
         assert hooks.seen == [("synchronize", (0, 0))]
         forever.cancel()
@@ -115,12 +121,12 @@ async def test_a_runtime_that_restarts_is_found_again_at_its_new_socket(tmp_path
     """The socket is removed and made anew; within 2 s we are registered and synchronised again."""
     async with nri_rig(tmp_path) as rig:
         before = (tmp_path / "nri.sock").stat().st_ctime_ns
-        for epoch in (2, 3):
+        for connection in (2, 3):
             started = time.monotonic()
             await rig.runtime.restart(0.05)
             await rig.runtime.wait_until(lambda runtime: PLUGIN_NAME in runtime.plugins, 2)
             assert time.monotonic() - started < 2
-            await rig.synchronized(epoch)
+            await rig.synchronized(connection)
         assert (tmp_path / "nri.sock").stat().st_ctime_ns != before
         assert rig.hooks.names == ["synchronize", "disconnected", "synchronize", "disconnected", "synchronize"]
         assert [change.synchronized for change in rig.observer.changes if change.connected].count(True) == 3
@@ -130,10 +136,10 @@ async def test_a_runtime_that_restarts_is_found_again_at_its_new_socket(tmp_path
 async def test_reconnection_has_no_limit_for_the_life_of_a_process(tmp_path: Path) -> None:
     """The memory peer gives up at the sixth loss of its runtime; we are back after each, and as quick."""
     async with nri_rig(tmp_path) as rig:
-        for epoch in range(2, 10):
+        for connection in range(2, 10):
             await rig.runtime.restart()
             started = time.monotonic()
-            await rig.synchronized(epoch)
+            await rig.synchronized(connection)
             assert time.monotonic() - started < 2
 
 
@@ -200,11 +206,9 @@ async def test_a_failed_snapshot_is_tried_again_on_a_new_connection(tmp_path: Pa
 async def test_a_refused_registration_is_tried_again_with_its_reason_at_hand(tmp_path: Path) -> None:
     """A name that the runtime does not accept must show in the status, not in a silent loop."""
     socket = tmp_path / "nri.sock"
-    session = RuntimeSession(
-        RecordingHooks(), RecordingObserver(), name="no spaces", backoff=Backoff(0.01, 0.05, Random(1))
-    )
+    session = _session(RecordingHooks(), RecordingObserver(), name="no spaces")
     async with running(RuntimeOptions(socket)) as runtime, asyncio.TaskGroup() as tasks:
-        forever = tasks.create_task(session.run_forever(partial(transport.dial, socket)))
+        forever = tasks.create_task(session.run_forever(partial(dial, socket)))
         await runtime.wait_until(lambda one: len(one.log) >= 2)
         assert "invalid plugin name" in session.status.last_end or "closed" in session.status.last_end
         assert not session.status.synchronized
@@ -215,9 +219,9 @@ async def test_a_runtime_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> 
     """The status names the socket meanwhile, and no hook is told of a loss that was none."""
     socket = tmp_path / "nri.sock"
     hooks, observer = RecordingHooks(), RecordingObserver()
-    session = RuntimeSession(hooks, observer, backoff=Backoff(0.01, 0.05, Random(1)))
+    session = _session(hooks, observer)
     async with asyncio.TaskGroup() as tasks:
-        forever = tasks.create_task(session.run_forever(partial(transport.dial, socket)))
+        forever = tasks.create_task(session.run_forever(partial(dial, socket)))
         await observer.wait_for(lambda status: "cannot connect" in status.last_end and str(socket) in status.last_end)
         assert not session.status.connected
         async with running(RuntimeOptions(socket)):

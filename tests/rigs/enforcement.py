@@ -12,11 +12,12 @@ from typing import Literal
 from nri_backend.containers.state import Choices
 from nri_backend.enforcement.edges import Edges
 from nri_backend.enforcement.hooks import Enforcer
+from nri_backend.frontend_link import reports
 from nri_backend.limits.paths import container_directory, pod_directory
 from nri_backend.limits.wants import Host
 from nri_backend.node.proofs import Proofs
-from nri_backend.nri.hooks import Leadership
-from nri_backend.nri.model import Adjustment, Container, ContainerState, Pod, Resources, Update
+from nri_backend.nri.model import Adjustment, Container, ContainerState, Leadership, Pod, Resources, Update
+from nri_backend.telemetry import Telemetry
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
@@ -26,48 +27,53 @@ from tests.rigs.claims import container, env_of, pod, write_claim
 from tests.rigs.kernel_tree import SIZES, KernelTree
 
 
-class Reports:
-    """The frontend's side: the latest report of each container."""
+class Reports(reports.Reports):
+    """The latest report of each container, to be looked at."""
 
     def __init__(self) -> None:
+        super().__init__(lambda: None)
         self.latest: dict[str, ContainerReport] = {}
         self.deleted: list[str] = []
 
     def put(self, report: ContainerReport) -> None:
         """Takes a report."""
+        super().put(report)
         self.latest[report.id] = report
 
     def delete(self, container_id: str) -> None:
         """Takes a deletion."""
+        super().delete(container_id)
         self.latest.pop(container_id, None)
         self.deleted.append(container_id)
-
-    def forget_pod(self, pod_uid: str) -> None:
-        """Takes the end of a pod."""
 
     def replace(self, reports: Iterable[ContainerReport]) -> None:
         """Takes the state of all containers."""
         self.latest = {report.id: report for report in reports}
+        super().replace(self.latest.values())
 
 
-class Counts:
-    """Counts what enforcement does."""
+class Counts(Telemetry):
+    """What enforcement has done, to be looked at."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.refusals: Counter[str] = Counter()
         self.repairs: Counter[str] = Counter()
         self.moves = 0
 
     def refused(self, reason: str) -> None:
         """Counts a refusal."""
+        super().refused(reason)
         self.refusals[reason] += 1
 
     def repaired(self, kind: str, count: int = 1) -> None:
         """Counts a repair."""
+        super().repaired(kind, count)
         self.repairs[kind] += count
 
     def moved(self, seconds: float) -> None:
         """Counts a move."""
+        super().moved(seconds)
         self.moves += 1
 
 

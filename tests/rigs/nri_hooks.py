@@ -5,8 +5,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from nri_backend.nri.hooks import LinkStatus
-from nri_backend.nri.model import Adjustment, Container, Pod, Resources, Update
+from nri_backend.nri.model import Adjustment, Container, LinkStatus, Pod, Resources, Update
 
 
 class RecordingHooks:
@@ -74,7 +73,7 @@ class RecordingHooks:
 
 
 class RecordingObserver:
-    """Implements LinkObserver."""
+    """Hears of the connection and of calls."""
 
     def __init__(self) -> None:
         self.changes: list[LinkStatus] = []
@@ -82,6 +81,11 @@ class RecordingObserver:
         """(method, outcome), in order."""
         self.seconds: list[float] = []
         self._changed = asyncio.Event()
+
+    @property
+    def connections(self) -> int:
+        """How many connections there have been."""
+        return sum(status.connected and not status.synchronized for status in self.changes)
 
     async def wait_for(self, condition: Callable[[LinkStatus], bool], seconds: float = 5.0) -> None:
         """Waits until the link's last known status meets the condition. Raises TimeoutError."""

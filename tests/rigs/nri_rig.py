@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from nri_backend.nri import link as transport
+from nri_backend.nri.link import dial
 from nri_backend.nri.model import Adjustment, Resources
 from nri_backend.nri.session import RuntimeSession
 from numa_node.backoff import Backoff
@@ -33,9 +33,9 @@ class NriRig:
     session: RuntimeSession
     tasks: asyncio.TaskGroup
 
-    async def synchronized(self, epoch: int = 1) -> None:
-        """Waits until both ends agree that the plugin is active."""
-        await self.observer.wait_for(lambda status: status.epoch >= epoch and status.synchronized)
+    async def synchronized(self, connection: int = 1) -> None:
+        """Waits until both ends agree that the plugin is active, on this connection or a later one."""
+        await self.observer.wait_for(lambda status: status.synchronized and self.observer.connections >= connection)
         await self.runtime.wait_until(lambda runtime: PLUGIN_NAME in runtime.plugins)
 
     def answer(self, **resources: Any) -> None:
@@ -50,10 +50,10 @@ async def nri_rig(
     """A runtime that has filled running containers, and our session connected to it."""
     socket = folder / "nri.sock"
     hooks, observer = RecordingHooks(), RecordingObserver()
-    session = RuntimeSession(hooks, observer, backoff=Backoff(0.01, 0.1, Random(1)))
+    session = RuntimeSession(hooks, observer.link_changed, observer.call_done, backoff=Backoff(0.01, 0.1, Random(1)))
     async with running(RuntimeOptions(socket, level=level, **options)) as runtime, asyncio.TaskGroup() as tasks:
         await _fill(runtime, filled, annotation)
-        forever = tasks.create_task(session.run_forever(partial(transport.dial, socket)))
+        forever = tasks.create_task(session.run_forever(partial(dial, socket)))
         try:
             rig = NriRig(runtime, hooks, observer, session, tasks)
             if wait:

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from nri_backend.nri.hooks import LinkStatus
 from nri_backend.nri.link import dial
 from nri_backend.nri.model import Adjustment, Container, Pod, Resources, Update
 from nri_backend.nri.session import RuntimeSession
@@ -23,7 +22,7 @@ VARIABLE: Final = "DRA_CPUSET_answer"
 
 
 class Answers:
-    """Implements ContainerHooks and LinkObserver of nri_backend.nri.hooks; only a creation is answered."""
+    """Implements ContainerHooks of nri_backend.nri.model; only a creation is answered."""
 
     async def synchronize(self, _pods: Sequence[Pod], _containers: Sequence[Container]) -> list[Update]:
         return []
@@ -52,14 +51,12 @@ class Answers:
     def disconnected(self) -> None:
         return
 
-    def link_changed(self, _status: LinkStatus) -> None:
-        return
 
-    def call_done(self, _method: str, _seconds: float, _outcome: str) -> None:
-        return
+def _ignored(*_told: object) -> None:
+    return
 
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
-    answers = Answers()
-    asyncio.run(RuntimeSession(answers, answers, name="answering", index="50").run_forever(lambda: dial(NRI_SOCKET)))
+    session = RuntimeSession(Answers(), _ignored, _ignored, name="answering", index="50")
+    asyncio.run(session.run_forever(lambda: dial(NRI_SOCKET)))

@@ -8,7 +8,7 @@ from nri_backend.node.active_lock import ActiveLock
 from nri_backend.node.former_lock import FormerLock
 from nri_backend.node.host import HostError
 from nri_backend.node.preflight import PreflightError
-from nri_backend.nri.hooks import LinkStatus
+from nri_backend.nri.model import LinkStatus
 from nri_backend.settings import load_settings
 from numa_contract import __version__
 

@@ -4,43 +4,35 @@
 import time
 
 import pytest
-from nri_backend.telemetry import MAX_SERIES, Facts, Telemetry
+from nri_backend.telemetry import MAX_SERIES, Telemetry
 from numa_contract import __version__
 from numa_contract.reports import Metric
 
 
-def samples(telemetry: Telemetry, facts: Facts | None = None) -> dict[str, float]:
+def samples(telemetry: Telemetry, **gauges: float) -> dict[str, float]:
     """Value by name and labels; of histograms the number of observations."""
     return {
         " ".join((metric.name, *sample.labels)): sum(sample.counts) if metric.kind == "histogram" else sample.value
-        for metric in telemetry.metrics(facts or Facts())
+        for metric in telemetry.metrics({"claim": 1, "plain": 3}, **gauges)
         for sample in metric.samples
     }
 
 
 def named(telemetry: Telemetry, name: str) -> Metric:
     """One metric."""
-    (metric,) = [metric for metric in telemetry.metrics(Facts()) if metric.name == name]
+    (metric,) = [metric for metric in telemetry.metrics({}) if metric.name == name]
     return metric
 
 
 def test_gauges_are_read_when_they_are_sent() -> None:
     """A gauge shows what is true at the report, not when it was last set."""
-    telemetry = Telemetry()
-    assert samples(telemetry)["connected"] == 0
+    now = [5.0]
+    telemetry = Telemetry(lambda: now[0])
     assert "last_event_age_seconds" not in samples(telemetry)
-    facts = Facts(
-        connected=True,
-        synchronized=True,
-        active=True,
-        pool_cpus=6,
-        claims=2,
-        containers={"claim": 1, "plain": 3},
-        last_event_age=1.5,
-    )
-    seen = samples(telemetry, facts)
-    assert seen["connected"] == seen["synchronized"] == seen["active"] == 1
-    assert (seen["pool_cpus"], seen["claims"], seen["last_event_age_seconds"]) == (6, 2, 1.5)
+    telemetry.call_done("CreateContainer", 0.003, "ok")
+    now[0] = 6.5
+    seen = samples(telemetry, connected=True, pool_cpus=6)
+    assert (seen["connected"], seen["pool_cpus"], seen["last_event_age_seconds"]) == (1, 6, 1.5)
     assert (seen["containers claim"], seen["containers plain"]) == (1, 3)
 
 

@@ -12,11 +12,9 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from numa_contract import __version__
@@ -43,12 +41,12 @@ from nri_backend.node.former_lock import FormerLock
 from nri_backend.node.host import HostError, read_host
 from nri_backend.node.preflight import PreflightError, check_node, make_run_directory
 from nri_backend.node.proofs import Proofs
-from nri_backend.nri.hooks import LinkStatus
 from nri_backend.nri.link import dial
+from nri_backend.nri.model import LinkStatus
 from nri_backend.nri.session import RuntimeSession
 from nri_backend.probe import serve_probes
 from nri_backend.settings import COMMAND, Settings, UsageError, load_settings
-from nri_backend.telemetry import Facts, Telemetry
+from nri_backend.telemetry import Telemetry
 
 MAX_PROBLEMS: Final = 20
 """Problems told in a lease; whoever has more than these reads the log."""
@@ -89,8 +87,13 @@ class Backend:
         )
         choices = Choices(settings.reserved_cpus, settings.lazy_pool, settings.hugepage_guard, settings.cpu_quota)
         self._enforcer = Enforcer(edges, read_node(), choices, settings.pod_uid)
-        self.call_done = self._telemetry.call_done
-        self._session = RuntimeSession(self._enforcer, self, name=NRI_PLUGIN_NAME, index=settings.plugin_index)
+        self._session = RuntimeSession(
+            self._enforcer,
+            self.link_changed,
+            self._telemetry.call_done,
+            name=NRI_PLUGIN_NAME,
+            index=settings.plugin_index,
+        )
         self._records = RecordsClient(settings.state_socket, self._records_changed)
         self._client = StateClient(settings.state_socket, self.status, self._reports, self._news)
 
@@ -101,7 +104,7 @@ class Backend:
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """Returns everything that has to run for ever, by name."""
         return {
-            "runtime": self._session.run_forever(partial(dial, Path(self._settings.nri_socket))),
+            "runtime": self._session.run_forever(partial(dial, self._settings.nri_socket)),
             "enforcement": self._enforcer.run_forever(),
             "leader": self._lead(),
             "reports": self._client.report_forever(),
@@ -140,19 +143,14 @@ class Backend:
             pool=actuator.state.pool,
             problems=tuple(cut_answer(problem) for problem in actuator.problems[:MAX_PROBLEMS]),
             counters={name: float(count) for name, count in actuator.counters.items()},
-            metrics=self._telemetry.metrics(self._facts(link)),
-        )
-
-    def _facts(self, link: LinkStatus) -> Facts:
-        state = self._enforcer.state
-        return Facts(
-            connected=link.connected,
-            synchronized=link.synchronized,
-            active=self._enforcer.active,
-            pool_cpus=len(state.pool),
-            claims=len(state.files),
-            containers=state.kinds(),
-            last_event_age=None if link.last_event is None else time.monotonic() - link.last_event,
+            metrics=self._telemetry.metrics(
+                actuator.state.kinds(),
+                connected=link.connected,
+                synchronized=link.synchronized,
+                active=self._enforcer.active,
+                pool_cpus=len(actuator.state.pool),
+                claims=len(actuator.state.files),
+            ),
         )
 
     async def _lead(self) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Metrics, as values that go to the frontend with the lease and are served there: nobody scrapes the enforcer."""
 
+import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from numa_contract import __version__
@@ -16,19 +16,15 @@ MAX_SERIES: Final = 64
 """Of one metric: the words in labels are a few fixed ones, so more of them are a mistake."""
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What is true at the moment of a report."""
-
-    connected: bool = False
-    synchronized: bool = False
-    active: bool = False
-    pool_cpus: int = 0
-    claims: int = 0
-    containers: Mapping[str, int] = field(default_factory=dict)
-    """Number of containers by kind."""
-    last_event_age: float | None = None
-    """Seconds since the runtime's last call; None before the first."""
+GAUGES: Final = {
+    "connected": "Whether a connection to the runtime is open.",
+    "synchronized": "Whether the runtime's state was taken over and events flow.",
+    "active": "Whether this instance holds the lock and enforces.",
+    "pool_cpus": "CPUs for containers without a claim.",
+    "claims": "Claim records known.",
+    "last_event_age_seconds": "Seconds since the runtime's last call.",
+}
+"""What is true at the moment of a report."""
 
 
 class _Series:
@@ -68,9 +64,11 @@ class _Series:
 
 
 class Telemetry:
-    """What has happened in this process. It is the observer of enforcement and of the runtime's calls."""
+    """What has happened in this process. Enforcement and the runtime's calls are counted here."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last_event: float | None = None
         self._hooks = _Series("hook_seconds", "Time of a hook.", "hook", buckets=_HOOK_SECONDS)
         self._outcomes = _Series("hooks", "Hooks answered, by outcome.", "hook", "outcome")
         self._refusals = _Series("refusals", "Containers refused, by reason.", "reason")
@@ -83,6 +81,7 @@ class Telemetry:
         hook = "unknown" if outcome == "unimplemented" else method
         self._hooks.observe(seconds, hook)
         self._outcomes.count(hook, outcome)
+        self._last_event = self._clock()
 
     def refused(self, reason: str) -> None:
         """Counts a container that was refused; the reason is one of a few fixed words."""
@@ -96,25 +95,28 @@ class Telemetry:
         """Counts one move of the containers without a claim."""
         self._mover.observe(seconds)
 
-    def metrics(self, facts: Facts) -> tuple[Metric, ...]:
-        """Returns everything that was counted, and the facts as gauges."""
+    def metrics(self, containers: Mapping[str, int], **gauges: float) -> tuple[Metric, ...]:
+        """Returns everything that was counted, and the gauges as of now; ``containers`` is their number by kind."""
+        if self._last_event is not None:
+            gauges["last_event_age_seconds"] = self._clock() - self._last_event
         counted = (self._hooks, self._outcomes, self._refusals, self._repairs, self._mover)
-        return (*_gauges(facts), *(one.metric() for one in counted))
+        return (
+            *(Metric(name=name, help=GAUGES[name], samples=_one(value)) for name, value in gauges.items()),
+            Metric(
+                name="containers",
+                help="Containers known, by kind.",
+                labels=("kind",),
+                samples=tuple(MetricSample(labels=(kind,), value=count) for kind, count in sorted(containers.items())),
+            ),
+            Metric(
+                name="build_info",
+                help="Always 1; the version is a label.",
+                labels=("version",),
+                samples=_one(1, __version__),
+            ),
+            *(one.metric() for one in counted),
+        )
 
 
-def _gauges(facts: Facts) -> Iterator[Metric]:
-    values = {
-        "connected": ("Whether a connection to the runtime is open.", facts.connected),
-        "synchronized": ("Whether the runtime's state was taken over and events flow.", facts.synchronized),
-        "active": ("Whether this instance holds the lock and enforces.", facts.active),
-        "pool_cpus": ("CPUs for containers without a claim.", facts.pool_cpus),
-        "claims": ("Claim records known.", facts.claims),
-        "last_event_age_seconds": ("Seconds since the runtime's last call.", facts.last_event_age),
-    }
-    for name, (text, value) in values.items():
-        if value is not None:
-            yield Metric(name=name, help=text, samples=(MetricSample(value=value),))
-    kinds = tuple(MetricSample(labels=(kind,), value=count) for kind, count in sorted(facts.containers.items()))
-    yield Metric(name="containers", help="Containers known, by kind.", labels=("kind",), samples=kinds)
-    build = MetricSample(labels=(__version__,), value=1)
-    yield Metric(name="build_info", help="Always 1; the version is a label.", labels=("version",), samples=(build,))
+def _one(value: float, *labels: str) -> tuple[MetricSample, ...]:
+    return (MetricSample(labels=labels, value=value),)

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from nri_backend.nri.hooks import LinkStatus
-from nri_backend.nri.model import RefusedError, Resources
+from nri_backend.nri.model import LinkStatus, RefusedError, Resources
 
 from tests.fakes.waiting import eventually
 from tests.rigs.claims import MI, POD, PODS, TOP, container, cpu_record, env_of, memory_record, pod

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from nri_backend.containers.container import Phase
 from nri_backend.limits.wants import Host
-from nri_backend.nri.hooks import Leadership
-from nri_backend.nri.model import Container, RefusedError, Resources
+from nri_backend.nri.model import Container, Leadership, RefusedError, Resources
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.fakes.waiting import eventually

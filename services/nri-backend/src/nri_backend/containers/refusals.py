@@ -10,7 +10,7 @@ from nri_backend.containers.container import Tracked
 from nri_backend.containers.state import NodeState
 from nri_backend.limits.diff import Seen
 from nri_backend.limits.wants import Host
-from nri_backend.nri.hooks import Leadership, LinkStatus
+from nri_backend.nri.model import Leadership, LinkStatus
 
 
 def impossible(tracked: Tracked, state: NodeState, runtime: LinkStatus) -> Refusal | None:

@@ -31,7 +31,7 @@ from nri_backend.enforcement.turn import Step, Turn
 from nri_backend.limits.diff import Seen
 from nri_backend.node.cgroups import CgroupRefusedError, Notes
 from nri_backend.node.host import HostError
-from nri_backend.nri.hooks import Leadership
+from nri_backend.nri.model import Leadership
 
 REPORTED_SECONDS: Final = 2.0
 """A write that hangs for so long is told as a problem."""

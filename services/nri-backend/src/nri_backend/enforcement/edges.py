@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from numa_node.claim_directory import ClaimDirectory
 
+from nri_backend.frontend_link.reports import Reports
 from nri_backend.limits.wants import Host
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.node.proofs import Proofs
-from nri_backend.nri.hooks import EnforcementObserver, Leadership, ReportSink
+from nri_backend.nri.model import Leadership
+from nri_backend.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,5 +24,5 @@ class Edges:
     """Blocks; HostError."""
     proofs: Proofs
     leadership: Callable[[], Leadership]
-    sink: ReportSink
-    observer: EnforcementObserver
+    sink: Reports
+    observer: Telemetry

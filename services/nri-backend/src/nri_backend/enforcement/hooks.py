@@ -27,8 +27,16 @@ from nri_backend.enforcement.start import make_true
 from nri_backend.limits.diff import Seen
 from nri_backend.limits.stated import stated
 from nri_backend.limits.wants import Host
-from nri_backend.nri.hooks import LinkStatus
-from nri_backend.nri.model import Adjustment, Container, ContainerState, Pod, RefusedError, Resources, Update
+from nri_backend.nri.model import (
+    Adjustment,
+    Container,
+    ContainerState,
+    LinkStatus,
+    Pod,
+    RefusedError,
+    Resources,
+    Update,
+)
 
 # Under the 1.5 s after which plugin.py answers for us, with a text that helps less.
 CLEAR_SECONDS: Final = 1.2

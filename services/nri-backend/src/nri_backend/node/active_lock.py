@@ -24,7 +24,7 @@ from numa_node.file_lock import is_named, locked
 
 from nri_backend.node.former_lock import FormerLock
 from nri_backend.node.heartbeat import BEAT_SECONDS, SIZE, STALE_SECONDS, Heartbeat
-from nri_backend.nri.hooks import Leadership
+from nri_backend.nri.model import Leadership
 
 POLL_SECONDS: Final = 0.1
 """flock has no asynchronous form, and a take-over must be done within a second; a try costs a few system calls."""

@@ -1,42 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pump between a unix socket, the mux and the two ttrpc connections. The backend's only asyncio stream code."""
+"""One connection to the runtime: a unix socket, NRI's mux on it, and the two ttrpc connections that share it.
+
+The mux puts eight bytes before each piece of a connection's byte stream, big endian: connection id, payload length.
+What we write must suit the Go reader at the other end (NRI pkg/net/multiplex/mux.go): each read hands out one frame of
+the mux, and fails when the buffer it was given is smaller. ttrpc reads through a buffer of 4096 bytes, except that a
+body which does not fit is read straight into place. Hence wrap(): a short message is one frame; a longer one is its
+ttrpc header, then its body. Many frames instead could overrun the 256 that the reader queues.
+"""
 
 import asyncio
 import contextlib
 import errno
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from struct import Struct
 
-from nri_backend.nri.mux import PLUGIN_CONNECTION, RUNTIME_CONNECTION, Trunk, wrap
-from nri_backend.ttrpc import (
-    Call,
-    CallReceived,
-    CallRefused,
-    CallTimeoutError,
-    ClientConnection,
-    Code,
-    EndKind,
-    LinkClosedError,
-    LinkEnd,
-    OversizedError,
-    PeerError,
-    ServerConnection,
-    StatusError,
-)
+from nri_backend.ttrpc.connection import ClientConnection, ServerConnection
+from nri_backend.ttrpc.wire import HEADER_BYTES, Call, Code, OversizedError, PeerError, StatusError, TtrpcError
 
-Serve = Callable[[Call], Awaitable[bytes]]
-"""Carries out a call of the runtime: the answer's payload, or a StatusError."""
-
-_log = logging.getLogger(__name__)
+PLUGIN_CONNECTION = 1
+"""Here the runtime calls the plugin."""
+RUNTIME_CONNECTION = 2
+"""Here the plugin calls the runtime."""
+_HEADER = Struct(">II")
+_READER_BUFFER = 4096
+# The longest frame that any release writes (NRI before 0.7 splits at 16 MiB). The Go reader checks nothing and would
+# allocate what a broken header says.
+_MAX_FRAME = (16 << 20) + HEADER_BYTES
 _READ_BYTES = 256 << 10
 _FLUSH_SECONDS = 1.0
 # The runtime sends one event at a time and plugin calls wait for nothing but our own hooks: a peer with this many calls
 # outstanding is not a runtime. It also keeps the unread answers (two frames each) below the 256 that the peer queues.
 _MAX_CALLS = 64
+_log = logging.getLogger(__name__)
+
+Serve = Callable[[Call], Awaitable[bytes]]
+"""Carries out a call of the runtime: the answer's payload, or a StatusError."""
 
 
-async def dial(path: Path, connect_seconds: float = 5.0) -> "Link":
+class UnansweredError(TtrpcError):
+    """A call of ours has no answer: none came in time, or the connection ended. The peer may still carry it out."""
+
+
+def wrap(connection: int, message: bytes) -> bytes:
+    """One whole ttrpc message, ready to be written to the trunk in one go."""
+    if len(message) <= _READER_BUFFER:
+        return _HEADER.pack(connection, len(message)) + message
+    head, body = message[:HEADER_BYTES], memoryview(message)[HEADER_BYTES:]
+    return b"".join((_HEADER.pack(connection, len(head)), head, _HEADER.pack(connection, len(body)), body))
+
+
+class Trunk:
+    """The receiving half of the mux: the socket's bytes in, pieces of the connections' byte streams out.
+
+    Frames are not message borders, so their payload is passed on as it comes and only headers are ever held back.
+    """
+
+    __slots__ = ("_connection", "_header", "_left")
+
+    def __init__(self) -> None:
+        self._header = bytearray()
+        self._connection = 0
+        self._left = 0
+
+    def receive_data(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yields (connection id, bytes); what belongs to other ids is dropped. Must be exhausted.
+
+        Raises PeerError when a length makes no sense.
+        """
+        rest = memoryview(data)
+        while rest:
+            if not self._left:
+                rest = self._take_header(rest)
+                continue
+            piece, rest = rest[: self._left], rest[self._left :]
+            self._left -= len(piece)
+            if self._connection in (PLUGIN_CONNECTION, RUNTIME_CONNECTION):
+                yield self._connection, bytes(piece)
+
+    def _take_header(self, rest: memoryview) -> memoryview:
+        wanted = _HEADER.size - len(self._header)
+        self._header += rest[:wanted]
+        if len(self._header) == _HEADER.size:
+            self._connection, self._left = _HEADER.unpack(self._header)
+            self._header.clear()
+            if self._left > _MAX_FRAME:
+                raise PeerError(f"a mux frame claims {self._left} bytes; the borders between frames are lost")
+        return rest[wanted:]
+
+
+async def dial(path: str | Path, connect_seconds: float = 5.0) -> "Link":
     """Connects to the runtime's socket. Raises OSError, with the path in its text, when nobody listens."""
     try:
         async with asyncio.timeout(connect_seconds):
@@ -56,47 +110,46 @@ class Link:
         self._writer = writer
         self._server = ServerConnection()
         self._client = ClientConnection()
-        self._waiting: dict[int, asyncio.Future[bytes | StatusError | LinkEnd]] = {}
+        self._waiting: dict[int, asyncio.Future[bytes | TtrpcError]] = {}
         self._running: set[asyncio.Task[None]] = set()
-        self._end: LinkEnd | None = None
+        self._end = ""
 
-    async def run(self, serve: Serve) -> LinkEnd:
+    async def run(self, serve: Serve) -> str:
         """Pumps until the connection is gone and says why. Each incoming call is a task; those left are cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                end = await self._pump(tasks, serve)
+                await self._pump(tasks, serve)
                 for task in self._running:
                     task.cancel()
         finally:
-            self.close(LinkEnd(EndKind.OURS, "this side closed the connection"))
+            self.close("this side closed the connection")
             with contextlib.suppress(OSError):
                 await self._writer.wait_closed()
-        return end
+        return self._end
 
     async def call(self, service: str, method: str, payload: bytes, seconds: float) -> bytes:
         """Calls the runtime while run() is running.
 
-        Raises StatusError (the runtime's answer), CallTimeoutError, LinkClosedError, OversizedError (nothing was sent).
+        Raises StatusError (the runtime's answer), UnansweredError, OversizedError (nothing was sent).
         """
-        if self._end is not None:
-            raise LinkClosedError(self._end)
+        if self._end:
+            raise UnansweredError(self._end)
         stream_id, message = self._client.call(Call(service, method, payload, int(seconds * 1e9)))
-        waiting: asyncio.Future[bytes | StatusError | LinkEnd] = asyncio.get_running_loop().create_future()
+        # An error is a result: as the exception of a future that nobody awaits any more it would be logged.
+        waiting: asyncio.Future[bytes | TtrpcError] = asyncio.get_running_loop().create_future()
         self._waiting[stream_id] = waiting
         try:
             async with asyncio.timeout(seconds):
                 await self._write(RUNTIME_CONNECTION, message)
                 answer = await waiting
         except TimeoutError as error:
-            raise CallTimeoutError(method, seconds) from error
+            raise UnansweredError(f"{method} was not answered within {seconds:g} s") from error
         except OSError as error:
-            raise LinkClosedError(_broken(error)) from error
+            raise UnansweredError(_broken(error)) from error
         finally:
             del self._waiting[stream_id]
             self._client.give_up(stream_id)
-        if isinstance(answer, LinkEnd):
-            raise LinkClosedError(answer)
-        if isinstance(answer, StatusError):
+        if isinstance(answer, TtrpcError):
             raise answer
         return answer
 
@@ -105,9 +158,9 @@ class Link:
         while self._running:
             await asyncio.wait(self._running)
 
-    def close(self, end: LinkEnd) -> None:
+    def close(self, end: str) -> None:
         """Ends the connection once what was written is flushed; run() then answers with the first end there was."""
-        if self._end is not None:
+        if self._end:
             return
         self._end = end
         self._writer.close()
@@ -115,9 +168,9 @@ class Link:
         asyncio.get_running_loop().call_later(_FLUSH_SECONDS, self._writer.transport.abort)
         for waiting in self._waiting.values():
             if not waiting.done():
-                waiting.set_result(end)
+                waiting.set_result(UnansweredError(end))
 
-    async def _pump(self, tasks: asyncio.TaskGroup, serve: Serve) -> LinkEnd:
+    async def _pump(self, tasks: asyncio.TaskGroup, serve: Serve) -> None:
         trunk = Trunk()
         try:
             while data := await self._reader.read(_READ_BYTES):
@@ -126,48 +179,44 @@ class Link:
                         await self._take_calls(piece, tasks, serve)
                     else:
                         self._take_answers(piece)
-            end = LinkEnd(EndKind.EOF, "the runtime closed the connection")
+            self.close("the runtime closed the connection")
         except PeerError as error:
-            end = LinkEnd(EndKind.PROTOCOL, str(error))
+            self.close(str(error))
         except OSError as error:
-            end = _broken(error)
-        self.close(end)
-        return self._end or end
+            self.close(_broken(error))
 
     async def _take_calls(self, piece: bytes, tasks: asyncio.TaskGroup, serve: Serve) -> None:
-        for event in self._server.receive_data(piece):
-            if isinstance(event, CallRefused):
-                await self._write(PLUGIN_CONNECTION, event.reply)
+        for call in self._server.receive_data(piece):
+            if isinstance(call, bytes):
+                await self._write(PLUGIN_CONNECTION, call)
             elif len(self._running) >= _MAX_CALLS:
                 busy = StatusError(Code.RESOURCE_EXHAUSTED, f"{_MAX_CALLS} calls are being carried out already")
-                await self._write(PLUGIN_CONNECTION, self._server.respond(event.stream_id, busy))
+                await self._write(PLUGIN_CONNECTION, self._server.respond(call.stream_id, busy))
             else:
-                task = tasks.create_task(self._answer(event, serve), name=f"nri {event.call.method}")
+                task = tasks.create_task(self._answer(call, serve), name=f"nri {call.method}")
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
 
     def _take_answers(self, piece: bytes) -> None:
-        for event in self._client.receive_data(piece):
-            waiting = self._waiting.get(event.stream_id)
+        for stream_id, answer in self._client.receive_data(piece):
+            waiting = self._waiting.get(stream_id)
             if waiting is not None and not waiting.done():
-                waiting.set_result(event.answer)
+                waiting.set_result(answer)
 
-    async def _answer(self, event: CallReceived, serve: Serve) -> None:
+    async def _answer(self, call: Call, serve: Serve) -> None:
         answer: bytes | StatusError
         try:
-            answer = await serve(event.call)
+            answer = await serve(call)
         except StatusError as error:
             answer = error
+        try:
+            reply = self._server.respond(call.stream_id, answer)
+        except OversizedError as error:
+            _log.error("the answer to %s cannot be sent: %s", call.method, error)
+            reply = self._server.respond(call.stream_id, StatusError(Code.RESOURCE_EXHAUSTED, str(error)))
         # The connection may have ended meanwhile; the pump reports that.
         with contextlib.suppress(OSError):
-            await self._write(PLUGIN_CONNECTION, self._fitting(event, answer))
-
-    def _fitting(self, event: CallReceived, answer: bytes | StatusError) -> bytes:
-        try:
-            return self._server.respond(event.stream_id, answer)
-        except OversizedError as error:
-            _log.error("the answer to %s cannot be sent: %s", event.call.method, error)
-            return self._server.respond(event.stream_id, StatusError(Code.RESOURCE_EXHAUSTED, str(error)))
+            await self._write(PLUGIN_CONNECTION, reply)
 
     async def _write(self, connection: int, message: bytes) -> None:
         # One write() for a message, and none between the making of the bytes and it: so no two messages are mixed and
@@ -176,5 +225,5 @@ class Link:
         await self._writer.drain()
 
 
-def _broken(error: OSError) -> LinkEnd:
-    return LinkEnd(EndKind.RESET, f"the connection to the runtime broke: {error}")
+def _broken(error: OSError) -> str:
+    return f"the connection to the runtime broke: {error}"

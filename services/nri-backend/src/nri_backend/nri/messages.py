@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NRI messages to domain values and back. Protobuf goes no further than this module and plugin.py."""
+"""NRI messages to domain values and back. Protobuf goes no further than this package."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -19,8 +20,12 @@ from nri_backend.nri.model import (
     Resources,
     Update,
 )
+from nri_backend.ttrpc.wire import MAX_DATA
 
+_log = logging.getLogger(__name__)
 _OURS: Final = (CPU_ENV_PREFIX, MEMORY_ENV_PREFIX)
+# What a response frame holds beside the updates: the envelope, the field tags.
+_ENVELOPE_BYTES: Final = 64
 _STATES = {
     pb.CONTAINER_CREATED: ContainerState.CREATED,
     pb.CONTAINER_PAUSED: ContainerState.PAUSED,
@@ -99,26 +104,24 @@ def _write_policy(policy: MemoryPolicy) -> pb.LinuxMemoryPolicy:
     return pb.LinuxMemoryPolicy(mode=mode, nodes=format_cpu_list(policy.nodes))
 
 
-def write_updates(updates: Sequence[Update], limit: int) -> tuple[list[pb.ContainerUpdate], int]:
-    """As many updates as fit into limit bytes, in order, and the number of those left out."""
+def write_updates(updates: Sequence[Update], limit: int = MAX_DATA - _ENVELOPE_BYTES) -> list[pb.ContainerUpdate]:
+    """As many updates as fit into limit bytes, in order; the log says how many."""
     # Each costs its own bytes plus a tag and a length of at most five bytes in the message around it.
     around = 6
     messages: list[pb.ContainerUpdate] = []
     for update in updates:
-        message = _write_update(update)
+        message = pb.ContainerUpdate(
+            container_id=update.container_id,
+            linux=pb.LinuxContainerUpdate(resources=_write_resources(update.resources)),
+            ignore_failure=update.ignore_failure,
+        )
         limit -= message.ByteSize() + around
         if limit < 0:
+            text = "an answer has room for %d of %d updates; the audit holds the kernel's files of the others true"
+            _log.warning(text, len(messages), len(updates))
             break
         messages.append(message)
-    return messages, len(updates) - len(messages)
-
-
-def _write_update(update: Update) -> pb.ContainerUpdate:
-    return pb.ContainerUpdate(
-        container_id=update.container_id,
-        linux=pb.LinuxContainerUpdate(resources=_write_resources(update.resources)),
-        ignore_failure=update.ignore_failure,
-    )
+    return messages
 
 
 def _write_resources(resources: Resources) -> pb.LinuxResources:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods and containers as this plugin sees them, and what it may answer. No protobuf goes further than plugin.py."""
+"""Pods, containers and the runtime as this plugin sees them, the hooks that it calls, and what these may answer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final
+from typing import Final, Protocol
 
 MAX_VARIABLES: Final = 512
 """Variables of ours that a container may have; each of the 32 requests of a claim brings five at most."""
@@ -97,3 +98,59 @@ class Update:
 
 class RefusedError(Exception):
     """A container must not be created or started; the text reaches the pod's events and names the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStatus:
+    """The connection to the runtime, as it is now."""
+
+    connected: bool = False
+    synchronized: bool = False
+    """The runtime's snapshot was answered on this connection, and events flow."""
+    runtime_name: str = ""
+    runtime_version: str = ""
+    nri_version: str = ""
+    """Empty for runtimes before NRI 0.12, which do not tell."""
+    last_end: str = ""
+    """Why the connection before this one ended, or why the last attempt to connect failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """The instance that holds the lock, as another one sees it."""
+
+    fresh: bool
+    """It serves the runtime and was heard of lately."""
+    first: bool
+    """The runtime asks it before this instance: it calls plugins in the order in which they came."""
+
+
+class ContainerHooks(Protocol):
+    """The events of the runtime: each is to be answered within 50 ms of our own time.
+
+    A RefusedError fails the operation; nothing else may be raised.
+    """
+
+    async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> list[Update]:
+        """The complete state of the runtime, once per connection, all chunks joined."""
+
+    async def create_container(self, pod: Pod, container: Container) -> Adjustment:
+        """A container is about to be created; answers when it may be."""
+
+    async def start_container(self, pod: Pod, container: Container) -> None:
+        """The container's cgroup exists and its first instruction has not run."""
+
+    async def update_container(self, pod: Pod, container: Container, wanted: Resources) -> list[Update]:
+        """The kubelet wants other resources; an update for this very container amends the request."""
+
+    async def stop_container(self, pod: Pod, container: Container) -> list[Update]:
+        """The container has ended; may come twice, or for one that never started."""
+
+    async def remove_container(self, pod: Pod, container: Container) -> None:
+        """The runtime forgets the container."""
+
+    async def remove_pod(self, pod: Pod) -> None:
+        """The runtime forgets the sandbox."""
+
+    def disconnected(self) -> None:
+        """The connection to the runtime is gone; nothing is known about containers until the next synchronize."""

@@ -9,17 +9,14 @@ and the operation goes on without it. So everything is answered, and a hook that
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
 
 from google.protobuf.message import DecodeError, Message
 
 from nri_backend._pb import nri_pb2 as pb
-from nri_backend.nri.hooks import ContainerHooks, LinkObserver
 from nri_backend.nri.messages import read_container, read_pod, read_resources, write_adjustment, write_updates
-from nri_backend.nri.model import Container, Pod, RefusedError, Update
-from nri_backend.ttrpc import Call, Code, StatusError
-from nri_backend.ttrpc.frames import MAX_DATA
+from nri_backend.nri.model import Container, ContainerHooks, Pod, RefusedError
+from nri_backend.ttrpc.wire import Call, Code, StatusError
 
 PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Runtime"
@@ -31,9 +28,9 @@ _DEFAULT_PATIENCE = 2.0
 # The share of the runtime's patience after which a hook is answered with an error. The rest is for the way back and for
 # pauses of this process.
 _OURS = 0.75
-# What the response frame holds beside the updates: the envelope, the field tags.
-_ENVELOPE_BYTES = 64
-_WANTED = (
+# Every release knows these events. One unknown bit closes the plugin, and no bit at all subscribes to everything,
+# validation included.
+_EVENTS = (
     pb.RUN_POD_SANDBOX,
     pb.STOP_POD_SANDBOX,
     pb.REMOVE_POD_SANDBOX,
@@ -43,10 +40,6 @@ _WANTED = (
     pb.STOP_CONTAINER,
     pb.REMOVE_CONTAINER,
 )
-# Events every release knows, and those that only a runtime which tells its NRI version (0.12 and later) surely knows.
-# One unknown bit closes the plugin, and no bit at all subscribes to everything, validation included.
-_ALWAYS_KNOWN = 0x7FF
-_KNOWN_SINCE_0_12 = 0x3FFF
 _STATE_CHANGES = {
     pb.RUN_POD_SANDBOX: "RunPodSandbox",
     pb.POST_UPDATE_POD_SANDBOX: "PostUpdatePodSandbox",
@@ -59,31 +52,22 @@ _STATE_CHANGES = {
     pb.REMOVE_CONTAINER: "RemoveContainer",
 }
 _OUTCOMES: dict[int, str] = {Code.UNIMPLEMENTED: "unimplemented", Code.DEADLINE_EXCEEDED: "timeout"}
-_Response = TypeVar("_Response", pb.SynchronizeResponse, pb.UpdateContainerResponse, pb.StopContainerResponse)
+CallDone = Callable[[str, float, str], None]
+"""Hears of each answered call: method, seconds, and ok, refused, timeout, error or unimplemented."""
 _Method = tuple[Callable[[bytes], Message], Callable[..., Awaitable[Message]]]
-
-
-def event_mask(events: Sequence[int], nri_version: str) -> int:
-    """The subscription for these events, without what the runtime cannot know. No nri_version: one before 0.12."""
-    known = _KNOWN_SINCE_0_12 if nri_version else _ALWAYS_KNOWN
-    return sum(1 << (event - 1) for event in set(events)) & known
 
 
 class PluginService:
     """Answers the runtime's calls on one connection."""
 
-    def __init__(
-        self, hooks: ContainerHooks, observer: LinkObserver, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, hooks: ContainerHooks, call_done: CallDone) -> None:
         self.runtime = pb.ConfigureRequest()
         """What the runtime said of itself; empty before Configure."""
-        self.last_event: float | None = None
         self.synchronized = asyncio.Event()
         """Set when the snapshot was answered, also when that was an error: see sync_failure."""
         self.sync_failure = ""
         self._hooks = hooks
-        self._observer = observer
-        self._clock = clock
+        self._call_done = call_done
         self._pods: list[Pod] = []
         self._containers: list[Container] = []
         self._methods: dict[str, _Method] = {
@@ -108,8 +92,7 @@ class PluginService:
 
     async def serve(self, call: Call) -> bytes:
         """Carries out one call; the answer's payload. Raises StatusError, and nothing else."""
-        started = self._clock()
-        self.last_event = started
+        started = time.monotonic()
         outcome = "error"
         name = call.method
         try:
@@ -117,7 +100,7 @@ class PluginService:
             request = read(call.payload)
             if isinstance(request, pb.StateChangeEvent):
                 name = _STATE_CHANGES.get(request.event, name)
-            answer = await self._within(self._patience(call), name, method(request))
+            answer = await self._within(call, name, method(request))
             outcome = "ok"
             return answer.SerializeToString()
         except RefusedError as error:
@@ -134,18 +117,15 @@ class PluginService:
                 Code.INTERNAL, f"{name}: internal error; the log of nri-backend has the details"
             ) from error
         finally:
-            self._observer.call_done(name, self._clock() - started, outcome)
+            self._call_done(name, time.monotonic() - started, outcome)
 
     def _find(self, call: Call) -> _Method:
         if call.service != PLUGIN_SERVICE or call.method not in self._methods:
             raise StatusError(Code.UNIMPLEMENTED, f"there is no method {call.service}/{call.method}")
         return self._methods[call.method]
 
-    def _patience(self, call: Call) -> float:
-        return call.timeout_ns / 1e9 or self.runtime.request_timeout / 1e3 or _DEFAULT_PATIENCE
-
-    async def _within(self, patience: float, name: str, result: Awaitable[Message]) -> Message:
-        seconds = patience * _OURS
+    async def _within(self, call: Call, name: str, result: Awaitable[Message]) -> Message:
+        seconds = _OURS * (call.timeout_ns / 1e9 or self.runtime.request_timeout / 1e3 or _DEFAULT_PATIENCE)
         try:
             async with asyncio.timeout(seconds) as limit:
                 return await result
@@ -158,7 +138,7 @@ class PluginService:
 
     async def _configure(self, request: pb.ConfigureRequest) -> pb.ConfigureResponse:
         self.runtime = request
-        return pb.ConfigureResponse(events=event_mask(_WANTED, request.NRI_version))
+        return pb.ConfigureResponse(events=sum(1 << (event - 1) for event in _EVENTS))
 
     async def _synchronize(self, request: pb.SynchronizeRequest) -> pb.SynchronizeResponse:
         # A container may come in an earlier chunk than its pod: nothing is looked at before the last one.
@@ -178,17 +158,11 @@ class PluginService:
             self.sync_failure = ""
         finally:
             self.synchronized.set()
-        return _with_updates(pb.SynchronizeResponse(), updates)
+        return pb.SynchronizeResponse(update=write_updates(updates))
 
     async def _state_change(self, request: pb.StateChangeEvent) -> Message:
-        match request.event:
-            case pb.START_CONTAINER:
-                await self._start(request)
-            case pb.REMOVE_CONTAINER:
-                await self._remove(request)
-            case pb.REMOVE_POD_SANDBOX:
-                await self._remove_pod(request)
-        return pb.Empty()
+        name = _STATE_CHANGES.get(request.event)
+        return pb.Empty() if name is None else await self._methods[name][1](request)
 
     async def _create(self, request: pb.CreateContainerRequest) -> Message:
         adjustment = await self._hooks.create_container(read_pod(request.pod), read_container(request.container))
@@ -201,11 +175,12 @@ class PluginService:
     async def _update(self, request: pb.UpdateContainerRequest) -> Message:
         wanted = read_resources(request.linux_resources)
         pod, container = read_pod(request.pod), read_container(request.container)
-        return _with_updates(pb.UpdateContainerResponse(), await self._hooks.update_container(pod, container, wanted))
+        updates = await self._hooks.update_container(pod, container, wanted)
+        return pb.UpdateContainerResponse(update=write_updates(updates))
 
     async def _stop(self, request: pb.StopContainerRequest) -> Message:
-        pod, container = read_pod(request.pod), read_container(request.container)
-        return _with_updates(pb.StopContainerResponse(), await self._hooks.stop_container(pod, container))
+        updates = await self._hooks.stop_container(read_pod(request.pod), read_container(request.container))
+        return pb.StopContainerResponse(update=write_updates(updates))
 
     async def _remove(self, request: pb.RemoveContainerRequest | pb.StateChangeEvent) -> Message:
         await self._hooks.remove_container(read_pod(request.pod), read_container(request.container))
@@ -217,12 +192,3 @@ class PluginService:
 
     async def _nothing(self, _request: pb.Empty) -> Message:
         return pb.Empty()
-
-
-def _with_updates(response: _Response, updates: Sequence[Update]) -> _Response:
-    messages, left = write_updates(updates, MAX_DATA - _ENVELOPE_BYTES)
-    if left:
-        text = "an answer has room for %d of %d updates; the audit holds the kernel's files of the others true"
-        _log.warning(text, len(messages), len(updates))
-    response.update.extend(messages)
-    return response

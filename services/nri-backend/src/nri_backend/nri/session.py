@@ -4,17 +4,17 @@
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from numa_node.backoff import Backoff
 
 from nri_backend._pb import nri_pb2 as pb
-from nri_backend.nri.hooks import ContainerHooks, LinkObserver, LinkStatus
-from nri_backend.nri.plugin import RUNTIME_SERVICE, PluginService
-from nri_backend.ttrpc import Call, EndKind, LinkEnd, TtrpcError
+from nri_backend.nri.link import Link
+from nri_backend.nri.model import ContainerHooks, LinkStatus
+from nri_backend.nri.plugin import RUNTIME_SERVICE, CallDone, PluginService
+from nri_backend.ttrpc.wire import TtrpcError
 
 _log = logging.getLogger(__name__)
 _OUR_NRI = "v0.12.2"
@@ -29,48 +29,27 @@ _REGISTER_SECONDS = 30.0
 _SYNCHRONIZE_SECONDS = 30.0
 
 
-class Link(Protocol):
-    """A dialled connection; transport.Link is one."""
-
-    async def run(self, serve: Callable[[Call], Awaitable[bytes]]) -> LinkEnd:
-        """Serves until the connection is gone."""
-
-    async def call(self, service: str, method: str, payload: bytes, seconds: float) -> bytes:
-        """Calls the runtime."""
-
-    async def answered(self) -> None:
-        """Waits until no call of the runtime is left without its answer."""
-
-    def close(self, end: LinkEnd) -> None:
-        """Ends the connection."""
-
-
 class RuntimeSession:
     """Keeps one connection to the runtime, for ever."""
 
     def __init__(
         self,
         hooks: ContainerHooks,
-        observer: LinkObserver,
+        changed: Callable[[LinkStatus], None],
+        call_done: CallDone,
         *,
         name: str = "dra-driver-numa",
         index: str = "00",
         backoff: Backoff | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``changed`` hears of every change of ``status``. Neither callback may wait or raise."""
+        self.status = LinkStatus()
         self._hooks = hooks
+        self._changed = changed
+        self._call_done = call_done
         self._registration = pb.RegisterPluginRequest(plugin_name=name, plugin_idx=index, NRI_version=_OUR_NRI)
-        self._observer = observer
         self._backoff = backoff or Backoff(_FIRST_WAIT, _LAST_WAIT)
-        self._clock = clock
-        self._status = LinkStatus()
         self._link: Link | None = None
-        self._service: PluginService | None = None
-
-    @property
-    def status(self) -> LinkStatus:
-        """How the connection is now."""
-        return replace(self._status, last_event=self._service.last_event if self._service else self._status.last_event)
 
     async def run_forever(self, dial: Callable[[], Awaitable[Link]]) -> NoReturn:
         """Connects again whenever the connection is gone; dial raises OSError when nobody listens."""
@@ -80,8 +59,7 @@ class RuntimeSession:
             except OSError as error:
                 self._lost(f"cannot connect: {str(error) or type(error).__name__}")
             else:
-                end = await self._one_connection(link)
-                self._lost(end.text)
+                self._lost(await self._one_connection(link))
                 self._hooks.disconnected()
             await asyncio.sleep(self._backoff.next())
 
@@ -92,10 +70,11 @@ class RuntimeSession:
                 async with asyncio.timeout(seconds):
                     await self._link.answered()
 
-    async def _one_connection(self, link: Link) -> LinkEnd:
-        service = self._service = PluginService(self._hooks, self._observer, self._clock)
+    async def _one_connection(self, link: Link) -> str:
+        """Returns why it ended."""
+        service = PluginService(self._hooks, self._call_done)
         self._link = link
-        self._change(LinkStatus(connected=True, epoch=self._status.epoch + 1, last_end=self._status.last_end))
+        self._change(LinkStatus(connected=True, last_end=self.status.last_end))
         try:
             async with asyncio.TaskGroup() as tasks:
                 # Serving begins with the registration: Configure may come before its answer.
@@ -103,8 +82,7 @@ class RuntimeSession:
                 end = await link.run(service.serve)
                 introduction.cancel()
         finally:
-            self._link = self._service = None
-            self._status = replace(self._status, last_event=service.last_event)
+            self._link = None
         return end
 
     async def _introduce(self, link: Link, service: PluginService) -> None:
@@ -114,17 +92,16 @@ class RuntimeSession:
             await link.call(RUNTIME_SERVICE, "RegisterPlugin", payload, _REGISTER_SECONDS)
             async with asyncio.timeout(_SYNCHRONIZE_SECONDS):
                 await service.synchronized.wait()
+            failure = service.sync_failure
         except TtrpcError as error:
-            link.close(LinkEnd(EndKind.OURS, f"the registration failed: {error}"))
-            return
+            failure = f"the registration failed: {error}"
         except TimeoutError:
-            link.close(LinkEnd(EndKind.OURS, f"the runtime sent no snapshot within {_SYNCHRONIZE_SECONDS:g} s"))
-            return
-        if service.sync_failure:
-            link.close(LinkEnd(EndKind.OURS, service.sync_failure))
+            failure = f"the runtime sent no snapshot within {_SYNCHRONIZE_SECONDS:g} s"
+        if failure:
+            link.close(failure)
             return
         runtime = service.runtime
-        status = replace(self._status, synchronized=True, nri_version=runtime.NRI_version)
+        status = replace(self.status, synchronized=True, nri_version=runtime.NRI_version)
         self._change(replace(status, runtime_name=runtime.runtime_name, runtime_version=runtime.runtime_version))
         _log.info("synchronised with %s %s", runtime.runtime_name, runtime.runtime_version)
         # A runtime that throws us out right after the snapshot is not a success: no tight loop of snapshots then.
@@ -132,10 +109,10 @@ class RuntimeSession:
         self._backoff.reset()
 
     def _lost(self, reason: str) -> None:
-        if self._status.connected or reason != self._status.last_end:
+        if self.status.connected or reason != self.status.last_end:
             _log.warning("no connection to the runtime: %s", reason)
-        self._change(replace(self._status, connected=False, synchronized=False, last_end=reason))
+        self._change(replace(self.status, connected=False, synchronized=False, last_end=reason))
 
     def _change(self, status: LinkStatus) -> None:
-        self._status = status
-        self._observer.link_changed(self.status)
+        self.status = status
+        self._changed(status)

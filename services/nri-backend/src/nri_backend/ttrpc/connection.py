@@ -1,61 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams and roles of one ttrpc connection: bytes in, events out, bytes to send. No socket, no clock.
+"""Streams and roles of one ttrpc connection: bytes in, calls or answers out, bytes to send.
 
-Two rules. Everything about the life of a stream is in _STREAMS. Streams that are finished are forgotten: what is known
-of them is that their id is not above the last one.
+A stream begins with a request and ends with its response. One that has ended is forgotten: all that is known of it is
+that its id is not above the last one. ttrpc has no cancel: a stream that was given up has ended at one end only.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import Enum, auto
 
-from nri_backend.ttrpc.envelope import Call, decode_answer, decode_call, encode_answer, encode_call
-from nri_backend.ttrpc.errors import Code, MisuseError, OversizedError, PeerError, StatusError
-from nri_backend.ttrpc.frames import MAX_DATA, REQUEST, RESPONSE, Frame, FrameReader, OversizedFrame, encode_frame
-
-
-class _Stream(Enum):
-    IDLE = auto()
-    OPEN = auto()
-    DONE = auto()
-
-
-class _Step(Enum):
-    REQUEST = auto()
-    RESPONSE = auto()
-    GIVE_UP = auto()
-
-
-# What a stream may do, seen from either end. ttrpc has no cancel: a stream that was given up is gone at one end only.
-_STREAMS = {
-    (_Stream.IDLE, _Step.REQUEST): _Stream.OPEN,
-    (_Stream.OPEN, _Step.RESPONSE): _Stream.DONE,
-    (_Stream.OPEN, _Step.GIVE_UP): _Stream.DONE,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class CallReceived:
-    """The peer calls; answer with respond()."""
-
-    stream_id: int
-    call: Call
-
-
-@dataclass(frozen=True, slots=True)
-class CallRefused:
-    """The peer's call broke a rule; send reply, then carry on."""
-
-    stream_id: int
-    reply: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerReceived:
-    """The peer answered a call of ours, with a payload or with an error."""
-
-    stream_id: int
-    answer: bytes | StatusError
+from nri_backend.ttrpc.wire import (
+    MAX_DATA,
+    REQUEST,
+    RESPONSE,
+    Call,
+    Code,
+    Frame,
+    FrameReader,
+    OversizedError,
+    PeerError,
+    StatusError,
+    decode_answer,
+    decode_call,
+    encode_answer,
+    encode_call,
+    encode_frame,
+)
 
 
 class _Streams:
@@ -67,15 +35,19 @@ class _Streams:
         self.last_id = 0
         self.open: set[int] = set()
 
-    def step(self, stream_id: int, step: _Step) -> bool:
-        """Carries out a step if _STREAMS allows it; says whether it did."""
-        state = _Stream.IDLE if stream_id > self.last_id else _Stream.DONE
-        following = _STREAMS.get((_Stream.OPEN if stream_id in self.open else state, step))
-        if following is None:
+    def begin(self, stream_id: int) -> bool:
+        """Opens a stream; tells whether its id is new."""
+        if stream_id <= self.last_id:
             return False
-        self.last_id = max(self.last_id, stream_id)
-        (self.open.add if following is _Stream.OPEN else self.open.discard)(stream_id)
+        self.last_id = stream_id
+        self.open.add(stream_id)
         return True
+
+    def end(self, stream_id: int) -> bool:
+        """Forgets a stream; tells whether it was open."""
+        was_open = stream_id in self.open
+        self.open.discard(stream_id)
+        return was_open
 
 
 class ServerConnection:
@@ -85,8 +57,11 @@ class ServerConnection:
         self._reader = FrameReader()
         self._streams = _Streams()
 
-    def receive_data(self, data: bytes) -> Iterator[CallReceived | CallRefused]:
-        """Takes the next bytes; yields what they mean. Must be exhausted. Raises PeerError when they mean nothing."""
+    def receive_data(self, data: bytes) -> Iterator[Call | bytes]:
+        """Takes the next bytes; yields calls to answer, and refusals to send of calls that broke a rule.
+
+        Must be exhausted. Raises PeerError when the bytes mean nothing.
+        """
         for frame in self._reader.feed(data):
             # Unknown types are to be ignored, and so are data frames: NRI has unary calls only.
             if frame.type == REQUEST:
@@ -95,25 +70,24 @@ class ServerConnection:
     def respond(self, stream_id: int, answer: bytes | StatusError) -> bytes:
         """The answer to an open call, as bytes to write. Raises OversizedError; the call is still open then."""
         frame = encode_frame(stream_id, RESPONSE, encode_answer(answer))
-        if not self._streams.step(stream_id, _Step.RESPONSE):
-            raise MisuseError(f"stream {stream_id} waits for no answer")
+        if not self._streams.end(stream_id):
+            raise RuntimeError(f"stream {stream_id} waits for no answer")
         return frame
 
-    def _request(self, frame: Frame | OversizedFrame) -> CallReceived | CallRefused:
+    def _request(self, frame: Frame) -> Call | bytes:
         if frame.stream_id % 2 == 0:
-            return _refusal(frame.stream_id, Code.INVALID_ARGUMENT, "a stream id of a client must be odd")
-        if not self._streams.step(frame.stream_id, _Step.REQUEST):
-            return _refusal(frame.stream_id, Code.INVALID_ARGUMENT, "a stream id must be higher than those before it")
-        if isinstance(frame, OversizedFrame):
-            self._streams.step(frame.stream_id, _Step.GIVE_UP)
-            too_long = OversizedError(frame.length, MAX_DATA)
-            return _refusal(frame.stream_id, Code.RESOURCE_EXHAUSTED, str(too_long))
+            return _refusal(frame, Code.INVALID_ARGUMENT, "a stream id of a client must be odd")
+        if not self._streams.begin(frame.stream_id):
+            return _refusal(frame, Code.INVALID_ARGUMENT, "a stream id must be higher than those before it")
         try:
-            return CallReceived(frame.stream_id, decode_call(frame.data))
+            if frame.data is not None:
+                return decode_call(frame.stream_id, frame.data)
+            code, text = Code.RESOURCE_EXHAUSTED, str(OversizedError(frame.length))
         except PeerError as error:
             # A Go server answers the stream and goes on as well: the frame around the nonsense was sound.
-            self._streams.step(frame.stream_id, _Step.GIVE_UP)
-            return _refusal(frame.stream_id, Code.INVALID_ARGUMENT, str(error))
+            code, text = Code.INVALID_ARGUMENT, str(error)
+        self._streams.end(frame.stream_id)
+        return _refusal(frame, code, text)
 
 
 class ClientConnection:
@@ -130,24 +104,27 @@ class ClientConnection:
         """
         stream_id = self._streams.last_id + (2 if self._streams.last_id else 1)
         frame = encode_frame(stream_id, REQUEST, encode_call(call))
-        self._streams.step(stream_id, _Step.REQUEST)
+        self._streams.begin(stream_id)
         return stream_id, frame
 
     def give_up(self, stream_id: int) -> None:
         """Forgets a call; an answer that comes later is dropped."""
-        self._streams.step(stream_id, _Step.GIVE_UP)
+        self._streams.end(stream_id)
 
-    def receive_data(self, data: bytes) -> Iterator[AnswerReceived]:
-        """Takes the next bytes; yields the answers to open calls. Must be exhausted. Raises PeerError for nonsense."""
+    def receive_data(self, data: bytes) -> Iterator[tuple[int, bytes | StatusError]]:
+        """Takes the next bytes; yields the answers to open calls by stream id: a payload or an error.
+
+        Must be exhausted. Raises PeerError for nonsense.
+        """
         for frame in self._reader.feed(data):
-            if frame.type != RESPONSE or not self._streams.step(frame.stream_id, _Step.RESPONSE):
+            if frame.type != RESPONSE or not self._streams.end(frame.stream_id):
                 continue
-            if isinstance(frame, OversizedFrame):
-                text = f"the answer of {frame.length} bytes is longer than the {MAX_DATA} bytes of ttrpc"
-                yield AnswerReceived(frame.stream_id, StatusError(Code.RESOURCE_EXHAUSTED, text))
+            if frame.data is not None:
+                yield frame.stream_id, decode_answer(frame.data)
             else:
-                yield AnswerReceived(frame.stream_id, decode_answer(frame.data))
+                text = f"the answer of {frame.length} bytes is longer than the {MAX_DATA} bytes of ttrpc"
+                yield frame.stream_id, StatusError(Code.RESOURCE_EXHAUSTED, text)
 
 
-def _refusal(stream_id: int, code: Code, text: str) -> CallRefused:
-    return CallRefused(stream_id, encode_frame(stream_id, RESPONSE, encode_answer(StatusError(code, text))))
+def _refusal(frame: Frame, code: Code, text: str) -> bytes:
+    return encode_frame(frame.stream_id, RESPONSE, encode_answer(StatusError(code, text)))

@@ -78,12 +78,13 @@ class Counts(Telemetry):
 
 
 def edges_of(directory: ClaimDirectory, tree: KernelTree, read_host: Callable[[], Host]) -> Edges:
-    """Edges of an instance beside an active one; proofs lie beside the tree."""
+    """Edges of an instance beside an active one; proofs lie beside the tree, and 0.1.0's lock."""
+    own, _, _ = tree.root.rpartition("/")
     return Edges(
         directory=directory,
         tree=tree,
         read_host=read_host,
-        proofs=Proofs(tree.root.rpartition("/")[0]),
+        proofs=Proofs(own, f"{own}/former.lock"),
         leadership=lambda: Leadership(fresh=True, first=False),
         sink=Reports(),
         observer=Counts(),

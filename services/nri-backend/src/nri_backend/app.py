@@ -80,7 +80,7 @@ class Backend:
             directory=ClaimDirectory(settings.cdi_dir),
             tree=CgroupTree(settings.cgroup_root),
             read_host=read_node,
-            proofs=Proofs(settings.own_dir),
+            proofs=Proofs(settings.own_dir, settings.former_lock),
             leadership=lambda: lock.leadership,
             sink=self._reports,
             observer=self._telemetry,

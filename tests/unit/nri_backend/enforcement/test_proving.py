@@ -3,6 +3,7 @@
 
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -82,18 +83,26 @@ async def test_a_limit_is_added_once(memory: Path, created: bool, started: bool)
         await eventually(lambda: node.kernel.get(path, "hugetlb.2MB.max") == str(96 * MI))
 
 
+def is_limited(node: Node, path: str, limit: int) -> bool:
+    """Whether a limit of 2 MiB pages is as said."""
+    return node.kernel.get(path, "hugetlb.2MB.max") == str(limit)
+
+
 @pytest.mark.fault("backend A12")
 async def test_what_the_release_before_has_left_running_counts_as_answered(memory: Path) -> None:
-    """It kept no proofs; the instance is active before the runtime tells its state."""
+    """It kept no proofs, whether an upgrade follows it or a roll-back did; and who was answered by nobody gets more."""
     record = memory_record("m1", ("m", 0, 32 * MI, 2 * MI))
-    node = Node(memory)
-    env = node.claim(record)
-    path = node.make_cgroups(pod(), container("claim"))
-    async with auditing(node):
-        await node.enforcer.activate()
-        listed = replace(container("claim", *env, huge={"2MB": 96 * MI}), state=ContainerState.RUNNING)
-        await node.enforcer.synchronize([pod()], [listed])
-        await eventually(lambda: node.kernel.get(path, "hugetlb.2MB.max") == str(96 * MI))
+    for name, limit in (("upgraded", 96), ("unanswered", 128), ("rolled-back", 96)):
+        if name == "rolled-back":
+            (memory / "former.lock").write_text("0.1.0 became active here")
+        node = Node(memory)
+        env = node.claim(record)
+        path = node.make_cgroups(pod(), container(name))
+        async with auditing(node):
+            await node.enforcer.activate()  # before the runtime tells its state
+            listed = replace(container(name, *env, huge={"2MB": 96 * MI}), state=ContainerState.RUNNING)
+            await node.enforcer.synchronize([pod()], [listed])
+            await eventually(partial(is_limited, node, path, limit * MI))
 
 
 @pytest.mark.fault("issue 10, law 6")

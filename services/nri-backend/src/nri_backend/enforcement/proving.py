@@ -50,9 +50,9 @@ class Prover:
     async def recall_all(self, containers: Sequence[Tracked]) -> list[Tracked]:
         """Does so for all that the runtime lists, and adds those that it does not list and that live all the same.
 
-        Release 0.1.0 wrote no proofs: what is there with the first snapshot of all is taken for answered.
+        Release 0.1.0 wrote no proofs: what it has left running is taken for answered.
         """
-        if await asyncio.to_thread(self._proofs.prepare):
+        if await asyncio.to_thread(self._proofs.begin):
             for tracked in containers:
                 if tracked.evidence != NO_EVIDENCE:
                     await self.answered(tracked)

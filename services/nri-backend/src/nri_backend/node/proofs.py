@@ -19,15 +19,28 @@ _log = logging.getLogger(__name__)
 class Proofs:
     """A directory with one file for each container that has something of claims."""
 
-    def __init__(self, own_directory: str) -> None:
+    def __init__(self, own_directory: str, former_lock: str) -> None:
         self._path = f"{own_directory}/{DIRECTORY}"
+        self._noted = f"{own_directory}/former"
+        self._former_lock = former_lock
 
-    def prepare(self) -> bool:
-        """Makes the directory; tells whether it was not there, so that no container has a proof yet."""
+    def begin(self) -> bool:
+        """Tells whether release 0.1.0, which wrote no proofs, enforced until now, or nobody did; True once each time.
+
+        That release writes its lock when it becomes active: another time of change than the one that is noted.
+        """
         try:
-            os.mkdir(self._path, mode=0o700)  # noqa: PTH102
+            changed = str(os.stat(self._former_lock).st_mtime_ns)  # noqa: PTH116
         except OSError:
-            return False
+            changed = "none"
+        try:
+            if read_regular(self._noted, 64) == changed.encode():
+                return False
+        except OSError:
+            pass  # not there, or nothing of ours
+        with contextlib.suppress(OSError):
+            os.makedirs(self._path, mode=0o700, exist_ok=True)  # noqa: PTH103
+            replace_file(self._noted, changed.encode(), 0o600)
         return True
 
     def load(self, container_ids: Iterable[str]) -> dict[str, Proof]:
@@ -47,7 +60,7 @@ class Proofs:
     def write(self, proof: Proof) -> None:
         """Keeps a proof. OSError."""
         if (name := proof_name(proof.container)) is not None:
-            self.prepare()
+            os.makedirs(self._path, mode=0o700, exist_ok=True)  # noqa: PTH103
             replace_file(f"{self._path}/{name}", dump_proof(proof), 0o600)
 
     def ids(self) -> set[str]:

@@ -94,7 +94,8 @@ class Node:
         """On a host that is busy with other work the runtime waits longer for plugins, too."""
         if PATIENCE == 1:
             return
-        lines = CONTAINERD_CONFIG.read_text().splitlines()
+        # A machine that was kept has been patient before.
+        lines = [line for line in CONTAINERD_CONFIG.read_text().splitlines() if "plugin_request_timeout" not in line]
         if not any(_NRI_TABLE in line for line in lines):
             lines.append(f"[plugins.'{_NRI_TABLE}']")
         place = next(number for number, line in enumerate(lines) if _NRI_TABLE in line) + 1

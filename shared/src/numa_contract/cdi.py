@@ -17,7 +17,6 @@ from numa_contract.errors import ContractError, MalformedError, shown
 from numa_contract.names import (
     CDI_KINDS,
     CPU_DRIVER,
-    CPU_ENV_PREFIX,
     cdi_device_name,
     cpu_env_key,
     memory_device_name,
@@ -83,57 +82,38 @@ def request_env(record: AllocationRecord, request: str) -> dict[str, str]:
     return env | {memory_env_key(uid, named, item): ";".join(values) for item, values in sorted(parts.items())}
 
 
-def _metadata_mount(record: AllocationRecord, request: str) -> list[dict[str, Any]]:
-    file = record.metadata.get(request)
-    if file is None:
-        return []
-    return [{"hostPath": file.host_path, "containerPath": file.mount_path, "options": ["ro", "bind"]}]
-
-
-def _hugepages_mount(record: AllocationRecord, request: str) -> list[dict[str, Any]]:
-    mount, allocations = record.memory_parameters_of(request).mount, record.memory_of([request])
-    if mount is None or not allocations:
-        return []
-    size = sum(allocation.size for allocation in allocations)
-    limits = [f"pagesize={mount_page_size(allocations[0].page_bytes)}", f"size={size}", f"mode={mount.mode}"]
-    # hostPath must not be empty (CDI), and hugetlbfs has no source: "none" is what mount(8) says of such.
-    return [
-        {
-            "hostPath": "none",
-            "containerPath": mount.path,
-            "type": "hugetlbfs",
-            "options": ["nosuid", "nodev", *limits],
-        }
-    ]
-
-
 def request_mounts(record: AllocationRecord, request: str) -> list[dict[str, Any]]:
     """Returns the CDI mounts that a container holding ``request`` (base name) gets: metadata, and its hugepages.
 
     The runtime makes the file system of the hugepages, for each container anew, and it ends with the container.
     """
-    return [*_metadata_mount(record, request), *_hugepages_mount(record, request)]
-
-
-def _edits(record: AllocationRecord, request: str) -> dict[str, Any]:
-    edits: dict[str, Any] = {"env": [f"{k}={v}" for k, v in request_env(record, request).items()]}
-    mounts = request_mounts(record, request)
-    return edits | ({"mounts": mounts} if mounts else {})
+    mounts: list[dict[str, Any]] = []
+    if file := record.metadata.get(request):
+        mounts.append({"hostPath": file.host_path, "containerPath": file.mount_path, "options": ["ro", "bind"]})
+    mount, allocations = record.memory_parameters_of(request).mount, record.memory_of([request])
+    if mount and allocations:
+        size = sum(allocation.size for allocation in allocations)
+        limits = [f"pagesize={mount_page_size(allocations[0].page_bytes)}", f"size={size}", f"mode={mount.mode}"]
+        options = ["nosuid", "nodev", *limits]
+        # hostPath must not be empty (CDI), and hugetlbfs has no source: "none" is what mount(8) says of such.
+        mounts.append({"hostPath": "none", "containerPath": mount.path, "type": "hugetlbfs", "options": options})
+    return mounts
 
 
 def cdi_document(record: AllocationRecord) -> dict[str, Any]:
     """Returns the CDI document of a record: one device for each request."""
+    devices = []
+    for request in record.requests:
+        edits: dict[str, Any] = {"env": [f"{key}={value}" for key, value in request_env(record, request).items()]}
+        if mounts := request_mounts(record, request):
+            edits["mounts"] = mounts
+        name = cdi_device_name(record.claim.uid, record.device_request(request))
+        devices.append({"name": name, "containerEdits": edits})
     return {
         "cdiVersion": CDI_VERSION,
         "kind": CDI_KINDS[record.driver],
         "annotations": {RECORD_ANNOTATION: record.model_dump_json(exclude_defaults=False)},
-        "devices": [
-            {
-                "name": cdi_device_name(record.claim.uid, record.device_request(request)),
-                "containerEdits": _edits(record, request),
-            }
-            for request in record.requests
-        ],
+        "devices": devices,
     }
 
 
@@ -153,29 +133,25 @@ def _environment(document: Any) -> list[str]:
     return found
 
 
-def _evident_cpus(environment: list[str]) -> dict[str, frozenset[int]]:
-    held: dict[str, frozenset[int]] = defaultdict(frozenset)
-    for entry in environment:
-        key, _, value = entry.partition("=")
-        if key.startswith(CPU_ENV_PREFIX):
-            held[key.removeprefix(CPU_ENV_PREFIX).partition("_")[2]] |= parse_cpu_list(value)
-    return dict(held)
-
-
-def _evident_memory(environment: list[str]) -> dict[str, int]:
-    held: dict[str, int] = defaultdict(int)
+def _evidence(environment: list[str]) -> tuple[dict[str, frozenset[int]], dict[str, int]]:
+    """Returns what the environment tells: CPUs by request ("" in a claim with one), bytes by memory device."""
+    cpus: dict[str, frozenset[int]] = defaultdict(frozenset)
+    memory: dict[str, int] = defaultdict(int)
     for entry in environment:
         name, _, value = entry.partition("=")
         key = parse_env_key(name)
-        if key is None or key.item in ("", "NUMANodes"):
+        if key is None or key.item == "NUMANodes":
+            continue
+        if key.driver == CPU_DRIVER:
+            cpus[key.request or ""] |= parse_cpu_list(value)
             continue
         page = None if key.item == "memory" else parse_page_size(key.item.removeprefix("hugepages_"))
         for part in value.split(";"):
             match = _AMOUNT.fullmatch(part)
             if match is None:
                 raise MalformedError("environment variable", entry, "does not say NUMA node and size")
-            held[memory_device_name(page, int(match[1]))] += int(match[2]) << _SHIFTS[match[3] or ""]
-    return dict(held)
+            memory[memory_device_name(page, int(match[1]))] += int(match[2]) << _SHIFTS[match[3] or ""]
+    return dict(cpus), dict(memory)
 
 
 def parse_claim_file(name: str, data: bytes) -> ClaimFile:
@@ -192,8 +168,7 @@ def parse_claim_file(name: str, data: bytes) -> ClaimFile:
         document = parse_json(data, MAX_CLAIM_FILE, "CDI file", name)
         if document["kind"] != CDI_KINDS[driver] or not document["devices"]:
             raise MalformedError("CDI file", name, f"is not of kind {CDI_KINDS[driver]} or has no device")
-        environment = _environment(document)
-        cpus, memory = _evident_cpus(environment), _evident_memory(environment)
+        cpus, memory = _evidence(_environment(document))
     except ContractError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError) as error:

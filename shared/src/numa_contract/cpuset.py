@@ -54,11 +54,6 @@ def _parsed_if_small(text: str) -> frozenset[int] | None:
     return found if len(found) <= _LARGEST_SET else None
 
 
-@lru_cache(_REMEMBERED_LARGE)
-def _parsed_large(text: str) -> frozenset[int]:
-    return _parse(text)
-
-
 def _parse(text: str) -> frozenset[int]:
     found: set[int] = set()
     next_free = 0
@@ -81,15 +76,13 @@ def _parse(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
+_parsed_large = lru_cache(_REMEMBERED_LARGE)(_parse)
+
+
 def format_cpu_list(cpus: Iterable[int]) -> str:
     """Writes the shortest list, sorted, ranges merged: ``{0, 1, 2, 8}`` becomes ``"0-2,8"``."""
     cpus = frozenset(cpus)
     return _formatted_small(cpus) if len(cpus) <= _LARGEST_SET else _format(cpus)
-
-
-@lru_cache(_REMEMBERED)
-def _formatted_small(cpus: frozenset[int]) -> str:
-    return _format(cpus)
 
 
 def _format(cpus: frozenset[int]) -> str:
@@ -100,3 +93,6 @@ def _format(cpus: frozenset[int]) -> str:
         else:
             runs.append([cpu, cpu])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+_formatted_small = lru_cache(_REMEMBERED)(_format)

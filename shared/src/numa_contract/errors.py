@@ -34,17 +34,9 @@ class MalformedError(ContractError):
     """A text does not have the form it must have."""
 
     def __init__(self, kind: str, text: str, reason: str) -> None:
-        self.kind = kind
-        self.text = text
         self.reason = reason
         super().__init__(f"{kind} {shown(text)}: {reason}")
 
 
 class UnsupportedVersionError(ContractError):
     """A document is of a format version that this release cannot read."""
-
-    def __init__(self, kind: str, version: object, supported: int) -> None:
-        self.kind = kind
-        self.version = version
-        self.supported = supported
-        super().__init__(f"{kind} has format version {shown(version)}; this release reads up to {supported}")

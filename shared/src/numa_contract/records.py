@@ -269,7 +269,9 @@ def check_version(kind: str, document: Any, current: int) -> None:
     """Raises UnsupportedVersionError unless the document's ``version`` is one this release reads: up to N+1."""
     version = document.get("version") if isinstance(document, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or not max(current - 1, 1) <= version <= current + 1:
-        raise UnsupportedVersionError(kind, version, current + 1)
+        raise UnsupportedVersionError(
+            f"{kind} has format version {shown(version)}; this release reads up to {current + 1}"
+        )
 
 
 def parse_record(document: Any) -> AllocationRecord:

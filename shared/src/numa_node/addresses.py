@@ -17,8 +17,6 @@ class SocketPathError(ValueError):
     """A unix socket's path is longer than the kernel can bind."""
 
     def __init__(self, path: str, length: int) -> None:
-        self.path = path
-        self.length = length
         super().__init__(
             f"the socket path {path} has {length} bytes, the kernel allows {SOCKET_PATH_BYTES}: "
             f"choose a directory shorter by {length - SOCKET_PATH_BYTES}"

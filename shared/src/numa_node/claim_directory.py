@@ -95,8 +95,7 @@ class ClaimDirectory:
             return self._keep(f"{self._path} cannot be read: {error.strerror}; the claims known so far stay in force")
         self._stamp, self._scanned_ns = stamp, now_ns
         self._entries = found
-        self._show({"": problem} if problem else {})
-        return self.view
+        return self._show({"": problem} if problem else {})
 
     def note(self, key: ClaimKey, file: ClaimFile | None) -> None:
         """Takes over what this process has just put there, or removed (None), so that the next refresh need not look.
@@ -122,8 +121,7 @@ class ClaimDirectory:
 
     def _keep(self, problem: str) -> DirectoryView:
         self._stamp = ()
-        self._show({"": problem})
-        return self.view
+        return self._show({"": problem})
 
     def _detached(self) -> DirectoryView:
         problem = f"{self._path} was removed on the node; the claims known so far stay in force"
@@ -132,7 +130,7 @@ class ClaimDirectory:
             self.view = replace(self.view, detached=True)
         return self.view
 
-    def _show(self, problems: Mapping[str, str]) -> None:
+    def _show(self, problems: Mapping[str, str]) -> DirectoryView:
         files = {(e.file.driver, e.file.uid): e.file for e in self._entries.values() if e.file is not None}
         problems = {name: e.problem for name, e in self._entries.items() if e.problem} | dict(problems)
         same = files.keys() == self.view.files.keys() and all(
@@ -140,6 +138,7 @@ class ClaimDirectory:
         )
         if not same or problems != self.view.problems:
             self.view = DirectoryView(files, problems, self.view.detached)
+        return self.view
 
     def _scan(self, now_ns: int) -> tuple[dict[str, _Entry], str]:
         found: dict[str, _Entry] = {}

@@ -21,8 +21,6 @@ class LockTimeoutError(TimeoutError):
     """Somebody else held a lock for too long."""
 
     def __init__(self, path: Path, seconds: float, *, own: bool = False) -> None:
-        self.path = path
-        self.seconds = seconds
         who = "earlier calls of this process wait for the disk" if own else "another instance, or a slow disk, holds it"
         super().__init__(f"{path} could not be had within {seconds:g} s: {who}")
 
@@ -49,29 +47,12 @@ def is_named(descriptor: int, path: str | Path) -> bool:
 class FileLock:
     """The lock of one process. It never blocks the event loop; coroutines of this process queue in order."""
 
-    def __init__(self, path: Path, longest_delay: float = _LONGEST_DELAY) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._longest_delay = longest_delay
         self._turn = asyncio.Lock()
         self._descriptor: int | None = None
-        self._held = False
-
-    @property
-    def held(self) -> bool:
+        self.held = False
         """Whether this object holds the lock now."""
-        return self._held
-
-    @property
-    def descriptor(self) -> int:
-        """Of the locked file; RuntimeError if the lock is not held."""
-        if self._descriptor is None or not self._held:
-            raise RuntimeError(f"{self.path} is not held")
-        return self._descriptor
-
-    @property
-    def current(self) -> bool:
-        """Whether the file that is held is still the one of that name: else another instance may hold another one."""
-        return self._descriptor is not None and self._held and is_named(self._descriptor, self.path)
 
     async def acquire(self, limit: float | None = None) -> None:
         """Waits for the lock, at most ``limit`` seconds: then LockTimeoutError. OSError if it cannot be opened."""
@@ -86,14 +67,14 @@ class FileLock:
             if isinstance(error, TimeoutError) and scope.expired() and limit is not None:
                 raise LockTimeoutError(self.path, limit, own=not mine) from None
             raise
-        self._held = True
+        self.held = True
 
     async def _flock(self) -> None:
         # Polled, since a thread that sits in flock(2) cannot be cancelled and would outlive the event loop.
         delay = _FIRST_DELAY
         while not self._try():
             await asyncio.sleep(delay)
-            delay = min(delay * 2, self._longest_delay)
+            delay = min(delay * 2, _LONGEST_DELAY)
 
     def _try(self) -> bool:
         if self._descriptor is None:
@@ -106,8 +87,10 @@ class FileLock:
 
     def release(self) -> None:
         """Releases it; RuntimeError if it is not held."""
-        fcntl.flock(self.descriptor, fcntl.LOCK_UN)
-        self._held = False
+        if self._descriptor is None or not self.held:
+            raise RuntimeError(f"{self.path} is not held")
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self.held = False
         self._turn.release()
 
     @asynccontextmanager
@@ -121,7 +104,7 @@ class FileLock:
 
     def close(self) -> None:
         """Releases it, if held, and closes the file."""
-        if self._held:
+        if self.held:
             self.release()
         self._forget()
 

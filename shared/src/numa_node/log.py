@@ -14,39 +14,33 @@ _LONGEST_VALUE: Final = 2048
 _MOST_COMPLAINTS: Final = 256
 
 
-def _fields(record: logging.LogRecord, formatter: logging.Formatter) -> dict[str, object]:
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-    fields: dict[str, object] = {
-        "time": f"{stamp}.{int(record.msecs):03d}Z",
-        "level": record.levelname.lower(),
-        "logger": record.name,
-        "msg": record.getMessage(),
-    }
-    fields |= {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
-    fields = {key: _cut(value) for key, value in fields.items()}
-    if record.exc_info:
-        fields["exception"] = formatter.formatException(record.exc_info)
-    return fields
+class _Lines(logging.Formatter):
+    """One record a line, as a JSON object or as ``key=value`` pairs; what is given as ``extra`` are keys of it."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self._form = form
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the line. In pairs, a value with anything but plain characters is a JSON string."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        fields: dict[str, object] = {
+            "time": f"{stamp}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "msg": record.getMessage(),
+        }
+        fields |= {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
+        fields = {key: _cut(value) for key, value in fields.items()}
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        if self._form == "json":
+            return json.dumps(fields, default=str)
+        return " ".join(f"{key}={_quoted(str(value))}" for key, value in fields.items())
 
 
 def _cut(value: object) -> object:
     return value if not isinstance(value, str) or len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}..."
-
-
-class JsonLines(logging.Formatter):
-    """One JSON object a line; what is given as ``extra`` are keys of it."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Returns the line."""
-        return json.dumps(_fields(record, self), default=str)
-
-
-class KeyValues(logging.Formatter):
-    """``key=value`` pairs on a line; a value with anything but plain characters is a JSON string."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Returns the line."""
-        return " ".join(f"{key}={_quoted(str(value))}" for key, value in _fields(record, self).items())
 
 
 def _quoted(text: str) -> str:
@@ -78,5 +72,5 @@ class Complaints:
 def set_up_logging(level: str, form: str, stream: TextIO | None = None) -> None:
     """Sends the log to ``stream`` (standard error by default), as ``text`` or as ``json`` lines."""
     target = logging.StreamHandler(sys.stderr if stream is None else stream)
-    target.setFormatter(JsonLines() if form == "json" else KeyValues())
+    target.setFormatter(_Lines(form))
     logging.basicConfig(level=level.upper(), handlers=[target], force=True)

@@ -22,28 +22,21 @@ def test_reads_the_kernels_lists(text: str, cpus: set[int]) -> None:
 @pytest.mark.parametrize("text", ["a", "1-", "-1", "3-1", "1,,2", "0 - 3", "0-3:1/2", "99999999", "8192", "1,", "٣"])
 def test_refuses_everything_else_and_says_what_was_wrong(text: str) -> None:
     """What is no list is an error that shows the text, not an empty or a guessed set."""
-    with pytest.raises(MalformedError, match="CPU list") as caught:
+    with pytest.raises(MalformedError, match=rf"^CPU list '{text}': "):
         parse_cpu_list(text)
-    assert caught.value.text == text
+
+
+@pytest.mark.parametrize("text", ["0,0", "1,0", "0-3,3", "0-3,2-5", "8,0-1"])
+def test_a_list_is_ascending_and_disjoint(text: str) -> None:
+    """The kernel's form: so nothing can be named twice, and no text costs more than the largest machine."""
+    with pytest.raises(MalformedError, match="ascending"):
+        parse_cpu_list(text)
 
 
 @given(st.frozensets(st.integers(0, 4096)))
 def test_writes_what_it_reads(cpus: frozenset[int]) -> None:
-    """Every set survives being written and read."""
+    """Every set survives being written, as the shortest list, and read."""
     assert parse_cpu_list(format_cpu_list(cpus)) == cpus
-
-
-@given(st.text())
-def test_never_fails_otherwise(text: str) -> None:
-    """Any text gives a set or a MalformedError."""
-    try:
-        parse_cpu_list(text)
-    except MalformedError:
-        return
-
-
-def test_merges_ranges() -> None:
-    """The list is the shortest one."""
     assert format_cpu_list([3, 1, 2, 8, 10, 9]) == "1-3,8-10"
 
 
@@ -62,25 +55,13 @@ def test_what_others_write_is_not_remembered_for_ever() -> None:
                 parse_cpu_list(text)
 
 
-@pytest.mark.parametrize("text", ["0,0", "1,0", "0-3,3", "0-3,2-5", "8,0-1"])
-def test_a_list_is_ascending_and_disjoint(text: str) -> None:
-    """The kernel's form: so nothing can be named twice, and no text costs more than the largest machine."""
-    with pytest.raises(MalformedError, match="ascending"):
-        parse_cpu_list(text)
-
-
 @pytest.mark.parametrize("bomb", ["0-8191,", "0-65535,", "0,", "0-1,", "9", "-", ",", "0-8191"])
 @pytest.mark.fault("backend A1", "security S1")
 def test_a_hostile_list_costs_next_to_nothing(bomb: str) -> None:
     """A text of 1.5 MB, as an environment variable may be, is refused in the time of a short one."""
-    text = bomb * (1_500_000 // len(bomb))
-    began = time.process_time()
-    with pytest.raises(MalformedError) as caught:
-        parse_cpu_list(text)
-    assert time.process_time() - began < 0.01
-    assert len(str(caught.value)) < 300
-    short = bomb * (30_000 // len(bomb))
-    began = time.process_time()
-    with pytest.raises(MalformedError):
-        parse_cpu_list(short)
-    assert time.process_time() - began < 0.02
+    for length, seconds in ((1_500_000, 0.01), (30_000, 0.02)):
+        began = time.process_time()
+        with pytest.raises(MalformedError) as caught:
+            parse_cpu_list(bomb * (length // len(bomb)))
+        assert time.process_time() - began < seconds
+        assert len(str(caught.value)) < 300

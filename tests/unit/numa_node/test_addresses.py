@@ -34,9 +34,8 @@ def test_bad_bind_addresses(text: str) -> None:
 def test_a_socket_path_has_107_bytes_at_most() -> None:
     """One more is refused with path, length and what to shorten; bytes count, not characters."""
     check_socket_path(Path("/" + "a" * 106))
-    with pytest.raises(SocketPathError, match=r"has 110 bytes, the kernel allows 107: .* by 3") as caught:
+    with pytest.raises(SocketPathError, match=r"has 110 bytes, the kernel allows 107: .* by 3"):
         check_socket_path("/" + "a" * 109)
-    assert caught.value.length == 110
     with pytest.raises(SocketPathError, match="has 121 bytes"):
         check_socket_path("/" + "ä" * 60)
 

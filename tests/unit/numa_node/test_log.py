@@ -21,18 +21,16 @@ def stream() -> Iterator[io.StringIO]:
 
 
 def test_text_lines_are_key_value_pairs(stream: io.StringIO) -> None:
-    """A line splits into pairs; values with spaces, quotes or line ends stay one value on one line."""
+    """A line splits into pairs; values with spaces, quotes or line ends stay one value; the level is a threshold."""
     set_up_logging("info", "text", stream)
+    logging.getLogger("a.b").debug("quiet")
     logging.getLogger("a.b").info("moved %d", 3, extra={"claim": "u-1", "why": 'a "b"\nc', "none": ""})
     (line,) = stream.getvalue().splitlines()
     pairs = dict(word.split("=", 1) for word in shlex.split(line))
-    assert pairs["level"] == "info"
-    assert pairs["logger"] == "a.b"
-    assert pairs["msg"] == "moved 3"
-    assert pairs["claim"] == "u-1"
-    assert pairs["why"] == 'a "b"\\nc'
-    assert pairs["none"] == ""
-    assert pairs["time"].endswith("Z")
+    assert pairs.pop("time").endswith("Z")
+    assert pairs == {
+        "level": "info", "logger": "a.b", "msg": "moved 3", "claim": "u-1", "why": 'a "b"\\nc', "none": ""
+    }  # fmt: skip
 
 
 def test_json_lines_are_objects(stream: io.StringIO) -> None:
@@ -44,19 +42,8 @@ def test_json_lines_are_objects(stream: io.StringIO) -> None:
         logging.getLogger("x").exception("failed", extra={"cpus": frozenset({1})})
     (line,) = stream.getvalue().splitlines()
     entry = json.loads(line)
-    assert entry["msg"] == "failed"
-    assert entry["level"] == "error"
-    assert entry["cpus"] == "frozenset({1})"
+    assert (entry["msg"], entry["level"], entry["cpus"]) == ("failed", "error", "frozenset({1})")
     assert entry["exception"].endswith("ValueError: no")
-
-
-def test_the_level_is_a_threshold(stream: io.StringIO) -> None:
-    """Nothing below the level is written."""
-    set_up_logging("warning", "text", stream)
-    logging.getLogger("x").info("quiet")
-    logging.getLogger("x").warning("loud")
-    assert "quiet" not in stream.getvalue()
-    assert "loud" in stream.getvalue()
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

@@ -26,18 +26,11 @@ def clock() -> Clock:
 
 @pytest.fixture
 def ready(clock: Clock) -> Readiness:
-    """A pod that is ready."""
+    """A pod that is ready: a start excuses no problem, and the first time without one is believed at once."""
     readiness = Readiness(clock)
-    assert readiness.update([]) == ()
+    for problems in (("no slices",), ("no kubelet",), ()):
+        assert readiness.update(problems) == problems
     return readiness
-
-
-def test_a_pod_starts_unready(clock: Clock) -> None:
-    """Before the first time without a problem nothing is excused; from then on it is ready at once."""
-    readiness = Readiness(clock)
-    assert readiness.update(["no slices"]) == ("no slices",)
-    assert readiness.update(["no kubelet"]) == ("no kubelet",)
-    assert readiness.update([]) == ()
 
 
 def test_a_problem_must_last(clock: Clock, ready: Readiness) -> None:
@@ -52,27 +45,17 @@ def test_a_problem_must_last(clock: Clock, ready: Readiness) -> None:
     assert ready.update(["gone"]) == ("gone",)
 
 
-def test_a_problem_must_be_gone_for_a_moment(clock: Clock, ready: Readiness) -> None:
-    """What was just said stays said until it is sure that it is over."""
-    ready.update(["late"])
-    clock.now += LASTS_SECONDS
-    ready.update(["late"])
-    assert ready.update([]) == ("late",)
-    clock.now += GONE_SECONDS - 0.1
-    assert ready.update([]) == ("late",)
-    assert ready.update(["other"]) == ("other",)
-    assert ready.update([]) == ("other",)
-    clock.now += GONE_SECONDS
-    assert ready.update([]) == ()
-
-
-def test_each_turn_is_logged_once(clock: Clock, ready: Readiness, caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever reads the log sees when the pod was not ready, and why; not how often somebody asked."""
+def test_a_problem_must_be_gone_for_a_moment(clock: Clock, ready: Readiness, caplog: pytest.LogCaptureFixture) -> None:
+    """What was just said stays said until it is sure that it is over; each turn is logged once, however often asked."""
     caplog.set_level(logging.INFO)
     for _ in range(5):
         ready.update(["late"])
         clock.now += LASTS_SECONDS
-    for _ in range(5):
-        ready.update([])
+    assert ready.update([]) == ("late",)
+    clock.now += GONE_SECONDS - 0.1
+    assert ready.update([]) == ("late",)
+    assert ready.update(["other"]) == ("other",)
+    for said in (("other",), (), ()):
+        assert ready.update([]) == said
         clock.now += GONE_SECONDS
     assert [record.message for record in caplog.records] == ["not ready", "ready"]

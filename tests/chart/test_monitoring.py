@@ -4,6 +4,8 @@
 import json
 import re
 import time
+from types import SimpleNamespace
+from typing import cast
 
 import promql_parser
 import pytest
@@ -12,9 +14,11 @@ from dra_frontend import telemetry as frontend
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.node.machine_watch import HostTrees, MachineWatch
+from dra_frontend.publishing.publisher import Publisher
 from nri_backend.telemetry import GAUGES
 from nri_backend.telemetry import Telemetry as BackendTelemetry
 from numa_contract.config import Config
+from numa_contract.names import DRIVERS
 from numa_contract.reports import BackendStatus
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -32,7 +36,9 @@ def scraped() -> frontend.Telemetry:
     metrics = BackendTelemetry().metrics({}, **dict.fromkeys(GAUGES, 1.0))
     view.renew(BackendStatus(instance="b", generation=1, metrics=metrics), [])
     telemetry = frontend.Telemetry()
-    telemetry.show_node(lambda: Ledger({}), watch, view)
+    publishers = {driver: cast("Publisher", SimpleNamespace(ready=True)) for driver in DRIVERS}
+    gauges = frontend.NodeGauges(lambda: Ledger({}), watch, view, publishers)
+    telemetry.show(gauges, frontend.BackendMetrics(view))
     return telemetry
 
 

@@ -8,7 +8,7 @@ import pytest
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.node.machine_watch import HostTrees, MachineWatch
-from dra_frontend.telemetry import Telemetry
+from dra_frontend.telemetry import BackendMetrics, NodeGauges, Telemetry
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.reports import LEASE_SECONDS, BackendStatus, Metric, MetricSample
@@ -36,7 +36,8 @@ class Frontend:
         trees = HostTrees(captured("32intel64-2p8co2t+8ve"), MemoryTree({}))
         self.telemetry = Telemetry(self.clock)
         watch = MachineWatch(trees, Config(), "node", lambda: self.ledger)
-        self.telemetry.show_node(lambda: self.ledger, watch, self.backend)
+        gauges = NodeGauges(lambda: self.ledger, watch, self.backend, {})
+        self.telemetry.show(gauges, BackendMetrics(self.backend))
 
     def send(self, *metrics: Metric, **lease: Any) -> None:
         """The backend sends its lease."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service runs: one TaskGroup holds all of it.
+"""The service: every part of one run is made here, bottom-up, and one TaskGroup holds all that runs.
 
 Order of start: records loaded, state endpoint up, backend's lease live, then registration with the kubelet and slices.
 Order of end: registration goes first, the state socket last. Slices stay; the kubelet wipes them if nobody comes back.
@@ -10,27 +10,177 @@ import gc
 import logging
 import signal
 import socket
+import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from numa_contract import __version__
+from numa_contract.names import CLAIMS_JOURNAL, DRIVERS
 from numa_node.addresses import SocketPathError, listen_tcp
 from numa_node.descriptors import raise_descriptor_limit
 from numa_node.log import set_up_logging
+from numa_node.readiness import Readiness
 
-from dra_frontend.api_server.client import connect
+from dra_frontend.api_server.client import KubeClient, connect
 from dra_frontend.api_server.errors import KubeError
+from dra_frontend.claims.backend import BackendView
+from dra_frontend.claims.directory import ClaimFiles
+from dra_frontend.claims.journal import Journal
+from dra_frontend.claims.memory_kills import MemoryKills
+from dra_frontend.claims.metadata import MetadataFiles
+from dra_frontend.claims.reconciler import Reconciler
+from dra_frontend.claims.recovery import Recovery
+from dra_frontend.claims.service import NodeClaims
+from dra_frontend.claims.store import ClaimStore
+from dra_frontend.kubelet.health import HealthBoard
+from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
 from dra_frontend.node.host_tree import HostTree
-from dra_frontend.node.machine_watch import HostTrees
+from dra_frontend.node.machine_watch import HostTrees, MachineWatch
 from dra_frontend.node.run_directory import RunDirectory
-from dra_frontend.service import Service
+from dra_frontend.publishing.notices import Notices
+from dra_frontend.publishing.offer import Offer
+from dra_frontend.publishing.publisher import Publisher
 from dra_frontend.settings import Settings, open_host
-from dra_frontend.state_endpoint.api import probe_app, state_app
+from dra_frontend.state_endpoint.api import NodeState, probe_app, state_app
+from dra_frontend.state_endpoint.records import RecordNews
 from dra_frontend.state_endpoint.server import HttpServer
+from dra_frontend.telemetry import BackendMetrics, NodeGauges, Telemetry
 
 _log = logging.getLogger(__name__)
+_STATIC_MANAGER = (
+    "the kubelet's {} manager is static: claims keep their CPUs, since the driver answers and audits, but Guaranteed "
+    "pods may be given CPUs of claims, and then share the pool; set the policies to none"
+)
+
+
+class Service:
+    """One run of the service: what it is made of."""
+
+    def __init__(self, settings: Settings, run_directory: RunDirectory, client: KubeClient) -> None:
+        config, node = settings.config, settings.node_name
+        run_dir, kubelet_root = Path(config.run_dir), Path(config.kubelet_root_dir)
+        self.run_directory = run_directory
+        self.backend = BackendView(time.monotonic)
+        self.telemetry = Telemetry()
+        self.readiness = Readiness()
+        self.notices = Notices(client, node)
+        metadata = MetadataFiles(
+            str(kubelet_root / "plugins"), enabled=config.device_metadata, failed=self.telemetry.no_metadata
+        )
+        files, journal = ClaimFiles(Path(config.cdi_dir), run_dir / "quarantine"), Journal(run_dir / CLAIMS_JOURNAL)
+        self.store = ClaimStore(files, journal, run_directory.claims_lock, self.backend, metadata)
+        self.records = RecordNews(self.store.generation)
+        self.store.listeners.append(lambda change: self.records.publish(self.store.generation, change))
+        trees = HostTrees(open_host(settings), HostTree(config.cgroup_root))
+        self.watch = MachineWatch(trees, config, node, lambda: self.store.ledger)
+        parts = client, self.store, lambda: self.watch.inventory, self.backend
+        self.recovery = Recovery(node, *parts, config)
+        self.reconciler = Reconciler(node, client, self.store, self.backend)
+        self.kills = MemoryKills(node, self.store, self.backend, client)
+        self.claims = NodeClaims(*parts, self.recovery, config)
+        boards = {driver: HealthBoard() for driver in DRIVERS}
+        self.publishers = {driver: Publisher(client, driver, node, self.notices.notify) for driver in DRIVERS}
+        counted = config.publish_node_allocatable_resource_mapping
+        self.offer = Offer(node, boards, self.publishers, counted=counted)
+        self.plugins = {}
+        for driver, board in boards.items():
+            paths = PluginPaths.below(kubelet_root, driver, settings.pod_uid)
+            self.plugins[driver] = KubeletPlugin(driver, self.claims, paths, board, count=self.telemetry.note)
+        gauges = NodeGauges(lambda: self.store.ledger, self.watch, self.backend, self.publishers)
+        self.telemetry.show(gauges, BackendMetrics(self.backend))
+        self.state = NodeState(
+            node=node,
+            instance=f"{settings.pod_uid}/{uuid4().hex[:8]}",
+            watch=self.watch,
+            offer=self.offer,
+            store=self.store,
+            backend=self.backend,
+            records=self.records,
+            reported=self.reported,
+            unready=self.unready,
+            warnings=self.warnings,
+            metrics=self.telemetry.render,
+        )
+
+    def reported(self) -> None:
+        """The backend has renewed its lease."""
+        self.claims.backend_changed()
+        self.reconciler.backend_changed()
+        self.kills.backend_changed()
+
+    def refresh(self) -> None:
+        """Offers what machine and books say now."""
+        self.offer.refresh(self.watch.inventory, self.store.ledger)
+
+    def unready(self) -> tuple[str, ...]:
+        """Returns why the pod is not ready; nothing when it is, and for a while after it was."""
+        return self.readiness.update(self._problems())
+
+    def _problems(self) -> list[str]:
+        # A pod whose backend stands by stays ready whoever else enforces: else a roll-out would not go on.
+        problems = [f"backend: {self.backend.failing}"] if self.backend.failing else []
+        problems += [f"{driver}: nothing is offered: {why}" for driver, why in self.watch.inventory.refused.items()]
+        if self.watch.problem and not self.watch.inventory.pools:
+            problems.append(f"machine: {self.watch.problem}")
+        problems += self.store.problems
+        problems += filter(None, (self.run_directory.problem, *(one.problem for one in self.plugins.values())))
+        for driver, plugin in self.plugins.items():
+            if not plugin.registered:
+                problems.append(f"{driver}: not registered with the kubelet {plugin.error}".rstrip())
+        for driver, publisher in self.publishers.items():
+            if not publisher.ready:
+                problems.append(f"{driver}: slices not published {publisher.error}".rstrip())
+        return problems
+
+    def warnings(self) -> list[str]:
+        """Returns what an operator should know of, although the service is ready."""
+        return [*self.watch.warnings, *(text for one in self.publishers.values() for text in one.warnings)]
+
+    async def start(self) -> None:
+        """Loads the claims and reads the machine that they are on. Raises OSError."""
+        await self.store.start()
+        await self.watch.read()
+        self.refresh()
+
+    def endless(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
+        """Returns what runs as long as the service does, by name."""
+        return [
+            ("reports", self.reconciler.run_reports()),
+            ("kills", self.kills.run()),
+            ("disk", self.reconciler.run_disk()),
+            ("sweep", self.reconciler.run_sweep()),
+            ("recovery", self.recovery.run()),
+            *((f"sockets {driver}", plugin.keep_sockets()) for driver, plugin in self.plugins.items()),
+            ("readiness", self._follow_readiness()),
+            ("machine", self.watch.run(self.refresh)),
+            ("notices", self.notices.run()),
+        ]
+
+    async def _follow_readiness(self) -> None:
+        """Lets the log tell when the pod is ready though nobody probes, and an Event of static managers; for ever."""
+        told = frozenset[str]()
+        while True:
+            self.unready()
+            seen = frozenset(self.backend.status.kubelet_pins) if self.backend.status else told
+            if not seen <= told:
+                told |= seen
+                self.notices.notify("KubeletManagerStatic", _STATIC_MANAGER.format(" and ".join(sorted(seen))))
+            await asyncio.sleep(0.5)
+
+    async def offer_claims(self, stack: AsyncExitStack) -> None:
+        """Serves the kubelet and publishes for ever, once the backend enforces: before, claims would be refused."""
+        for plugin in self.plugins.values():
+            await stack.enter_async_context(plugin)
+        while problem := await self.claims.backend_ready():
+            _log.warning("not registering with the kubelet yet", extra={"problem": problem})
+        for plugin in self.plugins.values():
+            await plugin.register()
+        async with asyncio.TaskGroup() as tasks:
+            for publisher in self.publishers.values():
+                tasks.create_task(publisher.run())
 
 
 async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
@@ -40,48 +190,50 @@ async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _serve(settings: Settings) -> None:
-    trees = HostTrees(open_host(settings), HostTree(settings.config.cgroup_root))
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as outer:
         run_directory = await outer.enter_async_context(RunDirectory(Path(settings.config.run_dir), settings.pod_uid))
         client = await outer.enter_async_context(await connect(settings.config.kubeconfig or None))
-        service = Service(settings, trees, run_directory, client)
+        service = Service(settings, run_directory, client)
         await service.start()
         outer.push_async_callback(service.store.close)
-        state = service.state()
-        async with asyncio.TaskGroup() as tasks:
-            servers: dict[str, tuple[HttpServer, asyncio.Task[None]]] = {}
+        await _run(service, settings.bind, stop)
 
-            def serve(name: str, server: HttpServer, where: socket.socket) -> None:
-                servers[name] = server, tasks.create_task(server.serve(sockets=[where]))
 
-            async def serve_state() -> None:
-                former, where = servers.get("state"), await run_directory.listen()
-                serve("state", HttpServer(state_app(state)), where)
-                if former is not None:
-                    former[0].end()
+async def _run(service: Service, bind: tuple[str, int] | None, stop: asyncio.Event) -> None:
+    """Runs the parts of a service until it shall stop."""
+    async with asyncio.TaskGroup() as tasks:
+        servers: dict[str, tuple[HttpServer, asyncio.Task[None]]] = {}
 
-            await serve_state()
-            if settings.bind is not None:
-                serve("probes", HttpServer(probe_app(state), bounded=True), listen_tcp(*settings.bind))
-            link = run_directory.keep(lambda: service.backend.leads, serve_state)
-            endless = [*service.endless(), ("link", link)]
+        def serve(name: str, server: HttpServer, where: socket.socket) -> None:
+            servers[name] = server, tasks.create_task(server.serve(sockets=[where]))
+
+        async def serve_state() -> None:
+            former, where = servers.get("state"), await service.run_directory.listen()
+            serve("state", HttpServer(state_app(service.state)), where)
+            if former is not None:
+                former[0].end()
+
+        await serve_state()
+        if bind is not None:
+            serve("probes", HttpServer(probe_app(service.state), bounded=True), listen_tcp(*bind))
+        async with AsyncExitStack() as kubelet:
+            link = service.run_directory.keep(lambda: service.backend.leads, serve_state)
+            endless = [*service.endless(), ("link", link), ("claims", service.offer_claims(kubelet))]
             running = [tasks.create_task(_essential(name, work)) for name, work in endless]
-            async with AsyncExitStack() as kubelet:
-                running.append(tasks.create_task(service.open_for_claims(kubelet)))
-                # What exists now lives as long as the process: the collector need not walk it again and again.
-                gc.collect()
-                gc.freeze()
-                await stop.wait()
-                _log.info("stopping")
-                for task in running:
-                    task.cancel()
-            service.records.close()
-            for server, _ in servers.values():
-                server.end()
-            await asyncio.wait([listening for _, listening in servers.values()])
+            # What exists now lives as long as the process: the collector need not walk it again and again.
+            gc.collect()
+            gc.freeze()
+            await stop.wait()
+            _log.info("stopping")
+            for task in running:
+                task.cancel()
+        service.records.close()
+        for server, _ in servers.values():
+            server.end()
+        await asyncio.wait([listening for _, listening in servers.values()])
 
 
 def main(settings: Settings) -> int:

@@ -8,13 +8,15 @@ and go with it.
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
 from numa_contract import reports
+from numa_contract.names import CPU_DRIVER
 from numa_contract.pagesize import kubernetes_page_size
 from numa_contract.reports import LEASE_SECONDS
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -36,63 +38,74 @@ _PLAIN: Final[Mapping[str, type[CounterMetricFamily | GaugeMetricFamily]]] = {
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20)
 
 
-class _NodeGauges(Collector):
+@dataclass(frozen=True, eq=False)
+class NodeGauges(Collector):
     """Computes the state of the node at the moment of a scrape."""
 
-    def __init__(self, ledger: Callable[[], Ledger], live: MachineWatch, backend: BackendView) -> None:
-        self._ledger = ledger
-        self._live = live
-        self._backend = backend
+    ledger: Callable[[], Ledger]
+    watch: MachineWatch
+    backend: BackendView
+    publishers: Mapping[str, Publisher]
 
     def collect(self) -> Iterable[Metric]:
-        ledger = self._ledger()
-        inventory = self._live.inventory
+        ledger, inventory = self.ledger(), self.watch.inventory
         held = ledger.held_cpus()
-        pool = inventory.machine.online - inventory.reserved_cpus - held
-        values = {
-            "dra_cpu_allocated_cpus": ("CPUs in claims", len(held)),
-            "dra_cpu_available_cpus": ("CPUs neither claimed nor reserved", len(pool)),
-            "dra_cpu_reserved_cpus": ("CPUs reserved by configuration", len(inventory.reserved_cpus)),
-            "dra_cpu_resource_claims_active": ("Prepared CPU claims", sum(d == "dra.cpu" for d, _ in ledger.files)),
-            "dra_numa_claims": ("Prepared claims of both drivers", len(ledger.files)),
-            "dra_numa_claims_releasing": ("Claims whose last container has not ended", len(ledger.releasing)),
-            "dra_numa_records_unreadable": (
-                "Claim files without a record that can be read",
-                sum(file.record is None for file in ledger.files.values()),
+        unreadable = sum(file.record is None for file in ledger.files.values())
+        for name, text, value in (
+            ("dra_cpu_allocated_cpus", "CPUs in claims", len(held)),
+            (
+                "dra_cpu_available_cpus",
+                "CPUs neither claimed nor reserved",
+                len(inventory.machine.online - inventory.reserved_cpus - held),
             ),
-            "dra_numa_machine_readable": ("Whether the latest look at the machine went well", not self._live.problem),
-            "dra_numa_backend_live": ("Whether the backend's lease is live", int(self._backend.live)),
-        }
-        for name, (text, value) in values.items():
+            ("dra_cpu_reserved_cpus", "CPUs reserved by configuration", len(inventory.reserved_cpus)),
+            ("dra_cpu_resource_claims_active", "Prepared CPU claims", sum(d == CPU_DRIVER for d, _ in ledger.files)),
+            ("dra_numa_claims", "Prepared claims of both drivers", len(ledger.files)),
+            ("dra_numa_claims_releasing", "Claims whose last container has not ended", len(ledger.releasing)),
+            ("dra_numa_records_unreadable", "Claim files without a record that can be read", unreadable),
+            ("dra_numa_machine_readable", "Whether the latest look at the machine went well", not self.watch.problem),
+            ("dra_numa_backend_live", "Whether the backend's lease is live", self.backend.live),
+        ):
             yield GaugeMetricFamily(name, text, value=value)
-        claimed = GaugeMetricFamily("dra_numa_memory_claimed_bytes", "Bytes claimed", labels=["device"])
-        for device, size in sorted(ledger.claimed_bytes().items()):
-            claimed.add_metric([device], size)
-        yield claimed
-        held_by_host = GaugeMetricFamily(
-            "dra_numa_hugepages_held_by_host", "Hugepages in use by no pod", labels=["numa_node", "page_size"]
+        yield _gauge(
+            "dra_numa_slices_published",
+            "Whether the slices are as they should be",
+            ["driver"],
+            (([driver], publisher.ready) for driver, publisher in self.publishers.items()),
         )
-        for (node, size), pages in sorted(self._live.host_pages.items()):
-            held_by_host.add_metric([str(node), kubernetes_page_size(size)], pages)
-        yield held_by_host
-        if self._backend.status is not None and self._backend.age is not None:
+        claimed = (([device], size) for device, size in sorted(ledger.claimed_bytes().items()))
+        yield _gauge("dra_numa_memory_claimed_bytes", "Bytes claimed", ["device"], claimed)
+        held_by_host = sorted(self.watch.host_pages.items())
+        yield _gauge(
+            "dra_numa_hugepages_held_by_host",
+            "Hugepages in use by no pod",
+            ["numa_node", "page_size"],
+            (([str(node), kubernetes_page_size(size)], pages) for (node, size), pages in held_by_host),
+        )
+        if self.backend.status is not None and self.backend.age is not None:
             text = "Seconds since the backend's last report"
-            yield GaugeMetricFamily(_BACKEND + "report_age_seconds", text, value=self._backend.age)
-            static = GaugeMetricFamily("dra_numa_kubelet_static_manager", "Whether it is static", labels=["manager"])
-            for manager in ("cpu", "memory"):
-                static.add_metric([manager], manager in self._backend.status.kubelet_pins)
-            yield static
-        yield CounterMetricFamily("dra_numa_discovery_failures", "Failed looks", value=self._live.failures)
+            yield GaugeMetricFamily(_BACKEND + "report_age_seconds", text, value=self.backend.age)
+            pins = self.backend.status.kubelet_pins
+            static = (([manager], manager in pins) for manager in ("cpu", "memory"))
+            yield _gauge("dra_numa_kubelet_static_manager", "Whether it is static", ["manager"], static)
+        yield CounterMetricFamily("dra_numa_discovery_failures", "Failed looks", value=self.watch.failures)
 
 
-class _BackendMetrics(Collector):
+def _gauge(name: str, text: str, labels: list[str], values: Iterable[tuple[list[str], float]]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for each, value in values:
+        family.add_metric(each, value)
+    return family
+
+
+@dataclass(frozen=True, eq=False)
+class BackendMetrics(Collector):
     """What the backend sent with its lease, as long as that lasts."""
 
-    def __init__(self, backend: BackendView) -> None:
-        self._backend = backend
+    backend: BackendView
 
     def collect(self) -> Iterable[Metric]:
-        status, age = self._backend.status, self._backend.age
+        status, age = self.backend.status, self.backend.age
         if status is None or age is None or age > LEASE_SECONDS:
             return
         series = 0
@@ -130,27 +143,18 @@ class Telemetry:
         self._clock = clock
         self._rendered = b""
         self._rendered_at = float("-inf")
-        self._registry = CollectorRegistry()
-        self.prepared = Counter("dra_cpu_prepare_claims", "CPU claims prepared", ["result"], registry=self._registry)
-        self.unprepared = Counter(
-            "dra_cpu_unprepare_claims", "CPU claims unprepared", ["result"], registry=self._registry
-        )
-        self.calls = Counter("dra_numa_claims_handled", "Claims", ["driver", "call", "result"], registry=self._registry)
+        self._registry = registry = CollectorRegistry()
+        self.prepared = Counter("dra_cpu_prepare_claims", "CPU claims prepared", ["result"], registry=registry)
+        self.unprepared = Counter("dra_cpu_unprepare_claims", "CPU claims unprepared", ["result"], registry=registry)
+        self.calls = Counter("dra_numa_claims_handled", "Claims", ["driver", "call", "result"], registry=registry)
         self.seconds = Histogram(
-            "dra_numa_call_seconds", "Time of a call", ["driver", "call"], buckets=_SECONDS, registry=self._registry
+            "dra_numa_call_seconds", "Time of a call", ["driver", "call"], buckets=_SECONDS, registry=registry
         )
         self.cpu_seconds = Histogram(
-            "dra_cpu_prepare_claim_duration_seconds", "Time of preparing", buckets=_SECONDS, registry=self._registry
+            "dra_cpu_prepare_claim_duration_seconds", "Time of preparing", buckets=_SECONDS, registry=registry
         )
-        self.metadata_failures = Counter(
-            "dra_numa_metadata_failures",
-            "Metadata files that could not be written, so that a container does without",
-            ["driver"],
-            registry=self._registry,
-        )
-        self._published = Gauge(
-            "dra_numa_slices_published", "Whether the slices are as they should be", ["driver"], registry=self._registry
-        )
+        text = "Metadata files that could not be written, so that a container does without"
+        self.metadata_failures = Counter("dra_numa_metadata_failures", text, ["driver"], registry=registry)
         for counter in (self.prepared, self.unprepared):
             for result in ("success", "error", "unknown"):
                 counter.labels(result)
@@ -159,14 +163,10 @@ class Telemetry:
         """Counts a metadata file that could not be written."""
         self.metadata_failures.labels(driver).inc()
 
-    def follow_slices(self, driver: str, publisher: Publisher) -> None:
-        """Asks at every scrape whether the slices of a driver are published."""
-        self._published.labels(driver).set_function(lambda: publisher.status.ready)
-
-    def show_node(self, ledger: Callable[[], Ledger], live: MachineWatch, backend: BackendView) -> None:
-        """Shows the state of the node and what its backend has counted, as of each scrape."""
-        self._registry.register(_NodeGauges(ledger, live, backend))
-        self._registry.register(_BackendMetrics(backend))
+    def show(self, *collectors: Collector) -> None:
+        """Shows what they collect at each scrape."""
+        for collector in collectors:
+            self._registry.register(collector)
 
     def render(self) -> bytes:
         """Returns the metrics in the text format of Prometheus, at most a second old."""
@@ -181,7 +181,7 @@ class Telemetry:
         for failed in failures:
             result = "error" if failed else "success"
             self.calls.labels(driver, call, result).inc()
-            if driver == "dra.cpu":
+            if driver == CPU_DRIVER:
                 (self.prepared if call == "prepare" else self.unprepared).labels(result).inc()
                 if call == "prepare":
                     self.cpu_seconds.observe(seconds)

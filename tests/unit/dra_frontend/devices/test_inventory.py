@@ -115,7 +115,7 @@ def test_memory_attributes_and_policies() -> None:
     huge = memory_device(inventory, "hugepages-2m", "hugepages-2m-numa000")
     assert huge.attributes["resource.kubernetes.io/hugeTLB"] is True
     assert huge.attributes["dra.memory/pageSize"] == "2Mi"
-    assert (huge.capacity_bytes, huge.capacity.default, huge.capacity.step) == (512 * MIB, 2 * MIB, 2 * MIB)
+    assert (huge.amount, huge.capacity.default, huge.capacity.step) == (512 * MIB, 2 * MIB, 2 * MIB)
 
 
 def test_a_single_page_or_cpu_has_no_step() -> None:
@@ -132,11 +132,11 @@ def test_memory_is_promised_once() -> None:
     two = (HugepagePool(2 * MIB, 256, 100, surplus=6), HugepagePool(GIB, 1, 0))
     reserve = [{"numaNode": 1, "limits": {"memory": "100Mi", "hugepages-2Mi": "3Mi"}}]
     inventory = offered(machine(memory=4 * GIB, hugepages=two), reservedMemory=reserve)
-    assert memory_device(inventory, "memory", "memory-numa000").capacity_bytes == 4 * GIB - 512 * MIB - GIB
+    assert memory_device(inventory, "memory", "memory-numa000").amount == 4 * GIB - 512 * MIB - GIB
     # 2460 MiB are left; the step is 64 MiB.
-    assert memory_device(inventory, "memory", "memory-numa001").capacity_bytes == 38 * MEMORY_STEP
-    assert memory_device(inventory, "hugepages-2m", "hugepages-2m-numa000").capacity_bytes == 250 * 2 * MIB
-    assert memory_device(inventory, "hugepages-2m", "hugepages-2m-numa001").capacity_bytes == 248 * 2 * MIB
+    assert memory_device(inventory, "memory", "memory-numa001").amount == 38 * MEMORY_STEP
+    assert memory_device(inventory, "hugepages-2m", "hugepages-2m-numa000").amount == 250 * 2 * MIB
+    assert memory_device(inventory, "hugepages-2m", "hugepages-2m-numa001").amount == 248 * 2 * MIB
 
 
 @pytest.mark.parametrize("drift", [0, 4096, 12345, 8 * MIB])
@@ -144,7 +144,7 @@ def test_capacity_survives_the_drift_between_boots(drift: int) -> None:
     """Some pages less after a reboot leave the capacity, so the slice, as it was."""
     size = 33 * GIB + 20 * MIB
     device = memory_device(offered(machine(memory=size - drift, hugepages=())), "memory", "memory-numa000")
-    assert device.capacity_bytes == 33 * GIB
+    assert device.amount == 33 * GIB
 
 
 @pytest.mark.fault("memory peer, discovery")
@@ -335,4 +335,4 @@ def test_never_more_memory_than_there_is(name: str) -> None:
     inventory = offered(found)
     for node in found.numa_nodes.values():
         devices = [d for pool in inventory.pools for d in pool.devices if isinstance(d, MemoryDevice)]
-        assert sum(d.capacity_bytes for d in devices if d.numa_node == node.id) <= node.memory_bytes
+        assert sum(d.amount for d in devices if d.numa_node == node.id) <= node.memory_bytes

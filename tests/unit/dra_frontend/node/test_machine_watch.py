@@ -65,7 +65,7 @@ class Rig:
 def capacity(inventory: Inventory, device: str) -> int:
     """Bytes of a memory device; 0 when there is none."""
     found = [one for pool in inventory.pools for one in pool.devices if one.name == device]
-    return sum(one.capacity_bytes for one in found if isinstance(one, MemoryDevice))
+    return sum(one.amount for one in found if isinstance(one, MemoryDevice))
 
 
 # Two lists of CPUs; of each of two nodes meminfo, and three files of each of two page sizes.

@@ -73,17 +73,17 @@ async def test_what_is_superseded_goes_last(rig: Rig) -> None:
     assert [one["spec"]["pool"]["generation"] for one in rig.slices()] == [2]
 
 
-async def test_slices_belong_to_the_node(rig: Rig) -> None:
-    """The owner is the Node of this moment, so that slices go with it and not with a namesake of before."""
-    node = rig.server.store.get(NODES, "", "node-a")
+async def test_slices_belong_to_the_node_of_this_moment(rig: Rig) -> None:
+    """They go with it and not with a namesake of before; without a Node there are none."""
+    rig.server.store.delete(NODES, "", "node-a")
+    with pytest.raises(NotFoundError, match="the kubelet makes it"):
+        await rig.writer.write({"p": [a_slice("p", "a")], "q": [a_slice("q", "b")]})
+    node = rig.server.store.create(NODES, "", {"metadata": {"name": "node-a"}})
     await rig.writer.write({"p": [a_slice("p", "a")]})
     (document,) = rig.slices()
     assert document["metadata"]["ownerReferences"] == [
         {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": node["metadata"]["uid"], "controller": True}
     ]
-    rig.server.store.delete(NODES, "", "node-a")
-    with pytest.raises(NotFoundError, match="the kubelet makes it"):
-        await rig.writer.write({"p": [a_slice("p", "a")], "q": [a_slice("q", "b")]})
 
 
 async def test_one_bad_pool_does_not_stop_the_rest(rig: Rig) -> None:
@@ -93,28 +93,21 @@ async def test_one_bad_pool_does_not_stop_the_rest(rig: Rig) -> None:
     assert [one["spec"]["pool"]["name"] for one in rig.slices()] == ["b"]
 
 
-async def test_a_lagging_watch_causes_no_second_write(rig: Rig) -> None:
-    """Events about what we wrote ourselves, or older than it, are nothing new; also a deletion of a former namesake."""
-    await rig.writer.write({"p": [a_slice("p", "a")]})
-    (first,) = rig.slices()
+async def test_only_what_others_wrote_is_news(rig: Rig) -> None:
+    """Events about what we wrote ourselves, or older than it, are not; also a deletion of a former namesake."""
+    await rig.writer.write({"p": [a_slice("p", "a")], "q": [a_slice("q", "a")]})
+    first, gone = rig.slices()
     await rig.writer.write({"p": [a_slice("p", "b")]})
     (second,) = rig.slices()
-    assert not rig.writer.see("ADDED", first)
-    assert not rig.writer.see("MODIFIED", second)
-    assert not rig.writer.see("DELETED", first)
+    for kind, document in (("ADDED", first), ("MODIFIED", second), ("DELETED", first), ("DELETED", gone)):
+        assert not rig.writer.is_news(kind, document)
+    later = {**second, "metadata": {**second["metadata"], "resourceVersion": "9998"}}
+    assert rig.writer.is_news("MODIFIED", later)
+    assert rig.writer.is_news("DELETED", later)
+    assert rig.writer.is_news("ADDED", {**later, "metadata": {**later["metadata"], "name": "foreign"}})
     asked = len(rig.server.served)
     await rig.writer.write({"p": [a_slice("p", "b")]})
     assert len(rig.server.served) == asked
-
-
-async def test_foreign_changes_are_seen(rig: Rig) -> None:
-    """What others wrote or deleted is news, once."""
-    await rig.writer.write({"p": [a_slice("p", "a")]})
-    (document,) = rig.slices()
-    later = [{**document, "metadata": {**document["metadata"], "resourceVersion": str(n)}} for n in (9998, 9999)]
-    assert rig.writer.see("MODIFIED", later[0])
-    assert rig.writer.see("DELETED", later[1])
-    assert not rig.writer.see("DELETED", later[1])
 
 
 async def test_the_gate_is_tried_without_publishing(rig: Rig) -> None:
@@ -139,31 +132,30 @@ async def test_a_gate_that_is_switched_off_later_withdraws_all(rig: Rig) -> None
 
 
 async def test_refused_fields_are_tried_again_after_a_list(rig: Rig) -> None:
-    """What a pool is published without is remembered until slices are listed, and concerns that pool alone."""
+    """What a pool is published without is remembered until slices are listed, and told while it lasts."""
     listed = a_slice("p", "a")
     listed["spec"]["devices"][0]["attributes"] = {"l": {"strings": ["x"]}}
     pools = {"p": [listed], "q": [a_slice("q", "b")]}
-    for calls in (["try", "try", "create", "create"], []):
+    for _ in range(2):
         await rig.writer.write(pools)
-        assert rig.calls() == calls or not calls
-        assert {pool: len(fields) for pool, fields in rig.writer.left_out.items()} == {"p": 1, "q": 0}
+        assert rig.calls() == ["try", "try", "create", "create"]
+        assert list(rig.writer.notes()) == ["ResourceSliceListsRefused"]
     await rig.writer.write({**pools, "p": [a_slice("p", "c")]})
-    assert rig.writer.left_out["p"] == ()
+    assert rig.writer.notes() == {}
     await rig.writer.write(pools)
     rig.server.options.gates["DRAListTypeAttributes"] = True
     rig.writer.reset(rig.slices())
     await rig.writer.write(pools)
-    assert rig.writer.left_out["p"] == ()
+    assert rig.writer.notes() == {}
     assert rig.slices()[0]["spec"]["devices"][0]["attributes"] == {"l": {"strings": ["x"]}}
 
 
-async def test_a_start_without_pools_is_refused(rig: Rig) -> None:
-    """An empty first state would delete the slices of claims that run; later on it may be meant."""
+async def test_no_pools_at_all_are_not_published(rig: Rig) -> None:
+    """A machine that was never read has none: that would delete the slices of claims that run."""
     publisher = Publisher(rig.client, "dra.cpu", "node-a", lambda _reason, _note: None)
-    with pytest.raises(ValueError, match="without any pool"):
-        publisher.set_pools({})
-    publisher.set_pools({"p": [a_slice("p", "a")]})
-    publisher.set_pools({})
+    for pools, wakes in (({}, False), ({"p": [a_slice("p", "a")]}, True)):
+        publisher.set_pools(pools)
+        assert publisher._wake.is_set() == wakes
 
 
 async def until_quiet(rig: Rig, notices: Notices, count: int) -> list[Document]:

@@ -5,21 +5,27 @@ import asyncio
 import io
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import aiohttp
 import pytest
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
+from dra_frontend.claims.store import ClaimStore
+from dra_frontend.claims.transaction import Change
 from dra_frontend.devices.inventory import build_inventory
+from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.node.machine_watch import HostTrees, MachineWatch
 from dra_frontend.node.sockets import listen_unix
 from dra_frontend.publishing.device_status import Snapshot, snapshot
+from dra_frontend.publishing.offer import Offer
 from dra_frontend.state_endpoint.api import NodeState, probe_app, state_app
 from dra_frontend.state_endpoint.records import RecordNews
 from dra_frontend.state_endpoint.server import HttpServer
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
+from numa_contract.names import DRIVERS
 from numa_contract.reports import MAX_STATE_BYTES
 
 from tests.rigs.decisions import decided, view
@@ -29,7 +35,7 @@ from tests.strategies.machines import machine
 
 CONFIG = Config(reserved_cpus=frozenset({0}))
 INVENTORY = build_inventory(machine(), CONFIG, NODE)
-LIVE = MachineWatch(HostTrees(small_machine(), MemoryTree({})), CONFIG, NODE, lambda: Ledger({}))
+WATCH = MachineWatch(HostTrees(small_machine(), MemoryTree({})), CONFIG, NODE, lambda: Ledger({}))
 
 
 def ledger() -> Ledger:
@@ -47,6 +53,8 @@ class Endpoint:
 
     def __init__(self, client: aiohttp.ClientSession) -> None:
         self.client = client
+        self.offer = Offer(NODE, {driver: HealthBoard() for driver in DRIVERS}, {})
+        self.offer.snapshot = snapshot(INVENTORY, ledger(), Snapshot())
         self.records = RecordNews(100)
         self.reports: list[list[str]] = []
         self.problems: list[str] = []
@@ -58,10 +66,9 @@ class Endpoint:
         return NodeState(
             node=NODE,
             instance="pod/1",
-            live=LIVE,
-            snapshot=lambda: snapshot(INVENTORY, ledger(), Snapshot()),
-            ledger=ledger,
-            quarantined=lambda: {"x.json": "broken"},
+            watch=WATCH,
+            offer=self.offer,
+            store=cast("ClaimStore", SimpleNamespace(ledger=ledger(), quarantined={"x.json": "broken"})),
             backend=self.backend,
             records=self.records,
             reported=self.reported,
@@ -220,7 +227,7 @@ async def test_news_of_records_are_waited_for(endpoint: Endpoint) -> None:
         asked = tasks.create_task(endpoint.get("/v1/records?after=100"))
         # Asked for on another connection: when this is answered, the one above has been asked.
         await endpoint.get("/v1/version")
-        endpoint.records.publish(101, "prepared", "dra.cpu", "u")
+        endpoint.records.publish(101, Change("prepared", "dra.cpu", "u"))
     change = {"generation": 101, "change": "prepared", "driver": "dra.cpu", "uid": "u"}
     assert await asked == {"generation": 101, "changes": [change]}
     assert await endpoint.get("/v1/records?after=3") == {"generation": 101, "changes": [change]}

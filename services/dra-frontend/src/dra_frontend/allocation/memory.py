@@ -71,10 +71,10 @@ def allocate_memory(
         if device.hugepages and size % device.page_bytes:
             raise Refused(f"request {name}: {size} bytes are not whole pages of {device.page_bytes} bytes")
         total = claimed.get(device.name, 0) + size
-        if device.hugepages and total > device.capacity_bytes:
+        if device.hugepages and total > device.amount:
             raise Refused(
                 f"request {name}: {size} bytes of {device.name} wanted, "
-                f"{max(0, device.capacity_bytes - total + size)} of {device.capacity_bytes} unclaimed"
+                f"{max(0, device.amount - total + size)} of {device.amount} unclaimed"
             )
         claimed[device.name] = total
     return allocated

@@ -64,6 +64,11 @@ class CpuDevice:
     """What claims are given; neither reserved CPUs nor the one that is kept for the shared pool."""
     taints: tuple[Taint, ...] = ()
 
+    @property
+    def amount(self) -> int:
+        """All that claims may have, in CPUs."""
+        return len(self.cpus)
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryDevice:
@@ -78,8 +83,8 @@ class MemoryDevice:
     taints: tuple[Taint, ...] = ()
 
     @property
-    def capacity_bytes(self) -> int:
-        """All that claims may have."""
+    def amount(self) -> int:
+        """All that claims may have, in bytes."""
         return self.capacity.value
 
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from numa_contract.cdi import ClaimFile
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import CPU_DRIVER, DRIVERS, MEMORY_DRIVER, OVERCLAIMED_TAINTS
 
@@ -36,13 +35,6 @@ class Holding:
     pool: str = ""
     """Empty where no record of them can be read."""
 
-    def add(self, file: ClaimFile, device: str, amount: int) -> None:
-        """Enters what one claim holds of the device."""
-        self.amount += amount
-        record = file.record
-        self.claims.add(f"{record.claim.namespace}/{record.claim.name}" if record else file.uid)
-        self.pool = next((r.pool for r in record.results if r.device == device), self.pool) if record else self.pool
-
     def fault(self, left: int, online: frozenset[int]) -> str:
         """Returns what is wrong with the device, of which the machine has ``left``; empty if nothing is."""
         if offline := self.cpus - online:
@@ -67,10 +59,6 @@ class Snapshot:
     """By driver."""
     holdings: Mapping[DeviceKey, Holding] = field(default_factory=dict, compare=False)
 
-    def pools_of(self, driver: str) -> tuple[Pool, ...]:
-        """Returns the pools of one driver."""
-        return tuple(pool for pool in self.pools if pool.driver == driver)
-
     def faults(self) -> list[str]:
         """Returns what is wrong with unhealthy devices, one line each."""
         every = (health for devices in self.health.values() for health in devices)
@@ -81,47 +69,45 @@ def holdings(ledger: Ledger) -> dict[DeviceKey, Holding]:
     """Returns what claims hold of each device, claims that are being released included."""
     found: dict[DeviceKey, Holding] = defaultdict(Holding)
     for file in (*ledger.files.values(), *ledger.releasing.values()):
-        for device, size in file.memory.items():
-            found[MEMORY_DRIVER, device].add(file, device, size)
-        for allocation in file.record.cpus if file.record else ():
-            holding = found[CPU_DRIVER, allocation.device]
-            holding.add(file, allocation.device, len(allocation.cpus))
-            holding.cpus |= allocation.cpus
+        record = file.record
+        parts = [(MEMORY_DRIVER, device, size, frozenset[int]()) for device, size in file.memory.items()]
+        parts += [(CPU_DRIVER, one.device, len(one.cpus), one.cpus) for one in (record.cpus if record else ())]
+        pools = {result.device: result.pool for result in record.results} if record else {}
+        for driver, device, amount, cpus in parts:
+            holding = found[driver, device]
+            holding.amount += amount
+            holding.cpus |= cpus
+            holding.claims.add(f"{record.claim.namespace}/{record.claim.name}" if record else file.uid)
+            holding.pool = pools.get(device, holding.pool)
     return dict(found)
 
 
 def snapshot(inventory: Inventory, ledger: Ledger, before: Snapshot) -> Snapshot:
     """Returns what is to be seen now; ``before`` is what was seen last."""
     held, online = holdings(ledger), inventory.machine.online
-    left = {(pool.driver, device.name): _amount(device) for pool in inventory.pools for device in pool.devices}
+    left = {(pool.driver, device.name): device.amount for pool in inventory.pools for device in pool.devices}
     health: dict[str, list[DeviceHealth]] = {driver: [] for driver in DRIVERS}
-    pools, published = [], set()
-    for pool in _with_gone(inventory.pools, before.pools, frozenset(held.keys() - left.keys())):
+    unseen, pools = dict(held), []
+    for pool in _with_gone(inventory.pools, before.pools, held.keys() - left.keys()):
         overclaimed = (Taint(OVERCLAIMED_TAINTS[pool.driver], "true"),)
         devices = []
         for device in pool.devices:
             key = (pool.driver, device.name)
-            published.add(key)
-            holding, rest = held.get(key, Holding()), left.get(key, 0)
+            holding, rest = unseen.pop(key, Holding()), left.get(key, 0)
             devices.append(replace(device, taints=overclaimed if holding.amount > rest else ()))
             fault = holding.fault(rest, online)
             status = Health.UNHEALTHY if fault else Health.HEALTHY
             health[pool.driver].append(DeviceHealth(pool.name, device.name, status, fault or "online"))
         pools.append(replace(pool, devices=tuple(devices)))
     # Gone before this process started: there is nothing to publish any more, but its claims should know.
-    for key in sorted(held.keys() - published):
-        if held[key].pool:
-            fault = f"this node has no such device any more; {held[key].named()}"
-            health[key[0]].append(DeviceHealth(held[key].pool, key[1], Health.UNHEALTHY, fault))
+    for (driver, name), holding in sorted(unseen.items(), key=lambda item: item[0]):
+        if holding.pool:
+            fault = f"this node has no such device any more; {holding.named()}"
+            health[driver].append(DeviceHealth(holding.pool, name, Health.UNHEALTHY, fault))
     return Snapshot(tuple(pools), {driver: tuple(devices) for driver, devices in health.items()}, held)
 
 
-def _amount(device: Device) -> int:
-    """Returns what the machine has of a device: CPUs or bytes."""
-    return len(device.cpus) if isinstance(device, CpuDevice) else device.capacity_bytes
-
-
-def _with_gone(fresh: Sequence[Pool], before: Sequence[Pool], gone: frozenset[DeviceKey]) -> list[Pool]:
+def _with_gone(fresh: Sequence[Pool], before: Sequence[Pool], gone: set[DeviceKey]) -> list[Pool]:
     """Adds devices that claims hold and the machine has no more, each at the place that it had."""
     merged = {(pool.driver, pool.name): pool for pool in fresh}
     for pool in before:
@@ -138,11 +124,10 @@ def _with_gone(fresh: Sequence[Pool], before: Sequence[Pool], gone: frozenset[De
 
 def _emptied(device: Device) -> Device:
     """Returns a device of which nothing is left, in a form that the server takes: it refuses a capacity of zero."""
-    least = None
-    if device.capacity is not None:
-        minimum = device.capacity.minimum
-        least = replace(device.capacity, value=minimum, default=minimum, step=None)
+    if device.capacity is None:
+        return replace(device, cpus=frozenset())
+    least = replace(device.capacity, value=device.capacity.minimum, default=device.capacity.minimum, step=None)
     if isinstance(device, CpuDevice):
-        counted = {"dra.cpu/numCPUs": 0} if least is not None else {}
-        return replace(device, capacity=least, cpus=frozenset(), attributes={**device.attributes, **counted})
-    return device if least is None else replace(device, capacity=least)
+        attributes = {**device.attributes, "dra.cpu/numCPUs": 0}
+        return replace(device, capacity=least, cpus=frozenset(), attributes=attributes)
+    return replace(device, capacity=least)

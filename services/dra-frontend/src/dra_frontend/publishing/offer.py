@@ -2,7 +2,7 @@
 """What the outside sees of the devices: slices for the scheduler, health for the kubelet."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory
@@ -20,41 +20,27 @@ class Offer:
     def __init__(
         self,
         node: str,
-        inventory: Callable[[], Inventory],
-        ledger: Callable[[], Ledger],
         boards: Mapping[str, HealthBoard],
+        publishers: Mapping[str, Publisher],
         *,
         counted: bool = False,
     ) -> None:
         """``counted``: devices say which of the node's allocatable resources they take from (KEP-5517)."""
         self._node = node
-        self._inventory = inventory
-        self._ledger = ledger
         self._boards = boards
+        self._publishers = publishers
         self._counted = counted
-        self._publishers: Mapping[str, Publisher] = {}
         self.snapshot = Snapshot()
 
-    def refresh(self) -> None:
+    def refresh(self, inventory: Inventory, ledger: Ledger) -> None:
         """Compares machine and books, and publishes what is different."""
-        before = self.snapshot
-        self.snapshot = snapshot(self._inventory(), self._ledger(), before)
+        before, self.snapshot = self.snapshot, snapshot(inventory, ledger, self.snapshot)
         for fault in self.snapshot.faults():
             if fault not in before.faults():
                 _log.warning("device unhealthy", extra={"fault": fault})
         for driver, board in self._boards.items():
             board.show(self.snapshot.health[driver])
-        if self.snapshot.pools != before.pools:
-            self._publish()
-
-    def open(self, publishers: Mapping[str, Publisher]) -> None:
-        """Publishes from now on."""
-        self._publishers = publishers
-        self._publish()
-
-    def _publish(self) -> None:
-        if not self._inventory().pools:
-            return  # the machine was never read: what is published, of an earlier run, stays
-        for driver, publisher in self._publishers.items():
-            pools = self.snapshot.pools_of(driver)
-            publisher.set_pools({p.name: slice_documents(p, self._node, counted=self._counted) for p in pools})
+            pools = [pool for pool in self.snapshot.pools if pool.driver == driver]
+            if pools != [pool for pool in before.pools if pool.driver == driver]:
+                documents = {p.name: slice_documents(p, self._node, counted=self._counted) for p in pools}
+                self._publishers[driver].set_pools(documents)

@@ -7,12 +7,9 @@ from typing import Final
 from dra_frontend.api_server.requests import Document
 from dra_frontend.devices.slices import ALLOCATABLE
 
-_LISTS: Final = frozenset({"ints", "bools", "strings", "versions"})
-_DROPPED: Final = {f".{ALLOCATABLE}": "DRANodeAllocatableResources (Kubernetes 1.37)", ".taints": "DRADeviceTaints"}
-
 
 def _without_lists(device: Document) -> Document:
-    attributes = {name: one for name, one in device["attributes"].items() if not _LISTS & one.keys()}
+    attributes = {name: one for name, one in device["attributes"].items() if "strings" not in one}
     return {**device, "attributes": attributes}
 
 
@@ -26,6 +23,7 @@ _REFUSED: Final = {
     "ResourceSliceListsRefused": (_without_lists, "list attributes", "DRAListTypeAttributes"),
     "NodeAllocatableMappingUnsupported": (_without_mapping, ALLOCATABLE, "DRANodeAllocatableResources"),
 }
+_DROPPED: Final = {f".{ALLOCATABLE}": "DRANodeAllocatableResources (Kubernetes 1.37)", ".taints": "DRADeviceTaints"}
 
 
 def variants(documents: Sequence[Document]) -> list[tuple[list[Document], tuple[str, ...]]]:

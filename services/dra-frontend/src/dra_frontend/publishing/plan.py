@@ -7,10 +7,10 @@ all of them are there, and never a mixture; so what is superseded (slices of an 
 is deleted last.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from dra_frontend.api_server.requests import Document
-from dra_frontend.publishing.compare import canonical
 
 Accepted = Mapping[str, tuple[Document, Document]]
 """By slice name, what was sent and what the server made of it: the same is not sent again, else it never ends."""
@@ -44,3 +44,30 @@ def plan_pool(
 
 def _same(desired: Document, stored: Document, accepted: tuple[Document, Document] | None) -> bool:
     return desired == stored or accepted == (desired, stored)
+
+
+def canonical(value: Any) -> Any:
+    """Returns a spec, without its pool, in a form in which ``==`` means "the same for every consumer".
+
+    Nil equals empty; devices are in order; quantities are canonical text on both sides. When a taint was added is the
+    server's to say. Foreign documents may hold anything.
+    """
+    if isinstance(value, dict):
+        inner = {key: canonical(one) for key, one in value.items() if key not in ("pool", "timeAdded")}
+        return {key: one for key, one in inner.items() if one not in (None, [], {})}
+    return [canonical(one) for one in value] if isinstance(value, list) else value
+
+
+def differences(sent: Any, received: Any, path: str = "") -> Iterator[str]:
+    """Yields paths of what was sent and did not come back, or came back changed, of two canonical specs.
+
+    List positions are folded to ``[*]``, so a path may come several times.
+    """
+    if isinstance(sent, dict) and isinstance(received, dict):
+        for key, value in sent.items():
+            yield from differences(value, received.get(key), f"{path}.{key}" if path else key)
+    elif isinstance(sent, list) and isinstance(received, list) and len(sent) == len(received):
+        for one, other in zip(sent, received, strict=True):
+            yield from differences(one, other, f"{path}[*]")
+    elif sent != received:
+        yield path

@@ -1,23 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the ResourceSlices of one driver on this node as they should be.
 
-One round is: list, write, watch and repair. The next one begins when the watch has expired or a write has failed, later
-and later while rounds are short. Slices are not deleted at the end: the kubelet wipes them when the driver stays away.
+One round is: list, write, watch. The next one begins when somebody else has written, the watch has expired or a call
+has failed, later and later while rounds are short. Slices are not deleted at the end: the kubelet wipes them when the
+driver stays away.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
-from math import inf
+from contextlib import aclosing
 from typing import Final
 
 from numa_node.backoff import Backoff
 
 from dra_frontend.api_server.client import KubeClient
 from dra_frontend.api_server.errors import ForbiddenError, InvalidError, KubeError, UnavailableError, WatchExpiredError
-from dra_frontend.publishing.optional_fields import notes
 from dra_frontend.publishing.writer import GateOffError, Pools, SliceWriter
 
 _log = logging.getLogger(__name__)
@@ -25,18 +23,7 @@ _log = logging.getLogger(__name__)
 # An outage of the API server of a second or two is its restart, and nobody's business.
 _FAILURES_BEFORE_NOTICE: Final = 3
 _CALM_SECONDS: Final = 60.0
-"""A round, a watch, or a pause between foreign changes of this length ends a row of waits."""
-
-
-@dataclass(frozen=True, slots=True)
-class PublishStatus:
-    """Where publication stands; ``error`` is of the last round, None after a success."""
-
-    ready: bool = False
-    """What is desired was written once, and the feature gate was not found off since."""
-    error: str | None = None
-    warnings: tuple[str, ...] = ()
-    """What devices are published without, and what would help."""
+"""A round or a watch of this length ends a row of waits."""
 
 
 class Publisher:
@@ -56,25 +43,26 @@ class Publisher:
         self._node_name = node_name
         self._notify = notify
         self._waits = waits
-        self._settling = Backoff(*waits)
-        self._disturbed = -inf
         self._writer = SliceWriter(client, driver, node_name)
-        self._pools: Pools | None = None
+        self._writing = asyncio.Lock()
+        self._pools: Pools = {}
         self._wake = asyncio.Event()
-        self._due = inf
         self._failures = 0
-        self.status = PublishStatus()
+        self.ready = False
+        """What is desired was written once, and the feature gate was not found off since."""
+        self.error = ""
+        """Of the last round; empty after a success."""
+        self.warnings: tuple[str, ...] = ()
+        """What devices are published without, and what would help."""
 
     def set_pools(self, pools: Pools) -> None:
-        """Says which slices each pool should have, all pools at once, in order of preference; takes effect at once.
+        """Says which slices each pool should have, all pools at once; while a watch is on it takes effect at once.
 
-        The first call must bring the full set: what it leaves out is deleted. Hence none at all is refused then.
+        None at all is not taken for an answer: it would delete the devices of running claims.
         """
-        if not pools and self._pools is None:
-            raise ValueError(f"{self._driver}: a start without any pool would delete the devices of running claims")
-        self._pools = dict(pools)
-        self._due = -inf
-        self._wake.set()
+        if pools:
+            self._pools = dict(pools)
+            self._wake.set()
 
     async def run(self) -> None:
         """Publishes for ever, from the first ``set_pools`` on. Ends by cancellation only."""
@@ -95,26 +83,24 @@ class Publisher:
                 await asyncio.sleep(max(waits.next(), least))
 
     async def _round(self, tasks: asyncio.TaskGroup) -> None:
-        """Lists, writes, watches and repairs; raises what ended that."""
+        """Lists, writes and watches until somebody else has written; raises what else ended that."""
         items, version = await self._client.list_slices(self._driver, self._node_name)
         self._writer.reset(items)
-        self._due = -inf
-        follower = tasks.create_task(self._follow(version))
-        follower.add_done_callback(lambda _: self._wake.set())
+        await self._write()
+        watch = tasks.create_task(self._watch(version))
+        watch.add_done_callback(lambda _: self._wake.set())
         try:
-            while not follower.done():
-                self._wake.clear()
-                if self._due <= asyncio.get_running_loop().time():
-                    await self._write()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout_at(self._due):
-                        await self._wake.wait()
-            raise follower.result()
+            await self._wake.wait()
+            while not watch.done():
+                await self._write()
+                await self._wake.wait()
         finally:
-            follower.cancel()
+            watch.cancel()
+        if error := watch.result():
+            raise error
 
-    async def _follow(self, version: str) -> Exception:
-        """Reads the watch into the writer, and resumes it where it broke; returns what ends that for good."""
+    async def _watch(self, version: str) -> Exception | None:
+        """Returns when somebody else has written, or with what ended the watch for good; resumes it where it broke."""
         clock, waits = asyncio.get_running_loop().time, Backoff(*self._waits)
         while True:
             began = clock()
@@ -122,8 +108,9 @@ class Publisher:
                 async with aclosing(self._client.watch_slices(self._driver, self._node_name, version)) as events:
                     async for kind, document in events:
                         version = document["metadata"]["resourceVersion"]
-                        if kind != "BOOKMARK" and self._writer.see(kind, document) and self._due == inf:
-                            self._settle(clock())
+                        async with self._writing:  # what we write is known when it is answered, not before
+                            if kind != "BOOKMARK" and self._writer.is_news(kind, document):
+                                return None
             except UnavailableError as error:
                 _log.info("watch ended", extra={"driver": self._driver, "error": str(error)})
             except Exception as error:  # noqa: BLE001 - raised by whoever waits for this task
@@ -132,33 +119,24 @@ class Publisher:
                 waits.reset()
             await asyncio.sleep(waits.next())
 
-    def _settle(self, now: float) -> None:
-        """Somebody else wrote: a repair is due when that has settled, later and later while it goes on."""
-        if now - self._disturbed >= _CALM_SECONDS:
-            self._settling.reset()
-        self._disturbed = now
-        self._due = now + self._settling.next()
-        self._wake.set()
-
     async def _write(self) -> None:
-        self._due = inf
-        await self._writer.write(self._pools or {})
-        found = notes(
-            {reason for reasons in self._writer.left_out.values() for reason in reasons}, self._writer.dropped
-        )
-        warnings = {reason: f"{self._driver}: the API server {what}" for reason, what in found.items()}
+        self._wake.clear()
+        async with self._writing:
+            await self._writer.write(self._pools)
+        warnings = {reason: f"{self._driver}: the API server {what}" for reason, what in self._writer.notes().items()}
         for reason, warning in warnings.items():
             self._notify(reason, warning)
-        self._failures = 0
-        self.status = PublishStatus(ready=True, warnings=tuple(warnings.values()))
+        self.ready, self.error, self._failures = True, "", 0
+        self.warnings = tuple(warnings.values())
 
     def _failed(self, error: Exception) -> None:
         """Records a failed round, and notifies of one that will not pass by itself."""
+        self.error = str(error)
         self._failures += 1
-        figures = {"driver": self._driver, "failures": self._failures, "error": str(error)}
+        figures = {"driver": self._driver, "failures": self._failures, "error": self.error}
         _log.warning("slices not published", extra=figures, exc_info=None if isinstance(error, KubeError) else error)
         gate_off = isinstance(error, GateOffError)
-        self.status = replace(self.status, ready=self.status.ready and not gate_off, error=str(error))
+        self.ready = self.ready and not gate_off
         lasting = isinstance(error, GateOffError | ForbiddenError | InvalidError)
         if lasting or self._failures >= _FAILURES_BEFORE_NOTICE:
             self._notify("FeatureGateMissing" if gate_off else "ResourceSlicesNotPublished", f"{self._driver}: {error}")

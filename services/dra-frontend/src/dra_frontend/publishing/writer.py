@@ -8,9 +8,8 @@ from typing import Final
 from dra_frontend.api_server.client import KubeClient
 from dra_frontend.api_server.errors import InvalidError, KubeError, NotFoundError
 from dra_frontend.api_server.requests import Document
-from dra_frontend.publishing.compare import canonical, differences
-from dra_frontend.publishing.optional_fields import variants
-from dra_frontend.publishing.plan import plan_pool
+from dra_frontend.publishing.optional_fields import notes, variants
+from dra_frontend.publishing.plan import canonical, differences, plan_pool
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +27,7 @@ class GateOffError(KubeError):
 
 
 class SliceWriter:
-    """Own writes are entered from the server's answers, so that a watch which lags causes no second write."""
+    """Knows the server's slices from a list and from the answers to its own writes."""
 
     def __init__(self, client: KubeClient, driver: str, node_name: str) -> None:
         self._client = client
@@ -36,31 +35,26 @@ class SliceWriter:
         self._node_name = node_name
         self._held: dict[str, Document] = {}
         self._accepted: dict[str, tuple[Document, Document]] = {}
-        self._lost: dict[str, tuple[str, ...]] = {}
-        self._gate_is_on = False
-        self.left_out: dict[str, tuple[str, ...]] = {}
+        self._left_out: dict[str, tuple[str, ...]] = {}
         """By pool, the reasons for which fields are left out: the server refused its slices with them."""
+        self._gate_is_on = False
 
-    @property
-    def dropped(self) -> list[str]:
-        """Paths of fields that the server did not store as they were sent."""
-        return sorted({path for name in self._held for path in self._lost.get(name, ())})
+    def notes(self) -> dict[str, str]:
+        """Returns what the slices are published without, by reason of an Event."""
+        accepted = [self._accepted[name] for name in self._held if name in self._accepted]
+        dropped = sorted({path for sent, answer in accepted for path in differences(sent, answer)})
+        return notes({reason for reasons in self._left_out.values() for reason in reasons}, dropped)
 
     def reset(self, items: Iterable[Document]) -> None:
         """Takes over a fresh list. What was refused is tried again: a gate may have been switched on meanwhile."""
         self._held = {item["metadata"]["name"]: item for item in items}
-        self.left_out = {}
+        self._left_out = {}
 
-    def see(self, kind: str, document: Document) -> bool:
-        """Takes over an event of the watch; True if it says something new, that is, somebody else wrote."""
-        name = document["metadata"]["name"]
-        held = self._held.get(name)
-        if held is not None and _version(document) <= _version(held):
-            return False  # our own, or older: a name is used again, so even a deletion may be of before
-        if kind == "DELETED":
-            return self._held.pop(name, None) is not None
-        self._held[name] = document
-        return True
+    def is_news(self, kind: str, document: Document) -> bool:
+        """True for an event of the watch that tells that somebody else wrote, and not what we did ourselves."""
+        held = self._held.get(document["metadata"]["name"])
+        # A name is used again, so even a deletion may be of before.
+        return kind != "DELETED" if held is None else _version(document) > _version(held)
 
     async def write(self, pools: Pools) -> None:
         """Makes the server hold these pools and no others. One bad pool does not stop the rest.
@@ -85,10 +79,10 @@ class SliceWriter:
         """Writes a pool, without the optional fields that the server refuses."""
         choices = variants(documents)
         refusals = []
-        for variant, left_out in choices[min(len(self.left_out.get(pool, ())), len(choices) - 1) :]:
+        for variant, left_out in choices[min(len(self._left_out.get(pool, ())), len(choices) - 1) :]:
             try:
                 await self._write_variant(pool, variant)
-                self.left_out[pool] = left_out
+                self._left_out[pool] = left_out
                 return
             except InvalidError as error:
                 refusals.append(error)
@@ -99,24 +93,32 @@ class SliceWriter:
         held = {name: one for name, one in self._held.items() if one["spec"]["pool"]["name"] == pool}
         writes, deletes = plan_pool(pool, desired, held, self._accepted)
         for document in writes:
-            await self._prove_gate(document)
-            if "resourceVersion" in document["metadata"]:
-                self._enter(document, await self._client.replace_slice(document))
-            else:
-                document = await self._owned(document)
-                self._enter(document, await self._client.create_slice(document))
+            await self._write_slice(document)
         for document in deletes:
             await self._delete(document)
         if writes or deletes:
             _log.info("pool written", extra={"pool": pool, "written": len(writes), "deleted": len(deletes)})
 
-    async def _prove_gate(self, document: Document) -> None:
-        """Asks with a dry run before the first write, as a real one would offer whole devices for a moment."""
-        devices = document["spec"]["devices"]
-        if not self._gate_is_on and any(device.get("allowMultipleAllocations") for device in devices):
-            document = await self._owned({**document, "metadata": {"generateName": "dry-run-"}})
-            self._check_gate(document, await self._client.create_slice(document, dry_run=True))
+    async def _write_slice(self, document: Document) -> None:
+        shared = any(device.get("allowMultipleAllocations") for device in document["spec"]["devices"])
+        if shared and not self._gate_is_on:
+            # Asked with a dry run before the first write: a real one would offer whole devices for a moment.
+            trial = await self._owned({**document, "metadata": {"generateName": "dry-run-"}})
+            self._check_gate(document, await self._client.create_slice(trial, dry_run=True))
             self._gate_is_on = True
+        if "resourceVersion" in document["metadata"]:
+            answer = await self._client.replace_slice(document)
+        else:
+            answer = await self._client.create_slice(await self._owned(document))
+        self._held[answer["metadata"]["name"]] = answer
+        self._accepted[answer["metadata"]["name"]] = self._check_gate(document, answer)
+
+    def _check_gate(self, sent: Document, answer: Document) -> tuple[Document, Document]:
+        """Returns both specs in canonical form, unless the answer lacks what must be in it."""
+        both = canonical(sent["spec"]), canonical(answer["spec"])
+        if any(path.rpartition(".")[2] in _GATED for path in differences(*both)):
+            raise GateOffError(f"publish the devices of {self._driver}", _GATE_OFF)
+        return both
 
     async def _delete(self, document: Document) -> None:
         metadata = document["metadata"]
@@ -131,17 +133,6 @@ class SliceWriter:
             raise NotFoundError(f"get nodes {self._node_name}", "no such node; the kubelet makes it")
         owner = {"apiVersion": "v1", "kind": "Node", "name": self._node_name, "uid": node["metadata"]["uid"]}
         return {**document, "metadata": {**document["metadata"], "ownerReferences": [{**owner, "controller": True}]}}
-
-    def _enter(self, sent: Document, answer: Document) -> None:
-        name = answer["metadata"]["name"]
-        self._held[name] = answer
-        self._check_gate(sent, answer)
-        self._accepted[name] = (canonical(sent["spec"]), canonical(answer["spec"]))
-        self._lost[name] = differences(sent["spec"], answer["spec"])
-
-    def _check_gate(self, sent: Document, answer: Document) -> None:
-        if any(path.rpartition(".")[2] in _GATED for path in differences(sent["spec"], answer["spec"])):
-            raise GateOffError(f"publish the devices of {self._driver}", _GATE_OFF)
 
 
 def _version(document: Document) -> int:

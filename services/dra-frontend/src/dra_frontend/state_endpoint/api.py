@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state endpoint: who has what on this node, for ``curl`` on the unix socket, and the backend's way to report."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +17,16 @@ from numa_contract.reports import (
     RecordsAnswer,
     StateAnswer,
 )
+from pydantic import BaseModel
 
-from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView, read_state
+from dra_frontend.claims.store import ClaimStore
 from dra_frontend.node.machine_watch import MachineWatch
-from dra_frontend.publishing.device_status import Snapshot
+from dra_frontend.publishing.offer import Offer
 from dra_frontend.state_endpoint.former import former_routes
 from dra_frontend.state_endpoint.page import node_page
 from dra_frontend.state_endpoint.records import RecordNews
-from dra_frontend.state_endpoint.views import cpus_view, devices_view, machine_view, memory_view
+from dra_frontend.state_endpoint.views import backend_view, cpus_view, devices_view, machine_view, memory_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,9 @@ class NodeState:
 
     node: str
     instance: str
-    live: MachineWatch
-    snapshot: Callable[[], Snapshot]
-    ledger: Callable[[], Ledger]
-    quarantined: Callable[[], dict[str, str]]
+    watch: MachineWatch
+    offer: Offer
+    store: ClaimStore
     backend: BackendView
     records: RecordNews
     reported: Callable[[], None]
@@ -48,7 +48,7 @@ class NodeState:
     metrics: Callable[[], bytes]
 
 
-def probe_routes(app: FastAPI, state: NodeState) -> None:
+def _add_probes(app: FastAPI, state: NodeState) -> None:
     """Adds ``/healthz``, ``/readyz`` and ``/metrics``: all that is served over TCP."""
 
     @app.get("/healthz", response_class=PlainTextResponse)
@@ -69,74 +69,38 @@ def probe_routes(app: FastAPI, state: NodeState) -> None:
         return Response(state.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _resource_routes(app: FastAPI, state: NodeState) -> None:
-    @app.get("/v1/machine")
-    async def machine() -> dict[str, Any]:
-        """The machine by NUMA node, as of the latest look."""
-        return machine_view(state.live)
-
-    @app.get("/v1/devices")
-    async def devices() -> list[dict[str, Any]]:
-        """The devices as published, with their health."""
-        return devices_view(state.snapshot())
-
-    @app.get("/v1/claims")
-    async def claims() -> list[dict[str, Any]]:
-        """Every record."""
-        return [record.model_dump(mode="json") for record in state.ledger().records]
-
-    @app.get("/v1/claims/{uid}")
-    async def claim(uid: str) -> list[dict[str, Any]]:
-        """The records of one claim, one for each driver."""
-        found = [record.model_dump(mode="json") for record in state.ledger().records if record.claim.uid == uid]
-        if not found:
-            raise HTTPException(404, f"no claim {uid} is prepared on this node; GET /v1/claims lists them")
-        return found
-
-    @app.get("/v1/cpus")
-    async def cpus() -> list[dict[str, Any]]:
-        """Who holds each CPU."""
-        return cpus_view(state.live.inventory, state.ledger())
-
-    @app.get("/v1/memory")
-    async def memory() -> list[dict[str, Any]]:
-        """Capacity, claimed and free bytes per NUMA node and page size."""
-        return memory_view(state.live.inventory, state.ledger())
+def _add_views(app: FastAPI, state: NodeState) -> None:
+    """Adds what is shown without an argument."""
+    watch, store, backend = state.watch, state.store, state.backend
+    versions = {"version": __version__, "node": state.node, "instance": state.instance}
+    formats = {"record": RECORD_VERSION, "report": REPORT_VERSION}
+    views: dict[str, tuple[str, Callable[[], Any]]] = {
+        "machine": ("The machine by NUMA node, as of the latest look.", lambda: machine_view(watch)),
+        "devices": ("The devices as published, with their health.", lambda: devices_view(state.offer.snapshot)),
+        "claims": ("Every record.", lambda: _dumped(store.ledger.records)),
+        "cpus": ("Who holds each CPU.", lambda: cpus_view(watch.inventory, store.ledger)),
+        "memory": (
+            "Capacity, claimed and free bytes per NUMA node and page size.",
+            lambda: memory_view(watch.inventory, store.ledger),
+        ),
+        "containers": ("Every container that the backend knows.", lambda: _dumped(backend.containers.values())),
+        "backend": ("The backend's lease.", lambda: backend_view(backend)),
+        "version": ("Versions of the software and of its documents.", lambda: {**versions, "formats": formats}),
+        "quarantine": ("What is wrong with files of the CDI directory, by name.", lambda: store.quarantined),
+    }
+    for name, (text, view) in views.items():
+        app.add_api_route(f"/v1/{name}", _showing(view), name=name, description=text, response_model=None)
 
 
-def _service_routes(app: FastAPI, state: NodeState) -> None:
-    @app.get("/v1/containers")
-    async def containers() -> list[dict[str, Any]]:
-        """Every container that the backend knows."""
-        return [report.model_dump(mode="json") for report in state.backend.containers.values()]
+def _dumped(documents: Iterable[BaseModel]) -> list[dict[str, Any]]:
+    return [document.model_dump(mode="json") for document in documents]
 
-    @app.get("/v1/backend")
-    async def backend() -> dict[str, Any]:
-        """The backend's lease."""
-        status = state.backend.status
-        shown = None if status is None else status.model_dump(mode="json", exclude={"metrics", "epoch", "complete"})
-        return {"live": state.backend.live, "problem": state.backend.problem, "age": state.backend.age, "status": shown}
 
-    @app.get("/v1/version")
-    async def version() -> dict[str, Any]:
-        """Versions of the software and of its documents."""
-        versions = {"record": RECORD_VERSION, "report": REPORT_VERSION}
-        return {"version": __version__, "node": state.node, "instance": state.instance, "formats": versions}
+def _showing(view: Callable[[], Any]) -> Callable[[], Awaitable[Any]]:
+    async def show() -> Any:
+        return view()
 
-    @app.get("/v1/quarantine")
-    async def quarantine() -> dict[str, str]:
-        """What is wrong with files of the CDI directory, by file name."""
-        return state.quarantined()
-
-    @app.get("/v1/records")
-    async def records(after: int | None = None) -> RecordsAnswer:
-        """What has changed about records after a generation; waits until something has, 25 s at most."""
-        return await state.records.after(after, RECORDS_WAIT_SECONDS)
-
-    @app.get("/", response_class=HTMLResponse)
-    async def page() -> str:
-        """A page that draws the node."""
-        return node_page(state.node, state.live.inventory, state.ledger(), state.backend)
+    return show
 
 
 async def read_body(request: Request) -> bytes:
@@ -149,7 +113,29 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _backend_routes(app: FastAPI, state: NodeState) -> None:
+def state_app(state: NodeState) -> FastAPI:
+    """Returns the application of the unix socket."""
+    app = FastAPI(title="dra-driver-numa state", version=__version__, docs_url=None, redoc_url=None)
+    _add_views(app, state)
+
+    @app.get("/v1/claims/{uid}")
+    async def claim(uid: str) -> list[dict[str, Any]]:
+        """The records of one claim, one for each driver."""
+        found = _dumped(record for record in state.store.ledger.records if record.claim.uid == uid)
+        if not found:
+            raise HTTPException(404, f"no claim {uid} is prepared on this node; GET /v1/claims lists them")
+        return found
+
+    @app.get("/v1/records")
+    async def records(after: int | None = None) -> RecordsAnswer:
+        """What has changed about records after a generation; waits until something has, 25 s at most."""
+        return await state.records.after(after, RECORDS_WAIT_SECONDS)
+
+    @app.get("/", response_class=HTMLResponse)
+    async def page() -> str:
+        """A page that draws the node."""
+        return node_page(state.node, state.watch.inventory, state.store.ledger, state.backend)
+
     @app.put("/v1/backend")
     async def renew(request: Request) -> StateAnswer:
         """Takes the backend's lease, metrics and the state of all containers; answers which state of them is known."""
@@ -159,25 +145,16 @@ def _backend_routes(app: FastAPI, state: NodeState) -> None:
             raise HTTPException(422, str(error)) from error
         state.backend.renew(status, reports)
         state.reported()
-        return StateAnswer(
-            instance=state.instance, known=state.backend.former.known, generation=state.backend.generation
-        )
+        known, generation = state.backend.former.known, state.backend.generation
+        return StateAnswer(instance=state.instance, known=known, generation=generation)
 
     former_routes(app, state.backend, state.reported, read_body)
-
-
-def state_app(state: NodeState) -> FastAPI:
-    """Returns the application of the unix socket."""
-    app = FastAPI(title="dra-driver-numa state", version=__version__, docs_url=None, redoc_url=None)
-    _resource_routes(app, state)
-    _service_routes(app, state)
-    _backend_routes(app, state)
-    probe_routes(app, state)
+    _add_probes(app, state)
     return app
 
 
 def probe_app(state: NodeState) -> FastAPI:
     """Returns the application of the TCP listener: probes and metrics, nothing else."""
     app = FastAPI(openapi_url=None)
-    probe_routes(app, state)
+    _add_probes(app, state)
     return app

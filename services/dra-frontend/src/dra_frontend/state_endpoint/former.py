@@ -12,38 +12,34 @@ from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.former_backend import take_former_report
 
 _LIST: Final = TypeAdapter(list[ContainerReport])
-Reported = Callable[[], None]
 
 
 def former_routes(
-    app: FastAPI, backend: BackendView, reported: Reported, read_body: Callable[[Request], Awaitable[bytes]]
+    app: FastAPI,
+    backend: BackendView,
+    reported: Callable[[], None],
+    read_body: Callable[[Request], Awaitable[bytes]],
 ) -> None:
     """Adds ``PUT /v1/containers``, and ``PUT`` and ``DELETE`` of one container."""
 
-    def take(reports: list[ContainerReport]) -> Response:
+    async def put(request: Request) -> Response:
+        named = request.path_params.get("id")
+        try:
+            body = await read_body(request)
+            reports = _LIST.validate_json(body) if named is None else [ContainerReport.model_validate_json(body)]
+        except ValidationError as error:
+            raise HTTPException(422, "a report cannot be read") from error
+        if named is not None and reports[0].id != named:
+            raise HTTPException(422, "the report is about another container than the path")
         for report in reports:
             take_former_report(report, backend.containers)
         reported()
         return Response(status_code=204)
 
-    @app.put("/v1/containers", include_in_schema=False)
-    async def several(request: Request) -> Response:
-        try:
-            return take(_LIST.validate_json(await read_body(request)))
-        except ValidationError as error:
-            raise HTTPException(422, "a report cannot be read") from error
+    async def delete(request: Request) -> Response:
+        backend.containers.pop(request.path_params["id"], None)
+        reported()
+        return Response(status_code=204)
 
-    @app.put("/v1/containers/{id}", include_in_schema=False)
-    async def one(id: str, request: Request) -> Response:  # noqa: A002 - the name is in the path
-        try:
-            report = ContainerReport.model_validate_json(await read_body(request))
-        except ValidationError as error:
-            raise HTTPException(422, "the report cannot be read") from error
-        if report.id != id:
-            raise HTTPException(422, "the report is about another container than the path")
-        return take([report])
-
-    @app.delete("/v1/containers/{id}", include_in_schema=False)
-    async def forget(id: str) -> Response:  # noqa: A002 - the name is in the path
-        backend.containers.pop(id, None)
-        return take([])
+    for path, method, endpoint in (("", "PUT", put), ("/{id}", "PUT", put), ("/{id}", "DELETE", delete)):
+        app.add_api_route(f"/v1/containers{path}", endpoint, methods=[method], include_in_schema=False)

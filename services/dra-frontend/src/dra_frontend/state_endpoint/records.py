@@ -3,9 +3,12 @@
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from typing import Final
 
 from numa_contract.reports import RecordChange, RecordsAnswer
+
+from dra_frontend.claims.transaction import Change
 
 _REMEMBERED: Final = 256
 
@@ -19,11 +22,14 @@ class RecordNews:
         self._changed = asyncio.Event()
         self._open = True
 
-    def publish(self, generation: int, change: str, driver: str, uid: str) -> None:
+    def publish(self, generation: int, change: Change) -> None:
         """Notes a change, and wakes everybody who waits."""
-        self._generation = generation
-        self._changes.append(RecordChange(generation=generation, change=change, driver=driver, uid=uid))
-        self._wake()
+        if change.kind != "freed":  # its record went before
+            self._generation = generation
+            self._changes.append(
+                RecordChange(generation=generation, change=change.kind, driver=change.driver, uid=change.uid)
+            )
+            self._wake()
 
     def close(self) -> None:
         """Answers everybody who waits, now and from now on."""
@@ -36,11 +42,9 @@ class RecordNews:
         Without a generation, and with one that another instance told, at once.
         """
         if generation == self._generation and self._open:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._changed.wait()
-            except TimeoutError:
-                pass
         later = self._generation if generation is None else generation
         changes = tuple(change for change in self._changes if change.generation > later)
         return RecordsAnswer(generation=self._generation, changes=changes)

@@ -10,6 +10,7 @@ from numa_contract.pagesize import short_page_size
 from numa_contract.records import MemoryAllocation
 
 from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.claims.backend import BackendView
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import CpuDevice, MemoryDevice
 from dra_frontend.machine.host_hugepages import PageKey
@@ -60,16 +61,24 @@ def devices_view(snapshot: Snapshot) -> list[dict[str, Any]]:
     for pool in snapshot.pools:
         for device in pool.devices:
             key = (pool.driver, device.name)
-            entry: dict[str, Any] = {"driver": pool.driver, "pool": pool.name, "name": device.name}
-            entry["attributes"] = dict(device.attributes)
             if isinstance(device, CpuDevice):
-                entry |= {"cpus": format_cpu_list(device.cpus), "capacity": len(device.cpus)}
+                where: dict[str, Any] = {"cpus": format_cpu_list(device.cpus)}
             else:
-                entry |= {"numaNode": device.numa_node, "capacity": device.capacity.value}
-            entry["claimed"] = snapshot.holdings[key].amount if key in snapshot.holdings else 0
-            entry |= {"health": health[key].health.name.lower(), "message": health[key].message}
-            entry["taints"] = [taint.key for taint in device.taints]
-            shown.append(entry)
+                where = {"numaNode": device.numa_node}
+            shown.append(
+                {
+                    "driver": pool.driver,
+                    "pool": pool.name,
+                    "name": device.name,
+                    "attributes": dict(device.attributes),
+                    **where,
+                    "capacity": device.amount,
+                    "claimed": snapshot.holdings[key].amount if key in snapshot.holdings else 0,
+                    "health": health[key].health.name.lower(),
+                    "message": health[key].message,
+                    "taints": [taint.key for taint in device.taints],
+                }
+            )
     return shown
 
 
@@ -94,17 +103,15 @@ def cpus_view(inventory: Inventory, ledger: Ledger) -> list[dict[str, Any]]:
 def memory_view(inventory: Inventory, ledger: Ledger) -> list[dict[str, Any]]:
     """Returns capacity, claimed and free bytes of each memory device; those of claims that are gone have nothing."""
     claimed = ledger.claimed_bytes()
-    holders: dict[str, list[str]] = defaultdict(list)
-    gone: dict[str, MemoryAllocation] = {}
-    devices = [device for pool in inventory.pools for device in pool.devices if isinstance(device, MemoryDevice)]
+    claims: dict[str, set[str]] = defaultdict(set)
+    devices = (device for pool in inventory.pools for device in pool.devices)
+    whats: dict[str, tuple[MemoryDevice | MemoryAllocation, int]] = {
+        device.name: (device, device.amount) for device in devices if isinstance(device, MemoryDevice)
+    }
     for record in ledger.records:
         for allocation in record.memory:
-            holders[allocation.device].append(f"{record.claim.namespace}/{record.claim.name}")
-            gone[allocation.device] = allocation
-    for device in devices:
-        gone.pop(device.name, None)
-    whats: list[tuple[str, MemoryDevice | MemoryAllocation, int]] = [(d.name, d, d.capacity_bytes) for d in devices]
-    whats += [(name, allocation, 0) for name, allocation in sorted(gone.items())]
+            claims[allocation.device].add(f"{record.claim.namespace}/{record.claim.name}")
+            whats.setdefault(allocation.device, (allocation, 0))
     return [
         {
             "device": name,
@@ -114,7 +121,14 @@ def memory_view(inventory: Inventory, ledger: Ledger) -> list[dict[str, Any]]:
             "capacityBytes": capacity,
             "claimedBytes": claimed.get(name, 0),
             "freeBytes": max(0, capacity - claimed.get(name, 0)),
-            "claims": sorted(set(holders[name])),
+            "claims": sorted(claims[name]),
         }
-        for name, what, capacity in whats
+        for name, (what, capacity) in whats.items()
     ]
+
+
+def backend_view(backend: BackendView) -> dict[str, Any]:
+    """Returns the backend's lease; its metrics are shown elsewhere."""
+    status = backend.status
+    shown = None if status is None else status.model_dump(mode="json", exclude={"metrics", "epoch", "complete"})
+    return {"live": backend.live, "problem": backend.problem, "age": backend.age, "status": shown}

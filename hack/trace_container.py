@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The journeys of one CreateContainer and of its StartContainer: ``python -m hack.trace_container``.
+
+From the bytes of the mux to those of the answer, with a claim of CPUs and one of hugepages, warm. The socket is left
+out, and what the audit does beside the hooks.
+"""
+
+import asyncio
+import sys
+import tempfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from google.protobuf.message import Message
+from nri_backend._pb import nri_pb2 as pb
+from nri_backend.nri.model import Container, Resources
+from nri_backend.nri.mux import PLUGIN_CONNECTION, Trunk, wrap
+from nri_backend.nri.plugin import PLUGIN_SERVICE, PluginService
+from nri_backend.ttrpc import Call, CallReceived, ClientConnection, ServerConnection
+
+from hack.trace import Journey
+from tests.rigs.claims import MI, container, cpu_record, memory_record, pod
+from tests.rigs.enforcement import Node, enforcing
+from tests.rigs.nri_hooks import RecordingObserver
+
+_WARM = 3
+
+
+class Runtime:
+    """The other end of a connection without a socket."""
+
+    def __init__(self, node: Node) -> None:
+        self._client, self._server, self._trunk = ClientConnection(), ServerConnection(), Trunk()
+        self._service = PluginService(node.enforcer, RecordingObserver())
+
+    async def call(self, method: str, request: Message, journey: Journey) -> bytes:
+        """Makes the plugin answer a call; from bytes to bytes it is part of the journey."""
+        _, message = self._client.call(Call(PLUGIN_SERVICE, method, request.SerializeToString(), 0))
+        sent = wrap(PLUGIN_CONNECTION, message)
+        journey.running = True
+        for _, piece in self._trunk.receive_data(sent):
+            for event in self._server.receive_data(piece):
+                assert isinstance(event, CallReceived)
+                answer = await self._service.serve(event.call)
+                wrap(PLUGIN_CONNECTION, self._server.respond(event.stream_id, answer))
+        journey.running = False
+        return answer
+
+
+def _messages(one: Container) -> tuple[pb.PodSandbox, pb.Container]:
+    of = pod()
+    sandbox = pb.PodSandbox(id=of.id, uid=of.uid, namespace=of.namespace, name=of.name)
+    sandbox.linux.cgroup_parent = of.cgroup_parent
+    message = pb.Container(id=one.id, pod_sandbox_id=one.pod_id, name=one.name, env=one.env)
+    message.linux.cgroups_path = one.cgroups_path
+    return sandbox, message
+
+
+async def _containers(create: Journey, start: Journey, path: Path) -> None:
+    async with enforcing(Node(path)) as node:
+        runtime = Runtime(node)
+        for number in range(_WARM + 1):
+            env = node.claim(cpu_record(f"c{number}", "cpus=2-3"))
+            env += node.claim(memory_record(f"m{number}", ("m", 1, 64 * MI, 2 * MI)))
+            one = container(f"life-{number}", *env)
+            await node.enforcer.actuator.refresh()
+            sandbox, message = _messages(one)
+            warm = number < _WARM
+            created = Journey() if warm else create
+            await runtime.call("CreateContainer", pb.CreateContainerRequest(pod=sandbox, container=message), created)
+            node.make_cgroups(pod(), replace(one, resources=Resources(cpus="2-3", mems="1")))
+            message.linux.resources.cpu.cpus = "2-3"
+            started = Journey() if warm else start
+            await runtime.call("StartContainer", pb.StartContainerRequest(pod=sandbox, container=message), started)
+            await node.stop(one.id)
+            await node.enforcer.remove_container(pod(), one)
+            node.unprepare(cpu_record(f"c{number}", "cpus=2-3"))
+            node.unprepare(memory_record(f"m{number}", ("m", 1, 64 * MI, 2 * MI)))
+
+
+def main() -> None:
+    """Prints both journeys."""
+    create, start = Journey(), Journey()
+
+    def both(*what: object) -> None:
+        for journey in (create, start):
+            journey(*what)
+
+    threading.setprofile(both)
+    sys.setprofile(both)
+    with tempfile.TemporaryDirectory() as directory:
+        asyncio.run(_containers(create, start, Path(directory)))
+    sys.setprofile(None)
+    print("CreateContainer", create, "", "StartContainer", start, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

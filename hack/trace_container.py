@@ -11,18 +11,20 @@ import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from google.protobuf.message import Message
 from nri_backend._pb import nri_pb2 as pb
+from nri_backend.nri.link import PLUGIN_CONNECTION, Trunk, wrap
 from nri_backend.nri.model import Container, Resources
-from nri_backend.nri.mux import PLUGIN_CONNECTION, Trunk, wrap
 from nri_backend.nri.plugin import PLUGIN_SERVICE, PluginService
-from nri_backend.ttrpc import Call, CallReceived, ClientConnection, ServerConnection
+from nri_backend.ttrpc.connection import ClientConnection, ServerConnection
+from nri_backend.ttrpc.wire import Call
 
 from hack.trace import Journey
 from tests.rigs.claims import MI, container, cpu_record, memory_record, pod
 from tests.rigs.enforcement import Node, enforcing
-from tests.rigs.nri_hooks import RecordingObserver
 
 _WARM = 3
 
@@ -32,20 +34,19 @@ class Runtime:
 
     def __init__(self, node: Node) -> None:
         self._client, self._server, self._trunk = ClientConnection(), ServerConnection(), Trunk()
-        self._service = PluginService(node.enforcer, RecordingObserver())
+        self._service = PluginService(node.enforcer, lambda *_: None)
 
-    async def call(self, method: str, request: Message, journey: Journey) -> bytes:
+    async def call(self, method: str, request: Message, journey: Journey) -> None:
         """Makes the plugin answer a call; from bytes to bytes it is part of the journey."""
-        _, message = self._client.call(Call(PLUGIN_SERVICE, method, request.SerializeToString(), 0))
+        _, message = self._client.call(Call(PLUGIN_SERVICE, method, request.SerializeToString()))
         sent = wrap(PLUGIN_CONNECTION, message)
         journey.running = True
         for _, piece in self._trunk.receive_data(sent):
             for event in self._server.receive_data(piece):
-                assert isinstance(event, CallReceived)
-                answer = await self._service.serve(event.call)
-                wrap(PLUGIN_CONNECTION, self._server.respond(event.stream_id, answer))
+                if isinstance(event, Call):
+                    answer = await self._service.serve(event)
+                    wrap(PLUGIN_CONNECTION, self._server.respond(event.stream_id, answer))
         journey.running = False
-        return answer
 
 
 def _messages(one: Container) -> tuple[pb.PodSandbox, pb.Container]:
@@ -83,9 +84,9 @@ def main() -> None:
     """Prints both journeys."""
     create, start = Journey(), Journey()
 
-    def both(*what: object) -> None:
+    def both(frame: FrameType, event: str, argument: Any) -> None:
         for journey in (create, start):
-            journey(*what)
+            journey(frame, event, argument)
 
     threading.setprofile(both)
     sys.setprofile(both)

@@ -11,8 +11,7 @@ from random import Random
 from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
 from nri_backend._pb import nri_pb2 as pb
-from nri_backend.claims.evidence import read_evidence
-from nri_backend.claims.judge import Claims, assess
+from nri_backend.claims.judge import Claims, assess, read_evidence
 from nri_backend.frontend_link.http import TRANSIENT, HttpConnection
 from nri_backend.node.heartbeat import Heartbeat
 from nri_backend.node.preflight import cgroup_fault, mount_fault, other_mounts, parse_mounts

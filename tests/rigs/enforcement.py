@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from nri_backend.containers.state import Choices
-from nri_backend.enforcement.edges import Edges
+from nri_backend.enforcement.actuator import Edges
 from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.frontend_link import reports
-from nri_backend.limits.paths import container_directory, pod_directory
-from nri_backend.limits.wants import Host
+from nri_backend.limits.difference import Host
+from nri_backend.limits.stated import container_directory, pod_directory
 from nri_backend.node.proofs import Proofs
 from nri_backend.nri.model import Adjustment, Container, ContainerState, Leadership, Pod, Resources, Update
 from nri_backend.telemetry import Telemetry

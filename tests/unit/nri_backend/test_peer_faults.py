@@ -105,7 +105,7 @@ async def test_one_bad_pair_does_not_stop_the_rest(node: Node) -> None:
     await node.enforcer.synchronize(listed(node, *found), found)
     wanted = {"first": "2-3", "second": "1,6-7", "bad": "1,6-7", "right": "4-5"}
     await eventually(lambda: {one.id: node.cpus(cgroup_of(one)) for one in found} == wanted)
-    assert any("belongs to container main" in problem for problem in node.enforcer.actuator.problems)
+    assert any("belongs to container main" in problem for problem in node.enforcer.problems)
 
 
 @pytest.mark.fault("cpu peer 9.2.10")

@@ -29,7 +29,7 @@ from numa_node.log import set_up_logging
 from numa_node.readiness import Readiness
 
 from nri_backend.containers.state import Choices
-from nri_backend.enforcement.edges import Edges
+from nri_backend.enforcement.actuator import Edges
 from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.enforcement.turn import MAX_STUCK
 from nri_backend.frontend_link.client import StateClient
@@ -131,25 +131,25 @@ class Backend:
 
     def status(self) -> BackendStatus:
         """Returns the lease as of now."""
-        link, actuator = self._session.status, self._enforcer.actuator
+        link, enforcer = self._session.status, self._enforcer
         return BackendStatus(
             software=__version__,
             instance=self._instance,
             records=self._records.heard,
-            active=self._enforcer.active and self._lock.active,
+            active=enforcer.active and self._lock.active,
             enforced=self._lock.fresh,
             synchronized=link.synchronized,
             runtime=" ".join(filter(None, (link.runtime_name, link.runtime_version))),
-            pool=actuator.state.pool,
-            problems=tuple(cut_answer(problem) for problem in actuator.problems[:MAX_PROBLEMS]),
-            counters={name: float(count) for name, count in actuator.counters.items()},
+            pool=enforcer.state.pool,
+            problems=tuple(cut_answer(problem) for problem in enforcer.problems[:MAX_PROBLEMS]),
+            counters={name: float(count) for name, count in enforcer.counters.items()},
             metrics=self._telemetry.metrics(
-                actuator.state.kinds(),
+                enforcer.state.kinds(),
                 connected=link.connected,
                 synchronized=link.synchronized,
                 active=self._enforcer.active,
-                pool_cpus=len(actuator.state.pool),
-                claims=len(actuator.state.files),
+                pool_cpus=len(enforcer.state.pool),
+                claims=len(enforcer.state.files),
             ),
         )
 

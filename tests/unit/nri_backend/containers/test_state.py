@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.claims.entitlement import Held
 from nri_backend.claims.judge import Reason
-from nri_backend.containers.container import Phase, Tracked, tracked_as
-from nri_backend.containers.report import report
+from nri_backend.containers.container import Phase, Tracked, report, tracked_as
 from nri_backend.containers.state import Choices, NodeState
-from nri_backend.containers.targets import cpuset_wants
-from nri_backend.limits.wants import Host
+from nri_backend.containers.targets import cpuset_of
+from nri_backend.limits.difference import Host
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord, Owner
 
@@ -144,7 +143,7 @@ def test_a_record_that_vanishes_leaves_an_orphan_that_holds_its_cpus() -> None:
     assert ids(changed) == ["claim"]
     assert changed[0].orphan
     assert state.pool == {1, 4, 5, 6, 7}
-    assert cpuset_wants(state, changed[0]).cpus == {2, 3}
+    assert cpuset_of(state, changed[0]).cpus == {2, 3}
     told = report(changed[0])
     assert (told.refused, [(use.uid, use.cpus) for use in told.unknown_claims]) == ("", [("c1", {2, 3})])
     state.take_files(files_of(ONE))
@@ -236,7 +235,7 @@ def test_a_running_container_with_forged_variables_belongs_to_the_pool() -> None
         [replace(tracked_as(pod("p9"), container("x", *env_of(ONE), of="p9")), phase=Phase.STARTED)]
     )
     tracked = next(iter(state))
-    assert cpuset_wants(state, tracked).cpus == state.pool
+    assert cpuset_of(state, tracked).cpus == state.pool
     assert tracked.kind == "refused"
     assert report(tracked).refused
 
@@ -317,6 +316,6 @@ def test_whatever_happens_no_cpu_is_in_two_hands(events: list[tuple[str, int, st
         assert not state.pool & state.held
         assert frozenset().union(*own) <= state.held
         for tracked in running:
-            wants = cpuset_wants(state, tracked)
+            wants = cpuset_of(state, tracked)
             assert wants.cpus == wants.shown
             assert wants.cpus == (tracked.own_cpus or state.pool)

@@ -6,10 +6,9 @@ from dataclasses import replace
 from nri_backend.containers.container import Phase, Tracked, tracked_as
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import GroupTarget, group_targets, groups_above, target, target_at_start
-from nri_backend.limits.limit import Raise
-from nri_backend.limits.paths import pod_directory
-from nri_backend.limits.stated import stated
-from nri_backend.limits.wants import Host
+from nri_backend.limits.claimed import Raise
+from nri_backend.limits.difference import Host
+from nri_backend.limits.stated import pod_directory, stated
 from nri_backend.nri.model import Resources
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
@@ -48,9 +47,7 @@ def test_hugepages_of_a_pod_are_those_of_its_living_containers() -> None:
     state = node(one, two, far)
     first, second = put(state, "a", *env_of(one)), put(state, "b", *env_of(two), name="side")
     put(state, "c", *env_of(far), of="p2")
-    huge = target(state, first, full=True).huge
-    assert huge is not None
-    assert huge.claimed == {TWO: 64 * MI}
+    assert target(state, first, full=True).claimed == {TWO: 64 * MI}
     assert target_at_start(state, first).groups == (
         GroupTarget(POD, {"hugetlb.2MB.max": Raise(plus=66 * MI, needed=True)}),
     )
@@ -64,7 +61,7 @@ def test_a_plain_container_asks_for_nothing() -> None:
     """Neither of itself nor above it."""
     state = node()
     plain = target_at_start(state, put(state, "plain", quota=50_000))
-    assert (plain.groups, plain.huge, plain.wants.files) == ((), None, {})
+    assert (plain.groups, plain.claimed, plain.desired.files) == ((), None, {})
     assert raises(state) == {}
 
 
@@ -76,7 +73,7 @@ def test_the_pod_of_an_unthrottled_container_has_no_quota() -> None:
     put(state, "big", *env_of(big), quota=200_000, name="big")
     assert raises(state) == {}
     free = put(state, "free", *env_of(one), quota=200_000)
-    assert set(target_at_start(state, free).wants.files) == {"cpu.max"}
+    assert set(target_at_start(state, free).desired.files) == {"cpu.max"}
     assert raises(state) == {"cpu.max": Raise(plus=200_000)}
     state.put(replace(free, phase=Phase.STOPPED))
     assert raises(state) == {}
@@ -142,4 +139,4 @@ def test_a_quick_look_has_no_limits() -> None:
     one = memory_record("m1", ("m", 0, 64 * MI, 4096), m={"limit": "claim"})
     state = node(one)
     quick = target(state, put(state, "a", *env_of(one)), full=False)
-    assert (quick.wants.files, quick.huge, quick.wants.mems) == ({}, None, {0})
+    assert (quick.desired.files, quick.claimed, quick.desired.mems) == ({}, None, {0})

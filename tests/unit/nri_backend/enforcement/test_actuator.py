@@ -47,15 +47,14 @@ def tree(tmp_path: Path) -> KernelTree:
     return tree
 
 
-def actuator_of(directory: ClaimDirectory, tree: KernelTree) -> Actuator:
-    state = NodeState()
+def actuator_of(directory: ClaimDirectory, tree: KernelTree, state: NodeState) -> Actuator:
     return Actuator(state, edges_of(directory, tree, lambda: state.host))
 
 
 async def test_a_cancelled_hook_does_not_let_a_second_look_in(tmp_path: Path, tree: KernelTree) -> None:
     """The turn lasts as long as the thread reads: the next look begins when the one that nobody waits for has ended."""
     directory = SlowDirectory(str(tmp_path))
-    actuator = actuator_of(directory, tree)
+    actuator = actuator_of(directory, tree, NodeState())
     hook = asyncio.create_task(actuator.refresh())
     assert await asyncio.to_thread(directory.began.wait, 5)
     directory.began.clear()
@@ -71,8 +70,8 @@ async def test_a_cancelled_hook_does_not_let_a_second_look_in(tmp_path: Path, tr
 
 async def test_who_waits_together_looks_together(tmp_path: Path, tree: KernelTree) -> None:
     """A look that began after all have asked is one for all; that which was under way before is for nobody else."""
-    directory = SlowDirectory(str(tmp_path))
-    actuator = actuator_of(directory, tree)
+    directory, state = SlowDirectory(str(tmp_path)), NodeState()
+    actuator = actuator_of(directory, tree, state)
     first = asyncio.create_task(actuator.refresh())
     assert await asyncio.to_thread(directory.began.wait, 5)
     hooks = [asyncio.create_task(actuator.refresh()) for _ in range(5)]
@@ -81,7 +80,7 @@ async def test_who_waits_together_looks_together(tmp_path: Path, tree: KernelTre
     directory.gate.set()
     await asyncio.gather(first, *hooks)
     assert directory.looks == 2
-    assert actuator.state.held == {2, 3}
+    assert state.held == {2, 3}
     await actuator.refresh(thorough=True)
     assert directory.looks == 3
 
@@ -90,7 +89,7 @@ async def test_who_cannot_be_looked_at_may_live(
     tmp_path: Path, tree: KernelTree, caplog: pytest.LogCaptureFixture
 ) -> None:
     """EMFILE and the like are no sign of death and end no task; they are logged once until they are over."""
-    actuator = actuator_of(ClaimDirectory(str(tmp_path)), tree)
+    actuator = actuator_of(ClaimDirectory(str(tmp_path)), tree, NodeState())
     tracked = Tracked("c", "main", pod(), cgroup=CGROUP, phase=Phase.ENDING)
     tree.set(CGROUP, "cgroup.events", "populated 0")
     for _ in range(2):

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from nri_backend.containers.targets import GroupTarget, Target
 from nri_backend.enforcement.apply import Outcome, apply
-from nri_backend.limits.hugepages import HugeWants, pod_raises
-from nri_backend.limits.limit import Raise
-from nri_backend.limits.wants import CgroupWants
+from nri_backend.limits.claimed import Raise, hugepage_raises
+from nri_backend.limits.difference import Desired
 from nri_backend.node.cgroups import Notes
 from numa_contract.cpuset import parse_cpu_list
 
@@ -30,23 +29,22 @@ def tree(tmp_path: Path) -> KernelTree:
     return tree
 
 
-def wants(cpus: str, mems: str = "", *, shared: bool = False) -> CgroupWants:
+def wants(cpus: str, mems: str = "", *, shared: bool = False) -> Desired:
     """What a container shall show."""
-    return CgroupWants(parse_cpu_list(cpus), parse_cpu_list(cpus), shared=shared, mems=parse_cpu_list(mems))
+    return Desired(parse_cpu_list(cpus), parse_cpu_list(cpus), shared=shared, mems=parse_cpu_list(mems))
 
 
 def run(
     tree: KernelTree,
-    wanted: CgroupWants,
+    wanted: Desired,
     own: dict[int, int] | None = None,
     of_pod: dict[int, int] | None = None,
     *,
     full: bool = True,
 ) -> Outcome:
     """One job, with an instance of ours that has just started; hugepages of the container and of its pod."""
-    groups = () if of_pod is None else (GroupTarget(POD, pod_raises(of_pod, SIZES)),)
-    huge = None if own is None else HugeWants(own)
-    target = Target("c1", CGROUP, wanted, POD, groups, huge, page_sizes=SIZES, full=full)
+    groups = () if of_pod is None else (GroupTarget(POD, hugepage_raises(of_pod, SIZES)),)
+    target = Target("c1", CGROUP, wanted, POD, groups, own, page_sizes=SIZES, full=full)
     return apply(tree, Notes(tree.root), target)
 
 
@@ -65,11 +63,11 @@ def test_what_differs_is_written_and_read_back(tree: KernelTree) -> None:
     """A right file is left alone; a second run finds nothing to do."""
     outcome = run(tree, wants("2-3", "1"))
     assert [fault.kind for fault in outcome.repaired] == ["cpus", "mems"]
-    assert outcome.left == ()
-    assert outcome.seen is not None
-    assert (outcome.seen.cpus, outcome.seen.mems) == ({2, 3}, {1})
+    assert outcome.left == []
+    assert outcome.observed is not None
+    assert (outcome.observed.cpus, outcome.observed.mems) == ({2, 3}, {1})
     tree.written.clear()
-    assert run(tree, wants("2-3", "1")).repaired == ()
+    assert run(tree, wants("2-3", "1")).repaired == []
     assert tree.written == []
 
 
@@ -119,7 +117,7 @@ def test_no_limit_of_the_pod_stays_none(tree: KernelTree) -> None:
     """``max`` plus claims is ``max``; the container is limited all the same."""
     for size in ("2MB", "1GB"):
         tree.set(POD, f"hugetlb.{size}.max", "max")
-    assert run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI}).left == ()
+    assert run(tree, wants("2-3"), {TWO: 64 * MI}, {TWO: 64 * MI}).left == []
     assert set(hugetlb(tree, POD).values()) == {"max"}
     assert hugetlb(tree, CGROUP) == limits(64 * MI, 0)
 
@@ -138,15 +136,15 @@ def test_a_write_without_effect_is_told(tree: KernelTree) -> None:
     """A parent that does not allow the CPUs makes the kernel take the write and ignore it."""
     tree.set(POD, "cpuset.cpus", "4-7")
     outcome = run(tree, wants("2-3"))
-    assert outcome.left == (f"{tree.root}/{CGROUP}/cpuset.cpus must be 2-3, is 4-7 (effective)",)
+    assert outcome.left == [f"{tree.root}/{CGROUP}/cpuset.cpus must be 2-3, is 4-7 (effective)"]
 
 
 def test_a_pool_that_a_parent_cuts_is_settled(tree: KernelTree) -> None:
     """It is written once, and then left in peace."""
     tree.set(POD, "cpuset.cpus", "4-7")
-    assert run(tree, wants("0-5", shared=True)).left == ()
+    assert run(tree, wants("0-5", shared=True)).left == []
     tree.written.clear()
-    assert run(tree, wants("0-5", shared=True), full=False).left == ()
+    assert run(tree, wants("0-5", shared=True), full=False).left == []
     assert tree.written == []
 
 
@@ -154,7 +152,7 @@ def test_a_missing_controller_fails_only_who_needs_it(tmp_path: Path) -> None:
     """The error names the controller and the parent's cgroup.subtree_control."""
     tree = KernelTree(tmp_path / "bare")
     tree.make(CGROUP, sizes=())
-    assert run(tree, wants("2-3", "1"), {}, {}).left == ()
+    assert run(tree, wants("2-3", "1"), {}, {}).left == []
     outcome = run(tree, wants("2-3", "1"), {TWO: TWO}, {TWO: TWO})
     assert any(
         "hugetlb controller is not in" in text and "kubepods/cgroup.subtree_control" in text for text in outcome.left
@@ -167,8 +165,8 @@ def test_the_sub_cgroup_of_crun_is_made_true_as_well(tree: KernelTree) -> None:
     tree.set(f"{CGROUP}/container", "cpuset.cpus", "0-1")
     tree.set(f"{CGROUP}/container", "hugetlb.2MB.max", "0")
     outcome = run(tree, wants("2-3"), {TWO: TWO}, {TWO: TWO})
-    assert outcome.seen is not None
-    assert outcome.seen.cpus == {2, 3}
+    assert outcome.observed is not None
+    assert outcome.observed.cpus == {2, 3}
     assert hugetlb(tree, f"{CGROUP}/container") == limits(TWO, 0)
 
 
@@ -176,7 +174,7 @@ def test_the_sub_cgroup_of_crun_is_made_true_as_well(tree: KernelTree) -> None:
 def test_a_container_without_a_cgroup_is_told_as_such(tree: KernelTree, cgroup: str) -> None:
     """Gone, or never named by the runtime: nothing is seen, nothing is written, above all not at the root."""
     outcome = apply(tree, Notes(tree.root), Target("x", cgroup, wants("2-3")))
-    assert outcome.seen is None
+    assert outcome.observed is None
     assert outcome.left
     assert tree.written == []
 
@@ -187,7 +185,7 @@ def test_a_pod_without_a_cgroup_fails_only_who_needs_it(tree: KernelTree, needed
     group = GroupTarget("kubepods/none", {"memory.min": Raise(plus=MI, needed=needed)})
     outcome = apply(tree, Notes(tree.root), Target("c1", CGROUP, wants("2-3"), "kubepods/none", (group,)))
     assert len(outcome.left) == told
-    assert (outcome.seen is None) is needed
+    assert (outcome.observed is None) is needed
 
 
 def test_one_bad_container_does_not_stop_the_rest(tree: KernelTree) -> None:
@@ -197,7 +195,7 @@ def test_one_bad_container_does_not_stop_the_rest(tree: KernelTree) -> None:
     targets = [Target("c1", CGROUP, wants("2-3")), Target("c2", f"{POD}/c2", wants("2-3"))]
     done = {target.id: apply(tree, Notes(tree.root), target) for target in targets}
     assert done["c1"].left
-    assert done["c2"].left == ()
+    assert done["c2"].left == []
 
 
 @pytest.mark.fault("backend A7")
@@ -206,11 +204,11 @@ def test_a_group_that_a_container_has_made_is_its_own_affair(tree: KernelTree) -
     tree.make(f"{CGROUP}/container", cpuset=False, sizes=(), limits=False)
     tree.path(CGROUP).joinpath("cgroup.procs").write_text("4711\n")
     outcome = run(tree, wants("1,4-7", shared=True))
-    assert outcome.left == ()
-    assert outcome.seen is not None
-    assert outcome.seen.cpus == {1, 4, 5, 6, 7}
+    assert outcome.left == []
+    assert outcome.observed is not None
+    assert outcome.observed.cpus == {1, 4, 5, 6, 7}
     tree.path(CGROUP).joinpath("cgroup.procs").write_text("")
-    assert run(tree, wants("2-3", "1"), {TWO: TWO}, {TWO: TWO}).left == (), "it has no more than its parent"
+    assert run(tree, wants("2-3", "1"), {TWO: TWO}, {TWO: TWO}).left == [], "it has no more than its parent"
 
 
 @pytest.mark.fault("backend A10")
@@ -218,6 +216,6 @@ def test_a_tree_that_is_not_there_says_nothing_about_who_lives(tree: KernelTree)
     """Without the mount every container would look as if it had ended."""
     tree.path("").rename(tree.path("").with_name("hidden"))
     outcome = apply(tree, Notes(tree.root), Target("c1", CGROUP, wants("2-3")))
-    assert outcome.seen is not None
-    assert outcome.seen.cpus is None
+    assert outcome.observed is not None
+    assert outcome.observed.cpus is None
     assert outcome.left

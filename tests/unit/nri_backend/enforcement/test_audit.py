@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nri_backend.containers.stored import MAX_SYNC_UPDATES
+from nri_backend.containers.answers import MAX_SYNC_UPDATES
 from nri_backend.enforcement.audit import LOOKS
 from nri_backend.nri.model import Adjustment, ContainerState, RefusedError, Resources
 from numa_contract.cpuset import parse_cpu_list

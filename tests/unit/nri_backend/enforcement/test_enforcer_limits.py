@@ -169,12 +169,12 @@ async def test_what_is_wrong_with_a_pod_is_forgotten_with_it(node: Node) -> None
     node.kernel.refused[POD, "cpu.max"] = DENIED
     node.kernel.set(POD, "cpu.max", "300000 100000")
     await node.enforcer.activate()
-    assert any("cpu.max" in problem for problem in node.enforcer.actuator.problems)
+    assert any("cpu.max" in problem for problem in node.enforcer.problems)
     await node.stop("claim")
     await node.enforcer.remove_container(pod(), container("claim"))
     node.kernel.remove(POD)
     await node.enforcer.activate()
-    assert node.enforcer.actuator.problems == ()
+    assert node.enforcer.problems == ()
 
 
 async def test_a_memory_policy_needs_a_runtime_that_can_set_one(node: Node) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from nri_backend.containers.container import Tracked
-from nri_backend.enforcement.kill import Killer
+from nri_backend.enforcement.start import Starter
 from nri_backend.nri.model import Container, RefusedError
 
 from tests.fakes.waiting import eventually
@@ -112,7 +112,7 @@ async def test_a_refused_container_that_cannot_be_killed_is_audited(node: Node) 
 
 async def test_a_container_without_a_cgroup_cannot_be_killed(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     """The refusal must reach the pod's events, so the kill that is not possible is logged and raises nothing."""
-    killer = Killer(node.enforcer.actuator, node.kernel)
-    assert not await killer.kill(Tracked("c", "main", pod(), problem="its cgroup path makes no sense"))
+    starter = Starter(node.enforcer.state, node.enforcer.actuator, node.kernel)
+    assert not await starter.kill(Tracked("c", "main", pod(), problem="its cgroup path makes no sense"))
     assert "cannot be killed" in caplog.text
     assert node.kernel.written == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from nri_backend.containers.container import Phase
-from nri_backend.limits.wants import Host
+from nri_backend.limits.difference import Host
 from nri_backend.nri.model import Container, Leadership, RefusedError, Resources
 from numa_contract.cpuset import parse_cpu_list
 
@@ -59,7 +59,7 @@ async def test_a_forged_variable_is_refused(node: Node) -> None:
     assert told.refused
     assert [(use.uid, use.cpus) for use in told.unknown_claims] == [("zz", frozenset())]
     assert node.enforcer.state.get("bad") is None
-    assert node.enforcer.actuator.counters["refused_no_record"] == 1
+    assert node.enforcer.counters["refused_no_record"] == 1
 
 
 async def test_a_second_pod_is_refused_until_the_record_names_it(node: Node) -> None:
@@ -142,7 +142,7 @@ async def unwritable(node: Node, id_: str) -> Container:
 async def test_a_plain_container_that_cannot_be_kept_off_a_claim_is_refused(node: Node) -> None:
     """One that merely cannot be narrowed runs, and is shown as a problem; one that would trespass does not run."""
     await node.enforcer.start_container(pod(), await unwritable(node, "first"))
-    assert any("main of pod ns/p1" in problem for problem in node.enforcer.actuator.problems)
+    assert any("main of pod ns/p1" in problem for problem in node.enforcer.problems)
     second = await unwritable(node, "second")
     node.claim(ONE)
     with pytest.raises(RefusedError, match="cpuset"):
@@ -319,7 +319,7 @@ async def test_a_container_without_a_usable_cgroup_path(node: Node) -> None:
     odd = replace(container("odd"), cgroups_path="/../..")
     await node.enforcer.create_container(pod(), odd)
     await node.enforcer.start_container(pod(), odd)
-    assert any("leaves the cgroup root" in problem for problem in node.enforcer.actuator.problems)
+    assert any("leaves the cgroup root" in problem for problem in node.enforcer.problems)
     with pytest.raises(RefusedError, match="leaves the cgroup root"):
         await node.enforcer.create_container(pod(), replace(container("c", *node.claim(ONE)), cgroups_path="/../.."))
 

@@ -168,7 +168,7 @@ async def test_a_group_of_a_container_that_cannot_be_read_hides_nothing(memory: 
         for file in ("cgroup.procs", "container/cpuset.cpus.effective"):
             node.kernel.unreadable[f"{path}/{file}".rpartition("/")[0], file.rpartition("/")[2]] = errno.EACCES
             node.enforcer._auditor.request_audit()
-            await eventually(lambda: any("dind" in problem for problem in node.enforcer.actuator.problems))
+            await eventually(lambda: any("dind" in problem for problem in node.enforcer.problems))
             assert node.enforcer.state.get("dind").cpus == parse_cpu_list("1-7")  # type: ignore[union-attr]
         assert node.cpus(await node.run("claim", *node.claim(ONE))) == "2-3"
 

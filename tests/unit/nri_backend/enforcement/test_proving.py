@@ -113,14 +113,14 @@ async def test_a_full_disk_stops_no_container_and_heals(memory: Path) -> None:
         proofs.rmdir()
         proofs.write_text("in the way")
         assert node.cpus(await node.run("claim", *node.claim(ONE))) == "2-3"
-        assert any("cannot be kept" in problem for problem in node.enforcer.actuator.problems)
+        assert any("cannot be kept" in problem for problem in node.enforcer.problems)
         node.unprepare(ONE)
         await node.enforcer.actuator.refresh(thorough=True)
         assert node.enforcer.state.held == {2, 3}
         proofs.unlink()
         node.enforcer._auditor.request_audit()
         await eventually(lambda: proofs.is_dir() and [file.name for file in proofs.iterdir()] == ["claim.json"])
-        await eventually(lambda: not any("cannot be kept" in problem for problem in node.enforcer.actuator.problems))
+        await eventually(lambda: not any("cannot be kept" in problem for problem in node.enforcer.problems))
         await node.stop("claim")
         await node.enforcer.remove_container(pod(), container("claim"))
         node.enforcer._auditor.request_audit()

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from nri_backend.limits.limit import Note
+from nri_backend.limits.claimed import Note
 from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, MissingFileError, Notes
 
 

@@ -4,7 +4,7 @@
 from pathlib import Path
 
 import pytest
-from nri_backend.limits.wants import Host
+from nri_backend.limits.difference import Host
 from nri_backend.node.host import HostError, read_host
 
 

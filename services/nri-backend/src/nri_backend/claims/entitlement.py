@@ -1,16 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a container holds: the sum of its claims, of those requests that it names."""
+"""What a container holds: the sum of its claims, of those requests that it names. And what is left for everybody else.
+
+Of memory: nodes or a memory policy, a limit, protection. ``limit``, ``high`` and ``protect`` are about plain memory;
+hugepages have limits of their own. Of a container's requests one that asks for a limit is enough to limit it: to the
+sum of all, since a cgroup has one limit.
+"""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from numa_contract.cdi import ClaimFile
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import CPU_DRIVER, ClaimKey, cpu_env_key
-from numa_contract.records import AllocationRecord
+from numa_contract.records import AllocationRecord, MemoryAllocation, MemoryParameters, hiding_mounts
 
-from nri_backend.claims.memory import MemoryGrant, granted
+from nri_backend.nri.model import MemoryPolicy
+
+PROTECTIONS: Final = {"low": "memory.low", "min": "memory.min"}
+"""Files by the word of the parameter."""
+_KNOWN: Final = {
+    "binding": ("strict", "preferred", "interleave"),
+    "limit": ("none", "claim"),
+    "protect": ("none", *PROTECTIONS),
+}
+_Part = tuple[str, MemoryAllocation, MemoryParameters]
+"""Claim UID, what one allocation result was given, and how it is to be enforced."""
+Protected = tuple[str, str, str]
+"""File, claim UID and request: what is protected once, however many containers share it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +42,23 @@ class Held:
     def key(self) -> ClaimKey:
         """Driver and UID."""
         return self.record.driver, self.record.claim.uid
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGrant:
+    """The sum of a container's memory claims."""
+
+    nodes: frozenset[int] = frozenset()
+    """For ``cpuset.mems``; empty where all claims are content with a memory policy."""
+    policy: MemoryPolicy | None = None
+    maximum: int | None = None
+    """Bytes."""
+    high: int | None = None
+    """Bytes."""
+    protected: Mapping[Protected, int] = field(default_factory=dict)
+    """Bytes."""
+    fault: str = ""
+    """Why this cannot be enforced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +99,7 @@ def entitlement_from(claims: Iterable[Held]) -> Entitlement:
         claims=claims,
         cpus=frozenset().union(*(h.record.cpus_of(h.requests) for h in claims)),
         quota_off=quotas == {"off"},
-        memory=granted([(r.claim.uid, a, r.memory_parameters_of(a.request)) for r, a in memory]) if memory else None,
+        memory=_granted([(r.claim.uid, a, r.memory_parameters_of(a.request)) for r, a in memory]) if memory else None,
         hugepages=dict(hugepages),
         env={
             cpu_env_key(h.record.claim.uid, None): format_cpu_list(h.record.cpus_of(h.requests))
@@ -72,3 +107,64 @@ def entitlement_from(claims: Iterable[Held]) -> Entitlement:
             if h.record.driver == CPU_DRIVER and len(h.requests) > 1
         },
     )
+
+
+def _granted(parts: Sequence[_Part]) -> MemoryGrant:
+    plain = [part for part in parts if not part[1].hugepages]
+    protected: dict[Protected, int] = defaultdict(int)
+    for uid, allocation, parameters in plain:
+        if file := PROTECTIONS.get(parameters.protect):
+            protected[file, uid, allocation.request] += _whole_pages(allocation)
+    soft = [part for part in parts if part[2].binding in ("preferred", "interleave")]
+    return MemoryGrant(
+        nodes=_nodes(parts) if any(p.binding == "strict" for _, _, p in parts) else frozenset(),
+        policy=MemoryPolicy(soft[0][2].binding, _nodes(soft)) if soft else None,
+        maximum=sum(_whole_pages(a) for _, a, _ in plain) if any(p.limit == "claim" for _, _, p in plain) else None,
+        high=_high(plain) if any(p.high is not None for _, _, p in plain) else None,
+        protected=dict(protected),
+        fault=_fault(parts),
+    )
+
+
+def _whole_pages(allocation: MemoryAllocation) -> int:
+    return allocation.size // allocation.page_bytes * allocation.page_bytes
+
+
+def _high(plain: Sequence[_Part]) -> int:
+    wanted = sum(a.size * (1 if p.high is None else p.high) for _, a, p in plain)
+    page = plain[0][1].page_bytes
+    # 0 would stop the container with its first page.
+    return max(int(wanted) // page, 1) * page
+
+
+def _nodes(parts: Iterable[_Part]) -> frozenset[int]:
+    return frozenset(allocation.numa_node for _, allocation, _ in parts)
+
+
+def _fault(parts: Sequence[_Part]) -> str:
+    for _, allocation, parameters in parts:
+        for name, known in _KNOWN.items():
+            if (value := getattr(parameters, name)) not in known:
+                what = f"{name}: {value} of request {allocation.request}"
+                return f"{what} is unknown to this release of nri-backend; upgrade it or use {known[0]}"
+    if {"preferred", "interleave"} <= {parameters.binding for _, _, parameters in parts}:
+        return "its claims ask for binding: preferred and for binding: interleave, and a process has one memory policy"
+    mounts = {(uid, a.request): parameters.mount.path for uid, a, parameters in parts if parameters.mount}
+    if pair := hiding_mounts(mounts.values()):
+        # The runtime would silently keep one of them.
+        return f"of its claims' mounts that at {pair[0]} would hide that at {pair[1]}; give each a directory of its own"
+    return ""
+
+
+def claimed_cpus(files: Iterable[ClaimFile]) -> frozenset[int]:
+    """Returns the CPUs that some claim's file holds, whether its record can be read or not."""
+    return frozenset().union(*(file.cpus for file in files))
+
+
+def shared_pool(online: frozenset[int], reserved: frozenset[int], held: frozenset[int]) -> frozenset[int]:
+    """Returns the CPUs for containers without a claim; no CPU of ``held`` is ever among them.
+
+    When every other CPU is held, they share the reserved ones. Empty when there is none of these either: then no plain
+    container may start, because an empty cpuset means "no change" to every runtime.
+    """
+    return (online - reserved - held) or ((online & reserved) - held)

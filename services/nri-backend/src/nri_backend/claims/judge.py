@@ -6,19 +6,44 @@ names the pod, the values are those of the record, and nobody else owns the clai
 made true for a container stays its own while it lives, whatever becomes of the record: it is then an orphan.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from numa_contract.cdi import ClaimFile, request_env
 from numa_contract.cpuset import format_cpu_list
-from numa_contract.errors import shown
-from numa_contract.names import CPU_DRIVER, ClaimKey
+from numa_contract.errors import MalformedError, shown
+from numa_contract.names import CPU_DRIVER, ClaimKey, EnvKey, parse_env_key
 from numa_contract.records import AllocationRecord, Owner
 from numa_contract.reports import ClaimUse
 
 from nri_backend.claims.entitlement import NOTHING, Entitlement, Held, entitlement_from
-from nri_backend.claims.evidence import Evidence, Variable, use
+from nri_backend.nri.model import MAX_VARIABLE_BYTES, MAX_VARIABLES
+
+MAX_CLAIMS: Final = 64
+"""Claims of ours that a container may name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable that carries our prefixes."""
+
+    name: str
+    value: str
+    """Only ever compared, never expanded."""
+    key: EnvKey
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a container's environment says about claims; a pod's author writes there."""
+
+    claims: Mapping[ClaimKey, tuple[Variable, ...]] = field(default_factory=dict)
+    """The variables by the claim that they name."""
+    fault: str = ""
+    """What is wrong with variables that only pretend to be ours."""
 
 
 class Reason(StrEnum):
@@ -83,6 +108,25 @@ class Claims:
         return None
 
 
+def read_evidence(env: Sequence[str]) -> Evidence:
+    """Reads the variables of ours in a container's environment (``K=V``), as messages.py picks them out."""
+    if len(env) > MAX_VARIABLES or sum(map(len, env)) > MAX_VARIABLE_BYTES:
+        limits = f"more than {MAX_VARIABLES} variables or {MAX_VARIABLE_BYTES >> 10} KiB"
+        return Evidence(fault=f"its environment has {limits} with the driver's prefixes")
+    found: dict[ClaimKey, dict[Variable, None]] = defaultdict(dict)
+    for entry in env:
+        name, _, value = entry.partition("=")
+        try:
+            key = parse_env_key(name)
+        except MalformedError as error:
+            return Evidence(fault=str(error))
+        if key is not None:
+            found[key.driver, key.uid][Variable(name, value, key)] = None
+    if len(found) > MAX_CLAIMS:
+        return Evidence(fault=f"its environment names more than {MAX_CLAIMS} claims of the driver")
+    return Evidence({claim: tuple(variables) for claim, variables in found.items()})
+
+
 def assess(evidence: Evidence, user: Owner, claims: Claims, proven: Sequence[Held] = ()) -> Verdict:
     """Tells what a container holds, and why it may not run; without evidence it holds nothing.
 
@@ -122,6 +166,12 @@ def _no_record(key: ClaimKey, variables: Sequence[Variable], why: str) -> Refusa
 spec.resourceClaims instead of setting the variable. If it is named there, dra-frontend rebuilds the record and the \
 kubelet retries"
     return Refusal(Reason.NO_RECORD, text, (use(key, variables),))
+
+
+def use(claim: ClaimKey, variables: Sequence[Variable]) -> ClaimUse:
+    """Returns a claim as it is named, with the requests in the order of the variables."""
+    requests = dict.fromkeys(variable.key.request for variable in variables if variable.key.request)
+    return ClaimUse(uid=claim[1], driver=claim[0], requests=tuple(requests))
 
 
 def _checked(

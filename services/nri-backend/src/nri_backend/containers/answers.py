@@ -1,52 +1,155 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the runtime is answered about a container."""
+"""What the runtime is answered about a container: what it gets, what it should have stored, or why it cannot run."""
 
-from numa_contract.cpuset import format_cpu_list
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from numa_contract.cpuset import format_cpu_list, parse_cpu_list, parse_or_none
 from numa_contract.pagesize import oci_page_size
 
 from nri_backend.claims.entitlement import Entitlement
+from nri_backend.claims.judge import Reason, Refusal
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.state import NodeState
-from nri_backend.limits.cpu_quota import UNLIMITED, unthrottled
-from nri_backend.limits.hugepages import claimed_bytes
+from nri_backend.limits.claimed import claimed_bytes
+from nri_backend.limits.difference import Host, Observed
 from nri_backend.limits.stated import Stated
-from nri_backend.nri.model import Adjustment, Resources
+from nri_backend.nri.model import Adjustment, Container, Leadership, LinkStatus, Resources, Update
+
+UNLIMITED: Final = -1
+"""The quota by which a runtime is told that there is none."""
+# containerd applies these one by one under its node-wide lock, some 30 ms each, and CRI-O fails the synchronisation
+# when one fails. Only the runtime's memory is at stake: the kernel's files are written by us.
+MAX_SYNC_UPDATES: Final = 32
+_log = logging.getLogger(__name__)
 
 
-def adjustment_of(tracked: Tracked, state: NodeState) -> Adjustment:
+def adjustment(tracked: Tracked, state: NodeState) -> Adjustment:
     """Returns the answer for a container that is being created."""
-    return adjustment(tracked.entitlement, state.shared_by(own_pod=tracked.own_pod), tracked.stated)
+    memory = tracked.entitlement.memory
+    policy = memory.policy if memory is not None else None
+    return Adjustment(_resources(tracked, state, tracked.stated, huge=True), dict(tracked.entitlement.env), policy)
 
 
-def amendment_of(tracked: Tracked, state: NodeState, *, huge: bool = False) -> Resources:
-    """Returns the answer to other resources for a container that exists; ``huge`` as in amendment()."""
-    return amendment(tracked.entitlement, state.shared_by(own_pod=tracked.own_pod), tracked.asked, huge=huge)
-
-
-def adjustment(entitlement: Entitlement, pool: frozenset[int], stated: Stated) -> Adjustment:
-    """Returns the answer for a container that is being created."""
-    resources = amendment(entitlement, pool, stated, huge=True)
-    policy = entitlement.memory.policy if entitlement.memory is not None else None
-    return Adjustment(resources, dict(entitlement.env), policy)
-
-
-def amendment(entitlement: Entitlement, pool: frozenset[int], stated: Stated, *, huge: bool = False) -> Resources:
+def amendment(tracked: Tracked, state: NodeState, *, huge: bool = False) -> Resources:
     """Returns the answer to other resources for a container that exists; ``huge``: whether hugepages are among them.
 
     They are left out otherwise: containerd appends a hugepage limit to its list instead of replacing it.
     """
-    maximum = entitlement.memory.maximum if entitlement.memory is not None else None
-    lower = maximum is not None and (stated.memory is None or stated.memory > maximum)
+    return _resources(tracked, state, tracked.asked, huge=huge)
+
+
+def _resources(tracked: Tracked, state: NodeState, asked: Stated, *, huge: bool) -> Resources:
+    entitlement, memory = tracked.entitlement, tracked.entitlement.memory
+    maximum = memory.maximum if memory is not None else None
+    lower = maximum is not None and (asked.memory is None or asked.memory > maximum)
     return Resources(
-        cpus=format_cpu_list(entitlement.cpus or pool),
+        cpus=format_cpu_list(entitlement.cpus or state.shared_by(own_pod=tracked.own_pod)),
         mems=format_cpu_list(entitlement.mems),
-        cpu_quota=UNLIMITED if stated.cpu is not None and unthrottled(entitlement, stated.cpu) else None,
+        cpu_quota=UNLIMITED if asked.cpu is not None and tracked.unthrottled else None,
         memory_limit=maximum if lower else None,
-        hugepage_limits=_hugepage_limits(entitlement, stated) if huge and entitlement.memory is not None else {},
+        hugepage_limits=_hugepage_limits(entitlement, asked) if huge and memory is not None else {},
     )
 
 
-def _hugepage_limits(entitlement: Entitlement, stated: Stated) -> dict[str, int]:
+def _hugepage_limits(entitlement: Entitlement, asked: Stated) -> dict[str, int]:
     claimed = claimed_bytes([entitlement])
-    sizes = sorted({*stated.hugepages, *claimed})
-    return {oci_page_size(size): stated.hugepages.get(size, 0) + claimed.get(size, 0) for size in sizes}
+    sizes = sorted({*asked.hugepages, *claimed})
+    return {oci_page_size(size): asked.hugepages.get(size, 0) + claimed.get(size, 0) for size in sizes}
+
+
+def stored_updates(containers: Iterable[Container], state: NodeState) -> list[Update]:
+    """Compares what the runtime has stored with what it should have; returns the updates that are most worth while.
+
+    Containers with CPUs of their own come first. The runtime writes what it stores, too; so with a lazy pool a member
+    of it keeps what is stored, as far as that is in the pool.
+    """
+    updates = []
+    for container in containers:
+        if (tracked := state.get(container.id)) is None:
+            continue
+        wanted, stored = amendment(tracked, state), container.resources
+        cpus = _kept(stored.cpus, wanted.cpus) if state.choices.lazy_pool and not tracked.own_cpus else wanted.cpus
+        same_mems = not wanted.mems or _same_set(wanted.mems, stored.mems)
+        if cpus and not (_same_set(cpus, stored.cpus) and same_mems):
+            updates.append((not tracked.own_cpus, Update(container.id, replace(wanted, cpus=cpus))))
+    updates.sort(key=lambda pair: pair[0])
+    if len(updates) > MAX_SYNC_UPDATES:
+        text = "stored values stay as they are in the runtime; the audit holds the kernel's files true"
+        _log.info(text, extra={"left": len(updates) - MAX_SYNC_UPDATES})
+    return [update for _, update in updates[:MAX_SYNC_UPDATES]]
+
+
+def _kept(stored: str, pool: str) -> str:
+    return format_cpu_list((parse_or_none(stored) or frozenset()) & parse_cpu_list(pool)) or pool
+
+
+def _same_set(wanted: str, stored: str) -> bool:
+    return parse_cpu_list(wanted) == parse_or_none(stored)
+
+
+def impossible(tracked: Tracked, state: NodeState, runtime: LinkStatus) -> Refusal | None:
+    """Returns why nobody could run the container on this node now; None when it can be run."""
+    if tracked.entitlement.claims and not (tracked.cgroup and tracked.pod_cgroup):
+        return Refusal(Reason.KERNEL, f"its claim cannot be enforced: {tracked.problem}")
+    if tracked.own_cpus and not tracked.own_cpus & state.host.online:
+        cpus = format_cpu_list(tracked.own_cpus)
+        return Refusal(Reason.OFFLINE, f"every CPU of its claim is offline ({cpus}); bring one back, it is retried")
+    if not tracked.own_cpus and not state.pool:
+        text = "claims hold every CPU of the node and none is reserved; release a claim or set reservedCPUs"
+        return Refusal(Reason.NO_POOL, text)
+    return _no_policy(tracked, runtime)
+
+
+def _no_policy(tracked: Tracked, runtime: LinkStatus) -> Refusal | None:
+    memory = tracked.entitlement.memory
+    if memory is None:
+        return None
+    if memory.fault:
+        return Refusal(Reason.UNSUPPORTED, f"its memory claim cannot be enforced: {memory.fault}")
+    # Runtimes tell their NRI version since 0.12, the release that brought memory policies.
+    if memory.policy is not None and not runtime.nri_version:
+        name = " ".join(filter(None, (runtime.runtime_name, runtime.runtime_version))) or "this container runtime"
+        text = f"binding: {memory.policy.mode} is a memory policy, and {name} has no NRI 0.12, which can set one \
+(containerd 2.3 has); use binding: strict or upgrade the runtime"
+        return Refusal(Reason.UNSUPPORTED, text)
+    return None
+
+
+def crowded(tracked: Tracked, strangers: Sequence[Tracked]) -> Refusal | None:
+    """Returns that these are on the container's CPUs and could not be moved in time; None when there are none."""
+    if not strangers:
+        return None
+    names = ", ".join(f"{one.name} of pod {one.names['pod']}" for one in strangers[:3])
+    more = f" and {len(strangers) - 3} more" if len(strangers) > 3 else ""
+    why = next((f" ({stranger.problem})" for stranger in strangers if stranger.problem), "")
+    text = f"container {names}{more} still runs on CPUs of its claim ({format_cpu_list(tracked.own_cpus)}){why}"
+    return Refusal(Reason.OVERLAP, f"{text}; it is being moved, and the kubelet retries")
+
+
+def untrue(left: Sequence[str]) -> Refusal:
+    """Returns that the kernel's files could not be made true; ``left`` as in apply.Outcome."""
+    return Refusal(Reason.KERNEL, f"its cgroup cannot be made as it must be: {'; '.join(left)}; the kubelet retries")
+
+
+def unenforced(
+    tracked: Tracked, seen: Observed | None, leader: Leadership, host: Host, *, starting: bool = False
+) -> Refusal | None:
+    """Returns that nobody has done for a claim container what its claims need; for a standby, which does nothing.
+
+    ``seen``: the CPUs and nodes that it would run with. At the creation an active instance may be asked later than this
+    one; before the first instruction (``starting``) it must be done.
+    """
+    if not tracked.evidence.claims or (not starting and leader.fresh and not leader.first):
+        return None
+    if tracked.refusal is not None:
+        # The active instance refuses it with the same words, if there is one.
+        return None if leader.fresh else tracked.refusal
+    cpus, mems = tracked.own_cpus & host.online, tracked.entitlement.mems
+    true = seen is not None and cpus in (frozenset(), seen.cpus) and mems in (frozenset(), seen.mems)
+    if true and tracked.entitlement.claims:
+        return None
+    text = f"no instance of nri-backend has enforced its claims; {'' if leader.fresh else 'none is active, and '}"
+    return Refusal(Reason.UNENFORCED, f"{text}the kubelet retries")

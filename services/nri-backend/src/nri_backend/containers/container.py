@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One container, as far as enforcement goes.
+"""One container, as far as enforcement goes, and what the frontend is told about it.
 
 It is CREATED until its first instruction may run, then STARTED; ENDING while the runtime says that it has ended and a
 process of it still lives; then STOPPED until the runtime forgets it.
@@ -8,24 +8,23 @@ process of it still lives; then STOPPED until the runtime forgets it.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Final
+from typing import Final, Literal
 
+from numa_contract.errors import cut_answer
 from numa_contract.records import Owner
-from numa_contract.reports import ClaimUse
+from numa_contract.reports import ClaimUse, ContainerReport
 
-from nri_backend.claims.entitlement import NOTHING, Entitlement, Held
-from nri_backend.claims.evidence import Evidence, read_evidence
-from nri_backend.claims.judge import Refusal
-from nri_backend.claims.memory import Protected
-from nri_backend.limits.cpu_quota import unthrottled
-from nri_backend.limits.hugepages import asked_limits, claimed_bytes
-from nri_backend.limits.limit import Limit
-from nri_backend.limits.paths import CgroupPathError, container_directory, pod_directory
-from nri_backend.limits.stated import Stated, stated
+from nri_backend.claims.entitlement import NOTHING, Entitlement, Held, Protected
+from nri_backend.claims.judge import Evidence, Reason, Refusal, read_evidence
+from nri_backend.limits.claimed import asked_limits, claimed_bytes, unthrottled
+from nri_backend.limits.difference import Limit, limit_text
+from nri_backend.limits.stated import CgroupPathError, Stated, container_directory, pod_directory, stated
 from nri_backend.nri.model import Container, Pod
 
 NO_EVIDENCE: Final = Evidence()
 NOTHING_STATED: Final = Stated()
+MAX_UNKNOWN: Final = 16
+"""Claims that a container names without holding them; a pod's author may write any number of them."""
 
 
 class Phase(Enum):
@@ -35,6 +34,15 @@ class Phase(Enum):
     STARTED = auto()
     ENDING = auto()
     STOPPED = auto()
+
+
+_State = Literal["unknown", "created", "running", "stopped"]
+_STATES: Final[dict[Phase, _State]] = {
+    Phase.CREATED: "created",
+    Phase.STARTED: "running",
+    Phase.ENDING: "running",
+    Phase.STOPPED: "stopped",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,11 @@ class Tracked:
     """Those that its claims have set, by file as last read."""
     memory_kills: int = 0
     """How many of its processes the kernel has killed for want of memory, as far as seen."""
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Its own name and that of its pod, for logs."""
+        return {"container": self.name, "pod": f"{self.pod.namespace}/{self.pod.name}"}
 
     @property
     def user(self) -> Owner:
@@ -162,3 +175,36 @@ def tracked_as(pod: Pod, container: Container, *, answered: bool = False, own_po
         stated=stated(container.resources),
         answered=answered,
     )
+
+
+def report(tracked: Tracked, *, refused_now: bool = False) -> ContainerReport:
+    """Returns the report of a container; ``refused_now``: of one that a hook refuses, and that will not come to be."""
+    refusal = tracked.refusal
+    # A container that runs although its record is missing was not refused: the frontend rebuilds the record for it.
+    lost = not refused_now and refusal is not None and (bool(tracked.orphan) or refusal.reason is Reason.NO_RECORD)
+    return ContainerReport(
+        id=tracked.id,
+        name=tracked.name,
+        pod_uid=tracked.pod.uid,
+        pod_namespace=tracked.pod.namespace,
+        pod_name=tracked.pod.name,
+        state="unknown" if refused_now else _STATES[tracked.phase],
+        claims=tuple(
+            ClaimUse(uid=held.record.claim.uid, driver=held.record.driver, requests=held.requests)
+            for held in tracked.rightful
+        ),
+        unknown_claims=tracked.orphan + (refusal.unknown[:MAX_UNKNOWN] if refusal else ()),
+        cpus=tracked.cpus or frozenset(),
+        mems=tracked.mems or frozenset(),
+        limits={file: limit_text(limit) for file, limit in tracked.limits.items()},
+        cgroup=tracked.cgroup,
+        refused="" if refusal is None or lost else cut_answer(refusal.text),
+        memory_kills=tracked.memory_kills,
+    )
+
+
+def problem_of(tracked: Tracked) -> str:
+    """Returns what somebody should look at, for people; "" where all is well."""
+    if not tracked.alive or not (text := tracked.problem or (tracked.refusal.text if tracked.refusal else "")):
+        return ""
+    return f"container {tracked.name} of pod {tracked.names['pod']}: {text}"

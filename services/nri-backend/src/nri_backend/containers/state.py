@@ -13,10 +13,10 @@ from numa_contract.cdi import ClaimFile
 from numa_contract.names import ClaimKey
 from numa_contract.records import Owner
 
+from nri_backend.claims.entitlement import claimed_cpus, shared_pool
 from nri_backend.claims.judge import Claims, assess
-from nri_backend.claims.pool import claimed_cpus, shared_pool
 from nri_backend.containers.container import Phase, Tracked
-from nri_backend.limits.wants import Host
+from nri_backend.limits.difference import Host
 
 _Group = TypeVar("_Group")
 
@@ -45,6 +45,8 @@ class NodeState:
     def __init__(self, choices: Choices | None = None) -> None:
         self.choices = choices or Choices()
         self.host = Host()
+        self.changes = 0
+        """Grows with every change: whoever has waited sees by it whether he must judge anew."""
         self.files: Mapping[ClaimKey, ClaimFile] = {}
         self.pool: frozenset[int] = frozenset()
         self.held: frozenset[int] = frozenset()
@@ -68,6 +70,10 @@ class NodeState:
     def get(self, container_id: str) -> Tracked | None:
         """Returns a container."""
         return self._tracked.get(container_id)
+
+    def started(self, ids: Iterable[str]) -> list[Tracked]:
+        """Returns those of these containers that run."""
+        return [one for i in ids if (one := self._tracked.get(i)) is not None and one.phase is Phase.STARTED]
 
     def put(self, tracked: Tracked) -> None:
         """Takes a container, new or changed."""
@@ -166,6 +172,7 @@ class NodeState:
                 self._first_users[held.key] = tracked.user
 
     def _index(self, before: Tracked | None, after: Tracked | None) -> None:
+        self.changes += 1
         if before is not None:
             _leave(self._by_place, _place(before), before.id)
             _leave(self._by_pod, before.pod.uid, before.id)
@@ -182,6 +189,7 @@ class NodeState:
                 self._by_place.setdefault(_place(after), set()).add(after.id)
 
     def _recompute(self) -> None:
+        self.changes += 1
         orphaned = frozenset().union(*(k.orphaned for k in self._tracked.values() if k.orphan and k.alive))
         self.held = claimed_cpus(self.files.values()) | orphaned
         self.pool = shared_pool(self.host.online, self.choices.reserved, self.held)

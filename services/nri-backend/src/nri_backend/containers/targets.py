@@ -6,12 +6,17 @@ from dataclasses import dataclass, field, replace
 
 from nri_backend.containers.container import Phase, Tracked
 from nri_backend.containers.state import NodeState
-from nri_backend.limits import cpu_quota as cpu_time
-from nri_backend.limits import hugepages, memory
-from nri_backend.limits.ancestors import ancestors, protections
-from nri_backend.limits.hugepages import Guard, HugeWants, claimed_bytes
-from nri_backend.limits.limit import Raise, Wanted
-from nri_backend.limits.wants import CgroupWants, cpuset_part
+from nri_backend.limits.claimed import (
+    CPU_MAX,
+    Raise,
+    ancestors,
+    claimed_bytes,
+    hugepage_raises,
+    memory_limits,
+    protections,
+    quota_raise,
+)
+from nri_backend.limits.difference import Desired, Wanted, desired_cpuset
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,48 +32,50 @@ class GroupTarget:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One container and what its cgroup must say."""
+    """One container and what its cgroup must say; page sizes and hugepages in bytes."""
 
     id: str
     cgroup: str
-    wants: CgroupWants
+    desired: Desired
     pod_cgroup: str = ""
     groups: tuple[GroupTarget, ...] = ()
     """What must be true above it first."""
-    huge: HugeWants | None = None
-    """For containers that hold a memory claim."""
-    guard: Guard | None = None
-    """For those that hold none."""
+    claimed: Mapping[int, int] | None = None
+    """Hugepages by page size; None for containers without a memory claim."""
+    asked: Mapping[int, int] = field(default_factory=dict)
+    """Hugepages that the kubelet asked for, by page size; empty where the runtime has dropped that (containerd)."""
+    guarded: tuple[int, ...] = ()
+    """Page sizes that it must not reserve: those without a limit that the kubelet has stated, or with one of 0."""
     page_sizes: tuple[int, ...] = ()
     full: bool = True
     """False: CPUs, and mems where they are claimed; no limits."""
 
 
-def cpuset_wants(state: NodeState, tracked: Tracked) -> CgroupWants:
+def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
     """Returns the CPUs and nodes that a container's cgroup must show."""
     lazy = state.choices.lazy_pool and tracked.phase is Phase.STARTED and not tracked.own_pod
     shared = state.shared_by(own_pod=tracked.own_pod)
     own, mems = tracked.own_cpus, tracked.entitlement.mems
-    return cpuset_part(own, mems, shared, state.host, claims=bool(state.held), lazy=lazy)
+    return desired_cpuset(own, mems, shared, state.host, claims=bool(state.held), lazy=lazy)
 
 
 def target(state: NodeState, tracked: Tracked, *, full: bool) -> Target:
     """Returns what a container's own cgroup must say."""
-    wants = cpuset_wants(state, tracked)
+    desired = cpuset_of(state, tracked)
     if not full:
-        return Target(tracked.id, tracked.cgroup, wants, full=False)
-    huge = None
-    if tracked.entitlement.memory is not None:
-        huge = HugeWants(claimed_bytes([tracked.entitlement]), tracked.asked.hugepages)
-    if files := _own_files(tracked):
-        wants = replace(wants, files=files)
+        return Target(tracked.id, tracked.cgroup, desired, full=False)
+    held = tracked.entitlement
+    files = {CPU_MAX: Wanted(None)} if held.cpus and tracked.unthrottled else {}
+    if held.memory is not None:
+        files |= memory_limits(held.memory)
     return Target(
         id=tracked.id,
         cgroup=tracked.cgroup,
-        wants=wants,
+        desired=replace(desired, files=files) if files else desired,
         pod_cgroup=tracked.pod_cgroup,
-        huge=huge,
-        guard=_guard(state, tracked),
+        claimed=None if held.memory is None else claimed_bytes([held]),
+        asked=tracked.asked.hugepages,
+        guarded=_guarded(state, tracked),
         page_sizes=state.host.page_sizes,
     )
 
@@ -99,21 +106,13 @@ def group_targets(state: NodeState, groups: Mapping[str, str | None]) -> tuple[G
     return tuple(_group_target(state, path, uid, passed_on.get(path, {})) for path, uid in groups.items())
 
 
-def _guard(state: NodeState, tracked: Tracked) -> Guard | None:
+def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
     if not state.choices.hugepage_guard or tracked.entitlement.memory is not None or tracked.own_pod:
-        return None
+        return ()
     if any(other.unsettled for other in state.of_pod(tracked.pod.uid)):
         # A page that it has reserved and not touched yet would kill it (SIGBUS).
-        return None
-    stated = tracked.stated.hugepages
-    sizes = tuple(size for size in state.host.page_sizes if not stated.get(size))
-    return Guard(sizes, told=bool(stated)) if sizes else None
-
-
-def _own_files(tracked: Tracked) -> dict[str, Wanted]:
-    held = tracked.entitlement
-    files = cpu_time.container_limit() if held.cpus and tracked.unthrottled else {}
-    return files | memory.container_limits(held.memory) if held.memory is not None else files
+        return ()
+    return tuple(size for size in state.host.page_sizes if not tracked.stated.hugepages.get(size))
 
 
 def _group_target(state: NodeState, path: str, pod_uid: str | None, passed_on: dict[str, Raise]) -> GroupTarget:
@@ -133,10 +132,10 @@ def _pod_raises(state: NodeState, alive: Sequence[Tracked]) -> dict[str, Raise]:
     raises: dict[str, Raise] = {}
     if any(tracked.entitlement.memory is not None for tracked in alive):
         claimed = claimed_bytes(tracked.entitlement for tracked in alive)
-        raises |= hugepages.pod_raises(claimed, state.host.page_sizes)
+        raises |= hugepage_raises(claimed, state.host.page_sizes)
     unthrottled = [
         (tracked.entitlement, tracked.stated.cpu)
         for tracked in alive
         if tracked.entitlement.cpus and tracked.unthrottled
     ]
-    return raises | cpu_time.pod_raise(state.choices.cpu_quota, unthrottled)
+    return raises | quota_raise(state.choices.cpu_quota, unthrottled)

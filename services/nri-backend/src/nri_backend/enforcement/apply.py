@@ -3,105 +3,141 @@
 
 Everything here blocks and runs in a thread, one job at a time. A write to ``cpuset.cpus`` takes kernel locks that the
 creation of cgroups takes too, and can last milliseconds; on the event loop nothing else would be answered meanwhile.
+A container's limit is of no use while one above it is lower; so those above come first. They get the kubelet's own
+value plus what claims need.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from nri_backend.containers.targets import GroupTarget, Target
-from nri_backend.enforcement.apply_groups import apply_group, own_limits
-from nri_backend.limits.diff import Fault, Seen, cpu_faults
-from nri_backend.limits.hugepages import container_limits, guard_limits, limit_files, reservation_file
-from nri_backend.limits.limit import Limit
-from nri_backend.limits.wants import CgroupWants
-from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, Notes
-from nri_backend.node.repair import Work, repair
+from nri_backend.limits.claimed import guard_limits, hugepage_files, hugepage_limits, own_limit, plan, with_reservation
+from nri_backend.limits.difference import Desired, Difference, Limit, Observed, cpu_differences, differences
+from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, MissingFileError, Notes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """What became of a target."""
 
     id: str
-    seen: Seen | None
-    """The last look; None when there is no such cgroup."""
-    repaired: tuple[Fault, ...] = ()
-    left: tuple[str, ...] = ()
-    """What could not be made true, in words that name file, wanted and seen, or the controller."""
+    """A container's id, or the path of a cgroup above containers."""
+    observed: Observed | None = None
+    """The last look at a container; None when there is no such cgroup."""
+    repaired: list[Difference] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    """What could not be made true, in words that name file, desired and observed, or the controller."""
 
 
-def look(tree: CgroupTree, path: str, wants: CgroupWants, *, full: bool) -> Seen:
-    """Reads what a cgroup says about everything that is wanted; ``full`` looks at the mems of everybody.
+def observe(tree: CgroupTree, path: str, desired: Desired, *, full: bool) -> Observed:
+    """Reads what a cgroup says about everything that is desired; ``full`` looks at the mems of everybody.
 
     CgroupGoneError, CgroupRefusedError.
     """
     cpus = tree.read_set(path, "cpuset.cpus.effective")
     configured = mems = None
-    if cpus is not None and cpu_faults(wants, Seen(cpus)):
+    if cpus is not None and cpu_differences(desired, Observed(cpus)):
         configured = tree.read_set(path, "cpuset.cpus")
-    if full or wants.mems:
+    if full or desired.mems:
         mems = tree.read_set(path, "cpuset.mems.effective")
-    return Seen(cpus, mems, configured, tree.read_limits(path, wants.files) if full else None)
+    return Observed(cpus, mems, configured, tree.read_limits(path, desired.files) if full else None)
 
 
-def inspect_sets(tree: CgroupTree, path: str) -> Seen | None:
+def observe_sets(tree: CgroupTree, path: str) -> Observed | None:
     """Returns the CPUs and nodes that a cgroup shows; None if it shows none."""
     try:
-        return Seen(tree.read_set(path, "cpuset.cpus.effective"), tree.read_set(path, "cpuset.mems.effective"))
+        return Observed(tree.read_set(path, "cpuset.cpus.effective"), tree.read_set(path, "cpuset.mems.effective"))
     except (CgroupGoneError, CgroupRefusedError):
         return None
 
 
-def _pod_own(tree: CgroupTree, notes: Notes, target: Target) -> dict[int, Limit]:
-    """Returns the kubelet's own hugepage limits of the pod, by page size in bytes."""
-    sizes = {limit_files(size)[0]: size for size in target.page_sizes}
-    if not target.pod_cgroup:
-        return {}
-    return {sizes[file]: limit for file, limit in own_limits(tree, notes, target.pod_cgroup, tuple(sizes)).items()}
-
-
-def _apply_above(tree: CgroupTree, notes: Notes, group: GroupTarget, work: Work) -> None:
-    try:
-        apply_group(tree, notes, group, work)
-    except CgroupGoneError:
-        # Without the pod's cgroup there is no quota of it either; what a claim cannot do without is another matter.
-        if any(raised.needed for raised in group.raises.values()):
-            raise
-
-
 def apply(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
     """Makes a container's cgroup true, those above it first. Raises nothing."""
-    work = Work()
-    wants = target.wants
+    done = Outcome(target.id)
     if not target.cgroup:
-        return Outcome(target.id, None, left=("the runtime names no cgroup for it",))
+        done.left.append("the runtime names no cgroup for it")
+        return done
     try:
         for group in target.groups:
-            _apply_above(tree, notes, group, work)
-        if target.huge is not None:
-            limits = container_limits(target.huge, _pod_own(tree, notes, target))
-            wants = replace(wants, files={**wants.files, **limits})
-        elif target.guard is not None:
-            # Most often all is as it must be, and these are the only files that are read for it.
-            reservable = tree.read_limits(target.cgroup, map(reservation_file, target.guard.sizes))
-            limits = guard_limits(target.guard, reservable, partial(_pod_own, tree, notes, target))
-            wants = replace(wants, files={**wants.files, **limits}) if limits else wants
-        inspect_again = partial(look, tree, target.cgroup, wants, full=target.full)
-        seen = repair(tree, target.cgroup, wants, inspect_again(), inspect_again, work)
-        _apply_leaf(tree, target.cgroup, wants, work, full=target.full)
+            _apply_above(tree, notes, group, done)
+        desired = _with_hugepages(tree, notes, target)
+        look = partial(observe, tree, target.cgroup, desired, full=target.full)
+        done.observed = _repair(tree, target.cgroup, desired, look(), look, done)
+        _apply_leaf(tree, target.cgroup, desired, done, full=target.full)
     except CgroupGoneError as error:
         # A tree that is not there says nothing about who lives.
-        gone = None if tree.is_mounted() else Seen()
-        return Outcome(target.id, gone, tuple(work.repaired), (*work.left, str(error)))
+        done.observed = None if tree.is_mounted() else Observed()
+        done.left.append(str(error))
     except CgroupRefusedError as error:
-        return Outcome(target.id, Seen(), tuple(work.repaired), (*work.left, str(error)))
-    if target.guard is not None and seen.limits:
+        done.observed = Observed()
+        done.left.append(str(error))
+    if target.guarded and done.observed is not None and done.observed.limits:
         # The guard is no limit of a claim, and would be in the reports of all containers of the node.
-        seen = replace(seen, limits={file: limit for file, limit in seen.limits.items() if file in target.wants.files})
-    return Outcome(target.id, seen, tuple(work.repaired), tuple(work.left))
+        shown = {file: limit for file, limit in done.observed.limits.items() if file in target.desired.files}
+        done.observed = replace(done.observed, limits=shown)
+    return done
 
 
-def _apply_leaf(tree: CgroupTree, path: str, wants: CgroupWants, work: Work, *, full: bool) -> None:
+def apply_group(tree: CgroupTree, notes: Notes, target: GroupTarget) -> Outcome:
+    """Makes the limits of one cgroup above containers true. Raises nothing."""
+    done = Outcome(target.path)
+    try:
+        _raise_limits(tree, notes, target, done)
+    except CgroupGoneError:
+        notes.forget(target.path)
+    except CgroupRefusedError as error:
+        done.left.append(str(error))
+    return done
+
+
+def _with_hugepages(tree: CgroupTree, notes: Notes, target: Target) -> Desired:
+    pod_own = partial(_pod_own, tree, notes, target)
+    if target.claimed is not None:
+        limits = hugepage_limits(target.claimed, target.asked, pod_own())
+    else:
+        # Most often all is as it must be, and these are the only files that are read for it.
+        reservable = tree.read_limits(target.cgroup, [hugepage_files(size)[1] for size in target.guarded])
+        limits = guard_limits(target.guarded, reservable, pod_own, stated=bool(target.asked))
+    return replace(target.desired, files={**target.desired.files, **limits}) if limits else target.desired
+
+
+def _pod_own(tree: CgroupTree, notes: Notes, target: Target) -> dict[int, Limit]:
+    """Returns the kubelet's own hugepage limits of the pod, by page size in bytes."""
+    if not target.pod_cgroup:
+        return {}
+    sizes = {hugepage_files(size)[0]: size for size in target.page_sizes}
+    noted = notes.load(target.pod_cgroup)
+    limits = tree.read_limits(target.pod_cgroup, sizes)
+    return {sizes[file]: own_limit(limit, noted.get(file)) for file, limit in limits.items()}
+
+
+def _repair(
+    tree: CgroupTree, path: str, desired: Desired, observed: Observed, look: Callable[[], Observed], done: Outcome
+) -> Observed:
+    """Writes what differs and looks again; returns the last look at the cgroup. ``observed`` is the first one.
+
+    CgroupGoneError; CgroupRefusedError where a file cannot be read.
+    """
+    found = differences(desired, observed)
+    if not found:
+        return observed
+    failed: dict[str, str] = {}
+    for one in found:
+        try:
+            if one.absent:
+                raise MissingFileError(f"{tree.root}/{path}", one.file)
+            tree.write(path, one.file, one.desired)
+        except CgroupRefusedError as error:
+            failed[one.file] = str(error)
+    observed = look()
+    still = {one.file: one for one in differences(desired, observed)}
+    done.repaired += [one for one in found if one.file not in still]
+    done.left += [failed.get(file, f"{tree.root}/{path}/{one}") for file, one in still.items()]
+    return observed
+
+
+def _apply_leaf(tree: CgroupTree, path: str, desired: Desired, done: Outcome, *, full: bool) -> None:
     """Makes what crun has set below a container's cgroup true.
 
     It has no more than its parent: what is missing there, or cannot be read, takes nothing from what is seen of that.
@@ -109,12 +145,44 @@ def _apply_leaf(tree: CgroupTree, path: str, wants: CgroupWants, work: Work, *, 
     try:
         if not (leaf := tree.leaf(path)):
             return
-        found = look(tree, leaf, wants, full=full)
-        files = {file: wanted for file, wanted in wants.files.items() if file in (found.limits or {})}
-        mems = wants.mems if found.mems is not None else frozenset[int]()
-        there = replace(wants, needs_cpuset=False, mems=mems, files=files)
-        repair(tree, leaf, there, found, partial(look, tree, leaf, there, full=full), work)
+        found = observe(tree, leaf, desired, full=full)
+        files = {file: wanted for file, wanted in desired.files.items() if file in (found.limits or {})}
+        mems = desired.mems if found.mems is not None else frozenset[int]()
+        there = replace(desired, needs_cpuset=False, mems=mems, files=files)
+        _repair(tree, leaf, there, found, partial(observe, tree, leaf, there, full=full), done)
     except CgroupGoneError:
         return
     except CgroupRefusedError as error:
-        work.left.append(str(error))
+        done.left.append(str(error))
+
+
+def _apply_above(tree: CgroupTree, notes: Notes, group: GroupTarget, done: Outcome) -> None:
+    try:
+        _raise_limits(tree, notes, group, done)
+    except CgroupGoneError:
+        # Without the pod's cgroup there is no quota of it either; what a claim cannot do without is another matter.
+        if any(raised.needed for raised in group.raises.values()):
+            raise
+
+
+def _raise_limits(tree: CgroupTree, notes: Notes, target: GroupTarget, done: Outcome) -> None:
+    """Makes the limits of one cgroup true. CgroupGoneError, CgroupRefusedError."""
+    path, noted = target.path, notes.load(target.path)
+    if target.kept or not (noted or target.raises):
+        return
+    files = tuple(name for file in {**target.raises, **noted} for name in with_reservation(file))
+    present = tree.read_limits(path, files)
+    made = plan(present, noted, target.raises)
+    if made.ahead != noted:
+        notes.store(path, made.ahead)
+    # What claims change by coming and going is no repair.
+    current = done if made.after == noted else Outcome(done.id, left=done.left)
+    desired = Desired(files=made.wanted)
+    look = partial(_observe_limits, tree, path, files)
+    limits = _repair(tree, path, desired, Observed(limits=present), look, current).limits or {}
+    if made.after != made.ahead and all(wanted.met_by(limits.get(f, 0)) for f, wanted in made.wanted.items()):
+        notes.store(path, made.after)
+
+
+def _observe_limits(tree: CgroupTree, path: str, files: tuple[str, ...]) -> Observed:
+    return Observed(limits=tree.read_limits(path, files))

@@ -3,16 +3,19 @@
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
 from nri_backend.containers.container import Phase, Tracked
-from nri_backend.enforcement.actuator import Actuator
+from nri_backend.containers.state import NodeState
+from nri_backend.containers.targets import groups_above
+from nri_backend.enforcement.actuator import Actuator, Edges
 from nri_backend.enforcement.apply import Outcome
 from nri_backend.enforcement.memory_kills import KillWatch
-from nri_backend.limits.diff import Fault
+from nri_backend.enforcement.proving import Prover
 
 TICK_SECONDS: Final = 1.0
 """Between two looks at the CPUs, and the mems that are claimed, of all containers."""
@@ -22,19 +25,29 @@ FULL_SECONDS: Final = 5.0
 # writes for each; a look of the audit most often writes nothing.
 MOVES: Final = 24
 LOOKS: Final = 64
+_log = logging.getLogger(__name__)
 
 
 class Auditor:
     """The one loop of enforcement."""
 
-    def __init__(self, actuator: Actuator, kills: KillWatch) -> None:
+    def __init__(self, state: NodeState, actuator: Actuator, prover: Prover, kills: KillWatch, edges: Edges) -> None:
         self.active = False
+        self._state = state
         self._actuator = actuator
+        self._prover = prover
         self._kills = kills
+        self._edges = edges
+        self._group_problems: dict[str, str] = {}
         self._next_tick = self._next_full = 0.0
         self._must_look = False
         self._knows_all = False
         """The runtime has told its state."""
+
+    @property
+    def problems(self) -> Iterable[str]:
+        """What is wrong with cgroups above containers, in words."""
+        return self._group_problems.values()
 
     def request_look(self) -> None:
         """Claim files may have changed: looks at once."""
@@ -81,77 +94,79 @@ class Auditor:
 
     async def move(self) -> None:
         """Puts running containers that were last seen on wrong CPUs where they belong; each is tried once."""
-        actuator = self._actuator
         done: set[str] = set()
         started = time.monotonic()
         # The plan is made anew after each job: the newest one wins.
-        while plan := [tracked.id for tracked in actuator.state.misplaced() if tracked.id not in done]:
-            done |= self._taken(plan[:MOVES], await actuator.apply_some(plan[:MOVES], full=False), audit=False)
+        while plan := [tracked.id for tracked in self._state.misplaced() if tracked.id not in done][:MOVES]:
+            done |= self._taken(plan, await self._actuator.apply_some(plan, full=False))
         if done:
-            actuator.counters["moved"] += len(done)
-            actuator.observer.moved(time.monotonic() - started)
+            self._edges.counters["moved"] += len(done)
+            self._edges.observer.moved(time.monotonic() - started)
 
     async def audit(self, *, full: bool) -> None:
         """Compares every running container with the kernel's files and repairs them. ``full``: limits too."""
         if full:
             await self._audit_groups()
             await self._kills.look_at_all()
-        plan = [tracked.id for tracked in self._actuator.state if tracked.phase is Phase.STARTED]
+        plan = [tracked.id for tracked in self._state if tracked.phase is Phase.STARTED]
         while plan:
-            batch = plan[:LOOKS]
-            done = self._taken(batch, await self._actuator.apply_some(batch, full=full), audit=True)
+            outcomes = await self._actuator.apply_some(plan[:LOOKS], full=full)
+            self._count_repairs(outcomes)
+            done = self._taken(plan[:LOOKS], outcomes)
             plan = [container_id for container_id in plan if container_id not in done]
         if full:
-            await self._actuator.prover.prove(self._actuator.state)
-            if self._knows_all and self._actuator.leadership.fresh:
-                await self._actuator.prover.forget_others()
-        self._actuator.counters["audits"] += 1
+            await self._prover.prove(self._state)
+            if self._knows_all and self._edges.leadership().fresh:
+                await self._prover.forget_others()
+        self._edges.counters["audits"] += 1
         self._actuator.progressed()
 
     async def _audit_groups(self) -> None:
-        groups = self._actuator.groups()
+        groups = groups_above(self._state)
+        self._group_problems = {path: text for path, text in self._group_problems.items() if path in groups}
         plan = list(groups)
         while plan:
             outcomes = await self._actuator.apply_groups({path: groups[path] for path in plan[:LOOKS]})
-            done = {outcome.path for outcome in outcomes} | {*self._actuator.stuck}
+            self._count_repairs(outcomes)
+            for outcome in outcomes:
+                before, problem = self._group_problems.pop(outcome.id, ""), "; ".join(outcome.left)
+                if problem:
+                    self._group_problems[outcome.id] = problem
+                    if problem != before:
+                        _log.warning("a cgroup above containers is not as it must be", extra={"error": problem})
+            done = {outcome.id for outcome in outcomes} | {*self._actuator.stuck}
             plan = [path for path in plan if path not in done]
-            self._count([fault for outcome in outcomes for fault in outcome.repaired])
 
-    def _count(self, repaired: Iterable[Fault]) -> None:
-        for fault in repaired:
-            self._actuator.counters[f"repaired_{fault.kind}"] += 1
-            self._actuator.observer.repaired(fault.kind)
+    def _count_repairs(self, outcomes: Iterable[Outcome]) -> None:
+        for one in (one for outcome in outcomes for one in outcome.repaired):
+            self._edges.counters[f"repaired_{one.kind}"] += 1
+            self._edges.observer.repaired(one.kind)
 
-    def _taken(self, batch: Sequence[str], outcomes: Sequence[Outcome], *, audit: bool) -> set[str]:
+    def _taken(self, batch: Sequence[str], outcomes: Sequence[Outcome]) -> set[str]:
         """Takes outcomes into the state; returns who needs no further look, those included that have ended since."""
-        actuator = self._actuator
-        done = {outcome.id for outcome in outcomes}
         for outcome in outcomes:
-            if audit:
-                self._count(outcome.repaired)
-            tracked = actuator.state.get(outcome.id)
-            if tracked is not None and tracked.phase is Phase.STARTED:
-                actuator.take_outcome(tracked, outcome)
-        actuator.progressed()
-        running = {i for i in batch if (k := actuator.state.get(i)) is not None and k.phase is Phase.STARTED}
-        return done | (set(batch) - running) | {*actuator.stuck}
+            for tracked in self._state.started([outcome.id]):
+                self._actuator.take_outcome(tracked, outcome)
+        self._actuator.progressed()
+        running = {tracked.id for tracked in self._state.started(batch)}
+        return {outcome.id for outcome in outcomes} | (set(batch) - running) | {*self._actuator.stuck}
 
     async def _reap(self) -> None:
         """Containers that have ended for the runtime are stopped when their last process is gone.
 
         One that was taken for stopped, since its cgroup was gone, may be back: a mount had hidden it.
         """
-        actuator = self._actuator
-        for before in [tracked for tracked in actuator.state if tracked.phase is Phase.ENDING or tracked.vanished]:
+        state, actuator = self._state, self._actuator
+        for before in [tracked for tracked in state if tracked.phase is Phase.ENDING or tracked.vanished]:
             lives = await actuator.populated(before)
             if lives and before.phase is Phase.ENDING and before.cpus is None:
                 await self._see(before)
                 continue
-            if actuator.state.get(before.id) is not before or lives is (before.phase is Phase.ENDING):
+            if state.get(before.id) is not before or lives is (before.phase is Phase.ENDING):
                 continue
             if lives:
                 back = replace(before, phase=Phase.STARTED, vanished=False, cpus=None)
-                actuator.note(actuator.state.assessed(back))
+                actuator.note(state.assessed(back))
                 self.request_audit()
             elif before.unlisted:
                 actuator.forget(before.id)
@@ -162,6 +177,6 @@ class Auditor:
     async def _see(self, ending: Tracked) -> None:
         """Notes on which CPUs one is that was not seen before it was killed: claims wait for as many as that only."""
         seen = await self._actuator.look(ending)
-        if seen is not None and self._actuator.state.get(ending.id) is ending:
+        if seen is not None and self._state.get(ending.id) is ending:
             self._actuator.note(replace(ending, cpus=seen.cpus))
             self._actuator.progressed()

@@ -13,20 +13,16 @@ from typing import Final
 from numa_contract.cpuset import parse_or_none
 
 from nri_backend.claims.judge import Refusal
-from nri_backend.containers.answers import adjustment_of, amendment_of
-from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked, tracked_as
-from nri_backend.containers.refusals import crowded, impossible, unenforced
+from nri_backend.containers.answers import adjustment, amendment, crowded, impossible, stored_updates, unenforced
+from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked, problem_of, report, tracked_as
 from nri_backend.containers.state import Choices, NodeState
-from nri_backend.containers.stored import stored_updates
-from nri_backend.enforcement.actuator import Actuator
+from nri_backend.enforcement.actuator import Actuator, Edges
 from nri_backend.enforcement.audit import Auditor
-from nri_backend.enforcement.edges import Edges
-from nri_backend.enforcement.kill import Killer
 from nri_backend.enforcement.memory_kills import KillWatch
-from nri_backend.enforcement.start import make_true
-from nri_backend.limits.diff import Seen
+from nri_backend.enforcement.proving import Prover
+from nri_backend.enforcement.start import Starter
+from nri_backend.limits.difference import Host, Observed
 from nri_backend.limits.stated import stated
-from nri_backend.limits.wants import Host
 from nri_backend.nri.model import (
     Adjustment,
     Container,
@@ -44,28 +40,38 @@ _log = logging.getLogger(__name__)
 
 
 class Enforcer:
-    """Implements nri.hooks.ContainerHooks."""
+    """Implements nri.plugin's hooks."""
 
     def __init__(self, edges: Edges, host: Host, choices: Choices, own_pod_uid: str) -> None:
         self.state = NodeState(choices)
+        """Read by all of enforcement; the actuator alone changes it."""
         self.state.take_host(host)
-        self.actuator = Actuator(self.state, edges)
-        self._killer = Killer(self.actuator, edges.tree)
-        self._kills = KillWatch(self.actuator, edges.tree)
-        self._auditor = Auditor(self.actuator, self._kills)
-        self._own_pod_uid = own_pod_uid
+        self.counters = edges.counters
         self.runtime = LinkStatus()
         """What the runtime can do; whoever has the connection sets it."""
+        self._edges = edges
+        self._own_pod_uid = own_pod_uid
+        self.actuator = Actuator(self.state, edges)
+        self._prover = Prover(self.state, edges.tree, edges.proofs)
+        self._starter = Starter(self.state, self.actuator, edges.tree)
+        self._kills = KillWatch(self.state, self.actuator, edges)
+        self._auditor = Auditor(self.state, self.actuator, self._prover, self._kills, edges)
 
     @property
     def active(self) -> bool:
         """Whether this instance enforces."""
         return self._auditor.active
 
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What somebody should look at, in words."""
+        node = (self._prover.problem, *self.actuator.problems, *self._auditor.problems)
+        return tuple(filter(None, (*node, *map(problem_of, self.state))))
+
     async def activate(self) -> None:
         """Begins to enforce, with a full audit; claim containers wait until it has seen everybody."""
         self.state.forget_views()
-        for found in await self.actuator.prover.recall(tuple(self.state)):
+        for found in await self._prover.recall(tuple(self.state)):
             if (tracked := self.state.get(found.id)) is not None:
                 known = replace(tracked, proven=found.proven, answered=found.answered)
                 self.actuator.note(self.state.assessed(known))
@@ -92,14 +98,9 @@ class Enforcer:
                 # One that is only created may start without an event on this connection: it is looked after at once.
                 ran = container.state is not ContainerState.CREATED
                 found.append(replace(self._described(pod, container), phase=Phase.STARTED, ran=ran))
-        self.actuator.take_all(await self.actuator.prover.recall_all(found))
+        self.actuator.take_all(await self._prover.recall_all(found))
         self._auditor.request_audit(forget=True)
-        return self._stored_updates(containers) if self.active else []
-
-    def _stored_updates(self, containers: Sequence[Container]) -> list[Update]:
-        tracked = [(container, one) for container in containers if (one := self.state.get(container.id)) is not None]
-        compared = [(container, one, amendment_of(one, self.state)) for container, one in tracked]
-        return stored_updates(compared, lazy=self.state.choices.lazy_pool)
+        return stored_updates(containers, self.state) if self.active else []
 
     async def create_container(self, pod: Pod, container: Container) -> Adjustment:
         """Tells what the container gets, when nobody else is on its CPUs."""
@@ -107,14 +108,10 @@ class Enforcer:
         # A standby is asked after the active instance, and sees what that one has answered.
         tracked = self.state.assessed(self._described(pod, container, answered=not self.active))
         if active := self.active:
-            refusal = await self._hindrance(tracked)
-            if refusal is None:
-                # The records may have changed while we waited.
-                tracked = self.state.assessed(tracked)
-                refusal = tracked.refusal
+            tracked, refusal = await self._hindrance(tracked)
         else:
-            answered = Seen(parse_or_none(container.resources.cpus), parse_or_none(container.resources.mems))
-            refusal = unenforced(tracked, answered, self.actuator.leadership, self.state.host)
+            answered = Observed(parse_or_none(container.resources.cpus), parse_or_none(container.resources.mems))
+            refusal = unenforced(tracked, answered, self._edges.leadership(), self.state.host)
         if refusal is not None:
             raise self._refused(tracked, refusal)
         for other in self.state.of_pod(pod.uid):
@@ -125,8 +122,8 @@ class Enforcer:
         if not active:
             return Adjustment()
         if tracked.entitlement.hugepages:
-            await self.actuator.prover.answered(tracked)
-        return adjustment_of(tracked, self.state)
+            await self._prover.answered(tracked)
+        return adjustment(tracked, self.state)
 
     async def start_container(self, pod: Pod, container: Container) -> None:
         """Makes the kernel's files true before the first instruction, or kills the container."""
@@ -145,33 +142,33 @@ class Enforcer:
         tracked = replace(self.state.get(container.id) or self._described(pod, container), phase=Phase.CREATED)
         tracked = self.state.assessed(tracked)
         if self.active:
-            refusal = await self._hindrance(tracked)
+            tracked, refusal = await self._hindrance(tracked)
             if refusal is None:
-                tracked, refusal = await make_true(self.actuator, tracked)
+                tracked, refusal = await self._starter.make_true(tracked)
         else:
             seen = await self.actuator.look(tracked) if tracked.evidence.claims else None
-            refusal = unenforced(tracked, seen, self.actuator.leadership, self.state.host, starting=True)
+            refusal = unenforced(tracked, seen, self._edges.leadership(), self.state.host, starting=True)
             if refusal is None:
                 # At the creation it may have been asked before the active one; now the answer is in what is stored.
                 now = replace(tracked, stated=stated(container.resources), answered=True)
                 self.actuator.note(replace(now, phase=Phase.STARTED, ran=True))
         if refusal is not None:
-            if await self._killer.kill(tracked):
+            if await self._starter.kill(tracked):
                 self.actuator.forget(tracked.id)
             else:
                 self._track_unseen(tracked)
             raise self._refused(tracked, refusal)
         if self.active and tracked.entitlement.claims:
-            await self.actuator.prover.prove([self.state.get(tracked.id) or tracked])
+            await self._prover.prove([self.state.get(tracked.id) or tracked])
             if tracked.entitlement.memory is not None:
                 await self._kills.look(pod.uid)
 
     async def _start_failed(self, pod: Pod, container: Container) -> None:
         """Takes a container of which nothing is certain for one that runs; with a claim it is not to run."""
-        tracked = self.state.get(container.id) or self.state.assessed(self._described(pod, container))
+        tracked = self._tracked(pod, container)
         self._track_unseen(tracked)
         if self.active and tracked.evidence != NO_EVIDENCE:
-            await self._killer.kill(tracked)
+            await self._starter.kill(tracked)
 
     def _track_unseen(self, tracked: Tracked) -> None:
         """It may run, nobody knows on which CPUs; claims wait until the audit has seen it."""
@@ -180,7 +177,7 @@ class Enforcer:
 
     async def update_container(self, pod: Pod, container: Container, wanted: Resources) -> list[Update]:
         """Lets the kubelet change everything but what the claims, or the pool, decide."""
-        tracked = self.state.get(container.id) or self.state.assessed(self._described(pod, container))
+        tracked = self._tracked(pod, container)
         if not tracked.alive:
             return []
         # A standby is asked after the active instance, as at the creation: what that one has answered is in it.
@@ -192,7 +189,7 @@ class Enforcer:
         if not self.active:
             return []
         self._auditor.request_full()
-        resources = amendment_of(tracked, self.state, huge=huge)
+        resources = amendment(tracked, self.state, huge=huge)
         return [] if resources == Resources() else [Update(container.id, resources)]
 
     async def stop_container(self, _pod: Pod, container: Container) -> list[Update]:
@@ -225,7 +222,7 @@ class Enforcer:
         for tracked in self.state.of_pod(pod.uid):
             if tracked.pod.id == pod.id:
                 await self._remove(tracked)
-        self.actuator.forget_pod(pod.uid)
+        self._edges.sink.forget_pod(pod.uid)
 
     async def _remove(self, tracked: Tracked) -> None:
         lives = tracked.phase is Phase.ENDING or await self._lives(tracked)
@@ -245,24 +242,31 @@ class Enforcer:
         """What is known stays enforced; new containers come to light at the next synchronisation."""
         self._auditor.request_audit()
 
+    def _tracked(self, pod: Pod, container: Container) -> Tracked:
+        return self.state.get(container.id) or self.state.assessed(self._described(pod, container))
+
     def _described(self, pod: Pod, container: Container, *, answered: bool = False) -> Tracked:
         own = bool(pod.uid) and pod.uid == self._own_pod_uid
         return tracked_as(pod, container, answered=answered, own_pod=own)
 
-    async def _hindrance(self, tracked: Tracked) -> Refusal | None:
-        """Returns why the container cannot run; the driver's own always can, or nothing would heal."""
+    async def _hindrance(self, tracked: Tracked) -> tuple[Tracked, Refusal | None]:
+        """Returns the container as it then is, and why it cannot run; the driver's own always can, or nothing heals."""
         if tracked.own_pod:
-            return None
-        return tracked.refusal or impossible(tracked, self.state, self.runtime) or await self._crowded(tracked)
-
-    async def _crowded(self, tracked: Tracked) -> Refusal | None:
-        """Returns who is on the container's CPUs and could not be moved in time."""
-        return crowded(tracked, await self.actuator.cleared(tracked, CLEAR_SECONDS))
+            return tracked, None
+        if refusal := tracked.refusal or impossible(tracked, self.state, self.runtime):
+            return tracked, refusal
+        changes = self.state.changes
+        # Others who are on its CPUs are being moved.
+        refusal = crowded(tracked, await self.actuator.cleared(tracked, CLEAR_SECONDS))
+        if refusal is None and self.state.changes != changes:
+            tracked = self.state.assessed(tracked)
+            refusal = tracked.refusal
+        return tracked, refusal
 
     def _refused(self, tracked: Tracked, refusal: Refusal) -> RefusedError:
-        self.actuator.counters[f"refused_{refusal.reason}"] += 1
-        self.actuator.observer.refused(refusal.reason)
-        self.actuator.report_refused(replace(tracked, refusal=refusal))
-        fields = {"reason": str(refusal.reason), "container": tracked.name, "id": tracked.id, "error": refusal.text}
-        _log.warning("refused", extra={**fields, "pod": f"{tracked.pod.namespace}/{tracked.pod.name}"})
+        self.counters[f"refused_{refusal.reason}"] += 1
+        self._edges.observer.refused(refusal.reason)
+        self._edges.sink.put(report(replace(tracked, refusal=refusal), refused_now=True))
+        fields = {"reason": str(refusal.reason), **tracked.names, "id": tracked.id, "error": refusal.text}
+        _log.warning("refused", extra=fields)
         return RefusedError(f"dra-driver-numa: {refusal.text}")

@@ -1,46 +1,72 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks for containers that the kernel killed for want of memory, and tells the frontend of each."""
+"""Looks for containers that the kernel killed for want of memory, and tells the frontend of each.
+
+A cgroup's ``memory.events`` counts for everything below it, too (cgroup-v2.rst). A container's cgroup is removed with
+its last process; what it does not tell any more is in the count of its pod.
+"""
 
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from nri_backend.containers.container import Tracked
-from nri_backend.enforcement.actuator import Actuator
-from nri_backend.limits.oom import EVENTS, PodKills, kill_count
-from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree
+from nri_backend.containers.state import NodeState
+from nri_backend.enforcement.actuator import Actuator, Edges
+from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError
 
+EVENTS: Final = "memory.events"
 # A hook waits for one such look at most.
 _PODS_AT_ONCE: Final = 24
 _log = logging.getLogger(__name__)
+_Counts = tuple[int, dict[str, int | None]]
+"""What the kernel says of one pod, and by container, None without a cgroup."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Groups:
-    """The cgroups of one pod."""
-
-    pod: str
-    containers: Mapping[str, str]
-    """By container."""
+def kill_count(text: str) -> int:
+    """Returns how many processes were killed, from the text of ``memory.events``; 0 where it does not say."""
+    fields = dict(line.split(maxsplit=1) for line in text.splitlines() if " " in line)
+    count = fields.get("oom_kill", "0")
+    return int(count) if count.isdecimal() else 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    """What the kernel says of one pod."""
+@dataclass(slots=True)
+class PodKills:
+    """The counts of one pod, as far as they are accounted for."""
 
     total: int
-    own: Mapping[str, int | None]
-    """By container; None without a cgroup."""
+    """Of the pod's count, what was there before or has been told of a container."""
+    own: dict[str, int] = field(default_factory=dict)
+    """By container, what its own cgroup said last."""
+
+    def take(self, total: int, own: Mapping[str, int | None], ended: str = "") -> dict[str, int]:
+        """Takes new counts of the pod and of its containers, None where there is no cgroup; returns the new kills.
+
+        What no container's own count has falls to ``ended``, of which the runtime has just told the end, else to the
+        only one whose cgroup is gone since the last look: the kernel is often faster than the runtime.
+        """
+        counts = {name: count for name, count in own.items() if count is not None}
+        new = {name: count - self.own.get(name, 0) for name, count in counts.items() if count > self.own.get(name, 0)}
+        gone = [name for name in self.own if name in own and name not in counts]
+        if not ended and len(gone) == 1:
+            ended = gone[0]
+        rest = total - self.total - sum(new.values())
+        if ended and rest > 0:
+            new[ended] = new.get(ended, 0) + rest
+        self.total += sum(new.values())
+        # Of a cgroup that outlives its container for a while the count goes on.
+        self.own = counts | {name: self.own[name] for name in gone if name != ended}
+        return new
 
 
 class KillWatch:
     """The counts of every pod with a memory claim."""
 
-    def __init__(self, actuator: Actuator, tree: CgroupTree) -> None:
+    def __init__(self, state: NodeState, actuator: Actuator, edges: Edges) -> None:
+        self._state = state
         self._actuator = actuator
-        self._tree = tree
+        self._edges = edges
         self._pods: dict[str, PodKills] = {}
         self._looking = asyncio.Lock()
         """Counts are taken in the order in which they were read; older ones would look like new kills later."""
@@ -52,48 +78,45 @@ class KillWatch:
 
     async def look_at_all(self) -> None:
         """Looks at every pod: a container may outlive a child of it that was killed."""
-        present = list(dict.fromkeys(tracked.pod.uid for tracked in self._actuator.state))
+        present = list(dict.fromkeys(tracked.pod.uid for tracked in self._state))
         self._pods = {uid: pod for uid, pod in self._pods.items() if uid in present}
         for uids in (present[start : start + _PODS_AT_ONCE] for start in range(0, len(present), _PODS_AT_ONCE)):
             async with self._looking:
                 await self._look(uids)
 
     async def _look(self, pod_uids: Iterable[str], ended: str = "") -> None:
-        groups = {uid: found for uid in pod_uids if (found := self._groups(uid)) is not None}
-        if not groups:
+        pods = {uid: self._state.of_pod(uid) for uid in pod_uids}
+        claimed = {uid: pod for uid, pod in pods.items() if _pod_cgroup(pod)}
+        if not claimed:
             return
-        for uid, counts in (await asyncio.to_thread(self._read, groups)).items():
+        for uid, (total, own) in (await asyncio.to_thread(self._read, claimed)).items():
             pod = self._pods.get(uid)
             if pod is None:
                 # Who was killed before is not known any more; containers that live tell themselves.
-                pod = self._pods[uid] = PodKills(counts.total - sum(filter(None, counts.own.values())))
-            for container_id, count in pod.take(counts.total, counts.own, ended).items():
-                tracked = self._actuator.state.get(container_id)
+                pod = self._pods[uid] = PodKills(total - sum(filter(None, own.values())))
+            for container_id, count in pod.take(total, own, ended).items():
+                tracked = self._state.get(container_id)
                 if tracked is not None and tracked.entitlement.memory is not None:
-                    self._report_kills(replace(tracked, memory_kills=tracked.memory_kills + count), count)
+                    _log.warning("the kernel killed for want of memory", extra={**tracked.names, "count": count})
+                    self._edges.counters["memory_kills"] += count
+                    self._actuator.note(replace(tracked, memory_kills=tracked.memory_kills + count))
 
-    def _groups(self, pod_uid: str) -> _Groups | None:
-        containers = self._actuator.state.of_pod(pod_uid)
-        pod = next((tracked.pod_cgroup for tracked in containers if tracked.entitlement.memory is not None), "")
-        return _Groups(pod, {tracked.id: tracked.cgroup for tracked in containers if tracked.cgroup}) if pod else None
-
-    def _read(self, groups: Mapping[str, _Groups]) -> dict[str, _Counts]:
+    def _read(self, pods: Mapping[str, list[Tracked]]) -> dict[str, _Counts]:
         found: dict[str, _Counts] = {}
-        for uid, group in groups.items():
-            total = self._count(group.pod)
-            counts = {container_id: self._count(path) for container_id, path in group.containers.items()}
+        for uid, containers in pods.items():
+            total = self._count(_pod_cgroup(containers))
+            counts = {tracked.id: self._count(tracked.cgroup) for tracked in containers if tracked.cgroup}
             if total is not None:
-                found[uid] = _Counts(total, counts)
+                found[uid] = total, counts
         return found
 
     def _count(self, path: str) -> int | None:
         try:
-            return kill_count(self._tree.read(path, EVENTS))
+            return kill_count(self._edges.tree.read(path, EVENTS))
         except (CgroupGoneError, CgroupRefusedError):
             return None
 
-    def _report_kills(self, tracked: Tracked, count: int) -> None:
-        fields = {"container": tracked.name, "pod": f"{tracked.pod.namespace}/{tracked.pod.name}", "count": count}
-        _log.warning("the kernel killed for want of memory", extra=fields)
-        self._actuator.counters["memory_kills"] += count
-        self._actuator.note(tracked)
+
+def _pod_cgroup(containers: Iterable[Tracked]) -> str:
+    """Returns the cgroup of a pod with a memory claim, "" for others."""
+    return next((tracked.pod_cgroup for tracked in containers if tracked.entitlement.memory is not None), "")

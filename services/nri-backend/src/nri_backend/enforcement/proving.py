@@ -12,12 +12,11 @@ from numa_contract.cdi import request_env
 from numa_contract.errors import cut_answer
 
 from nri_backend.claims.entitlement import Held
-from nri_backend.claims.evidence import read_evidence
-from nri_backend.claims.proof import Proof
+from nri_backend.claims.judge import read_evidence
 from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked
 from nri_backend.containers.state import NodeState
 from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree
-from nri_backend.node.proofs import Proofs
+from nri_backend.node.proofs import Proof, Proofs
 
 MAX_AT_ONCE: Final = 64
 """Proofs that one job writes; the next audit writes more."""

@@ -1,37 +1,81 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to a container between its creation and its first instruction (ring 2)."""
+"""What happens to a container between its creation and its first instruction (ring 2): it is made true, or killed."""
 
+import asyncio
+import logging
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from nri_backend.claims.judge import Refusal
+from nri_backend.containers.answers import untrue
 from nri_backend.containers.container import Phase, Tracked
-from nri_backend.containers.refusals import untrue
-from nri_backend.containers.targets import cpuset_wants
+from nri_backend.containers.state import NodeState
+from nri_backend.containers.targets import cpuset_of
 from nri_backend.enforcement.actuator import Actuator
+from nri_backend.node.cgroups import CgroupTree
 
 MAX_TRIES: Final = 3
 """The pool may change so often while a container is being started."""
+# Part of what plugin.py leaves between our deadline and the runtime's patience.
+WAIT_SECONDS: Final = 0.25
+_log = logging.getLogger(__name__)
 
 
-async def make_true(actuator: Actuator, tracked: Tracked) -> tuple[Tracked, Refusal | None]:
-    """Makes the container's cgroup true; its phase says when that is done, the refusal why it cannot be."""
-    state = actuator.state
-    for _ in range(MAX_TRIES):
-        actuator.note(tracked)
-        wants = cpuset_wants(state, tracked)
-        outcome = await actuator.apply(tracked)
-        tracked = state.assessed(state.get(tracked.id) or tracked)
-        if tracked.refusal is not None:
-            return tracked, tracked.refusal
-        if cpuset_wants(state, tracked) == wants:
-            break
-    trespass = outcome.seen is not None and (outcome.seen.cpus is None or outcome.seen.cpus & state.held)
-    if tracked.entitlement.claims:
-        if outcome.left or outcome.seen is None:
+class Starter:
+    """Makes containers true, or kills them."""
+
+    def __init__(self, state: NodeState, actuator: Actuator, tree: CgroupTree) -> None:
+        self._state = state
+        self._actuator = actuator
+        self._tree = tree
+
+    async def make_true(self, tracked: Tracked) -> tuple[Tracked, Refusal | None]:
+        """Makes the container's cgroup true; its phase says when that is done, the refusal why it cannot be."""
+        state = self._state
+        for _ in range(MAX_TRIES):
+            self._actuator.note(tracked)
+            changes, desired = state.changes, cpuset_of(state, tracked)
+            outcome = await self._actuator.apply(tracked)
+            if state.changes == changes:
+                break
+            tracked = state.assessed(state.get(tracked.id) or tracked)
+            if tracked.refusal is not None:
+                return tracked, tracked.refusal
+            if cpuset_of(state, tracked) == desired:
+                break
+        seen = outcome.observed
+        trespass = seen is not None and (seen.cpus is None or seen.cpus & state.held)
+        if tracked.entitlement.claims:
+            if outcome.left or seen is None:
+                return tracked, untrue(outcome.left)
+        elif outcome.left and state.held and trespass and not tracked.own_pod:
             return tracked, untrue(outcome.left)
-    elif outcome.left and state.held and trespass and not tracked.own_pod:
-        return tracked, untrue(outcome.left)
-    # A container in a virtual machine has no cgroup of its own on the node; without a claim that is its affair.
-    actuator.take_outcome(replace(tracked, phase=Phase.STARTED), outcome)
-    return tracked, None
+        # A container in a virtual machine has no cgroup of its own on the node; without a claim that is its affair.
+        self._actuator.take_outcome(replace(tracked, phase=Phase.STARTED), outcome)
+        return tracked, None
+
+    async def kill(self, tracked: Tracked) -> bool:
+        """Kills every process of a container; tells whether that was done within WAIT_SECONDS.
+
+        What has begun goes on when the hook that wanted it is given up. A container that is known as started is ENDING
+        then; one that cannot be killed is logged.
+        """
+        if not tracked.cgroup:
+            self._failed(tracked.id, tracked.problem or "the runtime names no cgroup for it")
+            return False
+        job = asyncio.get_running_loop().run_in_executor(None, self._tree.kill, tracked.cgroup)
+        job.add_done_callback(partial(self._killed, tracked.id))
+        done, _ = await asyncio.wait({job}, timeout=WAIT_SECONDS)
+        return bool(done) and job.exception() is None
+
+    def _killed(self, container_id: str, job: asyncio.Future[None]) -> None:
+        if error := job.exception():
+            self._failed(container_id, str(error))
+            return
+        tracked = self._state.get(container_id)
+        if tracked is not None and tracked.phase is Phase.STARTED:
+            self._actuator.note(replace(tracked, phase=Phase.ENDING))
+
+    def _failed(self, container_id: str, error: str) -> None:
+        _log.warning("a refused container cannot be killed", extra={"id": container_id, "error": error})

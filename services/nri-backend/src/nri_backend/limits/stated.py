@@ -1,17 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runtime or kubelet state about a container's resources, as far as claims have to do with it."""
+"""What runtime and kubelet state of a container: limits as far as claims have to do with them, and its cgroup.
+
+A cgroup has two spellings. With the systemd driver it is ``slice:prefix:id``, and a slice lies inside the slices that
+its name is made of (systemd.slice(5)). With the cgroupfs driver it is the path itself.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
-from nri_backend.limits.cpu_quota import CpuLimit, stated_cpu_limit
-from nri_backend.limits.hugepages import stated_limits
+from numa_contract.errors import MalformedError
+from numa_contract.pagesize import parse_page_size
+
 from nri_backend.nri.model import Resources
+
+PERIOD: Final = 100_000
+"""Microseconds; what the kernel has unless told."""
+# What the OCI runtimes use where the slice is left out (runc, libcontainer/cgroups/systemd).
+_DEFAULT_SLICE: Final = "system.slice"
+_SUFFIX: Final = ".slice"
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLimit:
+    """CPU time in microseconds, and the period in which it may be used."""
+
+    quota: int
+    period: int = PERIOD
 
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """What runtime or kubelet state about a container's resources, as far as claims have to do with it."""
+    """The limits of a container."""
 
     hugepages: Mapping[int, int] = field(default_factory=dict)
     """Bytes by page size in bytes."""
@@ -21,13 +41,73 @@ class Stated:
 
     def updated(self, wanted: Resources) -> "Stated":
         """Returns what is stated after an update, which mentions only what changes."""
+        now = stated(wanted)
         return Stated(
-            hugepages={**self.hugepages, **stated_limits(wanted)},
-            cpu=self.cpu if wanted.cpu_quota is None else stated_cpu_limit(wanted),
+            hugepages={**self.hugepages, **now.hugepages},
+            cpu=self.cpu if wanted.cpu_quota is None else now.cpu,
             memory=self.memory if wanted.memory_limit is None else wanted.memory_limit,
         )
 
 
 def stated(resources: Resources) -> Stated:
-    """Returns what the resources of a container state."""
-    return Stated(stated_limits(resources), stated_cpu_limit(resources), resources.memory_limit)
+    """Returns what the resources of a container state; a quota of -1 is no limit, what is no page size is left out."""
+    hugepages: dict[int, int] = {}
+    for size, limit in resources.hugepage_limits.items():
+        try:
+            hugepages[parse_page_size(size)] = limit
+        except MalformedError:
+            continue
+    quota = resources.cpu_quota
+    cpu = None if quota is None or quota < 0 else CpuLimit(quota, resources.cpu_period or PERIOD)
+    return Stated(hugepages, cpu, resources.memory_limit)
+
+
+class CgroupPathError(ValueError):
+    """The runtime named a cgroup in a form that leads nowhere below the cgroup root."""
+
+    def __init__(self, text: str, reason: str) -> None:
+        self.text = text
+        self.reason = reason
+        super().__init__(f"cgroup {text!r}: {reason}")
+
+
+def container_directory(cgroups_path: str) -> str:
+    """Returns a container's directory below the cgroup root. CgroupPathError."""
+    parts = cgroups_path.split(":")
+    if len(parts) != 3:
+        return _checked(cgroups_path, cgroups_path)
+    parent, prefix, name = parts
+    if not name or "/" in prefix or "/" in name:
+        raise CgroupPathError(cgroups_path, "is no slice:prefix:id")
+    # A name that ends in .slice is a slice of its own and gets no prefix (runc, getUnitName).
+    unit = name if name.endswith(_SUFFIX) else "-".join(filter(None, (prefix, name))) + ".scope"
+    return _checked(cgroups_path, f"{expand_slice(parent.rpartition('/')[2] or _DEFAULT_SLICE)}/{unit}")
+
+
+def pod_directory(cgroup_parent: str) -> str:
+    """Returns a pod's directory below the cgroup root: from a slice's name, or from a path. CgroupPathError."""
+    if cgroup_parent.endswith(_SUFFIX) and "/" not in cgroup_parent:
+        return _checked(cgroup_parent, expand_slice(cgroup_parent))
+    return _checked(cgroup_parent, cgroup_parent)
+
+
+def expand_slice(name: str) -> str:
+    """Returns the directory of a slice: ``a-b.slice`` lies in ``a.slice/a-b.slice``; ``-.slice`` is the root ("")."""
+    stem = name.removesuffix(_SUFFIX)
+    if stem == name or "/" in name or not stem:
+        raise CgroupPathError(name, "is no slice name")
+    if stem == "-":
+        return ""
+    parts = stem.split("-")
+    if not all(parts):
+        raise CgroupPathError(name, "has an empty part between dashes")
+    return "/".join("-".join(parts[: length + 1]) + _SUFFIX for length in range(len(parts)))
+
+
+def _checked(text: str, path: str) -> str:
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if not parts:
+        raise CgroupPathError(text, "is the cgroup root itself")
+    if ".." in parts or "\0" in path:
+        raise CgroupPathError(text, "leaves the cgroup root")
+    return "/".join(parts)

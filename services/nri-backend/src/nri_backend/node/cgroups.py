@@ -11,7 +11,8 @@ from numa_contract.cpuset import parse_cpu_list
 from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError
 
-from nri_backend.limits.limit import Limit, Note
+from nri_backend.limits.claimed import Note
+from nri_backend.limits.difference import Limit
 
 _ATTRIBUTE: Final = "user.dra-driver-numa"
 _NOTE_BYTES: Final = 1 << 16

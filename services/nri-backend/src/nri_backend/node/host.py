@@ -7,7 +7,7 @@ from numa_contract.cpuset import parse_cpu_list
 from numa_contract.errors import MalformedError
 from numa_contract.pagesize import parse_page_size
 
-from nri_backend.limits.wants import Host
+from nri_backend.limits.difference import Host
 
 
 class HostError(Exception):

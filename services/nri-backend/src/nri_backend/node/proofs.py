@@ -1,19 +1,69 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proofs of running containers: files in the backend's own part of the run directory. Every call blocks."""
+"""The proofs of running containers: what was made true for each, kept where no pod can write. Every call blocks.
+
+A proof alone makes an orphan that keeps CPUs. It belongs to one cgroup: a container of the same id after a reboot, or
+one that a forger names so, has another inode.
+"""
 
 import contextlib
 import logging
 import os
 from collections.abc import Collection, Iterable
-from typing import Final
+from typing import Annotated, Final
 
-from numa_contract.errors import ContractError
+from numa_contract.documents import parse_json
+from numa_contract.errors import ContractError, MalformedError
+from numa_contract.records import Document, check_version
 from numa_node.files import read_regular, replace_file
+from pydantic import Field, ValidationError
 
-from nri_backend.claims.proof import MAX_BYTES, Proof, dump_proof, parse_proof, proof_name
+from nri_backend.claims.entitlement import Held
+from nri_backend.nri.model import Pod
 
 DIRECTORY: Final = "proofs"
 _log = logging.getLogger(__name__)
+VERSION: Final = 1
+MAX_BYTES: Final = 4 << 20
+"""Of a proof: some records of at most 100 KB each."""
+
+
+class Proof(Document):
+    """The claims of one container, as they were enforced."""
+
+    version: int = VERSION
+    container: str
+    """Its id."""
+    name: str = ""
+    pod: Pod = Pod("", "", "", "", "")
+    cgroup: str = ""
+    pod_cgroup: str = ""
+    inode: Annotated[int, Field(ge=0)]
+    """Of its cgroup; 0 before it has one: then all that is proven is that its creation was answered."""
+    claims: tuple[Held, ...] = ()
+
+
+def proof_name(container_id: str) -> str | None:
+    """Returns the name of a container's proof; None for an id that no runtime makes."""
+    fits = 0 < len(container_id) <= 128 and container_id.isascii()
+    return f"{container_id}.json" if fits and container_id.replace("-", "").replace("_", "").isalnum() else None
+
+
+def dump_proof(proof: Proof) -> bytes:
+    """Returns the bytes of a proof."""
+    return proof.model_dump_json().encode()
+
+
+def parse_proof(name: str, data: bytes) -> Proof:
+    """Reads a proof. ContractError: it is damaged, of another container, or of a version out of reach."""
+    document = parse_json(data, MAX_BYTES, "proof", name)
+    check_version("proof", document, VERSION)
+    try:
+        proof = Proof.model_validate(document)
+    except ValidationError as error:
+        raise MalformedError("proof", name, str(error)) from error
+    if proof_name(proof.container) != name:
+        raise MalformedError("proof", name, "is of another container")
+    return proof
 
 
 class Proofs:

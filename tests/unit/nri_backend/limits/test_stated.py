@@ -1,31 +1,62 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cgroup paths of both drivers."""
+"""What runtime and kubelet state: limits, and cgroup paths of both drivers."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nri_backend.limits.paths import CgroupPathError, container_directory, expand_slice, pod_directory
+from nri_backend.limits.stated import (
+    CgroupPathError,
+    CpuLimit,
+    Stated,
+    container_directory,
+    expand_slice,
+    pod_directory,
+    stated,
+)
+from nri_backend.nri.model import Resources
 
+TWO, GIGA = 2 << 20, 1 << 30
 BURSTABLE = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.slice"
+
+
+@pytest.mark.parametrize(
+    ("quota", "period", "limit"),
+    [
+        (None, None, None),
+        (-1, 100_000, None),
+        (150_000, None, CpuLimit(150_000, 100_000)),
+        (7, 10_000, CpuLimit(7, 10_000)),
+    ],
+)
+def test_the_limit_that_is_stated(quota: int | None, period: int | None, limit: CpuLimit | None) -> None:
+    """Without a quota, and with that of -1, there is none; the period is 100 ms unless told."""
+    assert stated(Resources(cpu_quota=quota, cpu_period=period)) == Stated(cpu=limit)
+
+
+def test_hugepages_that_the_runtime_states() -> None:
+    """Sizes are spelled 2MB, 1GB; what is not a size is left out."""
+    assert stated(Resources(hugepage_limits={"2MB": 5, "1GB": 0, "odd": 3})) == Stated({TWO: 5, GIGA: 0})
+
+
+def test_what_an_update_does_not_mention_stays_stated() -> None:
+    """A kubelet's update holds only what changes; a quota of -1 is no limit."""
+    before = Stated({TWO: 8, GIGA: 0}, CpuLimit(50_000), 1 << 30)
+    assert before.updated(Resources()) == before
+    wanted = Resources(cpu_quota=-1, memory_limit=5, hugepage_limits={"2MB": 3})
+    assert before.updated(wanted) == Stated({TWO: 3, GIGA: 0}, None, 5)
 
 
 @pytest.mark.parametrize(
     ("path", "directory"),
     [
         ("kubepods-burstable-pod1_2.slice:cri-containerd:abc", f"{BURSTABLE}/cri-containerd-abc.scope"),
-        ("kubepods-pod9.slice:crio:abc", "kubepods.slice/kubepods-pod9.slice/crio-abc.scope"),
         (":cri-containerd:abc", "system.slice/cri-containerd-abc.scope"),
         ("-.slice:cri-containerd:abc", "cri-containerd-abc.scope"),
         ("/kubepods.slice/kubepods-pod9.slice:crio:abc", "kubepods.slice/kubepods-pod9.slice/crio-abc.scope"),
         ("a.slice::abc", "a.slice/abc.scope"),
         ("a.slice:x:a-b.slice", "a.slice/a-b.slice"),
         ("/kubepods/burstable/pod1-2/abc", "kubepods/burstable/pod1-2/abc"),
-        ("kubelet/kubepods/pod1/abc", "kubelet/kubepods/pod1/abc"),
         ("//kubepods/./pod1//abc/", "kubepods/pod1/abc"),
-        (
-            "kubelet-kubepods-pod1.slice:c:abc",
-            "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod1.slice/c-abc.scope",
-        ),
     ],
 )
 def test_a_container_is_found_under_both_drivers(path: str, directory: str) -> None:

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What memory claims mean for a container."""
+"""What claims add up to for a container, and what is left for the others."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from nri_backend.claims.memory import MemoryGrant
-from nri_backend.limits.limit import Rule, Wanted
-from nri_backend.limits.memory import container_limits
+from hypothesis import given
+from hypothesis import strategies as st
+from nri_backend.claims.entitlement import MemoryGrant, claimed_cpus, shared_pool
+from nri_backend.limits.claimed import memory_limits
+from nri_backend.limits.difference import Rule, Wanted
 from nri_backend.nri.model import MemoryPolicy
+from numa_contract.cdi import ClaimFile
+from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import MemoryMount
 
 from tests.rigs.claims import MI, entitlement_of, memory_record
@@ -33,24 +37,19 @@ def test_one_request_that_asks_is_enough_to_limit_the_container_to_all() -> None
     parts = ("a", 0, 64 * MI, PLAIN), ("b", 1, 32 * MI, PLAIN), ("h", 1, TWO, TWO)
     limited = grant(*parts, a={"limit": "claim", "high": 0.5})
     assert (limited.maximum, limited.high) == (96 * MI, 64 * MI)
-    assert container_limits(limited) == {
+    assert memory_limits(limited) == {
         "memory.max": Wanted(96 * MI, Rule.AT_MOST, needed=True),
         "memory.high": Wanted(64 * MI, Rule.AT_MOST, needed=True),
     }
 
 
 def test_limits_are_whole_pages() -> None:
-    """As in the kernel, which rounds down: else a file would never say what it must."""
+    """As in the kernel, which rounds down; a fraction is rounded once, of the sum, and is never nothing."""
     odd = grant(("a", 0, 3 * PLAIN + 7, PLAIN), a={"limit": "claim", "high": 0.4, "protect": "min"})
     assert (odd.maximum, odd.high) == (3 * PLAIN, PLAIN)
     assert set(odd.protected.values()) == {3 * PLAIN}
-
-
-def test_a_fraction_is_rounded_once_and_is_never_nothing() -> None:
-    """Several allocations of one page each: a fraction of their sum, and at least one page."""
     pages = [(name, node, PLAIN, PLAIN) for node, name in enumerate("abcd")]
-    half = {name: {"high": 0.5} for name in "abcd"}
-    assert grant(*pages, **half).high == 2 * PLAIN
+    assert grant(*pages, **{name: {"high": 0.5} for name in "abcd"}).high == 2 * PLAIN
     assert grant(pages[0], a={"high": 0.5}).high == PLAIN
 
 
@@ -58,7 +57,7 @@ def test_protection_is_by_file_and_request() -> None:
     """Each request chooses; ``low`` and ``min`` are two files, and more than is claimed does no harm."""
     parts = ("a", 0, 64 * MI, PLAIN), ("b", 1, 32 * MI, PLAIN), ("c", 1, MI, PLAIN), ("h", 1, TWO, TWO)
     protected = grant(*parts, a={"protect": "min"}, b={"protect": "low"}, c={"protect": "low"}, h={"protect": "min"})
-    assert container_limits(protected) == {
+    assert memory_limits(protected) == {
         "memory.min": Wanted(64 * MI, Rule.AT_LEAST, needed=True),
         "memory.low": Wanted(33 * MI, Rule.AT_LEAST, needed=True),
     }
@@ -93,20 +92,47 @@ def test_what_cannot_be_enforced_is_said(a: Mapping[str, object], b: Mapping[str
 
 @pytest.mark.parametrize(("one", "other", "hidden"), [("/h", "/h", True), ("/h/a", "/h", True), ("/h", "/h-a", False)])
 def test_two_claims_must_not_mount_over_each_other(one: str, other: str, hidden: bool) -> None:
-    """Each is right by itself, so that only here both are seen; the runtime would keep one and say nothing."""
+    """Each is right by itself, so that only here both are seen; two nodes of one request are one mount."""
     records = [
-        memory_record(uid, ("r", 0, TWO, TWO), r={"mount": MemoryMount(path=path)})
+        memory_record(uid, ("r", 0, TWO, TWO), ("r", 1, TWO, TWO), r={"mount": MemoryMount(path=path)})
         for uid, path in (("m", one), ("n", other))
     ]
     memory = entitlement_of(*records).memory
     assert memory is not None
-    assert memory.fault == (
-        "of its claims' mounts that at /h would hide that at " + max(one, other) + "; give each a directory of its own"
-        if hidden
-        else ""
-    )
+    text = f"of its claims' mounts that at /h would hide that at {max(one, other)}; give each a directory of its own"
+    assert memory.fault == (text if hidden else "")
 
 
-def test_two_nodes_of_one_request_are_one_mount() -> None:
-    """It has one path, however many results it has."""
-    assert grant(("r", 0, TWO, TWO), ("r", 1, TWO, TWO), r={"mount": MemoryMount(path="/h")}).fault == ""
+CPUS = st.frozensets(st.integers(0, 15))
+
+
+@given(CPUS, CPUS, CPUS)
+def test_the_pool_never_meets_a_claim(online: frozenset[int], reserved: frozenset[int], held: frozenset[int]) -> None:
+    """No CPU is both in a claim and in the pool, and none in it is offline."""
+    pool = shared_pool(online, reserved, held)
+    assert not pool & held
+    assert pool <= online
+    assert pool == online - reserved - held or not online - reserved - held
+
+
+@pytest.mark.parametrize(
+    ("online", "reserved", "held", "pool"),
+    [
+        ("0-7", "0", "2-3", "1,4-7"),
+        ("0-7", "0", "1-7", "0"),
+        ("0-7", "", "0-7", ""),
+        ("1-7", "0", "1-7", ""),
+    ],
+)
+def test_who_is_left_without_a_cpu_gets_the_reserved_ones(online: str, reserved: str, held: str, pool: str) -> None:
+    """A full node puts the rest on the reserved CPUs; without any there is no pool, and nothing empty is sent."""
+    assert shared_pool(*map(parse_cpu_list, (online, reserved, held))) == parse_cpu_list(pool)
+
+
+def test_a_file_without_a_record_holds_its_cpus() -> None:
+    """A damaged record does not give its CPUs away."""
+    files = [
+        ClaimFile("dra.cpu", "a", None, frozenset({1}), "damaged"),
+        ClaimFile("dra.memory", "b", None, frozenset()),
+    ]
+    assert claimed_cpus(files) == {1}

@@ -3,7 +3,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from nri_backend.limits.oom import PodKills, kill_count
+from nri_backend.enforcement.memory_kills import PodKills, kill_count
 
 
 def test_the_count_is_read_from_the_kernels_text() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.claims.entitlement import Held
-from nri_backend.claims.proof import Proof, dump_proof, parse_proof, proof_name
+from nri_backend.node.proofs import Proof, dump_proof, parse_proof, proof_name
 from numa_contract.errors import ContractError
 
 from tests.rigs.claims import MI, cpu_record, memory_record

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.claims.entitlement import Entitlement
-from nri_backend.claims.evidence import read_evidence, use
-from nri_backend.claims.judge import Claims, Reason, Refusal, assess
+from nri_backend.claims.judge import Claims, Reason, Refusal, assess, read_evidence, use
 from numa_contract.cdi import ClaimFile
 from numa_contract.records import AllocationRecord, Owner
 

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What claims do to the limits of containers and of the cgroups above them. Bytes; hugepages by page size in bytes.
+
+Memory is protected only as far as every cgroup above is protected too (``memory.low`` and ``memory.min``,
+cgroup-v2.rst). A container is not throttled when its claimed CPUs cover its CPU limit; the limit of its pod is raised
+by the CPUs that it has, so that it is not throttled by what others use. A pod's author cannot lift that limit, unless
+the operator lets him (docs/adr/0007-cpu-quota.md).
+
+Above containers the kubelet sets limits, too. A value that we have not written ourselves is its own. It is noted before
+anything is written over it, and comes back when nothing asks for another one; so nothing adds up over restarts.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Literal
+
+from numa_contract.pagesize import oci_page_size
+
+from nri_backend.claims.entitlement import Entitlement, MemoryGrant, Protected
+from nri_backend.limits.difference import Limit, Rule, Wanted
+from nri_backend.limits.stated import PERIOD, CpuLimit
+
+CPU_MAX: Final = "cpu.max"
+MEMORY_MAX: Final = "memory.max"
+MEMORY_HIGH: Final = "memory.high"
+_HUGE: Final = "hugetlb."
+
+
+@dataclass(frozen=True, slots=True)
+class Raise:
+    """What the claims below a cgroup need of a limit that the kubelet sets there."""
+
+    plus: int = 0
+    """To be added to the kubelet's own."""
+    lifted: bool = False
+    """No limit at all."""
+    needed: bool = False
+
+    def over(self, own: Limit) -> Limit:
+        """Returns the limit that is then wanted; no limit stays no limit."""
+        return None if self.lifted or own is None else own + self.plus
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What we remember of one limit: the kubelet's value, and the values that we have written over it."""
+
+    own: Limit
+    ours: tuple[Limit, ...]
+    """Two while a write is under way: a crash in between must not make our own value look like the kubelet's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do to the limits of one cgroup, by file."""
+
+    wanted: Mapping[str, Wanted]
+    ahead: Mapping[str, Note]
+    """What must be noted before the files are written."""
+    after: Mapping[str, Note]
+    """What must be noted when they are written."""
+
+
+def with_reservation(file: str) -> tuple[str, ...]:
+    """Returns the files that get the same limit: of hugepages, reservations too, so that mmap fails and not use."""
+    return (file, f"{file.removesuffix('max')}rsvd.max") if file.startswith(_HUGE) else (file,)
+
+
+def own_limit(current: Limit, note: Note | None) -> Limit:
+    """Returns the kubelet's value: a value that we have not written was written by the kubelet."""
+    return note.own if note is not None and current in note.ours else current
+
+
+def plan(present: Mapping[str, Limit], noted: Mapping[str, Note], raises: Mapping[str, Raise]) -> Plan:
+    """Returns what to write and to note; a file that is noted and needs no raise gets the kubelet's value back.
+
+    ``present``: what the files say that are raised or noted; those that are not there do not exist.
+    """
+    wanted: dict[str, Wanted] = {}
+    ahead: dict[str, Note] = {}
+    after: dict[str, Note] = {}
+    for file in dict.fromkeys((*raises, *noted)):
+        raised = raises.get(file, Raise())
+        if file not in present:
+            if raised.needed:
+                # Wanted all the same, so that the look finds it absent and names it.
+                wanted |= {name: Wanted(raised.plus, needed=True) for name in with_reservation(file)}
+            continue
+        current, note = present[file], noted.get(file)
+        own = own_limit(current, note)
+        value = raised.over(own)
+        wanted |= {name: Wanted(value, needed=raised.needed) for name in with_reservation(file)}
+        if value != own:
+            after[file] = Note(own, (value,))
+        if value != own or current != own:
+            ours = (value, current) if note is not None and current in note.ours else (value,)
+            ahead[file] = Note(own, tuple(dict.fromkeys(ours)))
+    return Plan(wanted, ahead, after)
+
+
+def unthrottled(entitlement: Entitlement, limit: CpuLimit | None) -> bool:
+    """Tells whether a container is to have no quota: its claims say so, and cover its limit if it has one."""
+    return entitlement.quota_off and (limit is None or limit.quota <= len(entitlement.cpus) * limit.period)
+
+
+def quota_raise(
+    choice: Literal["raise", "lift", "keep"], unthrottled: Iterable[tuple[Entitlement, CpuLimit | None]]
+) -> dict[str, Raise]:
+    """Returns what a pod needs for its unthrottled containers, each with what it holds and the limit it has stated."""
+    found = tuple(unthrottled)
+    if choice == "keep" or not found:
+        return {}
+    cpus = frozenset[int]().union(*(entitlement.cpus for entitlement, _ in found))
+    # The kubelet gives pod and containers the same period.
+    period = max((limit.period for _, limit in found if limit is not None), default=PERIOD)
+    return {CPU_MAX: Raise(plus=len(cpus) * period, lifted=choice == "lift")}
+
+
+def memory_limits(grant: MemoryGrant) -> dict[str, Wanted]:
+    """Returns what the files of a container must say about plain memory.
+
+    A limit that the pod's spec sets lower than the claim holds as well: both were asked for. The same goes for a
+    protection that is higher.
+    """
+    limits = {
+        file: Wanted(limit, Rule.AT_MOST, needed=True)
+        for file, limit in ((MEMORY_MAX, grant.maximum), (MEMORY_HIGH, grant.high))
+        if limit is not None
+    }
+    protection = _protected_bytes([grant.protected])
+    return limits | {file: Wanted(size, Rule.AT_LEAST, needed=True) for file, size in protection.items()}
+
+
+def ancestors(path: str) -> tuple[str, ...]:
+    """Returns every cgroup above one, the nearest first, without the root: that one is never short of anything."""
+    above = []
+    while path := path.rpartition("/")[0]:
+        above.append(path)
+    return tuple(above)
+
+
+def protections(containers: Iterable[tuple[str, Mapping[Protected, int]]]) -> dict[str, dict[str, Raise]]:
+    """Returns by ancestor what it must pass on to the containers below it; those are paths with what each protects."""
+    below: dict[str, list[Mapping[Protected, int]]] = defaultdict(list)
+    for path, protected in containers:
+        if protected:
+            for ancestor in ancestors(path):
+                below[ancestor].append(protected)
+    return {
+        path: {file: Raise(plus=size, needed=True) for file, size in _protected_bytes(shares).items()}
+        for path, shares in below.items()
+    }
+
+
+def _protected_bytes(shares: Iterable[Mapping[Protected, int]]) -> dict[str, int]:
+    """Returns the bytes protected by file; a request that several containers hold counts once."""
+    distinct: dict[Protected, int] = {}
+    for share in shares:
+        distinct |= share
+    total: dict[str, int] = defaultdict(int)
+    for (file, _, _), size in distinct.items():
+        total[file] += size
+    return dict(total)
+
+
+@lru_cache
+def hugepage_files(size: int) -> tuple[str, ...]:
+    """Returns the files that limit hugepages of a size: in use, and reserved (so that mmap fails instead of use)."""
+    return with_reservation(f"hugetlb.{oci_page_size(size)}.max")
+
+
+def claimed_bytes(entitlements: Iterable[Entitlement]) -> dict[int, int]:
+    """Returns the hugepages claimed; a request that several of the containers hold counts once."""
+    distinct: dict[tuple[str, str, int], int] = {}
+    for entitlement in entitlements:
+        distinct |= entitlement.hugepages
+    total: dict[int, int] = defaultdict(int)
+    for (_, _, size), amount in distinct.items():
+        total[size] += amount // size * size
+    return dict(total)
+
+
+def asked_limits(shown: Mapping[int, int], claimed: Mapping[int, int]) -> dict[int, int]:
+    """Returns what the kubelet asked for, out of the limits that a runtime shows after our answer at the creation.
+
+    The answer has added the claimed bytes. A size of which nothing else is left counts as not stated: the runtime may
+    have dropped the statement.
+    """
+    return {
+        size: limit - claimed.get(size, 0) if limit > claimed.get(size, 0) else limit
+        for size, limit in shown.items()
+        if size not in claimed or limit != claimed[size]
+    }
+
+
+def hugepage_limits(
+    claimed: Mapping[int, int], asked: Mapping[int, int], pod_own: Mapping[int, Limit]
+) -> dict[str, Wanted]:
+    """Returns the limits by file of a container with a memory claim: what the kubelet asked for plus what is claimed.
+
+    ``asked`` is empty where the runtime has dropped the kubelet's statement (stock containerd). Then the pod's own
+    limit stands in for it: that bounds the sum of what its containers asked for, and is 0 for a pod that asked for
+    none. Limits are whole pages, as in the kernel.
+    """
+    limits: dict[str, Wanted] = {}
+    for size in sorted({*pod_own, *claimed}):
+        base = asked.get(size, 0) if asked else pod_own.get(size) or 0
+        mine = claimed.get(size, 0)
+        limit = (base + mine) // size * size
+        limits |= {file: Wanted(limit, needed=mine > 0) for file in hugepage_files(size)}
+    return limits
+
+
+def hugepage_raises(claimed: Mapping[int, int], sizes: Iterable[int]) -> dict[str, Raise]:
+    """Returns what a pod's limits need: the claims of all its containers, on top of what the kubelet has set."""
+    return {
+        hugepage_files(size)[0]: Raise(plus=claimed.get(size, 0), needed=claimed.get(size, 0) > 0)
+        for size in sorted({*sizes, *claimed})
+    }
+
+
+def guard_limits(
+    sizes: Iterable[int], reservable: Mapping[str, Limit], pod_own: Callable[[], Mapping[int, Limit]], *, stated: bool
+) -> dict[str, Wanted]:
+    """Returns what a container without a memory claim must not reserve, so that mmap fails and not the pages' use.
+
+    The kubelet limits use alone: without this ``mmap(MAP_HUGETLB)`` succeeds and the first touch kills (PostgreSQL's
+    "Bus error"). ``reservable``: the limits of reservations as they are. ``stated``: the runtime tells what the kubelet
+    states; else the pod's own limit must be 0, or the container may have asked for pages. ``pod_own`` is asked for only
+    when needed.
+    """
+    files = {file: size for size in sizes if reservable.get(file := hugepage_files(size)[1], 0) != 0}
+    if not files:
+        return {}
+    own = {} if stated else pod_own()
+    return {file: Wanted(0) for file, size in files.items() if stated or own.get(size) == 0}

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the files of one cgroup must say, what they say, and how these differ. Rings 2 and 3 ask the same question."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from functools import lru_cache
+from typing import Final
+
+from numa_contract.cpuset import format_cpu_list
+
+CPUS: Final = "cpuset.cpus"
+MEMS: Final = "cpuset.mems"
+Limit = int | None
+"""Bytes, or microseconds of CPU time in a period; None is no limit, the kernel's ``max``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What of the machine is there now."""
+
+    online: frozenset[int] = frozenset()
+    """CPUs."""
+    page_sizes: tuple[int, ...] = ()
+    """Hugepage sizes in bytes."""
+
+
+class Rule(Enum):
+    """How a limit is compared with the one that is wanted."""
+
+    EXACTLY = auto()
+    AT_MOST = auto()
+    """A lower one holds as well: somebody else's limit."""
+    AT_LEAST = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What one file must say."""
+
+    limit: Limit
+    rule: Rule = Rule.EXACTLY
+    needed: bool = False
+    """The file must exist; others are set where the kernel has them."""
+
+    def met_by(self, observed: Limit) -> bool:
+        """Tells whether the file is right as it is."""
+        if self.rule is Rule.EXACTLY:
+            return observed == self.limit
+        low, high = (observed, self.limit) if self.rule is Rule.AT_MOST else (self.limit, observed)
+        return high is None or (low is not None and low <= high)
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """What the files of one cgroup must say. An empty value means that the file is left alone."""
+
+    cpus: frozenset[int] = frozenset()
+    """For ``cpuset.cpus``."""
+    shown: frozenset[int] = frozenset()
+    """What ``cpuset.cpus.effective`` must then be: the same without CPUs that are offline."""
+    shared: bool = False
+    """The pool: a parent that allows fewer CPUs is no fault, and without claims on the node nothing is needed."""
+    lazy: bool = False
+    """It keeps what it has of the pool."""
+    needs_cpuset: bool = True
+    mems: frozenset[int] = frozenset()
+    files: Mapping[str, Wanted] = field(default_factory=dict)
+    """Limits by file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the files of one cgroup say. None: the file does not exist, its controller is not switched on."""
+
+    cpus: frozenset[int] | None = None
+    """Effective."""
+    mems: frozenset[int] | None = None
+    """Effective."""
+    configured: frozenset[int] | None = None
+    """``cpuset.cpus``; read only where the effective set is not the desired one."""
+    limits: Mapping[str, Limit] | None = None
+    """By file; a file that is not here does not exist. None: not looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One file that does not say what it must."""
+
+    kind: str
+    """``cpus``, ``mems``, or the controller of a limit: ``cpu``, ``memory``, ``hugetlb``."""
+    file: str
+    """The file to write."""
+    desired: str
+    observed: str
+    absent: bool = False
+    """The file does not exist, so writing is no use."""
+
+    def __str__(self) -> str:
+        """The difference for people."""
+        return f"{self.file} must be {self.desired}, is {self.observed or 'empty'}"
+
+
+def desired_cpuset(
+    own: frozenset[int], mems: frozenset[int], pool: frozenset[int], host: Host, *, claims: bool, lazy: bool = False
+) -> Desired:
+    """Returns the cpuset part for a container whose claims hold these; ``claims``: whether any CPU is held at all.
+
+    A running container whose CPUs have all gone offline belongs to the pool: the kernel would give it its parent's
+    CPUs, everybody's (cpuset, cgroup-v2.rst). ``lazy``: as a member of the pool it keeps what it has of it.
+    """
+    if shown := own & host.online:
+        return Desired(cpus=own, shown=shown, mems=mems)
+    return _pool_part(mems, pool, claims, lazy)
+
+
+# The audit asks for every container of the node each second, and members of the pool nearly all want the same.
+@lru_cache(maxsize=16)
+def _pool_part(mems: frozenset[int], pool: frozenset[int], claims: bool, lazy: bool) -> Desired:
+    return Desired(cpus=pool, shown=pool, shared=True, lazy=lazy, needs_cpuset=claims, mems=mems)
+
+
+def limit_text(limit: Limit) -> str:
+    """Returns a limit as the kernel writes it."""
+    return "max" if limit is None else str(limit)
+
+
+def differences(desired: Desired, observed: Observed) -> list[Difference]:
+    """Returns every file that does not say what it must, in the order in which they are best written."""
+    return cpu_differences(desired, observed) + _mems(desired, observed) + _limits(desired, observed)
+
+
+def cpu_differences(desired: Desired, observed: Observed) -> list[Difference]:
+    """Returns what is wrong with the CPUs: one difference or none."""
+    seen = observed.cpus
+    if not desired.cpus or seen == desired.shown:
+        return []
+    wanted = format_cpu_list(desired.cpus)
+    if seen is None:
+        return [Difference("cpus", CPUS, wanted, "absent", absent=True)] if desired.needs_cpuset else []
+    if desired.lazy and (kept := seen & desired.shown):
+        if kept == seen:
+            return []
+        wanted = format_cpu_list(kept)
+    # Fewer CPUs than the pool because a parent or a CPU that just went offline takes some away: nothing to repair.
+    if desired.shared and seen and seen <= desired.shown and observed.configured == desired.cpus:
+        return []
+    return [Difference("cpus", CPUS, wanted, f"{format_cpu_list(seen)} (effective)")]
+
+
+def _mems(desired: Desired, observed: Observed) -> list[Difference]:
+    if not desired.mems or observed.mems == desired.mems:
+        return []
+    absent = observed.mems is None
+    text = "absent" if observed.mems is None else f"{format_cpu_list(observed.mems)} (effective)"
+    return [Difference("mems", MEMS, format_cpu_list(desired.mems), text, absent=absent)]
+
+
+def _limits(desired: Desired, observed: Observed) -> list[Difference]:
+    found: list[Difference] = []
+    limits = observed.limits or {}
+    for file, wanted in desired.files.items():
+        kind, text = file.partition(".")[0], limit_text(wanted.limit)
+        if file not in limits:
+            if wanted.needed:
+                found.append(Difference(kind, file, text, "absent", absent=True))
+        elif not wanted.met_by(limits[file]):
+            found.append(Difference(kind, file, text, limit_text(limits[file])))
+    return found

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What claims do to limits: hugepages, plain memory, the quota, what is passed on, and what comes back."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nri_backend.claims.entitlement import Protected
+from nri_backend.limits.claimed import (
+    CPU_MAX,
+    Note,
+    Raise,
+    ancestors,
+    asked_limits,
+    claimed_bytes,
+    guard_limits,
+    hugepage_files,
+    hugepage_limits,
+    hugepage_raises,
+    own_limit,
+    plan,
+    protections,
+    unthrottled,
+    with_reservation,
+)
+from nri_backend.limits.difference import Limit, Wanted
+from nri_backend.limits.stated import CpuLimit
+
+from tests.rigs.claims import MI, cpu_record, entitlement_of, memory_record
+
+TWO, GIGA = 2 * MI, 1 << 30
+MIN, LOW = "memory.min", "memory.low"
+
+
+@pytest.mark.parametrize(
+    ("requests", "limit", "free"),
+    [
+        (("a=2-3",), None, True),
+        (("a=2-3",), CpuLimit(200_000), True),
+        (("a=2-3",), CpuLimit(200_001), False),
+        (("a=2-3",), CpuLimit(20_000, 10_000), True),
+        (("a=2", "b=3"), CpuLimit(200_000), True),
+    ],
+)
+def test_a_claim_that_covers_the_limit_ends_the_quota(
+    requests: tuple[str, ...], limit: CpuLimit | None, free: bool
+) -> None:
+    """Two CPUs cover a limit of two and no more, whatever the period, and of whichever requests they are."""
+    assert unthrottled(entitlement_of(cpu_record("c", *requests)), limit) is free
+
+
+def test_the_quota_stays_where_anybody_wants_to_keep_it() -> None:
+    """``quota: keep`` of one request, a word of a newer release, or no CPU claim at all."""
+    for word in ("keep", "half"):
+        held = entitlement_of(cpu_record("c", "a=2-3"), cpu_record("d", "a=4", quota=word))
+        assert not unthrottled(held, CpuLimit(1))
+    assert not unthrottled(entitlement_of(memory_record("m", ("x", 1, MI, 4096))), None)
+
+
+def limits(claimed: dict[int, int], stated: dict[int, int], pod_own: dict[int, Limit]) -> dict[int, Limit]:
+    """A container's limits by page size."""
+    wanted = hugepage_limits(claimed, stated, pod_own)
+    for size in pod_own:
+        assert len({wanted[file] for file in hugepage_files(size)}) == 1, "pages in use and reservations alike"
+    return {size: wanted[hugepage_files(size)[0]].limit for size in pod_own}
+
+
+def test_a_shared_claim_counts_once_for_its_pod() -> None:
+    """Two containers that share a request have its pages once; a part of a page is no page."""
+    one = entitlement_of(memory_record("m", ("x", 1, 64 * MI, TWO)))
+    other = entitlement_of(memory_record("n", ("x", 1, 2 * MI + 4096, TWO)))
+    assert claimed_bytes([one, one, other]) == {TWO: 66 * MI}
+
+
+def test_a_dropped_statement_is_bounded_by_the_pod() -> None:
+    """Stock containerd hides the kubelet's limit: the pod's own stands in, which is 0 where none was asked for."""
+    claimed = {TWO: 64 * MI}
+    assert limits(claimed, {}, {TWO: 0, GIGA: 0}) == {TWO: 64 * MI, GIGA: 0}
+    assert limits(claimed, {}, {TWO: 8 * MI, GIGA: GIGA}) == {TWO: 72 * MI, GIGA: GIGA}
+    assert limits(claimed, {}, {TWO: None}) == {TWO: 64 * MI}
+    assert limits(claimed, {TWO: 2 * MI}, {TWO: 8 * MI, GIGA: GIGA}) == {TWO: 66 * MI, GIGA: 0}
+
+
+def test_only_the_sizes_that_are_claimed_must_exist() -> None:
+    """The others are limited where the kernel has them."""
+    wanted = hugepage_limits({TWO: TWO}, {}, {TWO: 0, GIGA: 0})
+    assert {file for file, one in wanted.items() if one.needed} == set(hugepage_files(TWO))
+    assert hugepage_raises({TWO: TWO}, [GIGA]) == {
+        "hugetlb.2MB.max": Raise(plus=TWO, needed=True),
+        "hugetlb.1GB.max": Raise(),
+    }
+
+
+def test_the_claims_part_is_taken_out_of_what_a_runtime_shows() -> None:
+    """The rest was asked for; without a rest nothing is known, and an answer that was not ours is untouched."""
+    claimed = {TWO: 64 * MI}
+    assert asked_limits({TWO: 66 * MI, GIGA: 0}, claimed) == {TWO: 2 * MI, GIGA: 0}
+    assert asked_limits({TWO: 64 * MI}, claimed) == {}
+    assert asked_limits({TWO: 2 * MI}, claimed) == {TWO: 2 * MI}
+    assert asked_limits({TWO: 64 * MI}, {}) == {TWO: 64 * MI}
+
+
+RSVD = {size: hugepage_files(size)[1] for size in (TWO, GIGA)}
+
+
+@pytest.mark.parametrize(
+    ("stated", "pod_own", "guarded"),
+    [
+        (False, {TWO: 0, GIGA: 0}, {TWO, GIGA}),
+        (False, {TWO: 8 * MI, GIGA: 0}, {GIGA}),
+        (False, {TWO: None, GIGA: 0}, {GIGA}),
+        (False, {}, set()),
+        (True, {TWO: 8 * MI, GIGA: GIGA}, {TWO, GIGA}),
+    ],
+)
+def test_who_asked_for_no_pages_can_reserve_none(stated: bool, pod_own: dict[int, Limit], guarded: set[int]) -> None:
+    """The pod tells where the runtime does not; one that may have pages, or is not limited, is left alone."""
+    wanted = guard_limits((TWO, GIGA), dict.fromkeys(RSVD.values()), lambda: pod_own, stated=stated)
+    assert wanted == {RSVD[size]: Wanted(0) for size in guarded}
+
+
+def test_a_guard_that_stands_asks_nobody() -> None:
+    """The audit of a node full of containers reads no file of their pods; a size without a file cannot be reserved."""
+
+    def never() -> dict[int, Limit]:
+        raise AssertionError("the pod was asked")
+
+    assert guard_limits((TWO, GIGA), {RSVD[TWO]: 0}, never, stated=False) == {}
+
+
+def test_every_cgroup_but_the_root_is_above() -> None:
+    """Zero anywhere above means no protection; a nested root of the kubelet's is above as well."""
+    assert ancestors("kubelet/kubepods/pod1/c1") == ("kubelet/kubepods/pod1", "kubelet/kubepods", "kubelet")
+    assert ancestors("") == ancestors("top") == ()
+
+
+def test_sums_go_up_to_the_top() -> None:
+    """Each ancestor has the sum of those below it; a claim that two containers share counts once."""
+    found = protections(
+        [
+            ("k/b/p1/c1", {(MIN, "m1", "x"): 5, (LOW, "m2", "x"): 3}),
+            ("k/b/p1/c2", {(MIN, "m1", "x"): 5}),
+            ("k/g2/c3", {(MIN, "m3", "x"): 2}),
+            ("k/p4/c4", {}),
+        ]
+    )
+    below = {MIN: Raise(plus=5, needed=True), LOW: Raise(plus=3, needed=True)}
+    assert found == {
+        "k/b/p1": below,
+        "k/b": below,
+        "k/g2": {MIN: Raise(plus=2, needed=True)},
+        "k": {MIN: Raise(plus=7, needed=True), LOW: Raise(plus=3, needed=True)},
+    }
+
+
+SHARES = st.dictionaries(
+    st.tuples(st.sampled_from([MIN, LOW]), st.sampled_from("ab"), st.sampled_from("xy")), st.just(7), max_size=4
+)
+PATHS = st.tuples(st.sampled_from(["g", "b"]), st.sampled_from(["p1", "p2"]), st.sampled_from(["c1", "c2"]))
+
+
+@given(st.dictionaries(PATHS, SHARES, max_size=8))
+def test_no_ancestor_has_less_than_any_of_its_children(below: dict[tuple[str, str, str], dict[Protected, int]]) -> None:
+    """Else the child's protection would be cut."""
+    found = protections(("/".join(("k", *path)), protected) for path, protected in below.items())
+    for path, raises in found.items():
+        for above in ancestors(path):
+            for file, raised in raises.items():
+                assert found[above][file].plus >= raised.plus
+
+
+OWN = st.none() | st.integers(0, 4)
+RAISES = st.one_of(st.none(), st.integers(0, 4).map(lambda plus: Raise(plus=plus)), st.just(Raise(lifted=True)))
+
+
+@dataclass
+class Group:
+    """One cgroup with one limit, and the notes on it."""
+
+    limit: Limit
+    notes: dict[str, Note] = field(default_factory=dict)
+
+    def apply(self, raised: Raise | None, dies_after: int) -> None:
+        """One job, which may die after each of its three steps."""
+        made = plan({MIN: self.limit}, self.notes, {} if raised is None else {MIN: raised})
+        self.notes = dict(made.ahead)
+        if dies_after >= 1 and MIN in made.wanted:
+            self.limit = made.wanted[MIN].limit
+        if dies_after >= 2:
+            self.notes = dict(made.after)
+
+
+@given(OWN, st.lists(st.tuples(RAISES, st.integers(0, 2), st.booleans()), max_size=25))
+def test_the_kubelets_value_is_never_lost(own: Limit, jobs: list[tuple[Raise | None, int, bool]]) -> None:
+    """Raised, raised otherwise, given back, in any order, with crashes and a kubelet that writes again."""
+    group = Group(own)
+    for raised, dies_after, reset in jobs:
+        if reset:
+            group.limit = own
+        group.apply(raised, dies_after)
+        assert own_limit(group.limit, group.notes.get(MIN)) == own
+        if dies_after:
+            assert group.limit == (own if raised is None else raised.over(own))
+    group.apply(None, dies_after=2)
+    assert (group.limit, group.notes) == (own, {})
+
+
+@given(st.integers(0, 3), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50)), min_size=1, max_size=20))
+def test_a_new_value_of_the_kubelet_is_taken_over(own: int, jobs: list[tuple[int, int]]) -> None:
+    """In-place resize: whatever differs from what we wrote is the kubelet's, and the claims come on top of it."""
+    group = Group(own)
+    for change, plus in jobs:
+        if change and group.limit is not None and own + change * 1000 != group.limit:
+            own += change * 1000
+            group.limit = own
+        group.apply(Raise(plus=plus), dies_after=2)
+        assert group.limit == own + plus
+
+
+def test_no_limit_stays_no_limit() -> None:
+    """A pod that the kubelet does not limit is not limited by us, and nothing has to be remembered of it."""
+    made = plan({CPU_MAX: None, MIN: None}, {}, {CPU_MAX: Raise(lifted=True), MIN: Raise(plus=5)})
+    assert [wanted.limit for wanted in made.wanted.values()] == [None, None]
+    assert made.ahead == made.after == {}
+
+
+def test_a_reservation_follows_its_limit() -> None:
+    """What the kubelet left unlimited of the second file does not count."""
+    made = plan({"hugetlb.2MB.max": 0}, {}, {"hugetlb.2MB.max": Raise(plus=7)})
+    assert {file: wanted.limit for file, wanted in made.wanted.items()} == dict.fromkeys(hugepage_files(TWO), 7)
+    assert with_reservation(MIN) == (MIN,)
+
+
+def test_a_file_that_is_missing_is_wanted_by_who_needs_it() -> None:
+    """So that the look finds it absent; a raise that is merely polite says nothing."""
+    made = plan({}, {MIN: Note(1, (2,))}, {CPU_MAX: Raise(lifted=True), LOW: Raise(plus=3, needed=True)})
+    assert {file: wanted.limit for file, wanted in made.wanted.items()} == {LOW: 3}

@@ -14,8 +14,7 @@ from types import FrameType
 from typing import Any
 
 from dra_frontend._pb import dra_v1_pb2 as pb
-from dra_frontend.kubelet.messages import prepare_writer, read_claims
-from dra_frontend.kubelet.plugin import _Calls
+from dra_frontend.kubelet.dra import DraService, read_claims, write_prepared
 
 from tests.rigs.frontend import Frontend
 from tests.strategies.claims import claim, cpus
@@ -59,12 +58,12 @@ class _Context:
 async def _prepare(journey: Journey, path: Path) -> None:
     node = Frontend(path, None, *(claim(f"u{number}", cpus(1)) for number in range(_WARM + 1)))
     await node.store.start()
-    calls, write = _Calls("dra.cpu", node.claims, lambda *_: None), prepare_writer(share_ids=True)
+    service = DraService("dra.cpu", node.claims)
     for number in range(_WARM + 1):
         name = pb.Claim(namespace="ns", name=f"claim-u{number}", uid=f"u{number}")
         asked = pb.NodePrepareResourcesRequest(claims=[name]).SerializeToString()
         journey.running = number == _WARM
-        write(await calls.prepare(read_claims(asked), _Context()))
+        write_prepared(await service.answer("prepare", read_claims(asked), _Context()))
         journey.running = False
         await node.unprepare(f"u{number}")
 

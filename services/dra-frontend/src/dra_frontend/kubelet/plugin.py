@@ -7,59 +7,24 @@ first. The kubelet calls nothing before it has seen the registration socket, and
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Self
 
 import grpc
-import grpc.aio
 from numa_node.addresses import check_socket_path
 from numa_node.log import Complaints
 
-from dra_frontend.kubelet.health import HEALTH_SERVICES, HealthBoard, HealthStreams
-from dra_frontend.kubelet.messages import (
-    prepare_writer,
-    read_claims,
-    read_status,
-    write_plugin_info,
-    write_unprepared,
-)
+from dra_frontend._pb import pluginregistration_pb2 as pb
+from dra_frontend.kubelet.dra import DRA_SERVICES, ClaimsService, Count, DraService
+from dra_frontend.kubelet.health import HEALTH_SERVICES, HealthBoard
 from dra_frontend.kubelet.served_socket import ServedSocket
-from dra_frontend.kubelet.values import ClaimName, Failure, Prepared
 
 _log = logging.getLogger(__name__)
 
-# The kubelet takes the first of the list that it knows, so v1 comes first: v1beta1 would lose share ids.
-DRA_SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
-_DRA_PACKAGE: Final = "k8s.io.kubelet.pkg.apis.dra"
 _REGISTRATION: Final = "pluginregistration.Registration"
-
-# The kubelet's own limit for a call (pkg/kubelet/cm/dra/plugin/dra_plugin.go); stands in where a caller sets none.
-_RPC_SECONDS: Final = 45.0
 CHECK_SECONDS: Final = 1.0
-
-_Answer = TypeVar("_Answer")
-
-
-class ClaimsService(Protocol):
-    """Who prepares claims. Every claim gets its own answer: a bad one must not raise for the others."""
-
-    async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Prepared | Failure]:
-        """Answers by claim UID. May be cancelled when the kubelet's deadline is near."""
-
-    async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Failure | None]:
-        """Answers by claim UID; None is success, also for claims nobody knows."""
-
-
-Count = Callable[[str, str, float, Sequence[bool]], None]
-"""Called after each call: driver, ``prepare`` or ``unprepare``, seconds, and for each claim whether it failed."""
-
-
-def _uncounted(_driver: str, _call: str, _seconds: float, _failed: Sequence[bool]) -> None:
-    """Counts nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,91 +51,6 @@ class PluginPaths:
         )
 
 
-class _Calls:
-    """The DRA service: asks the claims service, and answers for every requested claim whatever happens."""
-
-    def __init__(self, driver: str, claims: ClaimsService, count: Count) -> None:
-        self._driver = driver
-        self._claims = claims
-        self._count = count
-
-    async def prepare(self, claims: tuple[ClaimName, ...], context: Any) -> Mapping[str, Prepared | Failure]:
-        return await self._ask("prepare", self._claims.prepare, claims, context.time_remaining())
-
-    async def unprepare(self, claims: tuple[ClaimName, ...], context: Any) -> Mapping[str, Failure | None]:
-        return await self._ask("unprepare", self._claims.unprepare, claims, context.time_remaining())
-
-    async def _ask(
-        self,
-        call: str,
-        ask: Callable[[str, Sequence[ClaimName]], Awaitable[Mapping[str, _Answer]]],
-        claims: tuple[ClaimName, ...],
-        remaining: float | None,
-    ) -> dict[str, _Answer | Failure]:
-        limit = min(_RPC_SECONDS, _RPC_SECONDS if remaining is None else remaining)
-        limit -= min(1.0, limit / 10)  # so that the answer still arrives
-        answers: Mapping[str, _Answer | Failure] = {}
-        missing = f"{self._driver}: no answer to {call}; report this bug"
-        began, extra = time.perf_counter(), {"driver": self._driver, "call": call, "claims": len(claims)}
-        try:
-            async with asyncio.timeout(limit) as scope:
-                answers = await ask(self._driver, claims)
-        except Exception as error:  # noqa: BLE001 - it becomes the answer
-            if scope.expired():
-                _log.warning("call out of time", extra={**extra, "seconds": limit})
-                missing = f"{self._driver}: {call} did not end within {limit:.1f} s; the kubelet will try again"
-            else:
-                _log.exception("call failed", extra=extra)
-                missing = f"{self._driver}: {call} failed with an internal error, {error!r}; see the driver's log"
-        answered = {claim.uid: answers.get(claim.uid, Failure(missing)) for claim in claims}
-        failed = [isinstance(answer, Failure) for answer in answered.values()]
-        self._count(self._driver, call, time.perf_counter() - began, failed)
-        return answered
-
-    def handlers(self) -> list[grpc.GenericRpcHandler]:
-        unprepare = grpc.unary_unary_rpc_method_handler(self.unprepare, read_claims, write_unprepared)
-        services = []
-        for service in DRA_SERVICES:
-            writer = prepare_writer(share_ids=service.startswith("v1."))
-            prepare = grpc.unary_unary_rpc_method_handler(self.prepare, read_claims, writer)
-            methods = {"NodePrepareResources": prepare, "NodeUnprepareResources": unprepare}
-            services.append(grpc.method_handlers_generic_handler(f"{_DRA_PACKAGE}.{service}", methods))
-        return services
-
-
-class _Registration:
-    """The registration service; it stays up, since a restarted kubelet asks again."""
-
-    def __init__(self, driver: str, info: bytes) -> None:
-        self._driver = driver
-        self._info = info
-        self.registered = False
-        self.error = ""
-
-    async def get_info(self, _request: bytes, _context: Any) -> bytes:
-        return self._info
-
-    async def notify(self, status: bytes, _context: Any) -> bytes:
-        # An error answered here makes the kubelet drop a plugin that it has just registered.
-        try:
-            self.registered, self.error = read_status(status)
-        except Exception:  # noqa: BLE001 - logged
-            _log.exception("registration status cannot be read", extra={"driver": self._driver})
-        if self.registered:
-            _log.info("registered with the kubelet", extra={"driver": self._driver})
-        else:
-            extra = {"driver": self._driver, "error": self.error}
-            _log.error("the kubelet refused the registration", extra=extra)
-        return b""  # RegistrationStatusResponse has no fields
-
-    def handlers(self) -> list[grpc.GenericRpcHandler]:
-        methods = {
-            "GetInfo": grpc.unary_unary_rpc_method_handler(self.get_info),
-            "NotifyRegistrationStatus": grpc.unary_unary_rpc_method_handler(self.notify),
-        }
-        return [grpc.method_handlers_generic_handler(_REGISTRATION, methods)]
-
-
 class KubeletPlugin:
     """One driver towards the kubelet. Entering serves DRA; ``register`` makes it known; leaving takes both back."""
 
@@ -181,45 +61,62 @@ class KubeletPlugin:
         paths: PluginPaths,
         health: HealthBoard | None = None,
         *,
-        count: Count = _uncounted,
+        count: Count | None = None,
         grace_seconds: float = 5.0,
     ) -> None:
+        self._driver = driver
         self._paths = paths
         self._grace = grace_seconds
-        self._calls = _Calls(driver, claims, count)
-        self._health = HealthStreams(health) if health is not None else None
-        versions = DRA_SERVICES + (HEALTH_SERVICES if health is not None else ())
-        self._registration = _Registration(driver, write_plugin_info(driver, str(paths.dra), versions))
+        self._dra = DraService(driver, claims, count)
+        self._health = health
         self._served: list[ServedSocket] = []
         self._complaints = Complaints(_log)
+        self.registered = False
+        """Whether the kubelet's last word was that it took the plugin."""
+        self.error = ""
+        """Why the kubelet refused the plugin; empty when it did not."""
         self.problem = ""
         """Which socket cannot be put in its place, and why; empty when all are there."""
 
-    @property
-    def registered(self) -> bool:
-        """Whether the kubelet's last word was that it took the plugin."""
-        return self._registration.registered
-
-    @property
-    def error(self) -> str:
-        """Why the kubelet refused the plugin; empty when it did not."""
-        return self._registration.error
-
     async def __aenter__(self) -> Self:
         """Serves DRA and health; raises SocketPathError, NotASocketError or OSError."""
-        handlers = self._calls.handlers() + (self._health.handlers() if self._health else [])
+        handlers = self._dra.handlers() + (self._health.handlers() if self._health else [])
         self._served.append(await ServedSocket.open(self._paths.dra, handlers))
         return self
 
     async def register(self) -> None:
-        """Puts up the registration socket: from now on the kubelet calls."""
-        self._served.append(await ServedSocket.open(self._paths.registration, self._registration.handlers()))
+        """Puts up the registration socket: from now on the kubelet calls. It stays: a restarted kubelet asks again."""
+        methods = {
+            "GetInfo": grpc.unary_unary_rpc_method_handler(self._get_info),
+            "NotifyRegistrationStatus": grpc.unary_unary_rpc_method_handler(self._notify),
+        }
+        handlers = [grpc.method_handlers_generic_handler(_REGISTRATION, methods)]
+        self._served.append(await ServedSocket.open(self._paths.registration, handlers))
+
+    async def _get_info(self, _request: bytes, _context: Any) -> bytes:
+        info = pb.PluginInfo(type="DRAPlugin", name=self._driver, endpoint=str(self._paths.dra))
+        info.supported_versions.extend(DRA_SERVICES + (HEALTH_SERVICES if self._health else ()))
+        return info.SerializeToString()
+
+    async def _notify(self, status: bytes, _context: Any) -> bytes:
+        # An error answered here makes the kubelet drop a plugin that it has just registered.
+        try:
+            read = pb.RegistrationStatus.FromString(status)
+            self.registered, self.error = read.plugin_registered, read.error
+        except Exception:  # noqa: BLE001 - logged
+            _log.exception("registration status cannot be read", extra={"driver": self._driver})
+        if self.registered:
+            _log.info("registered with the kubelet", extra={"driver": self._driver})
+        else:
+            extra = {"driver": self._driver, "error": self.error}
+            _log.error("the kubelet refused the registration", extra=extra)
+        return b""  # RegistrationStatusResponse has no fields
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Removes the registration, then the DRA socket, and lets running calls end within the grace."""
-        self._registration.registered = False
+        self.registered = False
         served, self._served = self._served, []
         if self._health:
             self._health.close()
@@ -245,7 +142,7 @@ class KubeletPlugin:
         self.problem = problem
 
     async def _restore(self, one: ServedSocket) -> None:
-        if not await one.is_gone() or one not in self._served:
+        if not await asyncio.to_thread(one.placed.is_gone) or one not in self._served:
             return
         _log.warning("socket was removed, serving it anew", extra={"path": str(one.path)})
         fresh = await ServedSocket.open(one.path, one.handlers)
@@ -253,4 +150,5 @@ class KubeletPlugin:
             await fresh.close(0)
             return
         self._served[self._served.index(one)] = fresh
-        await one.retire(self._grace)
+        # Those who are connected are asked to connect again.
+        await one.server.stop(self._grace)

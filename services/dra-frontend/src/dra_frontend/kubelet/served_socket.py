@@ -44,14 +44,6 @@ class ServedSocket:
             await server.stop(None)
             raise
 
-    async def is_gone(self) -> bool:
-        """Tells whether somebody has removed the file, so that nobody can connect any more. OSError."""
-        return await asyncio.to_thread(self.placed.is_gone)
-
-    async def retire(self, grace: float) -> None:
-        """Asks those who are connected to connect again, to the one that has taken its place."""
-        await self.server.stop(grace)
-
     async def close(self, grace: float) -> None:
         """Removes the file, if it still is ours, and lets running calls end within the grace, in seconds."""
         await asyncio.to_thread(self.placed.remove)

@@ -60,11 +60,3 @@ class DeviceHealth:
     device: str
     health: Health
     message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class HealthReport:
-    """All devices of a driver. The serial is another one whenever something changed."""
-
-    serial: int
-    devices: tuple[DeviceHealth, ...]

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The DRA service: protobuf of the kubelet to values, a deadline around each call, and an answer for every claim.
+
+v1beta1 is v1 without ``share_id``, so one set of messages serves both.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Literal, Protocol
+
+import grpc
+from numa_contract.errors import cut_answer
+
+from dra_frontend._pb import dra_v1_pb2 as pb
+from dra_frontend.kubelet.values import ClaimName, Failure, Prepared
+
+_log = logging.getLogger(__name__)
+
+# The kubelet takes the first of the list that it knows, so v1 comes first: v1beta1 would lose share ids.
+DRA_SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
+_PACKAGE: Final = "k8s.io.kubelet.pkg.apis.dra"
+
+# The kubelet's own limit for a call (pkg/kubelet/cm/dra/plugin/dra_plugin.go); stands in where a caller sets none.
+_RPC_SECONDS: Final = 45.0
+
+
+class ClaimsService(Protocol):
+    """Who prepares claims. Every claim gets its own answer: a bad one must not raise for the others."""
+
+    async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Prepared | Failure]:
+        """Answers by claim UID. May be cancelled when the kubelet's deadline is near."""
+
+    async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Failure | None]:
+        """Answers by claim UID; None is success, also for claims nobody knows."""
+
+
+Answer = Prepared | Failure | None
+"""None is success of unprepare."""
+Count = Callable[[str, str, float, Sequence[bool]], None]
+"""Called after each call: driver, ``prepare`` or ``unprepare``, seconds, and for each claim whether it failed."""
+
+
+class DraService:
+    """Asks the claims service, and answers for every requested claim whatever happens."""
+
+    def __init__(self, driver: str, claims: ClaimsService, count: Count | None = None) -> None:
+        self._driver = driver
+        self._claims = claims
+        self._count = count
+
+    async def answer(
+        self, call: Literal["prepare", "unprepare"], claims: tuple[ClaimName, ...], context: Any
+    ) -> dict[str, Answer]:
+        """Answers a call by claim UID. ``context`` is gRPC's, and says how much time there is."""
+        remaining = context.time_remaining()
+        limit = min(_RPC_SECONDS, _RPC_SECONDS if remaining is None else remaining)
+        limit -= min(1.0, limit / 10)  # so that the answer still arrives
+        ask = self._claims.prepare if call == "prepare" else self._claims.unprepare
+        answers: Mapping[str, Answer] = {}
+        missing = f"{self._driver}: no answer to {call}; report this bug"
+        began, extra = time.perf_counter(), {"driver": self._driver, "call": call, "claims": len(claims)}
+        try:
+            async with asyncio.timeout(limit) as scope:
+                answers = await ask(self._driver, claims)
+        except Exception as error:  # noqa: BLE001 - it becomes the answer
+            if scope.expired():
+                _log.warning("call out of time", extra={**extra, "seconds": limit})
+                missing = f"{self._driver}: {call} did not end within {limit:.1f} s; the kubelet will try again"
+            else:
+                _log.exception("call failed", extra=extra)
+                missing = f"{self._driver}: {call} failed with an internal error, {error!r}; see the driver's log"
+        answered = {claim.uid: answers.get(claim.uid, Failure(missing)) for claim in claims}
+        if self._count is not None:
+            failed = [isinstance(answer, Failure) for answer in answered.values()]
+            self._count(self._driver, call, time.perf_counter() - began, failed)
+        return answered
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        """Returns the gRPC services, one for each version."""
+        ask = grpc.unary_unary_rpc_method_handler
+        unprepare = ask(partial(self.answer, "unprepare"), read_claims, write_unprepared)
+        services = []
+        for service in DRA_SERVICES:
+            writer = partial(write_prepared, share_ids=service.startswith("v1."))
+            prepare = ask(partial(self.answer, "prepare"), read_claims, writer)
+            methods = {"NodePrepareResources": prepare, "NodeUnprepareResources": unprepare}
+            services.append(grpc.method_handlers_generic_handler(f"{_PACKAGE}.{service}", methods))
+        return services
+
+
+def read_claims(data: bytes) -> tuple[ClaimName, ...]:
+    """Reads a prepare or an unprepare request: both are a list of claims."""
+    claims = pb.NodePrepareResourcesRequest.FromString(data).claims
+    return tuple([ClaimName(claim.namespace, claim.name, claim.uid) for claim in claims])
+
+
+def write_prepared(answers: Mapping[str, Answer], *, share_ids: bool = True) -> bytes:
+    """Writes the answer to prepare; v1beta1 has no share ids."""
+    response = pb.NodePrepareResourcesResponse()
+    for uid, answer in answers.items():
+        response.claims[uid].CopyFrom(_prepared(uid, answer, share_ids=share_ids))
+    return response.SerializeToString()
+
+
+def write_unprepared(answers: Mapping[str, Answer]) -> bytes:
+    """Writes the answer to unprepare."""
+    response = pb.NodeUnprepareResourcesResponse()
+    for uid, answer in answers.items():
+        response.claims[uid].error = _error_text(answer.text) if isinstance(answer, Failure) else ""
+    return response.SerializeToString()
+
+
+def _prepared(uid: str, answer: Answer, *, share_ids: bool) -> pb.NodePrepareResourceResponse:
+    if isinstance(answer, Failure):
+        return pb.NodePrepareResourceResponse(error=_error_text(answer.text))
+    if answer is None or not answer.devices:
+        # The kubelet takes it for success and starts the container with nothing injected.
+        return pb.NodePrepareResourceResponse(error=f"claim {uid}: prepared without any device; report this bug")
+    try:
+        devices = [
+            pb.Device(
+                # A subrequest left in the name makes the kubelet inject nothing, silently.
+                request_names=list(dict.fromkeys(request.partition("/")[0] for request in device.requests)),
+                pool_name=device.pool,
+                device_name=device.device,
+                cdi_device_ids=device.cdi_ids,
+                share_id=device.share_id if share_ids else None,
+            )
+            for device in answer.devices
+        ]
+    except (TypeError, ValueError):  # protobuf refuses what is no text; one claim must not fail the others
+        _log.exception("answer cannot be written", extra={"claim": uid})
+        return pb.NodePrepareResourceResponse(error=f"claim {uid}: its answer cannot be written; see the log")
+    return pb.NodePrepareResourceResponse(devices=devices)
+
+
+def _error_text(text: str) -> str:
+    """An empty error would read as success; and the text goes into logs and Events, whoever wrote parts of it."""
+    return cut_answer(text if text.isprintable() else repr(text)[1:-1]) or "unknown error"

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values to the DRA service's messages and back, read with an independent copy of the messages."""
+
+import pytest
+from dra_frontend.kubelet.dra import read_claims, write_prepared, write_unprepared
+from dra_frontend.kubelet.values import ClaimName, Failure, Prepared, PreparedDevice
+
+from tests.fakes._pb import dra_v1_pb2, dra_v1beta1_pb2
+
+DEVICE = PreparedDevice(("cpus",), "node", "cpudevnuma000", ("dra.k8s.io/cpu=claim-u",), "share")
+
+
+def written(**answers: Prepared | Failure) -> dra_v1_pb2.NodePrepareResourcesResponse:
+    return dra_v1_pb2.NodePrepareResourcesResponse.FromString(write_prepared(answers))
+
+
+def test_claims_are_read_from_both_versions_and_both_calls() -> None:
+    """UID has number 2 and name 3; prepare and unprepare of v1 and v1beta1 have the same form."""
+    for messages in (dra_v1_pb2, dra_v1beta1_pb2):
+        for message in (messages.NodePrepareResourcesRequest, messages.NodeUnprepareResourcesRequest):
+            request = message(claims=[messages.Claim(namespace="ns", name="n", uid="u")])
+            assert read_claims(request.SerializeToString()) == (ClaimName("ns", "n", "u"),)
+
+
+@pytest.mark.fault("protocol trap 4.8")
+def test_subrequests_are_stripped() -> None:
+    """A name like ``req/sub`` would make the kubelet inject nothing, silently."""
+    device = PreparedDevice(("cpus/big", "cpus/small"), "p", "d", ("i",))
+    (sent,) = written(u=Prepared((device,))).claims["u"].devices
+    assert list(sent.request_names) == ["cpus"]
+
+
+@pytest.mark.fault("protocol trap 4.1")
+def test_share_id_is_sent_in_v1_and_unknown_to_v1beta1() -> None:
+    """Shares of one device differ by share id only; v1beta1 has no such field."""
+    (device,) = written(u=Prepared((DEVICE,))).claims["u"].devices
+    assert device.share_id == "share"
+    assert list(device.cdi_device_ids) == ["dra.k8s.io/cpu=claim-u"]
+    data = write_prepared({"u": Prepared((DEVICE,))}, share_ids=False)
+    (old,) = dra_v1beta1_pb2.NodePrepareResourcesResponse.FromString(data).claims["u"].devices
+    assert (old.pool_name, old.device_name, list(old.request_names)) == ("node", "cpudevnuma000", ["cpus"])
+    assert not dra_v1_pb2.NodePrepareResourcesResponse.FromString(data).claims["u"].devices[0].HasField("share_id")
+
+
+BAD = PreparedDevice(("r",), "pool \udcff", "d", ("i",))
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (Prepared(()), "without any device"),
+        (Failure(""), "unknown error"),
+        (Failure("file \udcff.json"), "file "),
+        (Prepared((BAD,)), "cannot be written"),
+    ],
+    ids=["empty", "no text", "broken text", "not text"],
+)
+@pytest.mark.fault("protocol trap 4.9")
+def test_a_failure_arrives_as_a_failure_and_fails_alone(answer: Prepared | Failure, error: str) -> None:
+    """An empty answer or text would read as success, and what is not text cannot be sent at all."""
+    claims = written(bad=answer, good=Prepared((DEVICE,))).claims
+    assert error in claims["bad"].error
+    assert claims["good"].devices[0].device_name == "cpudevnuma000"
+    response = dra_v1_pb2.NodeUnprepareResourcesResponse.FromString(write_unprepared({"bad": answer, "good": None}))
+    assert bool(response.claims["bad"].error) == isinstance(answer, Failure)
+    assert response.claims["good"].error == ""

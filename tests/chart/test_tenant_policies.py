@@ -7,11 +7,9 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import yaml
-from dra_frontend.allocation.claim import Source
-from dra_frontend.allocation.cpu_parameters import CpuConfig, cpu_parameters
-from dra_frontend.allocation.errors import Refused
-from dra_frontend.allocation.memory_parameters import MemoryConfig
-from dra_frontend.allocation.parameters import Given, Section
+from dra_frontend.allocation.claim import Refused, Source
+from dra_frontend.allocation.parameters import CpuConfig, Given, MemoryConfig, Section
+from dra_frontend.allocation.resolve import cpu_parameters
 from dra_frontend.devices.cpu_groups import DeviceKind
 from hypothesis import given
 from hypothesis import strategies as st

@@ -10,9 +10,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from dra_frontend.allocation.claim import is_allocated, read_claim
+from dra_frontend.allocation.claim import Refused, count_of, read_claim
 from dra_frontend.allocation.decide import judge
-from dra_frontend.allocation.errors import Refused
 from dra_frontend.api_server import answers
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.api_server.requests import Call
@@ -46,11 +45,12 @@ def _quantity(data: bytes) -> None:
 
 def _judged(document: Any) -> list[str]:
     """Judges a claim as Prepare does; returns why it is refused."""
-    is_allocated(document, "u", claims.NODE)
     view = read_claim(document)
-    judged = [judge(view, driver, _INVENTORY, Config()) for driver in (CPU_DRIVER, MEMORY_DRIVER) if view.taken(driver)]
-    for result in (result for one in judged for result in one.results):
-        result.count()
+    view.is_for(claims.NODE, "u")
+    judged = [judge(view, driver, _INVENTORY, Config()) for driver, results in view.results.items() if results]
+    for driver, result in ((driver, result) for driver, results in view.results.items() for result in results):
+        count_of(driver, result)
+    view.check_usable(view.claim.uid)
     return [str(one.refusal) for one in judged]
 
 

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from dra_frontend.allocation.claim import ClaimView, read_claim
+from dra_frontend.allocation.claim import ClaimView, Refused, read_claim
 from dra_frontend.allocation.decide import decide, judge
-from dra_frontend.allocation.errors import Refused
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory
 from numa_contract.cdi import ClaimFile

@@ -108,8 +108,7 @@ class Frontend:
 
     def changed(self) -> None:
         """The backend has said something."""
-        self.claims.backend_changed()
-        self.reconciler.backend_changed()
+        self.backend.changed()
 
     def report(self, **values: Any) -> ContainerReport:
         """A container is reported."""

@@ -115,6 +115,11 @@ class AllocationResult(RecordPart):
     consumed: dict[str, str] = Field(default_factory=dict)
     """Capacity consumed, canonical quantities by the name under which they were found."""
 
+    @property
+    def base(self) -> str:
+        """The request's base name: what the kubelet and containers call it."""
+        return base_request(self.request)
+
 
 class CpuAllocation(RecordPart):
     """The CPUs that one allocation result was given."""
@@ -232,7 +237,7 @@ class AllocationRecord(RecordPart):
     @property
     def requests(self) -> tuple[str, ...]:
         """Base names of the requests for this driver, in the order of the results."""
-        return tuple(dict.fromkeys(base_request(result.request) for result in self.results))
+        return tuple(dict.fromkeys([result.base for result in self.results]))
 
     def device_request(self, request: str) -> str | None:
         """Returns the request as it appears in CDI names: None when the claim has a single one for this driver."""

@@ -107,8 +107,7 @@ class Service:
 
     def reported(self) -> None:
         """The backend has renewed its lease."""
-        self.claims.backend_changed()
-        self.reconciler.backend_changed()
+        self.backend.changed()
         self.kills.backend_changed()
 
     def refresh(self) -> None:

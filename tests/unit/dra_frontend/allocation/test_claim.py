@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """ResourceClaim documents become values, or a refusal that names claim and remedy; nothing else."""
 
-import copy
 import json
 from contextlib import suppress
 from fractions import Fraction
 from typing import Any
 
 import pytest
-from dra_frontend.allocation.claim import ClaimView, Source, is_allocated, read_claim
-from dra_frontend.allocation.errors import Refused
+from dra_frontend.allocation.claim import ClaimView, Refused, Source, amount_of, count_of, read_claim
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numa_contract.records import AllocationResult
@@ -49,29 +47,46 @@ def document() -> dict[str, Any]:
     return claim
 
 
-def refusal(claim: object, uid: str | None = None) -> str:
+def read(claim: object, uid: str = UID) -> ClaimView:
+    """The claim, which some pod may use; raises Refused."""
+    view = read_claim(claim)
+    view.check_usable(uid)
+    return view
+
+
+def refusal(claim: object, uid: str = UID) -> str:
     with pytest.raises(Refused) as caught:
-        read_claim(claim, uid)
+        read(claim, uid)
     return caught.value.text
 
 
+def consuming(amount: object, key: str = "dra.cpu/cpu") -> dict[str, Any]:
+    """The claim, of which the first result consumes something."""
+    claim = document()
+    claim["status"]["allocation"]["devices"]["results"][0]["consumedCapacity"] = {key: amount, "other": "4"}
+    return claim
+
+
 def test_a_whole_claim_is_read() -> None:
-    """Every field that the driver decides by arrives, and pod groups are no pods."""
-    claim = read_claim(document())
+    """Every field that the driver decides by arrives; pod groups are not pods, and who only watches takes nothing."""
+    claim = read(document())
     assert (claim.claim.uid, str(claim)) == (UID, "claim default/pod-a-cpu-x7k2p")
     assert claim.pod_claim_name == "cpu"
     assert [(pod.uid, pod.name) for pod in claim.reserved_for] == [("pod-uid-a", "pod-a")]
-    first = claim.results[0]
-    assert (first.request, first.driver, first.count()) == ("cpus", "dra.cpu", 4)
-    assert first.recorded == AllocationResult(
+    (first,), (second,) = claim.results["dra.cpu"], claim.results["dra.memory"]
+    assert (first.base, count_of("dra.cpu", first)) == ("cpus", 4)
+    assert first == AllocationResult(
         request="cpus/big",
         pool="node-1",
         device="cpudevnuma000",
         share_id="1f0c1111-2222-4333-8444-555566667777",
         consumed={"dra.cpu/cpu": "4"},
     )
-    assert claim.results[1].recorded.share_id is None
-    assert [result.admin_access for result in claim.results] == [False, False, True]
+    assert (second.share_id, count_of("dra.memory", second)) == (None, 1536 << 20)
+    assert {driver: [r.request for r in results] for driver, results in claim.watched.items()} == {
+        "dra.cpu": ["watch"],
+        "dra.memory": [],
+    }
 
 
 @pytest.mark.fault("protocol trap 6.7")
@@ -81,21 +96,15 @@ def test_results_are_filtered_by_driver() -> None:
     devices = found["status"]["allocation"]["devices"]
     devices["results"].append({"driver": "gpu.example.com", "request": 3})
     devices["config"].append({"source": "FromMars", "opaque": {"driver": "gpu.example.com", "parameters": [1]}})
-    claim = read_claim(found)
-    assert [result.request for result in claim.taken("dra.memory")] == ["mem"]
-    assert [result.request for result in claim.taken("dra.cpu")] == ["cpus"]
-    assert {config.driver for config in claim.configs} == {"dra.cpu", "dra.memory"}
+    assert read(found) == read(document())
 
 
-@pytest.mark.parametrize(
-    ("result", "published"),
-    [(0, "dra.cpu/cpu"), (0, "cpu"), (1, "size"), (1, "dra.memory/size")],
-)
-def test_a_capacity_is_found_under_both_names(result: int, published: str) -> None:
+@pytest.mark.parametrize(("driver", "key"), [("dra.cpu", "cpu"), ("dra.memory", "size")])
+def test_a_capacity_is_found_under_both_names(driver: str, key: str) -> None:
     """Keys come as published: with the driver's name before them or without."""
-    claim = document()
-    claim["status"]["allocation"]["devices"]["results"][result]["consumedCapacity"] = {published: "3", "other": "4"}
-    assert read_claim(claim).results[result].count() == 3
+    for name in (key, f"{driver}/{key}"):
+        (result,) = read(consuming("3", name)).results["dra.cpu"]
+        assert count_of(driver, result) == 3
 
 
 @pytest.mark.parametrize(
@@ -103,18 +112,14 @@ def test_a_capacity_is_found_under_both_names(result: int, published: str) -> No
 )
 def test_quantities_are_exact(amount: object, exact: Fraction | int) -> None:
     """Fractions, suffixes and bare JSON numbers keep their exact value; binary text for CPUs is usual."""
-    claim = document()
-    claim["status"]["allocation"]["devices"]["results"][0]["consumedCapacity"] = {"dra.cpu/cpu": amount}
-    assert read_claim(claim).results[0].amount == exact
+    assert amount_of("dra.cpu", read(consuming(amount)).results["dra.cpu"][0]) == exact
 
 
 @pytest.mark.parametrize("amount", ["0", "-1", "1500m", "10E", "1e30", "1e300"])
 def test_what_is_not_an_amount_is_refused(amount: str) -> None:
     """Nothing is computed with what no device can have."""
-    claim = document()
-    claim["status"]["allocation"]["devices"]["results"][0]["consumedCapacity"] = {"dra.cpu/cpu": amount}
     with pytest.raises(Refused, match="is not a positive whole number of CPUs"):
-        read_claim(claim).results[0].count()
+        count_of("dra.cpu", read(consuming(amount)).results["dra.cpu"][0])
 
 
 @pytest.mark.fault("protocol trap 6.8")
@@ -124,8 +129,9 @@ def test_class_parameters_come_before_those_of_the_claim() -> None:
     config = claim["status"]["allocation"]["devices"]["config"]
     for order in (config, config[::-1]):
         claim["status"]["allocation"]["devices"]["config"] = order
-        read = read_claim(claim)
-        fitting = [config for config in read.configs if config.applies_to(read.results[0])]
+        view = read(claim)
+        (result,) = view.results["dra.cpu"]
+        fitting = [config for config in view.configs if config.applies_to("dra.cpu", result)]
         assert [entry.parameters["from"] for entry in fitting] == ["class", "claim"]
         assert [entry.source for entry in fitting] == [Source.DEVICE_CLASS, Source.CLAIM]
 
@@ -140,22 +146,22 @@ def test_parameters_match_by_nothing_by_base_or_by_full_name(requests: list[str]
     claim["status"]["allocation"]["devices"]["config"] = [
         {"source": "FromClaim", "requests": requests, "opaque": {"driver": "dra.cpu", "parameters": {}}}
     ]
-    read = read_claim(claim)
-    assert read.configs[0].applies_to(read.results[0]) is applies
+    view = read(claim)
+    assert view.configs[0].applies_to("dra.cpu", view.results["dra.cpu"][0]) is applies
 
 
 def test_node_selection() -> None:
     """Only names that are demanded are read; terms are alternatives, and one that demands none may be ours."""
     claim = document()
-    assert is_allocated(claim, UID, "node-1")
-    assert not is_allocated(claim, UID, "node-2")
+    assert read(claim).is_for("node-1", UID)
+    assert not read(claim).is_for("node-2", UID)
     selector = claim["status"]["allocation"]["nodeSelector"]
     selector["nodeSelectorTerms"].append(
         {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-3"]}]}
     )
-    assert is_allocated(claim, UID, "node-2")
+    assert read(claim).is_for("node-2", UID)
     del claim["status"]["allocation"]["nodeSelector"]
-    assert is_allocated(claim, UID, "anywhere")
+    assert read(claim).is_for("anywhere", UID)
 
 
 @pytest.mark.fault("protocol trap 6.10")
@@ -163,8 +169,7 @@ def test_another_object_of_the_same_name_is_refused() -> None:
     """The kubelet asks for a UID; a claim made anew under that name is another claim."""
     text = refusal(document(), "other-uid")
     assert text.startswith(f"claim default/pod-a-cpu-x7k2p: UID other-uid was replaced by {UID}; delete the pod")
-    assert not is_allocated(document(), "other-uid", "node-1")
-    assert is_allocated(document(), UID, "node-1")
+    assert not read(document()).is_for("node-1", "other-uid")
 
 
 def test_unallocated_and_unreserved_claims_are_refused() -> None:
@@ -172,11 +177,11 @@ def test_unallocated_and_unreserved_claims_are_refused() -> None:
     claim = document()
     claim["status"]["reservedFor"] = claim["status"]["reservedFor"][1:]
     assert "default/pod-a-cpu-x7k2p: reserved for no pod" in refusal(claim)
-    assert is_allocated(claim, UID, "node-1")
+    assert read_claim(claim).is_for("node-1", UID)
     for absent in ({}, {"allocation": None}, None):
         claim["status"] = absent
         assert "not allocated" in refusal(claim)
-        assert not is_allocated(claim, UID, "node-1")
+        assert not read_claim(claim).is_for("node-1", UID)
 
 
 @pytest.mark.parametrize("path", ["device", "pool", "request"])
@@ -193,9 +198,14 @@ def test_damaged_results_are_refused_by_field(path: str, value: object) -> None:
 )
 def test_damaged_quantities_are_refused(value: object) -> None:
     """What is not a quantity is refused with the name of the capacity."""
+    assert "consumedCapacity[dra.cpu/cpu]" in refusal(consuming(value))
+
+
+def test_a_source_that_nobody_knows_is_refused() -> None:
+    """Whose parameters they are decides which win."""
     claim = document()
-    claim["status"]["allocation"]["devices"]["results"][0]["consumedCapacity"] = {"dra.cpu/cpu": value}
-    assert "consumedCapacity[dra.cpu/cpu]" in refusal(claim)
+    claim["status"]["allocation"]["devices"]["config"][0]["source"] = "FromMars"
+    assert "field 'source' is 'FromMars', neither FromClass nor FromClaim" in refusal(claim)
 
 
 JSON = st.recursive(
@@ -205,21 +215,6 @@ JSON = st.recursive(
 )
 
 
-def read(claim: object, uid: str | None = None) -> ClaimView | None:
-    """The claim; None where it is refused, as whatever is not a claim."""
-    with suppress(Refused):
-        return read_claim(claim, uid)
-    return None
-
-
-@given(JSON)
-def test_any_json_is_a_value_or_a_refusal(garbage: object) -> None:
-    """Nothing that JSON can say raises anything else."""
-    read(garbage)
-    with suppress(Refused):
-        is_allocated(garbage, UID, "node-1")
-
-
 def _places(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     keys = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
     below = [place for key in keys for place in _places(value[key], (*path, key))]  # type: ignore[index]  # one of both
@@ -227,22 +222,21 @@ def _places(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 @settings(max_examples=300)
-@given(st.sampled_from(_places(document())), JSON)
+@given(st.sampled_from([(), *_places(document())]), JSON)
 def test_a_claim_with_any_one_field_damaged_is_a_value_or_a_refusal(place: tuple[Any, ...], garbage: object) -> None:
     """Whatever stands in the place of any field, reading gives a claim that can be used or a refusal."""
-    claim = copy.deepcopy(document())
-    holder: Any = claim
-    for key in place[:-1]:
+    holder: Any = {"claim": document()}
+    claim = holder
+    for key in ("claim", *place)[:-1]:
         holder = holder[key]
-    holder[place[-1]] = garbage
-    found = read(claim, UID)
+    holder[("claim", *place)[-1]] = garbage
     with suppress(Refused):
-        is_allocated(claim, UID, "node-1")
-    if found is not None:
-        for result in found.results:
-            [config.applies_to(result) for config in found.configs]
-            with suppress(Refused):
-                assert 0 < result.count() < 1 << 63
+        found = read(claim["claim"])
+        found.is_for("node-1", UID)
+        for driver, results in found.results.items():
+            for result in results:
+                [config.applies_to(driver, result) for config in found.configs]
+                assert 0 < count_of(driver, result) < 1 << 63
 
 
 @pytest.mark.parametrize(

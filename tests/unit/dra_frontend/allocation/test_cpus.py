@@ -6,8 +6,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from dra_frontend.allocation.claim import ClaimView
-from dra_frontend.allocation.errors import Refused
+from dra_frontend.allocation.claim import ClaimView, Refused
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.model import CpuDevice

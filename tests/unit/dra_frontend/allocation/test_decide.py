@@ -102,7 +102,7 @@ def test_not_while_a_container_runs_on_the_old_allocation() -> None:
 def test_administrative_access_takes_nothing() -> None:
     """A claim that only watches must not take CPUs from their owner."""
     watching = view("u", cpus(2, "mine"), result("all", "dra.cpu", "cpudevnuma001", adminAccess=True))
-    assert [r.request for r in watching.taken("dra.cpu")] == ["mine"]
+    assert [r.request for r in watching.results["dra.cpu"]] == ["mine"]
     assert made(watching).requests == ("mine",)
 
 
@@ -369,7 +369,7 @@ def test_lost_memory_is_rebuilt_whatever_its_device_has_left() -> None:
     assert record.memory_parameters_of("plain").limit == "claim"
     assert record.memory_parameters_of("huge").mount == MemoryMount(path="/h")
     strange = view("u", memory("64Mi", kind="hugepages-3x"))
-    assert "request memory: memory device 'hugepages-3x-numa000'" in refused(strange, "dra.memory", running)
+    assert "no memory device node-a-hugepages-3x/hugepages-3x-numa000" in refused(strange, "dra.memory", running)
 
 
 def test_a_rebuilt_memory_record_has_its_parameters_where_they_can_be_read() -> None:

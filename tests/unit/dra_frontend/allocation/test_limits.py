@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import pytest
-from dra_frontend.allocation.errors import Refused
+from dra_frontend.allocation.claim import Refused
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import build_inventory
 from numa_contract.cdi import ClaimFile

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 from dra_frontend.api_server.errors import UnavailableError
-from dra_frontend.claims.directory import ClaimFiles
+from dra_frontend.claims.directory import Change, ClaimFiles
 from dra_frontend.claims.reconciler import DirectoryReplacedError
-from dra_frontend.claims.transaction import Change
 
 from tests.fakes.waiting import eventually
 from tests.rigs.frontend import Claims, Frontend

@@ -220,7 +220,7 @@ async def test_a_lost_claim_that_is_gone_is_let_go(node: Frontend, answer: str) 
     await again.look()
     assert again.store.ledger.held_cpus() == frozenset()
     assert not again.file("u").exists()
-    assert again.store.absent == frozenset()
+    assert again.store.ledger.absent == frozenset()
 
 
 async def test_what_was_unprepared_is_not_rebuilt(node: Frontend) -> None:
@@ -269,7 +269,7 @@ async def test_an_answer_of_any_shape_concerns_its_claim_alone(node: Frontend, d
     node.api.documents["claim-u"] = good
     again.now += 10
     await again.recovery.round()
-    assert again.cpus("u") or ("dra.cpu", "u") not in again.store.absent
+    assert again.cpus("u") or ("dra.cpu", "u") not in again.store.ledger.absent
 
 
 @pytest.mark.fault("frontend A12")

@@ -205,7 +205,7 @@ async def test_a_container_that_has_just_ended_costs_the_next_pod_no_retry(node:
     await node.unprepare("u")
     async with asyncio.TaskGroup() as tasks:
         answer = tasks.create_task(node.prepare("v"))
-        await eventually(lambda: bool(node.claims._news._waiters))
+        await eventually(lambda: bool(node.backend.news._waiters))
         assert not answer.done()
         node.report(claims=[use], state="stopped")
     assert isinstance(answer.result(), Prepared)
@@ -229,7 +229,7 @@ async def test_reports_on_their_way_cost_the_pod_no_retry(tmp_path: Path, api: C
     async with asyncio.TaskGroup() as tasks:
         answer = tasks.create_task(node.prepare("u"))
         await asked.wait()
-        await eventually(lambda: bool(node.claims._news._waiters))
+        await eventually(lambda: bool(node.backend.news._waiters))
         assert not answer.done()
         node.enforce()
     assert isinstance(answer.result(), Prepared)

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.claims.directory import ClaimFiles
+from dra_frontend.claims.directory import ClaimFiles, Transaction
 from dra_frontend.claims.journal import Journal
 from dra_frontend.claims.store import ClaimStore
-from dra_frontend.claims.transaction import Transaction
 from numa_contract.names import cdi_file_name
 from numa_contract.records import AllocationRecord, AllocationResult, ClaimReference, MemoryAllocation
 from numa_contract.reports import BackendStatus

@@ -3,7 +3,7 @@
 
 import asyncio
 
-from dra_frontend.claims.transaction import Change
+from dra_frontend.claims.directory import Change
 from dra_frontend.state_endpoint.records import RecordNews
 
 

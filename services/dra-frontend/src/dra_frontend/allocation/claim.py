@@ -9,31 +9,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from numa_contract.errors import MalformedError, shown
-from numa_contract.names import (
-    CPU_CAPACITY,
-    CPU_DRIVER,
-    DRIVERS,
-    MEMORY_CAPACITY,
-    MEMORY_DRIVER,
-    base_request,
-    check_uid,
-)
+from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, DRIVERS, MEMORY_CAPACITY, MEMORY_DRIVER, check_uid
 from numa_contract.records import AllocationResult, ClaimReference, PodReference
 
-from dra_frontend.allocation.errors import Refused
-from dra_frontend.allocation.fields import (
-    flag_in,
-    items_in,
-    object_in,
-    optional_text_in,
-    quantities_in,
-    text_in,
-    texts_in,
-)
-from dra_frontend.devices.quantity import format_quantity
+from dra_frontend.devices.quantity import format_quantity, parse_quantity
 
 POD_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/pod-claim-name"
 # The API's own limits (k8s.io/api/resource/v1): 32 results and 256 consumers of a claim; entries of a class and of the
@@ -46,9 +28,20 @@ _MOST_TERMS: Final = 64
 _HIGHEST_AMOUNT: Final = 1 << 63
 # Under which names a capacity is found: as published, or with or without the driver before it.
 _CAPACITIES: Final = {CPU_DRIVER: (CPU_CAPACITY, "cpu"), MEMORY_DRIVER: (MEMORY_CAPACITY, f"{MEMORY_DRIVER}/size")}
-# Claims ask for the same few amounts.
-_canonical = lru_cache(256)(format_quantity)
 _UNITS: Final = {CPU_DRIVER: "CPUs", MEMORY_DRIVER: "bytes"}
+_KINDS: Final[Mapping[type, str]] = {str: "a string", bool: "a boolean", list: "a list", dict: "an object"}
+# Claims ask for the same few amounts.
+_exact = lru_cache(256)(parse_quantity)
+_canonical = lru_cache(256)(format_quantity)
+T = TypeVar("T")
+
+
+class Refused(Exception):  # noqa: N818 - an answer to the claim's author, not a fault of ours
+    """The one way to refuse a claim: one sentence with the remedy, which reaches the pod's events."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        super().__init__(text)
 
 
 class Source(StrEnum):
@@ -56,37 +49,6 @@ class Source(StrEnum):
 
     DEVICE_CLASS = "FromClass"
     CLAIM = "FromClaim"
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One allocated device of ours, or one share of a device."""
-
-    driver: str
-    recorded: AllocationResult
-    """What a record keeps of it."""
-    amount: Fraction | None
-    """What is taken of the device's capacity; None: all of it."""
-    admin_access: bool
-    """Monitoring only: it neither takes the device from its owner nor counts as use (KEP-5018)."""
-
-    @property
-    def request(self) -> str:
-        """The request's base name: what the kubelet and containers call it."""
-        return base_request(self.recorded.request)
-
-    def count(self) -> int:
-        """Returns the amount in CPUs or bytes; Refused unless it is a positive whole number."""
-        name, key = self.recorded.request, _CAPACITIES[self.driver][0]
-        if self.amount is None:
-            raise Refused(
-                f"request {name}: the allocation of device {self.recorded.device} has no consumedCapacity {key!r}; "
-                "is the feature gate DRAConsumableCapacity on in API server and scheduler?"
-            )
-        if not 0 < self.amount < _HIGHEST_AMOUNT or self.amount.denominator != 1:
-            what = f"a positive whole number of {_UNITS[self.driver]}"
-            raise Refused(f"request {name}: {shown(self.amount)} of {key} is not {what}")
-        return int(self.amount)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,115 +61,159 @@ class OpaqueConfig:
     """None at all means all; else base names or full names."""
     parameters: Mapping[str, Any]
 
-    def applies_to(self, result: Result) -> bool:
-        """Tells whether the parameters are meant for a result."""
-        if self.driver != result.driver:
+    def applies_to(self, driver: str, result: AllocationResult) -> bool:
+        """Tells whether the parameters are meant for a result of that driver."""
+        if self.driver != driver:
             return False
-        return not self.requests or result.recorded.request in self.requests or result.request in self.requests
+        return not self.requests or result.request in self.requests or result.base in self.requests
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimView:
-    """An allocated claim. Everything that the driver needs of it, and nothing that changes under its hands."""
+    """A claim. Everything that the driver needs of it, and nothing that changes under its hands."""
 
     claim: ClaimReference
     pod_claim_name: str | None
     """Name inside the pod, for claims made from a template."""
     reserved_for: tuple[PodReference, ...]
-    results: tuple[Result, ...]
-    """Of both our drivers, in the order of the scheduler."""
+    allocated: bool
+    nodes: tuple[frozenset[str], ...]
+    """Of the allocation's node selector, the node names that each term demands; none where it demands none."""
+    results: Mapping[str, tuple[AllocationResult, ...]]
+    """By driver, what is taken of devices, in the order of the scheduler."""
+    watched: Mapping[str, tuple[AllocationResult, ...]]
+    """By driver, what is for monitoring only: it takes no device from its owner, nor counts as use (KEP-5018)."""
     configs: tuple[OpaqueConfig, ...]
     """For both our drivers. Later ones override earlier ones: those of classes come first, then the claim's."""
 
     def __str__(self) -> str:
         return f"claim {self.claim.namespace}/{self.claim.name}"
 
-    def taken(self, driver: str) -> tuple[Result, ...]:
-        """Returns the results of one driver that take something of a device."""
-        return tuple([r for r in self.results if r.driver == driver and not r.admin_access])
+    def is_for(self, node: str, uid: str) -> bool:
+        """Tells whether this is the claim of that UID, allocated, and possibly to that node: labels are not read."""
+        here = not self.nodes or any(not names or node in names for names in self.nodes)
+        return here and self.allocated and self.claim.uid == uid
+
+    def check_usable(self, uid: str) -> None:
+        """Raises Refused unless this is the claim of that UID, and some pod may use it."""
+        if self.claim.uid != uid:
+            new = f"UID {uid} was replaced by {self.claim.uid}"
+            raise Refused(f"{self}: {new}; delete the pod, so that it is made again for the new claim")
+        if not self.allocated:
+            raise Refused(f"{self}: not allocated; the scheduler does that, do not set nodeName by hand")
+        if not self.reserved_for:
+            none = "reserved for no pod in status.reservedFor"
+            raise Refused(f"{self}: {none}; the scheduler adds it (pod groups are not supported)")
 
 
-def is_allocated(document: object, uid: str, node: str) -> bool:
-    """Tells whether a document is the claim of this UID, allocated, and possibly to this node.
-
-    Of the node selector only names are read, not labels. Raises Refused for what is not a claim.
-    """
-    allocation = object_in(document, "status").get("allocation")
-    if object_in(document, "metadata").get("uid") != uid or allocation is None:
-        return False
-    terms = items_in(object_in(allocation, "nodeSelector"), "nodeSelectorTerms", _MOST_TERMS)
-    demanded = [_names(term) for term in terms]
-    return not demanded or any(not names or node in names for names in demanded)
+def amount_of(driver: str, result: AllocationResult) -> Fraction | None:
+    """Returns what a result takes of its device's capacity; None: all of it."""
+    taken = [result.consumed[name] for name in _CAPACITIES[driver] if name in result.consumed]
+    return _exact(taken[0]) if taken else None
 
 
-def _names(term: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the node names that a term of a node selector demands; none where it demands none."""
-    fields = items_in(term, "matchFields", _MOST_TERMS)
-    demanded = [f for f in fields if f.get("key") == "metadata.name" and f.get("operator") == "In"]
-    return frozenset(name for field in demanded for name in texts_in(field, "values"))
+def count_of(driver: str, result: AllocationResult) -> int:
+    """Returns the amount in CPUs or bytes; Refused unless it is a positive whole number."""
+    taken, name, key = amount_of(driver, result), result.request, _CAPACITIES[driver][0]
+    if taken is None:
+        raise Refused(
+            f"request {name}: the allocation of device {result.device} has no consumedCapacity {key!r}; "
+            "is the feature gate DRAConsumableCapacity on in API server and scheduler?"
+        )
+    if not 0 < taken < _HIGHEST_AMOUNT or taken.denominator != 1:
+        raise Refused(f"request {name}: {shown(taken)} of {key} is not a positive whole number of {_UNITS[driver]}")
+    return int(taken)
 
 
-def read_claim(document: object, uid: str | None = None) -> ClaimView:
-    """Reads a claim that some pod may use; with ``uid`` another object of that name is refused. Raises Refused."""
+def read_claim(document: object) -> ClaimView:
+    """Reads a claim in any state. Raises Refused for what has not the form that the API promises."""
     who = "claim without a name"
     try:
-        metadata = object_in(document, "metadata")
-        namespace, name = text_in(metadata, "namespace"), text_in(metadata, "name")
+        claim = _of_kind("document", document, dict)
+        metadata, status = _field(claim, "metadata", dict, {}), _field(claim, "status", dict, {})
+        namespace, name = _field(metadata, "namespace", str), _field(metadata, "name", str)
         who = f"claim {namespace}/{name}"
-        reference = ClaimReference(uid=check_uid(text_in(metadata, "uid")), namespace=namespace, name=name)
-        status = object_in(document, "status")
-        allocation = object_in(status, "allocation")
-        pods = [one for one in items_in(status, "reservedFor", _MOST_PODS) if one.get("resource") == "pods"]
-        view = ClaimView(
-            claim=reference,
-            pod_claim_name=optional_text_in(object_in(metadata, "annotations"), POD_CLAIM_ANNOTATION),
-            reserved_for=tuple([PodReference(uid=text_in(pod, "uid"), name=text_in(pod, "name")) for pod in pods]),
-            results=_results(object_in(allocation, "devices")),
-            configs=_configs(object_in(allocation, "devices")),
+        allocation = _field(status, "allocation", dict, {})
+        devices, selector = _field(allocation, "devices", dict, {}), _field(allocation, "nodeSelector", dict, {})
+        pods = [one for one in _objects(status, "reservedFor", _MOST_PODS) if one.get("resource") == "pods"]
+        results = [one for one in _objects(devices, "results", _MOST_RESULTS) if one.get("driver") in DRIVERS]
+        # Administrative access or not, and the driver.
+        read = [(_field(one, "adminAccess", bool, False), one["driver"], _result(one)) for one in results]
+        return ClaimView(
+            claim=ClaimReference(uid=check_uid(_field(metadata, "uid", str)), namespace=namespace, name=name),
+            pod_claim_name=_field(_field(metadata, "annotations", dict, {}), POD_CLAIM_ANNOTATION, str, "") or None,
+            reserved_for=tuple([PodReference(uid=_field(p, "uid", str), name=_field(p, "name", str)) for p in pods]),
+            allocated=bool(allocation),
+            nodes=tuple([_names(term) for term in _objects(selector, "nodeSelectorTerms", _MOST_TERMS)]),
+            results={driver: tuple([r for w, d, r in read if d == driver and not w]) for driver in DRIVERS},
+            watched={driver: tuple([r for w, d, r in read if d == driver and w]) for driver in DRIVERS},
+            configs=_configs(devices),
         )
     except (Refused, MalformedError) as error:
         raise Refused(f"{who}: {error}; is resource.k8s.io/v1 what the server speaks?") from error
-    if uid is not None and reference.uid != uid:
-        new = f"UID {uid} was replaced by {reference.uid}"
-        raise Refused(f"{who}: {new}; delete the pod, so that it is made again for the new claim")
-    if not allocation:
-        raise Refused(f"{who}: not allocated; the scheduler does that, do not set nodeName by hand")
-    if not view.reserved_for:
-        none = "reserved for no pod in status.reservedFor"
-        raise Refused(f"{who}: {none}; the scheduler adds it (pod groups are not supported)")
-    return view
 
 
-def _results(devices: Mapping[str, Any]) -> tuple[Result, ...]:
-    found = items_in(devices, "results", _MOST_RESULTS)
-    return tuple([_result(entry, entry["driver"]) for entry in found if entry.get("driver") in DRIVERS])
+def _names(term: Mapping[str, Any]) -> frozenset[str]:
+    fields = _objects(term, "matchFields", _MOST_TERMS)
+    demanded = [f for f in fields if f.get("key") == "metadata.name" and f.get("operator") == "In"]
+    return frozenset(name for field in demanded for name in _texts(field, "values"))
 
 
-def _result(entry: Mapping[str, Any], driver: str) -> Result:
-    consumed = quantities_in(entry, "consumedCapacity")
-    recorded = AllocationResult(
-        request=text_in(entry, "request"),
-        pool=text_in(entry, "pool"),
-        device=text_in(entry, "device"),
-        share_id=optional_text_in(entry, "shareID"),
-        consumed={key: _canonical(value) for key, value in sorted(consumed.items())},
+def _result(entry: Mapping[str, Any]) -> AllocationResult:
+    consumed: dict[str, str] = {}
+    for name, value in sorted(_field(entry, "consumedCapacity", dict, {}).items()):
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise Refused(f"field 'consumedCapacity[{name}]' must be a quantity, not {type(value).__name__}")
+        try:
+            consumed[name] = _canonical(_exact(value))
+        except ValueError as error:
+            raise Refused(f"field 'consumedCapacity[{name}]' is not a quantity: {error}") from error
+    return AllocationResult(
+        request=_field(entry, "request", str),
+        pool=_field(entry, "pool", str),
+        device=_field(entry, "device", str),
+        share_id=_field(entry, "shareID", str, "") or None,
+        consumed=consumed,
     )
-    amounts = [consumed[name] for name in _CAPACITIES[driver] if name in consumed]
-    return Result(driver, recorded, amounts[0] if amounts else None, flag_in(entry, "adminAccess"))
 
 
 def _configs(devices: Mapping[str, Any]) -> tuple[OpaqueConfig, ...]:
-    entries = [(entry, object_in(entry, "opaque")) for entry in items_in(devices, "config", _MOST_CONFIGS)]
-    found = [_config(entry, opaque) for entry, opaque in entries if opaque.get("driver") in DRIVERS]
-    if len(found) > MOST_PARAMETERS:
-        raise Refused(f"field 'config' has {len(found)} entries for this driver, more than {MOST_PARAMETERS}")
+    entries = [(entry, _field(entry, "opaque", dict, {})) for entry in _objects(devices, "config", _MOST_CONFIGS)]
+    ours = [(entry, opaque) for entry, opaque in entries if opaque.get("driver") in DRIVERS]
+    if len(ours) > MOST_PARAMETERS:
+        raise Refused(f"field 'config' has {len(ours)} entries for this driver, more than {MOST_PARAMETERS}")
+    found = []
+    for entry, opaque in ours:
+        source, requests = _field(entry, "source", str), frozenset(_texts(entry, "requests"))
+        if source not in list(Source):
+            raise Refused(f"field 'source' is {shown(source)}, neither {Source.DEVICE_CLASS} nor {Source.CLAIM}")
+        found.append(OpaqueConfig(Source(source), opaque["driver"], requests, _field(opaque, "parameters", dict, {})))
     # Only who wrote them counts; naming a subrequest gives no precedence over naming its request.
     return tuple(sorted(found, key=lambda config: config.source is Source.CLAIM))
 
 
-def _config(entry: Mapping[str, Any], opaque: Mapping[str, Any]) -> OpaqueConfig:
-    source = text_in(entry, "source")
-    if source not in list(Source):
-        raise Refused(f"field 'source' is {shown(source)}, neither {Source.DEVICE_CLASS} nor {Source.CLAIM}")
-    requests = frozenset(texts_in(entry, "requests"))
-    return OpaqueConfig(Source(source), opaque["driver"], requests, object_in(opaque, "parameters"))
+def _field(document: Mapping[str, Any], key: str, kind: type[T], default: T | None = None) -> T:
+    """Returns a field of a kind. Absent or null it is the default; a text without a default must not be empty."""
+    value = document.get(key)
+    if value is None and default is not None:
+        return default
+    if value == "" and default is None and kind is str:
+        raise Refused(f"field {key!r} must not be empty")
+    return _of_kind(f"field {key!r}", value, kind)
+
+
+def _of_kind(what: str, value: object, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        raise Refused(f"{what} must be {_KINDS[kind]}, not {'missing' if value is None else type(value).__name__}")
+    return value
+
+
+def _objects(document: Mapping[str, Any], key: str, most: int) -> list[Mapping[str, Any]]:
+    items = _field(document, key, list, [])
+    if len(items) > most:
+        raise Refused(f"field {key!r} has {len(items)} entries, more than {most}")
+    return [_of_kind(f"field '{key}[]'", item, dict) for item in items]
+
+
+def _texts(document: Mapping[str, Any], key: str) -> list[str]:
+    return [_of_kind(f"field '{key}[]'", item, str) for item in _field(document, key, list, [])]

@@ -13,10 +13,10 @@ from itertools import permutations
 from typing import Final
 
 from numa_contract.cpuset import format_cpu_list
-from numa_contract.records import CpuAllocation, CpuParameters
+from numa_contract.names import CPU_DRIVER
+from numa_contract.records import AllocationResult, CpuAllocation, CpuParameters
 
-from dra_frontend.allocation.claim import Result
-from dra_frontend.allocation.errors import Refused
+from dra_frontend.allocation.claim import Refused, amount_of, count_of
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.cpu_groups import DeviceKind
 from dra_frontend.devices.inventory import Inventory
@@ -31,7 +31,7 @@ _MOST_CHOICES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class CpuRequest:
+class _Request:
     """One result, and what it is decided by."""
 
     index: int
@@ -42,7 +42,6 @@ class CpuRequest:
     parameters: CpuParameters
     count: int
 
-    @property
     def strictness(self) -> tuple[int, ...]:
         """Orders the results of a device: who has the least choice comes first."""
         wanted = self.parameters
@@ -56,28 +55,42 @@ class CpuRequest:
         )
 
 
-def cpu_device(result: Result, inventory: Inventory) -> CpuDevice:
+def _found(result: AllocationResult, inventory: Inventory) -> CpuDevice | None:
+    device = inventory.device(CPU_DRIVER, result.pool, result.device)
+    return device if isinstance(device, CpuDevice) else None
+
+
+def cpu_device(result: AllocationResult, inventory: Inventory) -> CpuDevice:
     """Returns the device of a result; raises Refused where this node has none of that name."""
-    entry = result.recorded
-    device = inventory.device(result.driver, entry.pool, entry.device)
-    if not isinstance(device, CpuDevice):
-        names = [device.name for pool in inventory.pools for device in pool.devices if isinstance(device, CpuDevice)]
-        known = f"it has {names[0]}" + (f" to {names[-1]}" if names[1:] else "") if names else "it has none"
-        raise Refused(f"request {entry.request}: this node has no CPU device {entry.pool}/{entry.device}, {known}")
-    return device
+    if device := _found(result, inventory):
+        return device
+    names = [device.name for pool in inventory.pools for device in pool.devices if isinstance(device, CpuDevice)]
+    known = f"it has {names[0]}" + (f" to {names[-1]}" if names[1:] else "") if names else "it has none"
+    raise Refused(f"request {result.request}: this node has no CPU device {result.pool}/{result.device}, {known}")
 
 
-def cpu_count(result: Result, inventory: Inventory) -> int:
-    """Returns how many CPUs a result has, also of a device that is gone; raises Refused."""
-    device = inventory.device(result.driver, result.recorded.pool, result.recorded.device)
-    single = isinstance(device, CpuDevice) and device.kind is DeviceKind.CPU
+def cpu_count(result: AllocationResult, device: CpuDevice | None) -> int:
+    """Returns how many CPUs a result has of its device, which may be gone (None); raises Refused."""
     # Only a single CPU is given without an amount, so that is what a device was that is gone.
-    return 1 if single or (device is None and result.amount is None) else result.count()
+    single = device.kind is DeviceKind.CPU if device else amount_of(CPU_DRIVER, result) is None
+    return 1 if single else count_of(CPU_DRIVER, result)
+
+
+def check_fraction(results: Sequence[AllocationResult], inventory: Inventory, largest: float) -> None:
+    """Raises Refused where a claim has more than this fraction of the CPUs that the node offers."""
+    devices = [device for pool in inventory.pools for device in pool.devices]
+    offered = sum(len(device.cpus) for device in devices if isinstance(device, CpuDevice))
+    wanted, most = sum(cpu_count(result, _found(result, inventory)) for result in results), int(offered * largest)
+    if wanted > most:
+        raise Refused(
+            f"{wanted} CPUs wanted, one claim may have {most} of the {offered} that this node offers "
+            f"(maxClaimFraction: {largest}); claim fewer"
+        )
 
 
 def allocate_cpus(
     uid: str,
-    results: Sequence[Result],
+    results: Sequence[AllocationResult],
     parameters: Mapping[str, CpuParameters],
     inventory: Inventory,
     ledger: Ledger,
@@ -86,40 +99,39 @@ def allocate_cpus(
 
     ``parameters`` are by the requests' base names.
     """
-    choice = _Choice(uid, inventory, ledger)
-    by_device: defaultdict[str, list[CpuRequest]] = defaultdict(list)
+    choice = _Choice(uid, inventory, ledger, ledger.held_cpus(besides=uid))
+    by_device: defaultdict[str, list[_Request]] = defaultdict(list)
     for index, result in enumerate(results):
-        device, count, entry = cpu_device(result, inventory), cpu_count(result, inventory), result.recorded
-        request = CpuRequest(index, entry.request, device, parameters[result.request], count)
+        device = cpu_device(result, inventory)
+        request = _Request(index, result.request, device, parameters[result.base], cpu_count(result, device))
         by_device[device.name].append(request)
     chosen: dict[int, frozenset[int]] = {}
     # Devices have no CPU in common, so that only results of the same one are in each other's way.
     for requests in by_device.values():
         chosen |= choice.of_device(requests)
-    return tuple(
-        [CpuAllocation(request=r.request, device=r.recorded.device, cpus=chosen[i]) for i, r in enumerate(results)]
-    )
+    return tuple([CpuAllocation(request=r.base, device=r.device, cpus=chosen[i]) for i, r in enumerate(results)])
 
 
-def _orders(requests: Sequence[CpuRequest]) -> Iterator[Sequence[CpuRequest]]:
+def _orders(requests: Sequence[_Request]) -> Iterator[Sequence[_Request]]:
     """Returns in which orders results of a device are tried: all of up to four, else the strictest each first."""
-    strict = sorted(requests, key=lambda request: request.strictness)
+    strict = sorted(requests, key=_Request.strictness)
     if len(strict) <= _PERMUTED:
         return permutations(strict)
     most = min(_MOST_ORDERS, _MOST_CHOICES // len(strict))
     return ([one, *strict[:place], *strict[place + 1 :]] for place, one in enumerate(strict[:most]))
 
 
+@dataclass(frozen=True, slots=True)
 class _Choice:
     """Chooses for the results of one claim."""
 
-    def __init__(self, uid: str, inventory: Inventory, ledger: Ledger) -> None:
-        self._uid = uid
-        self._inventory = inventory
-        self._ledger = ledger
-        self._held = ledger.held_cpus(besides=uid)
+    uid: str
+    inventory: Inventory
+    ledger: Ledger
+    held: frozenset[int]
+    """By other claims."""
 
-    def of_device(self, requests: Sequence[CpuRequest]) -> dict[int, frozenset[int]]:
+    def of_device(self, requests: Sequence[_Request]) -> dict[int, frozenset[int]]:
         """Returns the CPUs of all results of one device by index; raises Refused."""
         if len(requests) == 1:
             return {requests[0].index: self._one(requests[0], frozenset())}
@@ -130,113 +142,89 @@ class _Choice:
             refusal = error
         for request in requests:
             self._one(request, frozenset())  # what cannot be had alone is refused for that
-        if sum(request.count for request in requests) <= len(requests[0].device.cpus - self._held):
+        if sum(request.count for request in requests) <= len(requests[0].device.cpus - self.held):
             for order in orders:
                 with suppress(Refused):
                     return self._in_order(order)
         raise refusal
 
-    def _in_order(self, requests: Sequence[CpuRequest]) -> dict[int, frozenset[int]]:
+    def _in_order(self, requests: Sequence[_Request]) -> dict[int, frozenset[int]]:
         chosen: dict[int, frozenset[int]] = {}
-        mine: frozenset[int] = frozenset()
         for request in requests:
-            chosen[request.index] = self._one(request, mine)
-            mine |= chosen[request.index]
+            chosen[request.index] = self._one(request, frozenset().union(*chosen.values()))
         return chosen
 
-    def _one(self, request: CpuRequest, mine: frozenset[int]) -> frozenset[int]:
+    def _one(self, request: _Request, mine: frozenset[int]) -> frozenset[int]:
         """Returns the CPUs of a result beside those that other results of its claim have."""
+        offered, wanted, layout = request.device.cpus, request.parameters, self.inventory.layout
         if request.device.kind is DeviceKind.CPU:
             return self._single(request, mine)
-        if request.parameters.cpuset is not None:
-            return self._named(request, request.parameters.cpuset, mine)
+        if wanted.cpuset is not None:
+            return self._named(request, wanted.cpuset, mine)
         try:
-            return self._found(request, self._held | mine)
+            return allocate(offered, self.held | mine, request.count, layout, wanted)
         except NoCpusError as error:
-            raise self._none_free(request, mine, error) from error
+            text = f"request {request.name}: device {request.device.name}: {error}"
+        if mine:
+            text += f"; other requests of this claim have {format_cpu_list(mine)}"
+        with suppress(NoCpusError):
+            allocate(offered, mine, request.count, layout, wanted)
+            # Only what the device could give if nobody else had any of it is worth waiting for.
+            text += "; CPUs of a claim that is being released come back when its last container has ended"
+        raise Refused(text)
 
-    def _single(self, request: CpuRequest, mine: frozenset[int]) -> frozenset[int]:
+    def _single(self, request: _Request, mine: frozenset[int]) -> frozenset[int]:
         (cpu,) = request.device.cpus
         if cpu in mine:
             raise Refused(f"request {request.name}: CPU {cpu} is allocated to this claim twice")
-        if cpu in self._held:
-            holder = self._ledger.cpu_holders(besides=self._uid)[cpu]
+        if cpu in self.held:
+            holder = self.ledger.cpu_holders(besides=self.uid)[cpu]
             raise Refused(
                 f"request {request.name}: CPU {cpu} is held by claim {holder}; "
                 "it comes back when that is unprepared and its last container has ended"
             )
         return request.device.cpus
 
-    def _named(self, request: CpuRequest, named: frozenset[int], mine: frozenset[int]) -> frozenset[int]:
+    def _named(self, request: _Request, named: frozenset[int], mine: frozenset[int]) -> frozenset[int]:
         """Checks CPUs that the claim names itself. The words of each fault are what the CPU peer's users look for."""
-        inventory = self._inventory
+        inventory = self.inventory
         faults = [
             (named - inventory.machine.online, "contain offline cores: "),
             (named & inventory.reserved_cpus, "contain reserved cores: "),
             (named & inventory.withheld_cpus, "contain the CPU that is kept for containers without a claim: "),
             (named & mine, "are already assigned to another device in this claim: "),
-            (named & self._held, "conflict with already allocated claims: "),
+            (named & self.held, "conflict with already allocated claims: "),
         ]
-        wrong_size = len(named) != request.count
-        fault = f"({len(named)}) does not match requested capacity {request.count}" if wrong_size else ""
-        fault = fault or next((text + format_cpu_list(cpus) for cpus, text in faults if cpus), "")
+        fault = next((text + format_cpu_list(cpus) for cpus, text in faults if cpus), "")
+        if len(named) != request.count:
+            fault = f"({len(named)}) does not match requested capacity {request.count}"
         if fault:
             cpus = format_cpu_list(named)
             raise Refused(f"request {request.name}: parameters FromClaim: CPUs {cpus} {fault}")
         return named
 
-    def _none_free(self, request: CpuRequest, mine: frozenset[int], error: NoCpusError) -> Refused:
-        text = f"request {request.name}: device {request.device.name}: {error}"
-        if mine:
-            text += f"; other requests of this claim have {format_cpu_list(mine)}"
-        with suppress(NoCpusError):
-            self._found(request, mine)
-            # Only what the device could give if nobody else had any of it is worth waiting for.
-            text += "; CPUs of a claim that is being released come back when its last container has ended"
-        return Refused(text)
-
-    def _found(self, request: CpuRequest, taken: frozenset[int]) -> frozenset[int]:
-        return allocate(request.device.cpus, taken, request.count, self._inventory.layout, request.parameters)
-
 
 def seen_cpus(
-    results: Sequence[Result], seen: Mapping[str, frozenset[int]], inventory: Inventory
+    results: Sequence[AllocationResult], seen: Mapping[str, frozenset[int]], inventory: Inventory
 ) -> tuple[CpuAllocation, ...]:
     """Returns what each result has of the CPUs that its request's containers hold; raises Refused.
 
     ``seen`` is by request (base name; "" for a claim with one request).
     """
-    allocations: list[CpuAllocation] = []
-    requests = tuple(dict.fromkeys(result.request for result in results))
+    chosen: dict[int, frozenset[int]] = {}
+    requests = dict.fromkeys(result.base for result in results)
     for request in requests:
-        cpus = seen.get(request) or (seen.get("") if len(requests) == 1 else None)
-        mine = [result for result in results if result.request == request]
-        amounts = [cpu_count(result, inventory) for result in mine]
-        if cpus is None or len(cpus) != sum(amounts):
-            raise Refused(f"request {request} has {sum(amounts)} CPUs, its containers hold {len(cpus or ())}")
-        shares = _shared_out(cpus, [(_offered(r, inventory), n) for r, n in zip(mine, amounts, strict=True)])
-        allocations += [
-            CpuAllocation(request=request, device=result.recorded.device, cpus=share)
-            for result, share in zip(mine, shares, strict=True)
-        ]
-    return tuple(allocations)
-
-
-def _offered(result: Result, inventory: Inventory) -> frozenset[int]:
-    device = inventory.device(result.driver, result.recorded.pool, result.recorded.device)
-    return device.cpus if isinstance(device, CpuDevice) else frozenset()
-
-
-def _shared_out(cpus: frozenset[int], devices: Sequence[tuple[frozenset[int], int]]) -> list[frozenset[int]]:
-    """Returns which CPUs each device gave, by what it offers and the amount; its own first, and none is left."""
-    shares = []
-    left = cpus
-    for offered, count in devices:
-        shares.append(frozenset(sorted(left & offered)[:count]))
-        left -= shares[-1]
-    for place, (_, count) in enumerate(devices):
-        # CPUs that their device does not offer any more: reserved meanwhile, or of a device that is gone.
-        more = frozenset(sorted(left)[: count - len(shares[place])])
-        shares[place] |= more
-        left -= more
-    return shares
+        left = seen.get(request) or (seen.get("") if len(requests) == 1 else None) or frozenset()
+        mine = {place: _found(result, inventory) for place, result in enumerate(results) if result.base == request}
+        counts = {place: cpu_count(results[place], device) for place, device in mine.items()}
+        if len(left) != sum(counts.values()):
+            raise Refused(f"request {request} has {sum(counts.values())} CPUs, its containers hold {len(left)}")
+        for place, device in mine.items():
+            chosen[place] = frozenset(sorted(left & device.cpus if device else ())[: counts[place]])
+            left -= chosen[place]
+        # What is left their devices do not offer any more: reserved meanwhile, or of a device that is gone.
+        for place, number in counts.items():
+            more = frozenset(sorted(left)[: number - len(chosen[place])])
+            chosen[place] |= more
+            left -= more
+    return tuple([CpuAllocation(request=r.base, device=r.device, cpus=chosen[i]) for i, r in enumerate(results)])

@@ -5,26 +5,19 @@ A claim is judged first, by itself: that is where what its author wrote is read,
 on, among all others: that is what happens under the claims lock.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from numa_contract.config import Config
-from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER
-from numa_contract.records import AllocationRecord, CpuParameters, PodReference
+from numa_contract.names import CPU_DRIVER
+from numa_contract.records import AllocationRecord, CpuParameters, MemoryParameters, PodReference
 
-from dra_frontend.allocation.claim import ClaimView, Result
-from dra_frontend.allocation.cpu_parameters import CpuConfig, cpu_parameters
-from dra_frontend.allocation.cpus import allocate_cpus, cpu_count, cpu_device, seen_cpus
-from dra_frontend.allocation.errors import Refused
+from dra_frontend.allocation.claim import ClaimView, Refused
+from dra_frontend.allocation.cpus import allocate_cpus, check_fraction, seen_cpus
 from dra_frontend.allocation.ledger import Ledger
-from dra_frontend.allocation.memory import allocate_memory, check_protection, held_memory, requested_memory, with_gone
-from dra_frontend.allocation.memory_parameters import MemoryConfig
-from dra_frontend.allocation.parameters import Section, Stated, read_parameters
+from dra_frontend.allocation.memory import allocate_memory, check_protection, held_memory
+from dra_frontend.allocation.resolve import resolve
 from dra_frontend.devices.inventory import Inventory
-from dra_frontend.devices.model import CpuDevice
-
-_SECTIONS: Final[Mapping[str, type[Section]]] = {CPU_DRIVER: CpuConfig, MEMORY_DRIVER: MemoryConfig}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,88 +25,28 @@ class Judged:
     """A claim for one driver, before it is known what others hold."""
 
     view: ClaimView
-    results: tuple[Result, ...]
-    """What it takes; at least one."""
     blank: AllocationRecord
     """Its record without CPUs and memory; without parameters where it is refused."""
     refusal: Refused | None
     """Why it cannot be prepared anew; a record that it has already stays."""
     config: Config
 
-    @property
-    def driver(self) -> str:
-        """Of the results."""
-        return self.blank.driver
-
 
 def judge(view: ClaimView, driver: str, inventory: Inventory, config: Config) -> Judged:
     """Reads what a claim wants of one driver, of which it has at least one result that takes something."""
-    results = view.taken(driver)
-    blank = AllocationRecord(
-        driver=driver,
-        claim=view.claim,
-        reserved_for=view.reserved_for,
-        results=tuple([result.recorded for result in results]),
-    )
+    results, refusal = view.results[driver], None
+    fields: dict[str, Any] = {}
     try:
-        resolved = _resolved(view, driver, results, inventory, config)
-    except Refused as refusal:
-        return Judged(view, results, blank, refusal, config)
-    return Judged(view, results, blank.model_copy(update=resolved), None, config)
-
-
-def _resolved(
-    view: ClaimView, driver: str, results: tuple[Result, ...], inventory: Inventory, config: Config
-) -> dict[str, Any]:
-    """Returns the fields of the record that opaque parameters decide, for one driver. Raises Refused."""
-    stated = read_parameters(view, _SECTIONS) if view.configs else {}
-    sharing = _sharing(stated)
-    if driver == CPU_DRIVER:
-        if config.max_claim_fraction < 1:
-            _check_fraction(results, inventory, config.max_claim_fraction)
-        return {"parameters": _requested_cpus(results, stated, inventory), "sharing": sharing}
-    # Of a device that is gone the name tells enough; who needs the device itself is refused when it is decided.
-    known = with_gone(results, inventory)
-    return {"memory_parameters": requested_memory(results, stated, known, config.memory_protection), "sharing": sharing}
-
-
-def _sharing(stated: Mapping[tuple[str, str], Stated]) -> str:
-    """Returns how the claim is shared: one answer for both drivers, since one container uses the whole claim.
-
-    Requests that say nothing follow those that do. Raises Refused where two differ.
-    """
-    shared = {key: given["sharing"] for key, given in stated.items() if "sharing" in given}
-    values = {given.value for given in shared.values()}
-    if len(values) > 1:
-        shown = ", ".join(f"{name} of {driver}: {by.value} {by.source}" for (driver, name), by in shared.items())
-        raise Refused(
-            f"parameters: sharing: holds for the whole claim, but its requests differ ({shown}); give all the same"
-        )
-    return values.pop() if values else "container"
-
-
-def _requested_cpus(
-    results: tuple[Result, ...], stated: Mapping[tuple[str, str], Stated], inventory: Inventory
-) -> dict[str, CpuParameters]:
-    parameters: dict[str, CpuParameters] = {}
-    for result in results:
-        kind, given = cpu_device(result, inventory).kind, stated.get((CPU_DRIVER, result.recorded.request))
-        try:
-            parameters[result.request] = cpu_parameters(given, kind) if given else CpuParameters()
-        except Refused as error:
-            raise Refused(f"request {result.recorded.request}: {error}") from error
-    return parameters
-
-
-def _check_fraction(results: tuple[Result, ...], inventory: Inventory, largest: float) -> None:
-    devices = [device for pool in inventory.pools for device in pool.devices]
-    offered = sum(len(device.cpus) for device in devices if isinstance(device, CpuDevice))
-    wanted, most = sum(cpu_count(result, inventory) for result in results), int(offered * largest)
-    if wanted > most:
-        raise Refused(
-            f"{wanted} CPUs wanted, one claim may have {most} of the {offered} that this node offers "
-            f"(maxClaimFraction: {largest}); claim fewer"
-        )
+        if view.configs:
+            fields = resolve(view, driver, inventory, config.memory_protection)
+        elif driver == CPU_DRIVER:
+            fields = {"parameters": {result.base: CpuParameters() for result in results}}
+        else:
+            fields = {"memory_parameters": {result.base: MemoryParameters() for result in results}}
+    except Refused as error:
+        refusal = error
+    blank = AllocationRecord(driver=driver, claim=view.claim, reserved_for=view.reserved_for, results=results, **fields)
+    return Judged(view, blank, refusal, config)
 
 
 def with_pods(record: AllocationRecord, pods: tuple[PodReference, ...]) -> AllocationRecord:
@@ -156,12 +89,14 @@ def decide(judged: Judged, inventory: Inventory, ledger: Ledger) -> AllocationRe
 def _allocated(judged: Judged, inventory: Inventory, ledger: Ledger) -> AllocationRecord:
     if judged.refusal is not None:
         raise judged.refusal
-    blank, uid = judged.blank, judged.blank.claim.uid
+    blank, uid, config = judged.blank, judged.blank.claim.uid, judged.config
     if blank.driver == CPU_DRIVER:
-        cpus = allocate_cpus(uid, judged.results, blank.parameters, inventory, ledger)
+        if config.max_claim_fraction < 1:
+            check_fraction(blank.results, inventory, config.max_claim_fraction)
+        cpus = allocate_cpus(uid, blank.results, blank.parameters, inventory, ledger)
         return blank.model_copy(update={"cpus": cpus})
-    record = blank.model_copy(update={"memory": allocate_memory(uid, judged.results, inventory, ledger)})
-    check_protection(record, inventory, ledger, judged.config.memory_protection.max_fraction)
+    record = blank.model_copy(update={"memory": allocate_memory(uid, blank.results, inventory, ledger)})
+    check_protection(record, inventory, ledger, config.memory_protection.max_fraction)
     return record
 
 
@@ -178,13 +113,13 @@ def _rebuilt(judged: Judged, inventory: Inventory, ledger: Ledger) -> Allocation
 
     Parameters that this release or configuration refuses take nothing from them.
     """
+    blank, given = judged.blank, dict[str, Any](rebuilt=True)
     try:
-        given: dict[str, Any] = {"rebuilt": True}
-        if judged.driver == CPU_DRIVER:
-            given["cpus"] = seen_cpus(judged.results, ledger.seen_cpus(judged.blank.claim.uid), inventory)
+        if blank.driver == CPU_DRIVER:
+            given["cpus"] = seen_cpus(blank.results, ledger.seen_cpus(blank.claim.uid), inventory)
         else:
             # Its pages are in use: a device that shrank below them, or is gone, takes nothing away.
-            given["memory"] = held_memory(judged.results, with_gone(judged.results, inventory))
+            given["memory"] = held_memory(blank.results, inventory)
     except Refused as error:
         raise Refused(f"{judged.view} cannot be rebuilt: {error}") from error
-    return judged.blank.model_copy(update=given)
+    return blank.model_copy(update=given)

@@ -6,28 +6,27 @@ parameters that are silently ignored are found out in production. Anybody who ma
 entry is bounded, and read once.
 """
 
-import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from numa_contract.errors import shown
 from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER
-from pydantic import BaseModel, ConfigDict, ValidationError
+from numa_contract.records import MemoryMount
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from dra_frontend.allocation.claim import ClaimView, OpaqueConfig, Source
-from dra_frontend.allocation.errors import Refused
+from dra_frontend.allocation.claim import ClaimView, OpaqueConfig, Refused, Source
 
 API_VERSION: Final = "v1alpha1"
-CPU_KEY: Final = "cpuConfig"
-MEMORY_KEY: Final = "memoryConfig"
 LARGEST: Final = 10 << 10
 """Characters of one entry as JSON (resource.k8s.io, OpaqueParametersMaxLength)."""
-_DRIVERS: Final = {CPU_KEY: CPU_DRIVER, MEMORY_KEY: MEMORY_DRIVER}
 _PLAIN_KEY: Final = re.compile(r"[A-Za-z0-9_.-]{1,40}", re.ASCII)
+# What the kernel takes of hugetlbfs's mode= (fs/hugetlbfs/inode.c): permissions and the sticky bit.
+_MODE: Final = re.compile(r"0?[01]?[0-7]{3}", re.ASCII)
+_LONGEST_PATH: Final = 4095
 
 
 class Fields(BaseModel):
@@ -52,6 +51,63 @@ class Section(Fields):
         return f"{cls.KEY}.{to_camel(name)}"
 
 
+class CpuConfig(Section):
+    """The fields of ``cpuConfig``: how a request's CPUs are chosen."""
+
+    KEY: ClassVar[str] = "cpuConfig"
+    ONCE: ClassVar[frozenset[str]] = frozenset({"cpuset"})
+
+    cpuset: str | None = None
+    """Expanded where it is allowed: elsewhere nobody need."""
+    strategy: Literal["packed", "spread"] | None = None
+    full_physical_cores: bool | None = None
+    l3: Literal["preferred", "required", "ignore"] | None = None
+    numa: Literal["group", "distribute"] | None = None
+    isolated: Literal["ignore", "only", "never"] | None = None
+    core_type: Literal["any", "performance", "efficiency"] | None = None
+    quota: Literal["off", "keep"] | None = None
+
+
+def _mount_path(text: str) -> str:
+    parts = [part for part in text.split("/") if part]
+    if not text.startswith("/") or not {".", ".."}.isdisjoint(parts):
+        raise ValueError("must be an absolute path without '.' and '..', as the container sees it")
+    if not text.isprintable() or len(text.encode()) > _LONGEST_PATH:
+        raise ValueError(f"must be at most {_LONGEST_PATH} bytes of printable text")
+    if not parts or parts[0] == "proc" or parts in (["dev"], ["sys"]):
+        raise ValueError("belongs to the runtime; choose a directory of its own, such as /dev/hugepages")
+    return "/" + "/".join(parts)
+
+
+def _mode(text: str) -> str:
+    if not _MODE.fullmatch(text):
+        raise ValueError('must be octal permissions, such as "0770" or "1777"')
+    return text
+
+
+class MountConfig(Fields):
+    """The fields of ``mount``."""
+
+    path: Annotated[str, AfterValidator(_mount_path)]
+    mode: Annotated[str, AfterValidator(_mode)] = MemoryMount.model_fields["mode"].default
+
+
+class MemoryConfig(Section):
+    """The fields of ``memoryConfig``: how a request's memory or hugepages are bound, limited, protected, mounted."""
+
+    KEY: ClassVar[str] = "memoryConfig"
+
+    binding: Literal["strict", "preferred", "interleave"] | None = None
+    limit: Literal["none", "claim"] | None = None
+    protect: Literal["none", "low", "min"] | None = None
+    high: Annotated[float, Field(gt=0, le=1)] | None = None
+    mount: MountConfig | None = None
+
+
+_SECTIONS: Final[Mapping[str, type[Section]]] = {CPU_DRIVER: CpuConfig, MEMORY_DRIVER: MemoryConfig}
+_OWNERS: Final = {section.KEY: driver for driver, section in _SECTIONS.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
     """A value and who gave it."""
@@ -69,25 +125,22 @@ def refusal(source: Source, field: str, reason: str) -> Refused:
     return Refused(f"parameters {source}: {field}: {reason}")
 
 
-def read_parameters(claim: ClaimView, sections: Mapping[str, type[Section]]) -> dict[tuple[str, str], Stated]:
+def read_parameters(claim: ClaimView) -> dict[tuple[str, str], Stated]:
     """Returns what is stated for each request that takes something, by driver and full name of the request.
 
     Raises Refused, naming the first request that an entry is for which cannot be used.
     """
     read: dict[int, Section] = {}
     stated: dict[tuple[str, str], Stated] = {}
-    for result in claim.results if claim.configs else ():
-        key = (result.driver, result.recorded.request)
-        if result.admin_access or key in stated:
-            continue
-        stated[key] = {}
-        for place, config in enumerate(claim.configs):
-            if config.applies_to(result):
-                try:
-                    section = read[place] = read.get(place) or _read(config, sections[config.driver])
-                    _add(stated[key], section, config.source)
-                except Refused as error:
-                    raise Refused(f"request {key[1]}: {error}") from error
+    for driver, result in [(driver, result) for driver, results in claim.results.items() for result in results]:
+        if (driver, result.request) not in stated:
+            stated[driver, result.request] = {}
+            try:
+                for place in [n for n, config in enumerate(claim.configs) if config.applies_to(driver, result)]:
+                    section = read[place] = read.get(place) or _read(claim.configs[place])
+                    _add(stated[driver, result.request], section, claim.configs[place].source)
+            except Refused as error:
+                raise Refused(f"request {result.request}: {error}") from error
     return stated
 
 
@@ -103,37 +156,21 @@ def _add(stated: Stated, section: Section, source: Source) -> None:
         stated[name] = Given(value, source)
 
 
-def contradiction(
-    section: type[Section], stated: Mapping[str, Given], one: tuple[str, Any], other: tuple[str, Any]
-) -> None:
-    """Raises Refused where both fields have the values that exclude each other."""
-    pair = [(name, stated[name]) for name, value in (one, other) if name in stated and stated[name].value == value]
-    if len(pair) == 2:
-        (first, a), (second, b) = pair
-        reason = f"{_text(a.value)} contradicts {to_camel(second)}: {_text(b.value)} ({b.source})"
-        raise refusal(a.source, section.path(first), reason)
-
-
-def _text(value: Any) -> str:
-    return str(value).lower()
-
-
-def _read(config: OpaqueConfig, section: type[Section]) -> Section:
-    said, known, source = config.parameters, ["apiVersion", section.KEY], config.source
+def _read(config: OpaqueConfig) -> Section:
+    said, source, section = config.parameters, config.source, _SECTIONS[config.driver]
+    known = ["apiVersion", section.KEY]
     if not said:
         return section()
     if _size(said) > LARGEST:
         raise refusal(source, "entry", f"has more than {LARGEST} characters, or is nested too deep")
-    for key in sorted(said.keys() & _DRIVERS.keys() - {section.KEY}):
-        raise refusal(source, key, f"is for the driver {_DRIVERS[key]}; {config.driver} takes {section.KEY}")
+    for key in sorted(said.keys() & _OWNERS.keys() - {section.KEY}):
+        raise refusal(source, key, f"is for the driver {_OWNERS[key]}; {config.driver} takes {section.KEY}")
     for key in sorted(said.keys() - set(known)):
         raise refusal(source, _key(key), _unknown(known))
     version = said.get("apiVersion")
     if version != API_VERSION:
-        wrong = f"is missing; it must be {API_VERSION!r}"
-        raise refusal(
-            source, "apiVersion", wrong if version is None else f"{shown(version)}: input should be {API_VERSION!r}"
-        )
+        missing, wrong = f"is missing; it must be {API_VERSION!r}", f"input should be {API_VERSION!r}"
+        raise refusal(source, "apiVersion", missing if version is None else f"{shown(version)}: {wrong}")
     if section.KEY not in said:
         raise refusal(source, section.KEY, "is missing")
     try:
@@ -158,9 +195,10 @@ def _unknown(known: Sequence[str]) -> str:
     return f"unknown field; known are {', '.join(known)}"
 
 
-def _reason(section: type[Fields], fault: Any) -> str:
+def _reason(section: type[Section], fault: Any) -> str:
     if fault["type"] == "extra_forbidden":
-        return _unknown([to_camel(name) for name in _group(section, fault["loc"][:-1]).model_fields])
+        group = MountConfig if len(fault["loc"]) > 1 else section  # the one group inside another
+        return _unknown([to_camel(name) for name in group.model_fields])
     if fault["type"] == "missing":
         return "is missing"
     if fault["type"] == "model_type":
@@ -168,11 +206,3 @@ def _reason(section: type[Fields], fault: Any) -> str:
     message = fault["msg"].removeprefix("Value error, ")
     remedy = "; write it in quotes" if fault["type"] == "string_type" else ""
     return f"{shown(fault['input'])}: {message[:1].lower()}{message[1:]}{remedy}"
-
-
-def _group(fields: type[Fields], place: Sequence[int | str]) -> type[Fields]:
-    """Returns the group of fields at a place inside another."""
-    for part in place:
-        kinds = next(get_args(field.annotation) for field in fields.model_fields.values() if field.alias == part)
-        fields = next(kind for kind in kinds if inspect.isclass(kind) and issubclass(kind, Fields))
-    return fields

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the frontend knows of its backend: the lease, and the latest report of every container."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -74,6 +75,8 @@ class BackendView:
     unreadable: str = ""
     """Why a report could not be read."""
     former: FormerEpoch = field(default_factory=FormerEpoch)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set, and replaced by another one, by :meth:`changed`."""
     _documents: dict[str, Any] = field(default_factory=dict)
     _renewed: float = 0.0
 
@@ -114,6 +117,11 @@ class BackendView:
             _log.error("a report of the backend cannot be read", extra={"error": unreadable})
         self.containers, self._documents, self.unreadable = containers, documents, unreadable
 
+    def changed(self) -> None:
+        """The lease or a report has changed: whoever waits for the backend checks again."""
+        self.news.set()
+        self.news = asyncio.Event()
+
     def has_heard(self, generation: int) -> bool:
         """Tells whether the reports were made after the backend had heard of this generation of the records.
 
@@ -130,10 +138,10 @@ class BackendView:
     @property
     def failing(self) -> str:
         """Why this pod's backend is of no use, neither as the active one nor as a standby; else empty."""
-        if self.status is None or self.age is None:
+        if self.status is None:
             return "nri-backend has not reported yet; see the log of its container"
-        if self.age > LEASE_SECONDS:
-            return f"nri-backend has been silent for {self.age:.0f} s; is its container running?"
+        if (age := self.clock() - self._renewed) > LEASE_SECONDS:
+            return f"nri-backend has been silent for {age:.0f} s; is its container running?"
         if not self.status.synchronized:
             return "nri-backend is not connected to the container runtime; is NRI switched on there?"
         if not self.complete:
@@ -143,14 +151,12 @@ class BackendView:
     @property
     def problem(self) -> str:
         """Why no claim may be prepared now; empty when a backend on this node enforces, this one or another."""
-        if problem := self.failing:
-            return problem
-        if self.status is not None and not self.status.enforced:
-            return (
-                "no nri-backend enforces on this node: the one that holds the lock is silent, or has lost the "
-                "container runtime; a standby takes over within seconds"
-            )
-        return ""
+        if self.failing or self.status is None or self.status.enforced:
+            return self.failing
+        return (
+            "no nri-backend enforces on this node: the one that holds the lock is silent, or has lost the "
+            "container runtime; a standby takes over within seconds"
+        )
 
     @property
     def live(self) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CDI directory as a database: one file for each claim and driver, whole when it is there.
+"""The CDI directory as a database: one file for each claim and driver, whole when it is there; and its transactions.
 
 Two instances share it during an upgrade, so nothing read before the claims lock was taken may be believed.
 """
@@ -7,15 +7,25 @@ Two instances share it during an upgrade, so nothing read before the claims lock
 import hashlib
 import logging
 import os
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from numa_contract.cdi import MAX_CLAIM_FILE, ClaimFile, dump_claim_file
-from numa_contract.names import cdi_file_name
+from numa_contract.names import ClaimKey, cdi_file_name
 from numa_contract.records import AllocationRecord
+from numa_contract.reports import ContainerReport
 from numa_node.claim_directory import ClaimDirectory, DirectoryView
 from numa_node.files import read_regular, replace_file
+from numa_node.log import Complaints
+
+from dra_frontend.allocation.decide import Judged, decide
+from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.claims.journal import Name
+from dra_frontend.claims.metadata import MetadataFiles
+from dra_frontend.devices.inventory import Inventory
 
 _log = logging.getLogger(__name__)
 
@@ -25,20 +35,18 @@ _MOST_COPIED_BYTES: Final = 16 << 20
 _MOST_SET_ASIDE: Final = 64
 
 
-class ClaimFiles:
-    """The claim files of this node. Every method blocks on the disk and wants the claims lock to be held."""
+class ClaimFiles(ClaimDirectory):
+    """The claim files of this node. Every method blocks on the disk and wants the claims lock to be held.
+
+    The view is of the last scan, with what was written since.
+    """
 
     def __init__(self, directory: Path, quarantine: Path) -> None:
+        super().__init__(str(directory))
         self._directory = directory
         self._quarantine = quarantine
-        self._reader = ClaimDirectory(str(directory))
         self._copied: dict[str, str] = {}
         self._set_aside: dict[str, str] = {}
-
-    @property
-    def view(self) -> DirectoryView:
-        """The files as of the last scan, with what was written since."""
-        return self._reader.view
 
     @property
     def problems(self) -> dict[str, str]:
@@ -51,7 +59,7 @@ class ClaimFiles:
         Not thorough: believes the directory's time, which does not tell of what other instances did within the tick of
         a change of ours. Raises nothing.
         """
-        view = self._reader.refresh(thorough=thorough)
+        view = self.refresh(thorough=thorough)
         for name, problem in view.problems.items():
             if name and self._copied.get(name) != problem:
                 _log.error("claim file cannot be used", extra={"file": name, "problem": problem})
@@ -66,7 +74,7 @@ class ClaimFiles:
         replace_file(str(path), dump_claim_file(record), 0o600, sync=True)
         self._sync()
         self._set_aside.pop(path.name, None)
-        self._reader.note((record.driver, record.claim.uid), ClaimFile.of(record))
+        self.note((record.driver, record.claim.uid), ClaimFile.of(record))
 
     def remove(self, driver: str, uid: str) -> None:
         """Removes the claim's file, if there is one. OSError leaves all as it was."""
@@ -74,7 +82,7 @@ class ClaimFiles:
         (self._directory / name).unlink(missing_ok=True)
         self._sync()
         self._set_aside.pop(name, None)
-        self._reader.note((driver, uid), None)
+        self.note((driver, uid), None)
 
     def set_aside(self, record: AllocationRecord, reason: str) -> None:
         """Takes a readable record out of the directory, keeping a copy: it contradicts another one that is in use."""
@@ -119,3 +127,102 @@ class ClaimFiles:
             for path in directory.glob(pattern):
                 with suppress(OSError):
                     path.unlink()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A record appeared, changed or went."""
+
+    kind: str
+    """``prepared``, ``updated``, ``restored``, ``released``, ``quarantined`` or ``freed``."""
+    driver: str
+    uid: str
+
+
+@dataclass(slots=True)
+class Transaction:
+    """The claims under the lock. What a method has done holds, whatever fails later; with an OSError it did nothing."""
+
+    _files: ClaimFiles
+    _metadata: MetadataFiles
+    _complaints: Complaints
+    containers: tuple[ContainerReport, ...]
+    certain: bool
+    """Whether the reports are complete, so that silence about a container means that there is none."""
+    answered: set[ClaimKey]
+    """Claims without a record of which the API server has said whether they exist."""
+    present: dict[ClaimKey, Name] = field(default_factory=dict)
+    """Claims that shall have a file."""
+    releasing: dict[ClaimKey, ClaimFile] = field(default_factory=dict)
+    vanished: dict[ClaimKey, ClaimFile] = field(default_factory=dict)
+    """What files held that are gone, or damaged, behind our back: held until they are written again."""
+    changes: list[Change] = field(default_factory=list)
+
+    @property
+    def files(self) -> Mapping[ClaimKey, ClaimFile]:
+        """Every claim that is prepared."""
+        on_disk = self._files.view.files
+        return {**on_disk, **self.vanished} if self.vanished else on_disk
+
+    @property
+    def ledger(self) -> Ledger:
+        """Who holds what at this moment of the transaction."""
+        files = self.files
+        absent = frozenset(self.present.keys() - files.keys())
+        return Ledger(files, self.releasing, self.containers, absent, frozenset(self.answered))
+
+    def prepare(self, judged: Judged, inventory: Inventory) -> AllocationRecord:
+        """Decides what a claim gets and writes it. Raises Refused or OSError."""
+        record = decide(judged, inventory, self.ledger)
+        if self._metadata.enabled:
+            record = self._metadata.describe(record, judged.view, inventory)
+        return self.write(record)
+
+    def write(self, record: AllocationRecord, kind: str = "prepared") -> AllocationRecord:
+        """Writes a record, before it the metadata files that its CDI devices mount; returns what was written."""
+        key = (record.driver, record.claim.uid)
+        if record.metadata:
+            record = self._metadata.place(record)
+        try:
+            self._files.write(record)
+        except OSError:
+            if key not in self.files:
+                self._metadata.remove(record, self.files.values())
+            raise
+        self.vanished.pop(key, None)
+        self.releasing.pop(key, None)
+        self.present[key] = (record.claim.namespace, record.claim.name)
+        self.changes.append(Change(kind, *key))
+        return record
+
+    def release(self, driver: str, uid: str) -> None:
+        """Takes a claim back. What it has stays held until it is certain that no container of it runs."""
+        key = (driver, uid)
+        file = self.files.get(key)
+        self._files.remove(driver, uid)
+        self.vanished.pop(key, None)
+        self.present.pop(key, None)
+        if file is not None:
+            self.releasing[key] = file
+            if file.record is not None:
+                self._metadata.remove(file.record, self.files.values())
+        self.changes.append(Change("released", driver, uid))
+
+    def set_aside(self, record: AllocationRecord, reason: str) -> None:
+        """Takes the file of a record away that contradicts another one, keeping a copy. The claim is lost then."""
+        self._files.set_aside(record, reason)
+        self._metadata.remove(record, self.files.values())
+        self.changes.append(Change("quarantined", record.driver, record.claim.uid))
+
+    def restore(self) -> None:
+        """Writes again what vanished, and metadata files that did: without its source a mount keeps a container down.
+
+        What cannot be written now stays held.
+        """
+        missing = [f for f in self._files.view.files.values() if f.record and self._metadata.missing(f.record)]
+        for record in [file.record for file in (*self.vanished.values(), *missing) if file.record]:
+            try:
+                self.write(record, "restored")
+                self._complaints.well((record.driver, record.claim.uid))
+            except (OSError, ValueError) as error:
+                self._complaints.say((record.driver, record.claim.uid), "claim file not restored", error)

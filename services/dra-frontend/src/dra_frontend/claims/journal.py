@@ -14,15 +14,14 @@ import secrets
 import stat
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from numa_contract.cdi import ClaimFile
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 from numa_contract.documents import parse_json
-from numa_contract.errors import ContractError
 from numa_contract.names import ClaimKey
 from numa_contract.records import parse_record
 
@@ -31,7 +30,8 @@ SLOT_BYTES: Final = 128 << 10
 _MAGIC: Final = b"dra-driver-numa journal 1"
 _HEADER: Final = 64
 """Bytes: magic, sequence, length of the lines, and the CRC-32 of sequence and lines."""
-_REMEMBERED: Final = 4096
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+_SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 Name = tuple[str, str]
 """Namespace and name of a claim; empty where they are not known."""
 
@@ -66,7 +66,7 @@ class Journal:
     def read(self) -> Entries:
         """Returns what the journal says; what it should say, where there is none that can be read. Raises nothing."""
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = os.open(self._path, _SAFELY | os.O_RDONLY)
             try:
                 self._take(descriptor)
             finally:
@@ -77,12 +77,11 @@ class Journal:
 
     def _take(self, descriptor: int) -> None:
         heads = [_read_header(os.pread(descriptor, _HEADER, slot * SLOT_BYTES)) for slot in (0, 1)]
-        slots = sorted(((head, slot) for slot, head in enumerate(heads) if head), reverse=True)
-        for (sequence, length, checksum), slot in slots:
+        for (sequence, length, checksum), slot in sorted(((h, n) for n, h in enumerate(heads) if h), reverse=True):
             if (sequence, checksum) == self._stamp:
                 return
             data = os.pread(descriptor, length, slot * SLOT_BYTES + _HEADER)
-            if _checksum(sequence, data) == checksum:
+            if zlib.crc32(data, sequence) == checksum:
                 self._entries, self._stamp = _parse(data), (sequence, checksum)
                 self.found, self.problem = True, ""
                 return
@@ -101,11 +100,11 @@ class Journal:
         try:
             data = _dump(entries)
             sequence = self._stamp[0] + 1
-            checksum = _checksum(sequence, data)
-            head = b"%s %d %d %d" % (_MAGIC, sequence, len(data), checksum)
+            # Of the sequence, too: a header of which only the beginning was written must not make old lines the newest.
+            checksum = zlib.crc32(data, sequence)
+            slot = (b"%s %d %d %d" % (_MAGIC, sequence, len(data), checksum)).ljust(_HEADER) + data
             descriptor = self._open()
             try:
-                slot = head.ljust(_HEADER) + data
                 if os.pwrite(descriptor, slot, sequence % 2 * SLOT_BYTES) != len(slot):
                     raise OSError(errno.ENOSPC, "only a part was written")
             finally:
@@ -118,7 +117,7 @@ class Journal:
     def _open(self) -> int:
         """Returns the file, made anew where there is none of our size."""
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = os.open(self._path, _SAFELY | os.O_RDWR)
             status = os.fstat(descriptor)
             if stat.S_ISREG(status.st_mode) and status.st_size == 2 * SLOT_BYTES:
                 return descriptor
@@ -142,11 +141,6 @@ class Journal:
             path.unlink(missing_ok=True)
 
 
-def _checksum(sequence: int, data: bytes) -> int:
-    # Of the sequence, too: a header of which only the beginning was written must not make old lines the newest ones.
-    return zlib.crc32(data, sequence)
-
-
 def _read_header(head: bytes) -> tuple[int, int, int] | None:
     numbers = head.removeprefix(_MAGIC).split()
     if not head.startswith(_MAGIC) or len(numbers) != 3 or not all(number.isdigit() for number in numbers):
@@ -160,42 +154,33 @@ def _former_releases(descriptor: int) -> frozenset[ClaimKey] | None:
     try:
         document = parse_json(os.pread(descriptor, 2 * SLOT_BYTES, 0), 2 * SLOT_BYTES, "journal", "of a former release")
         return frozenset((str(driver), str(uid)) for driver, uid in document["releases"])
-    except (ContractError, ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError):
         return None
 
 
 def _dump(entries: Entries) -> bytes:
     """Returns a line for each entry. What does not fit is cut down to what keeps promises: no names, no records."""
     for whole in (True, False):
-        lines = [_present_line(*key, *(name if whole else ("", ""))) for key, name in entries.present.items()]
-        lines += [_releasing_line(file, whole=whole) for file in entries.releasing.values()]
-        data = b"".join(lines)
+        values: list[Any] = [[*key, *(name if whole else ("", ""))] for key, name in entries.present.items()]
+        values += [_releasing_value(file, whole=whole) for file in entries.releasing.values()]
+        data = b"".join([_encode(value).encode() + b"\n" for value in values])
         if len(data) <= SLOT_BYTES - _HEADER:
             return data
     raise OSError(errno.EFBIG, "there are more claims than it has room for")
 
 
-@lru_cache(_REMEMBERED)
-def _present_line(driver: str, uid: str, namespace: str, name: str) -> bytes:
-    return _line([driver, uid, namespace, name])
-
-
-def _releasing_line(file: ClaimFile, *, whole: bool) -> bytes:
+def _releasing_value(file: ClaimFile, *, whole: bool) -> dict[str, Any]:
     if whole and file.record is not None:
-        return _line({"record": file.record.model_copy(update={"metadata": {}}).model_dump(mode="json")})
-    held = {"driver": file.driver, "uid": file.uid, "cpus": format_cpu_list(file.cpus), "memory": dict(file.memory)}
-    return _line(held)
-
-
-def _line(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+        return {"record": file.record.model_copy(update={"metadata": {}}).model_dump(mode="json")}
+    return {"driver": file.driver, "uid": file.uid, "cpus": format_cpu_list(file.cpus), "memory": dict(file.memory)}
 
 
 def _parse(data: bytes) -> Entries:
     present: dict[ClaimKey, Name] = {}
     releasing: dict[ClaimKey, ClaimFile] = {}
     for line in data.splitlines():
-        try:
+        # What cannot be read is an entry of a newer release.
+        with suppress(ValueError, TypeError, KeyError, AttributeError):
             value = parse_json(line, SLOT_BYTES, "journal", "entry")
             if isinstance(value, list):
                 driver, uid, namespace, name = map(str, value)
@@ -203,8 +188,6 @@ def _parse(data: bytes) -> Entries:
             else:
                 file = _releasing(value)
                 releasing[file.driver, file.uid] = file
-        except (ContractError, ValueError, TypeError, KeyError, AttributeError):
-            continue  # an entry of a newer release
     return Entries(present, releasing)
 
 

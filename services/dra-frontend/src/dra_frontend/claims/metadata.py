@@ -26,10 +26,10 @@ from numa_contract.names import (
     metadata_host_path,
     metadata_mount_path,
 )
-from numa_contract.records import AllocationRecord, MetadataFile
+from numa_contract.records import AllocationRecord, AllocationResult, MetadataFile
 from numa_node.files import replace_file
 
-from dra_frontend.allocation.claim import ClaimView, Result
+from dra_frontend.allocation.claim import ClaimView, amount_of
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.slices import attribute_document
 
@@ -63,9 +63,9 @@ def with_metadata(record: AllocationRecord, view: ClaimView, inventory: Inventor
 def _document(view: ClaimView, driver: str, request: str, inventory: Inventory) -> dict[str, Any]:
     """Returns the document of one request (base name); inside, a request keeps its full name with the subrequest."""
     by_name: dict[str, list[dict[str, Any]]] = {}
-    for result in view.taken(driver):
-        if result.request == request:
-            by_name.setdefault(result.recorded.request, []).append(_device(result, inventory))
+    for result in view.results[driver]:
+        if result.base == request:
+            by_name.setdefault(result.request, []).append(_device(driver, result, inventory))
     claim = view.claim
     return {
         "apiVersion": API_VERSION,
@@ -76,13 +76,12 @@ def _document(view: ClaimView, driver: str, request: str, inventory: Inventory) 
     }
 
 
-def _device(result: Result, inventory: Inventory) -> dict[str, Any]:
-    entry = result.recorded
-    device = inventory.device(result.driver, entry.pool, entry.device)
+def _device(driver: str, result: AllocationResult, inventory: Inventory) -> dict[str, Any]:
+    device, taken = inventory.device(driver, result.pool, result.device), amount_of(driver, result)
     attributes = {} if device is None else {n: attribute_document(v) for n, v in device.attributes.items()}
-    if result.amount is not None:
-        attributes[_ALLOCATED[result.driver]] = attribute_document(int(result.amount))
-    return {"driver": result.driver, "pool": entry.pool, "name": entry.device, "attributes": attributes}
+    if taken is not None:
+        attributes[_ALLOCATED[driver]] = attribute_document(int(taken))
+    return {"driver": driver, "pool": result.pool, "name": result.device, "attributes": attributes}
 
 
 def _uncounted(_driver: str) -> None:

@@ -13,14 +13,13 @@ from numa_contract.records import AllocationRecord, Owner, PodReference
 from numa_contract.reports import ContainerReport
 from numa_node.log import Complaints
 
-from dra_frontend.allocation.claim import ClaimView, is_allocated, read_claim
+from dra_frontend.allocation.claim import Refused, read_claim
 from dra_frontend.allocation.decide import with_pods
-from dra_frontend.allocation.errors import Refused
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
-from dra_frontend.claims.service import ClaimSource
+from dra_frontend.claims.directory import Transaction
+from dra_frontend.claims.recovery import ClaimSource
 from dra_frontend.claims.store import ClaimStore
-from dra_frontend.claims.transaction import Transaction
 
 _log = logging.getLogger(__name__)
 
@@ -45,24 +44,19 @@ class Reconciler:
         self._source = source
         self._store = store
         self._backend = backend
-        self._news = asyncio.Event()
         self._followed: dict[str, ContainerReport] = {}
         self._sweep: list[ClaimKey] = []
         self._detached = False
         self._complaints = Complaints(_log, KubeError)
 
-    def backend_changed(self) -> None:
-        """A report has changed; what follows from it is done by :meth:`run_reports`."""
-        self._news.set()
-
     async def run_reports(self) -> None:
         """Stores owners, and reads claims again when a pod shows up that a record does not know. Runs for ever."""
         while True:
+            news = self._backend.news
+            await self.follow_reports()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_RETRY_SECONDS):
-                    await self._news.wait()
-            self._news.clear()
-            await self.follow_reports()
+                    await news.wait()
 
     async def follow_reports(self) -> None:
         """Does what follows from the reports that changed since the last time. Raises nothing."""
@@ -147,14 +141,14 @@ class Reconciler:
         Raises KubeError when the API server does not answer: that proves nothing.
         """
         document = await self._source.get_claim(record.claim.namespace, record.claim.name)
-        view: ClaimView | None = None
-        if document is not None and is_allocated(document, record.claim.uid, self._node):
+        if document is not None:
             try:
                 view = read_claim(document)
             except Refused:
-                return  # malformed or reserved for nobody: no reason to take it away
-            if view.taken(record.driver):
-                if view.reserved_for != record.reserved_for:
+                return  # malformed: no reason to take it away
+            if view.is_for(self._node, record.claim.uid) and (view.results[record.driver] or not view.reserved_for):
+                # Reserved for nobody is no reason, either.
+                if view.reserved_for and view.reserved_for != record.reserved_for:
                     await self._store.transact(partial(_set_pods, seen=record, pods=view.reserved_for))
                 return
         if not self._store.ledger.users(record.claim.uid):

@@ -19,15 +19,13 @@ from numa_contract.names import ClaimKey
 from numa_node.backoff import Backoff
 from numa_node.log import Complaints
 
-from dra_frontend.allocation.claim import is_allocated, read_claim
+from dra_frontend.allocation.claim import Refused, read_claim
 from dra_frontend.allocation.decide import Judged, judge
-from dra_frontend.allocation.errors import Refused
-from dra_frontend.allocation.fields import object_in, text_in
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
+from dra_frontend.claims.directory import Transaction
 from dra_frontend.claims.journal import Name
 from dra_frontend.claims.store import ClaimStore
-from dra_frontend.claims.transaction import Transaction
 from dra_frontend.devices.inventory import Inventory
 
 _log = logging.getLogger(__name__)
@@ -41,7 +39,7 @@ _LIST_SECONDS: Final = (300.0, 3600.0)
 _AT_ONCE: Final = 8
 
 
-class ClaimListing(Protocol):
+class ClaimSource(Protocol):
     """Where claims are read."""
 
     async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
@@ -57,7 +55,7 @@ class Recovery:
     def __init__(
         self,
         node: str,
-        source: ClaimListing,
+        source: ClaimSource,
         store: ClaimStore,
         inventory: Callable[[], Inventory],
         backend: BackendView,
@@ -97,7 +95,7 @@ class Recovery:
         """Waits until every claim that the journal knows and no file tells of was asked for, a few seconds at most."""
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_SECONDS):
-                while self._store.absent - self._asked:
+                while self._store.ledger.absent - self._asked:
                     self._wanted.set()
                     await self._news.wait()
 
@@ -131,9 +129,10 @@ class Recovery:
         try:
             async with turns:
                 document = await self._source.get_claim(*name)
-            await self._rebuild(key, document)
-        except Exception as error:  # noqa: BLE001 - one claim of any shape must not stop the others
+        except Exception as error:  # noqa: BLE001 - one claim must not stop the others
             self._complaints.say(key, "lost record not rebuilt", error)
+        else:
+            await self._rebuild(key, document)
 
     async def _by_list(self, namespace: str, keys: list[ClaimKey]) -> None:
         """Finds claims in the namespace of a container that names them."""
@@ -144,30 +143,29 @@ class Recovery:
         except KubeError as error:
             self._complaints.say(namespace, "claims of a namespace not listed", error)
             return
-        await self._store.transact(partial(_give_up, keys=[key for key in keys if key[1] not in documents]))
-        for key in [key for key in keys if key[1] in documents]:
-            try:
-                await self._rebuild(key, documents[key[1]])
-            except Exception as error:  # noqa: BLE001 - as above
-                self._complaints.say(key, "lost record not rebuilt", error)
+        for key in keys:
+            await self._rebuild(key, documents.get(key[1]))
 
     async def _rebuild(self, key: ClaimKey, document: Any) -> None:
-        """Writes the record of a lost claim, or lets go of it where there is no such claim any more."""
+        """Writes the record of a lost claim, or lets go of it where there is no such claim any more. Raises nothing."""
         driver, uid = key
         try:
-            here = document is not None and is_allocated(document, uid, self._node)
-            view = read_claim(document, uid) if here else None
-        except Refused:
-            await self._store.transact(lambda transaction: transaction.answered.add(key))
-            raise
-        if view is None or not view.taken(driver):
-            await self._store.transact(partial(_give_up, keys=[key]))
-            return
-        inventory = self._inventory()
-        judged = judge(view, driver, inventory, self._config)
-        if await self._store.transact(partial(_prepare_lost, judged=judged, inventory=inventory)):
-            self._complaints.well(key)
-            _log.warning("lost record rebuilt", extra={"driver": driver, "claim": str(view), "uid": uid})
+            try:
+                view = None if document is None else read_claim(document)
+                if view is None or not view.is_for(self._node, uid) or not view.results[driver]:
+                    await self._store.transact(partial(_give_up, keys=[key]))
+                    return
+                view.check_usable(uid)
+            except Refused:
+                await self._store.transact(partial(_answered, key=key))
+                raise
+            inventory = self._inventory()
+            judged = judge(view, driver, inventory, self._config)
+            if await self._store.transact(partial(_prepare_lost, judged=judged, inventory=inventory)):
+                self._complaints.well(key)
+                _log.warning("lost record rebuilt", extra={"driver": driver, "claim": str(view), "uid": uid})
+        except Exception as error:  # noqa: BLE001 - one claim of any shape must not stop the others
+            self._complaints.say(key, "lost record not rebuilt", error)
 
     async def _list_once(self) -> None:
         """Lists the claims of the cluster once, where nothing on the node tells what was prepared on it."""
@@ -191,10 +189,11 @@ class Recovery:
         async for document in self._source.list_claims():
             with suppress(Refused):
                 view = read_claim(document)
-                for result in view.results if is_allocated(document, view.claim.uid, self._node) else ():
+                view.check_usable(view.claim.uid)
+                for driver, results in view.results.items() if view.is_for(self._node, view.claim.uid) else ():
                     # What is not bound to a node by name may be another node's; its devices are not.
-                    if inventory.device(result.driver, result.recorded.pool, result.recorded.device):
-                        names[result.driver, view.claim.uid] = (view.claim.namespace, view.claim.name)
+                    if any(inventory.device(driver, result.pool, result.device) for result in results):
+                        names[driver, view.claim.uid] = (view.claim.namespace, view.claim.name)
         await self._store.transact(partial(_learn, names=names))
 
     async def _part_overlaps(self) -> None:
@@ -206,16 +205,21 @@ class Recovery:
             self._complaints.well("overlap")
 
 
-def _uid(document: Any) -> str:
-    """Returns the UID of a claim; an empty text for what is not one."""
-    with suppress(Refused):
-        return text_in(object_in(document, "metadata"), "uid")
+def _uid(document: object) -> str:
+    """Returns the UID of a claim, readable or not; an empty text for what has none."""
+    match document:
+        case {"metadata": {"uid": str(uid)}}:
+            return uid
     return ""
+
+
+def _answered(transaction: Transaction, key: ClaimKey) -> None:
+    transaction.answered.add(key)
 
 
 def _prepare_lost(transaction: Transaction, judged: Judged, inventory: Inventory) -> bool:
     """Writes a lost record, if it is still lost: it may have been prepared or released while the claim was read."""
-    key = (judged.driver, judged.view.claim.uid)
+    key = (judged.blank.driver, judged.view.claim.uid)
     transaction.answered.add(key)
     if not transaction.certain or key not in transaction.ledger.lost():
         return False

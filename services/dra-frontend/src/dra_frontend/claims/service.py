@@ -5,21 +5,21 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Final
 
 from numa_contract.config import Config
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.errors import ContractError
 from numa_contract.records import AllocationRecord
 
-from dra_frontend.allocation.claim import ClaimView, read_claim
+from dra_frontend.allocation.claim import ClaimView, Refused, read_claim
 from dra_frontend.allocation.decide import Judged, judge
-from dra_frontend.allocation.errors import Refused
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
-from dra_frontend.claims.recovery import Recovery
+from dra_frontend.claims.directory import Transaction
+from dra_frontend.claims.recovery import ClaimSource, Recovery
 from dra_frontend.claims.store import ClaimStore
-from dra_frontend.claims.transaction import Transaction
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.kubelet.values import ClaimName, Failure, Prepared, PreparedDevice
 
@@ -29,31 +29,8 @@ _log = logging.getLogger(__name__)
 BACKEND_WAIT_SECONDS: Final = 20.0
 # What a claim needs may be that of a container that has just ended: the backend reports at most ten times a second.
 REPORT_SECONDS: Final = 1.0
-
-
-class ClaimSource(Protocol):
-    """Where claims are read."""
-
-    async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
-        """Returns the ResourceClaim, None if there is none; raises KubeError otherwise."""
-
-
-def _devices(view: ClaimView, driver: str, record: AllocationRecord | None) -> Prepared:
-    return Prepared(
-        tuple(
-            [
-                PreparedDevice(
-                    requests=(result.request,),
-                    pool=result.recorded.pool,
-                    device=result.recorded.device,
-                    cdi_ids=() if record is None or result.admin_access else (record.cdi_id(result.request),),
-                    share_id=result.recorded.share_id,
-                )
-                for result in view.results
-                if result.driver == driver
-            ]
-        )
-    )
+_UNUSABLE: Final = "the CDI directory cannot be used"
+Answers = Mapping[str, Prepared | Failure]
 
 
 class NodeClaims:
@@ -77,40 +54,30 @@ class NodeClaims:
         self._recovery = recovery
         self._config = config
         self._backend_wait = backend_wait
-        self._news = asyncio.Event()
-
-    def backend_changed(self) -> None:
-        """The lease or a report has changed: whoever waits for the backend checks again."""
-        self._news.set()
-        self._news = asyncio.Event()
 
     async def backend_ready(self, deadline: float | None = None) -> str:
         """Waits until the backend enforces; returns the problem when it does not in time, else an empty text.
 
         ``deadline`` is of the loop's clock; by default the usual wait from now on.
         """
-        try:
-            async with asyncio.timeout_at(deadline or self._deadline()):
+        if not self._backend.problem:
+            return ""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline or asyncio.get_running_loop().time() + self._backend_wait):
                 while self._backend.problem:
-                    await self._news.wait()
-        except TimeoutError:
-            return self._backend.problem
-        return ""
+                    await self._backend.news.wait()
+        return self._backend.problem
 
-    def _deadline(self) -> float:
-        return asyncio.get_running_loop().time() + self._backend_wait
-
-    async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Prepared | Failure]:
+    async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Answers:
         """Gives every claim what its allocation says, or tells why not."""
-        deadline = self._deadline()
+        deadline = asyncio.get_running_loop().time() + self._backend_wait
         if problem := await self.backend_ready(deadline):
-            return {claim.uid: _unenforced(str(claim), problem) for claim in claims}
+            return {claim.uid: _unenforced(claim, problem) for claim in claims}
         async with asyncio.TaskGroup() as tasks:
             reading = {claim.uid: tasks.create_task(self._judge(driver, claim)) for claim in claims}
         read = {uid: task.result() for uid, task in reading.items()}
         answers = {uid: answer for uid, answer in read.items() if not isinstance(answer, Judged)}
-        judged = [one for one in read.values() if isinstance(one, Judged)]
-        if judged:
+        if judged := [one for one in read.values() if isinstance(one, Judged)]:
             answers |= await self._decide(judged, deadline)
         for claim in claims:
             answer = answers[claim.uid]
@@ -125,95 +92,109 @@ class NodeClaims:
             document = await self._source.get_claim(claim.namespace, claim.name)
             if document is None:
                 return Failure(f"{claim} does not exist any more")
-            view = read_claim(document, claim.uid)
-            if not view.taken(driver):
+            view = read_claim(document)
+            view.check_usable(claim.uid)
+            if not view.results[driver]:
                 return _devices(view, driver, None)
             return judge(view, driver, self._inventory(), self._config)
-        except KubeError as error:
-            return Failure(f"{claim} cannot be read from the API server: {error}")
-        except Refused as refusal:
-            return Failure(refusal.text)
         except Exception as error:  # noqa: BLE001 - a claim of any shape is a refusal of that claim
-            return _unforeseen(str(claim), error)
+            return _failure(claim, error)
 
-    async def _decide(self, judged: Sequence[Judged], deadline: float) -> Mapping[str, Prepared | Failure]:
+    async def _decide(self, judged: Sequence[Judged], deadline: float) -> Answers:
         """Chooses and writes, at a moment when the backend's reports are complete.
 
         They may be on their way while the claims are read: what the first driver of a pod was given moves others, and
         that is reported. Waiting for them takes milliseconds, the kubelet's retry a minute.
         """
-        if self._store.absent:
+        if self._store.ledger.absent:
             await self._recovery.attempted()
-        patience = asyncio.get_running_loop().time() + REPORT_SECONDS
-
-        def choose(transaction: Transaction) -> dict[str, Prepared | Failure] | None:
-            if not transaction.certain:
-                return None
-            # The inventory of the moment of choosing: until then a CPU may have gone while others had the lock.
-            inventory = self._inventory()
-            return {one.view.claim.uid: _prepare(transaction, one, inventory) for one in judged}
-
+        time = asyncio.get_running_loop().time
+        patience = time() + REPORT_SECONDS
         while True:
-            news = self._news
+            news = self._backend.news
             try:
-                decided = await self._store.transact(choose)
+                decided = await self._store.transact(partial(self._choose, judged))
             except OSError as error:
-                text = f"the CDI directory cannot be used: {error}"
-                return {one.view.claim.uid: Failure(f"{one.view}: {text}") for one in judged}
-            if decided is not None:
-                failed = any(isinstance(answer, Failure) for answer in decided.values())
-                if failed and self._store.ledger.releasing and asyncio.get_running_loop().time() < patience:
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout_at(patience):
-                            await news.wait()
-                    continue
+                return {one.view.claim.uid: Failure(f"{one.view}: {_UNUSABLE}: {error}") for one in judged}
+            if decided is None:
+                problem = await self.backend_ready(deadline)
+                if problem or time() > deadline:
+                    problem = problem or "its reports keep changing"
+                    return {one.view.claim.uid: _unenforced(one.view, problem) for one in judged}
+            elif (
+                any(isinstance(answer, Failure) for answer in decided.values())
+                and self._store.ledger.releasing
+                and time() < patience
+            ):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(patience):
+                        await news.wait()
+            else:
                 return decided
-            problem = await self.backend_ready(deadline)
-            if problem or asyncio.get_running_loop().time() > deadline:
-                problem = problem or "its reports keep changing"
-                return {one.view.claim.uid: _unenforced(str(one.view), problem) for one in judged}
+
+    def _choose(self, judged: Sequence[Judged], transaction: Transaction) -> Answers | None:
+        if not transaction.certain:
+            return None
+        # The inventory of the moment of choosing: until then a CPU may have gone while others had the lock.
+        inventory = self._inventory()
+        return {one.view.claim.uid: _prepare(transaction, one, inventory) for one in judged}
 
     async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Failure | None]:
         """Takes claims back; one that is not known is taken back already."""
         try:
-            return await self._store.transact(lambda t: {c.uid: _unprepare(t, driver, c) for c in claims})
+            return await self._store.transact(partial(_unprepare, driver, claims))
         except OSError as error:
-            return {claim.uid: Failure(f"{claim}: the CDI directory cannot be used: {error}") for claim in claims}
+            return {claim.uid: Failure(f"{claim}: {_UNUSABLE}: {error}") for claim in claims}
 
 
 def _prepare(transaction: Transaction, judged: Judged, inventory: Inventory) -> Prepared | Failure:
     view = judged.view
     try:
         record = transaction.prepare(judged, inventory)
-    except Refused as refusal:
-        return Failure(refusal.text)
-    except OSError as error:
-        return Failure(f"{view}: its CDI file cannot be written: {error}")
     except Exception as error:  # noqa: BLE001 - as above
-        return _unforeseen(str(view), error)
+        return _failure(view, error, "its CDI file cannot be written")
     memory = {part.device: part.size for part in record.memory}
     extra = {"driver": record.driver, "claim": str(view), "uid": view.claim.uid}
     _log.info("prepared", extra={**extra, "cpus": format_cpu_list(record.cpus_of()), "memory": memory})
     return _devices(view, record.driver, record)
 
 
-def _unprepare(transaction: Transaction, driver: str, claim: ClaimName) -> Failure | None:
-    try:
-        transaction.release(driver, claim.uid)
-    except OSError as error:
-        return Failure(f"{claim}: its CDI file cannot be removed: {error}")
-    except ContractError as error:
-        return Failure(f"{claim}: {error}")
-    except Exception as error:  # noqa: BLE001 - as above
-        return _unforeseen(str(claim), error)
-    return None
+def _devices(view: ClaimView, driver: str, record: AllocationRecord | None) -> Prepared:
+    """Returns what the kubelet is answered. ``record`` is None for a claim that only watches."""
+    taken = [(result, (record.cdi_id(result.base),)) for result in view.results[driver]] if record else []
+    devices = [
+        PreparedDevice((result.base,), result.pool, result.device, ids, result.share_id)
+        for result, ids in [*taken, *((result, ()) for result in view.watched[driver])]
+    ]
+    return Prepared(tuple(devices))
 
 
-def _unenforced(claim: str, problem: str) -> Failure:
+def _unprepare(driver: str, claims: Sequence[ClaimName], transaction: Transaction) -> dict[str, Failure | None]:
+    answers: dict[str, Failure | None] = {}
+    for claim in claims:
+        try:
+            transaction.release(driver, claim.uid)
+            answers[claim.uid] = None
+        except Exception as error:  # noqa: BLE001 - as above
+            answers[claim.uid] = _failure(claim, error, "its CDI file cannot be removed")
+    return answers
+
+
+def _unenforced(claim: object, problem: str) -> Failure:
     # Fail closed: a node without enforcement starts no new claim.
     return Failure(f"{claim} is not prepared on a node without enforcement: {problem}")
 
 
-def _unforeseen(claim: str, error: Exception) -> Failure:
-    _log.error("claim failed", extra={"claim": claim}, exc_info=error)
+def _failure(claim: object, error: Exception, unusable: str = _UNUSABLE) -> Failure:
+    """Returns why a claim failed: ``unusable`` says what an OSError means."""
+    match error:
+        case Refused():
+            return Failure(error.text)
+        case KubeError():
+            return Failure(f"{claim} cannot be read from the API server: {error}")
+        case OSError():
+            return Failure(f"{claim}: {unusable}: {error}")
+        case ContractError():
+            return Failure(f"{claim}: {error}")
+    _log.error("claim failed", extra={"claim": str(claim)}, exc_info=error)
     return Failure(f"{claim}: internal error {error!r}; see the log of dra-frontend")

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
@@ -21,10 +20,9 @@ from numa_node.log import Complaints
 
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
-from dra_frontend.claims.directory import ClaimFiles
+from dra_frontend.claims.directory import Change, ClaimFiles, Transaction
 from dra_frontend.claims.journal import Entries, Journal, Name
 from dra_frontend.claims.metadata import MetadataFiles
-from dra_frontend.claims.transaction import Change, Transaction
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -66,11 +64,6 @@ class ClaimStore:
         """Returns who holds what, as of the last transaction and the latest reports."""
         return replace(self._held, containers=tuple(self._backend.containers.values()))
 
-    @property
-    def absent(self) -> frozenset[ClaimKey]:
-        """Returns the claims that should have a file and have none, and of which nothing else is known."""
-        return self._held.absent
-
     def name(self, key: ClaimKey) -> Name:
         """Returns namespace and name of a claim that was prepared, empty where they are not known."""
         return self._present.get(key, _NAMELESS)
@@ -93,15 +86,20 @@ class ClaimStore:
 
     async def start(self) -> None:
         """Loads the directory and clears away what nobody needs any more. Raises OSError."""
-
         followed = self._lock.path.exists()
-        await self.transact(lambda transaction: transaction.clean_up(), thorough=True)
+        await self.transact(self._clean_up, thorough=True)
         self.journal_lost = followed and not self._journal.found
+
+    def _clean_up(self, transaction: Transaction) -> None:
+        """Removes what a death in the middle of a write has left, and metadata of claims that are gone."""
+        self._files.clear_leftovers()
+        self._journal.clear_leftovers()
+        self._metadata.sweep(transaction.files.values())
 
     async def close(self) -> None:
         """Waits for a transaction whose caller has gone; after this the lock may be closed."""
-        await self._lock.acquire()
-        self._lock.release()
+        async with self._lock.hold():
+            pass
 
     async def transact(self, change: Callable[[Transaction], T], *, thorough: bool = False) -> T:
         """Runs ``change`` on the present claims, alone on this node, in a worker thread.
@@ -111,24 +109,18 @@ class ClaimStore:
         """
         await self._lock.acquire(_LOCK_SECONDS)
         try:
-            containers = tuple(self._backend.containers.values())
-            transaction = Transaction(
-                self._files,
-                self._journal,
-                self._metadata,
-                self._complaints,
-                containers,
-                self._backend.live,
-                set(self._held.answered),
-            )
-            run = asyncio.get_running_loop().run_in_executor
-            leads = self._backend.leads
-            unheard = {key for key, at in self._released_at.items() if not self._backend.has_heard(at)}
-            job = run(None, partial(self._run, transaction, change, unheard=unheard, thorough=thorough, leads=leads))
+            backend, answered = self._backend, set(self._held.answered)
+            reports = tuple(backend.containers.values())
+            certain = not backend.problem
+            transaction = Transaction(self._files, self._metadata, self._complaints, reports, certain, answered)
+            unheard = {key for key, at in self._released_at.items() if not backend.has_heard(at)}
+            restoring = certain and backend.leads
+            run = partial(self._run, transaction, change, unheard, restoring=restoring, thorough=thorough)
+            job = asyncio.get_running_loop().run_in_executor(None, run)
         except BaseException:
             self._lock.release()
             raise
-        job.add_done_callback(lambda done: self._finish(transaction, done))
+        job.add_done_callback(partial(self._finish, transaction))
         return await asyncio.shield(job)
 
     def _finish(self, transaction: Transaction, job: "asyncio.Future[T]") -> None:
@@ -148,14 +140,14 @@ class ClaimStore:
         self,
         transaction: Transaction,
         change: Callable[[Transaction], T],
+        unheard: set[ClaimKey],
         *,
-        unheard: AbstractSet[ClaimKey],
+        restoring: bool,
         thorough: bool,
-        leads: bool,
     ) -> T:
         self._load(transaction, unheard, thorough=thorough)
         try:
-            if leads and not self.detached and transaction.vanished:
+            if restoring and transaction.vanished and not self.detached:
                 transaction.restore()
             return change(transaction)
         finally:
@@ -163,7 +155,7 @@ class ClaimStore:
             self._sequence = self._journal.sequence
             self._held, self._present = replace(transaction.ledger, containers=()), transaction.present
 
-    def _load(self, transaction: Transaction, unheard: AbstractSet[ClaimKey], *, thorough: bool) -> None:
+    def _load(self, transaction: Transaction, unheard: set[ClaimKey], *, thorough: bool) -> None:
         """Reads directory and journal again. What went missing without a release is held further."""
         entries = self._journal.read()
         # Another instance's change may bear the time of ours, and without a journal nobody tells of it.
@@ -174,24 +166,25 @@ class ClaimStore:
             if _is_lost(view.files.get(key), file, released=key not in transaction.present):
                 transaction.vanished[key] = file
         for key in view.files.keys() - transaction.present.keys():
-            transaction.present[key] = _name(view.files[key])
+            record = view.files[key].record
+            transaction.present[key] = (record.claim.namespace, record.claim.name) if record else _NAMELESS
         transaction.releasing = {k: file for k, file in entries.releasing.items() if k not in transaction.files}
         # What another instance has released is news to this one's backend.
         fresh = transaction.releasing.keys() - self._held.releasing.keys()
         transaction.changes += [Change("released", *key) for key in sorted(fresh)]
-        self._settle(transaction, unheard | fresh)
+        if transaction.releasing and transaction.certain:
+            self._free(transaction, unheard | fresh)
 
-    def _settle(self, transaction: Transaction, unheard: AbstractSet[ClaimKey]) -> None:
-        """Frees what was held for containers that are gone by now, when that is certain.
+    def _free(self, transaction: Transaction, unheard: set[ClaimKey]) -> None:
+        """Frees what was held for containers that are gone by now.
 
         A container may have been started just before the release, and its report be on its way: what counts is said
         by a backend that knows of the release.
         """
-        if transaction.releasing and transaction.certain:
-            ledger = transaction.ledger
-            for key in [key for key in transaction.releasing if key not in unheard and not ledger.users(key[1])]:
-                del transaction.releasing[key]
-                transaction.changes.append(Change("freed", *key))
+        ledger = transaction.ledger
+        for key in [key for key in transaction.releasing if key not in unheard and not ledger.users(key[1])]:
+            del transaction.releasing[key]
+            transaction.changes.append(Change("freed", *key))
 
 
 def _is_lost(found: ClaimFile | None, known: ClaimFile, *, released: bool) -> bool:
@@ -200,7 +193,3 @@ def _is_lost(found: ClaimFile | None, known: ClaimFile, *, released: bool) -> bo
         return not released
     damaged = found.record is None and known.record is not None
     return damaged and (found.cpus, found.memory) == (known.cpus, known.memory)
-
-
-def _name(file: ClaimFile) -> Name:
-    return (file.record.claim.namespace, file.record.claim.name) if file.record else _NAMELESS

@@ -11,9 +11,8 @@ from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, ClaimKey, check_uid
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from dra_frontend.allocation.claim import read_claim
+from dra_frontend.allocation.claim import Refused, read_claim
 from dra_frontend.allocation.decide import decide, judge
-from dra_frontend.allocation.errors import Refused
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import CpuDevice

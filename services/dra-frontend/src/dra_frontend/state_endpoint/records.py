@@ -8,7 +8,7 @@ from typing import Final
 
 from numa_contract.reports import RecordChange, RecordsAnswer
 
-from dra_frontend.claims.transaction import Change
+from dra_frontend.claims.directory import Change
 
 _REMEMBERED: Final = 256
 

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opaque parameters: strict, claim over class, for each request by itself, and nothing that could not be kept."""
+
+from typing import Any
+
+import pytest
+from dra_frontend.allocation.claim import ClaimView
+from dra_frontend.allocation.decide import Judged, judge
+from dra_frontend.allocation.parameters import MemoryConfig
+from dra_frontend.devices.inventory import Inventory, build_inventory
+from dra_frontend.machine.discovery import discover
+from hypothesis import given
+from hypothesis import strategies as st
+from numa_contract.config import Config, MemoryProtection
+from numa_contract.names import DRIVERS
+from numa_contract.records import CpuParameters, MemoryMount, MemoryParameters
+
+from tests.rigs.decisions import decided, refused, view
+from tests.rigs.trees import small_machine
+from tests.strategies.claims import NODE, cpus, memory, memory_opaque, opaque, result
+from tests.strategies.machines import machine
+
+NUMA = build_inventory(machine(), Config(), NODE)
+WHOLE = build_inventory(machine(), Config(group_by="machine"), NODE)
+SINGLE = build_inventory(machine(), Config(cpu_device_mode="individual"), NODE)
+PAGES = build_inventory(discover(small_machine()), Config(), NODE)
+HUGE = "hugepages-2m"
+BOTH = Config(memory_protection=MemoryProtection(allowed=("low", "min")))
+Entry = dict[str, Any]
+
+
+def of_cpus(*config: Entry, request: str = "cpus", inventory: Inventory = NUMA) -> Judged:
+    """A claim with two requests for CPUs."""
+    device = inventory.pools[0].devices[0].name
+    found = view("u", cpus(2, request, device), cpus(2, "other", device), config=config)
+    return judge(found, "dra.cpu", inventory, BOTH)
+
+
+def of_memory(*config: Entry, kinds: tuple[str, ...] = ("memory",), size: str = "64Mi") -> Judged:
+    """A claim with the request ``r``, which has a result of each kind."""
+    found = view("u", *(memory(size, "r", 1, kind) for kind in kinds), config=config)
+    return judge(found, "dra.memory", PAGES, BOTH)
+
+
+def wish(*config: Entry, request: str = "cpus", inventory: Inventory = NUMA) -> CpuParameters:
+    """How the request wants its CPUs."""
+    judged = of_cpus(*config, request=request, inventory=inventory)
+    assert judged.refusal is None
+    return judged.blank.parameters[request.partition("/")[0]]
+
+
+def memory_wish(*config: Entry, kinds: tuple[str, ...] = ("memory",), size: str = "64Mi") -> MemoryParameters:
+    """How the request wants its memory."""
+    judged = of_memory(*config, kinds=kinds, size=size)
+    assert judged.refusal is None
+    return judged.blank.memory_parameters["r"]
+
+
+def fault(judged: Judged) -> str:
+    """Why the claim is refused."""
+    assert judged.refusal is not None
+    text = judged.refusal.text
+    assert text.startswith(("request cpus: ", "request r: "))
+    return text.partition(": ")[2]
+
+
+def raw(parameters: Any, entry: Entry | None = None) -> Entry:
+    """An entry with these parameters, whatever they are."""
+    entry = entry or opaque({})
+    entry["opaque"]["parameters"] = parameters
+    return entry
+
+
+def test_without_parameters_everything_is_the_default() -> None:
+    """Nothing has to be given: memory is bound by cpuset.mems, and nothing is limited, protected or mounted."""
+    assert wish() == wish(raw({})) == wish(opaque({})) == wish(opaque({"x": 1}, driver="gpu.example.com"))
+    assert wish() == CpuParameters()
+    default = MemoryParameters(binding="strict", limit="none", protect="none", high=None, mount=None)
+    assert memory_wish() == memory_wish(memory_opaque({})) == default
+
+
+def test_every_field_arrives() -> None:
+    """All fields of the tables, with values that are no defaults."""
+    first = {"fullPhysicalCores": True, "l3": "required", "isolated": "only", "coreType": "performance"}
+    assert wish(opaque(first), opaque({"sharing": "pod", "quota": "keep"})) == CpuParameters(
+        full_physical_cores=True, l3="required", isolated="only", core_type="performance", quota="keep"
+    )
+    given = wish(opaque({"strategy": "spread", "numa": "distribute"}))
+    assert given == CpuParameters(strategy="spread", numa="distribute")
+    fields = {"binding": "interleave", "limit": "claim", "protect": "min", "high": 0.9}
+    assert memory_wish(memory_opaque({**fields, "sharing": "pod"})) == MemoryParameters.model_validate(fields)
+    mount = {"path": "/dev/hugepages", "mode": "1777"}
+    assert memory_wish(memory_opaque({"mount": mount}), kinds=(HUGE,)).mount == MemoryMount(**mount)
+
+
+def test_the_claim_beats_the_class_field_by_field() -> None:
+    """What the claim does not say, the class decides; a mount is one field, so that no mode of another path remains."""
+    both = [opaque({"strategy": "spread", "l3": "ignore"}, from_class=True), opaque({"l3": "required"})]
+    assert wish(*both) == wish(*both[::-1]) == CpuParameters(strategy="spread", l3="required")
+    both = [memory_opaque({"limit": "claim", "protect": "low"}, from_class=True), memory_opaque({"protect": "none"})]
+    assert memory_wish(*both) == memory_wish(*both[::-1]) == MemoryParameters(limit="claim")
+    both = [memory_opaque({"mount": {"path": "/a", "mode": "0700"}}, from_class=True)]
+    both += [memory_opaque({"mount": {"path": "/b"}})]
+    assert memory_wish(*both, kinds=(HUGE,)).mount == MemoryMount(path="/b", mode="0770")
+
+
+def test_each_request_has_its_own() -> None:
+    """Parameters for another request change nothing; a subrequest is meant by its own name and by its request's."""
+    config = (opaque({"strategy": "spread"}, "other"), opaque({"isolated": "never"}, "cpus"))
+    assert wish(*config) == wish(*config, request="cpus/big") == CpuParameters(isolated="never")
+    assert wish(opaque({"l3": "ignore"}, "cpus/big"), request="cpus/big") == CpuParameters(l3="ignore")
+
+
+SAID = {"apiVersion": "v1alpha1"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"cpuConfig": {}}, "apiVersion: is missing; it must be 'v1alpha1'"),
+        ({"apiVersion": "v1", "cpuConfig": {}}, "apiVersion: 'v1': input should be 'v1alpha1'"),
+        ({**SAID, "cpuConfg": {}}, "cpuConfg: unknown field; known are apiVersion, cpuConfig"),
+        ({**SAID, "memoryConfig": {}}, "memoryConfig: is for the driver dra.memory; dra.cpu takes cpuConfig"),
+        ({**SAID, "cpuConfig": {"FullPhysicalCores": True}}, "known are sharing, cpuset, strategy"),
+        ({**SAID, "cpuConfig": {"full_physical_cores": True}}, "unknown field"),
+        ({**SAID, "cpuConfig": {"strategy": "best"}}, "cpuConfig.strategy: 'best': input should be"),
+        ({**SAID, "cpuConfig": {"fullPhysicalCores": "yes"}}, "cpuConfig.fullPhysicalCores: 'yes'"),
+        ({**SAID, "cpuConfig": {"fullPhysicalCores": 1}}, "valid boolean"),
+        ({**SAID, "cpuConfig": {"cpuset": 3}}, "valid string; write it in quotes"),
+        ({**SAID, "cpuConfig": []}, "cpuConfig: must be a map of fields"),
+        ({**SAID, "cpuConfig": None}, "cpuConfig: must be a map of fields"),
+        (SAID, "cpuConfig: is missing"),
+    ],
+)
+@pytest.mark.fault("cpu peer 9.4.3")
+def test_what_is_not_understood_is_refused(parameters: Any, text: str) -> None:
+    """Nothing is silently ignored; source and field are named: the administrator is told of a class, not the user."""
+    shown = fault(of_cpus(raw(parameters)))
+    assert shown.startswith("parameters FromClaim: ")
+    assert text in shown
+    of_class = fault(of_cpus(raw(parameters, opaque({}, from_class=True))))
+    assert of_class == shown.replace("FromClaim", "FromClass")
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"bindings": "strict"}, "memoryConfig.bindings: unknown field; known are sharing, binding, limit, protect,"),
+        ({"binding": "bind"}, "memoryConfig.binding: 'bind': input should be 'strict', 'preferred' or 'interleave'"),
+        ({"limit": "64Mi"}, "memoryConfig.limit: '64Mi': input should be 'none' or 'claim'"),
+        ({"sharing": "all"}, "memoryConfig.sharing: 'all': input should be 'container' or 'pod'"),
+        ({"protect": True}, "memoryConfig.protect: 'True'"),
+        ({"high": 0}, "memoryConfig.high: '0': input should be greater than 0"),
+        ({"high": 1.01}, "memoryConfig.high: '1.01': input should be less than or equal to 1"),
+        ({"high": "0.9"}, "memoryConfig.high: '0.9': input should be a valid number"),
+        ({"high": True}, "memoryConfig.high: 'True'"),
+        ({"mount": "/a"}, "memoryConfig.mount: must be a map of fields"),
+        ({"mount": {}}, "memoryConfig.mount.path: is missing"),
+        ({"mount": {"path": "/a", "size": "1Gi"}}, "memoryConfig.mount.size: unknown field; known are path, mode"),
+        ({"mount": {"path": "a"}}, "memoryConfig.mount.path: 'a': must be an absolute path"),
+        ({"mount": {"path": "/a/../b"}}, "must be an absolute path without '.' and '..'"),
+        ({"mount": {"path": "/./a"}}, "without '.' and '..'"),
+        ({"mount": {"path": ""}}, "must be an absolute path"),
+        ({"mount": {"path": "/"}}, "belongs to the runtime"),
+        ({"mount": {"path": "/proc/x"}}, "belongs to the runtime"),
+        ({"mount": {"path": "//dev/"}}, "belongs to the runtime"),
+        ({"mount": {"path": "/a\nb"}}, "printable"),
+        ({"mount": {"path": "/" + "a" * 4095}}, "at most 4095 bytes"),
+        ({"mount": {"path": "/a", "mode": 504}}, "memoryConfig.mount.mode: '504': input should be a valid string; wr"),
+        ({"mount": {"path": "/a", "mode": "0888"}}, 'must be octal permissions, such as "0770"'),
+        ({"mount": {"path": "/a", "mode": "4755"}}, "must be octal permissions"),
+        ({"mount": {"path": "/a", "mode": "rwx"}}, "must be octal permissions"),
+    ],
+)
+def test_what_is_not_understood_of_memory_is_refused(fields: Entry, text: str) -> None:
+    """Source, field, value and what it should be are named."""
+    shown = fault(of_memory(memory_opaque(fields), kinds=(HUGE,)))
+    assert shown.startswith("parameters FromClaim: memoryConfig.")
+    assert text in shown
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (
+            [opaque({"strategy": "spread"}, from_class=True), opaque({"fullPhysicalCores": True})],
+            "parameters FromClass: cpuConfig.strategy: spread contradicts fullPhysicalCores: true (FromClaim)",
+        ),
+        (
+            [opaque({"numa": "distribute", "l3": "required"})],
+            "cpuConfig.numa: distribute contradicts l3: required (FromClaim)",
+        ),
+    ],
+)
+def test_contradictions_are_refused(config: list[Entry], text: str) -> None:
+    """Two wishes that cannot both come true are a mistake, not a preference."""
+    assert text in fault(of_cpus(*config))
+
+
+def test_a_claim_may_name_its_cpus_in_machine_mode() -> None:
+    """Only there, only by the claim, once for a request, and beside it nothing that chooses CPUs."""
+    named = opaque({"cpuset": "2-3"}, "cpus")
+    assert wish(named, opaque({"quota": "keep", "sharing": "pod"}), inventory=WHOLE) == CpuParameters(
+        cpuset=frozenset({2, 3}), quota="keep"
+    )
+    assert "only in groupBy machine, and this node publishes its CPUs by numanode" in fault(of_cpus(named))
+    for config, text in [
+        ([opaque({"cpuset": "2"}, from_class=True)], "may come from the claim only"),
+        ([opaque({"cpuset": "3-1"})], "cpuConfig.cpuset: '3-1': the range 3-1 runs"),
+        ([opaque({"cpuset": ""})], "names no CPU"),
+        ([named, opaque({"cpuset": "2-3"})], "given twice"),
+        ([named, opaque({"strategy": "packed"}, from_class=True)], "excludes cpuset"),
+        ([named, opaque({"fullPhysicalCores": False})], "excludes cpuset"),
+    ]:
+        assert text in fault(of_cpus(*config, inventory=WHOLE))
+
+
+def test_single_cpus_are_chosen_by_the_scheduler() -> None:
+    """In individual mode only what does not choose CPUs is allowed."""
+    free = opaque({"sharing": "pod", "quota": "keep"})
+    assert wish(free, inventory=SINGLE) == CpuParameters(quota="keep")
+    assert "the scheduler has chosen" in fault(of_cpus(opaque({"strategy": "spread"}), inventory=SINGLE))
+
+
+@pytest.mark.parametrize("fields", [{"limit": "claim"}, {"protect": "low"}, {"protect": "min"}, {"high": 0.5}])
+def test_what_cgroups_charge_is_not_for_hugepages(fields: Entry) -> None:
+    """The refusal names who said it, the page size and the remedy; saying "none" is no wish."""
+    shown = fault(of_memory(memory_opaque(fields, from_class=True), kinds=(HUGE,)))
+    (name,) = fields
+    assert shown.startswith(f"parameters FromClass: memoryConfig.{name}: ")
+    assert "of 2Mi hugepages" in shown
+    assert "name only such requests under config[].requests" in shown
+    assert fault(of_memory(memory_opaque(fields), kinds=("memory", HUGE)))
+    assert memory_wish(memory_opaque({"limit": "none", "protect": "none"}), kinds=(HUGE,)) == MemoryParameters()
+
+
+def test_a_mount_is_for_hugepages_of_one_size() -> None:
+    """A file system has one page size, and plain memory has none."""
+    mount = memory_opaque({"mount": {"path": "/a"}})
+    assert "is for hugepages, and the request is of plain memory" in fault(of_memory(mount))
+    assert "is for hugepages" in fault(of_memory(mount, kinds=("memory", HUGE)))
+    assert "has pages of 2Mi, 1Gi" in fault(of_memory(mount, kinds=(HUGE, "hugepages-1g"), size="1Gi"))
+    assert memory_wish(mount, kinds=(HUGE, HUGE)).mount == MemoryMount(path="/a")
+    # One directory has one spelling, so that two requests cannot hide each other unnoticed.
+    many = memory_opaque({"mount": {"path": "//mnt//huge/"}})
+    assert memory_wish(many, kinds=(HUGE,)).mount == MemoryMount(path="/mnt/huge")
+
+
+def test_high_bounds_at_least_a_page() -> None:
+    """A fraction that leaves nothing would stop the container before its first instruction."""
+    assert "is less than a page" in fault(of_memory(memory_opaque({"high": 0.5}), size="4Ki"))
+    assert memory_wish(memory_opaque({"high": 0.5}), size="8Ki").high == 0.5
+    assert memory_wish(memory_opaque({"high": 1}), size="4Ki").high == 1.0
+
+
+def shares(name: str, how: str, **more: Any) -> Entry:
+    """Says how a request is shared."""
+    return (memory_opaque if name == "m" else opaque)({"sharing": how}, name, **more)
+
+
+def sharing(*config: Entry) -> ClaimView:
+    """A claim with two requests for CPUs and one for memory, and one that only watches."""
+    watching = result("w", "dra.cpu", "cpudevnuma001", adminAccess=True)
+    return view("u", cpus(1, "a"), cpus(1, "b"), memory("64Mi", "m"), watching, config=config)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ((), "container"),
+        ((shares("a", "pod"),), "pod"),
+        ((shares("m", "pod"),), "pod"),
+        ((shares("m", "container"),), "container"),
+        ((shares("a", "pod"), shares("b", "pod"), shares("m", "pod")), "pod"),
+        ((shares("a", "container", from_class=True), shares("a", "pod"), shares("m", "pod")), "pod"),
+        ((shares("a", "pod"), shares("w", "container"), opaque({"sharing": 1}, driver="gpu.example.com")), "pod"),
+    ],
+)
+def test_silent_requests_follow_those_that_speak(config: tuple[Entry, ...], expected: str) -> None:
+    """Both drivers record the same; other drivers and those who watch have no say."""
+    assert [decided(sharing(*config), NUMA, driver).sharing for driver in DRIVERS] == [expected, expected]
+
+
+_DIFFER = "parameters: sharing: holds for the whole claim, but its requests differ (%s); give all the same"
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            [shares("a", "pod"), shares("b", "container", from_class=True)],
+            _DIFFER % "a of dra.cpu: pod FromClaim, b of dra.cpu: container FromClass",
+        ),
+        (
+            [shares("a", "pod"), shares("m", "container")],
+            _DIFFER % "a of dra.cpu: pod FromClaim, m of dra.memory: container FromClaim",
+        ),
+        ([memory_opaque({"limit": "all"})], "request m: parameters FromClaim: memoryConfig.limit: 'all'"),
+    ],
+)
+def test_what_one_driver_must_refuse_both_refuse_in_the_same_words(config: list[Entry], expected: str) -> None:
+    """One container uses the whole claim: nothing is half given."""
+    text, same = (refused(sharing(*config), NUMA, driver) for driver in DRIVERS)
+    assert text == same
+    assert text.startswith(f"claim ns/claim-u: {expected}")
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.just(10**400),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(["path", "mode"]) | st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+_FIELDS = st.sampled_from([*MemoryConfig.model_fields, "mount", "other"])
+
+
+@given(st.dictionaries(_FIELDS, _JSON, max_size=4) | _JSON, st.sampled_from(["memory", HUGE]))
+def test_any_json_is_parameters_or_a_refusal(fields: Any, kind: str) -> None:
+    """Claims are written by anybody: what comes out can be recorded, or the text names the field."""
+    judged = of_memory(memory_opaque(fields), kinds=(kind,))
+    if judged.refusal is not None:
+        assert "parameters FromClaim: memoryConfig" in judged.refusal.text
+        assert len(judged.refusal.text) < 500
+    else:
+        (found,) = judged.blank.memory_parameters.values()
+        assert MemoryParameters.model_validate_json(found.model_dump_json()) == found

@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
-from dra_frontend.claims.store import ClaimStore
 from dra_frontend.claims.directory import Change
+from dra_frontend.claims.store import ClaimStore
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.node.machine_watch import HostTrees, MachineWatch

@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
@@ -112,6 +113,8 @@ class Node:
         self.host = Host(parse_cpu_list("0-7"), SIZES)
         self.sink = Reports()
         self.counts = Counts()
+        self.ahead = 0.0
+        """Seconds that the audit's clock is ahead."""
         self.leader = Leadership(fresh=True, first=False)
         """What a standby knows of the active instance."""
         self.stored = Resources()
@@ -121,6 +124,7 @@ class Node:
             leadership=lambda: self.leader,
             sink=self.sink,
             observer=self.counts,
+            clock=lambda: time.monotonic() + self.ahead,
         )
         self.enforcer = Enforcer(edges, self.host, Choices(parse_cpu_list(reserved), lazy, guard, cpu_quota), "own-pod")
 
@@ -180,6 +184,14 @@ class Node:
         path = self.make_cgroups(pod(of), stored)
         await self.enforcer.start_container(pod(of), stored)
         return path
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Lets time pass for the audit until the condition is true; TimeoutError when it never is."""
+        async with asyncio.timeout(20):
+            while not condition():
+                self.ahead += 1.0
+                self.enforcer.actuator.news.set()
+                await asyncio.sleep(0.002)
 
     async def stop(self, id_: str, of: str = "p1") -> None:
         """Ends a container and removes its cgroup, as the runtime does."""

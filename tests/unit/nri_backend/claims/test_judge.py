@@ -62,6 +62,7 @@ def test_several_requests_get_their_union_and_it_is_recognised_later() -> None:
     assert (again.cpus, again.env) == (entitlement.cpus, entitlement.env)
 
 
+@pytest.mark.fault("memory peer, nri")
 @pytest.mark.parametrize(
     ("env", "reason"),
     [
@@ -87,6 +88,7 @@ def test_what_is_not_the_record_is_refused(env: tuple[str, ...], reason: Reason)
     assert env[0].partition("=")[0] in refusal.text or env[-1].partition("=")[0] in refusal.text
 
 
+@pytest.mark.fault("cpu peer 9.4.4")
 def test_a_pod_that_the_record_does_not_know_is_refused_until_it_does() -> None:
     """reservedFor is a snapshot: the refusal names the claim to the frontend, which reads it again."""
     refusal = refused(env_of(ONE), ONE, user=Owner(pod_uid="p2", container="main"))

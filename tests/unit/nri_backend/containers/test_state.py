@@ -48,17 +48,11 @@ def test_the_pool_shrinks_with_the_record_and_grows_with_its_end() -> None:
     assert state.pool == set(range(1, 8))
     state.take_files(files_of(ONE, TWO))
     assert state.pool == {1, 6, 7}
+    state.take_host(Host(parse_cpu_list("0-4,6")))
+    assert state.pool == {1, 6}, "it follows what is online"
+    state.take_host(Host(parse_cpu_list("0-7")))
     state.take_files(files_of(TWO))
     assert state.pool == {1, 2, 3, 6, 7}
-
-
-def test_the_pool_follows_what_is_online() -> None:
-    """A CPU that goes offline leaves the pool, and comes back."""
-    state = node(ONE)
-    state.take_host(Host(parse_cpu_list("0-4")))
-    assert state.pool == {1, 4}
-    state.take_host(Host(parse_cpu_list("0-7")))
-    assert state.pool == {1, 4, 5, 6, 7}
 
 
 def test_who_is_misplaced_trespassers_first() -> None:
@@ -69,6 +63,8 @@ def test_who_is_misplaced_trespassers_first() -> None:
     started(state, "right", cpus="1,4-7")
     state.take_files(files_of(ONE))
     assert [tracked.id for tracked in state.misplaced()] == ["wide", "narrow"]
+    started(state, "claim", *env_of(ONE), cpus="0-7")
+    assert ids(state.misplaced()) == ["claim", "narrow", "wide"]
 
 
 def test_a_lazy_pool_moves_only_who_must_leave() -> None:
@@ -80,13 +76,6 @@ def test_a_lazy_pool_moves_only_who_must_leave() -> None:
     state.take_files(files_of(ONE))
     started(state, "slipped", *env_of(ONE), cpus="2")
     assert ids(state.misplaced()) == ["slipped", "wide"]
-
-
-def test_a_claim_container_that_slipped_is_misplaced_too() -> None:
-    """Whoever wrote its cpuset, the claim's CPUs are what it must have."""
-    state = node(ONE)
-    started(state, "claim", *env_of(ONE), cpus="0-7")
-    assert ids(state.misplaced()) == ["claim"]
 
 
 def test_overlap_is_asked_of_sets_not_of_containers() -> None:
@@ -104,16 +93,11 @@ def test_overlap_is_asked_of_sets_not_of_containers() -> None:
     state.drop("stranger")
     assert ids(state.overlapping(claim)) == ["ending", "unseen"]
     assert state.overlapping(started(state, "plain")) == []
-
-
-def test_legal_sharers_are_no_strangers() -> None:
-    """Containers of the owner's pod share a claim that may be shared."""
     shared = cpu_record("c1", "cpus=2-3", pool=True)
     state = node(shared)
     started(state, "first", *env_of(shared), cpus="2-3")
     second = state.assessed(tracked_as(pod(), container("second", *env_of(shared), name="side")))
-    assert second.refusal is None
-    assert state.overlapping(second) == []
+    assert (second.refusal, state.overlapping(second)) == (None, []), "legal sharers are not strangers"
 
 
 def test_the_first_user_keeps_a_claim_over_restarts() -> None:
@@ -246,6 +230,7 @@ def test_the_dying_outlive_the_runtimes_state() -> None:
     claim = started(state, "old", *env_of(ONE), cpus="2-3")
     state.put(replace(claim, phase=Phase.ENDING))
     started(state, "gone", cpus="1")
+    assert state.kinds() == {"claim": 1, "plain": 1}
     rival = replace(tracked_as(pod(), container("new", *env_of(ONE), name="side")), phase=Phase.STARTED)
     state.replace_containers([rival])
     kept, other = state.get("old"), state.get("new")
@@ -257,16 +242,6 @@ def test_the_dying_outlive_the_runtimes_state() -> None:
     back = state.get("old")
     assert back is not None
     assert (back.phase, back.unlisted) == (Phase.STARTED, False)
-
-
-def test_the_runtimes_state_replaces_ours_whole() -> None:
-    """What is not mentioned is forgotten; records and pool are not."""
-    state = node(ONE)
-    started(state, "gone")
-    state.replace_containers([replace(tracked_as(pod(), container("new")), phase=Phase.STARTED)])
-    assert [tracked.id for tracked in state] == ["new"]
-    assert state.pool == {1, 4, 5, 6, 7}
-    assert state.kinds() == {"plain": 1}
 
 
 RECORDS = [cpu_record(f"c{n}", f"cpus={2 * n}-{2 * n + 1}", pods=("p1", "p2")) for n in range(4)]
@@ -319,3 +294,15 @@ def test_whatever_happens_no_cpu_is_in_two_hands(events: list[tuple[str, int, st
             wants = cpuset_of(state, tracked)
             assert wants.cpus == wants.shown
             assert wants.cpus == (tracked.own_cpus or state.pool)
+
+
+@pytest.mark.fault("cpu peer 9.4.4")
+def test_who_knows_uid_and_cpus_gets_nothing() -> None:
+    """A pod that the claim is not reserved for is refused with the right values too, and the claim stays free."""
+    state = node(ONE)
+    thief = state.assessed(tracked_as(pod("p2"), container("thief", *env_of(ONE), of="p2")))
+    assert thief.refusal is not None
+    assert thief.refusal.reason is Reason.NOT_RESERVED
+    state.put(thief)
+    rightful = state.assessed(tracked_as(pod("p1"), container("rightful", *env_of(ONE))))
+    assert rightful.own_cpus == {2, 3}

@@ -1,44 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happens off the hooks: moves, audits, taking over from a runtime or from another instance."""
 
+import asyncio
 import errno
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nri_backend.containers.answers import MAX_SYNC_UPDATES
 from nri_backend.enforcement.audit import LOOKS
+from nri_backend.enforcement.hooks import CLEAR_SECONDS
 from nri_backend.nri.model import Adjustment, ContainerState, RefusedError, Resources
 from numa_contract.cpuset import parse_cpu_list
 
-from tests.fakes.waiting import eventually
 from tests.rigs.claims import MI, POD, PODS, cgroup_of, container, cpu_record, env_of, memory_record, pod
-from tests.rigs.enforcement import Node, auditing, enforcing
+from tests.rigs.enforcement import Node, auditing
 
 pytestmark = pytest.mark.usefixtures("blocking")
 
 ONE = cpu_record("c1", "cpus=2-3")
 
 
+@pytest.mark.fault("cpu peer 9.2.10")
 async def test_others_are_moved_without_any_hook(node: Node) -> None:
     """A record alone moves the rest, and its end gives the CPUs back."""
     plain = await node.run("plain")
     node.claim(ONE)
-    node.enforcer.records_changed()
-    await eventually(lambda: node.cpus(plain) == "1,4-7")
-    await eventually(lambda: node.sink.latest["plain"].cpus == parse_cpu_list("1,4-7"))
+    await node.until(lambda: node.cpus(plain) == "1,4-7")  # the tick of a second finds it
+    await node.until(lambda: node.sink.latest["plain"].cpus == parse_cpu_list("1,4-7"))
     node.unprepare(ONE)
     node.enforcer.records_changed()
-    await eventually(lambda: node.cpus(plain) == "1-7")
-    await eventually(lambda: node.counts.moves == 2)
-
-
-async def test_the_directory_is_looked_at_without_any_news(node: Node) -> None:
-    """With the frontend away, the second's tick finds the record."""
-    plain = await node.run("plain")
-    node.claim(ONE)
-    await eventually(lambda: node.cpus(plain) == "1,4-7")
+    await node.until(lambda: node.cpus(plain) == "1-7")
+    await node.until(lambda: node.counts.moves == 2)
 
 
 async def test_the_audit_repairs_and_counts(node: Node) -> None:
@@ -48,13 +44,13 @@ async def test_the_audit_repairs_and_counts(node: Node) -> None:
     node.kernel.set(claim, "cpuset.cpus", "0-7")
     node.kernel.set(claim, "cpuset.mems", "0-1")
     node.kernel.set(plain, "cpuset.cpus", "0-7")
-    await eventually(lambda: (node.cpus(claim), node.cpus(plain)) == ("2-3", "1,4-7"))
-    await eventually(lambda: node.kernel.get(claim, "cpuset.mems.effective") == "1")
-    await eventually(lambda: node.counts.repairs == {"cpus": 2, "mems": 1})
+    await node.until(lambda: (node.cpus(claim), node.cpus(plain)) == ("2-3", "1,4-7"))
+    await node.until(lambda: node.kernel.get(claim, "cpuset.mems.effective") == "1")
+    await node.until(lambda: node.counts.repairs == {"cpus": 2, "mems": 1})
     node.kernel.set(claim, "hugetlb.2MB.max", "0")
     node.kernel.set(claim.rpartition("/")[0], "hugetlb.2MB.max", "0")
     node.enforcer._auditor.request_audit()
-    await eventually(lambda: node.counts.repairs["hugetlb"] == 2)
+    await node.until(lambda: node.counts.repairs["hugetlb"] == 2)
     assert node.kernel.get(claim, "hugetlb.2MB.max") == str(64 * MI)
 
 
@@ -70,7 +66,7 @@ async def test_the_audit_comes_to_every_container_and_every_pod(node: Node) -> N
     for file in limits:
         file.write_text("0")
     node.enforcer._auditor.request_audit()
-    await eventually(lambda: Counter(file.read_text() for file in limits) == {str(2 * MI): 2 * count})
+    await node.until(lambda: Counter(file.read_text() for file in limits) == {str(2 * MI): 2 * count})
 
 
 async def test_a_standby_knows_everything_and_does_nothing(memory: Path) -> None:
@@ -113,15 +109,6 @@ async def test_a_standby_goes_by_the_limit_of_the_last_update(
         assert (node.quota(path), node.quota(POD)) == (shown, str(of_pod))
 
 
-async def test_a_standby_forgets_an_attempt_that_came_to_nothing(memory: Path) -> None:
-    """Else it would hold its claim after the hand-over."""
-    node = Node(memory)
-    env = node.claim(ONE)
-    for attempt in ("one", "two"):
-        await node.create(attempt, *env)
-    assert [tracked.id for tracked in node.enforcer.state] == ["two"]
-
-
 @pytest.mark.parametrize("told", ["listed", "started"])
 async def test_a_claim_container_that_ended_unseen_is_over(memory: Path, told: str) -> None:
     """A runtime lists one as running whose end it has told already; a standby misses an end that fails elsewhere."""
@@ -134,7 +121,7 @@ async def test_a_claim_container_that_ended_unseen_is_over(memory: Path, told: s
             await node.run("claim", *stored.env)
             node.kernel.remove(cgroup_of(stored))
         await node.enforcer.activate()
-        await eventually(lambda: node.sink.latest["claim"].state == "stopped")
+        await node.until(lambda: node.sink.latest["claim"].state == "stopped")
 
 
 async def test_a_claim_container_that_is_only_created_is_not_over(node: Node) -> None:
@@ -148,36 +135,31 @@ async def test_a_claim_container_that_is_only_created_is_not_over(node: Node) ->
     assert node.sink.latest["claim"].state == "running"
 
 
+@pytest.mark.fault("cpu peer 9.2.4", "memory peer, nri")
 async def test_synchronize_takes_over_and_repairs_afterwards(node: Node) -> None:
     """What started while nobody looked is moved within a second; the answer corrects what the runtime stores."""
     node.claim(ONE)
-    plain, forged, claim = (
-        container("plain", of="p5"),
-        container("f", "DRA_CPUSET_zz=1", of="p6"),
-        container("c", *env_of(ONE)),
-    )
-    listed = [replace(one, state=ContainerState.RUNNING) for one in (plain, forged, claim)]
+    env = env_of(ONE)
+    wanted = {"c": ("p1", *env), "plain": ("p5",), "f": ("p6", "DRA_CPUSET_zz=1"), "second": ("p1", *env)}
+    listed, paths = [], {}
+    for id_, (of, *named) in wanted.items():
+        one = container(id_, *named, of=of, name="side" if id_ == "second" else "main")
+        listed.append(replace(one, state=ContainerState.RUNNING))
+        paths[id_] = node.make_cgroups(pod(of), one)
     listed.append(replace(container("orphaned", of="nowhere"), state=ContainerState.CREATED))
     listed.append(replace(container("dead"), state=ContainerState.STOPPED))
-    paths = {
-        "plain": node.make_cgroups(pod("p5"), plain),
-        "f": node.make_cgroups(pod("p6"), forged),
-        "c": node.make_cgroups(pod(), claim),
-    }
     updates = await node.enforcer.synchronize([pod("p5"), pod("p6"), pod()], listed)
-    assert {u.container_id: u.resources.cpus for u in updates} == {
-        "c": "2-3",
-        "plain": "1,4-7",
-        "f": "1,4-7",
-        "orphaned": "1,4-7",
-    }
+    cpus = {"c": "2-3", "plain": "1,4-7", "f": "1,4-7", "second": "1,4-7"}
+    assert {u.container_id: u.resources.cpus for u in updates} == {**cpus, "orphaned": "1,4-7"}
     assert updates[0].container_id == "c"
-    await eventually(lambda: [node.cpus(paths[i]) for i in ("plain", "f", "c")] == ["1,4-7", "1,4-7", "2-3"])
+    await node.until(lambda: {id_: node.cpus(path) for id_, path in paths.items()} == cpus)
+    assert any("belongs to container main" in problem for problem in node.enforcer.problems)
     assert await node.synchronize(("plain", "p5"), plain="1,4-7") == []
     node.kernel.remove(paths["c"])
-    await eventually(lambda: list(node.sink.latest) == ["plain"])
+    await node.until(lambda: list(node.sink.latest) == ["plain"])
 
 
+@pytest.mark.fault("cpu peer 9.2.1")
 async def test_a_claim_waits_until_everybody_was_looked_at(node: Node) -> None:
     """After a synchronisation nothing is certain: the first claim container waits for the audit."""
     listed = [(f"plain-{n}", "p5") for n in range(5)]
@@ -188,25 +170,6 @@ async def test_a_claim_waits_until_everybody_was_looked_at(node: Node) -> None:
     assert {node.cpus(path) for path in paths} == {"1,4-7"}
 
 
-async def test_orphans_keep_their_cpus_over_our_restart(memory: Path) -> None:
-    """Files vanished while we were down: the pinned container stays, its CPUs are held, the frontend hears of both."""
-    async with enforcing(Node(memory)) as former:
-        path = await former.run("o", *former.claim(ONE))
-        former.unprepare(ONE)
-    node = Node(memory)
-    one = replace(container("o", *env_of(ONE)), state=ContainerState.RUNNING, resources=Resources(cpus="2-3"))
-    async with auditing(node):
-        await node.enforcer.activate()
-        assert await node.enforcer.synchronize([pod()], [one]) == []
-        assert node.enforcer.state.pool == parse_cpu_list("1,4-7")
-        (told,) = node.sink.latest.values()
-        assert [(use.uid, use.cpus) for use in told.unknown_claims] == [("c1", {2, 3})]
-        node.kernel.set(path, "cpuset.cpus", "0-7")
-        await eventually(lambda: node.cpus(path) == "2-3")
-        node.claim(ONE)
-        await eventually(lambda: bool(next(iter(node.sink.latest.values())).claims))
-
-
 async def test_no_pile_of_stored_values_is_corrected(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     """containerd applies updates one by one under its lock: claim containers first, only a few, and the log says so."""
     caplog.set_level("INFO", "nri_backend")
@@ -215,33 +178,49 @@ async def test_no_pile_of_stored_values_is_corrected(node: Node, caplog: pytest.
     assert "stored values stay as they are" in caplog.text
 
 
-async def test_a_container_whose_processes_linger_is_not_over(node: Node) -> None:
-    """Its CPUs are in nobody else's hand until the kernel shows that its last process is gone."""
+@pytest.mark.parametrize("reconnected", [False, True])
+async def test_a_container_whose_processes_linger_is_not_over(node: Node, reconnected: bool) -> None:
+    """Its CPUs are in nobody else's hand until the kernel shows that its last process is gone.
+
+    A reconnected runtime no longer lists what it calls stopped.
+    """
     claim = await node.run("claim", *node.claim(ONE))
     await node.enforcer.stop_container(pod(), container("claim"))
-    assert node.sink.latest["claim"].state == "running"
+    if reconnected:
+        assert await node.synchronize() == []
+    assert [told.state for told in node.sink.latest.values()] == ["running"]
     node.unprepare(ONE)
     env = node.claim(cpu_record("c2", "cpus=2-3", pods=("p2",)))
+    node.enforcer.clear_seconds = 0.05
     with pytest.raises(RefusedError, match="still runs"):
         await node.create("next", *env, of="p2")
+    node.enforcer.clear_seconds = CLEAR_SECONDS
     node.kernel.remove(claim)
-    await eventually(lambda: node.sink.latest["claim"].state == "stopped")
+    if reconnected:
+        await node.until(lambda: "claim" in node.sink.deleted)
+        assert len(node.enforcer.state) == 0
+    else:
+        await node.until(lambda: node.sink.latest["claim"].state == "stopped")
     assert node.cpus(await node.run("next-2", *env, of="p2")) == "2-3"
 
 
+@pytest.mark.fault("cpu peer 9.1.4")
 async def test_full_nodes_share_the_reserved_cpus(memory: Path) -> None:
     """When all is claimed the rest gets the reserved CPUs; without any, plain containers are refused."""
     everything = cpu_record("c1", "cpus=1-7")
     (memory / "a").mkdir()
     node = Node(memory / "a")
     await node.enforcer.activate()
+    early = await node.run("early", name="early")
     node.claim(everything)
     assert node.cpus(await node.run("plain")) == "0"
+    await node.enforcer.activate()
+    assert node.cpus(early) == "0"
     (memory / "b").mkdir()
     node = Node(memory / "b", reserved="")
     await node.enforcer.activate()
     node.claim(cpu_record("c1", "cpus=0-7"))
-    with pytest.raises(RefusedError, match="set reservedCPUs"):
+    with pytest.raises(RefusedError, match=r"claims hold every CPU of the node and none is reserved.*set reservedCPUs"):
         await node.create("plain")
 
 
@@ -253,24 +232,53 @@ async def test_a_refused_look_at_the_dying_ends_nothing(node: Node) -> None:
     plain = await node.run("plain", of="p5")
     node.kernel.set(plain, "cpuset.cpus", "0-7")
     node.enforcer._auditor.request_audit()
-    await eventually(lambda: node.cpus(plain) == "1,4-7")
+    await node.until(lambda: node.cpus(plain) == "1,4-7")
     assert node.sink.latest["claim"].state == "running"
     node.kernel.remove(claim)
     node.kernel.unreadable.clear()
-    await eventually(lambda: node.sink.latest["claim"].state == "stopped")
+    await node.until(lambda: node.sink.latest["claim"].state == "stopped")
 
 
-async def test_a_lingering_container_outlives_the_runtimes_list(node: Node) -> None:
-    """A reconnected runtime no longer lists what it calls stopped; its CPUs are free with its last process only."""
-    claim = await node.run("claim", *node.claim(ONE))
-    await node.enforcer.stop_container(pod(), container("claim"))
-    assert await node.synchronize() == []
-    assert [told.state for told in node.sink.latest.values()] == ["running"]
-    node.unprepare(ONE)
-    env = node.claim(cpu_record("c2", "cpus=2-3", pods=("p2",)))
-    with pytest.raises(RefusedError, match="still runs"):
-        await node.create("next", *env, of="p2")
-    node.kernel.remove(claim)
-    await eventually(lambda: "claim" in node.sink.deleted)
-    assert len(node.enforcer.state) == 0
-    assert node.cpus(await node.run("next-2", *env, of="p2")) == "2-3"
+@pytest.mark.fault("cpu peer 9.2.3")
+async def test_a_snapshot_is_taken_over_in_one_step(node: Node) -> None:
+    """Hooks that run while snapshots come see the state before or after, never one that is half filled."""
+    web = replace(container("web", of="p9", name="web"), state=ContainerState.RUNNING)
+    node.make_cgroups(pod("p9"), web)
+    env, other = node.claim(ONE), node.claim(cpu_record("c2", "cpus=4-5", pods=("p2",)))
+
+    async def snapshots() -> None:
+        for _ in range(20):
+            await node.enforcer.synchronize([pod("p9")], [web])
+
+    async def lives(id_: str, env: tuple[str, ...], of: str, cpus: str) -> None:
+        for turn in range(20):
+            stored, answer = await node.create(f"{id_}-{turn}", *env, of=of)
+            assert answer.resources.cpus == cpus
+            await node.enforcer.remove_container(pod(of), stored)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(snapshots())
+        tasks.create_task(lives("one", env, "p1", "2-3"))
+        tasks.create_task(lives("two", other, "p2", "4-5"))
+        tasks.create_task(lives("plain", (), "p3", "1,6-7"))
+    assert node.enforcer.state.get("web") is not None
+
+
+class Walked(list[Any]):
+    """A list that counts how often it is gone through."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.walks += 1
+        return super().__iter__()
+
+
+@pytest.mark.fault("cpu peer 9.3.1")
+async def test_a_synchronisation_is_not_pods_times_containers(node: Node) -> None:
+    """The pods are gone through once, however many containers there are."""
+    found = [replace(container(f"c{n}", of=f"p{n}"), state=ContainerState.RUNNING) for n in range(60)]
+    pods = Walked(pod(f"p{n}") for n in range(60))
+    await node.enforcer.synchronize(pods, found)
+    assert pods.walks == 1
+    assert len(node.enforcer.state) == 60

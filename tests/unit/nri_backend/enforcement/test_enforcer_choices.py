@@ -6,7 +6,6 @@ from pathlib import Path
 
 from nri_backend.nri.model import ContainerState, Resources
 
-from tests.fakes.waiting import eventually
 from tests.rigs.claims import MI, POD, container, cpu_record, memory_record, pod
 from tests.rigs.enforcement import Node, enforcing
 
@@ -29,7 +28,7 @@ async def test_a_container_without_hugepages_can_reserve_none(memory: Path) -> N
         assert node.kernel.get(beside, "hugetlb.2MB.max") == "max", "use is the kubelet's affair"
         assert [node.sink.latest[one].limits for one in ("beside", "claim")] == [{}, {"cpu.max": "max"}]
         node.kernel.set(beside, "hugetlb.2MB.rsvd.max", "max")
-        await eventually(lambda: reservable(node, beside) == ["0", "0"])
+        await node.until(lambda: reservable(node, beside) == ["0", "0"])
 
 
 async def test_pages_that_the_kubelet_gave_are_never_taken(memory: Path) -> None:
@@ -86,7 +85,7 @@ async def test_a_lazy_pool_grows_with_the_next_change_of_its_members(memory: Pat
         assert await node.synchronize(("plain", "p9"), plain="1,4-7") == []
         node.claim(TWO)
         node.enforcer.records_changed()
-        await eventually(lambda: node.cpus(plain) == "1,6-7")
+        await node.until(lambda: node.cpus(plain) == "1,6-7")
         await node.enforcer.activate()
         (update,) = await node.enforcer.update_container(pod("p9"), container("plain", of="p9"), Resources())
         assert update.resources == Resources(cpus="1-3,6-7")
@@ -101,4 +100,4 @@ async def test_a_lazy_member_that_would_have_nothing_left_gets_the_pool(memory: 
         node.unprepare(cpu_record("c1", "cpus=1,4-7"))
         node.claim(cpu_record("c2", "cpus=2-3", pods=("p2",)))
         node.enforcer.records_changed()
-        await eventually(lambda: node.cpus(plain) == "1,4-7")
+        await node.until(lambda: node.cpus(plain) == "1,4-7")

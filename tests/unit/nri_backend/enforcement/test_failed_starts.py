@@ -3,15 +3,15 @@
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nri_backend.containers.container import Tracked
-from nri_backend.enforcement.start import Starter
+from nri_backend.enforcement.start import MAX_TRIES, Starter
 from nri_backend.nri.model import Container, RefusedError
 
-from tests.fakes.waiting import eventually
 from tests.rigs.claims import cpu_record, pod
 from tests.rigs.enforcement import Node, enforcing
 from tests.rigs.kernel_tree import KernelTree
@@ -20,17 +20,21 @@ ONE = cpu_record("c1", "cpus=2-3")
 
 
 class BrokenTree(KernelTree):
-    """A tree with a fault that nobody expects, at the next look at these cgroups."""
+    """A tree with faults that nobody expects, at the next look at these cgroups, and with news in the wrong moment."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.broken: set[str] = set()
+        self.meanwhile: list[Callable[[], Any]] = []
+        """What happens in the middle of the next jobs."""
 
     def leaf(self, path: str) -> str:
         """Raises what nobody catches."""
         if path in self.broken:
             self.broken.remove(path)
             raise RuntimeError("a fault of ours")
+        if self.meanwhile:
+            self.meanwhile.pop()()
         return super().leaf(path)
 
 
@@ -39,6 +43,90 @@ async def node(memory: Path) -> AsyncIterator[Node]:
     """An active instance on such a tree, connected to a runtime without containers."""
     async with enforcing(Node(memory, tree=BrokenTree)) as node:
         yield node
+
+
+def meanwhile(node: Node, change: Callable[[], Awaitable[Any]], times: int = 1) -> None:
+    """Lets something happen while the next jobs are at work in their thread."""
+    loop = asyncio.get_running_loop()
+
+    async def happens() -> None:
+        await change()
+
+    assert isinstance(node.kernel, BrokenTree)
+    node.kernel.meanwhile = [lambda: asyncio.run_coroutine_threadsafe(happens(), loop).result(5)] * times
+
+
+async def test_a_claim_that_is_prepared_during_a_start_is_heeded(node: Node) -> None:
+    """What is written is what was wanted when the job began; so it is judged, and written, once more."""
+    stored, _ = await node.create("plain")
+    path = node.make_cgroups(pod(), stored)
+
+    async def prepared() -> None:
+        node.claim(ONE)
+        await node.enforcer.actuator.refresh(thorough=True)
+
+    meanwhile(node, prepared)
+    node.kernel.written.clear()
+    await node.enforcer.start_container(pod(), stored)
+    assert node.cpus(path) == "1,4-7"
+    assert [text for where, name, text in node.kernel.written if (where, name) == (path, "cpuset.cpus")] == ["1,4-7"]
+
+
+async def test_a_record_that_goes_during_a_start_refuses_it(node: Node) -> None:
+    """The container has not run, so nothing is its own."""
+    stored, _ = await node.create("claim", *node.claim(ONE))
+    path = node.make_cgroups(pod(), stored)
+
+    async def released() -> None:
+        node.unprepare(ONE)
+        await node.enforcer.actuator.refresh(thorough=True)
+
+    meanwhile(node, released)
+    with pytest.raises(RefusedError, match="this node has no record of it"):
+        await node.enforcer.start_container(pod(), stored)
+    assert node.kernel.get(path, "cgroup.kill") == "1"
+    assert node.enforcer.state.get("claim") is None
+
+
+async def test_a_record_that_goes_while_others_are_moved_refuses_the_creation(node: Node) -> None:
+    """It was there when the container was judged; so it is judged once more before the answer."""
+    plain = await node.run("plain", of="p2")
+    env = node.claim(ONE)
+
+    async def released() -> None:
+        node.unprepare(ONE)
+        await node.enforcer.actuator.refresh(thorough=True)
+
+    meanwhile(node, released)
+    with pytest.raises(RefusedError, match="this node has no record of it"):
+        await node.create("claim", *env)
+    await node.until(lambda: node.cpus(plain) == "1-7")
+
+
+async def test_news_that_do_not_concern_a_start_do_not_hold_it_up(node: Node) -> None:
+    """Another container comes meanwhile."""
+    stored, _ = await node.create("claim", *node.claim(ONE))
+    path = node.make_cgroups(pod(), stored)
+    meanwhile(node, lambda: node.create("other", of="p2"))
+    await node.enforcer.start_container(pod(), stored)
+    assert node.cpus(path) == "2-3"
+    assert node.sink.latest["claim"].state == "running"
+
+
+async def test_a_pool_that_changes_with_every_try_is_left_to_the_audit(node: Node) -> None:
+    """A start is not tried for ever."""
+    stored, _ = await node.create("plain")
+    node.make_cgroups(pod(), stored)
+    records = iter([cpu_record(f"d{cpu}", f"cpus={cpu}") for cpu in range(2, 2 + MAX_TRIES)])
+
+    async def prepared() -> None:
+        node.claim(next(records))
+        await node.enforcer.actuator.refresh(thorough=True)
+
+    meanwhile(node, prepared, MAX_TRIES)
+    await node.enforcer.start_container(pod(), stored)
+    assert next(records, None) is None
+    await node.until(lambda: node.sink.latest["plain"].cpus == {1, 5, 6, 7})
 
 
 async def out_of_time(node: Node, one: Container) -> None:
@@ -69,7 +157,7 @@ async def test_a_claim_container_whose_start_ran_out_of_time_is_killed(node: Nod
     assert node.kernel.get(path, "cgroup.kill") == "1"
     assert node.sink.latest["claim"].state == "running"
     node.kernel.remove(path)
-    await eventually(lambda: node.sink.latest["claim"].state == "stopped")
+    await node.until(lambda: node.sink.latest["claim"].state == "stopped")
 
 
 async def test_one_that_was_cut_off_and_does_not_die_keeps_only_its_own_cpus(node: Node) -> None:
@@ -77,7 +165,7 @@ async def test_one_that_was_cut_off_and_does_not_die_keeps_only_its_own_cpus(nod
     stored, _ = await node.create("slow", *node.claim(ONE))
     path = node.make_cgroups(pod(), stored)
     await out_of_time(node, stored)
-    await eventually(lambda: node.sink.latest["slow"].cpus == {2, 3})
+    await node.until(lambda: node.sink.latest["slow"].cpus == {2, 3})
     other = cpu_record("c2", "cpus=4", pods=("p2",))
     assert node.cpus(await node.run("other", *node.claim(other), of="p2")) == "4"
     assert node.kernel.populated(path)
@@ -94,7 +182,7 @@ async def test_a_fault_of_ours_is_no_way_around_the_audit(node: Node) -> None:
     for one in (plain, claim):
         with pytest.raises(RuntimeError):
             await node.enforcer.start_container(pod(), one)
-    await eventually(lambda: node.cpus(paths[0]) == "1,4-7")
+    await node.until(lambda: node.cpus(paths[0]) == "1,4-7")
     assert [node.kernel.get(path, "cgroup.kill") for path in paths] == ["", "1"]
 
 
@@ -107,7 +195,7 @@ async def test_a_refused_container_that_cannot_be_killed_is_audited(node: Node) 
     with pytest.raises(RefusedError, match="cpuset"):
         await node.enforcer.start_container(pod(), stored)
     node.kernel.refused.clear()
-    await eventually(lambda: node.cpus(path) == "2-3")
+    await node.until(lambda: node.cpus(path) == "2-3")
 
 
 async def test_a_container_without_a_cgroup_cannot_be_killed(node: Node, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nri_backend.enforcement.memory_kills import PodKills, kill_count
 from nri_backend.nri.model import ContainerState
 
 from tests.rigs.claims import MI, POD, container, memory_record, pod
@@ -50,40 +53,22 @@ def kills(node: Node) -> dict[str, int]:
     return {name: report.memory_kills for name, report in node.sink.latest.items()}
 
 
-async def test_a_container_that_is_killed_at_its_claim_is_reported(node: Node) -> None:
-    """Its cgroup goes with its last process; the pod's count still tells, and of whom it is said."""
+@pytest.mark.parametrize("seen_by", ["event", "audit"])
+async def test_a_container_that_is_killed_at_its_claim_is_reported(node: Node, seen_by: str) -> None:
+    """Its cgroup goes with its last process; the pod's count still tells, and of whom it is said, once and no more."""
     env = node.claim(ONE)
     await node.run("side", name="side")
     path = await node.run("main", *env)
     node.kernel.kill_for_memory(path)
+    if seen_by == "audit":
+        node.kernel.remove(path)
+        await node.enforcer.activate()
+        assert kills(node) == {"side": 0, "main": 1}
     await node.stop("main")
     assert kills(node) == {"side": 0, "main": 1}
     await node.run("again", *env)
     await node.stop("again")
     assert kills(node) == {"side": 0, "main": 1, "again": 0}
-
-
-async def test_a_killed_child_is_reported_while_its_container_lives(node: Node) -> None:
-    """The audit sees the count of the container's own cgroup."""
-    env = node.claim(ONE)
-    path = await node.run("main", *env)
-    node.kernel.kill_for_memory(path)
-    await node.enforcer.activate()
-    await node.enforcer.activate()
-    assert kills(node) == {"main": 1}
-
-
-async def test_a_kill_is_reported_before_the_runtime_tells_of_the_end(node: Node) -> None:
-    """The cgroup is gone and no event has come: the audit finds who it was, and the late event adds nothing."""
-    env = node.claim(ONE)
-    await node.run("side", name="side")
-    path = await node.run("main", *env)
-    node.kernel.kill_for_memory(path)
-    node.kernel.remove(path)
-    await node.enforcer.activate()
-    assert kills(node) == {"side": 0, "main": 1}
-    await node.stop("main")
-    assert kills(node) == {"side": 0, "main": 1}
 
 
 async def test_the_audit_that_finds_the_container_gone_hides_no_kill(node: Node) -> None:
@@ -154,7 +139,75 @@ async def test_a_hook_and_the_audit_that_look_at_once_count_a_kill_once(memory: 
         assert await asyncio.to_thread(node.kernel.began.wait, 5)
         node.kernel.kill_for_memory(path)
         hook = tasks.create_task(node.run("other", *second, name="other"))
-        await asyncio.wait({hook}, timeout=0.3)
+        await asyncio.wait({hook}, timeout=0.05)
         node.kernel.gate.set()
     await node.enforcer.activate()
     assert kills(node) == {"main": 1, "other": 0}
+
+
+def test_the_count_is_read_from_the_kernels_text() -> None:
+    """oom_kill counts killed processes; oom and max, which stand beside it, count something else."""
+    assert kill_count("low 0\nhigh 4\nmax 12\noom 3\noom_kill 2\noom_group_kill 1\n") == 2
+    assert kill_count("low 0\nhigh 0\n") == kill_count("") == 0
+
+
+_Look = tuple[int, dict[str, int | None], str, dict[str, int]]
+"""The pod's count, those of its containers, who has just ended, and what is told."""
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        pytest.param([(0, {"a": 0, "b": 0}, "", {}), (1, {"b": 0}, "a", {"a": 1}), (1, {"b": 0}, "b", {})], id="ended"),
+        pytest.param([(1, {"b": 1}, "a", {"b": 1}), (3, {"b": 2}, "c", {"b": 1, "c": 1})], id="a neighbour's"),
+        pytest.param(
+            [
+                (0, {"a": 0, "b": 0, "c": 0, "new": None}, "", {}),
+                (1, {"a": None, "b": 0, "c": 0, "new": None}, "", {"a": 1}),
+                (1, {"a": None, "b": 0, "c": 0}, "a", {}),
+                (2, {"b": None, "c": None}, "", {}),
+                (2, {"b": None, "c": None}, "c", {"c": 1}),
+            ],
+            id="gone before the runtime says so; of two the runtime says which",
+        ),
+        pytest.param(
+            [
+                (1, {"a": 1, "b": 0}, "a", {"a": 1}),
+                (1, {"a": 1, "b": 0}, "a", {}),
+                (1, {"a": 1, "b": 0}, "", {}),
+                (2, {"a": None, "b": 0}, "a", {"a": 1}),
+            ],
+            id="a cgroup that outlives its container",
+        ),
+        pytest.param([(0, {"a": 0, "b": 0}, "", {}), (1, {"b": None}, "", {"b": 1})], id="one removed without a word"),
+    ],
+)
+def test_kills_are_told_of_whom_they_are(looks: list[_Look]) -> None:
+    """By the container's own count, else of who has just ended, else of the only one that is gone."""
+    pod = PodKills(total=0)
+    for total, own, ended, told in looks:
+        assert pod.take(total, own, ended) == told
+
+
+def test_what_was_there_before_is_nobodys() -> None:
+    """Kills of a pod before the first look are not told of a container that ends later."""
+    assert PodKills(total=3).take(3, {"a": 0}, ended="a") == {}
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.booleans()), max_size=30))
+def test_every_kill_is_told_exactly_once(steps: list[tuple[str, bool, bool]]) -> None:
+    """Whatever the order of kills, looks and ends, in the end each container was told as many kills as it had."""
+    pod, total = PodKills(total=0), 0
+    own = dict.fromkeys("abc", 0)
+    happened, told = dict.fromkeys("abc", 0), dict.fromkeys("abc", 0)
+    for name, killed, ends in steps:
+        if killed:
+            total, own[name], happened[name] = total + 1, own[name] + 1, happened[name] + 1
+        others = {other: count for other, count in own.items() if not ends or other != name}
+        for who, count in pod.take(total, others, ended=name if ends else "").items():
+            told[who] += count
+        if ends:
+            own[name] = 0
+    for who, count in pod.take(total, own).items():
+        told[who] += count
+    assert told == happened

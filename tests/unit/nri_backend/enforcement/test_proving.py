@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from nri_backend.nri.model import ContainerState, Resources
 
-from tests.fakes.waiting import eventually
 from tests.rigs.claims import MI, container, cpu_record, env_of, memory_record, pod
 from tests.rigs.enforcement import Node, auditing, enforcing
 
@@ -23,7 +22,7 @@ async def restarted(memory: Path, *containers: tuple[str, tuple[str, ...], str])
         await node.enforcer.activate()
         listed = [replace(container(i, *env, of=of), state=ContainerState.RUNNING) for i, env, of in containers]
         await node.enforcer.synchronize([pod(of) for _, _, of in containers], listed)
-        await eventually(lambda: not node.enforcer.state.misplaced())
+        await node.until(lambda: not node.enforcer.state.misplaced())
         return ",".join(map(str, sorted(node.enforcer.state.pool)))
 
 
@@ -80,7 +79,7 @@ async def test_a_limit_is_added_once(memory: Path, created: bool, started: bool)
         stated = {"2MB": (96 if created else 64) * MI}
         listed = replace(container("claim", *env, huge=stated), state=ContainerState.RUNNING)
         await node.enforcer.synchronize([pod()], [listed])
-        await eventually(lambda: node.kernel.get(path, "hugetlb.2MB.max") == str(96 * MI))
+        await node.until(lambda: node.kernel.get(path, "hugetlb.2MB.max") == str(96 * MI))
 
 
 def is_limited(node: Node, path: str, limit: int) -> bool:
@@ -102,7 +101,7 @@ async def test_what_the_release_before_has_left_running_counts_as_answered(memor
             await node.enforcer.activate()  # before the runtime tells its state
             listed = replace(container(name, *env, huge={"2MB": 96 * MI}), state=ContainerState.RUNNING)
             await node.enforcer.synchronize([pod()], [listed])
-            await eventually(partial(is_limited, node, path, limit * MI))
+            await node.until(partial(is_limited, node, path, limit * MI))
 
 
 @pytest.mark.fault("issue 10, law 6")
@@ -119,26 +118,12 @@ async def test_a_full_disk_stops_no_container_and_heals(memory: Path) -> None:
         assert node.enforcer.state.held == {2, 3}
         proofs.unlink()
         node.enforcer._auditor.request_audit()
-        await eventually(lambda: proofs.is_dir() and [file.name for file in proofs.iterdir()] == ["claim.json"])
-        await eventually(lambda: not any("cannot be kept" in problem for problem in node.enforcer.problems))
+        await node.until(lambda: proofs.is_dir() and [file.name for file in proofs.iterdir()] == ["claim.json"])
+        await node.until(lambda: not any("cannot be kept" in problem for problem in node.enforcer.problems))
         await node.stop("claim")
         await node.enforcer.remove_container(pod(), container("claim"))
         node.enforcer._auditor.request_audit()
-        await eventually(lambda: list(proofs.iterdir()) == [])
-
-
-@pytest.mark.fault("backend A10")
-async def test_a_container_whose_cgroup_comes_back_was_never_gone(memory: Path) -> None:
-    """A mount has hidden it: it is enforced again, with nobody's help."""
-    async with enforcing(Node(memory)) as node:
-        path = await node.run("claim", *node.claim(ONE))
-        directory = node.kernel.path(path)
-        directory.rename(memory / "hidden")
-        await eventually(lambda: node.sink.latest["claim"].state == "stopped")
-        (memory / "hidden").rename(directory)
-        node.kernel.set(path, "cpuset.cpus", "0-7")
-        await eventually(lambda: node.sink.latest["claim"].state == "running")
-        await eventually(lambda: node.cpus(path) == "2-3")
+        await node.until(lambda: list(proofs.iterdir()) == [])
 
 
 @pytest.mark.fault("backend A6")

@@ -4,12 +4,12 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from nri_backend.enforcement.turn import MAX_STUCK, Turn
+from nri_backend.enforcement.turn import MAX_STUCK, Step, Turn
 
-from tests.fakes.waiting import eventually
 from tests.rigs.claims import container, cpu_record, pod
 from tests.rigs.enforcement import Node, enforcing
 from tests.rigs.kernel_tree import KernelTree
@@ -122,12 +122,34 @@ async def test_a_write_that_hangs_stops_no_other_start(memory: Path) -> None:
         await node.run("claim", *env)
         tree.stuck = path
         tree.set(path, "cpuset.cpus", "1,4")
-        await eventually(lambda: "bad" in node.enforcer.actuator.stuck)
+        await node.until(lambda: "bad" in node.enforcer.actuator.stuck)
         async with asyncio.timeout(1):
             assert node.cpus(await node.run("plain", of="p2")) == "1,4-7"
             await node.stop("claim")
             assert node.cpus(await node.run("again", *env)) == "2-3"
         tree.gate.set()
-        await eventually(lambda: node.cpus(path) == "1,4-7")
+        await node.until(lambda: node.cpus(path) == "1,4-7")
         assert node.enforcer.state.get("bad") is not None
         await node.enforcer.remove_container(pod("p5"), container("bad", of="p5"))
+
+
+async def test_a_job_that_has_not_begun_in_time_is_never_begun() -> None:
+    """Every thread hangs elsewhere: what it would write later is out of date."""
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(2))
+    go = threading.Event()
+    busy = [loop.run_in_executor(None, go.wait, 10) for _ in range(2)]
+    turn, wanted, wrote = Turn(lambda: None), ["old"], list[str]()
+
+    def plan() -> list[Step[None]]:
+        text = wanted[0]
+        return [("web", lambda: wrote.append(text))]
+
+    assert await turn.work(plan) == []
+    wanted[0] = "new"
+    job = asyncio.create_task(turn.finish("web", lambda: plan()[0]))
+    await asyncio.sleep(0.05)
+    go.set()
+    await job
+    await asyncio.gather(*busy)
+    assert (wrote, turn.stuck) == (["new"], {})

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nri_backend.claims.entitlement import Protected
 from nri_backend.limits.claimed import (
     CPU_MAX,
     Note,
@@ -129,14 +128,10 @@ def test_a_guard_that_stands_asks_nobody() -> None:
     assert guard_limits((TWO, GIGA), {RSVD[TWO]: 0}, never, stated=False) == {}
 
 
-def test_every_cgroup_but_the_root_is_above() -> None:
-    """Zero anywhere above means no protection; a nested root of the kubelet's is above as well."""
+def test_sums_go_up_to_the_top() -> None:
+    """Each ancestor but the root has the sum of those below it; a claim that two containers share counts once."""
     assert ancestors("kubelet/kubepods/pod1/c1") == ("kubelet/kubepods/pod1", "kubelet/kubepods", "kubelet")
     assert ancestors("") == ancestors("top") == ()
-
-
-def test_sums_go_up_to_the_top() -> None:
-    """Each ancestor has the sum of those below it; a claim that two containers share counts once."""
     found = protections(
         [
             ("k/b/p1/c1", {(MIN, "m1", "x"): 5, (LOW, "m2", "x"): 3}),
@@ -152,22 +147,6 @@ def test_sums_go_up_to_the_top() -> None:
         "k/g2": {MIN: Raise(plus=2, needed=True)},
         "k": {MIN: Raise(plus=7, needed=True), LOW: Raise(plus=3, needed=True)},
     }
-
-
-SHARES = st.dictionaries(
-    st.tuples(st.sampled_from([MIN, LOW]), st.sampled_from("ab"), st.sampled_from("xy")), st.just(7), max_size=4
-)
-PATHS = st.tuples(st.sampled_from(["g", "b"]), st.sampled_from(["p1", "p2"]), st.sampled_from(["c1", "c2"]))
-
-
-@given(st.dictionaries(PATHS, SHARES, max_size=8))
-def test_no_ancestor_has_less_than_any_of_its_children(below: dict[tuple[str, str, str], dict[Protected, int]]) -> None:
-    """Else the child's protection would be cut."""
-    found = protections(("/".join(("k", *path)), protected) for path, protected in below.items())
-    for path, raises in found.items():
-        for above in ancestors(path):
-            for file, raised in raises.items():
-                assert found[above][file].plus >= raised.plus
 
 
 OWN = st.none() | st.integers(0, 4)
@@ -216,13 +195,6 @@ def test_a_new_value_of_the_kubelet_is_taken_over(own: int, jobs: list[tuple[int
             group.limit = own
         group.apply(Raise(plus=plus), dies_after=2)
         assert group.limit == own + plus
-
-
-def test_no_limit_stays_no_limit() -> None:
-    """A pod that the kubelet does not limit is not limited by us, and nothing has to be remembered of it."""
-    made = plan({CPU_MAX: None, MIN: None}, {}, {CPU_MAX: Raise(lifted=True), MIN: Raise(plus=5)})
-    assert [wanted.limit for wanted in made.wanted.values()] == [None, None]
-    assert made.ahead == made.after == {}
 
 
 def test_a_reservation_follows_its_limit() -> None:

@@ -64,6 +64,7 @@ def test_a_hybrid_node_is_refused() -> None:
     assert "withheld by the kernel or a parent" in cgroup_fault("/c", "", parse_mounts(UNIFIED))
 
 
+@pytest.mark.fault("memory peer, preflight")
 def test_memory_limits_in_another_tree_are_refused() -> None:
     """Hybrid mode can have cpuset where it belongs and memory or hugetlb in cgroup v1: nothing of it would be true."""
     mounts = parse_mounts(UNIFIED + "33 30 0:29 / /sys/fs/cgroup/memory rw shared:7 - cgroup cgroup rw,memory\n")
@@ -73,6 +74,7 @@ def test_memory_limits_in_another_tree_are_refused() -> None:
     assert cgroup_fault("/sys/fs/cgroup", "cpuset cpu\n", parse_mounts(UNIFIED)) == ""
 
 
+@pytest.mark.fault("memory peer, preflight")
 def test_hugepages_must_not_count_as_memory() -> None:
     """memory_hugetlb_accounting is an option of the whole tree; the error names it, the mount and the remedy."""
     mounts = parse_mounts(UNIFIED.replace("nsdelegate", "nsdelegate,memory_hugetlb_accounting"))

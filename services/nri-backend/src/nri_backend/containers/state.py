@@ -57,8 +57,6 @@ class NodeState:
         self._by_pod: dict[str, set[str]] = {}
         self._by_claim: dict[ClaimKey, set[str]] = {}
         """Containers by the claims that their environment names."""
-        self._protecting: set[str] = set()
-        """Containers that keep memory protected."""
         self._first_users: dict[ClaimKey, Owner] = {}
 
     def __iter__(self) -> Iterator[Tracked]:
@@ -106,7 +104,6 @@ class NodeState:
         ]
         kills = {tracked.id: tracked.memory_kills for tracked in self}
         self._tracked, self._by_place, self._by_pod, self._by_claim = {}, {}, {}, {}
-        self._protecting = set()
         for container in (*ending, *containers):
             tracked = replace(container, memory_kills=kills.get(container.id, container.memory_kills))
             self._index(self._tracked.get(tracked.id), tracked)
@@ -176,15 +173,12 @@ class NodeState:
         if before is not None:
             _leave(self._by_place, _place(before), before.id)
             _leave(self._by_pod, before.pod.uid, before.id)
-            self._protecting.discard(before.id)
             for key in before.evidence.claims:
                 _leave(self._by_claim, key, before.id)
         if after is not None:
             self._by_pod.setdefault(after.pod.uid, set()).add(after.id)
             for key in after.evidence.claims:
                 self._by_claim.setdefault(key, set()).add(after.id)
-            if after.protected:
-                self._protecting.add(after.id)
             if after.phase in (Phase.STARTED, Phase.ENDING):
                 self._by_place.setdefault(_place(after), set()).add(after.id)
 
@@ -235,10 +229,6 @@ class NodeState:
     def of_pod(self, pod_uid: str) -> list[Tracked]:
         """Returns the containers of a pod."""
         return [self._tracked[container_id] for container_id in self._by_pod.get(pod_uid, ())]
-
-    def protecting(self) -> list[Tracked]:
-        """Returns the living containers that have memory protected."""
-        return [self._tracked[container_id] for container_id in self._protecting]
 
     def kinds(self) -> Counter[str]:
         """Returns how many containers there are of each kind."""

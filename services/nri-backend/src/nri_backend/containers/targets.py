@@ -102,7 +102,7 @@ def groups_above(containers: Iterable[Tracked]) -> dict[str, str | None]:
 
 def group_targets(state: NodeState, groups: Mapping[str, str | None]) -> tuple[GroupTarget, ...]:
     """Returns what all containers of the node need of these cgroups, which are as groups_above() tells them."""
-    passed_on = protections((tracked.cgroup, tracked.protected) for tracked in state.protecting())
+    passed_on = protections((tracked.cgroup, tracked.protected) for tracked in state)
     return tuple(_group_target(state, path, uid, passed_on.get(path, {})) for path, uid in groups.items())
 
 

@@ -9,6 +9,7 @@ that hangs is passed by, and its container left out until it ends.
 import asyncio
 import contextlib
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,6 +51,8 @@ class Edges:
     sink: Reports
     observer: Telemetry
     counters: Counter[str] = field(default_factory=Counter)
+    clock: Callable[[], float] = time.monotonic
+    """Seconds."""
 
 
 class Actuator:

@@ -69,13 +69,13 @@ class Auditor:
         news = self._actuator.news
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(self._next_tick):
+                async with asyncio.timeout(max(self._next_tick - self._edges.clock(), 0)):
                     await news.wait()
             news.clear()
             await self._round()
 
     async def _round(self) -> None:
-        now = asyncio.get_running_loop().time()
+        now = self._edges.clock()
         tick, full = now >= self._next_tick, now >= self._next_full
         if tick:
             self._next_tick = now + TICK_SECONDS

@@ -47,6 +47,7 @@ class Enforcer:
         """Read by all of enforcement; the actuator alone changes it."""
         self.state.take_host(host)
         self.counters = edges.counters
+        self.clear_seconds = CLEAR_SECONDS
         self.runtime = LinkStatus()
         """What the runtime can do; whoever has the connection sets it."""
         self._edges = edges
@@ -257,7 +258,7 @@ class Enforcer:
             return tracked, refusal
         changes = self.state.changes
         # Others who are on its CPUs are being moved.
-        refusal = crowded(tracked, await self.actuator.cleared(tracked, CLEAR_SECONDS))
+        refusal = crowded(tracked, await self.actuator.cleared(tracked, self.clear_seconds))
         if refusal is None and self.state.changes != changes:
             tracked = self.state.assessed(tracked)
             refusal = tracked.refusal

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from dra_frontend.api_server.client import connect
+from dra_frontend.api_server.credentials import kubeconfig
 
 from tests.fakes import quantities
 from tests.fakes.apiserver_rules import GATES_OF_1_36, admit
@@ -151,7 +152,7 @@ async def test_runs_as_a_process(tmp_path: Path) -> None:
         async with asyncio.timeout(10):
             while not ready.exists():  # noqa: ASYNC110 - another process makes the file
                 await asyncio.sleep(0.01)
-        async with await connect(str(config)) as client:
+        async with connect(kubeconfig(str(config))) as client:
             assert await client.get_node("node-a")
             server = json.loads(config.read_text())["clusters"][0]["cluster"]["server"]
             assert server.endswith(f":{ready.read_text()}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from dra_frontend.api_server.client import KubeClient, connect
+from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.api_server.errors import ForbiddenError
 from dra_frontend.api_server.requests import Pace
 from dra_frontend.devices.inventory import build_inventory
@@ -138,7 +139,7 @@ FULL = [
 async def rig(tmp_path: Path) -> AsyncGenerator[Rig, None]:
     async with ApiServer() as server:
         server.store.create(NODES, "", {"metadata": {"name": NODE}})
-        async with await connect(str(server.write_kubeconfig(tmp_path / "kubeconfig"))) as client:
+        async with connect(kubeconfig(str(server.write_kubeconfig(tmp_path / "kubeconfig")))) as client:
             yield Rig(server, client)
 
 

@@ -25,6 +25,7 @@ from numa_node.log import set_up_logging
 from numa_node.readiness import Readiness
 
 from dra_frontend.api_server.client import KubeClient, connect
+from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import ClaimFiles
@@ -57,7 +58,7 @@ _STATIC_MANAGER = (
 
 
 class Service:
-    """One run of the service: what it is made of."""
+    """What one run of the service is made of."""
 
     def __init__(self, settings: Settings, run_directory: RunDirectory, client: KubeClient) -> None:
         config, node = settings.config, settings.node_name
@@ -194,7 +195,7 @@ async def _serve(settings: Settings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as outer:
         run_directory = await outer.enter_async_context(RunDirectory(Path(settings.config.run_dir), settings.pod_uid))
-        client = await outer.enter_async_context(await connect(settings.config.kubeconfig or None))
+        client = await outer.enter_async_context(connect(kubeconfig(settings.config.kubeconfig)))
         service = Service(settings, run_directory, client)
         await service.start()
         outer.push_async_callback(service.store.close)
@@ -204,16 +205,17 @@ async def _serve(settings: Settings) -> None:
 async def _run(service: Service, bind: tuple[str, int] | None, stop: asyncio.Event) -> None:
     """Runs the parts of a service until it shall stop."""
     async with asyncio.TaskGroup() as tasks:
-        servers: dict[str, tuple[HttpServer, asyncio.Task[None]]] = {}
+        servers: dict[str, HttpServer] = {}
 
         def serve(name: str, server: HttpServer, where: socket.socket) -> None:
-            servers[name] = server, tasks.create_task(server.serve(sockets=[where]))
+            servers[name] = server
+            tasks.create_task(server.serve(sockets=[where]))
 
         async def serve_state() -> None:
             former, where = servers.get("state"), await service.run_directory.listen()
             serve("state", HttpServer(state_app(service.state)), where)
             if former is not None:
-                former[0].end()
+                former.end()
 
         await serve_state()
         if bind is not None:
@@ -230,9 +232,8 @@ async def _run(service: Service, bind: tuple[str, int] | None, stop: asyncio.Eve
             for task in running:
                 task.cancel()
         service.records.close()
-        for server, _ in servers.values():
+        for server in servers.values():
             server.end()
-        await asyncio.wait([listening for _, listening in servers.values()])
 
 
 def main(settings: Settings) -> int:
@@ -241,14 +242,13 @@ def main(settings: Settings) -> int:
     raise_descriptor_limit()
     fields = {"node": settings.node_name, "pod_uid": settings.pod_uid, "config": str(settings.config)}
     _log.info("starting", extra={"version": __version__, **fields})
-    fault: BaseException | None = None
+    code = 0
     try:
         asyncio.run(_serve(settings))
     except* (KubeError, OSError, SocketPathError) as group:
-        fault = group
-    while isinstance(fault, BaseExceptionGroup):
-        fault = fault.exceptions[0]
-    if fault is not None:
+        fault: BaseException = group
+        while isinstance(fault, BaseExceptionGroup):
+            fault = fault.exceptions[0]
         _log.critical("stopped", extra={"error": str(fault)})
-        return 1
-    return 0
+        code = 1
+    return code

@@ -153,6 +153,7 @@ def test_nothing_is_published_at_zero() -> None:
     bare = machine(memory=0, hugepages=(HugepagePool(2 * MIB, 0, 0),))
     assert pools(offered(bare, reservedCPUs="2-3,6-7")) == {"n": ["cpudevnuma000"], "n-memory": []}
     assert pools(offered(bare, reservedCPUs="0-7")) == {"n": [], "n-memory": []}
+    assert pools(offered(machine(1, 1, 1, 1, 1)))["n"] == []  # the only CPU stays with everybody else
 
 
 def test_a_reserve_larger_than_the_node_leaves_nothing() -> None:
@@ -163,21 +164,6 @@ def test_a_reserve_larger_than_the_node_leaves_nothing() -> None:
         "n-memory": ["memory-numa001"],
         "n-hugepages-2m": ["hugepages-2m-numa001"],
     }
-
-
-def test_the_shared_pool_keeps_a_cpu() -> None:
-    """Where no CPU is reserved, the lowest of the last group is not offered: an empty cpuset means "no change"."""
-    inventory = offered(discover(small_machine()))
-    assert inventory.withheld_cpus == {4}
-    assert cpu_device(inventory, "cpudevnuma001").cpus == {5, 6, 7}
-    assert cpu_capacity(inventory, "cpudevnuma001").value == 3
-    assert cpu_device(inventory, "cpudevnuma000").cpus == {0, 1, 2, 3}
-    assert offered(discover(small_machine()), reservedCPUs="0").withheld_cpus == frozenset()
-
-
-def test_a_node_with_one_cpu_offers_none() -> None:
-    """The only CPU stays with everybody else."""
-    assert pools(offered(machine(1, 1, 1, 1, 1)))["n"] == []
 
 
 def test_memory_without_cpus_is_far() -> None:

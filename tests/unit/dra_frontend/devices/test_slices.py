@@ -18,7 +18,7 @@ from numa_contract.config import Config
 
 from tests.fakes import quantities
 from tests.fakes.apiserver_rules import GATES_OF_1_36, admit
-from tests.fakes.apiserver_store import ApiError, Resource
+from tests.fakes.apiserver_store import Resource
 from tests.rigs.trees import NAMES, MemoryTree, captured, small_machine
 from tests.strategies.machines import GIB, machine, machines, odd_machines
 from tests.strategies.modes import MODES
@@ -173,7 +173,8 @@ def counted(**config: Any) -> dict[str, Any]:
 
 
 def test_amounts_are_counted_by_the_capacity() -> None:
-    """CPUs, bytes of memory and bytes of hugepages by size, one to one, by the name of the device's own capacity."""
+    """CPUs, bytes of memory and of hugepages by size, one to one, by the device's own capacity; a single CPU is one."""
+    assert counted(cpu_device_mode="individual")["cpudev001"] == {"cpu": {"mapping": {"deviceMultiplier": "1"}}}
     found = counted()
     for name, resource, key in (
         ("cpudevnuma000", "cpu", "dra.cpu/cpu"),
@@ -182,11 +183,6 @@ def test_amounts_are_counted_by_the_capacity() -> None:
         ("hugepages-1g-numa001", "hugepages-1Gi", "size"),
     ):
         assert found[name] == {resource: {"mapping": {"capacityKey": key, "capacityMultiplier": "1"}}}
-
-
-def test_a_single_cpu_is_counted_as_a_device() -> None:
-    """It has no capacity: each device is one CPU."""
-    assert counted(cpu_device_mode="individual")["cpudev001"] == {"cpu": {"mapping": {"deviceMultiplier": "1"}}}
 
 
 @settings(max_examples=8)
@@ -199,24 +195,6 @@ def test_what_is_counted_passes_the_rules_of_1_37(found: Machine, mode: str) -> 
         assert canonical(admit(gates, SLICES, one, None, "1.37")["spec"]) == canonical(one["spec"])
         lost = differences(canonical(one["spec"]), canonical(admit(gates, SLICES, one, None, "1.36")["spec"]))
         assert set(lost) == ({f"devices[*].{ALLOCATABLE}"} if one["spec"]["devices"] else set())
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {},
-        {"mapping": {"capacityKey": "dra.cpu/cpu"}},
-        {"mapping": {"capacityMultiplier": "1"}},
-        {"mapping": {"deviceMultiplier": "-1"}},
-        {"mapping": {"capacityKey": "other", "capacityMultiplier": "1"}},
-    ],
-)
-def test_the_fake_refuses_what_the_server_refuses(entry: dict[str, Any]) -> None:
-    """Else the test above would prove nothing."""
-    one = slice_documents(build_inventory(machine(), Config(), "n").pools[0], "n")[0]
-    one["spec"]["devices"][0][ALLOCATABLE] = {"cpu": entry}
-    with pytest.raises(ApiError, match="cpu"):
-        admit({**GATES_OF_1_36, "DRANodeAllocatableResources": True}, SLICES, one, None, "1.37")
 
 
 def test_many_devices_are_cut_into_slices_of_64() -> None:

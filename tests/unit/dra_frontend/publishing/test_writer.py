@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from dra_frontend.api_server.client import KubeClient, connect
+from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.api_server.errors import InvalidError, NotFoundError
 from dra_frontend.publishing.notices import Notices
 from dra_frontend.publishing.publisher import Publisher
@@ -59,7 +60,7 @@ class Rig:
 async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     async with ApiServer() as server:
         server.store.create(NODES, "", {"metadata": {"name": "node-a"}})
-        async with await connect(str(server.write_kubeconfig(tmp_path / "kubeconfig"))) as client:
+        async with connect(kubeconfig(str(server.write_kubeconfig(tmp_path / "kubeconfig")))) as client:
             yield Rig(server, client, SliceWriter(client, "dra.cpu", "node-a"))
 
 

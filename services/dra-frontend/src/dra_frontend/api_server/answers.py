@@ -20,7 +20,6 @@ from dra_frontend.api_server.errors import (
     InvalidError,
     KubeError,
     NotFoundError,
-    NotServedError,
     TooLargeError,
     UnavailableError,
     WatchExpiredError,
@@ -176,8 +175,9 @@ def _not_found(call: Call, status: Document, said: str) -> KubeError:
     details = _map(status, "details") or {}
     if status.get("reason") == "NotFound" and call.name and details.get("name") == call.name:
         return NotFoundError(call.operation, said)
+    # Nothing about the object: the API is not served here, or a proxy answered.
     where = f"{call.group}/v1" if call.group else "v1"
-    return NotServedError(call.operation, f"{said}; is {where} served? Kubernetes 1.34 or later is needed")
+    return KubeError(call.operation, f"{said}; is {where} served? Kubernetes 1.34 or later is needed")
 
 
 def _remedy(call: Call, code: int) -> str:
@@ -189,6 +189,6 @@ def _remedy(call: Call, code: int) -> str:
     )
 
 
-def _retry_after(headers: Mapping[str, str]) -> float | None:
+def _retry_after(headers: Mapping[str, str]) -> float:
     text = next((value for key, value in headers.items() if key.lower() == "retry-after"), "")
-    return min(float(text), _LONGEST_WAIT) if text.isdecimal() and len(text) < _DIGITS else None
+    return min(float(text), _LONGEST_WAIT) if text.isdecimal() and len(text) < _DIGITS else 0.0

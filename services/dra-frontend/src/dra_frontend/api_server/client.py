@@ -5,11 +5,10 @@ Every call is bounded in time and size, its answer is checked for its shape, and
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 from uuid import uuid4
 
 from numa_contract.errors import cut_answer
@@ -17,7 +16,7 @@ from numa_node.backoff import Backoff
 
 from dra_frontend.api_server.answers import read_event, read_list, read_object
 from dra_frontend.api_server.connection import AGENT, CALL_SECONDS, Connection
-from dra_frontend.api_server.credentials import Access, Settings, in_cluster, kubeconfig
+from dra_frontend.api_server.credentials import Load
 from dra_frontend.api_server.errors import ConflictError, NotFoundError, TooLargeError, UnavailableError
 from dra_frontend.api_server.requests import Call, Document, Pace
 
@@ -32,19 +31,15 @@ _RESOURCES: Final = "resource.k8s.io"
 _SLICES: Final = (_RESOURCES, "resourceslices")
 
 
-async def connect(config: str | None) -> "KubeClient":
-    """Reads the kubeconfig file, or the pod's service account when there is none. Opens no connection yet.
-
-    Raises KubeConfigError. Close the client with ``async with`` or ``close()``.
-    """
-    return await connect_with(kubeconfig(config) if config else in_cluster())
-
-
-async def connect_with(load: Callable[[Settings], None], *, call_seconds: float = CALL_SECONDS) -> "KubeClient":
-    """As ``connect``, with the given way to read address and credentials, and limit of a call."""
-    access = Access(load)
-    await access.open()
-    return KubeClient(Connection(access, call_seconds))
+@asynccontextmanager
+async def connect(load: Load, *, call_seconds: float = CALL_SECONDS) -> AsyncIterator["KubeClient"]:
+    """Reads address and credentials with ``load``, and closes all connections at the end. Raises KubeConfigError."""
+    connection = Connection(load, call_seconds)
+    try:
+        await connection.open()
+        yield KubeClient(connection)
+    finally:
+        await connection.close()
 
 
 class KubeClient:
@@ -61,18 +56,6 @@ class KubeClient:
         self._list_pace = Pace(per_second=1 / 15, burst=6.0)
         # Events have a budget of their own: they never delay the read of a claim.
         self._event_pace = Pace(per_second=1.0, burst=20.0)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Closes all connections."""
-        await self._connection.close()
 
     async def get_claim(self, namespace: str, name: str, *, patience: float = PATIENCE_SECONDS) -> Document | None:
         """The ResourceClaim, None only when the server says that this very object does not exist.
@@ -93,8 +76,7 @@ class KubeClient:
                 patience -= clock() - began
                 if patience < 2 * _LAST_SECONDS:
                     raise
-                asked = error.retry_after if isinstance(error, UnavailableError) else None
-                wait = min(max(waits.next(), asked or 0.0), patience - _LAST_SECONDS)
+                wait = min(max(waits.next(), error.retry_after), patience - _LAST_SECONDS)
                 patience -= wait
                 await asyncio.sleep(wait)
 

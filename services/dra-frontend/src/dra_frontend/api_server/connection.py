@@ -2,20 +2,23 @@
 """One connection pool to one API server: every call is bounded in time and size, and has fresh credentials."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, Final
 
 import aiohttp
 
 from dra_frontend.api_server.answers import MOST_BYTES, lines, read_status, translate
-from dra_frontend.api_server.credentials import Access
-from dra_frontend.api_server.errors import TooLargeError, UnavailableError
+from dra_frontend.api_server.credentials import Load, Settings, read_settings
+from dra_frontend.api_server.errors import KubeConfigError, TooLargeError, UnavailableError
 from dra_frontend.api_server.library import RESTClientObject
 from dra_frontend.api_server.requests import Call
 
 # Prepare has 45 s from the kubelet; a call that fails after 10 s leaves it time to ask again, or to say why not.
 CALL_SECONDS: Final = 10.0
+# The kubelet renews a projected token at 80 % of its life (10 minutes at least); client-go also reads it each minute.
+TOKEN_SECONDS: Final = 60.0
 _CONNECT_SECONDS: Final = 2.0
 # The server sends a bookmark about once a minute: silence beyond that is a dead peer.
 _SILENCE_SECONDS: Final = 90.0
@@ -25,14 +28,34 @@ AGENT: Final = "dra-driver-numa"
 
 
 class Connection:
-    """Sends calls. Everything that fails is a KubeError that names the call."""
+    """Sends calls. Everything that fails is a KubeError that names the call.
 
-    def __init__(self, access: Access, call_seconds: float = CALL_SECONDS) -> None:
+    ``load`` blocks; it runs in a thread, at the start and for each renewal of token, CA bundle or certificate.
+    """
+
+    def __init__(
+        self, load: Load, call_seconds: float = CALL_SECONDS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._load = load
         self._call_seconds = call_seconds
-        self._access = access
-        self._trust = access.trust
-        self._rest: Any = RESTClientObject(access.settings)
+        self._clock = clock
+        self._read_at = 0.0
+        self._reading = asyncio.Lock()
+        self._settings = Settings()
+        self._trust: object = None
+        self._rest: Any = None
         self._former: Any = None
+
+    async def open(self) -> None:
+        """Reads address and credentials; connects to nobody yet. Raises KubeConfigError, and OSError for bad files."""
+        self._read_at = self._clock()
+        self._settings, trust = await asyncio.to_thread(read_settings, self._load)
+        if trust != self._trust:
+            fresh = RESTClientObject(self._settings)
+            # What is under way ends on the former connections.
+            oldest, self._former, self._rest, self._trust = self._former, self._rest, fresh, trust
+            if oldest is not None:
+                await oldest.close()
 
     async def close(self) -> None:
         """Closes all connections."""
@@ -58,12 +81,30 @@ class Connection:
             async for line in received:
                 yield line
 
+    async def authorization(self, refused: str | None = "") -> str | None:
+        """Returns the Authorization header, at most a minute old and read again if it is the one that was refused.
+
+        None with client certificates only.
+        """
+        async with self._reading:
+            token = self._settings.api_key.get("BearerToken")
+            if self._clock() - self._read_at >= TOKEN_SECONDS or token == refused:
+                # The kubelet swaps a symlink, and a certificate is a pair of files: what cannot be read between two
+                # swaps is read at the next call or minute.
+                with suppress(KubeConfigError, OSError, ValueError):
+                    await self.open()
+        return self._settings.api_key.get("BearerToken")
+
     @asynccontextmanager
     async def _answered(self, call: Call, limits: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:
         """The response to a call. Raises the KubeError of one that is not a success, or breaks off."""
         response = None
         try:
-            response = await self._send(call, limits)
+            token = await self.authorization()
+            response = await self._send(call, limits, token)
+            if response.status == 401 and (newer := await self.authorization(token)) != token:
+                response.release()
+                response = await self._send(call, limits, newer)
             if not 200 <= response.status < 300:
                 raise translate(call, response.status, read_status(await _body(call, response)), response.headers)
             yield response
@@ -73,24 +114,14 @@ class Connection:
             if response is not None:
                 response.release()
 
-    async def _send(self, call: Call, limits: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
-        token = await self._access.authorization()
-        response = await self._once(call, limits, token)
-        if response.status == 401 and await self._access.has_newer(token):
-            response.release()
-            return await self._once(call, limits, await self._access.authorization())
-        return response
-
-    async def _once(self, call: Call, limits: aiohttp.ClientTimeout, token: str | None) -> aiohttp.ClientResponse:
+    async def _send(self, call: Call, limits: aiohttp.ClientTimeout, token: str | None) -> aiohttp.ClientResponse:
         # Not compressed: a few bytes could become more than is read of an answer, and the server would work for it.
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": AGENT}
         if token is not None:
             headers["Authorization"] = token
-        if self._trust != self._access.trust:
-            await self._renew()
         response: aiohttp.ClientResponse = await self._rest.request(
             call.method,
-            self._access.settings.host + call.path,
+            self._settings.host + call.path,
             query_params=call.query,
             headers=headers,
             body=call.body,
@@ -98,15 +129,6 @@ class Connection:
             _request_timeout=limits,
         )
         return response
-
-    async def _renew(self) -> None:
-        """Takes the present CA bundle and client certificate. What is under way ends on the former connections."""
-        self._trust = self._access.trust
-        with suppress(OSError, ValueError):  # one file of a pair: the other one is about to change, too
-            fresh = RESTClientObject(self._access.settings)
-            oldest, self._former, self._rest = self._former, self._rest, fresh
-            if oldest is not None:
-                await oldest.close()
 
 
 async def _body(call: Call, response: aiohttp.ClientResponse) -> bytes:

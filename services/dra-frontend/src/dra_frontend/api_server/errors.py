@@ -7,23 +7,18 @@ class KubeError(Exception):
 
     retriable = False
 
-    def __init__(self, operation: str, detail: str) -> None:
+    def __init__(self, operation: str, detail: str, retry_after: float = 0.0) -> None:
+        """``retry_after`` is in seconds, where the server said so; two minutes at most."""
         self.operation = operation
         self.detail = detail
+        self.retry_after = retry_after
         super().__init__(f"{operation}: {detail}")
 
 
 class UnavailableError(KubeError):
-    """No answer in time, one that is not an answer, or one that asks to come back later.
-
-    ``retry_after`` is in seconds, where the server said so; two minutes at most.
-    """
+    """No answer in time, one that is not an answer, or one that asks to come back later."""
 
     retriable = True
-
-    def __init__(self, operation: str, detail: str, retry_after: float | None = None) -> None:
-        self.retry_after = retry_after
-        super().__init__(operation, detail)
 
 
 class TooLargeError(UnavailableError):
@@ -46,10 +41,6 @@ class InvalidError(KubeError):
 
 class NotFoundError(KubeError):
     """The server says that there is no object of this name (404)."""
-
-
-class NotServedError(KubeError):
-    """A 404 that says nothing about the object: the API is not served here, or a proxy answered."""
 
 
 class WatchExpiredError(KubeError):

@@ -61,7 +61,7 @@ def _inventory(settings: Settings, node: str) -> Inventory:
     """Returns what the settings offer of the machine, warnings to standard error. Raises InventoryError."""
     inventory = build_inventory(discover(open_host(settings)), settings.config, node)
     for text in inventory.refused.values():
-        raise InventoryError(*text.split(": ", 1))
+        raise InventoryError(text)
     for text in inventory.warnings:
         print(f"dra-frontend: warning: {text}", file=sys.stderr)
     return inventory

@@ -2,7 +2,7 @@
 """How CPUs are put together into devices: one function for each value of ``groupBy``, and one for single CPUs."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
@@ -12,8 +12,9 @@ from dra_frontend.machine.model import CoreType, Cpu, Machine
 
 AttributeValue = int | bool | str | tuple[str, ...]
 Attributes = Mapping[str, AttributeValue]
-_Attributes = dict[str, AttributeValue]
 _Key = TypeVar("_Key", bound=Any)
+_Groups = Iterator[tuple[str, list[Cpu], Attributes]]
+"""Name, CPUs and attributes of each group."""
 
 
 class DeviceKind(StrEnum):
@@ -51,13 +52,9 @@ def _split(machine: Machine, key: Callable[[Cpu], _Key]) -> dict[_Key, list[Cpu]
     return dict(sorted(groups.items()))
 
 
-def _ids(cpus: list[Cpu]) -> frozenset[int]:
-    return frozenset(cpu.id for cpu in cpus)
-
-
-def _common(cpus: list[Cpu]) -> _Attributes:
+def _common(cpus: list[Cpu]) -> dict[str, AttributeValue]:
     """Returns the attributes that are the same for all CPUs of a group: nothing is said that holds for a part only."""
-    found: _Attributes = {}
+    found: dict[str, AttributeValue] = {}
     if len({cpu.numa_node for cpu in cpus}) == 1:
         found |= numa_attributes(cpus[0].numa_node)
     if len({cpu.package for cpu in cpus}) == 1:
@@ -67,39 +64,27 @@ def _common(cpus: list[Cpu]) -> _Attributes:
     return found
 
 
-def _by_numa_node(machine: Machine) -> list[CpuGroup]:
-    return [
-        CpuGroup(
-            DeviceKind.NUMA_NODE,
-            f"cpudevnuma{node:03d}",
-            _ids(cpus),
-            # The lowest CPU's socket: a node that spans sockets says the same after every start.
-            {**numa_attributes(node), "dra.cpu/socketID": cpus[0].package},
-        )
-        for node, cpus in _split(machine, attrgetter("numa_node")).items()
-    ]
+def _by_numa_node(machine: Machine) -> _Groups:
+    for node, cpus in _split(machine, attrgetter("numa_node")).items():
+        # The lowest CPU's socket: a node that spans sockets says the same after every start.
+        yield f"cpudevnuma{node:03d}", cpus, {**numa_attributes(node), "dra.cpu/socketID": cpus[0].package}
 
 
-def _by_socket(machine: Machine) -> list[CpuGroup]:
-    return [
-        CpuGroup(DeviceKind.SOCKET, f"cpudevsocket{socket:03d}", _ids(cpus), {"dra.cpu/socketID": socket})
-        for socket, cpus in _split(machine, attrgetter("package")).items()
-    ]
+def _by_socket(machine: Machine) -> _Groups:
+    for socket, cpus in _split(machine, attrgetter("package")).items():
+        yield f"cpudevsocket{socket:03d}", cpus, {"dra.cpu/socketID": socket}
 
 
-def _whole_machine(machine: Machine) -> list[CpuGroup]:
-    return [CpuGroup(DeviceKind.MACHINE, "cpudevmachine", machine.online, {})]
+def _whole_machine(machine: Machine) -> _Groups:
+    yield "cpudevmachine", list(machine.cpus.values()), {}
 
 
-def _by_l3(machine: Machine) -> list[CpuGroup]:
-    found = []
+def _by_l3(machine: Machine) -> _Groups:
     # Without an L3 the NUMA node is the next larger thing: such CPUs are offered as well, after the others.
     groups = _split(machine, lambda cpu: (cpu.l3 is None, cpu.numa_node if cpu.l3 is None else cpu.l3_id))
     for (bare, number), cpus in groups.items():
         name = f"cpudevnuma{number:03d}" if bare else f"cpudevl3{number:03d}"
-        attributes = {**_common(cpus), "dra.cpu/cacheL3ID": -1 if bare else number}
-        found.append(CpuGroup(DeviceKind.L3, name, _ids(cpus), attributes))
-    return found
+        yield name, cpus, {**_common(cpus), "dra.cpu/cacheL3ID": -1 if bare else number}
 
 
 _CORE_TYPE_NAMES: Final = {
@@ -109,39 +94,34 @@ _CORE_TYPE_NAMES: Final = {
 }
 
 
-def _by_core_type(machine: Machine) -> list[CpuGroup]:
+def _by_core_type(machine: Machine) -> _Groups:
     groups = _split(machine, attrgetter("core_type"))
-    return [
-        CpuGroup(DeviceKind.CORE_TYPE, name, _ids(groups[kind]), _common(groups[kind]))
-        for kind, name in _CORE_TYPE_NAMES.items()
-        if kind in groups
-    ]
+    for kind, name in _CORE_TYPE_NAMES.items():
+        if kind in groups:
+            yield name, groups[kind], _common(groups[kind])
 
 
-def _single(cpu: Cpu) -> CpuGroup:
-    attributes: _Attributes = {
-        **numa_attributes(cpu.numa_node),
-        "dra.cpu/socketID": cpu.package,
-        "dra.cpu/cacheL3ID": cpu.l3_id,
-        "dra.cpu/coreType": cpu.core_type.value,
-        "dra.cpu/coreID": cpu.core_id,
-        "dra.cpu/cpuID": cpu.id,
-    }
-    # The CPU's own number: the name stays when others are reserved or go offline.
-    return CpuGroup(DeviceKind.CPU, f"cpudev{cpu.id:03d}", frozenset({cpu.id}), attributes)
+def _by_cpu(machine: Machine) -> _Groups:
+    for number, (cpu,) in _split(machine, attrgetter("id")).items():
+        identity = {"dra.cpu/cacheL3ID": cpu.l3_id, "dra.cpu/coreID": cpu.core_id, "dra.cpu/cpuID": number}
+        # The CPU's own number: the name stays when others are reserved or go offline.
+        yield f"cpudev{number:03d}", [cpu], {**_common([cpu]), **identity}
 
 
-GROUPINGS: Final[Mapping[str, Callable[[Machine], list[CpuGroup]]]] = {
+_GROUPINGS: Final[Mapping[str, Callable[[Machine], _Groups]]] = {
     DeviceKind.NUMA_NODE: _by_numa_node,
     DeviceKind.SOCKET: _by_socket,
     DeviceKind.MACHINE: _whole_machine,
     DeviceKind.L3: _by_l3,
     DeviceKind.CORE_TYPE: _by_core_type,
+    DeviceKind.CPU: _by_cpu,
 }
 
 
 def cpu_groups(machine: Machine, mode: str, group_by: str) -> list[CpuGroup]:
     """Returns the groups of a machine, each CPU in exactly one, in an order that depends on the machine alone."""
-    if mode == DeviceKind.CPU:
-        return [_single(machine.cpus[number]) for number in sorted(machine.cpus)]
-    return GROUPINGS[group_by](machine)
+    kind = DeviceKind.CPU if mode == DeviceKind.CPU else DeviceKind(group_by)
+    return [
+        CpuGroup(kind, name, frozenset(cpu.id for cpu in cpus), attributes)
+        for name, cpus, attributes in _GROUPINGS[kind](machine)
+    ]

@@ -33,11 +33,6 @@ _INSTEAD: Final = {"socket": "sockets are told apart by their ids", "l3": "no L3
 class InventoryError(Exception):
     """A name or a setting with which nothing can be offered; names the setting and the remedy."""
 
-    def __init__(self, setting: str, reason: str) -> None:
-        self.setting = setting
-        self.reason = reason
-        super().__init__(f"{setting}: {reason}")
-
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
@@ -97,11 +92,11 @@ def build_inventory(machine: Machine, config: Config, node_name: str, in_use: In
 
 def _check_names(node_name: str, pools: Sequence[Pool]) -> None:
     if not _NODE_NAME.fullmatch(node_name):
-        reason = f"{shown(node_name)} is not a name of a Kubernetes node (lower-case DNS subdomain)"
-        raise InventoryError("node name", reason)
+        fault = "is not a name of a Kubernetes node (lower-case DNS subdomain)"
+        raise InventoryError(f"node name: {shown(node_name)} {fault}")
     for pool in pools:
         if len(pool.name) > _LONGEST_POOL_NAME:
-            raise InventoryError("node name", f"pool {pool.name} would have more than {_LONGEST_POOL_NAME} characters")
+            raise InventoryError(f"node name: pool {pool.name} would have more than {_LONGEST_POOL_NAME} characters")
 
 
 def _refusals(machine: Machine, config: Config) -> Iterator[tuple[str, str]]:

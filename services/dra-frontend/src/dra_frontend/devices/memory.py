@@ -24,27 +24,11 @@ def _distance(machine: Machine, node: NumaNode) -> int:
     return min(known, default=REMOTE_DISTANCE)
 
 
-def _memory_attributes(machine: Machine, node: NumaNode, page_bytes: int, *, hugepages: bool) -> Attributes:
-    return {
-        **numa_attributes(node.id),
-        "resource.kubernetes.io/pageSize": short_page_size(page_bytes),
-        "dra.memory/pageSize": kubernetes_page_size(page_bytes),
-        "resource.kubernetes.io/hugeTLB": hugepages,
-        "dra.memory/tier": node.tier,
-        "dra.memory/distance": _distance(machine, node),
-    }
-
-
 def plain_memory(machine: Machine, node: NumaNode, config: Config) -> MemoryDevice | None:
     """Returns what a node has besides hugepages and reserves; None where that is nothing."""
-    page = machine.base_page_bytes
     huge = sum(pool.total * pool.page_bytes for pool in node.hugepages)
     size = (node.memory_bytes - huge - config.reserved_bytes(node.id)) // MEMORY_STEP * MEMORY_STEP
-    if size <= 0:
-        return None
-    capacity = Capacity.of(MEMORY_CAPACITY, size, default=1 << 20, step=page, binary=True)
-    attributes = _memory_attributes(machine, node, page, hugepages=False)
-    return MemoryDevice(memory_device_name(None, node.id), attributes, capacity, node.id, page, hugepages=False)
+    return _device(machine, node, None, size) if size > 0 else None
 
 
 def hugepages(
@@ -57,9 +41,20 @@ def hugepages(
     total = sum(pool.total - pool.surplus for pool in node.hugepages if pool.page_bytes == page_bytes)
     kept = max(config.reserved_bytes(node.id, page_bytes), host_pages * page_bytes)
     size = (total * page_bytes - kept) // page_bytes * page_bytes
-    if size <= 0:
-        return None
-    capacity = Capacity.of(MEMORY_CAPACITY, size, default=page_bytes, step=page_bytes, binary=True)
-    attributes = _memory_attributes(machine, node, page_bytes, hugepages=True)
-    name = memory_device_name(page_bytes, node.id)
-    return MemoryDevice(name, attributes, capacity, node.id, page_bytes, hugepages=True)
+    return _device(machine, node, page_bytes, size) if size > 0 else None
+
+
+def _device(machine: Machine, node: NumaNode, hugepage: int | None, size: int) -> MemoryDevice:
+    """Returns ``size`` bytes of a node, in hugepages of so many bytes or as plain memory."""
+    page = hugepage or machine.base_page_bytes
+    attributes: Attributes = {
+        **numa_attributes(node.id),
+        "resource.kubernetes.io/pageSize": short_page_size(page),
+        "dra.memory/pageSize": kubernetes_page_size(page),
+        "resource.kubernetes.io/hugeTLB": hugepage is not None,
+        "dra.memory/tier": node.tier,
+        "dra.memory/distance": _distance(machine, node),
+    }
+    capacity = Capacity.of(MEMORY_CAPACITY, size, default=hugepage or 1 << 20, step=page, binary=True)
+    name = memory_device_name(hugepage, node.id)
+    return MemoryDevice(name, attributes, capacity, node.id, page, hugepages=hugepage is not None)

@@ -77,7 +77,7 @@ class Publisher:
                     _log.info("watch expired", extra={"driver": self._driver})
                 except Exception as error:  # noqa: BLE001 - whatever a server answers, claims are served on
                     self._failed(error)
-                    least = (isinstance(error, UnavailableError) and error.retry_after) or 0.0
+                    least = error.retry_after if isinstance(error, KubeError) else 0.0
                 if clock() - began >= _CALM_SECONDS:
                     waits.reset()
                 await asyncio.sleep(max(waits.next(), least))

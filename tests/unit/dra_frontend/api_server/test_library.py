@@ -29,12 +29,6 @@ def test_version_is_the_one_that_was_read() -> None:
     assert importlib.metadata.version("kubernetes-asyncio").startswith("36.")
 
 
-def test_parts_exist() -> None:
-    """Every module that we take is a file of the installed version."""
-    for part in PARTS:
-        assert ROOT.joinpath(*part.split(".")[1:]).with_suffix(".py").is_file(), part
-
-
 def test_import_loads_no_model_and_leaves_nothing_behind() -> None:
     """The door costs its parts only, and the next one to import the package gets all of it."""
     code = """

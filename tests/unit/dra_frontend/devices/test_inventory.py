@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from dra_frontend.devices.inventory import InUse, Inventory, InventoryError, build_inventory
-from dra_frontend.devices.model import Capacity, CpuDevice, MemoryDevice
+from dra_frontend.devices.model import CpuDevice, MemoryDevice
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import MEMORY_STEP, HugepagePool, Machine
 from hypothesis import given
@@ -35,20 +35,6 @@ def pools(inventory: Inventory) -> dict[str, list[str]]:
     return {pool.name: [device.name for device in pool.devices] for pool in inventory.pools}
 
 
-def cpu_device(inventory: Inventory, name: str) -> CpuDevice:
-    """Returns a CPU device of node ``n``."""
-    device = inventory.device("dra.cpu", "n", name)
-    assert isinstance(device, CpuDevice)
-    return device
-
-
-def cpu_capacity(inventory: Inventory, name: str) -> Capacity:
-    """Returns the capacity of a CPU device of node ``n``."""
-    capacity = cpu_device(inventory, name).capacity
-    assert capacity is not None
-    return capacity
-
-
 def memory_device(inventory: Inventory, pool: str, name: str) -> MemoryDevice:
     """Returns a memory device of node ``n``."""
     device = inventory.device("dra.memory", f"n-{pool}", name)
@@ -65,30 +51,6 @@ def test_names_are_the_contract() -> None:
         "n-hugepages-2m": ["hugepages-2m-numa000", "hugepages-2m-numa001"],
         "n-hugepages-1g": ["hugepages-1g-numa001"],
     }
-
-
-@pytest.mark.fault("cpu peer 9.4.2")
-def test_cpu_attributes_and_policy() -> None:
-    """A CPU device tells its node three times, its socket, its size and SMT; requests are whole CPUs."""
-    inventory = offered(discover(small_machine()), reservedCPUs="4")
-    device = cpu_device(inventory, "cpudevnuma001")
-    assert dict(device.attributes) == {
-        "resource.kubernetes.io/numaNode": 1,
-        "dra.cpu/numaNodeID": 1,
-        "dra.net/numaNode": 1,
-        "dra.cpu/socketID": 1,
-        "dra.cpu/numCPUs": 3,
-        "dra.cpu/smtEnabled": True,
-    }
-    assert device.cpus == {5, 6, 7}
-    capacity = cpu_capacity(inventory, "cpudevnuma001")
-    assert (capacity.key, capacity.value, capacity.default, capacity.minimum, capacity.step) == (
-        "dra.cpu/cpu",
-        3,
-        1,
-        1,
-        1,
-    )
 
 
 @pytest.mark.fault("memory peer, discovery")
@@ -122,8 +84,11 @@ def test_a_single_page_or_cpu_has_no_step() -> None:
     """Where min + step would exceed the capacity the server refuses the whole slice."""
     inventory = offered(discover(small_machine()), reservedCPUs="0,4-6")
     assert memory_device(inventory, "hugepages-1g", "hugepages-1g-numa001").capacity.step is None
-    assert cpu_capacity(inventory, "cpudevnuma001").step is None
-    assert cpu_capacity(inventory, "cpudevnuma000").step == 1
+    for name, step in (("cpudevnuma001", None), ("cpudevnuma000", 1)):
+        device = inventory.device("dra.cpu", "n", name)
+        assert isinstance(device, CpuDevice)
+        assert device.capacity is not None
+        assert device.capacity.step == step
 
 
 @pytest.mark.fault("memory peer, discovery")
@@ -149,15 +114,11 @@ def test_capacity_survives_the_drift_between_boots(drift: int) -> None:
 
 @pytest.mark.fault("memory peer, discovery")
 def test_nothing_is_published_at_zero() -> None:
-    """Nodes without memory, sizes without pages and groups without free CPUs give no device; pools remain."""
+    """No memory, pages or free CPUs, or a reserve beyond what there is, give no device; pools remain."""
     bare = machine(memory=0, hugepages=(HugepagePool(2 * MIB, 0, 0),))
     assert pools(offered(bare, reservedCPUs="2-3,6-7")) == {"n": ["cpudevnuma000"], "n-memory": []}
     assert pools(offered(bare, reservedCPUs="0-7")) == {"n": [], "n-memory": []}
     assert pools(offered(machine(1, 1, 1, 1, 1)))["n"] == []  # the only CPU stays with everybody else
-
-
-def test_a_reserve_larger_than_the_node_leaves_nothing() -> None:
-    """A reserve beyond the node's memory is not a negative capacity."""
     reserve = [{"numaNode": 0, "limits": {"memory": "1Ti", "hugepages-2Mi": "1Ti"}}]
     assert pools(offered(machine(), reservedMemory=reserve)) == {
         "n": ["cpudevnuma000", "cpudevnuma001"],

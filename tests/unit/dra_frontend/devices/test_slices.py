@@ -110,6 +110,7 @@ def test_the_same_at_every_start(name: str) -> None:
     )
 
 
+@pytest.mark.fault("cpu peer 9.4.2")
 def test_a_device_in_full() -> None:
     """The document of a device has the form of resource.k8s.io/v1, with canonical quantities."""
     inventory = build_inventory(discover(small_machine()), Config(), "n")

@@ -49,29 +49,26 @@ def ledger(*records: AllocationRecord) -> Ledger:
     return Ledger({(record.driver, record.claim.uid): ClaimFile.of(record) for record in records})
 
 
+def claimed(driver: str, uid: str, pool: str, device: str, **given: Any) -> AllocationRecord:
+    """A claim for something of a device."""
+    reference = ClaimReference(uid=uid, namespace="ns", name=uid)
+    results = (AllocationResult(request="r", pool=pool, device=device),)
+    return AllocationRecord(driver=driver, claim=reference, results=results, **given)
+
+
 def page_claim(uid: str, count: int, node: int = 0) -> AllocationRecord:
     """A claim for hugepages."""
-    device = f"hugepages-2m-numa{node:03d}"
-    return AllocationRecord(
-        driver="dra.memory",
-        claim=ClaimReference(uid=uid, namespace="ns", name=uid),
-        results=(AllocationResult(request="r", pool=f"{NODE}-hugepages-2m", device=device),),
-        memory=(
-            MemoryAllocation(
-                request="r", device=device, numa_node=node, size=count * PAGE, page_bytes=PAGE, hugepages=True
-            ),
-        ),
+    name = f"hugepages-2m-numa{node:03d}"
+    pages = MemoryAllocation(
+        request="r", device=name, numa_node=node, size=count * PAGE, page_bytes=PAGE, hugepages=True
     )
+    return claimed("dra.memory", uid, f"{NODE}-hugepages-2m", name, memory=(pages,))
 
 
 def cpu_claim(uid: str, device: str, *cpus: int) -> AllocationRecord:
     """A claim for CPUs."""
-    return AllocationRecord(
-        driver="dra.cpu",
-        claim=ClaimReference(uid=uid, namespace="ns", name=uid),
-        results=(AllocationResult(request="r", pool=NODE, device=device),),
-        cpus=(CpuAllocation(request="r", device=device, cpus=frozenset(cpus)),),
-    )
+    given = CpuAllocation(request="r", device=device, cpus=frozenset(cpus))
+    return claimed("dra.cpu", uid, NODE, device, cpus=(given,))
 
 
 def device(seen: Snapshot, name: str) -> Device:
@@ -107,6 +104,9 @@ def test_shrinking_below_what_is_claimed_taints() -> None:
     assert device(seen, "hugepages-2m-numa001").taints == ()
     assert device(snapshot(offered(pages(6, 8)), books, seen), "hugepages-2m-numa000").taints == ()
     assert device(snapshot(offered(pages(5, 8)), ledger(), seen), "hugepages-2m-numa000").taints == ()
+    many = ledger(*(page_claim(f"c{number}", 1) for number in range(9)))
+    ill = health(snapshot(offered(pages(5, 8)), many, Snapshot()), "hugepages-2m-numa000")
+    assert ill.message.endswith("ns/c0, ns/c1, ns/c2, ns/c3, ns/c4 and 4 more")
 
 
 def test_a_device_in_use_that_is_gone_stays_tainted_in_its_place() -> None:
@@ -163,13 +163,6 @@ def test_a_single_cpu_that_is_gone_keeps_its_slot() -> None:
     assert isinstance(gone, CpuDevice)
     assert gone.kind is DeviceKind.CPU
     assert (gone.cpus, gone.taints) == (frozenset(), (Taint("dra.cpu/overclaimed", "true"),))
-
-
-def test_a_long_list_of_claims_is_cut() -> None:
-    """The kubelet shows a message of limited length."""
-    books = ledger(*(page_claim(f"c{number}", 1) for number in range(9)))
-    seen = snapshot(offered(pages(5, 8)), books, Snapshot())
-    assert health(seen, "hugepages-2m-numa000").message.endswith("ns/c0, ns/c1, ns/c2, ns/c3, ns/c4 and 4 more")
 
 
 def admit_all(seen: Snapshot) -> None:

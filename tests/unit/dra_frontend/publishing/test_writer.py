@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from dra_frontend.api_server.client import KubeClient, connect
 from dra_frontend.api_server.credentials import kubeconfig
-from dra_frontend.api_server.errors import InvalidError, NotFoundError
+from dra_frontend.api_server.errors import InvalidError
 from dra_frontend.publishing.notices import Notices
 from dra_frontend.publishing.publisher import Publisher
 from dra_frontend.publishing.writer import GateOffError, SliceWriter
@@ -62,29 +62,6 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
         server.store.create(NODES, "", {"metadata": {"name": "node-a"}})
         async with connect(kubeconfig(str(server.write_kubeconfig(tmp_path / "kubeconfig")))) as client:
             yield Rig(server, client, SliceWriter(client, "dra.cpu", "node-a"))
-
-
-async def test_what_is_superseded_goes_last(rig: Rig) -> None:
-    """Slices under generated names, as an earlier release has them, stay until the new ones are there."""
-    old = a_slice("p", "a")
-    old["metadata"]["name"] = "00000-dra.cpu-node-a-x7k2p"
-    rig.writer.reset([rig.server.store.create(SLICES, "", old)])
-    await rig.writer.write({"p": [a_slice("p", "a")]})
-    assert rig.calls() == ["try", "create", "delete 00000-dra.cpu-node-a-x7k2p"]
-    assert [one["spec"]["pool"]["generation"] for one in rig.slices()] == [2]
-
-
-async def test_slices_belong_to_the_node_of_this_moment(rig: Rig) -> None:
-    """They go with it and not with a namesake of before; without a Node there are none."""
-    rig.server.store.delete(NODES, "", "node-a")
-    with pytest.raises(NotFoundError, match="the kubelet makes it"):
-        await rig.writer.write({"p": [a_slice("p", "a")], "q": [a_slice("q", "b")]})
-    node = rig.server.store.create(NODES, "", {"metadata": {"name": "node-a"}})
-    await rig.writer.write({"p": [a_slice("p", "a")]})
-    (document,) = rig.slices()
-    assert document["metadata"]["ownerReferences"] == [
-        {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": node["metadata"]["uid"], "controller": True}
-    ]
 
 
 async def test_one_bad_pool_does_not_stop_the_rest(rig: Rig) -> None:

@@ -18,14 +18,10 @@ CPU = "/sys/devices/system/cpu"
 
 @pytest.mark.parametrize("name", NAMES)
 def test_agrees_with_hwloc(name: str) -> None:
-    """Of every captured machine, discovery finds what hwloc finds."""
+    """Of each of the eight captured machines, discovery finds what hwloc finds."""
+    assert len(NAMES) == 8
     found = report(discover(captured(name)))
     assert {key: found[key] for key in expected(name)} == expected(name)
-
-
-def test_all_eight_are_there() -> None:
-    """The tests over captured machines really run over the eight."""
-    assert len(NAMES) == 8
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -55,14 +51,10 @@ def test_the_order_of_a_directory_does_not_matter(name: str) -> None:
     assert repr(again) == repr(discover(tree))
 
 
-def test_an_l3_without_id_is_named_by_its_lowest_cpu() -> None:
-    """Arm kernels number no caches; the id is then the lowest CPU of the group, the same on every CPU of it."""
+def test_groups_are_named_though_ids_are_missing_or_repeat() -> None:
+    """Arm kernels number no caches: the lowest CPU does. Two CPUs with one core_id on two sockets are two cores."""
     machine = discover(captured("128arm-2pa2n8cluster4co"))
     assert {cpu.l3_id for cpu in machine.cpus.values()} == {0, 32, 64, 96}
-
-
-def test_raw_core_ids_repeat_and_cores_do_not() -> None:
-    """Two CPUs with the same core_id on two sockets are two cores."""
     machine = discover(captured("16em64t-4s2c2t-offlines"))
     assert machine.cpus[0].core_id == machine.cpus[1].core_id
     assert machine.cpus[0].core != machine.cpus[1].core

@@ -55,33 +55,23 @@ def test_a_device_lists_the_roots_near_its_cpus() -> None:
     assert single["cpudev004"] == ("pci0000:80",)
 
 
-def test_off_by_default() -> None:
-    """The cluster's gate is alpha: without the setting there is no list, whatever the machine has."""
+def test_what_is_not_near_is_not_listed() -> None:
+    """An empty list is no value for the server; reserved and offline CPUs bring no root, nor does a bridge that went.
+
+    Without the setting, whose gate is alpha in the cluster, there is no list.
+    """
+    gone = {"/sys/devices/pci0000:40/uevent": ""}
+    files = {**root("0000:00", "0\n"), **root("0000:80", "4-7,64-127\n"), **gone}
+    assert lists(offered(files)) == {"cpudevnuma000": None, "cpudevnuma001": ("pci0000:80",)}
     assert set(lists(offered(TWO, exposePCIeRoots=False)).values()) == {None}
 
 
-def test_no_root_near_is_no_attribute() -> None:
-    """An empty list is no value for the server; CPUs that are reserved or offline bring no root."""
-    files = {**root("0000:00", "0\n"), **root("0000:80", "4-7,64-127\n")}
-    assert lists(offered(files)) == {"cpudevnuma000": None, "cpudevnuma001": ("pci0000:80",)}
-
-
-def test_a_bridge_that_goes_while_we_look_is_left_out() -> None:
-    """Its directory is listed, its file is gone: the node starts all the same."""
-    files = {**TWO, "/sys/devices/pci0000:40/uevent": ""}
-    assert lists(offered(files))["cpudevnuma000"] == ("pci0000:00",)
-
-
-def test_damage_names_the_file() -> None:
-    """A list that is none is told with its path, as for every file of discovery."""
-    with pytest.raises(HostTreeError, match="pci_bus/0000:00/cpulistaffinity: is not a CPU list"):
-        offered(root("0000:00", "zero\n"))
-
-
-def test_other_devices_are_no_roots() -> None:
-    """Only the names of root bridges count."""
+def test_only_root_bridges_count() -> None:
+    """By their names; a list that is none is told with its path, as for every file of discovery."""
     others = {f"/sys/devices/{name}/pci_bus/x/cpulistaffinity": "0-7\n" for name in ("pci", "pci0000", "pcih0000:00")}
     assert discover(small_machine().changed({**others, **root("0000:0A", "0-7\n")})).pcie_roots == {}
+    with pytest.raises(HostTreeError, match="pci_bus/0000:00/cpulistaffinity: is not a CPU list"):
+        offered(root("0000:00", "zero\n"))
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from dra_frontend.node.sockets import NotASocketError, listen_unix
+from dra_frontend.node.sockets import listen_unix
 
 
 def test_listening_socket_replaces_a_stale_one_and_only_its_owner_reads_it(short_root: Path) -> None:
@@ -23,7 +23,7 @@ def test_listening_socket_replaces_a_stale_one_and_only_its_owner_reads_it(short
 def test_something_else_in_the_way_is_left_alone(short_root: Path) -> None:
     """A file that is no socket belongs to somebody; it is named, not removed, and nothing else is left behind."""
     (short_root / "s.sock").write_text("precious")
-    with pytest.raises(NotASocketError, match="is not a socket"):
+    with pytest.raises(FileExistsError, match="is not a socket"):
         listen_unix(short_root / "s.sock")
     assert [path.name for path in short_root.iterdir()] == ["s.sock"]
     assert (short_root / "s.sock").read_text() == "precious"

@@ -79,7 +79,7 @@ class KubeletPlugin:
         """Which socket cannot be put in its place, and why; empty when all are there."""
 
     async def __aenter__(self) -> Self:
-        """Serves DRA and health; raises SocketPathError, NotASocketError or OSError."""
+        """Serves DRA and health; raises SocketPathError or OSError."""
         handlers = self._dra.handlers() + (self._health.handlers() if self._health else [])
         self._served.append(await ServedSocket.open(self._paths.dra, handlers))
         return self

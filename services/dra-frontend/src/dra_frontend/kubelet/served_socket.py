@@ -9,7 +9,7 @@ from typing import Final, Self
 import grpc
 import grpc.aio
 
-from dra_frontend.node.sockets import PlacedSocket, hidden_name, make_directory
+from dra_frontend.node.sockets import PlacedSocket, hidden_name
 
 # A node may start all its pods at once, each with a call that waits for the backend; more than this is refused.
 _CONCURRENT_RPCS: Final = 512
@@ -26,10 +26,10 @@ class ServedSocket:
 
     @classmethod
     async def open(cls, path: Path, handlers: list[grpc.GenericRpcHandler]) -> Self:
-        """Serves at a path. Raises NotASocketError or another OSError."""
+        """Serves at a path. OSError, also where something that is not a socket lies."""
         # gRPC unlinks at shutdown whatever bears the name it was bound to, which may be our successor's socket. So it
         # binds a hidden name, the socket is renamed into place, and we remove it ourselves.
-        await asyncio.to_thread(make_directory, path.parent, 0o750)
+        await asyncio.to_thread(path.parent.mkdir, 0o750, parents=True, exist_ok=True)
         server = grpc.aio.server(maximum_concurrent_rpcs=_CONCURRENT_RPCS)
         server.add_generic_rpc_handlers(tuple(handlers))
         bound = hidden_name(path)

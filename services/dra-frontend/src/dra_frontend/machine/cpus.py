@@ -15,6 +15,8 @@ CPU_DIRECTORY = "/sys/devices/system/cpu"
 _CORE_FILES = ("core_cpus", "thread_siblings")
 _PACKAGE_FILES = ("package_cpus", "core_siblings")
 
+Files = list[tuple[str, str]]
+"""A mask of CPUs, and the list that stands beside it."""
 Groups = dict[int, Group]
 """Every CPU that is in a group, and its group."""
 
@@ -76,7 +78,7 @@ def read_cores(reader: Reader, online: frozenset[int]) -> tuple[Groups, dict[int
 
     Raises HostTreeError where siblings disagree: one core could be given to two claims.
     """
-    cores = _siblings(reader, online, _CORE_FILES)
+    cores = _siblings(reader, online, {cpu: _topology_files(cpu, _CORE_FILES) for cpu in online})
     ids = {cpu: _topology_integer(reader, cpu, "core_id") for cpu in online}
     return {cpu: cores.get(cpu, frozenset({cpu})) for cpu in online}, ids
 
@@ -88,7 +90,7 @@ def read_packages(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> d
     """
     ids = {cpu: _topology_integer(reader, cpu, "physical_package_id") for cpu in cpus.online}
     try:
-        groups = _siblings(reader, cpus.online, _PACKAGE_FILES)
+        groups = _siblings(reader, cpus.online, {cpu: _topology_files(cpu, _PACKAGE_FILES) for cpu in cpus.online})
         for cpu, group in groups.items():
             if len({ids[cpu], ids[min(group)]} - {-1}) > 1:
                 path = f"{CPU_DIRECTORY}/cpu{cpu}/topology/physical_package_id"
@@ -110,33 +112,31 @@ def _topology_integer(reader: Reader, cpu: int, name: str) -> int:
     return -1 if value is None else value
 
 
-def _siblings(reader: Reader, online: frozenset[int], files: Iterable[str]) -> Groups:
-    named: Groups = {}
-    paths: dict[int, str] = {}
-    for cpu in sorted(online):
-        directory = f"{CPU_DIRECTORY}/cpu{cpu}/topology"
-        for name in files:
-            siblings = reader.cpu_set(f"{directory}/{name}", f"{directory}/{name}_list")
-            if siblings is not None:
-                named[cpu], paths[cpu] = siblings
-                break
-    return _partition(named, paths, online)
+def _siblings(reader: Reader, online: frozenset[int], files: Mapping[int, Files]) -> Groups:
+    """Returns the groups that the files of each CPU tell: of its pairs of mask and list the first one that is there.
 
-
-def _partition(named: Groups, paths: dict[int, str], online: frozenset[int]) -> Groups:
-    """Checks that CPUs and their siblings agree; a CPU without a file of its own joins those that name it."""
+    A CPU without a file of its own joins those that name it. Raises HostTreeError where CPUs and siblings disagree.
+    """
     groups: Groups = {}
     known: dict[frozenset[int], frozenset[int]] = {}
-    for cpu, siblings in named.items():
+    for cpu in sorted(online):
+        siblings, path = next(filter(None, (reader.cpu_set(*pair) for pair in files.get(cpu, ()))), (None, ""))
+        if siblings is None:
+            continue
         if cpu not in siblings:
-            raise HostTreeError(paths[cpu], f"does not name CPU {cpu} itself")
+            raise HostTreeError(path, f"does not name CPU {cpu} itself")
         if siblings in known:
             continue
         known[siblings] = group = siblings & online
         for other in sorted(group):
             if groups.setdefault(other, group) != group:
-                raise HostTreeError(paths[cpu], f"names CPU {other}, which goes with other CPUs by another file")
+                raise HostTreeError(path, f"names CPU {other}, which goes with other CPUs by another file")
     return groups
+
+
+def _topology_files(cpu: int, names: Iterable[str]) -> Files:
+    paths = [f"{CPU_DIRECTORY}/cpu{cpu}/topology/{name}" for name in names]
+    return [(path, f"{path}_list") for path in paths]
 
 
 def read_l3(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> tuple[Groups, dict[int, int]]:
@@ -144,26 +144,18 @@ def read_l3(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> tuple[G
 
     Where the kernel's sets of CPUs contradict each other, they are doubted, and no L3 is known.
     """
-    named: Groups = {}
-    paths: dict[int, str] = {}
-    ids: dict[int, int] = {}
     try:
-        for cpu in sorted(cpus.online):
-            if path := _l3_directory(reader, cpu):
-                shared = reader.cpu_set(f"{path}/shared_cpu_map", f"{path}/shared_cpu_list")
-                if shared is not None:
-                    named[cpu], paths[cpu] = shared
-                    cache_id = reader.integer(f"{path}/id")
-                    ids |= {} if cache_id is None else {cpu: cache_id}
-        groups = _partition(named, paths, cpus.online)
+        caches = {cpu: path for cpu in sorted(cpus.online) if (path := _l3_directory(reader, cpu))}
+        files = {cpu: [(f"{path}/shared_cpu_map", f"{path}/shared_cpu_list")] for cpu, path in caches.items()}
+        groups = _siblings(reader, cpus.online, files)
+        ids = {cpu: reader.integer(f"{path}/id") for cpu, path in caches.items() if cpu in groups}
     except HostTreeError as error:
         reader.doubts["l3"] = str(error)
         return {}, {}
-    caches = set(groups.values())
-    known = {groups[cpu]: number for cpu, number in sorted(ids.items(), reverse=True)}
+    named = {groups[cpu]: number for cpu, number in sorted(ids.items(), reverse=True) if number is not None}
     # CPUs without an L3 (low-power cores) are in no group, and no group is completed with them.
     bare = cpus.online - set(groups)
-    return groups, numbered(caches, cpus.present - bare, known, earlier)
+    return groups, numbered(set(groups.values()), cpus.present - bare, named, earlier)
 
 
 def _l3_directory(reader: Reader, cpu: int) -> str:
@@ -177,22 +169,16 @@ def _l3_directory(reader: Reader, cpu: int) -> str:
 
 def read_core_types(reader: Reader, online: frozenset[int]) -> dict[int, CoreType]:
     """Returns the type of every CPU; all are standard where the machine has one kind only."""
-    performance = reader.cpu_list("/sys/devices/cpu_core/cpus")
+    has_performance = reader.cpu_list("/sys/devices/cpu_core/cpus") is not None
     # cpu_lowpower: the cores outside the ring on Arrow Lake H (arch/x86/events/intel/core.c).
     small = [reader.cpu_list(f"/sys/devices/{name}/cpus") for name in ("cpu_atom", "cpu_lowpower")]
     efficient = frozenset[int]().union(*(cpus for cpus in small if cpus is not None))
-    if performance is None and not efficient:
-        return _types_by_capacity(reader, online)
-    if not efficient & online:
+    if not has_performance and not efficient:
+        # Arm: capacities are relative to the fastest CPU, 1024. Favoured cores of one kind differ by some percent only.
+        found = {cpu: reader.integer(f"{CPU_DIRECTORY}/cpu{cpu}/cpu_capacity") for cpu in online}
+        capacity = {cpu: value for cpu, value in found.items() if value is not None}
+        highest = max(capacity.values(), default=0)
+        efficient = frozenset(cpu for cpu, value in capacity.items() if value * 4 < highest * 3)
+    if efficient.isdisjoint(online):
         return dict.fromkeys(online, CoreType.STANDARD)
     return {cpu: CoreType.EFFICIENCY if cpu in efficient else CoreType.PERFORMANCE for cpu in online}
-
-
-def _types_by_capacity(reader: Reader, online: frozenset[int]) -> dict[int, CoreType]:
-    """Arm: capacities are relative to the fastest CPU, 1024. Favoured cores of one kind differ by some percent only."""
-    capacity = {cpu: reader.integer(f"{CPU_DIRECTORY}/cpu{cpu}/cpu_capacity") for cpu in online}
-    known = {cpu: value for cpu, value in capacity.items() if value is not None}
-    small = {cpu for cpu, value in known.items() if value * 4 < max(known.values()) * 3}
-    if not small:
-        return dict.fromkeys(online, CoreType.STANDARD)
-    return {cpu: CoreType.EFFICIENCY if cpu in small else CoreType.PERFORMANCE for cpu in online}

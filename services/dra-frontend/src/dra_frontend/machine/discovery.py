@@ -1,11 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a host's file tree to the Machine. Everything is read through the tree that is given."""
+"""From a host's file tree to the Machine. Everything is read through the tree that is given.
 
-from dra_frontend.machine.cpus import read_core_types, read_cores, read_l3, read_online, read_packages
+A full discovery reads thousands of files. The fingerprint is the few that tell cheaply whether it must be done again.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Final
+
+from dra_frontend.machine.cpus import CPU_DIRECTORY, read_core_types, read_cores, read_l3, read_online, read_packages
 from dra_frontend.machine.file_tree import FileTree, Reader
-from dra_frontend.machine.memory import read_base_page_bytes, read_nodes, read_possible_nodes
-from dra_frontend.machine.model import Cpu, Machine
-from dra_frontend.machine.pcie import read_pcie_roots
+from dra_frontend.machine.memory import NODE_DIRECTORY, NodeMemory, read_base_page_bytes, read_node_memory, read_nodes
+from dra_frontend.machine.model import MEMORY_STEP, Cpu, Machine
+
+_DEVICES: Final = "/sys/devices"
+# A domain has more than four digits where the firmware gives none and the kernel counts on (Intel VMD, Hyper-V).
+_PCIE_ROOT = re.compile(r"pci([0-9a-f]{4,8}:[0-9a-f]{2})", re.ASCII)
 
 
 def discover(tree: FileTree, before: Machine | None = None) -> Machine:
@@ -23,6 +33,7 @@ def discover(tree: FileTree, before: Machine | None = None) -> Machine:
     l3_groups, l3_ids = read_l3(reader, cpus, {cpu.id: cpu.l3_id for cpu in known.values() if cpu.l3 is not None})
     types = read_core_types(reader, cpus.online)
     nodes = read_nodes(reader, cpus.online)
+    possible_nodes = reader.cpu_list(f"{NODE_DIRECTORY}/possible") or frozenset()
     node_of = {cpu: node.id for node in nodes.values() for cpu in node.cpus}
     found = {
         cpu: Cpu(
@@ -43,10 +54,61 @@ def discover(tree: FileTree, before: Machine | None = None) -> Machine:
         isolated=cpus.isolated,
         offline=cpus.offline,
         possible=cpus.possible | before.possible,
-        possible_nodes=read_possible_nodes(reader).union(nodes, before.possible_nodes),
+        possible_nodes=possible_nodes.union(nodes, before.possible_nodes),
         smt=any(len(core) > 1 for core in cores.values()),
         base_page_bytes=read_base_page_bytes(reader),
-        pcie_roots=read_pcie_roots(reader),
+        pcie_roots=_read_pcie_roots(reader),
         doubts=reader.doubts,
         known={**known, **found},
     )
+
+
+def _read_pcie_roots(reader: Reader) -> dict[str, frozenset[int]]:
+    """Returns the CPUs near each PCIe root. A bridge that goes meanwhile has no list, and is left out."""
+    found: dict[str, frozenset[int]] = {}
+    for name in reader.all_names(_DEVICES) or ():
+        match = _PCIE_ROOT.fullmatch(name)
+        cpus = match and reader.cpu_list(f"{_DEVICES}/{name}/pci_bus/{match[1]}/cpulistaffinity")
+        if cpus is not None:
+            found[name] = cpus
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What the few files say. Two fingerprints with the same :attr:`shape` are of the same machine."""
+
+    cpus: tuple[str | None, str | None]
+    """Online and isolated CPUs as the kernel prints them."""
+    nodes: dict[int, NodeMemory]
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """Everything that a discovery depends on.
+
+        Free pages come and go all the time. Memory is compared in the steps in which it is published: a balloon driver
+        moves it by some pages every second.
+        """
+        return (
+            self.cpus,
+            *(
+                (number, memory_bytes // MEMORY_STEP, *(replace(pool, free=0) for pool in pools))
+                for number, (memory_bytes, pools) in self.nodes.items()
+            ),
+        )
+
+
+def read_fingerprint(tree: FileTree) -> Fingerprint:
+    """Reads the files; raises HostTreeError."""
+    reader = Reader(tree)
+    cpus = (reader.text(f"{CPU_DIRECTORY}/online"), reader.text(f"{CPU_DIRECTORY}/isolated"))
+    return Fingerprint(cpus, read_node_memory(reader))
+
+
+def with_free_pages(machine: Machine, fingerprint: Fingerprint) -> Machine:
+    """Returns the machine with the hugepages of a later fingerprint."""
+    nodes = {
+        number: replace(node, hugepages=fingerprint.nodes[number][1]) if number in fingerprint.nodes else node
+        for number, node in machine.numa_nodes.items()
+    }
+    return replace(machine, numa_nodes=nodes)

@@ -7,7 +7,7 @@ held by the host. Pages that are reserved but untouched have no node yet, and ar
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,12 +44,6 @@ class PodPages:
         """Returns the most that pods may be using on a node."""
         return self.by_node.get(node, 0) + self.unplaced
 
-    def most(self, other: "PodPages") -> "PodPages":
-        """Returns the larger one of two samples, node by node."""
-        nodes = self.by_node.keys() | other.by_node.keys()
-        by_node = {node: max(self.by_node.get(node, 0), other.by_node.get(node, 0)) for node in sorted(nodes)}
-        return PodPages(by_node, max(self.unplaced, other.unplaced))
-
 
 def find_pods_groups(tree: FileTree) -> list[str]:
     """Returns the groups below which all pods are; the tree's root is that of cgroup2.
@@ -63,8 +57,20 @@ def find_pods_groups(tree: FileTree) -> list[str]:
     ]
 
 
-def read_pod_pages(tree: FileTree, groups: Sequence[str], page_bytes: int) -> PodPages | None:
-    """Returns what pods use of one page size; None where the kernel does not tell it (before 5.17, no controller)."""
+def read_pod_pages(tree: FileTree, sizes: Collection[int]) -> dict[int, PodPages]:
+    """Returns what pods use of each page size (bytes).
+
+    A size is missing where the kernel does not tell it (before 5.17, no controller), all where the tree cannot be read.
+    """
+    try:
+        groups = find_pods_groups(tree) if sizes else []
+        pages = {size: _read_pages(tree, groups, size) for size in sizes}
+    except HostTreeError:
+        return {}
+    return {size: found for size, found in pages.items() if found is not None}
+
+
+def _read_pages(tree: FileTree, groups: list[str], page_bytes: int) -> PodPages | None:
     by_node: dict[int, int] = defaultdict(int)
     unplaced = 0
     for group in groups:
@@ -79,15 +85,6 @@ def read_pod_pages(tree: FileTree, groups: Sequence[str], page_bytes: int) -> Po
     return PodPages(dict(by_node), unplaced) if groups else None
 
 
-def read_all_pod_pages(tree: FileTree, sizes: Collection[int]) -> dict[int, PodPages | None]:
-    """Returns what pods use of each page size; None for all where the tree cannot be read."""
-    try:
-        groups = find_pods_groups(tree) if sizes else []
-        return {size: read_pod_pages(tree, groups, size) for size in sizes}
-    except HostTreeError:
-        return dict.fromkeys(sizes)
-
-
 def held_pages(node: int, pool: HugepagePool, pods: PodPages | None) -> int:
     """Returns the pages of a pool that no pod holds and that are not free; 0 while it is not known what pods hold."""
     if pods is None:
@@ -95,32 +92,22 @@ def held_pages(node: int, pool: HugepagePool, pods: PodPages | None) -> int:
     return max(0, pool.total - pool.free - -(-pods.on(node) // pool.page_bytes))
 
 
-def steady(counted: int | None, samples: Sequence[int]) -> int:
-    """Returns how many pages count as held after these samples (latest last), ``counted`` before them.
-
-    The first sample counts as it is: before it, nothing has been promised.
-    """
-    if counted is None:
-        return samples[-1]
-    if len(samples) >= RISE_SAMPLES and min(samples[-RISE_SAMPLES:]) > counted:
-        return min(samples[-RISE_SAMPLES:])
-    if len(samples) >= FALL_SAMPLES and max(samples[-FALL_SAMPLES:]) < counted:
-        return max(samples[-FALL_SAMPLES:])
-    return counted
-
-
 class HostPages:
     """Steadies the samples, so that a slice is not written for every page that comes and goes."""
 
     def __init__(self) -> None:
         self._samples: dict[PageKey, deque[int]] = {}
+        """The latest ones of each pool. The first one fills them: before it, nothing has been promised."""
         self.counted: dict[PageKey, int] = {}
         """Pages that count as held by the host."""
 
     def sample(self, held: Mapping[PageKey, int]) -> None:
         """Takes in one sample of every pool."""
-        before = self.counted
-        self._samples = {key: self._samples.get(key) or deque(maxlen=FALL_SAMPLES) for key in held}
+        empty = deque[int](maxlen=FALL_SAMPLES)
+        self._samples = {key: self._samples.get(key) or empty.copy() for key in held}
+        before, self.counted = self.counted, {}
         for key, pages in held.items():
-            self._samples[key].append(pages)
-        self.counted = {key: steady(before.get(key), tuple(samples)) for key, samples in self._samples.items()}
+            samples = self._samples[key]
+            samples.extend([pages] * (1 if samples else FALL_SAMPLES))
+            least, most = min(list(samples)[-RISE_SAMPLES:]), max(samples)
+            self.counted[key] = min(max(before.get(key, pages), least), most)

@@ -2,13 +2,14 @@
 """NUMA nodes, memory, hugepages and page sizes from sysfs and procfs."""
 
 import re
-from collections.abc import Iterable
 
 from numa_contract.errors import shown
 
 from dra_frontend.machine.file_tree import HostTreeError, Reader
 from dra_frontend.machine.model import HugepagePool, NumaNode
 
+NodeMemory = tuple[int, tuple[HugepagePool, ...]]
+"""Bytes of a node's memory, and its pools of hugepages."""
 NODE_DIRECTORY = "/sys/devices/system/node"
 _GPU_DIRECTORY = "/proc/driver/nvidia/gpus"
 _MEM_TOTAL = re.compile(r"^(?:Node \d+ )?MemTotal:\s+(\d{1,15}) kB$", re.ASCII | re.MULTILINE)
@@ -16,39 +17,39 @@ _MEM_TOTAL = re.compile(r"^(?:Node \d+ )?MemTotal:\s+(\d{1,15}) kB$", re.ASCII |
 
 def read_nodes(reader: Reader, online: frozenset[int]) -> dict[int, NumaNode]:
     """Returns the nodes with system memory or CPUs by id; node 0 stands for a machine whose kernel knows no NUMA."""
-    present = reader.names(NODE_DIRECTORY, r"node(\d+)")
+    present = list(reader.names(NODE_DIRECTORY, r"node(\d+)") or ())
     listed = reader.cpu_list(f"{NODE_DIRECTORY}/online") or frozenset()
-    for node in sorted(listed - set(present or {})):
+    for node in sorted(listed - set(present)):
         raise HostTreeError(f"{NODE_DIRECTORY}/online", f"names node {node}, which has no directory")
+    memory = read_node_memory(reader)
     if not present:
-        hugepages = read_hugepages(reader, "/sys/kernel/mm/hugepages")
-        return {0: NumaNode(0, online, read_memory(reader, "/proc/meminfo"), hugepages)}
-    cpus = _read_node_cpus(reader, list(present), online)
+        return {0: NumaNode(0, online, *memory[0])}
+    cpus = _read_node_cpus(reader, present, online)
     gpu_nodes = {node for node in _read_gpu_nodes(reader) if not cpus.get(node)}
     kept = {node: found for node, found in cpus.items() if node not in gpu_nodes}
+    nodes = {}
+    for node, found in kept.items():
+        if node in memory:
+            distances = _read_distances(reader, f"{NODE_DIRECTORY}/node{node}/distance", present)
+            near = {other: distances[other] for other in kept if other in distances}
+            nodes[node] = NumaNode(node, found, *memory[node], distances=near)
+        else:
+            nodes[node] = NumaNode(node, found, memory_bytes=0, online=False)
+    return nodes
+
+
+def read_node_memory(reader: Reader) -> dict[int, NodeMemory]:
+    """Returns the memory of every node by id; that of a kernel without NUMA is node 0."""
+    present = reader.names(NODE_DIRECTORY, r"node(\d+)")
+    if not present:
+        return {0: (_read_memory(reader, "/proc/meminfo"), _read_hugepages(reader, "/sys/kernel/mm/hugepages"))}
     return {
-        node: _read_node(reader, node, found, list(present), kept)
-        if node in present
-        else NumaNode(node, found, memory_bytes=0, online=False)
-        for node, found in kept.items()
+        number: (
+            _read_memory(reader, f"{NODE_DIRECTORY}/{name}/meminfo"),
+            _read_hugepages(reader, f"{NODE_DIRECTORY}/{name}/hugepages"),
+        )
+        for number, name in present.items()
     }
-
-
-def read_possible_nodes(reader: Reader) -> frozenset[int]:
-    """Returns the NUMA nodes that this kernel may ever have; none where it does not say."""
-    return reader.cpu_list(f"{NODE_DIRECTORY}/possible") or frozenset()
-
-
-def _read_node(reader: Reader, node: int, cpus: frozenset[int], present: list[int], kept: Iterable[int]) -> NumaNode:
-    directory = f"{NODE_DIRECTORY}/node{node}"
-    distances = _read_distances(reader, f"{directory}/distance", present)
-    return NumaNode(
-        id=node,
-        cpus=cpus,
-        memory_bytes=read_memory(reader, f"{directory}/meminfo"),
-        hugepages=read_hugepages(reader, f"{directory}/hugepages"),
-        distances={other: distances[other] for other in kept if other in distances},
-    )
 
 
 def _read_node_cpus(reader: Reader, nodes: list[int], online: frozenset[int]) -> dict[int, frozenset[int]]:
@@ -91,8 +92,7 @@ def _read_gpu_nodes(reader: Reader) -> set[int]:
     }
 
 
-def read_memory(reader: Reader, path: str) -> int:
-    """Returns the bytes of ``MemTotal`` in a meminfo file."""
+def _read_memory(reader: Reader, path: str) -> int:
     text = reader.text(path)
     if text is None:
         raise HostTreeError(path, "is missing: the memory of this machine is unknown")
@@ -102,7 +102,7 @@ def read_memory(reader: Reader, path: str) -> int:
     return int(match[1]) << 10
 
 
-def read_hugepages(reader: Reader, directory: str) -> tuple[HugepagePool, ...]:
+def _read_hugepages(reader: Reader, directory: str) -> tuple[HugepagePool, ...]:
     """Returns the pools of every page size that the kernel offers, empty ones included."""
     pools = []
     for kilobytes, name in (reader.names(directory, r"hugepages-([1-9]\d{0,12})kB") or {}).items():

@@ -3,7 +3,7 @@
 
 import posixpath
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from numa_contract.config import ConfigError
@@ -18,25 +18,21 @@ def parse_overlay(document: Any, source: str) -> dict[str, str]:
         return {}
     if not isinstance(document, dict):
         raise ConfigError(source, ["must be a map from paths below /sys to contents"])
-    faults = [fault for path, content in document.items() for fault in _faults(path, content)]
-    faults = faults or [
-        f"{above}: cannot be a file and the directory of {path}"
-        for path in document
-        for above in _above(path)
-        if above in document
-    ]
+    faults = [fault for path, content in document.items() if (fault := _fault(path, content, document))]
     if faults:
         raise ConfigError(source, faults)
     return dict(document)
 
 
-def _faults(path: object, content: object) -> Iterator[str]:
+def _fault(path: object, content: object, others: Collection[object]) -> str:
     if not isinstance(path, str) or not path.startswith("/sys/") or posixpath.normpath(path) != path:
-        yield f"{shown(path)}: must be a path below /sys without '.', '..', doubled or trailing '/'"
-    elif not isinstance(content, str):
-        yield f'{path}: its content must be a text, write it in quotes: "0-3"'
-    elif not content.isascii():
-        yield f"{path}: its content must be ASCII"
+        return f"{shown(path)}: must be a path below /sys without '.', '..', doubled or trailing '/'"
+    if not isinstance(content, str):
+        return f'{path}: its content must be a text, write it in quotes: "0-3"'
+    if not content.isascii():
+        return f"{path}: its content must be ASCII"
+    above = next((directory for directory in _above(path) if directory in others), "")
+    return f"{above}: cannot be a file and the directory of {path}" if above else ""
 
 
 def _above(path: str) -> Iterator[str]:

@@ -34,18 +34,16 @@ class HostTree:
         try:
             # Not blocking: a captured tree may hold a FIFO where a file belongs.
             descriptor = os.open(self.real(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise HostTreeError(path, "is not a regular file")
+                data = _content(descriptor)
+            finally:
+                os.close(descriptor)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise HostTreeError(path, f"cannot be read: {error.strerror}") from error
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise HostTreeError(path, "is not a regular file")
-            data = _content(descriptor)
-        except OSError as error:
-            raise HostTreeError(path, f"cannot be read: {error.strerror}") from error
-        finally:
-            os.close(descriptor)
         if len(data) > _MOST_BYTES:
             raise HostTreeError(path, f"is longer than {_MOST_BYTES} bytes")
         try:

@@ -12,10 +12,9 @@ from numa_contract.config import Config
 
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import InUse, Inventory, build_inventory
-from dra_frontend.machine.discovery import discover
+from dra_frontend.machine.discovery import Fingerprint, discover, read_fingerprint, with_free_pages
 from dra_frontend.machine.file_tree import FileTree, HostTreeError
-from dra_frontend.machine.fingerprint import Fingerprint, read_fingerprint, with_free_pages
-from dra_frontend.machine.host_hugepages import HostPages, PageKey, PodPages, held_pages, read_all_pod_pages
+from dra_frontend.machine.host_hugepages import HostPages, PageKey, held_pages, read_pod_pages
 from dra_frontend.machine.model import Machine
 
 _log = logging.getLogger(__name__)
@@ -32,27 +31,20 @@ class HostTrees:
     """Rooted at the cgroup2 mount."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    fingerprint: Fingerprint
-    pods: dict[int, PodPages | None]
-    """By page size."""
+def _sample(trees: HostTrees, sizes: frozenset[int]) -> tuple[Fingerprint, dict[PageKey, int], bool]:
+    """Returns the fingerprint, the hugepages that no pod holds, and whether what pods hold of all sizes is known.
 
-    def held(self) -> dict[PageKey, int]:
-        return {
-            (number, pool.page_bytes): held_pages(number, pool, self.pods.get(pool.page_bytes))
-            for number, node in self.fingerprint.nodes.items()
-            for pool in node.hugepages
-        }
-
-
-def _sample(trees: HostTrees, sizes: frozenset[int]) -> _Sample:
-    """Reads the machine between two reads of the pods: pages that a pod takes or frees meanwhile stay the pod's."""
-    before = read_all_pod_pages(trees.cgroups, sizes)
+    Pods are read before and after: pages that one takes or frees meanwhile stay the pod's.
+    """
+    before = read_pod_pages(trees.cgroups, sizes)
     fingerprint = read_fingerprint(trees.host)
-    after = read_all_pod_pages(trees.cgroups, sizes)
-    pods = {size: one.most(two) if (one := before[size]) and (two := after[size]) else None for size in sizes}
-    return _Sample(fingerprint, pods)
+    after = read_pod_pages(trees.cgroups, sizes)
+    held = {
+        (number, pool.page_bytes): min(held_pages(number, pool, pods.get(pool.page_bytes)) for pods in (before, after))
+        for number, (_, pools) in fingerprint.nodes.items()
+        for pool in pools
+    }
+    return fingerprint, held, sizes <= before.keys() & after.keys()
 
 
 class MachineWatch:
@@ -110,18 +102,18 @@ class MachineWatch:
         """Reads the fingerprint; discovers the whole machine again if that has changed."""
         sizes = frozenset(pool.page_bytes for node in self.machine.numa_nodes.values() for pool in node.hugepages)
         try:
-            sample = await asyncio.to_thread(_sample, self._trees, sizes)
-            self._host_pages.sample(sample.held())
-            if (sample.fingerprint.shape, self.host_pages) != (self._shape, self._counted):
-                await self._renew(sample.fingerprint)
-            self._fingerprint = sample.fingerprint
+            fingerprint, held, pods_known = await asyncio.to_thread(_sample, self._trees, sizes)
+            self._host_pages.sample(held)
+            if (fingerprint.shape, self.host_pages) != (self._shape, self._counted):
+                await self._renew(fingerprint)
+            self._fingerprint = fingerprint
         except HostTreeError as error:
             self._failed(str(error))
             return
         if self.problem:
             _log.info("the machine can be read again")
         self.problem = ""
-        self._warn(sample)
+        self._warn(pods_known=pods_known)
 
     async def _renew(self, fingerprint: Fingerprint) -> None:
         """Replaces the inventory; raises HostTreeError where the new one would take back what is offered."""
@@ -157,14 +149,13 @@ class MachineWatch:
             _log.error("machine cannot be read, what was read last counts", extra={"error": problem})
         self.problem = problem
 
-    def _warn(self, sample: _Sample) -> None:
+    def _warn(self, *, pods_known: bool) -> None:
         warnings = list(self.inventory.warnings)
-        if sample.pods and None in sample.pods.values():
-            root = self._config.cgroup_root
+        if not pods_known:
             warnings.append(
                 "hugepages held by host processes are not known and count as free: below "
-                f"{root} is no kubepods group with hugetlb.<size>.numa_stat; mount the node's cgroup2 tree there "
-                "(read-only, Linux 5.17 or newer, controller hugetlb)"
+                f"{self._config.cgroup_root} is no kubepods group with hugetlb.<size>.numa_stat; "
+                "mount the node's cgroup2 tree there (read-only, Linux 5.17 or newer, controller hugetlb)"
             )
         for warning in warnings:
             if warning not in self.warnings:

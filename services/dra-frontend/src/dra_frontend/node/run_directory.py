@@ -20,7 +20,7 @@ from numa_node.addresses import check_socket_path
 from numa_node.file_lock import FileLock
 from numa_node.log import Complaints
 
-from dra_frontend.node.sockets import PlacedSocket, listen_unix, make_directory
+from dra_frontend.node.sockets import PlacedSocket, listen_unix
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +36,8 @@ class RunDirectory:
     def __init__(self, root: Path, pod_uid: str) -> None:
         self._root = root
         self._own = root / check_uid(pod_uid)
+        # Relative, since the directory may be mounted elsewhere in a container.
+        self._target = Path(pod_uid, STATE_SOCKET)
         self.state_socket = self._own / STATE_SOCKET
         check_socket_path(self.state_socket)
         self.active_link = root / STATE_SOCKET
@@ -52,10 +54,10 @@ class RunDirectory:
         return self
 
     def _make(self) -> None:
-        make_directory(self._root, 0o700)
+        self._root.mkdir(0o700, parents=True, exist_ok=True)
         # The kubelet makes a missing hostPath directory for everybody (0755).
         self._root.chmod(0o700)
-        make_directory(self._own, 0o700)
+        self._own.mkdir(0o700, exist_ok=True)
 
     async def listen(self) -> socket.socket:
         """Returns the listening state socket; a stale file of an earlier life of this pod is replaced."""
@@ -92,13 +94,9 @@ class RunDirectory:
         async with self.claims_lock.hold(_SWITCH_SECONDS):
             await asyncio.to_thread(self._switch_link)
 
-    def _target(self) -> str:
-        # Relative, since the directory may be mounted elsewhere in a container.
-        return f"{self._own.name}/{STATE_SOCKET}"
-
     def _switch_link(self) -> None:
         fresh = self._root / f".{secrets.token_hex(3)}"
-        fresh.symlink_to(self._target())
+        fresh.symlink_to(self._target)
         fresh.replace(self.active_link)
 
     async def __aexit__(
@@ -115,7 +113,7 @@ class RunDirectory:
 
     def _remove_link(self) -> None:
         with suppress(OSError):
-            if self.active_link.readlink() == Path(self._target()):
+            if self.active_link.readlink() == self._target:
                 self.active_link.unlink(missing_ok=True)
 
     def _remove_own(self) -> None:

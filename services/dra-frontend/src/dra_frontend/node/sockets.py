@@ -16,14 +16,6 @@ from typing import Self
 from numa_node.addresses import check_socket_path
 
 
-class NotASocketError(FileExistsError):
-    """Something that is not a socket lies where a socket must be; it is not ours to remove."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        super().__init__(f"{path} exists and is not a socket: remove it, or choose another directory")
-
-
 def hidden_name(path: Path) -> Path:
     """Returns a fresh name beside the path to bind at; the kubelet's watcher passes over names with a leading dot."""
     return path.with_name(f".{secrets.token_hex(3)}")
@@ -39,10 +31,10 @@ class PlacedSocket:
 
     @classmethod
     def place(cls, bound: Path, path: Path, mode: int = 0o600) -> Self:
-        """Renames a bound socket to its final path, replacing a stale socket there; raises NotASocketError."""
+        """Renames a bound socket to its final path, over a stale one; FileExistsError where something else lies."""
         try:
             if not stat.S_ISSOCK(path.lstat().st_mode):
-                raise NotASocketError(path)
+                raise FileExistsError(f"{path} exists and is not a socket: remove it, or choose another directory")
         except FileNotFoundError:
             pass
         bound.chmod(mode)
@@ -65,11 +57,6 @@ class PlacedSocket:
             return
         if (status.st_dev, status.st_ino) == (self.device, self.inode):
             self.path.unlink(missing_ok=True)
-
-
-def make_directory(path: Path, mode: int) -> None:
-    """Makes a directory and what is missing above it; an existing one keeps its mode."""
-    path.mkdir(mode=mode, parents=True, exist_ok=True)
 
 
 def listen_unix(path: Path, mode: int = 0o600) -> tuple[socket.socket, PlacedSocket]:

@@ -12,7 +12,7 @@ from dra_frontend.placement.allocator import NoCpusError
 from dra_frontend.placement.place import Layout
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from numa_contract.cpuset import parse_cpu_list
+from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 from numa_contract.records import CpuParameters
 
 from tests.rigs.trees import NAMES, captured
@@ -226,110 +226,75 @@ def test_the_vectors_of_the_peer(found: Machine, group: str, gone: str, counts: 
     assert got == parse_cpu_list(expected)
 
 
-@pytest.mark.parametrize("found", [S4, S4X])
-def test_the_vector_of_the_peer_that_is_refused(found: Machine) -> None:
-    """Five of four CPUs are an error."""
-    with pytest.raises(NoCpusError, match=r"5 CPUs wanted, 4 free \(0-3\)"):
-        allocate(found.online, NONE, 5, found)
+TWO_SOCKETS = machine(sockets=2, cores_per_l3=4)
+ONE_L3 = machine(sockets=1, cores_per_l3=4)
+TWO_L3 = machine(sockets=1, l3s_per_node=2, cores_per_l3=4)
+TWO_L3X = machine(sockets=1, l3s_per_node=2, cores_per_l3=4, threads=1)
+MIXED = assemble([*[Core(l3=0, threads=2)] * 2, *[Core(l3=1, threads=1)] * 4])
+SPREAD = CpuParameters(strategy="spread")
 
 
 @pytest.mark.fault("cpu peer 9.1.1")
-def test_core_ids_that_repeat_on_every_socket_do_no_harm() -> None:
-    """After one CPU is gone, a claim of whole cores stays on its node and takes whole cores."""
-    found = machine(sockets=2, cores_per_l3=4)
-    node = found.numa_nodes[0].cpus
-    assert allocate(node, NONE, 1, found) == {0}
-    assert allocate(node, frozenset({0}), 4, found) == {1, 9, 2, 10}
-    assert allocate(node, frozenset({0}), 2, found) == {1, 9}
-
-
-def test_an_odd_rest_takes_the_thread_that_is_alone() -> None:
-    """A core that is broken already gives its other thread before a whole one is broken."""
-    found = machine(sockets=1, cores_per_l3=4)
-    assert allocate(found.online, frozenset({0}), 3, found) == {1, 5, 4}
-
-
-def test_the_tightest_l3_is_taken() -> None:
-    """The smallest group that holds the claim, so that bigger ones stay whole."""
-    found = machine(sockets=1, l3s_per_node=2, cores_per_l3=4)
-    assert allocate(found.online, frozenset({0, 8}), 6, found) == {1, 9, 2, 10, 3, 11}
-
-
-def test_spread_takes_one_thread_of_each_core_first() -> None:
-    """As far as it goes: then the second threads follow."""
-    found = machine(sockets=1, cores_per_l3=4)
-    spread = CpuParameters(strategy="spread")
-    assert allocate(found.online, NONE, 3, found, spread) == {0, 1, 2}
-    assert allocate(found.online, NONE, 6, found, spread) == {0, 1, 2, 3, 4, 5}
-    assert allocate(found.online, frozenset({0}), 3, found, spread) == {1, 2, 3}
-
-
-def test_spread_in_one_l3_takes_the_one_with_most_cores() -> None:
-    """Where the L3 is required, the one in which fewest cores are doubled."""
-    found = assemble([*[Core(l3=0, threads=2)] * 2, *[Core(l3=1, threads=1)] * 4])
-    wish = CpuParameters(strategy="spread", l3="required")
-    assert allocate(found.online, NONE, 4, found, wish) == {2, 3, 4, 5}
-
-
-def test_ignoring_the_l3_fills_cores_in_order() -> None:
-    """Without the preference a claim goes to the lowest cores, whichever L3 they share."""
-    found = machine(sockets=1, l3s_per_node=2, cores_per_l3=4, threads=1)
-    assert allocate(found.online, frozenset({0, 1}), 4, found) == {4, 5, 6, 7}
-    assert allocate(found.online, frozenset({0, 1}), 4, found, CpuParameters(l3="ignore")) == {2, 3, 4, 5}
+@pytest.mark.parametrize(
+    ("found", "gone", "count", "wish", "expected"),
+    [
+        # Core ids repeat on every socket: a claim of whole cores stays on its node and takes whole cores all the same.
+        (TWO_SOCKETS, "", 1, None, "0"),
+        (TWO_SOCKETS, "0", 4, None, "1-2,9-10"),
+        (TWO_SOCKETS, "0", 2, None, "1,9"),
+        # A core that is broken already gives its other thread before a whole one is broken.
+        (ONE_L3, "0", 3, None, "1,4-5"),
+        # The smallest group that holds the claim, so that bigger ones stay whole.
+        (TWO_L3, "0,8", 6, None, "1-3,9-11"),
+        # Without the preference a claim goes to the lowest cores, whichever L3 they share.
+        (TWO_L3X, "0-1", 4, None, "4-7"),
+        (TWO_L3X, "0-1", 4, CpuParameters(l3="ignore"), "2-5"),
+        # One thread of each core as far as it goes: then the second threads follow.
+        (ONE_L3, "", 3, SPREAD, "0-2"),
+        (ONE_L3, "", 6, SPREAD, "0-5"),
+        (ONE_L3, "0", 3, SPREAD, "1-3"),
+        # Where the L3 is required, the one in which fewest cores are doubled.
+        (MIXED, "", 4, CpuParameters(strategy="spread", l3="required"), "2-5"),
+    ],
+)
+def test_what_a_claim_gets(found: Machine, gone: str, count: int, wish: CpuParameters | None, expected: str) -> None:
+    """Of all sets that would do, the one that leaves most for the next claim."""
+    offered = found.numa_nodes[0].cpus if found is TWO_SOCKETS else found.online
+    assert format_cpu_list(allocate(offered, parse_cpu_list(gone), count, found, wish)) == expected
 
 
 def test_distribute_gives_every_node_its_share() -> None:
     """Even to the CPU, or to the core where whole cores are wanted; the node with most room takes the rest."""
     found = machine(sockets=2, nodes_per_socket=2, cores_per_l3=4)
     distribute = CpuParameters(numa="distribute")
-    got = allocate(found.online, NONE, 10, found, distribute)
-    assert [len(got & node.cpus) for node in found.numa_nodes.values()] == [3, 3, 2, 2]
-    got = allocate(found.online, frozenset({0}), 10, found, distribute)
-    assert [len(got & node.cpus) for node in found.numa_nodes.values()] == [2, 3, 3, 2]
     whole = CpuParameters(numa="distribute", full_physical_cores=True)
-    got = allocate(found.online, NONE, 10, found, whole)
-    assert [len(got & node.cpus) for node in found.numa_nodes.values()] == [4, 2, 2, 2]
+    for taken, wish, shares in (
+        ("", distribute, [3, 3, 2, 2]),
+        ("0", distribute, [2, 3, 3, 2]),
+        ("", whole, [4, 2, 2, 2]),
+    ):
+        got = allocate(found.online, parse_cpu_list(taken), 10, found, wish)
+        assert [len(got & node.cpus) for node in found.numa_nodes.values()] == shares
+
+
+WHOLE = CpuParameters(full_physical_cores=True)
+WHOLE_L3 = CpuParameters(full_physical_cores=True, l3="required")
 
 
 @pytest.mark.parametrize(
     ("wish", "count", "taken", "text"),
     [
         (CpuParameters(), 9, "", "9 CPUs wanted, 8 free (0-7)"),
-        (
-            CpuParameters(full_physical_cores=True),
-            3,
-            "",
-            "3 CPUs are not a whole number of physical cores; the next amount that is one: 4",
-        ),
-        (
-            CpuParameters(full_physical_cores=True),
-            10,
-            "",
-            "10 CPUs wanted (fullPhysicalCores: true), 8 free (0-7); its whole cores have 8 CPUs at most, free or not",
-        ),
-        (
-            CpuParameters(full_physical_cores=True),
-            6,
-            "0,1",
-            "6 CPUs wanted (fullPhysicalCores: true), 6 free (2-7), of them 4 suitable (2-3,6-7)",
-        ),
-        (
-            CpuParameters(l3="required"),
-            4,
-            "0,2",
-            "4 CPUs wanted (l3: required), 6 free (1,3-7); no L3 has them together, the fullest has 3",
-        ),
-        (
-            CpuParameters(full_physical_cores=True, l3="required"),
-            6,
-            "",
-            "l3: required), 8 free (0-7); its whole cores have 4 CPUs in one L3 at most, free or not",
-        ),
+        (WHOLE, 3, "", "3 CPUs are not a whole number of physical cores; the next amount that is one: 4"),
+        (WHOLE, 10, "", "(fullPhysicalCores: true), 8 free (0-7); its whole cores have 8 CPUs at most, free or not"),
+        (WHOLE, 6, "0,1", "6 CPUs wanted (fullPhysicalCores: true), 6 free (2-7), of them 4 suitable (2-3,6-7)"),
+        (CpuParameters(l3="required"), 4, "0,2", "6 free (1,3-7); no L3 has them together, the fullest has 3"),
+        (WHOLE_L3, 6, "", "l3: required), 8 free (0-7); its whole cores have 4 CPUs in one L3 at most, free or not"),
         (
             CpuParameters(numa="distribute"),
             5,
             "0,1,4",
-            "5 free (2-3,5-7); they cannot be shared out evenly, there are 1 on node 0, 4 on node 1",
+            "cannot be shared out evenly, there are 1 on node 0, 4 on node 1",
         ),
         (CpuParameters(isolated="only"), 1, "", "1 CPUs wanted (isolated: only), 8 free (0-7), of them 0 suitable"),
         (CpuParameters(core_type="performance"), 1, "0", "(coreType: performance), 7 free (1-7), of them 0 suitable"),
@@ -347,31 +312,29 @@ def test_a_refusal_says_what_was_free(wish: CpuParameters, count: int, taken: st
 def test_what_the_machine_does_not_have_is_said(whole: bool) -> None:
     """No core types and no L3: no free CPU would help, another parameter does."""
     found = machine(1, has_l3=False)
-
-    def refusal(wish: CpuParameters, taken: frozenset[int] = NONE) -> str:
-        with pytest.raises(NoCpusError) as caught:
-            allocate(found.online, taken, 2, found, wish)
-        return str(caught.value)
-
     untyped = "this machine does not tell performance from efficiency cores: neither /sys/devices/cpu_core/cpus nor "
-    assert untyped in refusal(CpuParameters(core_type="performance", full_physical_cores=whole))
-    assert untyped in refusal(CpuParameters(core_type="efficiency", full_physical_cores=whole), found.online)
-    uncached = "free (0-3); the device's CPUs have no L3; use l3: preferred"
-    assert uncached in refusal(CpuParameters(l3="required", full_physical_cores=whole))
-    assert "no L3; use" in refusal(CpuParameters(l3="required", full_physical_cores=whole), found.online)
+    uncached = "; the device's CPUs have no L3; use l3: preferred"
+    for taken in (NONE, found.online):
+        for name, value, text in (
+            ("core_type", "performance", untyped),
+            ("core_type", "efficiency", untyped),
+            ("l3", "required", uncached),
+        ):
+            wish = CpuParameters.model_validate({name: value, "full_physical_cores": whole})
+            with pytest.raises(NoCpusError, match=text):
+                allocate(found.online, taken, 2, found, wish)
 
 
 @given(st.sampled_from(sorted(SYNTHETIC)), st.data())
 def test_the_next_multiple_can_be_had(name: str, data: st.DataObject) -> None:
     """What the refusal names as the next amount is one that an empty device really gives."""
     found = SYNTHETIC[name]
-    whole = CpuParameters(full_physical_cores=True)
     count = data.draw(st.integers(1, len(found.cpus)))
     try:
-        got = allocate(found.online, NONE, count, found, whole)
+        got = allocate(found.online, NONE, count, found, WHOLE)
     except NoCpusError as error:
         _, named, following = str(error).partition("the next amount that is one: ")
         assume(named)
-        assert len(allocate(found.online, NONE, int(following), found, whole)) > count
+        assert len(allocate(found.online, NONE, int(following), found, WHOLE)) > count
     else:
         assert len(got) == count

@@ -3,7 +3,7 @@
 
 from itertools import product
 
-from dra_frontend.placement.amounts import even_shares
+from dra_frontend.placement.amounts import even_shares, sums
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,3 +28,12 @@ def test_shares_are_as_even_as_can_be(amounts: list[frozenset[int]], need: int, 
 def test_the_first_take_the_rest() -> None:
     """What cannot be shared evenly goes to the front of the list."""
     assert even_shares([0b11111111] * 3, 8, 1) == [3, 3, 2]
+
+
+@given(st.lists(st.integers(1, 9), max_size=40))
+def test_sums_are_those_of_adding_one_after_another(sizes: list[int]) -> None:
+    """Bit n stands for n CPUs: each amount is a sum of some sizes, however many are equal, and no other is."""
+    found = 1
+    for size in sizes:
+        found |= found << size
+    assert sums(sizes) == found

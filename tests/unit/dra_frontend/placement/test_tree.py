@@ -15,13 +15,6 @@ from tests.strategies.machines import Core, assemble, even_cores, machines, odd_
 from tests.strategies.wishes import whole_cores
 
 
-def test_amounts_are_bit_sets() -> None:
-    """Bit n stands for n CPUs: all amounts up to a size, or all sums of whole cores."""
-    assert up_to(3) == 0b1111
-    assert sums([2, 2, 1]) == 0b111111
-    assert sums([4, 2]) == 0b1010101
-
-
 @given(st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=8), st.data())
 def test_whole_cores_make_exactly_every_sum(threads: list[int], data: st.DataObject) -> None:
     """Each amount that is a sum of cores is taken in whole cores, with cores of any sizes."""
@@ -67,15 +60,6 @@ def test_a_place_is_ranked_by_what_is_broken_in_it(whole: list[int], broken: lis
     assert breaks == any(taken & set(core) and not taken >= set(core) for core in place.whole)
 
 
-@given(st.lists(st.integers(1, 9), max_size=40))
-def test_sums_are_those_of_adding_one_after_another(sizes: list[int]) -> None:
-    """However many sizes are equal, each amount is a sum of some of them, and no other is."""
-    found = 1
-    for size in sizes:
-        found |= found << size
-    assert sums(sizes) == found
-
-
 @given(machines() | odd_machines(), st.data())
 def test_a_layout_shows_what_is_asked_for(found: Machine, data: st.DataObject) -> None:
     """The places of some CPUs hold these alone, each once; whole cores alone hold every core that is all there."""
@@ -98,20 +82,13 @@ def test_what_a_place_had_free_before_does_not_matter() -> None:
         assert [place.cpus for place in layout.within(frozenset({1, 4}))] == [[1, 4]]
 
 
-def test_a_part_that_is_not_divided_is_its_only_part() -> None:
-    """A level that tells nothing apart adds nothing to the tree."""
-    layout = Layout.of(assemble(even_cores(1, 1, 2, 2, 1)))
-    part = build(layout.within(frozenset(range(4))), (PACKAGE, NODE, L3))
-    assert isinstance(part, Branch)
-    assert [child.key for child in part.parts] == [0, 2]
-    assert part.height == 1
-    assert isinstance(build(layout.within(frozenset({0, 1})), (NODE, L3)), Place)
-
-
-def test_what_no_level_tells_apart_is_one_place() -> None:
-    """Where the L3 does not count, cores of two are used in the order of their CPUs."""
+def test_a_level_that_tells_nothing_apart_adds_nothing_to_the_tree() -> None:
+    """What is not divided is its only part; cores that no level separates are used in the order of their CPUs."""
     layout = Layout.of(assemble(even_cores(1, 1, 2, 2, 2)))
-    part = build(layout.within(frozenset(range(8)) - {4, 3}), (NODE,))
-    assert isinstance(part, Place)
-    assert (part.whole, part.broken) == (((1, 5), (2, 6)), ((0,), (7,)))
-    assert part.amounts == together([part]) == up_to(6)
+    part = build(layout.within(frozenset(range(8))), (PACKAGE, NODE, L3))
+    assert isinstance(part, Branch)
+    assert ([child.key for child in part.parts], part.height) == ([0, 2], 1)
+    merged = build(layout.within(frozenset(range(8)) - {4, 3}), (NODE,))
+    assert isinstance(merged, Place)
+    assert (merged.whole, merged.broken) == (((1, 5), (2, 6)), ((0,), (7,)))
+    assert merged.amounts == together([merged]) == up_to(6)

@@ -13,7 +13,7 @@ from numa_contract.records import CpuParameters
 
 from dra_frontend.machine.model import CoreType
 from dra_frontend.placement.amounts import even_shares, has
-from dra_frontend.placement.place import Layout, Place, Rank, merged, together
+from dra_frontend.placement.place import Layout, Place, Rank, first_threads, merged, together
 from dra_frontend.placement.tree import L3, NODE, PACKAGE, Level, build, split
 
 _CORE_TYPES: Final = {"performance": CoreType.PERFORMANCE, "efficiency": CoreType.EFFICIENCY}
@@ -80,7 +80,7 @@ class _Search:
         taken: list[int] = []
         while True:
             # One thread of every core before the second of any.
-            layer = build([place.first() for place in places], levels)
+            layer = build([first_threads(place) for place in places], levels)
             taken += layer.take(min(need - len(taken), layer.size))
             if len(taken) == need:
                 return taken

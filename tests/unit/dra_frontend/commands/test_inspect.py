@@ -4,8 +4,8 @@
 import json
 
 import yaml
+from dra_frontend.commands.forms import structured
 from dra_frontend.commands.inspect import machine_table, report
-from dra_frontend.commands.output import structured
 from dra_frontend.machine.discovery import discover
 
 from tests.rigs.trees import captured, small_machine
@@ -14,16 +14,19 @@ from tests.rigs.trees import captured, small_machine
 def test_the_report_tells_more_than_hwloc() -> None:
     """Free and surplus hugepages, distances, ids, offline and isolated CPUs are there, under keys of their own."""
     found = report(discover(small_machine().changed({"/sys/devices/system/cpu/isolated": "3\n"})))
-    assert found["isolated"] == [3]
-    assert found["offline"] == []
-    assert found["hugepagesFree"] == {"0": {"2097152": 200, "1073741824": 0}, "1": {"2097152": 200, "1073741824": 1}}
-    assert found["hugepagesSurplus"]["0"] == {"2097152": 0, "1073741824": 0}
-    assert found["distances"] == {"0": {"0": 10, "1": 21}, "1": {"0": 21, "1": 10}}
-    assert found["basePageBytes"] == 4096
-    assert found["packageIds"] == [0, 1]
-    assert found["l3Ids"] == {"0": 0, "4": 1}
-    assert found["coreTypes"] == {"standard": list(range(8))}
-    assert found["smt"] is True
+    more = {
+        "isolated": [3],
+        "offline": [],
+        "hugepagesFree": {"0": {"2097152": 200, "1073741824": 0}, "1": {"2097152": 200, "1073741824": 1}},
+        "hugepagesSurplus": {str(node): {"2097152": 0, "1073741824": 0} for node in range(2)},
+        "distances": {"0": {"0": 10, "1": 21}, "1": {"0": 21, "1": 10}},
+        "basePageBytes": 4096,
+        "packageIds": [0, 1],
+        "l3Ids": {"0": 0, "4": 1},
+        "coreTypes": {"standard": list(range(8))},
+        "smt": True,
+    }
+    assert {key: found[key] for key in more} == more
 
 
 def test_json_and_yaml_say_the_same() -> None:

@@ -4,7 +4,7 @@
 from dataclasses import dataclass, field
 
 import pytest
-from dra_frontend.commands.provision import STEP_BYTES, Outcome, preview, provision, report, report_table
+from dra_frontend.commands.provision import STEP_BYTES, KernelPools, Row, preview, provision, report, rows_table
 from dra_frontend.commands.provision_plan import Target
 from dra_frontend.machine.file_tree import HostTreeError
 from hypothesis import given
@@ -14,7 +14,7 @@ M2, G1 = 2 << 20, 1 << 30
 
 
 @dataclass
-class Kernel:
+class Kernel(KernelPools):
     """A kernel with little memory in one piece: a pool grows to what is possible; compaction makes more possible."""
 
     possible: dict[tuple[int, int], int]
@@ -50,7 +50,7 @@ class Kernel:
         """Lets time pass."""
         self.clock += seconds
 
-    def provision(self, *targets: Target, seconds: float = 60.0) -> list[Outcome]:
+    def provision(self, *targets: Target, seconds: float = 60.0) -> list[Row]:
         """Provisions by this kernel's clock."""
         return provision(targets, self, seconds, lambda: self.clock, self.sleep)
 
@@ -60,30 +60,29 @@ def target(wanted: int, page_bytes: int = M2, node: int = 0) -> Target:
     return Target(page_bytes, node, wanted, "f")
 
 
+def facts(rows: list[Row], *names: str) -> list[tuple[int | None, ...]]:
+    """Some numbers of each row."""
+    return [tuple(row[name] for name in names) for row in rows]
+
+
 def test_pools_are_brought_to_their_targets() -> None:
-    """What shrinks first, then what grows, large pages before small ones; the answer is in the order of the plan."""
+    """What shrinks first, then what grows, large pages before small ones; the answer is in the order of the plan.
+
+    A pool that has what is wanted is not written, so that the command may run at every start of a pod.
+    """
     kernel = Kernel({(0, M2): 100, (1, M2): 100, (0, G1): 2}, pools={(1, M2): 50})
     targets = [target(10), target(20, node=1), target(2, G1)]
-    outcomes = kernel.provision(*targets)
+    assert facts(kernel.provision(*targets), "before", "got", "short") == [(0, 10, 0), (50, 20, 0), (0, 2, 0)]
     assert kernel.acts == ["1/2M=20", "0/1024M=2", "0/2M=10"]
-    assert outcomes == [Outcome(targets[0], 0, 10), Outcome(targets[1], 50, 20), Outcome(targets[2], 0, 2)]
-    assert not any(outcome.short for outcome in outcomes)
-
-
-def test_again_is_nothing() -> None:
-    """A pool that has what is wanted is not written, so that the command may run at every start of a pod."""
-    kernel = Kernel({(0, M2): 100})
-    first = kernel.provision(target(10))
     kernel.acts.clear()
-    (second,) = kernel.provision(target(10))
-    assert (first[0].got, second.before, second.got, kernel.acts) == (10, 10, 10, [])
+    assert facts(kernel.provision(*targets), "before", "got", "short") == [(10, 10, 0), (20, 20, 0), (2, 2, 0)]
+    assert kernel.acts == []
 
 
 def test_a_short_pool_is_compacted_and_tried_again() -> None:
     """Until it has everything; the time in between is short."""
     kernel = Kernel({(0, M2): 4}, gain=3)
-    (outcome,) = kernel.provision(target(10))
-    assert (outcome.got, outcome.short) == (10, 0)
+    assert facts(kernel.provision(target(10)), "got", "short") == [(10, 0)]
     assert kernel.acts.count("compact 0") == 2
     assert kernel.clock < 2
 
@@ -93,7 +92,6 @@ def test_what_stays_short_is_told() -> None:
     """By page size and node, and the other pools have theirs; trying ends by itself."""
     kernel = Kernel({(0, M2): 4, (1, M2): 100})
     outcomes = kernel.provision(target(10), target(10, node=1))
-    assert [(o.got, o.short) for o in outcomes] == [(4, 6), (10, 0)]
     assert kernel.clock < 5
     assert report(outcomes) == {
         "pages": [
@@ -102,7 +100,7 @@ def test_what_stays_short_is_told() -> None:
         ],
         "short": 6,
     }
-    assert [line.split() for line in report_table(report(outcomes)).splitlines()] == [
+    assert [line.split() for line in rows_table(outcomes).splitlines()] == [
         ["SIZE", "NODE", "ASKED", "BEFORE", "GOT"],
         ["2Mi", "0", "10", "0", "4", "short", "by", "6"],
         ["2Mi", "1", "10", "0", "10"],
@@ -113,36 +111,39 @@ def test_a_size_that_cannot_be_written_does_not_stop_the_others() -> None:
     """Some kernels allocate 1 GiB pages at boot only; that is told beside what was done."""
     kernel = Kernel({(0, M2): 10, (0, G1): 1}, broken=G1)
     outcomes = kernel.provision(target(10), target(1, G1))
-    assert [(o.got, o.short) for o in outcomes] == [(10, 0), (0, 1)]
-    assert "short by 1: /nr_hugepages: cannot be written" in report_table(report(outcomes))
-    assert report(outcomes)["pages"][1]["problem"] == "/nr_hugepages: cannot be written"
+    assert facts(outcomes, "got", "short") == [(10, 0), (0, 1)]
+    assert "short by 1: /nr_hugepages: cannot be written" in rows_table(outcomes)
+    assert outcomes[1]["problem"] == "/nr_hugepages: cannot be written"
 
 
 def test_much_is_asked_for_in_steps() -> None:
     """So that the clock is looked at: one write for all could last for minutes."""
     wanted = 5 * STEP_BYTES // G1 // 2
     kernel = Kernel({(0, G1): 1000}, slow=1.0)
-    (outcome,) = kernel.provision(target(wanted, G1))
-    assert (outcome.got, len(kernel.acts)) == (wanted, 3)
+    assert facts(kernel.provision(target(wanted, G1)), "got") == [(wanted,)]
+    assert len(kernel.acts) == 3
 
 
 def test_the_time_is_bounded() -> None:
     """When it is over the rest is short, whatever could still be had; a wait that would outlast it is not begun."""
     kernel = Kernel({(0, G1): 1000}, slow=10.0)
-    (outcome,) = kernel.provision(target(1000, G1), seconds=25)
-    assert outcome.got == 3 * STEP_BYTES // G1
+    assert facts(kernel.provision(target(1000, G1), seconds=25), "got") == [(3 * STEP_BYTES // G1,)]
     assert kernel.clock == 30
     stuck = Kernel({(0, M2): 0}, slow=0.5)
     stuck.provision(target(10), seconds=0.6)
     assert (stuck.clock, stuck.acts) == (0.5, ["0/2M=10", "compact 0"])
+    for seconds in (0.0, -1.0):
+        idle = Kernel({(0, M2): 10})
+        assert facts(idle.provision(target(10), seconds=seconds), "short") == [(10,)]
+        assert idle.acts == []
 
 
 def test_a_preview_touches_nothing() -> None:
     """It tells what there is and what is wanted, and is never a failure."""
     kernel = Kernel({(0, M2): 0}, pools={(0, M2): 3})
-    (outcome,) = preview([target(10)], kernel)
-    assert (outcome.before, outcome.got, outcome.short, kernel.acts) == (3, None, None, [])
-    assert report_table(report([outcome])).splitlines()[1].split() == ["2Mi", "0", "10", "3", "-"]
+    rows = preview([target(10)], kernel)
+    assert (facts(rows, "before", "got", "short"), kernel.acts) == ([(3, None, None)], [])
+    assert rows_table(rows).splitlines()[1].split() == ["2Mi", "0", "10", "3", "-"]
 
 
 @given(
@@ -157,15 +158,7 @@ def test_whatever_the_kernel_gives_is_reported_as_it_is(
     kernel = Kernel(dict(possible), pools={key: data.draw(st.integers(0, 20)) for key in possible})
     had = dict(kernel.pools)
     targets = [target(count, size, node) for (node, size), count in wanted.items()]
-    for outcome in kernel.provision(*targets):
-        key = (outcome.target.node, outcome.target.page_bytes)
-        assert outcome.got == kernel.pools[key] == min(wanted[key], max(had[key], possible[key]))
-        assert outcome.short == wanted[key] - kernel.pools[key]
-
-
-@pytest.mark.parametrize("seconds", [0.0, -1.0])
-def test_without_time_nothing_grows(seconds: float) -> None:
-    """And that is told as short."""
-    kernel = Kernel({(0, M2): 10})
-    (outcome,) = kernel.provision(target(10), seconds=seconds)
-    assert (outcome.short, kernel.acts) == (10, [])
+    for (node, size), row in zip(wanted, kernel.provision(*targets), strict=True):
+        key = (node, size)
+        assert row["got"] == kernel.pools[key] == min(wanted[key], max(had[key], possible[key]))
+        assert row["short"] == wanted[key] - kernel.pools[key]

@@ -12,9 +12,9 @@ from numa_contract.config import ConfigError
 from numa_node.config_file import read_yaml
 
 from dra_frontend.commands.classes import device_classes
+from dra_frontend.commands.forms import object_list, structured
 from dra_frontend.commands.inspect import machine_table, report
-from dra_frontend.commands.output import object_list, structured
-from dra_frontend.commands.provision import KernelPools, preview, provision, report_table
+from dra_frontend.commands.provision import KernelPools, preview, provision, rows_table
 from dra_frontend.commands.provision import report as provision_report
 from dra_frontend.commands.provision_plan import plan, read_requested
 from dra_frontend.commands.simulate import NODE, read_operations, simulate
@@ -91,10 +91,10 @@ def _provision(arguments: argparse.Namespace) -> str | tuple[str, int]:
     tree = HostTree(arguments.host_root)
     requested = [one for file in arguments.files for one in read_requested(read_yaml(file), file)]
     targets, pools = plan(discover(tree), requested), KernelPools(tree)
-    outcomes = preview(targets, pools) if arguments.dry_run else provision(targets, pools, arguments.timeout)
-    told = provision_report(outcomes)
-    failed = any(one.short or one.problem for one in outcomes)
-    return (report_table(told) if arguments.output == "table" else structured(told, "json")), failed * _FAILED
+    rows = preview(targets, pools) if arguments.dry_run else provision(targets, pools, arguments.timeout)
+    failed = any(row["short"] or "problem" in row for row in rows)
+    shown = rows_table(rows) if arguments.output == "table" else structured(provision_report(rows), "json")
+    return shown, failed * _FAILED
 
 
 _Command = Callable[[argparse.Namespace], str | tuple[str, int]]

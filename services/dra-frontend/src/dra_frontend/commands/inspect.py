@@ -8,7 +8,7 @@ from typing import Any
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.pagesize import kubernetes_page_size
 
-from dra_frontend.commands.output import table
+from dra_frontend.commands.forms import table
 from dra_frontend.machine.model import CoreType, Cpu, HugepagePool, Machine, NumaNode
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

@@ -9,17 +9,20 @@ import errno
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from numa_contract.pagesize import kubernetes_page_size, sysfs_page_size
 
-from dra_frontend.commands.output import table
+from dra_frontend.commands.forms import table
 from dra_frontend.commands.provision_plan import Target
 from dra_frontend.machine.file_tree import HostTreeError, Reader
 from dra_frontend.machine.memory import NODE_DIRECTORY
 from dra_frontend.node.host_tree import HostTree
+
+Row = dict[str, Any]
+"""What became of a target: ``pageSize``, ``node``; pages ``asked`` for, ``before``, ``got`` and ``short`` (both None
+when nothing was tried); ``problem``, where there is one, says why the kernel could not be asked."""
 
 # Between compactions of a node that yields nothing any more: what is in the way is mostly written back or freed soon.
 WAITS: Final = (0.2, 0.5, 1.0, 2.0)
@@ -27,14 +30,6 @@ WAITS: Final = (0.2, 0.5, 1.0, 2.0)
 STEP_BYTES: Final = 8 << 30
 _WHOLE_MACHINE: Final = "/sys/kernel/mm/hugepages"
 _COMPACT_ALL: Final = "/proc/sys/vm/compact_memory"
-
-
-class Pools(Protocol):
-    """The hugepage pools of a machine. ``pages`` and ``resize`` raise HostTreeError."""
-
-    def pages(self, node: int, page_bytes: int) -> int: ...
-    def resize(self, node: int, page_bytes: int, pages: int) -> None: ...
-    def compact(self, node: int) -> None: ...
 
 
 class KernelPools:
@@ -94,35 +89,30 @@ def write_fault(error: OSError, page_bytes: int) -> str:
     return reason
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a target."""
-
-    target: Target
-    before: int
-    got: int | None = None
-    """None when nothing was tried."""
-    problem: str = ""
-    """Why the kernel could not be asked."""
-
-    @property
-    def short(self) -> int | None:
-        """Returns the pages that are missing; None when nothing was tried."""
-        return None if self.got is None else max(0, self.target.pages - self.got)
-
-
-def preview(targets: Sequence[Target], pools: Pools) -> list[Outcome]:
+def preview(targets: Sequence[Target], pools: KernelPools) -> list[Row]:
     """Returns what there is and what is requested; touches nothing."""
-    return [Outcome(target, pools.pages(target.node, target.page_bytes)) for target in targets]
+    return [_row(target, pools.pages(target.node, target.page_bytes), None) for target in targets]
+
+
+def _row(target: Target, before: int, got: int | None, problem: str | None = None) -> Row:
+    row = {
+        "pageSize": kubernetes_page_size(target.page_bytes),
+        "node": target.node,
+        "asked": target.pages,
+        "before": before,
+        "got": got,
+        "short": None if got is None else max(0, target.pages - got),
+    }
+    return row if problem is None else {**row, "problem": problem}
 
 
 def provision(
     targets: Sequence[Target],
-    pools: Pools,
+    pools: KernelPools,
     seconds: float,
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> list[Outcome]:
+) -> list[Row]:
     """Brings every pool to its target as far as the kernel can, within ``seconds``; a pool that has it is not touched.
 
     A pool that cannot be written does not keep the others from theirs.
@@ -140,12 +130,12 @@ def provision(
         except HostTreeError as error:
             problems[target] = str(error)
     return [
-        Outcome(target, before[target], pools.pages(target.node, target.page_bytes), problems.get(target, ""))
+        _row(target, before[target], pools.pages(target.node, target.page_bytes), problems.get(target))
         for target in targets
     ]
 
 
-def _grow(target: Target, pools: Pools, left: Callable[[], float], sleep: Callable[[float], None]) -> None:
+def _grow(target: Target, pools: KernelPools, left: Callable[[], float], sleep: Callable[[float], None]) -> None:
     step = max(1, STEP_BYTES // target.page_bytes)
     waits = iter(WAITS)
     has = pools.pages(target.node, target.page_bytes)
@@ -163,32 +153,18 @@ def _grow(target: Target, pools: Pools, left: Callable[[], float], sleep: Callab
         sleep(wait)
 
 
-def report(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Returns the outcomes as plain values."""
-    missing = [outcome.short for outcome in outcomes]
-    return {
-        "pages": [
-            {
-                "pageSize": kubernetes_page_size(outcome.target.page_bytes),
-                "node": outcome.target.node,
-                "asked": outcome.target.pages,
-                "before": outcome.before,
-                "got": outcome.got,
-                "short": outcome.short,
-                **({"problem": outcome.problem} if outcome.problem else {}),
-            }
-            for outcome in outcomes
-        ],
-        "short": None if None in missing else sum(filter(None, missing)),
-    }
+def report(rows: Sequence[Row]) -> dict[str, Any]:
+    """Returns the rows, and the pages that are short in all."""
+    missing = [row["short"] for row in rows]
+    return {"pages": list(rows), "short": None if None in missing else sum(missing)}
 
 
-def report_table(told: dict[str, Any]) -> str:
-    """Returns a report for a person, one row for each page size and node."""
-    rows = [["SIZE", "NODE", "ASKED", "BEFORE", "GOT", ""]]
-    for entry in told["pages"]:
-        short = f"short by {entry['short']}" if entry["short"] else ""
-        remark = ": ".join(filter(None, (short, entry.get("problem"))))
-        got = "-" if entry["got"] is None else entry["got"]
-        rows.append([entry["pageSize"], entry["node"], entry["asked"], entry["before"], got, remark])
-    return table(rows)
+def rows_table(rows: Sequence[Row]) -> str:
+    """Returns a table for a person, one line for each page size and node."""
+    lines = [["SIZE", "NODE", "ASKED", "BEFORE", "GOT", ""]]
+    for row in rows:
+        short = f"short by {row['short']}" if row["short"] else ""
+        remark = ": ".join(filter(None, (short, row.get("problem"))))
+        got = "-" if row["got"] is None else row["got"]
+        lines.append([row["pageSize"], row["node"], row["asked"], row["before"], got, remark])
+    return table(lines)

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from numa_contract.config import ConfigError, faults_of
+from numa_contract.config import ConfigError
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.errors import MalformedError
 from numa_contract.pagesize import kubernetes_page_size, parse_page_size
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from pydantic.alias_generators import to_camel
+from pydantic import BeforeValidator, Field
 
+from dra_frontend.commands.forms import Input, validated
 from dra_frontend.machine.model import LOCAL_TIER, Machine
 
 
@@ -27,11 +27,7 @@ def _page_bytes(size: object) -> int:
 PageSize = Annotated[int, BeforeValidator(_page_bytes)]
 
 
-class _Input(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel)
-
-
-class Pages(_Input):
+class Pages(Input):
     """Pages of one size: on one node, or on all of them together."""
 
     size: PageSize
@@ -39,13 +35,13 @@ class Pages(_Input):
     node: Annotated[int, Field(ge=0)] | None = None
 
 
-class _Spec(_Input):
+class _Spec(Input):
     pages: list[Pages]
-    default_hugepages_size: Annotated[PageSize | None, Field(alias="defaultHugepagesSize")] = None
+    default_hugepages_size: PageSize | None = None
     """A boot parameter of the kernel: accepted, and of no effect on a machine that runs."""
 
 
-class _File(_Input):
+class _File(Input):
     kind: Literal["HugePageProvision"]
     api_version: str = ""
     metadata: dict[str, Any] = Field(default_factory=dict)
@@ -69,10 +65,7 @@ class Target:
 
 def read_requested(document: Any, source: str) -> list[Requested]:
     """Returns the entries of one file; raises ConfigError naming every fault."""
-    try:
-        pages = _File.model_validate(document).spec.pages
-    except ValidationError as error:
-        raise ConfigError(source, faults_of(error)) from error
+    pages = validated(_File, document, source).spec.pages
     return [(f"{source}: spec.pages.{index}", one) for index, one in enumerate(pages)]
 
 

@@ -6,14 +6,15 @@ from fractions import Fraction
 from typing import Annotated, Any, Final
 
 from numa_contract.cdi import ClaimFile
-from numa_contract.config import Config, ConfigError, faults_of
+from numa_contract.config import Config
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, ClaimKey, check_uid
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from dra_frontend.allocation.claim import Refused, read_claim
 from dra_frontend.allocation.decide import decide, judge
 from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.commands.forms import Input, validated
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import CpuDevice
 from dra_frontend.devices.quantity import format_quantity, parse_quantity
@@ -31,11 +32,7 @@ def _amount(value: Any) -> Fraction:
 Uid = Annotated[str, AfterValidator(check_uid)]
 
 
-class _Input(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Request(_Input):
+class Request(Input):
     """One allocation result, as the scheduler would make it."""
 
     device: Annotated[str, Field(min_length=1)]
@@ -46,20 +43,20 @@ class Request(_Input):
     """Opaque parameters, whole or only what is inside ``cpuConfig``."""
 
 
-class Prepare(_Input):
+class Prepare(Input):
     """A claim that is prepared."""
 
     uid: Uid
     requests: Annotated[list[Request], Field(min_length=1)]
 
 
-class Unprepare(_Input):
+class Unprepare(Input):
     """A claim that is unprepared."""
 
     uid: Uid
 
 
-class Operation(_Input):
+class Operation(Input):
     """One step: exactly one of both."""
 
     prepare: Prepare | None = None
@@ -72,16 +69,13 @@ class Operation(_Input):
         return self
 
 
-class _Operations(_Input):
+class _Operations(Input):
     operations: list[Operation]
 
 
 def read_operations(document: Any, source: str) -> list[Operation]:
     """Returns the operations of a claims file; raises ConfigError naming every fault with its place."""
-    try:
-        return _Operations.model_validate(document).operations
-    except ValidationError as error:
-        raise ConfigError(source, faults_of(error)) from error
+    return validated(_Operations, document, source).operations
 
 
 class Simulation:

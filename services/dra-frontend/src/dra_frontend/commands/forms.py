@@ -1,11 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the commands print: aligned tables for people, JSON and YAML for programs. Pure."""
+"""What the commands read and print: strict input files; aligned tables, JSON and YAML. Pure."""
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
+from numa_contract.config import ConfigError, faults_of
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.alias_generators import to_camel
+
+
+class Input(BaseModel):
+    """Base of what is in an input file: frozen, camelCase, nothing converted, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel)
+
+
+_Model = TypeVar("_Model", bound=Input)
+
+
+def validated(model: type[_Model], document: Any, source: str) -> _Model:
+    """Returns what is in an input file; raises ConfigError naming every fault with its place."""
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise ConfigError(source, faults_of(error)) from error
 
 
 def structured(document: Any, form: str) -> str:

@@ -18,7 +18,6 @@ from typing import Final, Self
 from numa_contract.names import CLAIMS_LOCK, STATE_SOCKET, check_uid
 from numa_node.addresses import check_socket_path
 from numa_node.file_lock import FileLock
-from numa_node.log import Complaints
 
 from dra_frontend.node.sockets import PlacedSocket, listen_unix
 
@@ -44,7 +43,6 @@ class RunDirectory:
         self.claims_lock = FileLock(root / CLAIMS_LOCK)
         self._placed: PlacedSocket | None = None
         self._led = False
-        self._complaints = Complaints(_log)
         self.problem = ""
         """Why others do not find what they need in the directory; empty when all is in its place."""
 
@@ -83,10 +81,13 @@ class RunDirectory:
             if (leads and not self._led) or not self.active_link.exists():
                 await self.become_active()
             self._led, self.problem = leads, ""
-            self._complaints.well("")
         except OSError as error:
-            self.problem = f"{self._root} cannot be used: {error}"
-            self._complaints.say("", "run directory cannot be used", error)
+            # Not the whole error: it names a temporary link, another one each time.
+            reason = error.strerror or str(error)
+            problem = f"{self._root} cannot be used: {reason}"
+            if problem != self.problem:
+                _log.warning("run directory cannot be used", extra={"path": str(self._root), "error": reason})
+            self.problem = problem
 
     async def become_active(self) -> None:
         """Lets ``state.sock`` lead to this instance; there is no moment without a link."""

@@ -119,15 +119,19 @@ class Simulation:
 
     def _document(self, wanted: Prepare) -> dict[str, Any]:
         """Returns the claim as the scheduler leaves it in the API server."""
-        named = [(request.name or f"request-{index}", request) for index, request in enumerate(wanted.requests)]
-        devices = {
-            "results": [self._result(f"{wanted.uid}-{index}", *pair) for index, pair in enumerate(named)],
-            "config": _configs(named),
-        }
+        results, configs = [], []
+        for index, request in enumerate(wanted.requests):
+            name = request.name or f"request-{index}"
+            results.append(self._result(f"{wanted.uid}-{index}", name, request))
+            if (parameters := request.parameters) is not None:
+                if parameters and not _WHOLE_KEYS & parameters.keys():
+                    parameters = {"apiVersion": "v1alpha1", "cpuConfig": parameters}
+                opaque = {"driver": CPU_DRIVER, "parameters": parameters}
+                configs.append({"source": "FromClaim", "requests": [name], "opaque": opaque})
         pod = {"resource": "pods", "uid": f"pod-{wanted.uid}", "name": f"pod-{wanted.uid}"}
         return {
             "metadata": {"uid": wanted.uid, "namespace": NODE, "name": wanted.uid},
-            "status": {"allocation": {"devices": devices}, "reservedFor": [pod]},
+            "status": {"allocation": {"devices": {"results": results, "config": configs}}, "reservedFor": [pod]},
         }
 
     def _result(self, share: str, name: str, request: Request) -> dict[str, Any]:
@@ -137,17 +141,6 @@ class Simulation:
             return result
         amount = format_quantity(device.capacity.consumed(request.cpus))
         return {**result, "shareID": share, "consumedCapacity": {CPU_CAPACITY: amount}}
-
-
-def _configs(named: Sequence[tuple[str, Request]]) -> list[dict[str, Any]]:
-    configs = []
-    for name, request in named:
-        if request.parameters is not None:
-            whole = not request.parameters or bool(_WHOLE_KEYS & request.parameters.keys())
-            parameters = request.parameters if whole else {"apiVersion": "v1alpha1", "cpuConfig": request.parameters}
-            opaque = {"driver": CPU_DRIVER, "parameters": parameters}
-            configs.append({"source": "FromClaim", "requests": [name], "opaque": opaque})
-    return configs
 
 
 def simulate(

@@ -37,7 +37,7 @@ def even_shares(amounts: Sequence[int], need: int, widest: int) -> list[int] | N
     mean = need // len(amounts)
     for width in range(widest + 1):
         for lowest in range(mean, max(-1, mean - width - 1), -1):
-            shares = _within([given & up_to(width) << lowest for given in amounts], need)
+            shares = picked([given & up_to(width) << lowest for given in amounts], need)
             if shares is not None:
                 return shares
     return None
@@ -52,7 +52,11 @@ def _bits(amounts: int) -> list[int]:
     return found
 
 
-def _within(amounts: Sequence[int], need: int) -> list[int] | None:
+def picked(amounts: Sequence[int], need: int) -> list[int] | None:
+    """Returns one of each giver's amounts so that they sum up to ``need``, the first ones as large as that allows.
+
+    None where no amounts do.
+    """
     choices = [_bits(given) for given in amounts]
     rests = [1]
     for shares in reversed(choices):
@@ -60,11 +64,11 @@ def _within(amounts: Sequence[int], need: int) -> list[int] | None:
         for share in shares:
             reach |= rests[-1] << share
         rests.append(reach)
-    if not has(rests[-1], need):
+    if not has(rests.pop(), need):
         return None
     chosen: list[int] = []
-    for index, shares in enumerate(choices):
-        rest = rests[len(choices) - index - 1]
+    for shares in choices:
+        rest = rests.pop()
         chosen.append(next(share for share in shares if share <= need and has(rest, need - share)))
         need -= chosen[-1]
     return chosen

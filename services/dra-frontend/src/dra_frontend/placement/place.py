@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from dra_frontend.machine.model import CoreType, Machine
-from dra_frontend.placement.amounts import has, sums, up_to
+from dra_frontend.placement.amounts import picked, sums, up_to
 
 Core = tuple[int, ...]
 """CPUs of one physical core that may be taken, ascending."""
@@ -35,17 +35,8 @@ def fill(whole: Iterable[Core], broken: Iterable[Core], need: int) -> list[int]:
 
 def exactly(cores: Sequence[Core], need: int) -> list[int]:
     """Returns exactly ``need`` CPUs on cores that are taken whole, the first ones as far as that works out."""
-    rests = [1]
-    limit = up_to(need)
-    for core in reversed(cores):
-        rests.append((rests[-1] | rests[-1] << len(core)) & limit)
-    taken: list[int] = []
-    for index, core in enumerate(cores):
-        size = len(core)
-        if size <= need and has(rests[len(cores) - index - 1], need - size):
-            taken += core
-            need -= size
-    return taken
+    shares = picked([1 | 1 << len(core) for core in cores], need) or ()
+    return [cpu for core, share in zip(cores, shares, strict=True) if share for cpu in core]
 
 
 # Compared by identity: what is made of a place is remembered by it, and a hash of all its cores would cost more.

@@ -95,19 +95,6 @@ def test_damage_keeps_cpus(tmp_path: Path) -> None:
     assert not directory.refresh().problems
 
 
-def test_a_quiet_look_is_cheap(tmp_path: Path) -> None:
-    """A hook's look does not depend on the number of claims."""
-    for number in range(250):
-        write_claim(tmp_path, cpu_record(f"c{number}", f"cpus={number}"))
-    now = time.time_ns()
-    directory = ClaimDirectory(str(tmp_path), clock_ns=lambda: now + LATER)
-    assert len(directory.refresh().files) == 250
-    started = time.perf_counter()
-    for _ in range(100):
-        directory.refresh()
-    assert (time.perf_counter() - started) / 100 < 0.001
-
-
 def test_a_directory_replaced_on_the_host_is_told(tmp_path: Path) -> None:
     """A mount outlives the directory that it shows; what was known stays in force, and somebody must hear of it."""
     path = tmp_path / "cdi"

@@ -110,6 +110,10 @@ def test_contradictions_are_refused() -> None:
         (file({"size": "2Q", "count": 2}), "spec.pages.0.size: '2Q' is none of the spellings"),
         (file({"size": "2M", "count": 2, "nodes": 1}), "spec.pages.0.nodes: unknown key"),
         (file({"size": "2M", "count": 2, "node": -1}), "spec.pages.0.node: Input should be greater"),
+        (
+            {"kind": "HugePageProvision", "spec": {"pages": [], "defaultHugepagesSize": "1Q"}},
+            "spec.defaultHugepagesSize: '1Q' is none",
+        ),
     ],
 )
 def test_what_is_not_understood_is_refused(document: Any, text: str) -> None:
@@ -123,20 +127,21 @@ def test_the_whole_form_of_the_peer_is_accepted() -> None:
     document = file({"size": "2M", "count": 2}, apiVersion="v0", status={"conditions": []})
     document["spec"]["defaultHugepagesSize"] = "1G"
     assert planned(document) == {(M2, 0): 1, (M2, 1): 1}
-    document["spec"]["defaultHugepagesSize"] = "1Q"
-    assert "spec.defaultHugepagesSize: '1Q' is none" in fault(document)
 
 
 def test_what_the_machine_does_not_have_is_refused() -> None:
     """A size that the kernel lacks, a node that does not exist or has no memory, more than a node has."""
-    assert "this kernel has no pages of 512Mi; it has 2Mi, 1Gi" in fault(file({"size": "512M", "count": 1}))
-    assert "there is no NUMA node 3 with memory; there are 0-1" in fault(file({"size": "2M", "count": 1, "node": 3}))
+    small = {"size": "2M", "count": 1}
     bare = host(node(0, frozenset({0})), node(1, frozenset({1}), memory=0))
-    assert "no NUMA node 1 with memory" in fault(file({"size": "2M", "count": 1, "node": 1}), on=bare)
-    text = fault(file({"size": "1G", "count": 64, "node": 1}), file({"size": "2M", "count": 1, "node": 1}))
+    for pages, machine_, text in (
+        ({"size": "512M", "count": 1}, None, "this kernel has no pages of 512Mi; it has 2Mi, 1Gi"),
+        ({**small, "node": 3}, None, "there is no NUMA node 3 with memory; there are 0-1"),
+        ({**small, "node": 1}, bare, "no NUMA node 1 with memory"),
+        (small, host(node(0, memory=0)), "no NUMA node of this machine has memory"),
+    ):
+        assert text in fault(file(pages), on=machine_)
+    text = fault(file({"size": "1G", "count": 64, "node": 1}), file({**small, "node": 1}))
     assert "0.yaml: spec.pages.0, 1.yaml: spec.pages.0: 68721573888 bytes of hugepages on node 1, which has" in text
-    empty = host(node(0, memory=0))
-    assert "no NUMA node of this machine has memory" in fault(file({"size": "2M", "count": 1}), on=empty)
 
 
 def test_pages_of_other_sizes_count_as_they_are() -> None:

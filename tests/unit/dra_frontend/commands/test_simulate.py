@@ -12,13 +12,11 @@ from dra_frontend.commands.simulate import NODE, read_operations, simulate
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.quantity import parse_quantity
 from dra_frontend.machine.model import Machine
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numa_contract.config import Config, ConfigError
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.rigs.trees import small_machine, write_tree
-from tests.strategies.machines import SYNTHETIC, machine
+from tests.strategies.machines import machine
 
 
 def prepare(uid: str, *requests: dict[str, Any]) -> dict[str, Any]:
@@ -179,27 +177,3 @@ def test_bad_files_end_with_2(host: str, tmp_path: Path, capsys: pytest.CaptureF
         assert printed.out == ""
         assert printed.err.startswith(f"dra-frontend: {claims}: ")
         assert printed.err.count("\n") == 1
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.sampled_from(sorted(SYNTHETIC)), st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=30))
-def test_nobody_shares_a_cpu(name: str, steps: list[tuple[int, int]]) -> None:
-    """After any history claims and pool are disjoint, and together all CPUs."""
-    found = SYNTHETIC[name]
-    node = min(cpu.numa_node for cpu in found.cpus.values())
-    held: dict[str, frozenset[int]] = {}
-    operations = []
-    for uid, amount in steps:
-        # Every third claim is given back before it is prepared again.
-        if amount % 3 == 0:
-            operations.append({"unprepare": {"uid": f"c{uid}"}})
-        operations.append(prepare(f"c{uid}", request(f"cpudevnuma{node:03d}", amount)))
-    outcome = ran(*operations, found=found)
-    for operation, entry in zip(operations, outcome["operations"], strict=True):
-        if "unprepare" in operation:
-            held.pop(entry["uid"], None)
-        elif "cpus" in entry:
-            held[entry["uid"]] = parse_cpu_list(entry["cpus"])
-    everyone = [*held.values(), parse_cpu_list(outcome["pool"])]
-    assert sum(map(len, everyone)) == len(found.online)
-    assert frozenset().union(*everyone) == found.online

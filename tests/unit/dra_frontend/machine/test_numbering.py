@@ -85,15 +85,6 @@ def test_names_stay_over_a_restart(name: str, tree: Callable[[str], MemoryTree],
     assert_same_names(first, discover(offline(tree(name), subsets(data, first, len(first.cpus)) - kept)))
 
 
-@both_kinds
-def test_any_single_cpu_may_be_offline_at_the_start(name: str, tree: Callable[[str], MemoryTree]) -> None:
-    """One failed CPU renames nothing."""
-    first = discover(tree(name))
-    for cpu in sorted(first.online)[:: max(1, len(first.cpus) // 16)]:
-        if len(first.cpus) > 1:
-            assert_same_names(first, discover(offline(tree(name), {cpu})))
-
-
 @pytest.mark.fault("frontend A14")
 @pytest.mark.parametrize("stride", [False, True], ids=["in runs", "dealt out"])
 @given(st.integers(2, 6), st.integers(2, 9), st.data())

@@ -2,7 +2,6 @@
 """What discovery needs of a host's file tree, and typed reading over it."""
 
 import re
-from collections.abc import Callable
 from typing import Protocol
 
 from numa_contract.cpuset import parse_cpu_list
@@ -35,9 +34,6 @@ class FileTree(Protocol):
         """Returns the base page size where the tree is the running machine's, else None."""
 
 
-_Parse = Callable[[str, str], frozenset[int]]
-
-
 class Reader:
     """Typed reads of a tree. None always means "no such file"; any other trouble is a HostTreeError."""
 
@@ -46,8 +42,8 @@ class Reader:
         self.live_page_bytes = tree.live_page_bytes()
         self.doubts: dict[str, str] = {}
         """Facts whose files contradict each other, in the words of ``groupBy``, each with file and reason."""
-        # Hundreds of CPUs repeat a handful of sets.
-        self._sets: dict[tuple[_Parse, str], frozenset[int]] = {}
+        # Hundreds of CPUs repeat a handful of masks.
+        self._masks: dict[str, frozenset[int]] = {}
 
     def text(self, path: str) -> str | None:
         """Returns the stripped text."""
@@ -77,34 +73,28 @@ class Reader:
 
     def cpu_set(self, mask_path: str, list_path: str) -> tuple[frozenset[int], str] | None:
         """Returns a set of ids and the file it is from: the mask, which every kernel has, else the list."""
-        for path, parse in ((mask_path, _parse_mask), (list_path, _parse_list)):
-            text = self.text(path)
-            if text is not None:
-                if (parse, text) not in self._sets:
-                    self._sets[parse, text] = parse(path, text)
-                return self._sets[parse, text], path
+        for path, read in ((mask_path, self.cpu_mask), (list_path, self.cpu_list)):
+            cpus = read(path)
+            if cpus is not None:
+                return cpus, path
         return None
 
     def cpu_list(self, path: str) -> frozenset[int] | None:
         """Returns a set of ids in list format."""
         text = self.text(path)
-        return None if text is None else _parse_list(path, text)
+        try:
+            return None if text is None else parse_cpu_list(text)
+        except MalformedError as error:
+            raise HostTreeError(path, f"is not a CPU list: {error.reason}") from error
 
     def cpu_mask(self, path: str) -> frozenset[int] | None:
         """Returns a set of ids in mask format."""
         text = self.text(path)
-        return None if text is None else _parse_mask(path, text)
-
-
-def _parse_list(path: str, text: str) -> frozenset[int]:
-    try:
-        return parse_cpu_list(text)
-    except MalformedError as error:
-        raise HostTreeError(path, f"is not a CPU list: {error.reason}") from error
-
-
-def _parse_mask(path: str, text: str) -> frozenset[int]:
-    if not _MASK.fullmatch(text):
-        raise HostTreeError(path, f"{shown(text, 40)} is not a CPU mask")
-    bits = int(text.replace(",", ""), 16)
-    return frozenset(bit for bit in range(bits.bit_length()) if bits >> bit & 1)
+        if text is None:
+            return None
+        if not _MASK.fullmatch(text):
+            raise HostTreeError(path, f"{shown(text, 40)} is not a CPU mask")
+        if text not in self._masks:
+            bits = int(text.replace(",", ""), 16)
+            self._masks[text] = frozenset(bit for bit in range(bits.bit_length()) if bits >> bit & 1)
+        return self._masks[text]

@@ -42,23 +42,17 @@ def test_slices_is_a_list_in_json_and_yaml(host: str, capsys: pytest.CaptureFixt
     document = json.loads(printed[0].out)
     assert yaml.safe_load(printed[1].out) == document
     assert (document["apiVersion"], document["kind"]) == ("v1", "List")
-    assert [item["spec"]["pool"]["name"] for item in document["items"]] == [
-        "n",
-        "n-memory",
-        "n-hugepages-2m",
-        "n-hugepages-1g",
-    ]
+    pools = [item["spec"]["pool"]["name"] for item in document["items"]]
+    assert pools == ["n", "n-memory", "n-hugepages-2m", "n-hugepages-1g"]
     assert [streams.err for streams in printed] == ["", ""]
 
 
 def test_slices_follow_file_and_flags(host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Reserves of the configuration file count; a flag wins over the file; flags may stand before the command."""
     (tmp_path / "config.yaml").write_text('reservedCPUs: "0-3"\n')
+    arguments = ["--config", str(tmp_path / "config.yaml"), "slices", "--host-root", host, "-o", "json"]
     for flags, devices in (([], 1), (["--reserved-cpus", "0"], 2)):
-        assert (
-            cli.main([*flags, "--config", str(tmp_path / "config.yaml"), "slices", "--host-root", host, "-o", "json"])
-            == 0
-        )
+        assert cli.main([*flags, *arguments]) == 0
         assert len(json.loads(capsys.readouterr().out)["items"][0]["spec"]["devices"]) == devices
 
 

@@ -53,6 +53,11 @@ class Rig:
         trees = HostTrees(self.host, MemoryTree(files))
         self.watch = MachineWatch(trees, self.config, "n", lambda: ledger or Ledger({}))
 
+    async def after(self, files: Mapping[str, str | None]) -> None:
+        """Reads the machine once more, after a change of files below /sys/devices/system."""
+        self.host.change(files)
+        await self.watch.read()
+
     def capacity(self, device: str) -> int:
         """Bytes of a memory device; 0 when there is none."""
         found = [one for pool in self.watch.inventory.pools for one in pool.devices if one.name == device]
@@ -79,12 +84,10 @@ async def test_a_change_is_seen_at_the_next_read() -> None:
     rig = Rig(pods="")
     await rig.watch.read()
     plain, inventory = rig.capacity("memory-numa000"), rig.watch.inventory
-    rig.host.change({f"{PAGES}/free_hugepages": "199"})
-    await rig.watch.read()
+    await rig.after({f"{PAGES}/free_hugepages": "199"})
     assert rig.watch.inventory is inventory
     assert [pool.free for pool in rig.watch.machine.numa_nodes[0].hugepages] == [199, 0]
-    rig.host.change({f"{PAGES}/nr_hugepages": "512", f"{PAGES}/free_hugepages": "455"})
-    await rig.watch.read()
+    await rig.after({f"{PAGES}/nr_hugepages": "512", f"{PAGES}/free_hugepages": "455"})
     assert rig.capacity("hugepages-2m-numa000") == 512 * PAGE
     assert rig.capacity("memory-numa000") == plain - 256 * PAGE
 
@@ -94,13 +97,11 @@ async def test_an_error_keeps_the_last_inventory() -> None:
     rig = Rig()
     await rig.watch.read()
     inventory = rig.watch.inventory
-    rig.host.change({"cpu/online": "what?"})
-    await rig.watch.read()
+    await rig.after({"cpu/online": "what?"})
     assert rig.watch.inventory is inventory
     assert rig.watch.problem.startswith("/sys/devices/system/cpu/online: ")
     assert rig.watch.failures == 1
-    rig.host.change({"cpu/online": "0-7"})
-    await rig.watch.read()
+    await rig.after({"cpu/online": "0-7"})
     assert (rig.watch.problem, rig.watch.failures) == ("", 1)
 
 
@@ -109,11 +110,9 @@ async def test_a_failed_discovery_is_tried_again() -> None:
     rig = Rig()
     await rig.watch.read()
     siblings = "cpu/cpu0/topology/core_cpus"
-    rig.host.change({"cpu/online": "0-5", "cpu/cpu6/topology": None, "cpu/cpu7/topology": None, siblings: "damage"})
-    await rig.watch.read()
+    await rig.after({"cpu/online": "0-5", "cpu/cpu6/topology": None, "cpu/cpu7/topology": None, siblings: "damage"})
     assert "core_cpus" in rig.watch.problem
-    rig.host.change({siblings: "03"})
-    await rig.watch.read()
+    await rig.after({siblings: "03"})
     assert rig.watch.inventory.machine.online == set(range(6))
 
 
@@ -122,8 +121,7 @@ async def test_reserves_that_no_longer_fit_are_warnings() -> None:
     reserved = [{"numaNode": 1, "limits": {"memory": "1Gi"}}]
     rig = Rig(parse_config({"reservedCPUs": "0,7", "reservedMemory": reserved}, "test"))
     rig.host.change({"cpu/online": "0-3", "node/node1": None, "node/online": "0"})
-    rig.host.change({f"cpu/cpu{cpu}/topology": None for cpu in range(4, 8)})
-    await rig.watch.read()
+    await rig.after({f"cpu/cpu{cpu}/topology": None for cpu in range(4, 8)})
     assert rig.watch.problem == ""
     assert rig.watch.warnings == (
         "reservedCPUs: CPU 7 is offline; online are 0-3",
@@ -198,8 +196,7 @@ async def test_the_withheld_cpu_is_nobodys() -> None:
     held = Ledger({("dra.cpu", "u"): ClaimFile("dra.cpu", "u", None, frozenset({5, 6}))})
     rig = Rig(ledger=held)
     assert rig.watch.inventory.withheld_cpus == {4}
-    rig.host.change({"cpu/online": "0-3,5-7", "cpu/cpu4/topology": None})
-    await rig.watch.read()
+    await rig.after({"cpu/online": "0-3,5-7", "cpu/cpu4/topology": None})
     assert rig.watch.inventory.withheld_cpus == {7}
 
 
@@ -240,6 +237,5 @@ async def test_a_reserve_waits_for_its_pages() -> None:
     assert rig.capacity("hugepages-1g-numa000") == 0
     large = PAGES.replace("2048", "1048576")
     rig.host.change({f"{large}/nr_hugepages": "3", f"{large}/free_hugepages": "3"})
-    rig.host.change({"node/node0/meminfo": "Node 0 MemTotal: 8388608 kB\n"})
-    await rig.watch.read()
+    await rig.after({"node/node0/meminfo": "Node 0 MemTotal: 8388608 kB\n"})
     assert rig.capacity("hugepages-1g-numa000") == 2 << 30

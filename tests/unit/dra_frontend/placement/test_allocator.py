@@ -182,9 +182,7 @@ def test_at_most_one_whole_core_is_broken(found: Machine, data: st.DataObject) -
 
 S4 = assemble(even_cores(1, 1, 1, 2, 2))
 S4X = assemble(even_cores(1, 1, 1, 4, 1))
-D8 = assemble(
-    [Core(package=core // 2, node=core // 2, l3=core // 2, threads=2) for core in range(4)],
-)
+D8 = assemble([Core(package=core // 2, node=core // 2, l3=core // 2, threads=2) for core in range(4)])
 QUAD = assemble(even_cores(1, 1, 4, 4, 1))
 SMT = assemble(even_cores(1, 1, 2, 4, 2))
 NODES = assemble(even_cores(1, 2, 2, 4, 1))

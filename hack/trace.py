@@ -9,6 +9,7 @@ import asyncio
 import sys
 import tempfile
 import threading
+from collections import Counter
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -42,8 +43,9 @@ class Journey:
         for module, name in self.functions:
             modules.setdefault(module, []).append(name)
         shown = [f"{module}: {', '.join(names)}" for module, names in modules.items()]
-        ours = sum(module.startswith("dra_frontend.") for module in modules)
-        total = f"{len(self.functions)} functions, {self.calls} calls, {len(modules)} modules ({ours} of dra_frontend)"
+        packages = Counter(module.partition(".")[0] for module in modules)
+        of = ", ".join(f"{count} of {package}" for package, count in packages.most_common())
+        total = f"{len(self.functions)} functions, {self.calls} calls, {len(modules)} modules ({of})"
         return "\n".join([*shown, total])
 
 

@@ -21,7 +21,7 @@ from numa_node.claim_directory import ClaimDirectory, DirectoryView
 
 from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked, report
 from nri_backend.containers.state import NodeState
-from nri_backend.containers.targets import group_targets, target, target_at_start
+from nri_backend.containers.targets import Target, group_targets, target, target_at_start
 from nri_backend.enforcement.apply import Outcome, apply, apply_group, observe_sets
 from nri_backend.enforcement.turn import Step, Turn
 from nri_backend.frontend_link.reports import Reports
@@ -163,32 +163,27 @@ class Actuator:
 
     async def apply(self, tracked: Tracked) -> Outcome:
         """Makes the cgroup of one container, and those above it, true, as the state then wants it."""
-        tree, notes = self._edges.tree, self._notes
-
-        def plan() -> Step[Outcome]:
-            wanted = target_at_start(self._state, self._state.get(tracked.id) or tracked)
-            return tracked.id, partial(apply, tree, notes, wanted)
-
-        return await self._writing.finish(tracked.id, plan)
+        state = self._state
+        return await self._writing.finish(
+            tracked.id, lambda: self._step(target_at_start(state, state.get(tracked.id) or tracked))
+        )
 
     async def apply_some(self, ids: Sequence[str], *, full: bool) -> list[Outcome]:
         """Makes the cgroups of running containers true for 10 ms; returns what became of those that it came to."""
-        tree, notes = self._edges.tree, self._notes
+        state = self._state
+        return await self._writing.work(
+            lambda: [self._step(target(state, one, full=full)) for one in state.started(ids)]
+        )
 
-        def plan() -> list[Step[Outcome]]:
-            running = self._state.started(ids)
-            return [(k.id, partial(apply, tree, notes, target(self._state, k, full=full))) for k in running]
-
-        return await self._writing.work(plan)
+    def _step(self, wanted: Target) -> Step[Outcome]:
+        return wanted.id, partial(apply, self._edges.tree, self._notes, wanted)
 
     async def apply_groups(self, groups: Mapping[str, str | None]) -> list[Outcome]:
         """Makes some cgroups above containers, as groups_above() tells them, true for 10 ms; as apply_some()."""
-        tree, notes = self._edges.tree, self._notes
-
-        def plan() -> list[Step[Outcome]]:
-            return [(one.path, partial(apply_group, tree, notes, one)) for one in group_targets(self._state, groups)]
-
-        return await self._writing.work(plan)
+        step = partial(apply_group, self._edges.tree, self._notes)
+        return await self._writing.work(
+            lambda: [(one.path, partial(step, one)) for one in group_targets(self._state, groups)]
+        )
 
     def take_outcome(self, tracked: Tracked, outcome: Outcome) -> None:
         """Takes what a job has seen of a running container into the state."""

@@ -213,26 +213,24 @@ class Enforcer:
 
     async def remove_container(self, _pod: Pod, container: Container) -> None:
         """Forgets the container; the second time changes nothing."""
-        if (tracked := self.state.get(container.id)) is not None:
-            await self._remove(tracked)
-        else:
-            self.actuator.forget(container.id)
+        await self._remove(container.id)
 
     async def remove_pod(self, pod: Pod) -> None:
         """Forgets what is left of the sandbox's containers; the pod may live on in a new sandbox."""
         for tracked in self.state.of_pod(pod.uid):
             if tracked.pod.id == pod.id:
-                await self._remove(tracked)
+                await self._remove(tracked.id)
         self._edges.sink.forget_pod(pod.uid)
 
-    async def _remove(self, tracked: Tracked) -> None:
-        lives = tracked.phase is Phase.ENDING or await self._lives(tracked)
-        now = self.state.get(tracked.id)
+    async def _remove(self, container_id: str) -> None:
+        before = self.state.get(container_id)
+        lives = before is not None and (before.phase is Phase.ENDING or await self._lives(before))
+        now = self.state.get(container_id)
         if now is not None and lives:
             # Its CPUs are nobody else's before its last process has gone.
             self.actuator.note(replace(now, phase=Phase.ENDING, unlisted=True))
         else:
-            self.actuator.forget(tracked.id)
+            self.actuator.forget(container_id)
 
     async def _lives(self, tracked: Tracked) -> bool:
         """Tells whether a process may still run with what the container's claims gave it."""

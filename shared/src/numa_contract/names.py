@@ -5,8 +5,7 @@ Each is built and parsed here and nowhere else.
 """
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from numa_contract.errors import MalformedError
 from numa_contract.pagesize import parse_page_size, short_page_size
@@ -150,8 +149,7 @@ def memory_class_name(hugepage_bytes: int | None, *, far: bool = False) -> str:
     return f"dra.{kind}" + ("-far" if far else "")
 
 
-@dataclass(frozen=True, slots=True)
-class EnvKey:
+class EnvKey(NamedTuple):
     """The claim, and its request if the claim has several, that an environment variable of ours names."""
 
     driver: str

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from nri_backend.containers.container import Phase
-from nri_backend.nri.model import Container, ContainerState
+from nri_backend.nri.model import MAX_VARIABLES, Container, ContainerState
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.rigs.claims import MI, container, cpu_record, env_of, memory_record, pod
@@ -155,7 +155,7 @@ async def test_a_group_of_a_container_that_cannot_be_read_hides_nothing(memory: 
 
 async def test_what_we_add_ourselves_breaks_no_limit(memory: Path) -> None:
     """As many variables as are allowed, and after a restart those that the answer has added."""
-    records = [cpu_record(f"c{i}", *(f"r{j}=2-3" for j in range(32))) for i in range(16)]
+    records = [cpu_record(f"c{i}", *(f"r{j}=2-3" for j in range(32))) for i in range(MAX_VARIABLES // 32)]
     async with enforcing(Node(memory)) as node:
         stored, _ = await node.create("claim", *(entry for record in records for entry in node.claim(record)))
         path = node.make_cgroups(pod(), stored)

@@ -73,13 +73,50 @@ async def test_a_limit_is_added_once(memory: Path, created: bool, started: bool)
             await node.enforcer.create_container(pod(), container("claim", *env, huge={"2MB": 64 * MI}))
         if started:
             await node.enforcer.start_container(pod(), container("claim", *env, huge={"2MB": 96 * MI}))
+    stated = {"2MB": (96 if created else 64) * MI}
+    listed = replace(container("claim", *env, huge=stated), state=ContainerState.RUNNING)
+    for _ in range(2):
+        node = Node(memory)
+        async with auditing(node):
+            await node.enforcer.activate()
+            for _ in range(2):
+                node.kernel.set(path, "hugetlb.2MB.max", "0")
+                await node.enforcer.synchronize([pod()], [listed])
+                await node.until(partial(is_limited, node, path, 96 * MI))
+                await node.until(partial(is_proven, memory))
+
+
+async def test_a_resize_of_hugepages_is_answered_once(memory: Path) -> None:
+    """Our answer to it holds the claimed pages, too, for a container that was created in a gap."""
+    record = memory_record("m1", ("m", 0, 32 * MI, 2 * MI))
     node = Node(memory)
+    env = node.claim(record)
+    path = node.make_cgroups(pod(), container("claim"))
+    (memory / "former").write_text("none")  # an upgrade was seen before
     async with auditing(node):
         await node.enforcer.activate()
-        stated = {"2MB": (96 if created else 64) * MI}
-        listed = replace(container("claim", *env, huge=stated), state=ContainerState.RUNNING)
+        listed = replace(container("claim", *env, huge={"2MB": 64 * MI}), state=ContainerState.RUNNING)
         await node.enforcer.synchronize([pod()], [listed])
-        await node.until(lambda: node.kernel.get(path, "hugetlb.2MB.max") == str(96 * MI))
+        (update,) = await node.enforcer.update_container(pod(), listed, Resources(hugepage_limits={"2MB": 128 * MI}))
+        assert update.resources.hugepage_limits == {"2MB": 160 * MI}
+        await node.until(partial(is_limited, node, path, 160 * MI))
+        await node.enforcer.synchronize([pod()], [replace(listed, resources=update.resources)])
+        node.kernel.set(path, "hugetlb.2MB.max", "0")
+        await node.until(partial(is_limited, node, path, 160 * MI))
+
+
+async def test_a_roll_back_takes_no_proof_away(memory: Path) -> None:
+    """Release 0.1.0 enforced in between, and the record is lost: the CPUs stay the container's own."""
+    async with enforcing(Node(memory)) as node:
+        await node.run("claim", *node.claim(ONE))
+        node.unprepare(ONE)
+    (memory / "former.lock").write_text("0.1.0 became active here")
+    assert await restarted(memory, ("claim", env_of(ONE), "p1")) == "1,4,5,6,7"
+
+
+def is_proven(memory: Path) -> bool:
+    """Whether the audit has kept what it made true."""
+    return any(b'"inode":0' not in file.read_bytes() for file in (memory / "proofs").glob("*.json"))
 
 
 def is_limited(node: Node, path: str, limit: int) -> bool:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from numa_contract.cdi import ClaimFile, request_env
 from numa_contract.cpuset import format_cpu_list
@@ -26,8 +26,7 @@ MAX_CLAIMS: Final = 64
 """Claims of ours that a container may name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Variable:
+class Variable(NamedTuple):
     """One environment variable that carries our prefixes."""
 
     name: str
@@ -113,7 +112,7 @@ def read_evidence(env: Sequence[str]) -> Evidence:
     if len(env) > MAX_VARIABLES or sum(map(len, env)) > MAX_VARIABLE_BYTES:
         limits = f"more than {MAX_VARIABLES} variables or {MAX_VARIABLE_BYTES >> 10} KiB"
         return Evidence(fault=f"its environment has {limits} with the driver's prefixes")
-    found: dict[ClaimKey, dict[Variable, None]] = defaultdict(dict)
+    found: dict[ClaimKey, dict[str, Variable]] = defaultdict(dict)
     for entry in env:
         name, _, value = entry.partition("=")
         try:
@@ -121,10 +120,10 @@ def read_evidence(env: Sequence[str]) -> Evidence:
         except MalformedError as error:
             return Evidence(fault=str(error))
         if key is not None:
-            found[key.driver, key.uid][Variable(name, value, key)] = None
+            found[key.driver, key.uid][entry] = Variable(name, value, key)
     if len(found) > MAX_CLAIMS:
         return Evidence(fault=f"its environment names more than {MAX_CLAIMS} claims of the driver")
-    return Evidence({claim: tuple(variables) for claim, variables in found.items()})
+    return Evidence({claim: tuple(variables.values()) for claim, variables in found.items()})
 
 
 def assess(evidence: Evidence, user: Owner, claims: Claims, proven: Sequence[Held] = ()) -> Verdict:

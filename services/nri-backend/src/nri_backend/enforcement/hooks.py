@@ -189,6 +189,8 @@ class Enforcer:
             self.actuator.note(tracked)
         if not self.active:
             return []
+        if huge and tracked.entitlement.hugepages:
+            await self._prover.answered(tracked)
         self._auditor.request_full()
         resources = amendment(tracked, self.state, huge=huge)
         return [] if resources == Resources() else [Update(container.id, resources)]

@@ -35,7 +35,7 @@ class Prover:
         self._written: dict[str, tuple[Held, ...]] = {}
         """By container."""
         self._answered: set[str] = set()
-        """Containers whose creation was answered, as far as this instance knows."""
+        """Containers whose limits, as the runtime states them, include the claimed hugepages."""
         self._turn = asyncio.Lock()
         """Who tidies up has a list that is older than the proofs of those who start meanwhile."""
 
@@ -43,6 +43,7 @@ class Prover:
         """Returns the containers with what was made true for them, and whether we had answered at their creation."""
         evident = [tracked.id for tracked in containers if tracked.evidence != NO_EVIDENCE]
         found = await asyncio.to_thread(self._load, evident, {tracked.id: tracked.cgroup for tracked in containers})
+        self._answered.update(proof.container for proof in found.values() if proof.answered)
         self._written |= {proof.container: proof.claims for proof in found.values() if proof.inode}
         return [self._recalled(tracked, found.get(tracked.id)) for tracked in containers]
 
@@ -52,19 +53,22 @@ class Prover:
         Release 0.1.0 wrote no proofs: what it has left running is taken for answered.
         """
         if await asyncio.to_thread(self._proofs.begin):
+            proven = await asyncio.to_thread(self._proofs.ids)
             for tracked in containers:
-                if tracked.evidence != NO_EVIDENCE:
+                if tracked.evidence != NO_EVIDENCE and tracked.id not in proven:
                     await self.answered(tracked)
         found = await self.recall(containers)
         listed = {tracked.id for tracked in containers}
         return [*await asyncio.to_thread(self._lingering, listed), *found]
 
     async def answered(self, tracked: Tracked) -> None:
-        """Keeps that the creation was answered: what the runtime states from now on includes our answer."""
+        """Keeps that what the runtime states from now on includes an answer of ours, at the creation or later."""
         self._answered.add(tracked.id)
+        if self._written.pop(tracked.id, None) is not None:
+            return  # the next audit writes its proof again
         async with self._turn:
             with contextlib.suppress(OSError):  # the start tries again, and tells
-                await asyncio.to_thread(self._proofs.write, Proof(container=tracked.id, inode=0))
+                await asyncio.to_thread(self._proofs.write, Proof(container=tracked.id, inode=0, answered=True))
 
     async def prove(self, containers: Iterable[Tracked]) -> None:
         """Keeps what was made true for running containers; what cannot be kept is tried again with the next audit."""
@@ -93,7 +97,7 @@ class Prover:
         # What could not be written is known here alone.
         before = self._state.get(tracked.id)
         proven = (proof.claims if proof else ()) or (before.proven if before else ())
-        answered = proof is not None or tracked.id in self._answered or tracked.answered
+        answered = tracked.id in self._answered or tracked.answered
         return replace(tracked, proven=proven, answered=answered or (before is not None and before.answered))
 
     def _load(self, ids: Iterable[str], cgroups: dict[str, str]) -> dict[str, Proof]:
@@ -119,7 +123,8 @@ class Prover:
         for one in containers:
             if (inode := self._tree.inode(one.cgroup)) is not None:
                 places = {"pod": one.pod, "cgroup": one.cgroup, "pod_cgroup": one.pod_cgroup}
-                self._proofs.write(Proof(container=one.id, name=one.name, inode=inode, claims=one.proven, **places))
+                marks = {"inode": inode, "answered": one.answered or one.id in self._answered}
+                self._proofs.write(Proof(container=one.id, name=one.name, claims=one.proven, **marks, **places))
                 self._written[one.id] = one.proven
 
 

@@ -38,7 +38,9 @@ class Proof(Document):
     cgroup: str = ""
     pod_cgroup: str = ""
     inode: Annotated[int, Field(ge=0)]
-    """Of its cgroup; 0 before it has one: then all that is proven is that its creation was answered."""
+    """Of its cgroup; 0 before it has one: then nothing was made true yet."""
+    answered: bool = False
+    """The limits that the runtime states include the claimed hugepages, since an answer of ours has added them."""
     claims: tuple[Held, ...] = ()
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a scrape of the frontend tells."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,25 +15,15 @@ from numa_contract.reports import LEASE_SECONDS, BackendStatus, Metric, MetricSa
 from tests.rigs.trees import MemoryTree, captured
 
 
-@dataclass
-class Clock:
-    """Time that a test sets."""
-
-    now: float = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Frontend:
     """A frontend's metrics over a ledger and what its backend sent."""
 
     def __init__(self, ledger: Ledger | None = None) -> None:
-        self.clock = Clock()
+        self.now = 100.0
         self.ledger = ledger or Ledger({})
-        self.backend = BackendView(self.clock)
+        self.backend = BackendView(lambda: self.now)
         trees = HostTrees(captured("32intel64-2p8co2t+8ve"), MemoryTree({}))
-        self.telemetry = Telemetry(self.clock)
+        self.telemetry = Telemetry(lambda: self.now)
         watch = MachineWatch(trees, Config(), "node", lambda: self.ledger)
         gauges = NodeGauges(lambda: self.ledger, watch, self.backend, {})
         self.telemetry.show(gauges, BackendMetrics(self.backend))
@@ -45,7 +34,7 @@ class Frontend:
 
     def scrape(self) -> list[str]:
         """The lines of a scrape, a second after the last one."""
-        self.clock.now += 1
+        self.now += 1
         return self.telemetry.render().decode().splitlines()
 
     def of_backend(self) -> list[str]:
@@ -96,7 +85,7 @@ def test_stale_metrics_go_with_the_lease(frontend: Frontend) -> None:
     """Of a backend that is gone nothing is shown but how long it has been silent."""
     frontend.send(Metric(name="active", samples=(MetricSample(value=1),)))
     assert frontend.of_backend() == ["dra_numa_backend_active 1.0"]
-    frontend.clock.now += LEASE_SECONDS
+    frontend.now += LEASE_SECONDS
     assert frontend.of_backend() == []
     assert "dra_numa_backend_live 0.0" in frontend.scrape()
     assert "dra_numa_backend_report_age_seconds 14.0" in frontend.scrape()
@@ -124,17 +113,16 @@ def test_what_cannot_be_served_is_left_out(frontend: Frontend, metric: Metric) -
 def test_scrapes_share_one_rendering(frontend: Frontend) -> None:
     """Strangers who scrape without pause cost one rendering a second."""
     first = frontend.telemetry.render()
-    frontend.clock.now += 0.9
+    frontend.now += 0.9
     assert frontend.telemetry.render() is first
-    frontend.clock.now += 0.1
+    frontend.now += 0.1
     assert frontend.telemetry.render() is not first
 
 
 def test_the_kubelets_managers_are_shown_as_the_backend_saw_them(frontend: Frontend) -> None:
     """Nothing is said before a backend has said anything."""
-    assert not [line for line in frontend.scrape() if line.startswith("dra_numa_kubelet")]
+    name = "dra_numa_kubelet_static_manager"
+    assert not [line for line in frontend.scrape() if line.startswith(name)]
     frontend.send(kubelet_pins=("cpu",))
-    shown = [line for line in frontend.scrape() if line.startswith("dra_numa_kubelet")]
-    assert shown == [
-        f'dra_numa_kubelet_static_manager{{manager="{m}"}} {v}' for m, v in (("cpu", 1.0), ("memory", 0.0))
-    ]
+    shown = [line for line in frontend.scrape() if line.startswith(name)]
+    assert shown == [f'{name}{{manager="cpu"}} 1.0', f'{name}{{manager="memory"}} 0.0']

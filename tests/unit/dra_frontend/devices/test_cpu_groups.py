@@ -5,12 +5,9 @@ from dataclasses import replace
 
 import pytest
 from dra_frontend.devices.cpu_groups import CpuGroup, cpu_groups
-from dra_frontend.devices.inventory import build_inventory
-from dra_frontend.devices.model import CpuDevice
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import Machine
 from hypothesis import given
-from numa_contract.config import Config
 
 from tests.rigs.trees import NAMES, captured
 from tests.strategies.machines import Core, assemble, even_cores, hybrid, machine, machines, odd_machines
@@ -76,37 +73,10 @@ def test_a_node_that_spans_sockets_always_names_the_same_socket() -> None:
     assert group.attributes["dra.cpu/socketID"] == 1
 
 
-def names(found: Machine, config: Config) -> dict[str, frozenset[int]]:
-    """Returns the CPUs of each CPU device."""
-    pool = build_inventory(found, config, "n").pools[0]
-    return {device.name: device.cpus for device in pool.devices if isinstance(device, CpuDevice)}
-
-
-@pytest.mark.fault("cpu peer 9.2.7")
-def test_single_cpus_keep_their_names() -> None:
-    """Reserving a CPU, or one going offline, changes no other device."""
-    individual = Config(cpu_device_mode="individual", reserved_cpus=frozenset({0}))
-    before = names(machine(), individual)
-    assert before == {f"cpudev{n:03d}": {n} for n in range(1, 8)}
-    assert names(machine(), individual.model_copy(update={"reserved_cpus": frozenset({0, 2})})).items() < before.items()
-    assert names(machine(offline=frozenset({5})), individual).items() < before.items()
-
-
 def test_a_thousand_cpus_have_names() -> None:
     """Numbers beyond 999 simply get longer."""
     found = cpu_groups(assemble(even_cores(1, 1, 1, 2, 1), stride=1500), "individual", "numanode")
     assert [group.name for group in found] == ["cpudev000", "cpudev1500"]
-
-
-@pytest.mark.fault("cpu peer 9.1.4")
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(mode.values()))
-def test_the_shared_pool_keeps_a_cpu_in_every_mode(mode: dict[str, str]) -> None:
-    """Where nothing is reserved, the lowest CPU of the last group is offered by no device."""
-    found = machine(2, 1, 2, 2, 2)
-    inventory = build_inventory(found, Config.model_validate(mode), "n")
-    last = cpu_groups(found, mode.get("cpu_device_mode", ""), mode.get("group_by", ""))[-1]
-    assert inventory.withheld_cpus == {min(last.cpus)}
-    assert frozenset().union(*names(found, Config.model_validate(mode)).values()) == found.online - {min(last.cpus)}
 
 
 def check_partition(found: Machine) -> None:

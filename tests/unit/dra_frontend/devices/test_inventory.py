@@ -262,6 +262,7 @@ def test_an_unknown_device_is_none() -> None:
     assert inventory.device("dra.memory", "n", "cpudevnuma000") is None
 
 
+@pytest.mark.fault("cpu peer 9.1.4")
 @given(machines() | odd_machines(), st.data())
 def test_no_cpu_is_offered_twice_or_unduly(found: Machine, data: st.DataObject) -> None:
     """In every mode, offered CPUs are online, in one device each, never reserved, and never all of the pool's."""

@@ -128,10 +128,6 @@ async def test_everything_can_be_looked_at(endpoint: Endpoint) -> None:
     assert (await endpoint.get("/v1/version"))["node"] == NODE
     assert await endpoint.get("/v1/quarantine") == {"x.json": "broken"}
     assert "/v1/cpus" in (await endpoint.get("/openapi.json"))["paths"]
-
-
-async def test_an_unknown_claim_says_where_to_look(endpoint: Endpoint) -> None:
-    """404 with a sentence."""
     async with endpoint.client.get("http://node/v1/claims/nobody") as answer:
         assert answer.status == 404
         assert "GET /v1/claims" in (await answer.json())["detail"]
@@ -156,16 +152,6 @@ async def test_the_backend_tells_its_state(endpoint: Endpoint) -> None:
     assert [c["cpus"] for c in await endpoint.get("/v1/containers")] == ["2-3", ""]
     assert (await endpoint.put("/v1/backend", {**lease, "generation": 8, "containers": []}))[0] == 200
     assert await endpoint.get("/v1/containers") == []
-
-
-@pytest.mark.parametrize("body", [[], {}, {"instance": 1}, {**LEASE, "containers": 1}, "x" * 100_000])
-async def test_a_state_that_makes_no_sense_is_refused(endpoint: Endpoint, body: Any) -> None:
-    """Nothing is stored of what cannot be read, and the answer is a sentence."""
-    status, answer = await endpoint.put("/v1/backend", body)
-    assert status == 422
-    assert answer["detail"].startswith("backend state ")
-    assert len(answer["detail"]) < 300
-    assert endpoint.backend.status is None
 
 
 async def test_a_body_is_bounded_before_it_is_read(endpoint: Endpoint) -> None:
@@ -202,21 +188,25 @@ async def test_a_backend_of_the_last_release_reports(endpoint: Endpoint) -> None
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
+    ("path", "body", "said"),
     [
-        ("/v1/containers/c", {**REPORT, "id": "other"}),
-        ("/v1/containers/c", {"id": "c"}),
-        ("/v1/containers/c", []),
-        ("/v1/containers", [{**REPORT, "id": "d"}, {"id": "e"}]),
-        ("/v1/containers", {}),
+        ("backend", [], "backend state "),
+        ("backend", {"instance": 1}, "backend state "),
+        ("backend", {**LEASE, "containers": 1}, "backend state "),
+        ("backend", "x" * 100_000, "backend state "),
+        ("containers/c", {**REPORT, "id": "other"}, "the report is about another container"),
+        ("containers/c", {"id": "c"}, "a report cannot be read"),
+        ("containers/c", [], "a report cannot be read"),
+        ("containers", [{**REPORT, "id": "d"}, {"id": "e"}], "a report cannot be read"),
+        ("containers", {}, "a report cannot be read"),
     ],
 )
-async def test_a_report_of_the_last_release_that_makes_no_sense_is_refused(
-    endpoint: Endpoint, path: str, body: Any
-) -> None:
-    """Nothing is stored of a report that cannot be read or is about somebody else, nor of a list with one."""
-    assert (await endpoint.put(path, body))[0] == 422
-    assert endpoint.backend.containers == {}
+async def test_what_makes_no_sense_is_refused(endpoint: Endpoint, path: str, body: Any, said: str) -> None:
+    """Nothing is stored of what cannot be read or is about somebody else, and the answer is a short sentence."""
+    status, answer = await endpoint.put(f"/v1/{path}", body)
+    assert (status, answer["detail"][: len(said)]) == (422, said)
+    assert len(answer["detail"]) < 300
+    assert (endpoint.backend.status, endpoint.backend.containers) == (None, {})
 
 
 async def test_news_of_records_are_waited_for(endpoint: Endpoint) -> None:

@@ -23,6 +23,7 @@ def test_what_came_after_a_generation_is_told() -> None:
     news = RecordNews(10)
     for generation, uid in enumerate("abc", 11):
         news.publish(generation, Change("prepared", "dra.cpu", uid))
+    news.publish(14, Change("freed", "dra.cpu", "a"))  # its record went before
     assert said(news, 10) == ["a", "b", "c"]
     assert said(news, 12) == ["c"]
     assert said(news, None) == []

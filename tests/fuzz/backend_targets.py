@@ -2,6 +2,7 @@
 """Parsers of nri-backend: of containers' environments, of what runtime and frontend send, of the node's files."""
 
 import asyncio
+import contextlib
 import tempfile
 from collections.abc import Iterable
 from itertools import count
@@ -12,9 +13,9 @@ from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
 from nri_backend._pb import nri_pb2 as pb
 from nri_backend.claims.judge import Claims, assess, read_evidence
-from nri_backend.frontend_link.http import TRANSIENT, HttpConnection
+from nri_backend.frontend_link.http import TRANSIENT, connected
 from nri_backend.node.heartbeat import Heartbeat
-from nri_backend.node.preflight import cgroup_fault, mount_fault, other_mounts, parse_mounts
+from nri_backend.node.preflight import PreflightError, check_controllers, check_mount, parse_mounts
 from nri_backend.nri.link import PLUGIN_CONNECTION, RUNTIME_CONNECTION, Trunk, wrap
 from nri_backend.nri.messages import read_container, read_pod
 from nri_backend.probe import answer
@@ -112,7 +113,7 @@ class _Frontend:
 
         server = await asyncio.start_unix_server(serve, path)
         try:
-            async with HttpConnection(str(path)) as http:
+            async with connected(str(path)) as http:
                 await http.ask(StateAnswer, "PUT", "/v1/backend", b"{}")
                 await http.ask(RecordsAnswer, "GET", "/v1/records?after=0")
         finally:
@@ -128,9 +129,10 @@ def _heartbeat(data: bytes) -> None:
 def _mounts(data: bytes) -> None:
     mounts = parse_mounts(text(data))
     for controllers in (None, "", "cpuset memory hugetlb"):
-        cgroup_fault("/sys/fs/cgroup", controllers, mounts)
-    mount_fault("/sys/fs/cgroup", mounts)
-    other_mounts("/sys/fs/cgroup", mounts)
+        with contextlib.suppress(PreflightError):
+            check_controllers("/sys/fs/cgroup", controllers, mounts)
+    with contextlib.suppress(PreflightError):
+        check_mount("/sys/fs/cgroup", mounts)
 
 
 def _http(body: bytes) -> bytes:

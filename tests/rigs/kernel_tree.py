@@ -81,7 +81,7 @@ class KernelTree(CgroupTree):
     def write(self, path: str, name: str, text: str) -> None:
         """Writes as the kernel would let us."""
         if number := self.refused.get((path, name)):
-            raise CgroupRefusedError(f"{self.root}/{path}/{name}", os.strerror(number), number, text)
+            raise CgroupRefusedError(f"{self.root}/{path}/{name}", os.strerror(number), text)
         with self._one:
             if name == "cpu.max":
                 super().write(path, name, f"{text} {self.get(path, name).partition(' ')[2]}")
@@ -94,7 +94,7 @@ class KernelTree(CgroupTree):
     def read(self, path: str, name: str) -> str:
         """Reads as the kernel would let us."""
         if number := self.unreadable.get((path, name)):
-            raise CgroupRefusedError(f"{self.root}/{path}/{name}", os.strerror(number), number)
+            raise CgroupRefusedError(f"{self.root}/{path}/{name}", os.strerror(number))
         return super().read(path, name)
 
     def settle(self, path: str) -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def test_the_lease_tells_the_state(tmp_path: Path) -> None:
 def test_the_lock_is_told_of_the_runtime(tmp_path: Path) -> None:
     """Only who is synchronised with the runtime stamps that it serves, and so enforces in the eyes of others."""
     (tmp_path / "locks").mkdir()
-    with lock(tmp_path) as held:
+    with contextlib.closing(lock(tmp_path)) as held:
         backend = build(tmp_path, held)
         assert held.attempt()
         for synchronized in (False, True, True, False):

@@ -22,10 +22,10 @@ def file(tmp_path: Path, text: str) -> str:
 def test_defaults_are_those_of_the_contract() -> None:
     """Without a file or a flag the paths are the ones that both containers agree on."""
     settings = load()
-    assert settings.run_dir == "/run/dra-driver-numa"
-    assert settings.cdi_dir == "/var/run/cdi"
-    assert settings.nri_socket == "/var/run/nri/nri.sock"
-    assert settings.cgroup_root == "/sys/fs/cgroup"
+    assert settings.config.run_dir == "/run/dra-driver-numa"
+    assert settings.config.cdi_dir == "/var/run/cdi"
+    assert settings.config.nri_socket == "/var/run/nri/nri.sock"
+    assert settings.config.cgroup_root == "/sys/fs/cgroup"
     assert settings.plugin_index == "00"
     assert settings.bind == ("", 8081)
     assert settings.state_socket == "/run/dra-driver-numa/4b3d-uid/state.sock"
@@ -36,16 +36,20 @@ def test_the_file_is_read(tmp_path: Path) -> None:
     """The file that the frontend reads is read with the same keys."""
     path = file(tmp_path, 'reservedCPUs: "0-1,8"\nrunDir: /run/other\nlogFormat: json\ngroupBy: numanode\n')
     settings = load("--config", path)
-    assert settings.reserved_cpus == {0, 1, 8}
-    assert settings.run_dir == "/run/other"
-    assert settings.log_format == "json"
+    assert settings.config.reserved_cpus == {0, 1, 8}
+    assert settings.config.run_dir == "/run/other"
+    assert settings.config.log_format == "json"
 
 
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
     """A flag beats the same setting of the file and leaves the others alone."""
     path = file(tmp_path, "runDir: /run/other\ncdiDir: /run/cdi2\nlogLevel: debug\n")
-    settings = load("--config", path, "--run-dir", "/run/flag", "--log-level=warning")
-    assert (settings.run_dir, settings.cdi_dir, settings.log_level) == ("/run/flag", "/run/cdi2", "warning")
+    config = load("--config", path, "--run-dir", "/run/flag", "--log-level=warning").config
+    assert (config.run_dir, config.cdi_dir, config.log_level) == (
+        "/run/flag",
+        "/run/cdi2",
+        "warning",
+    )
 
 
 def test_flags_of_the_replaced_drivers_win_and_are_noted(tmp_path: Path) -> None:
@@ -54,7 +58,7 @@ def test_flags_of_the_replaced_drivers_win_and_are_noted(tmp_path: Path) -> None
     settings = load(
         "--config", path, "--reserved-cpus=2-3", "--cpu-device-mode=grouped", "--cpu-device-group-by=numanode"
     )
-    assert settings.reserved_cpus == {2, 3}
+    assert settings.config.reserved_cpus == {2, 3}
     assert len(settings.notes) == 3
     assert "use reservedCPUs in the file" in settings.notes[0]
 

@@ -32,8 +32,7 @@ from nri_backend.containers.state import Choices
 from nri_backend.enforcement.actuator import Edges
 from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.enforcement.turn import MAX_STUCK
-from nri_backend.frontend_link.client import StateClient
-from nri_backend.frontend_link.records import RecordsClient
+from nri_backend.frontend_link.client import FrontendClient
 from nri_backend.frontend_link.reports import Reports
 from nri_backend.node.active_lock import ActiveLock, LockLostError
 from nri_backend.node.cgroups import CgroupTree
@@ -59,10 +58,6 @@ _log = logging.getLogger(__name__)
 class EssentialTaskError(Exception):
     """A task without which this process is of no use has ended."""
 
-    def __init__(self, task: str) -> None:
-        self.task = task
-        super().__init__(f"the task {task} ended, which it never should")
-
 
 class Backend:
     """One instance. Building it opens nothing."""
@@ -76,16 +71,18 @@ class Backend:
         self._news = asyncio.Event()
         self._reports = Reports(self._news.set)
         read_node = partial(read_host, settings.host_root)
+        config = settings.config
         edges = Edges(
-            directory=ClaimDirectory(settings.cdi_dir),
-            tree=CgroupTree(settings.cgroup_root),
+            directory=ClaimDirectory(config.cdi_dir),
+            tree=CgroupTree(config.cgroup_root),
             read_host=read_node,
             proofs=Proofs(settings.own_dir, settings.former_lock),
             leadership=lambda: lock.leadership,
             sink=self._reports,
             observer=self._telemetry,
         )
-        choices = Choices(settings.reserved_cpus, settings.lazy_pool, settings.hugepage_guard, settings.cpu_quota)
+        lazy = config.shared_pool.grow == "lazy"
+        choices = Choices(config.reserved_cpus, lazy, config.hugepage_guard, config.cpu_quota)
         self._enforcer = Enforcer(edges, read_node(), choices, settings.pod_uid)
         self._session = RuntimeSession(
             self._enforcer,
@@ -94,8 +91,9 @@ class Backend:
             name=NRI_PLUGIN_NAME,
             index=settings.plugin_index,
         )
-        self._records = RecordsClient(settings.state_socket, self._records_changed)
-        self._client = StateClient(settings.state_socket, self.status, self._reports, self._news)
+        self._client = FrontendClient(
+            settings.state_socket, self.status, self._reports, self._news, self._records_changed
+        )
 
     async def answered(self) -> None:
         """Waits for the hooks that are at work: a start that is cut off kills its container."""
@@ -104,17 +102,17 @@ class Backend:
     def tasks(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """Returns everything that has to run for ever, by name."""
         return {
-            "runtime": self._session.run_forever(partial(dial, self._settings.nri_socket)),
+            "runtime": self._session.run_forever(partial(dial, self._settings.config.nri_socket)),
             "enforcement": self._enforcer.run_forever(),
             "leader": self._lead(),
             "reports": self._client.report_forever(),
-            "records": self._records.follow_forever(),
+            "records": self._client.follow_forever(),
         }
 
     def ready(self) -> bool:
         """Tells whether the pod is ready: synchronised with the runtime, active or not."""
         link = self._session.status
-        missing = f"not synchronised with the container runtime at {self._settings.nri_socket}"
+        missing = f"not synchronised with the container runtime at {self._settings.config.nri_socket}"
         problems = [] if link.synchronized else [f"{missing}: {link.last_end or 'no connection yet'}"]
         return not self._readiness.update(problems)
 
@@ -135,7 +133,7 @@ class Backend:
         return BackendStatus(
             software=__version__,
             instance=self._instance,
-            records=self._records.heard,
+            records=self._client.heard,
             active=enforcer.active and self._lock.active,
             enforced=self._lock.fresh,
             synchronized=link.synchronized,
@@ -177,7 +175,7 @@ async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
     except Exception as error:
         error.add_note(f"in the task {name}")
         raise
-    raise EssentialTaskError(name)
+    raise EssentialTaskError(f"the task {name} ended, which it never should")
 
 
 async def run(settings: Settings) -> None:
@@ -190,13 +188,15 @@ async def run(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.set_default_executor(ThreadPoolExecutor(_THREADS, "files"))
-    for note in check_node(settings.cgroup_root, settings.host_root, (settings.state_socket, settings.nri_socket)):
+    config, sockets = settings.config, (settings.state_socket, settings.config.nri_socket)
+    for note in check_node(config.cgroup_root, settings.host_root, sockets):
         _log.warning(note)
-    for directory in (settings.run_dir, settings.own_dir):
+    for directory in (config.run_dir, settings.own_dir):
         make_run_directory(directory)
     instance = f"{settings.pod_uid}/{os.urandom(4).hex()}"
     async with contextlib.AsyncExitStack() as stack:
-        lock = stack.enter_context(ActiveLock(settings.own_dir, FormerLock(settings.former_lock), instance))
+        lock = ActiveLock(settings.own_dir, FormerLock(settings.former_lock), instance)
+        stack.callback(lock.close)
         backend = Backend(settings, lock, instance)
         if settings.bind is not None:
             await stack.enter_async_context(serve_probes(settings.bind, backend.ready))
@@ -225,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UsageError, ConfigError) as error:
         print(f"{COMMAND}: {error}", file=sys.stderr)
         return 2
-    set_up_logging(settings.log_level, settings.log_format)
+    set_up_logging(settings.config.log_level, settings.config.log_format)
     raise_descriptor_limit()
     for note in settings.notes:
         _log.warning(note)

@@ -28,14 +28,6 @@ NOT_READY: Final = "not synchronised with the container runtime; see the log"
 class BindError(OSError):
     """The address of the probes cannot be used."""
 
-    def __init__(self, host: str, port: int, error: OSError) -> None:
-        self.host = host
-        self.port = port
-        reason = error.strerror or str(error)
-        super().__init__(
-            f"cannot listen on {host or '*'}:{port} ({reason}); choose another --bind-address, or off for no probes"
-        )
-
 
 def _page(status: str, text: str) -> bytes:
     return (
@@ -117,7 +109,10 @@ async def serve_probes(
     try:
         listening = listen_tcp(host, port)
     except OSError as error:
-        raise BindError(host, port, error) from error
+        reason = error.strerror or str(error)
+        raise BindError(
+            f"cannot listen on {host or '*'}:{port} ({reason}); choose another --bind-address, or off for no probes"
+        ) from error
     loop = asyncio.get_running_loop()
     # asyncio takes one number for both: how many wait in the kernel, and how many are accepted in one turn.
     server = await loop.create_server(

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, NoReturn
+from typing import Final, NoReturn
 
 from numa_contract import __version__
 from numa_contract.config import Config
@@ -42,40 +42,31 @@ class UsageError(ValueError):
 class Settings:
     """Everything that this process was told."""
 
+    config: Config
+    """What both containers read, with the flags that win over it."""
     pod_uid: str
     node_name: str
-    run_dir: str
-    cdi_dir: str
-    nri_socket: str
-    cgroup_root: str
     host_root: str
     bind: tuple[str, int] | None
     """Host ("" for every address) and TCP port of the probes; None switches them off."""
     plugin_index: str
-    reserved_cpus: frozenset[int]
-    lazy_pool: bool
-    """Running containers without a claim get released CPUs with their next change only."""
-    hugepage_guard: bool
-    cpu_quota: Literal["raise", "lift", "keep"]
-    log_level: str
-    log_format: str
     notes: tuple[str, ...] = ()
     """What the log should say once about how it was told."""
 
     @property
     def state_socket(self) -> str:
         """The state socket of the frontend in the same pod."""
-        return state_socket_path(self.run_dir, self.pod_uid)
+        return state_socket_path(self.config.run_dir, self.pod_uid)
 
     @property
     def own_dir(self) -> str:
         """The part of the run directory that backends write; all of them on the node share it."""
-        return f"{self.run_dir}/{BACKEND_DIRECTORY}"
+        return f"{self.config.run_dir}/{BACKEND_DIRECTORY}"
 
     @property
     def former_lock(self) -> str:
         """The active lock of release 0.1.0."""
-        return f"{self.run_dir}/{ACTIVE_LOCK}"
+        return f"{self.config.run_dir}/{ACTIVE_LOCK}"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -120,21 +111,12 @@ def load_settings(arguments: Sequence[str], environment: Mapping[str, str] | Non
         flags["config"], {Config.model_fields[key].alias or key: value for key, value in given.items()}
     )
     return Settings(
+        config=config,
         pod_uid=pod_uid(flags["pod_uid"] or environment.get("POD_UID")),
         node_name=node_name(environment.get("NODE_NAME"), config.hostname_override),
-        run_dir=config.run_dir,
-        cdi_dir=config.cdi_dir,
-        nri_socket=config.nri_socket,
-        cgroup_root=config.cgroup_root,
         host_root=flags["host_root"],
         bind=parse_bind_address(flags["bind_address"]),
         plugin_index=flags["plugin_index"],
-        reserved_cpus=config.reserved_cpus,
-        lazy_pool=config.shared_pool.grow == "lazy",
-        hugepage_guard=config.hugepage_guard,
-        cpu_quota=config.cpu_quota,
-        log_level=config.log_level,
-        log_format=config.log_format,
         notes=tuple(
             f"--{option} is deprecated and wins over the file; use {file_key} in the file given by --config"
             for option, key, file_key in _DEPRECATED

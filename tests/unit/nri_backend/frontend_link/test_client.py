@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from nri_backend.frontend_link.client import StateClient
-from nri_backend.frontend_link.records import RecordsClient
+from nri_backend.frontend_link.client import FrontendClient
 from nri_backend.frontend_link.reports import Reports
 from numa_contract.reports import BackendStatus, ContainerReport
 
@@ -34,10 +33,10 @@ class Backend:
         self.synchronized = True
         self.records = 0
         self.woken = asyncio.Event()
-        self.client = StateClient(str(path), self.status, self.reports, self.news)
-        self.record_news = RecordsClient(str(path), self.on_record)
+        self.client = FrontendClient(str(path), self.status, self.reports, self.news, self.on_record)
 
     def status(self) -> BackendStatus:
+        """The lease."""
         return BackendStatus(instance="b", synchronized=self.synchronized)
 
     def on_record(self) -> None:
@@ -56,7 +55,7 @@ async def running(backend: Backend) -> AsyncIterator[Backend]:
     async with asyncio.TaskGroup() as tasks:
         started = [
             tasks.create_task(backend.client.report_forever()),
-            tasks.create_task(backend.record_news.follow_forever()),
+            tasks.create_task(backend.client.follow_forever()),
         ]
         yield backend
         for task in started:
@@ -162,36 +161,25 @@ async def test_a_broken_connection_loses_nothing(path: Path) -> None:
         await server.until(lambda: "cc" in server.containers)
 
 
-@pytest.mark.parametrize("answer", [b"{}", b"[]", b"no json", b'{"instance": 1}', b"[" * 60_000, b'{"a": NaN}'])
+@pytest.mark.parametrize(
+    "answer",
+    [b"{}", b"[]", b"no json", b'{"instance": 1}', b"[" * 60_000, b'{"a": NaN}', b'"' + b"x" * (1 << 20) + b'"', 500],
+)
 async def test_an_unreadable_answer_is_a_reason_to_try_again(
-    path: Path, answer: bytes, caplog: pytest.LogCaptureFixture
+    path: Path, answer: bytes | int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A frontend that answers nonsense is left alone for a moment, and found again when it is well."""
+    """A frontend that refuses, answers nonsense or without end is left alone for a moment, and found again."""
     async with state_server(path) as server:
-        server.raw_lease = answer
-        async with running(Backend(path)):
-            await server.until(lambda: len(server.leases) >= 2)
-            server.raw_lease = None
-            await server.until(lambda: complete(server))
-    assert "the frontend answers" not in [one.message for one in caplog.records if one.levelno > logging.INFO]
-
-
-async def test_an_answer_without_end_is_cut(path: Path) -> None:
-    """More than a frontend ever has to say is not read."""
-    async with state_server(path) as server:
-        server.raw_lease = b'"' + b"x" * (1 << 20) + b'"'
-        async with running(Backend(path)):
-            await server.until(lambda: len(server.leases) >= 2)
-
-
-async def test_a_frontend_with_a_refused_lease_is_tried_again(path: Path) -> None:
-    """An error status for the lease is treated like a frontend that is away."""
-    async with state_server(path) as server:
-        server.refuse["/v1/backend"] = 500
+        if isinstance(answer, int):
+            server.refuse["/v1/backend"] = answer
+        else:
+            server.raw_lease = answer
         async with running(Backend(path)):
             await server.until(lambda: server.requests.count(("PUT", "/v1/backend")) >= 2)
+            server.raw_lease = None
             server.refuse.clear()
             await server.until(lambda: complete(server))
+    assert [one.message for one in caplog.records if one.levelno > logging.INFO] == []
 
 
 async def test_a_frontend_that_hangs_is_dialled_again(path: Path) -> None:
@@ -224,7 +212,7 @@ async def test_records_wake_the_backend(path: Path) -> None:
             await server.until(lambda: server.waiting == 1)
             server.change_records()
             await backend.until_records(count)
-            assert backend.record_news.heard == server.records
+            assert backend.client.heard == server.records
         assert backend.records == 3
 
 
@@ -241,7 +229,7 @@ async def test_no_news_from_an_older_frontend(path: Path) -> None:
     """A frontend without news of records is no reason to stop reporting."""
     async with connected(path, former=True) as (server, backend):
         await server.until(lambda: ("GET", "/v1/records?after=0") in server.requests)
-        assert (backend.records, backend.record_news.heard) == (0, None)
+        assert (backend.records, backend.client.heard) == (0, None)
 
 
 def puts(server: StateServer) -> list[str]:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nri_backend.setup.containerd import Dump, Setting
-from nri_backend.setup.drop_in import write_drop_in
+from nri_backend.setup.containerd import Dump, Setting, write_drop_in
 
 from tests.fakes.containerd_dump import NRI, Document, dump
 

@@ -15,8 +15,8 @@ from nri_backend.setup.containerd import (
     missing_settings,
     notes,
     read_dump,
+    write_drop_in,
 )
-from nri_backend.setup.drop_in import write_drop_in
 
 from tests.fakes.containerd_dump import CRI_2, CRI_3, NRI, Document, dump, merge
 

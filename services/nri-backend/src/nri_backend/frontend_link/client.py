@@ -1,25 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells the frontend the state of this backend whenever it changes, and renews the lease by it.
+"""The two things that this backend asks of the frontend in the same pod: to take its state, and for news of records.
 
-The frontend may be away for any time. Nothing in the backend waits for it; this module tries again, quietly.
+The state is told whenever it changes, and renews the lease. News of records make others leave a claim's CPUs before its
+containers come; they only make things faster, since every hook, and every second, look at the claim directory itself.
+The frontend may be away for any time: nothing in the backend waits for it, and this module tries again, quietly.
 """
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NoReturn
 
-from numa_contract.reports import RENEW_SECONDS, BackendStatus, StateAnswer
+from numa_contract.reports import RECORDS_WAIT_SECONDS, RENEW_SECONDS, BackendStatus, RecordsAnswer, StateAnswer
 from numa_node.backoff import Backoff
 
 from nri_backend.frontend_link.former import FORMER_RENEW_SECONDS, FormerFrontend
-from nri_backend.frontend_link.http import TRANSIENT, HttpConnection
+from nri_backend.frontend_link.http import REQUEST_SECONDS, TRANSIENT, HttpConnection, connected
 from nri_backend.frontend_link.reports import Reports
 
 AT_ONCE: Final = 4
 A_SECOND: Final = 6
 """Reports. Few changes are told at once, since a claim may wait for what they free; a storm ten times a second."""
+PAUSE_SECONDS: Final = 0.02
+"""After each news of records: a frontend that always has some keeps nobody busy."""
 _log = logging.getLogger(__name__)
 
 
@@ -39,30 +43,67 @@ class _Pace:
             await asyncio.sleep(-self._left / A_SECOND)
 
 
-class StateClient:
-    """Reports on one socket of the frontend. Whoever changes something sets ``news``."""
+class FrontendClient:
+    """Talks on one socket of the frontend.
 
-    def __init__(self, path: str, status: Callable[[], BackendStatus], reports: Reports, news: asyncio.Event) -> None:
+    Whoever changes something sets ``news``. ``changed`` is called for each news of records, and when some may have been
+    missed.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        status: Callable[[], BackendStatus],
+        reports: Reports,
+        news: asyncio.Event,
+        changed: Callable[[], None],
+    ) -> None:
+        self.heard: int | None = None
+        """The generation of records as last heard; None while nobody can be heard."""
         self._path = path
         self._status = status
         self._reports = reports
         self._news = news
+        self._changed = changed
         self._pace = _Pace()
         self._connected = False
 
-    async def report_forever(self) -> None:
-        """Keeps the lease alive; never returns."""
+    async def report_forever(self) -> NoReturn:
+        """Keeps the lease alive."""
         backoff = Backoff(0.05, 1.0)
         while True:
             try:
-                async with HttpConnection(self._path) as http:
+                async with connected(self._path) as http:
                     await self._report(http, backoff)
             except TRANSIENT as error:
                 # Its loss is news, its absence is not.
-                fields = {"socket": self._path, "error": str(error) or repr(error)}
-                _log.log(logging.WARNING if self._connected else logging.DEBUG, "no frontend", extra=fields)
+                level = logging.WARNING if self._connected else logging.DEBUG
+                _log.log(level, "no frontend", extra={"socket": self._path, "error": str(error) or repr(error)})
                 self._connected = False
             await asyncio.sleep(backoff.next())
+
+    async def follow_forever(self) -> NoReturn:
+        """Waits for news of records."""
+        backoff = Backoff(0.05, 2.0)
+        while True:
+            try:
+                async with connected(self._path) as http:
+                    await self._follow(http, backoff)
+            except TRANSIENT as error:
+                _log.debug("no news of records", extra={"socket": self._path, "error": str(error) or repr(error)})
+                self.heard = None
+            await asyncio.sleep(backoff.next())
+
+    async def _follow(self, http: HttpConnection, backoff: Backoff) -> None:
+        seconds = RECORDS_WAIT_SECONDS + REQUEST_SECONDS
+        while True:
+            target = f"/v1/records?after={self.heard or 0}"
+            answer = await http.ask(RecordsAnswer, "GET", target, seconds=seconds)
+            backoff.reset()
+            if answer.generation != self.heard:
+                self.heard = answer.generation
+                self._changed()
+            await asyncio.sleep(PAUSE_SECONDS)
 
     async def _report(self, http: HttpConnection, backoff: Backoff) -> None:
         former = FormerFrontend(http)

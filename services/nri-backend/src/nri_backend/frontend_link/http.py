@@ -3,8 +3,9 @@
 
 import asyncio
 import contextlib
-from types import TracebackType
-from typing import Final, Self, TypeVar
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar
 
 import h11
 from numa_contract.documents import parse_json
@@ -29,25 +30,27 @@ TRANSIENT: Final = (OSError, h11.ProtocolError, FrontendError)
 """What a frontend that is away, restarted or of another release looks like."""
 
 
-class HttpConnection:
-    """One connection to the frontend: ``async with HttpConnection(path) as http``."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    async def __aenter__(self) -> Self:
-        async with asyncio.timeout(REQUEST_SECONDS):
-            self._reader, self._writer = await asyncio.open_unix_connection(self._path, limit=MAX_HEAD_BYTES)
-        self._http = h11.Connection(h11.CLIENT)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+@asynccontextmanager
+async def connected(path: str) -> AsyncIterator["HttpConnection"]:
+    """A connection to the frontend. OSError if there is none to be had."""
+    async with asyncio.timeout(REQUEST_SECONDS):
+        reader, writer = await asyncio.open_unix_connection(path, limit=MAX_HEAD_BYTES)
+    try:
+        yield HttpConnection(reader, writer)
+    finally:
         # Nothing unsent matters, and a frontend that does not read must not delay the end.
-        self._writer.transport.abort()
+        writer.transport.abort()
         with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
+            await writer.wait_closed()
+
+
+class HttpConnection:
+    """Asks, and reads answers."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._http = h11.Connection(h11.CLIENT)
 
     async def ask(
         self, answer: type[_Answer], method: str, target: str, body: bytes = b"", seconds: float = REQUEST_SECONDS
@@ -68,32 +71,32 @@ class HttpConnection:
         self, method: str, target: str, body: bytes = b"", seconds: float = REQUEST_SECONDS
     ) -> tuple[int, bytes]:
         """Returns status and body of the answer; errors as ask()."""
+        status, answer = 0, bytearray()
         async with asyncio.timeout(seconds):
-            status = await self._begin(method, target, body)
-            answer = bytearray()
-            while not isinstance(event := await self._event(), h11.EndOfMessage):
-                if isinstance(event, h11.Data):
+            await self._send(method, target, body)
+            while not isinstance(event := self._http.next_event(), h11.EndOfMessage):
+                if event is h11.NEED_DATA:
+                    self._http.receive_data(await (self._reader.read(_READ_BYTES) if status else self._head()))
+                elif isinstance(event, h11.Response):
+                    status = event.status_code
+                elif isinstance(event, h11.Data):
                     answer += event.data
-                if len(answer) > _MAX_ANSWER:
-                    raise FrontendError(f"the answer to {method} {target} has more than {_MAX_ANSWER} bytes")
+                    if len(answer) > _MAX_ANSWER:
+                        raise FrontendError(f"the answer to {method} {target} has more than {_MAX_ANSWER} bytes")
+                elif isinstance(event, h11.ConnectionClosed):
+                    raise ConnectionResetError("the frontend closed the connection")
         return status, bytes(answer)
 
-    async def _begin(self, method: str, target: str, body: bytes) -> int:
+    async def _send(self, method: str, target: str, body: bytes) -> None:
         if self._http.our_state is h11.DONE:
             self._http.start_next_cycle()
         headers = [("host", "node"), ("content-length", str(len(body)))]
         if body:
             headers.append(("content-type", "application/json"))
-        head = self._http.send(h11.Request(method=method, target=target, headers=headers)) or b""
-        self._writer.write(head + (self._http.send(h11.Data(data=body)) or b""))
-        self._writer.write(self._http.send(h11.EndOfMessage()) or b"")
+        request = h11.Request(method=method, target=target, headers=headers)
+        for event in (request, h11.Data(data=body), h11.EndOfMessage()):
+            self._writer.write(self._http.send(event) or b"")
         await self._writer.drain()
-        while not isinstance(event := self._http.next_event(), h11.Response):
-            if event is h11.NEED_DATA:
-                self._http.receive_data(await self._head())
-            elif isinstance(event, h11.ConnectionClosed):
-                raise ConnectionResetError("the frontend closed the connection")
-        return event.status_code
 
     async def _head(self) -> bytes:
         """Returns the head of an answer, or what there was before the end."""
@@ -106,8 +109,3 @@ class HttpConnection:
         if is_costly(head):
             raise FrontendError("the head of an answer has a long run of blanks")
         return head
-
-    async def _event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        while (event := self._http.next_event()) is h11.NEED_DATA:
-            self._http.receive_data(await self._reader.read(_READ_BYTES))
-        return event

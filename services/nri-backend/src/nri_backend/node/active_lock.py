@@ -16,8 +16,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import TracebackType
-from typing import Final, Never, Self
+from typing import Final, Never
 
 from numa_contract.names import ACTIVE_LOCK
 from numa_node.file_lock import is_named, locked
@@ -35,13 +34,9 @@ _log = logging.getLogger(__name__)
 class LockLostError(Exception):
     """Another instance is active, or may become so."""
 
-    def __init__(self, path: str, reason: str) -> None:
-        self.path = path
-        super().__init__(f"{path} {reason}")
-
 
 class ActiveLock:
-    """The lock of one instance: ``with ActiveLock(directory, former, instance) as lock: await lock.acquired()``."""
+    """The lock of one instance. Whoever makes one closes it."""
 
     def __init__(
         self, directory: str, former: FormerLock, instance: str, clock: Callable[[], float] = time.monotonic
@@ -121,11 +116,11 @@ class ActiveLock:
     def check(self) -> None:
         """Raises LockLostError if another instance is active, or may be."""
         if not self.active:
-            raise LockLostError(self._path, "was replaced by another instance, or removed, while it was locked")
+            raise LockLostError(f"{self._path} was replaced by another instance, or removed, while it was locked")
         if self._former.exclude():
             self._replaced = False
         elif not self._replaced:
-            raise LockLostError(self._former.path, "is locked by an instance of release 0.1.0")
+            raise LockLostError(f"{self._former.path} is locked by an instance of release 0.1.0")
 
     def beat(self) -> None:
         """Stamps the heartbeat."""
@@ -218,9 +213,3 @@ class ActiveLock:
             yield locked(fd)
         finally:
             os.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()

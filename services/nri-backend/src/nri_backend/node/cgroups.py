@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel's files of cgroups (cgroup-v2.rst), and nothing about what they should say. Every call blocks."""
 
+import contextlib
 import errno
 import json
 import os
@@ -16,7 +17,6 @@ from nri_backend.limits.difference import Limit
 
 _ATTRIBUTE: Final = "user.dra-driver-numa"
 _NOTE_BYTES: Final = 1 << 16
-_READ_BYTES: Final = 1 << 16
 # The kernel tells of a cgroup that was removed while its file is open, or between open and use.
 _GONE: Final = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
 
@@ -24,34 +24,26 @@ _GONE: Final = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
 class CgroupGoneError(Exception):
     """The cgroup does not exist (any more)."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        super().__init__(f"the cgroup {path} does not exist")
-
 
 class CgroupRefusedError(Exception):
     """The kernel refused a read or a write, or a file says what no kernel writes."""
 
-    def __init__(self, file: str, reason: str, number: int = 0, text: str = "") -> None:
-        self.file = file
-        self.number = number
-        self.text = text
-        wrote = f" when {text} was written" if text else ""
-        super().__init__(f"{file}: {reason}{wrote}")
+    def __init__(self, file: str, reason: str, text: str = "") -> None:
+        super().__init__(f"{file}: {reason}{f' when {text} was written' if text else ''}")
 
 
 class MissingFileError(CgroupRefusedError):
     """The cgroup exists without this file: the parent has not switched the controller on, or the kernel is too old."""
 
     def __init__(self, directory: str, name: str) -> None:
-        self.controller = name.partition(".")[0]
-        self.switch = f"{os.path.dirname(directory)}/cgroup.subtree_control"  # noqa: PTH120
+        controller, parent = name.partition(".")[0], directory.rpartition("/")[0]
         remedy = (
             "the kernel is older than 5.14"
-            if self.controller == "cgroup"
-            else f"the {self.controller} controller is not in {self.switch}; let kubelet or systemd switch it on there"
+            if controller == "cgroup"
+            else f"the {controller} controller is not in {parent}/cgroup.subtree_control; "
+            "let kubelet or systemd switch it on there"
         )
-        super().__init__(f"{directory}/{name}", f"does not exist: {remedy}", errno.ENOENT)
+        super().__init__(f"{directory}/{name}", f"does not exist: {remedy}")
 
 
 class CgroupTree:
@@ -87,17 +79,11 @@ class CgroupTree:
 
     def read(self, path: str, name: str) -> str:
         """Returns a file's text without its end of line. CgroupGoneError, MissingFileError, CgroupRefusedError."""
-        pieces = []
         try:
-            fd = os.open(f"{self.root}/{path}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                while piece := os.read(fd, _READ_BYTES):
-                    pieces.append(piece)
-            finally:
-                os.close(fd)
+            with open(f"{self.root}/{path}/{name}", "rb", buffering=0) as file:  # noqa: PTH123
+                return file.read().decode(errors="replace").strip()
         except OSError as error:
             raise self._translated(error, path, name) from error
-        return b"".join(pieces).decode(errors="replace").strip()
 
     def write(self, path: str, name: str, text: str) -> None:
         """Writes a file in one system call. The same errors as of read()."""
@@ -118,12 +104,12 @@ class CgroupTree:
         if error.errno in _GONE:
             if error.errno == errno.ENOENT and os.path.isdir(directory):  # noqa: PTH112
                 return MissingFileError(directory, name)
-            return CgroupGoneError(directory)
+            return CgroupGoneError(f"the cgroup {directory} does not exist")
         reason = error.strerror or repr(error)
         if error.errno == errno.EACCES:
             # A container with a writable cgroup mount can change owner and mode of its files: docs/adr/0012.
             reason += " (nri-backend needs the capability DAC_OVERRIDE, which the chart gives it)"
-        return CgroupRefusedError(f"{directory}/{name}", reason, error.errno or 0, text)
+        return CgroupRefusedError(f"{directory}/{name}", reason, text)
 
     def read_set(self, path: str, name: str) -> frozenset[int] | None:
         """Returns a file that holds a list of CPUs or nodes; None when a cgroup that exists does not have the file."""
@@ -157,10 +143,8 @@ class CgroupTree:
 
     def kill(self, path: str) -> None:
         """Kills every process of the cgroup at once. One that is gone is no error."""
-        try:
+        with contextlib.suppress(CgroupGoneError):
             self.write(path, "cgroup.kill", "1")
-        except CgroupGoneError:
-            return
 
 
 def _limit(value: object) -> Limit:

@@ -13,33 +13,18 @@ from nri_backend.limits.difference import Host
 class HostError(Exception):
     """The machine cannot be read; nothing can be enforced without knowing its CPUs."""
 
-    def __init__(self, path: str, reason: str) -> None:
-        self.path = path
-        self.reason = reason
-        super().__init__(f"{path}: {reason}; mount the node's /sys there or set --host-root")
-
-
-def _set(path: Path) -> frozenset[int]:
-    try:
-        return parse_cpu_list(path.read_text())
-    except (OSError, MalformedError) as error:
-        raise HostError(str(path), str(error)) from error
-
-
-def _page_sizes(path: Path) -> tuple[int, ...]:
-    try:
-        names = [entry.name for entry in path.iterdir() if entry.name.startswith("hugepages-")]
-        return tuple(sorted(parse_page_size(name.removesuffix("kB") + "k") for name in names))
-    except FileNotFoundError:
-        return ()
-    except (OSError, MalformedError) as error:
-        raise HostError(str(path), str(error)) from error
-
 
 def read_host(host_root: str) -> Host:
     """Reads the machine below ``host_root``. HostError."""
-    sys = Path(host_root, "sys")
-    online = _set(sys / "devices/system/cpu/online")
-    if not online:
-        raise HostError(str(sys / "devices/system/cpu/online"), "no CPU is online")
-    return Host(online, _page_sizes(sys / "kernel/mm/hugepages"))
+    path = Path(host_root, "sys/devices/system/cpu/online")
+    try:
+        online = parse_cpu_list(path.read_text())
+        if not online:
+            raise MalformedError("list of CPUs", "", "no CPU is online")
+        path = Path(host_root, "sys/kernel/mm/hugepages")
+        # A kernel without hugepages has no such directory.
+        names = [entry.name for entry in path.iterdir()] if path.exists() else []
+        sizes = [parse_page_size(name) for name in names if name.startswith("hugepages-")]
+    except (OSError, MalformedError) as error:
+        raise HostError(f"{path}: {error}; mount the node's /sys there or set --host-root") from error
+    return Host(online, tuple(sorted(sizes)))

@@ -43,83 +43,64 @@ def parse_mounts(text: str) -> tuple[Mount, ...]:
     return tuple(found)
 
 
-def cgroup_fault(root: str, controllers: str | None, mounts: Iterable[Mount]) -> str:
-    """Returns why the cgroup root cannot be used, or "". ``controllers`` is its cgroup.controllers, None if absent."""
+def check_controllers(root: str, controllers: str | None, mounts: Iterable[Mount]) -> None:
+    """Raises PreflightError where limits would not hold. ``controllers`` is cgroup.controllers, None if absent."""
     legacy = [mount for mount in mounts if mount.kind == "cgroup"]
+    if controllers is None and legacy:
+        raise PreflightError(
+            f"{root} is no cgroup v2 hierarchy and the node has cgroup v1 mounts ({legacy[0].point}); "
+            "boot it with systemd.unified_cgroup_hierarchy=1"
+        )
     if controllers is None:
-        if legacy:
-            return (
-                f"{root} is no cgroup v2 hierarchy and the node has cgroup v1 mounts ({legacy[0].point}); "
-                "boot it with systemd.unified_cgroup_hierarchy=1"
-            )
-        return (
+        raise PreflightError(
             f"{root} is no cgroup v2 hierarchy: {root}/cgroup.controllers does not exist; mount the node's "
             "/sys/fs/cgroup there or set cgroupRoot"
         )
-    known = controllers.split()
-    for controller in _OURS:
+    for controller in [one for one in _OURS if one not in controllers.split()]:
         taken = [mount.point for mount in legacy if controller in mount.options]
-        if controller not in known and (taken or controller == _NEEDED):
+        if taken or controller == _NEEDED:
             where = f"bound to cgroup v1 at {taken[0]} (hybrid mode)" if taken else "withheld by the kernel or a parent"
-            return (
+            raise PreflightError(
                 f"{root}/cgroup.controllers does not list {controller}: it is {where}; boot the node with "
                 "systemd.unified_cgroup_hierarchy=1 and cgroup_no_v1=all"
             )
-    return ""
 
 
-def _own_mounts(root: str, mounts: Iterable[Mount]) -> list[Mount]:
-    """Returns the mounts at the point in which the cgroup root lies, the visible one last; none without cgroup v2."""
+def check_mount(root: str, mounts: Sequence[Mount]) -> list[str]:
+    """Raises PreflightError where the mount in which the cgroup root lies cannot be used; none need be cgroup v2.
+
+    Returns where else its tree is mounted, as Cilium does: the same files under another name, which is no fault. In a
+    container only those that were mounted into it are seen.
+    """
     above = [mount for mount in mounts if f"{root}/".startswith(f"{mount.point.rstrip('/')}/")]
     if all(mount.kind != "cgroup2" for mount in above):
         return []
     point = max((mount.point for mount in above), key=len)
-    return [mount for mount in above if mount.point == point]
-
-
-def mount_fault(root: str, mounts: Iterable[Mount]) -> str:
-    """Returns why the mount in which the cgroup root lies cannot be used, or ""; "" also where none is cgroup v2.
-
-    Mounts elsewhere are no fault, see :func:`other_mounts`.
-    """
-    here = _own_mounts(root, mounts)
-    if not here:
-        return ""
-    ours = here[-1]
+    here = [mount for mount in above if mount.point == point]
+    ours = here[-1]  # the visible one
     if ours.kind != "cgroup2" or len({mount.root for mount in here if mount.kind == "cgroup2"}) > 1:
-        return (
-            f"the cgroup root {root} is ambiguous: several file systems are mounted over each other at {ours.point}, "
+        raise PreflightError(
+            f"the cgroup root {root} is ambiguous: several file systems are mounted over each other at {point}, "
             f"on top {ours.kind}; unmount all but the node's cgroup v2 tree, or set cgroupRoot to where it is mounted"
         )
     if _COUNTS_HUGEPAGES in ours.options:
-        return (
-            f"the cgroup v2 mount at {ours.point} has the option {_COUNTS_HUGEPAGES}, with which limits of memory "
+        raise PreflightError(
+            f"the cgroup v2 mount at {point} has the option {_COUNTS_HUGEPAGES}, with which limits of memory "
             "would count claimed hugepages, too; take it out of the node's mount options and remount"
         )
-    return ""
+    return sorted({mount.point for mount in mounts if mount.kind == "cgroup2" and mount.root == ours.root} - {point})
 
 
-def other_mounts(root: str, mounts: Sequence[Mount]) -> list[str]:
-    """Returns where else the tree of the cgroup root is mounted, as Cilium does: the same files under another name.
-
-    In a container only those that were mounted into it are seen.
-    """
-    here = _own_mounts(root, mounts)
-    if not here:
-        return []
-    same = {mount.point for mount in mounts if mount.kind == "cgroup2" and mount.root == here[-1].root}
-    return sorted(same - {here[-1].point})
-
-
-def kernel_fault(root: str) -> str:
-    """Returns why the kernel is too old, or "": cgroup.kill, of Linux 5.14, is in every cgroup but the topmost.
+def _check_kernel(root: str) -> None:
+    """cgroup.kill, of Linux 5.14, is in every cgroup but the topmost.
 
     User attributes of cgroups, where cgroup.Notes keeps what must not be forgotten, are older: Linux 5.7.
     """
     for directory in filter(Path.is_dir, Path(root).iterdir()):
         if not (directory / "cgroup.kill").exists() and (directory / "cgroup.events").exists():
-            return f"{directory} has no cgroup.kill: the kernel is older than 5.14; boot the node with a newer one"
-    return ""
+            raise PreflightError(
+                f"{directory} has no cgroup.kill: the kernel is older than 5.14; boot the node with a newer one"
+            )
 
 
 def _text(path: Path) -> str | None:
@@ -145,13 +126,12 @@ def check_node(cgroup_root: str, host_root: str, sockets: Iterable[str]) -> list
     for path in sockets:
         check_socket_path(path)
     mounts = parse_mounts(_text(Path(host_root, "proc/self/mountinfo")) or "")
-    if fault := cgroup_fault(cgroup_root, _text(Path(cgroup_root, "cgroup.controllers")), mounts):
-        raise PreflightError(fault)
-    if fault := mount_fault(cgroup_root, mounts) or kernel_fault(cgroup_root):
-        raise PreflightError(fault)
+    check_controllers(cgroup_root, _text(Path(cgroup_root, "cgroup.controllers")), mounts)
+    others = check_mount(cgroup_root, mounts)
+    _check_kernel(cgroup_root)
     strange = []
     if legacy := sorted(mount.point for mount in mounts if mount.kind == "cgroup"):
         strange.append(f"the node also has cgroup v1 mounts, which this program leaves alone: {', '.join(legacy)}")
-    if others := other_mounts(cgroup_root, mounts):
+    if others:
         strange.append(f"the tree of {cgroup_root} is also mounted at {', '.join(others)}")
     return strange

@@ -13,8 +13,7 @@ from typing import Final
 
 from numa_contract.names import CDI_DIRECTORY
 
-from nri_backend.setup.containerd import RuntimeConfigError, faults, missing_settings, notes, read_dump
-from nri_backend.setup.drop_in import write_drop_in
+from nri_backend.setup import containerd
 
 COMMAND: Final = "nri-backend setup-runtime"
 _LACKING, _UNUSABLE = 1, 2
@@ -46,17 +45,17 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns the exit code."""
     given = _parser().parse_args(arguments)
     try:
-        dump = read_dump(_dump_text())
-        missing = missing_settings(dump, given.cdi_dir, require_plugin=given.require_plugin)
-        beyond = faults(dump, require_plugin=given.require_plugin)
-        lines = [*map(str, missing), *beyond, *notes(dump)]
+        dump = containerd.read_dump(_dump_text())
+        missing = containerd.missing_settings(dump, given.cdi_dir, require_plugin=given.require_plugin)
+        beyond = containerd.faults(dump, require_plugin=given.require_plugin)
+        lines = [*map(str, missing), *beyond, *containerd.notes(dump)]
         if missing and given.write:
             with open(given.write, "x", encoding="utf-8") as file:  # noqa: PTH123 - names the file in its errors
-                file.write(write_drop_in(dump, missing))
+                file.write(containerd.write_drop_in(dump, missing))
             lines.append(f"wrote {given.write}: name it in imports of config.toml, restart containerd, check again")
         elif missing:
-            sys.stdout.write(write_drop_in(dump, missing))
-    except (RuntimeConfigError, subprocess.SubprocessError) as error:
+            sys.stdout.write(containerd.write_drop_in(dump, missing))
+    except (containerd.RuntimeConfigError, subprocess.SubprocessError) as error:
         return _say(str(error))
     except OSError as error:
         return _say(f"{error.filename}: {error.strerror}")
@@ -68,10 +67,10 @@ def main(arguments: Sequence[str]) -> int:
 def _dump_text() -> str:
     data = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read(_MOST_BYTES)
     if not data:
-        containerd = shutil.which("containerd")
-        if containerd is None:
-            raise RuntimeConfigError(f'nothing to read: "containerd config dump | {COMMAND}"')
-        command = [containerd, "config", "dump"]
+        program = shutil.which("containerd")
+        if program is None:
+            raise containerd.RuntimeConfigError(f'nothing to read: "containerd config dump | {COMMAND}"')
+        command = [program, "config", "dump"]
         data = subprocess.run(command, capture_output=True, timeout=_DUMP_SECONDS, check=True).stdout  # noqa: S603
     return data.decode(errors="replace")
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,8 +20,8 @@ from nri_backend._pb import nri_pb2 as pb
 from nri_backend.nri.link import PLUGIN_CONNECTION, Trunk, wrap
 from nri_backend.nri.model import Container, Resources
 from nri_backend.nri.plugin import PLUGIN_SERVICE, PluginService
-from nri_backend.ttrpc.connection import ClientConnection, ServerConnection
-from nri_backend.ttrpc.wire import Call
+from nri_backend.ttrpc.connection import ServerConnection
+from nri_backend.ttrpc.wire import REQUEST, Call, encode_call, encode_frame
 
 from hack.trace import Journey
 from tests.rigs.claims import MI, container, cpu_record, memory_record, pod
@@ -33,13 +34,13 @@ class Runtime:
     """The other end of a connection without a socket."""
 
     def __init__(self, node: Node) -> None:
-        self._client, self._server, self._trunk = ClientConnection(), ServerConnection(), Trunk()
+        self._server, self._trunk, self._ids = ServerConnection(), Trunk(), count(1, 2)
         self._service = PluginService(node.enforcer, lambda *_: None)
 
     async def call(self, method: str, request: Message, journey: Journey) -> None:
         """Makes the plugin answer a call; from bytes to bytes it is part of the journey."""
-        _, message = self._client.call(Call(PLUGIN_SERVICE, method, request.SerializeToString()))
-        sent = wrap(PLUGIN_CONNECTION, message)
+        call = encode_call(Call(PLUGIN_SERVICE, method, request.SerializeToString()))
+        sent = wrap(PLUGIN_CONNECTION, encode_frame(next(self._ids), REQUEST, call))
         journey.running = True
         for _, piece in self._trunk.receive_data(sent):
             for event in self._server.receive_data(piece):

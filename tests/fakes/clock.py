@@ -6,6 +6,7 @@ For code whose peers all live on this loop. What a thread or another process doe
 
 import asyncio
 import selectors
+from collections.abc import Callable, Mapping
 from typing import Final
 
 _GRACE_SECONDS: Final = 0.001
@@ -33,3 +34,8 @@ class JumpingLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Returns the seconds of this loop's clock."""
         return super().time() + self._jumping.jumped
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], JumpingLoop]]:
+    """Makes all loops of a folder such ones, once its conftest.py imports it."""
+    return {"jumping": JumpingLoop}

@@ -29,20 +29,12 @@ def build(tmp_path: Path, held: ActiveLock | None = None) -> Backend:
     return Backend(settings, held or lock(tmp_path), "u/1")
 
 
-def test_building_opens_nothing(tmp_path: Path) -> None:
-    """Nothing is written and nothing is connected before it runs."""
-    build(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["sys"]
-
-
-def test_it_starts_unready(tmp_path: Path) -> None:
-    """Readiness is about the runtime alone."""
-    assert not build(tmp_path).ready()
-
-
 def test_the_lease_tells_the_state(tmp_path: Path) -> None:
-    """The lease carries the pool, the software and what was counted; all that is wrong is bounded."""
-    status = build(tmp_path).status()
+    """Pool, software and what was counted. Building opens and writes nothing; only the runtime makes it ready."""
+    backend = build(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sys"]
+    assert not backend.ready()
+    status = backend.status()
     assert (status.instance, status.software, status.pool) == ("u/1", __version__, {1, 2, 3})
     assert (status.active, status.enforced, status.synchronized) == (False, False, False)
     assert status.kubelet_pins == ()

@@ -13,19 +13,9 @@ from nri_backend import probe
 from nri_backend.probe import NOT_READY, BindError, answer, serve_probes
 
 
-class Node:
-    """Whether the backend is ready."""
-
-    def __init__(self) -> None:
-        self.is_ready = True
-
-    def ready(self) -> bool:
-        return self.is_ready
-
-
-@pytest.fixture
-def node() -> Node:
-    return Node()
+def always() -> bool:
+    """A backend that is ready."""
+    return True
 
 
 @contextlib.asynccontextmanager
@@ -57,15 +47,16 @@ async def ended(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-async def test_a_probe_gets_one_answer_and_an_end(node: Node) -> None:
+async def test_a_probe_gets_one_answer_and_an_end() -> None:
     """Whole HTTP, of a fixed text, and the connection is closed."""
-    async with serve_probes(("127.0.0.1", 0), node.ready) as port:
+    ready = True
+    async with serve_probes(("127.0.0.1", 0), lambda: ready) as port:
         head, _, body = (await get(port, "/healthz")).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 OK\r\n")
         assert b"Connection: close" in head
         assert body == b"ok\n"
         assert (await get(port, "/readyz?verbose")).startswith(b"HTTP/1.1 200 ")
-        node.is_ready = False
+        ready = False
         head, _, body = (await get(port, "/readyz")).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 503 ")
         assert body == f"{NOT_READY}\n".encode()
@@ -98,9 +89,9 @@ def test_a_head_is_the_answer_without_its_body() -> None:
     assert whole == head + b"ok\n"
 
 
-async def test_the_first_line_is_enough(node: Node) -> None:
+async def test_the_first_line_is_enough() -> None:
     """Headers are not waited for; those that come in pieces afterwards do not cut the answer off."""
-    async with serve_probes(("127.0.0.1", 0), node.ready) as port, peer(port) as (reader, writer):
+    async with serve_probes(("127.0.0.1", 0), always) as port, peer(port) as (reader, writer):
         writer.write(b"GET /healthz HTTP/1.1\r\nHo")
         assert (await reader.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200 ")
         writer.write(b"st: x\r\n\r\n")
@@ -109,9 +100,9 @@ async def test_the_first_line_is_enough(node: Node) -> None:
 
 
 @pytest.mark.fault("security S3")
-async def test_of_pipelined_requests_the_first_is_answered(node: Node) -> None:
+async def test_of_pipelined_requests_the_first_is_answered() -> None:
     """A connection is good for one answer, whatever is sent on it."""
-    async with serve_probes(("127.0.0.1", 0), node.ready) as port:
+    async with serve_probes(("127.0.0.1", 0), always) as port:
         said = b""
         with contextlib.suppress(ConnectionResetError):
             said = await ask(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 8000)
@@ -119,9 +110,9 @@ async def test_of_pipelined_requests_the_first_is_answered(node: Node) -> None:
 
 
 @pytest.mark.parametrize("data", [b"GET /" + b"x" * 200_000, b"x" * 200_000, b"\n" * 200_000])
-async def test_endless_requests_are_cut_off(node: Node, data: bytes) -> None:
+async def test_endless_requests_are_cut_off(data: bytes) -> None:
     """After a few kilobytes nothing more is read; others are served."""
-    async with serve_probes(("127.0.0.1", 0), node.ready) as port:
+    async with serve_probes(("127.0.0.1", 0), always) as port:
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             said = await ask(port, data)
             assert not said or said.startswith(b"HTTP/1.1 400 ")
@@ -129,10 +120,10 @@ async def test_endless_requests_are_cut_off(node: Node, data: bytes) -> None:
 
 
 @pytest.mark.fault("security S3")
-async def test_a_connection_has_a_few_seconds(node: Node) -> None:
+async def test_a_connection_has_a_few_seconds() -> None:
     """One that says nothing, or a byte now and then, ends all the same."""
     async with (
-        serve_probes(("127.0.0.1", 0), node.ready, seconds=0.2) as port,
+        serve_probes(("127.0.0.1", 0), always, seconds=0.2) as port,
         peer(port) as (silent, _),
         peer(port) as (slow, writer),
     ):
@@ -146,9 +137,9 @@ async def test_a_connection_has_a_few_seconds(node: Node) -> None:
 
 
 @pytest.mark.fault("backend A8", "security S3")
-async def test_the_oldest_idle_connection_makes_room(node: Node) -> None:
+async def test_the_oldest_idle_connection_makes_room() -> None:
     """However many hold connections, the newest one, the kubelet's probe, is answered."""
-    async with serve_probes(("127.0.0.1", 0), node.ready) as port, contextlib.AsyncExitStack() as stack:
+    async with serve_probes(("127.0.0.1", 0), always) as port, contextlib.AsyncExitStack() as stack:
         first, _ = await stack.enter_async_context(peer(port))
         for _ in range(3 * probe.MAX_CONNECTIONS):
             await stack.enter_async_context(peer(port))
@@ -158,9 +149,9 @@ async def test_the_oldest_idle_connection_makes_room(node: Node) -> None:
 
 
 @pytest.mark.fault("backend A8", "security S3")
-async def test_a_flood_leaves_the_event_loop_to_others(node: Node) -> None:
+async def test_a_flood_leaves_the_event_loop_to_others() -> None:
     """2,000 connections at once: no turn of the event loop takes more than a few of them, so hooks are not late."""
-    async with serve_probes(("127.0.0.1", 0), node.ready) as port:
+    async with serve_probes(("127.0.0.1", 0), always) as port:
         longest, ready = 0.0, asyncio.Event()
 
         async def watch() -> None:
@@ -191,17 +182,17 @@ async def test_a_flood_leaves_the_event_loop_to_others(node: Node) -> None:
     assert longest < 0.05
 
 
-async def test_a_taken_port_is_a_clear_error(node: Node) -> None:
+async def test_a_taken_port_is_a_clear_error() -> None:
     """Who cannot bind says where and what to do."""
-    async with serve_probes(("127.0.0.1", 0), node.ready) as port:
+    async with serve_probes(("127.0.0.1", 0), always) as port:
         with pytest.raises(BindError, match=f"127.0.0.1:{port} .*--bind-address"):
-            async with serve_probes(("127.0.0.1", port), node.ready):
+            async with serve_probes(("127.0.0.1", port), always):
                 pass
 
 
-async def test_leaving_does_not_wait_for_peers(node: Node) -> None:
+async def test_leaving_does_not_wait_for_peers() -> None:
     """Shutdown ends connections that are open."""
     async with contextlib.AsyncExitStack() as stack:
-        async with serve_probes(("127.0.0.1", 0), node.ready) as port:
+        async with serve_probes(("127.0.0.1", 0), always) as port:
             reader, _ = await stack.enter_async_context(peer(port))
         assert await ended(reader)

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the backend counts, as values for the frontend."""
 
-import time
-
 import pytest
 from nri_backend.telemetry import MAX_SERIES, Telemetry
 from numa_contract import __version__
@@ -63,29 +61,14 @@ def test_an_observation_is_in_the_first_bucket_that_holds_it(seconds: float, buc
     assert sample.value == seconds
 
 
-def test_names_that_a_peer_invents_are_one_series() -> None:
-    """Calls that nobody knows cannot fill the memory of a metrics database."""
-    telemetry = Telemetry()
-    for number in range(50):
-        telemetry.call_done(f"Method{number}", 0.001, "unimplemented")
-    assert samples(telemetry)["hooks unknown unimplemented"] == 50
-    assert not [name for name in samples(telemetry) if "Method" in name]
-
-
 def test_series_are_bounded() -> None:
-    """Words that were meant to be few and are not are counted together from some number on."""
+    """Methods that a peer invents are one series; words that were meant to be few are one from some number on."""
     telemetry = Telemetry()
     for number in range(10 * MAX_SERIES):
+        telemetry.call_done(f"Method{number}", 0.001, "unimplemented")
         telemetry.refused(f"reason-{number}")
+    assert samples(telemetry)["hooks unknown unimplemented"] == 10 * MAX_SERIES
+    assert not [name for name in samples(telemetry) if "Method" in name]
     counted = named(telemetry, "refusals").samples
     assert len(counted) == MAX_SERIES + 1
     assert sum(sample.value for sample in counted) == 10 * MAX_SERIES
-
-
-def test_counting_a_hook_is_cheap() -> None:
-    """Hooks pay a few microseconds for it."""
-    telemetry = Telemetry()
-    began = time.thread_time()
-    for _ in range(1000):
-        telemetry.call_done("CreateContainer", 0.003, "ok")
-    assert (time.thread_time() - began) / 1000 < 50e-6

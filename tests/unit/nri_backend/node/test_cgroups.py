@@ -94,24 +94,17 @@ def test_crun_puts_the_processes_one_level_down(tree: CgroupTree, tmp_path: Path
 
 
 def test_notes_live_on_the_pods_cgroup(tmp_path: Path) -> None:
-    """A restart of ours finds them; a new pod of the same path does not."""
+    """A restart of ours finds them; a new pod of the same path does not, nor one of which nothing is noted any more."""
     (tmp_path / "pod").mkdir()
-    notes = {"cpu.max": Note(None, (5, 6)), "hugetlb.1GB.max": Note(0, (1 << 30,))}
-    Notes(str(tmp_path)).store("pod", notes)
+    store, notes = Notes(str(tmp_path)), {"cpu.max": Note(None, (5, 6)), "hugetlb.1GB.max": Note(0, (1 << 30,))}
+    store.store("pod", {})
+    store.store("pod", notes)
     assert Notes(str(tmp_path)).load("pod") == notes
+    store.store("pod", {})
+    assert (os.listxattr(tmp_path / "pod"), store.load("pod")) == ([], {})
+    store.store("pod", notes)
     (tmp_path / "pod").rmdir()
     (tmp_path / "pod").mkdir()
-    assert Notes(str(tmp_path)).load("pod") == {}
-
-
-def test_nothing_to_note_leaves_no_attribute(tmp_path: Path) -> None:
-    """What was noted is gone then, and to note nothing where nothing was noted is no fault."""
-    (tmp_path / "pod").mkdir()
-    store = Notes(str(tmp_path))
-    store.store("pod", {})
-    store.store("pod", {"cpu.max": Note(0, (1,))})
-    store.store("pod", {})
-    assert os.listxattr(tmp_path / "pod") == []
     assert store.load("pod") == {}
 
 

@@ -52,6 +52,7 @@ def test_a_unified_node_passes(tmp_path: Path) -> None:
         (UNIFIED, "cpuset cpu\n", None),
     ],
 )
+@pytest.mark.fault("memory peer, preflight")
 def test_controllers_must_be_in_the_one_tree(mounts: str, controllers: str | None, fault: str | None) -> None:
     """On cgroup v1, or where a controller of ours is bound to it, nothing of what is written would be true."""
     if fault is None:
@@ -61,6 +62,7 @@ def test_controllers_must_be_in_the_one_tree(mounts: str, controllers: str | Non
         check_controllers("/sys/fs/cgroup", controllers, parse_mounts(mounts))
 
 
+@pytest.mark.fault("memory peer, preflight")
 def test_hugepages_must_not_count_as_memory() -> None:
     """memory_hugetlb_accounting is an option of the whole tree; the error names it, the mount and the remedy."""
     mounts = parse_mounts(UNIFIED.replace("nsdelegate", "nsdelegate,memory_hugetlb_accounting"))
@@ -85,6 +87,7 @@ def test_a_mount_elsewhere_is_only_mentioned(tmp_path: Path) -> None:
         ("50 30 0:26 /kubepods.slice /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n", "cgroup2"),
     ],
 )
+@pytest.mark.fault("memory peer, preflight")
 def test_a_cgroup_root_that_is_mounted_over_is_refused(line: str, top: str, tmp_path: Path) -> None:
     """Nobody can tell which tree was meant; the error names the place, what is on top, and the setting."""
     root, host = node(tmp_path, UNIFIED + line, "cpuset memory hugetlb\n")

@@ -95,13 +95,9 @@ def test_what_a_runtime_ignores_is_never_sent() -> None:
     assert [field.name for field, _ in message.cpu.ListFields()] == ["quota", "period", "cpus", "mems"]
 
 
-def test_an_adjustment_of_nothing_claims_no_field() -> None:
-    """A standby answers empty, so that it cannot conflict with the active instance."""
+def test_an_adjustment_claims_only_what_it_sets() -> None:
+    """A standby answers empty, so that it cannot conflict; names and values of variables are separate fields."""
     assert write_adjustment(Adjustment()).SerializeToString() == b""
-
-
-def test_an_adjustment_of_the_environment_claims_only_that() -> None:
-    """Names and values are separate fields here, unlike in a container's description."""
     message = write_adjustment(Adjustment(env={"A": "b=c"}))
     assert [(entry.key, entry.value) for entry in message.env] == [("A", "b=c")]
     assert not message.HasField("linux")

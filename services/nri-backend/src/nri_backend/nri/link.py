@@ -110,7 +110,8 @@ class Link:
         self._writer = writer
         self._server = ServerConnection()
         self._client = ClientConnection()
-        self._waiting: dict[int, asyncio.Future[bytes | TtrpcError]] = {}
+        # An error is a result: as the exception of a future that nobody awaits any more it would be logged.
+        self._answer: asyncio.Future[bytes | TtrpcError] = asyncio.get_running_loop().create_future()
         self._running: set[asyncio.Task[None]] = set()
         self._end = ""
 
@@ -128,27 +129,20 @@ class Link:
         return self._end
 
     async def call(self, service: str, method: str, payload: bytes, seconds: float) -> bytes:
-        """Calls the runtime while run() is running.
+        """Calls the runtime while run() is running, once in the life of a connection.
 
         Raises StatusError (the runtime's answer), UnansweredError, OversizedError (nothing was sent).
         """
-        if self._end:
-            raise UnansweredError(self._end)
-        stream_id, message = self._client.call(Call(service, method, payload, int(seconds * 1e9)))
-        # An error is a result: as the exception of a future that nobody awaits any more it would be logged.
-        waiting: asyncio.Future[bytes | TtrpcError] = asyncio.get_running_loop().create_future()
-        self._waiting[stream_id] = waiting
+        message = self._client.call(Call(service, method, payload, int(seconds * 1e9)))
         try:
             async with asyncio.timeout(seconds):
-                await self._write(RUNTIME_CONNECTION, message)
-                answer = await waiting
+                if not self._end:
+                    await self._write(RUNTIME_CONNECTION, message)
+                answer = await self._answer
         except TimeoutError as error:
             raise UnansweredError(f"{method} was not answered within {seconds:g} s") from error
         except OSError as error:
             raise UnansweredError(_broken(error)) from error
-        finally:
-            del self._waiting[stream_id]
-            self._client.give_up(stream_id)
         if isinstance(answer, TtrpcError):
             raise answer
         return answer
@@ -166,9 +160,8 @@ class Link:
         self._writer.close()
         # A peer that does not read would keep a closing socket open for ever.
         asyncio.get_running_loop().call_later(_FLUSH_SECONDS, self._writer.transport.abort)
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_result(UnansweredError(end))
+        if not self._answer.done():
+            self._answer.set_result(UnansweredError(end))
 
     async def _pump(self, tasks: asyncio.TaskGroup, serve: Serve) -> None:
         trunk = Trunk()
@@ -193,17 +186,16 @@ class Link:
                 busy = StatusError(Code.RESOURCE_EXHAUSTED, f"{_MAX_CALLS} calls are being carried out already")
                 await self._write(PLUGIN_CONNECTION, self._server.respond(call.stream_id, busy))
             else:
-                task = tasks.create_task(self._answer(call, serve), name=f"nri {call.method}")
+                task = tasks.create_task(self._carry_out(call, serve), name=f"nri {call.method}")
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
 
     def _take_answers(self, piece: bytes) -> None:
-        for stream_id, answer in self._client.receive_data(piece):
-            waiting = self._waiting.get(stream_id)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(answer)
+        for answer in self._client.receive_data(piece):
+            if not self._answer.done():
+                self._answer.set_result(answer)
 
-    async def _answer(self, call: Call, serve: Serve) -> None:
+    async def _carry_out(self, call: Call, serve: Serve) -> None:
         answer: bytes | StatusError
         try:
             answer = await serve(call)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams and roles of one ttrpc connection: bytes in, calls or answers out, bytes to send.
+"""The two ends of a ttrpc connection: bytes in, calls or answers out, bytes to send.
 
 A stream begins with a request and ends with its response. One that has ended is forgotten: all that is known of it is
-that its id is not above the last one. ttrpc has no cancel: a stream that was given up has ended at one end only.
+that its id is not above the last one.
 """
 
 from collections.abc import Iterator
@@ -26,36 +26,15 @@ from nri_backend.ttrpc.wire import (
 )
 
 
-class _Streams:
-    """The open streams of a connection and the highest id that was ever used on it."""
-
-    __slots__ = ("last_id", "open")
-
-    def __init__(self) -> None:
-        self.last_id = 0
-        self.open: set[int] = set()
-
-    def begin(self, stream_id: int) -> bool:
-        """Opens a stream; tells whether its id is new."""
-        if stream_id <= self.last_id:
-            return False
-        self.last_id = stream_id
-        self.open.add(stream_id)
-        return True
-
-    def end(self, stream_id: int) -> bool:
-        """Forgets a stream; tells whether it was open."""
-        was_open = stream_id in self.open
-        self.open.discard(stream_id)
-        return was_open
-
-
 class ServerConnection:
     """The end that is called."""
 
     def __init__(self) -> None:
         self._reader = FrameReader()
-        self._streams = _Streams()
+        self._last_id = 0
+        """The highest stream id that was ever used."""
+        self._open: set[int] = set()
+        """The streams that wait for an answer."""
 
     def receive_data(self, data: bytes) -> Iterator[Call | bytes]:
         """Takes the next bytes; yields calls to answer, and refusals to send of calls that broke a rule.
@@ -70,60 +49,56 @@ class ServerConnection:
     def respond(self, stream_id: int, answer: bytes | StatusError) -> bytes:
         """The answer to an open call, as bytes to write. Raises OversizedError; the call is still open then."""
         frame = encode_frame(stream_id, RESPONSE, encode_answer(answer))
-        if not self._streams.end(stream_id):
+        if stream_id not in self._open:
             raise RuntimeError(f"stream {stream_id} waits for no answer")
+        self._open.remove(stream_id)
         return frame
 
     def _request(self, frame: Frame) -> Call | bytes:
         if frame.stream_id % 2 == 0:
             return _refusal(frame, Code.INVALID_ARGUMENT, "a stream id of a client must be odd")
-        if not self._streams.begin(frame.stream_id):
+        if frame.stream_id <= self._last_id:
             return _refusal(frame, Code.INVALID_ARGUMENT, "a stream id must be higher than those before it")
+        self._last_id = frame.stream_id
+        if frame.data is None:
+            return _refusal(frame, Code.RESOURCE_EXHAUSTED, str(OversizedError(frame.length)))
         try:
-            if frame.data is not None:
-                return decode_call(frame.stream_id, frame.data)
-            code, text = Code.RESOURCE_EXHAUSTED, str(OversizedError(frame.length))
+            call = decode_call(frame.stream_id, frame.data)
         except PeerError as error:
             # A Go server answers the stream and goes on as well: the frame around the nonsense was sound.
-            code, text = Code.INVALID_ARGUMENT, str(error)
-        self._streams.end(frame.stream_id)
-        return _refusal(frame, code, text)
+            return _refusal(frame, Code.INVALID_ARGUMENT, str(error))
+        self._open.add(frame.stream_id)
+        return call
 
 
 class ClientConnection:
-    """The end that calls."""
+    """The end that calls, once: a plugin has nothing to ask but to be registered."""
 
     def __init__(self) -> None:
         self._reader = FrameReader()
-        self._streams = _Streams()
+        self._stream_id = 0
+        """Of the call that waits for its answer; 0 for none."""
 
-    def call(self, call: Call) -> tuple[int, bytes]:
-        """A call as its stream id and the bytes to write, which must be written in the order they were made.
+    def call(self, call: Call) -> bytes:
+        """The call as bytes to write. Raises OversizedError."""
+        frame = encode_frame(1, REQUEST, encode_call(call))
+        self._stream_id = 1
+        return frame
 
-        Raises OversizedError, and then no id was used up.
-        """
-        stream_id = self._streams.last_id + (2 if self._streams.last_id else 1)
-        frame = encode_frame(stream_id, REQUEST, encode_call(call))
-        self._streams.begin(stream_id)
-        return stream_id, frame
-
-    def give_up(self, stream_id: int) -> None:
-        """Forgets a call; an answer that comes later is dropped."""
-        self._streams.end(stream_id)
-
-    def receive_data(self, data: bytes) -> Iterator[tuple[int, bytes | StatusError]]:
-        """Takes the next bytes; yields the answers to open calls by stream id: a payload or an error.
+    def receive_data(self, data: bytes) -> Iterator[bytes | StatusError]:
+        """Takes the next bytes; yields the answer when it has come: a payload or an error.
 
         Must be exhausted. Raises PeerError for nonsense.
         """
         for frame in self._reader.feed(data):
-            if frame.type != RESPONSE or not self._streams.end(frame.stream_id):
+            if frame.type != RESPONSE or not self._stream_id or frame.stream_id != self._stream_id:
                 continue
+            self._stream_id = 0
             if frame.data is not None:
-                yield frame.stream_id, decode_answer(frame.data)
+                yield decode_answer(frame.data)
             else:
                 text = f"the answer of {frame.length} bytes is longer than the {MAX_DATA} bytes of ttrpc"
-                yield frame.stream_id, StatusError(Code.RESOURCE_EXHAUSTED, text)
+                yield StatusError(Code.RESOURCE_EXHAUSTED, text)
 
 
 def _refusal(frame: Frame, code: Code, text: str) -> bytes:

@@ -17,21 +17,21 @@ from numa_node.config_file import load_config
 COMMAND: Final = "nri-backend"
 _INDEX = re.compile(r"\d\d", re.ASCII)
 
-# Flags that win over the file: option, key of the configuration model, help.
-_FLAGS: Final = (
-    ("run-dir", "run_dir", "directory shared by all instances on the node (state sockets, locks)"),
-    ("cdi-dir", "cdi_dir", "directory of the claims' CDI files"),
-    ("nri-socket", "nri_socket", "the runtime's NRI socket"),
-    ("cgroup-root", "cgroup_root", "the node's cgroup v2 root"),
-    ("log-level", "log_level", "debug, info, warning or error"),
-    ("log-format", "log_format", "text (key=value) or json (one object per line)"),
-)
-# Spelled like this by the two drivers that this one replaces: option, key of the model, key of the file.
-_DEPRECATED: Final = (
-    ("reserved-cpus", "reserved_cpus", "reservedCPUs"),
-    ("cpu-device-mode", "cpu_device_mode", "cpuDeviceMode"),
-    ("cpu-device-group-by", "group_by", "groupBy"),
-)
+# Flags that win over the file: key of the file, help.
+_FLAGS: Final = {
+    "--run-dir": ("runDir", "directory shared by all instances on the node (state sockets, locks)"),
+    "--cdi-dir": ("cdiDir", "directory of the claims' CDI files"),
+    "--nri-socket": ("nriSocket", "the runtime's NRI socket"),
+    "--cgroup-root": ("cgroupRoot", "the node's cgroup v2 root"),
+    "--log-level": ("logLevel", "debug, info, warning or error"),
+    "--log-format": ("logFormat", "text (key=value) or json (one object per line)"),
+}
+# Spelled like this by the two drivers that this one replaces.
+_DEPRECATED: Final = {
+    "--reserved-cpus": "reservedCPUs",
+    "--cpu-device-mode": "cpuDeviceMode",
+    "--cpu-device-group-by": "groupBy",
+}
 
 
 class UsageError(ValueError):
@@ -83,17 +83,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"{COMMAND} {__version__}")
     parser.add_argument("--config", metavar="FILE", help="YAML configuration that both containers read")
-    for option, key, text in _FLAGS:
-        default = Config.model_fields[key].default
-        parser.add_argument(f"--{option}", dest=key, metavar="VALUE", help=f"{text} (default {default})")
+    defaults = Config().model_dump()
+    for option, (key, text) in _FLAGS.items():
+        parser.add_argument(option, dest=key, metavar="VALUE", help=f"{text} (default {defaults[key]})")
     parser.add_argument("--host-root", metavar="DIR", default="/", help="where sys/ and proc/ are read (default /)")
     parser.add_argument("--pod-uid", metavar="UID", help="UID of this pod (default: POD_UID of the environment)")
     parser.add_argument("--bind-address", metavar="HOST:PORT|off", default=":8081", help="probes (default :8081)")
     parser.add_argument(
         "--plugin-index", metavar="NN", default=NRI_PLUGIN_INDEX, help=f"place among plugins ({NRI_PLUGIN_INDEX})"
     )
-    for option, key, file_key in _DEPRECATED:
-        parser.add_argument(f"--{option}", dest=key, metavar="VALUE", help=f"deprecated, use {file_key} in the file")
+    for option, key in _DEPRECATED.items():
+        parser.add_argument(option, dest=key, metavar="VALUE", help=f"deprecated, use {key} in the file")
     return parser
 
 
@@ -106,10 +106,8 @@ def load_settings(arguments: Sequence[str], environment: Mapping[str, str] | Non
     flags = vars(_parser().parse_args(arguments))
     if not _INDEX.fullmatch(flags["plugin_index"]):
         raise UsageError(f"--plugin-index {flags['plugin_index']!r}: must be two digits")
-    given = {key: flags[key] for _, key, _ in (*_FLAGS, *_DEPRECATED) if flags[key] is not None}
-    config = load_config(
-        flags["config"], {Config.model_fields[key].alias or key: value for key, value in given.items()}
-    )
+    keys = [*(key for key, _ in _FLAGS.values()), *_DEPRECATED.values()]
+    config = load_config(flags["config"], {key: flags[key] for key in keys if flags[key] is not None})
     return Settings(
         config=config,
         pod_uid=pod_uid(flags["pod_uid"] or environment.get("POD_UID")),
@@ -118,8 +116,8 @@ def load_settings(arguments: Sequence[str], environment: Mapping[str, str] | Non
         bind=parse_bind_address(flags["bind_address"]),
         plugin_index=flags["plugin_index"],
         notes=tuple(
-            f"--{option} is deprecated and wins over the file; use {file_key} in the file given by --config"
-            for option, key, file_key in _DEPRECATED
-            if key in given
+            f"{option} is deprecated and wins over the file; use {key} in the file given by --config"
+            for option, key in _DEPRECATED.items()
+            if flags[key] is not None
         ),
     )

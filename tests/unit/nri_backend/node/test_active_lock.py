@@ -4,10 +4,8 @@
 import asyncio
 import contextlib
 import fcntl
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,18 +14,6 @@ from nri_backend.node.active_lock import ActiveLock, LockLostError
 from nri_backend.node.former_lock import FormerLock
 from nri_backend.node.heartbeat import BEAT_SECONDS, SIZE, STALE_SECONDS, Heartbeat
 
-HOLDER = """
-import asyncio, sys
-from nri_backend.node.active_lock import ActiveLock
-from nri_backend.node.former_lock import FormerLock
-async def main():
-    lock = ActiveLock(sys.argv[1], FormerLock(sys.argv[2]), "holder")
-    lock.serve(serving=True)
-    await lock.acquired()
-    print("held", flush=True)
-    await lock.keep()
-asyncio.run(main())
-"""
 FORMER = """
 import fcntl, sys
 file = open(sys.argv[1], "w")
@@ -123,21 +109,6 @@ def test_a_frozen_holder_is_replaced(run: Run) -> None:
         one.check()
     two.check()
     assert Heartbeat.decode(run.path.read_bytes()) == Heartbeat("two", run.now, serving=True, since=1000.0)
-
-
-@pytest.mark.fault("backend A6", "frontend A1")
-def test_a_frozen_process_is_replaced(run: Run) -> None:
-    """The same with a process that is stopped and never ends, by the clock that both share."""
-    holder = run.process(HOLDER, run.own, run.former)
-    run.now = time.monotonic()
-    two = run.instance("two")
-    assert not two.attempt()
-    assert two.fresh
-    holder.send_signal(signal.SIGSTOP)
-    run.now += STALE_SECONDS + BEAT_SECONDS
-    assert two.attempt()
-    holder.send_signal(signal.SIGCONT)
-    assert holder.wait(10) == 1
 
 
 def test_of_two_standbys_one_wins(run: Run) -> None:

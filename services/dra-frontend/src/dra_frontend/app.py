@@ -80,7 +80,7 @@ class Service:
         parts = client, self.store, lambda: self.watch.inventory, self.backend
         self.recovery = Recovery(node, *parts, config)
         self.reconciler = Reconciler(node, client, self.store, self.backend)
-        self.kills = MemoryKills(node, self.store, self.backend, client)
+        self.kills = MemoryKills(node, self.store, self.backend, client.create_event)
         self.claims = NodeClaims(*parts, self.recovery, config)
         boards = {driver: HealthBoard() for driver in DRIVERS}
         self.publishers = {driver: Publisher(client, driver, node, self.notices.notify) for driver in DRIVERS}

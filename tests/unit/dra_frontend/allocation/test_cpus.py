@@ -88,27 +88,19 @@ def test_a_request_with_a_choice_leaves_what_another_one_needs(inventory: Invent
         assert len(record.cpus_of()) == sum(count for count, _ in asks.values())
 
 
-def test_another_order_is_tried_where_the_strictest_first_does_not_fit() -> None:
-    """Here two isolated CPUs are free and one core: the request for an isolated one must not break the core."""
-    found = discover(OverlayTree(captured(INTEL), {"/sys/devices/system/cpu/isolated": "0-1"}))
+@pytest.mark.parametrize(("isolated", "free", "many"), [("0-1", {0, 1, 16}, "a"), ("0-4", {0, 1, 2, 3, 4, 16}, "abcd")])
+def test_another_order_is_tried_where_the_strictest_first_does_not_fit(
+    isolated: str, free: set[int], many: str
+) -> None:
+    """One core is free: who wants an isolated CPU must not break it. Of many each is tried first, not all orders."""
+    found = discover(OverlayTree(captured(INTEL), {"/sys/devices/system/cpu/isolated": isolated}))
     inventory = build_inventory(found, Config(reserved_cpus=frozenset({31})), NODE)
-    held = frozenset(found.online - {0, 1, 16})
-    asks: dict[str, Ask] = {"a": (1, {"isolated": "only"}), "b": (2, {"fullPhysicalCores": True})}
-    record = outcome(inventory, asks, "ab", held)
+    asks: dict[str, Ask] = {request: (1, {"isolated": "only"}) for request in many}
+    asks["whole"] = (2, {"fullPhysicalCores": True})
+    record = outcome(inventory, asks, list(asks), frozenset(found.online - free))
     assert isinstance(record, AllocationRecord), record
-    assert (record.cpus_of(["a"]), record.cpus_of(["b"])) == ({1}, {0, 16})
-
-
-def test_more_than_four_requests_of_a_device_are_each_tried_first() -> None:
-    """All orders of many would be too many."""
-    found = discover(OverlayTree(captured(INTEL), {"/sys/devices/system/cpu/isolated": "0-4"}))
-    inventory = build_inventory(found, Config(reserved_cpus=frozenset({31})), NODE)
-    held = frozenset(found.online - {0, 1, 2, 3, 4, 16})
-    asks: dict[str, Ask] = {request: (1, {"isolated": "only"}) for request in "abcd"}
-    asks["e"] = (2, {"fullPhysicalCores": True})
-    record = outcome(inventory, asks, "abcde", held)
-    assert isinstance(record, AllocationRecord), record
-    assert record.cpus_of(["e"]) == {0, 16}
+    assert record.cpus_of(["whole"]) == {0, 16}
+    assert record.cpus_of(many) == free - {0, 16}
 
 
 def test_the_refusal_tells_what_the_requests_take_from_each_other() -> None:

@@ -83,18 +83,12 @@ def test_the_same_allocation_keeps_its_record() -> None:
 
 @pytest.mark.fault("cpu peer 9.2.8")
 def test_another_allocation_under_the_same_uid_replaces_the_record() -> None:
-    """A claim may be deallocated and allocated anew."""
+    """A claim may be deallocated and allocated anew, but not while a container runs on what it had."""
     first = made(view("u", cpus(2)))
-    again = made(view("u", cpus(1)), ledger=holding(first))
-    assert len(again.cpus_of()) == 1
-
-
-def test_not_while_a_container_runs_on_the_old_allocation() -> None:
-    """Its CPUs would be pulled from under it; the kubelet tries again."""
-    first = made(view("u", cpus(2)))
+    assert len(made(view("u", cpus(1)), ledger=holding(first)).cpus_of()) == 1
     running = container(claims=[{"uid": "u", "driver": "dra.cpu"}])
     text = refused(view("u", cpus(1)), ledger=holding(first, containers=(running,)))
-    assert "work" in text
+    assert "was allocated anew while container work of pod ns/p still runs" in text
     assert "retried" in text
 
 
@@ -124,25 +118,24 @@ def test_what_cannot_be_prepared_is_refused_by_name(entry: dict[str, Any], text:
 
 
 def test_hugepages_are_never_promised_twice() -> None:
-    """A claim over what is unclaimed is refused with the arithmetic, whatever the scheduler thought."""
+    """A claim over what is unclaimed is refused with the arithmetic, also where a damaged file tells what is held."""
     first = made(view("u1", memory("500Mi", kind="hugepages-2m")), "dra.memory")
-    text = refused(view("u2", memory("64Mi", kind="hugepages-2m")), "dra.memory", holding(first))
-    assert "12582912 of 536870912 unclaimed" in text
+    broken = ClaimFile("dra.memory", "x", None, frozenset(), "damaged", {"hugepages-2m-numa000": 500 << 20})
+    for ledger in (holding(first), Ledger({("dra.memory", "x"): broken})):
+        text = refused(view("u2", memory("64Mi", kind="hugepages-2m")), "dra.memory", ledger)
+        assert "12582912 of 536870912 unclaimed" in text
     assert "not whole pages" in refused(view("u3", memory("3Mi", kind="hugepages-2m")), "dra.memory")
 
 
 def test_a_lost_record_is_rebuilt_from_what_containers_hold() -> None:
-    """The CPUs stay those that the container really has."""
-    claim_view = view("u", cpus(2))
-    record = made(claim_view, ledger=lost("u", {"": frozenset({4, 5})}))
-    assert record.cpus_of() == {4, 5}
-    assert record.rebuilt
-    assert made(claim_view, ledger=holding(record)).cpus_of() == {4, 5}
-
-
-def test_what_does_not_fit_the_allocation_is_not_rebuilt() -> None:
-    """Three CPUs held for a claim of two are somebody else's mistake; they stay held, without a record."""
-    assert "cannot be rebuilt" in refused(view("u", cpus(2)), ledger=lost("u", {"": frozenset({3, 4, 5})}))
+    """The CPUs stay those that the container really has, or it is refused; one that has none is chosen for anew."""
+    found = view("u", cpus(2))
+    record = made(found, ledger=lost("u", {"": frozenset({4, 5})}))
+    assert (record.cpus_of(), record.rebuilt) == ({4, 5}, True)
+    assert made(found, ledger=holding(record)).cpus_of() == {4, 5}
+    for seen in ({1}, {3, 4, 5}):
+        assert "cannot be rebuilt" in refused(found, ledger=lost("u", {"": frozenset(seen)}))
+    assert made(found, ledger=lost("u", {"": frozenset()})).cpus_of() == {1, 5}
 
 
 def test_a_cpu_that_two_claims_hold_is_not_free_for_either() -> None:
@@ -155,13 +148,6 @@ def test_a_cpu_that_two_claims_hold_is_not_free_for_either() -> None:
     assert Ledger(files).held_cpus("b") == {0, 1}
     assert Ledger(files).cpu_holders("a") == {1: "b", 2: "b"}
     assert Ledger(files).cpu_holders("b") == {0: "a", 1: "a"}
-
-
-def test_an_unreadable_record_holds_its_hugepages() -> None:
-    """What the environment of a damaged file tells is not given to anybody else."""
-    broken = ClaimFile("dra.memory", "x", None, frozenset(), "damaged", {"hugepages-2m-numa000": 500 << 20})
-    text = refused(view("u", memory("64Mi", kind="hugepages-2m")), "dra.memory", Ledger({("dra.memory", "x"): broken}))
-    assert "12582912 of 536870912 unclaimed" in text
 
 
 def test_each_request_is_given_by_its_own_parameters() -> None:
@@ -181,14 +167,25 @@ def test_several_results_of_one_request_are_all_different() -> None:
     assert len(record.cpus_of(["a"])) == 3
 
 
-def test_bad_parameters_are_refused_by_name() -> None:
+@pytest.mark.parametrize(
+    ("entry", "config", "text"),
+    [
+        (cpus(2, "r"), opaque({"strategy": "best"}, from_class=True), "FromClass: cpuConfig.strategy: 'best'"),
+        (
+            memory("64Mi", "r"),
+            memory_opaque({"mount": {"path": "/h"}}),
+            "FromClaim: memoryConfig.mount: is for hugepag",
+        ),
+    ],
+)
+def test_bad_parameters_are_refused_by_name(entry: dict[str, Any], config: dict[str, Any], text: str) -> None:
     """The refusal names claim, request, source and field."""
-    text = refused(view("u", cpus(2), config=(opaque({"strategy": "best"}, from_class=True),)))
-    assert text.startswith("claim ns/claim-u: request cpus: parameters FromClass: cpuConfig.strategy: 'best'")
+    shown = refused(view("u", entry, config=(config,)), entry["driver"])
+    assert shown.startswith(f"claim ns/claim-u: request r: parameters {text}")
 
 
 def test_other_parameters_under_the_same_results_are_another_allocation() -> None:
-    """The CPUs are chosen anew, unless the record is of a release that did not record parameters."""
+    """What is given is chosen anew, unless the record is of a release that did not record parameters."""
     first = made(view("u", cpus(2)))
     spread = view("u", cpus(2), config=(opaque({"strategy": "spread"}),))
     assert made(spread, ledger=holding(first)).cpus_of() != first.cpus_of()
@@ -196,6 +193,11 @@ def test_other_parameters_under_the_same_results_are_another_allocation() -> Non
     assert made(spread, ledger=holding(old)).cpus == first.cpus
     bad = view("u", cpus(2), config=(opaque({"strategy": "best"}),))
     assert made(bad, ledger=holding(first)).cpus == first.cpus
+    first = made(view("u", memory("64Mi")), "dra.memory")
+    limited = view("u", memory("64Mi"), config=(memory_opaque({"limit": "claim"}),))
+    assert made(limited, "dra.memory", holding(first)).memory_parameters_of("memory").limit == "claim"
+    old = first.model_copy(update={"memory_parameters": {}})
+    assert made(limited, "dra.memory", holding(old)).memory_parameters == {}
 
 
 def named(cpu_list: str, *requests: str) -> dict[str, Any]:
@@ -289,15 +291,17 @@ def test_a_rebuilt_record_tells_what_each_device_gave() -> None:
     assert rebuilt(INVENTORY, {3}, single(3)) == [("cpudev003", [3])]
 
 
-def test_a_rebuilt_record_keeps_cpus_whatever_its_parameters_are() -> None:
-    """Its containers run; parameters are recorded where they can be read."""
-    good = view("u", cpus(2), config=(opaque({"sharing": "pod"}),))
-    bad = view("u", cpus(2), config=(opaque({"sharing": "all"}),))
-    records = [made(each, ledger=lost("u", {"": frozenset({4, 5})})) for each in (good, bad)]
-    assert [(r.sharing, sorted(r.cpus_of())) for r in records] == [
-        ("pod", [4, 5]),
-        ("container", [4, 5]),
-    ]
+def test_a_rebuilt_record_has_its_parameters_where_they_can_be_read() -> None:
+    """Its containers run: what this release refuses takes neither CPUs nor memory from them."""
+    seen, running = lost("u", {"": frozenset({4, 5})}), lost("u", {"": frozenset()}, "dra.memory")
+    good, bad = (made(view("u", cpus(2), config=(opaque({"sharing": how}),)), ledger=seen) for how in ("pod", "all"))
+    assert [(r.sharing, sorted(r.cpus_of())) for r in (good, bad)] == [("pod", [4, 5]), ("container", [4, 5])]
+    good, bad = (
+        made(view("u", memory("64Mi"), config=(memory_opaque({"limit": limit}),)), "dra.memory", running)
+        for limit in ("claim", "all")
+    )
+    assert good.memory_parameters_of("memory").limit == "claim"
+    assert (bad.memory_parameters, bad.memory) == ({}, good.memory)
 
 
 def test_a_record_of_the_next_release_stays_whole() -> None:
@@ -339,21 +343,6 @@ def test_mounts_of_one_claim_must_not_hide_each_other(one: str, other: str) -> N
     assert made(mounted("/h/1", "/h/1-a"), "dra.memory").memory_parameters_of("b").mount == MemoryMount(path="/h/1-a")
 
 
-def test_bad_memory_parameters_are_refused_by_name() -> None:
-    """The refusal names claim, request, source and field."""
-    text = refused(view("u", memory("64Mi"), config=(memory_opaque({"mount": {"path": "/h"}}),)), "dra.memory")
-    assert text.startswith("claim ns/claim-u: request memory: parameters FromClaim: memoryConfig.mount: is for hugepag")
-
-
-def test_other_memory_parameters_under_the_same_results_make_another_record() -> None:
-    """Unless the record is of a release that did not record them."""
-    first = made(view("u", memory("64Mi")), "dra.memory")
-    limited = view("u", memory("64Mi"), config=(memory_opaque({"limit": "claim"}),))
-    assert made(limited, "dra.memory", holding(first)).memory_parameters_of("memory").limit == "claim"
-    old = first.model_copy(update={"memory_parameters": {}})
-    assert made(limited, "dra.memory", holding(old)).memory_parameters == {}
-
-
 def test_lost_memory_is_rebuilt_whatever_its_device_has_left() -> None:
     """Pages in use stay the claim's when their device shrank or is gone: its name tells NUMA node and page size."""
     limit = (memory_opaque({"limit": "claim"}, "plain"), memory_opaque({"mount": {"path": "/h"}}, "huge"))
@@ -370,15 +359,3 @@ def test_lost_memory_is_rebuilt_whatever_its_device_has_left() -> None:
     assert record.memory_parameters_of("huge").mount == MemoryMount(path="/h")
     strange = view("u", memory("64Mi", kind="hugepages-3x"))
     assert "no memory device node-a-hugepages-3x/hugepages-3x-numa000" in refused(strange, "dra.memory", running)
-
-
-def test_a_rebuilt_memory_record_has_its_parameters_where_they_can_be_read() -> None:
-    """Limits and protection are the same as before the loss; what cannot be read takes no memory away."""
-    running = lost("u", {"": frozenset()}, "dra.memory")
-    good, bad = (
-        made(view("u", memory("64Mi"), config=(memory_opaque(fields),)), "dra.memory", running)
-        for fields in ({"limit": "claim"}, {"limit": "all"})
-    )
-    assert good.memory_parameters_of("memory").limit == "claim"
-    assert bad.memory_parameters == {}
-    assert bad.memory == good.memory

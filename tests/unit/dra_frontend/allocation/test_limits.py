@@ -11,7 +11,7 @@ from dra_frontend.devices.inventory import build_inventory
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config, MemoryProtection
 
-from tests.rigs.decisions import container, decided, holding, lost, refused, view
+from tests.rigs.decisions import container, decided, holding, refused, view
 from tests.strategies.claims import NODE, cpus, memory, memory_opaque, opaque
 from tests.strategies.machines import Core, assemble, machine
 
@@ -113,15 +113,8 @@ def test_a_claim_that_is_being_released_keeps_its_record() -> None:
     old = decided(view("u", cpus(2)), INVENTORY, ledger=holding(decided(view("other", cpus(1)), INVENTORY)))
     leaving = Ledger({}, holding(old).files, (running,))
     assert decided(view("u", cpus(2)), INVENTORY, ledger=leaving) == old
-    assert "was allocated anew while container work" in refused(view("u", cpus(1)), INVENTORY, ledger=leaving)
     gone = Ledger({}, holding(old).files)
     assert len(decided(view("u", cpus(1)), INVENTORY, ledger=gone).cpus_of()) == 1
-
-
-def test_a_lost_claim_is_not_moved_under_its_container() -> None:
-    """What does not fit what its containers hold is refused and retried; one that holds nothing is chosen for anew."""
-    assert "cannot be rebuilt" in refused(view("u", cpus(2)), INVENTORY, ledger=lost("u", {"": frozenset({1})}))
-    assert decided(view("u", cpus(2)), INVENTORY, ledger=lost("u", {"": frozenset()})).cpus_of() == {1, 5}
 
 
 def bomb(parameters: Any) -> dict[str, Any]:

@@ -55,14 +55,6 @@ def view(clock: Clock) -> BackendView:
     return view
 
 
-def test_nothing_was_heard_yet(clock: Clock) -> None:
-    """Before the first lease there is no enforcement, and the text says where to look."""
-    view = BackendView(clock)
-    assert not view.live
-    assert "nri-backend" in view.problem
-    assert view.age is None
-
-
 def test_a_lease_lasts_ten_seconds(clock: Clock, view: BackendView) -> None:
     """A starved node is late; after ten seconds of silence the lease is over."""
     clock.now += LEASE_SECONDS - 0.1
@@ -75,22 +67,20 @@ def test_a_lease_lasts_ten_seconds(clock: Clock, view: BackendView) -> None:
 
 
 def test_a_lease_without_containers_says_that_they_are_known(view: BackendView) -> None:
-    """The same generation is the same state; another one is not known until it was told."""
+    """The same generation is the same state; another one, or another backend's, is not known until it was told.
+
+    What was reported before is kept until then: CPUs stay held.
+    """
     view.renew(status(1))
     assert (view.live, view.generation) == (True, 1)
     view.renew(status(2))
-    assert (view.live, view.generation) == (False, 1)
+    assert (view.live, view.generation, list(view.containers)) == (False, 1, ["c"])
     assert "every container" in view.problem
-    assert list(view.containers) == ["c"]
     view.renew(status(2), [])
     assert (view.live, view.generation, view.containers) == (True, 2, {})
-
-
-def test_another_backend_tells_everything_anew(view: BackendView) -> None:
-    """Its generation counts from the beginning. What the former one reported is kept until then: CPUs stay held."""
+    view.renew(status(2), [container()])
     view.renew(status(1, instance="j"))
-    assert (view.live, view.generation) == (False, 0)
-    assert list(view.containers) == ["c"]
+    assert (view.live, view.generation, list(view.containers)) == (False, 0, ["c"])
     view.renew(status(1, instance="j"), [container("d")])
     assert (view.live, list(view.containers)) == (True, ["d"])
 
@@ -114,26 +104,23 @@ def test_only_what_changed_is_news(view: BackendView) -> None:
         ({"enforced": False}, "silent"),
     ],
 )
-def test_what_is_missing_is_named(view: BackendView, changes: dict[str, Any], text: str) -> None:
-    """The problem tells an operator what to look at."""
+def test_what_is_missing_is_named(clock: Clock, view: BackendView, changes: dict[str, Any], text: str) -> None:
+    """The problem tells an operator what to look at; before the first lease, where to look."""
     view.renew(status().model_copy(update=changes))
     assert text in view.problem
-
-
-def test_a_standby_is_live_but_does_not_lead(view: BackendView) -> None:
-    """During an upgrade the new pod prepares claims while the old one's backend still enforces."""
-    view.renew(status(active=False))
-    assert view.live
-    assert not view.leads
+    unheard = BackendView(clock)
+    assert (unheard.live, unheard.age) == (False, None)
+    assert "see the log of its container" in unheard.problem
 
 
 @pytest.mark.fault("frontend A1", "backend A6")
-def test_a_standby_whose_leader_is_silent_prepares_nothing(view: BackendView) -> None:
-    """Its word counts only while somebody enforces. It is no reason to be unready: the roll-out must go on."""
+def test_a_standby_prepares_while_somebody_enforces(view: BackendView) -> None:
+    """The new pod of an upgrade leads nothing. That nobody enforces is no reason to be unready: it must go on."""
+    view.renew(status(active=False))
+    assert (view.live, view.leads) == (True, False)
     view.renew(status(active=False, enforced=False))
-    assert not view.live
     assert "no nri-backend enforces on this node" in view.problem
-    assert view.failing == ""
+    assert (view.live, view.failing) == (False, "")
 
 
 def test_a_newer_backend_is_understood() -> None:

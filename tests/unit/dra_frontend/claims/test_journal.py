@@ -158,12 +158,3 @@ def test_entries_of_a_newer_release_are_passed_over(path: Path) -> None:
     data[: 64 + len(line)] = head.ljust(64) + line
     path.write_bytes(bytes(data))
     assert Journal(path).read() == Entries({A: NAMES[A]})
-
-
-def test_leftovers_of_a_death_are_removed(path: Path) -> None:
-    """Of this release and of the former one, which wrote a new file each time."""
-    path.parent.mkdir()
-    for suffix in ("abcd1234", "0123"):
-        path.with_name(f".{path.name}.{suffix}").write_text("{")
-    Journal(path).clear_leftovers()
-    assert list(path.parent.iterdir()) == []

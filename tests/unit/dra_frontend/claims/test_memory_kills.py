@@ -20,14 +20,7 @@ RECORD = AllocationRecord(
     results=(AllocationResult(request="memory", pool="node-a-memory", device="memory-numa001"),),
     memory=(
         MemoryAllocation(request="memory", device="memory-numa001", numa_node=1, size=48 << 20, page_bytes=4096),
-        MemoryAllocation(
-            request="pages",
-            device="hugepages-2m-numa001",
-            numa_node=1,
-            size=1 << 21,
-            page_bytes=1 << 21,
-            hugepages=True,
-        ),
+        MemoryAllocation(request="pages", device="h", numa_node=1, size=1 << 21, page_bytes=1 << 21, hugepages=True),
     ),
     memory_parameters={"memory": MemoryParameters(limit="claim")},
 )
@@ -45,6 +38,9 @@ def report(kills: int, container: str = "c1") -> ContainerReport:
         mems=frozenset({1}),
         memory_kills=kills,
     )
+
+
+AWAY = UnavailableError("create event", "connection refused")
 
 
 class Sink:
@@ -72,7 +68,9 @@ class Kills:
     def __init__(self, path: Path, sink: Sink) -> None:
         self.frontend = Frontend(path)
         self.now = 1000.0
-        self.kills = MemoryKills("node-a", self.frontend.store, self.frontend.backend, sink, lambda: self.now)
+        self.kills = MemoryKills(
+            "node-a", self.frontend.store, self.frontend.backend, sink.create_event, lambda: self.now
+        )
 
     async def reported(self, *reports: ContainerReport, after: float = 0.0) -> None:
         """The backend reports containers, and a second passes."""
@@ -133,7 +131,7 @@ async def test_a_container_gets_one_event_in_five_minutes(tmp_path: Path, sink: 
 @pytest.mark.fault("security S11")
 async def test_what_is_kept_is_bounded(tmp_path: Path, sink: Sink, caplog: pytest.LogCaptureFixture) -> None:
     """Of containers that are gone the newest wait for the API server, and that is said; told ones are forgotten."""
-    sink.failures["db"] = [UnavailableError("create event", "connection refused")] * (MOST_GONE + 20)
+    sink.failures["db"] = [AWAY] * (MOST_GONE + 20)
     node = Kills(tmp_path, sink)
     await node.reported(*(report(1, f"c{n}") for n in range(MOST_GONE + 20)))
     node.frontend.backend.containers.clear()
@@ -146,20 +144,9 @@ async def test_what_is_kept_is_bounded(tmp_path: Path, sink: Sink, caplog: pytes
     assert node.kills._killed == {}
 
 
-async def test_a_container_that_is_gone_is_told_of(tmp_path: Path, sink: Sink) -> None:
-    """The kubelet removes it at once; its pod's author wants to know all the same."""
-    node = Kills(tmp_path, sink)
-    sink.failures["db"] = [UnavailableError("create event", "connection refused")]
-    await node.reported(report(1))
-    node.frontend.backend.containers.clear()
-    await node.reported(after=1)
-    assert len(sink.events) == 1
-
-
 async def test_an_event_outlives_a_restart_of_the_api_server(tmp_path: Path, sink: Sink) -> None:
     """It is tried again after a pause, in which others are told; what is refused for good is not, nor what is odd."""
-    away = UnavailableError("create event", "connection refused")
-    sink.failures = {"db": [away] * 3, "bad": [InvalidError("create event", "no")], "odd": [ValueError("odd")]}
+    sink.failures = {"db": [AWAY] * 3, "bad": [InvalidError("create event", "no")], "odd": [ValueError("odd")]}
     node = Kills(tmp_path, sink)
     named = [report(1, f"c-{name}").model_copy(update={"pod_name": name}) for name in ("odd", "bad", "other")]
     await node.reported(report(1), *named)
@@ -171,7 +158,7 @@ async def test_an_event_outlives_a_restart_of_the_api_server(tmp_path: Path, sin
 
 async def test_attempts_to_create_an_event_end(tmp_path: Path, sink: Sink) -> None:
     """An API server that never comes back leaves nothing behind that goes on for ever."""
-    sink.failures = {"db": [UnavailableError("create event", "connection refused")] * 99}
+    sink.failures = {"db": [AWAY] * 99}
     node = Kills(tmp_path, sink)
     for _ in range(20):
         await node.reported(report(1), after=200)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from dra_frontend.allocation.claim import ClaimView, read_claim
-from dra_frontend.claims.metadata import with_metadata
+from dra_frontend.claims.metadata import MetadataFiles
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.kubelet.values import Failure, Prepared
 from numa_contract.config import Config
-from numa_contract.errors import MalformedError
+from numa_contract.records import AllocationRecord
 
 from tests.rigs.decisions import decided
 from tests.rigs.frontend import Claims, Frontend
@@ -20,6 +20,7 @@ from tests.strategies.claims import NODE, claim, cpus, memory, result
 from tests.strategies.machines import machine
 
 PLUGINS = "/var/lib/kubelet/plugins"
+FILES = MetadataFiles(PLUGINS, enabled=True)
 
 
 def offered(**config: Any) -> Inventory:
@@ -27,75 +28,62 @@ def offered(**config: Any) -> Inventory:
     return build_inventory(machine(), Config(reserved_cpus=frozenset({0}), **config), NODE)
 
 
-def view(*results: dict[str, Any], uid: str = "u", pod_claim: str = "", **more: Any) -> ClaimView:
-    """An allocated claim; with ``pod_claim`` one that was made from a template."""
-    return read_claim(document(*results, uid=uid, pod_claim=pod_claim, **more))
-
-
 def document(*results: dict[str, Any], uid: str = "u", pod_claim: str = "", **more: Any) -> dict[str, Any]:
-    """The same as the API server has it."""
+    """An allocated claim; with ``pod_claim`` one that was made from a template."""
     found = claim(uid, *results, **more)
     if pod_claim:
         found["metadata"]["annotations"] = {"resource.kubernetes.io/pod-claim-name": pod_claim}
     return found
 
 
-def told(found: ClaimView, driver: str = "dra.cpu", inventory: Inventory | None = None) -> dict[str, Any]:
-    """The documents by request."""
+def described(found: ClaimView, driver: str = "dra.cpu", inventory: Inventory | None = None) -> AllocationRecord:
+    """The claim's record with metadata."""
     inventory = inventory or offered()
-    record = with_metadata(decided(found, inventory, driver), found, inventory, PLUGINS)
+    return FILES.describe(decided(found, inventory, driver), found, inventory)
+
+
+def told(*results: dict[str, Any], driver: str = "dra.cpu", inventory: Inventory | None = None) -> dict[str, Any]:
+    """The documents by request."""
+    record = described(read_claim(document(*results)), driver, inventory)
     return {request: json.loads(file.content) for request, file in record.metadata.items()}
 
 
 def test_a_device_is_told_as_it_is_published_and_how_much_of_it() -> None:
     """The form is the one that KubeVirt and others read: claim, requests, devices with their attributes by type."""
-    document = told(view(cpus(2), uid="u7"))["cpus"]
+    document = told(cpus(2))["cpus"]
     (device,) = document.pop("requests")[0]["devices"]
     assert document == {
         "apiVersion": "metadata.resource.k8s.io/v1beta1",
         "kind": "DeviceMetadata",
-        "metadata": {"name": "claim-u7", "namespace": "ns", "uid": "u7", "generation": 1},
+        "metadata": {"name": "claim-u", "namespace": "ns", "uid": "u", "generation": 1},
     }
     assert (device["driver"], device["pool"], device["name"]) == ("dra.cpu", NODE, "cpudevnuma000")
     attributes = device["attributes"]
     assert attributes["resource.kubernetes.io/numaNode"] == {"int": 0}
     assert attributes["dra.cpu/smtEnabled"] == {"bool": True}
     assert attributes["dra.cpu/allocatedNumCPUs"] == {"int": 2}
-
-
-def test_memory_tells_its_bytes() -> None:
-    """What a claim took of a memory device is told in bytes."""
-    (device,) = told(view(memory("512Mi")), "dra.memory")["memory"]["requests"][0]["devices"]
+    (device,) = told(memory("512Mi"), driver="dra.memory")["memory"]["requests"][0]["devices"]
     assert device["attributes"]["dra.memory/allocatedBytes"] == {"int": 512 << 20}
     assert device["attributes"]["dra.memory/pageSize"] == {"string": "4Ki"}
-
-
-def test_a_single_cpu_is_told_without_an_amount() -> None:
-    """Nothing is consumed of a device that is given whole; its CPU is an attribute."""
-    inventory = offered(cpu_device_mode="individual")
-    (device,) = told(view(result("one", "dra.cpu", "cpudev003")), inventory=inventory)["one"]["requests"][0]["devices"]
+    # Nothing is consumed of a device that is given whole; its CPU is an attribute.
+    single = told(result("one", "dra.cpu", "cpudev003"), inventory=offered(cpu_device_mode="individual"))
+    (device,) = single["one"]["requests"][0]["devices"]
     assert device["attributes"]["dra.cpu/cpuID"] == {"int": 3}
     assert "dra.cpu/allocatedNumCPUs" not in device["attributes"]
 
 
 def test_each_request_has_a_file_of_its_own() -> None:
     """By base name in paths, by full name inside; what is only watched, or another driver's, is not in it."""
-    found = view(
-        cpus(1, "a"), cpus(1, "b/big"), memory("1Mi", "m"), result("w", "dra.cpu", "cpudevnuma000", adminAccess=True)
-    )
-    documents = told(found)
-    assert {name: [r["name"] for r in one["requests"]] for name, one in documents.items()} == {
-        "a": ["a"],
-        "b": ["b/big"],
-    }
-    assert told(found, "dra.memory").keys() == {"m"}
+    watched = result("w", "dra.cpu", "cpudevnuma000", adminAccess=True)
+    found = (cpus(1, "a"), cpus(1, "b/big"), memory("1Mi", "m"), watched)
+    named = {name: [request["name"] for request in one["requests"]] for name, one in told(*found).items()}
+    assert named == {"a": ["a"], "b": ["b/big"]}
+    assert told(*found, driver="dra.memory").keys() == {"m"}
 
 
 def test_a_claim_of_a_template_goes_by_its_name_in_the_pod() -> None:
     """The pod's author does not know the generated name: annotation and path tell the one that is in the manifest."""
-    found = view(cpus(1), pod_claim="pinned")
-    record = with_metadata(decided(found, offered()), found, offered(), PLUGINS)
-    file = record.metadata["cpus"]
+    file = described(read_claim(document(cpus(1), pod_claim="pinned"))).metadata["cpus"]
     root = "/var/run/kubernetes.io/dra-device-attributes"
     assert file.mount_path == f"{root}/resourceclaimtemplates/pinned/cpus/dra.cpu-metadata.json"
     assert file.host_path == f"{PLUGINS}/dra.cpu/dra-device-metadata/ns_claim-u/cpus/metadata.json"
@@ -104,18 +92,11 @@ def test_a_claim_of_a_template_goes_by_its_name_in_the_pod() -> None:
 
 def test_what_was_told_stays_told() -> None:
     """Prepared again after attributes have changed, the record and so the CDI file stay the same."""
-    found = view(cpus(2))
-    first = with_metadata(decided(found, offered()), found, offered(), PLUGINS)
-    assert with_metadata(first, found, offered(group_by="socket"), PLUGINS) == first
-    moved = with_metadata(first, found, offered(), "/kubelet/plugins")
+    found = read_claim(document(cpus(2)))
+    first = described(found)
+    assert FILES.describe(first, found, offered(group_by="socket")) == first
+    moved = MetadataFiles("/kubelet/plugins").describe(first, found, offered())
     assert moved.metadata["cpus"].host_path.startswith("/kubelet/plugins/dra.cpu/")
-
-
-def test_a_name_that_is_a_path_is_refused() -> None:
-    """Nobody's name leads out of the plugin's directory."""
-    found = view(cpus(2), pod_claim="../../etc")
-    with pytest.raises(MalformedError, match="may not become part of a path"):
-        with_metadata(decided(found, offered()), found, offered(), PLUGINS)
 
 
 class Node(Frontend):
@@ -149,13 +130,16 @@ def node(tmp_path: Path) -> Node:
 
 
 async def test_the_file_is_there_when_the_cdi_file_names_it(node: Node) -> None:
-    """Readable by all, nothing half written beside it, at the path that is mounted."""
-    await node.has(document(cpus(2)))
+    """Readable by all, nothing half written beside it, at the path that is mounted; Unprepare takes all of it."""
+    await node.has(document(cpus(1)))
+    await node.has(document(cpus(1), uid="v"))
     (mount,) = node.mounts()
     assert mount["hostPath"] == str(node.metadata())
     assert json.loads(node.metadata().read_text())["metadata"]["uid"] == "u"
     assert stat.S_IMODE(node.metadata().stat().st_mode) == 0o644
     assert [path.name for path in node.metadata().parent.iterdir()] == ["metadata.json"]
+    await node.unprepare("u")
+    assert [path.name for path in node.plugins.iterdir()] == ["ns_claim-v"]
 
 
 async def test_switched_off_there_is_nothing(tmp_path: Path) -> None:
@@ -166,14 +150,6 @@ async def test_switched_off_there_is_nothing(tmp_path: Path) -> None:
     assert not node.plugins.exists()
 
 
-async def test_unprepare_takes_the_file(node: Node) -> None:
-    """Directory and all; another claim's stays."""
-    await node.has(document(cpus(1)))
-    await node.has(document(cpus(1), uid="v"))
-    await node.unprepare("u")
-    assert [path.name for path in node.plugins.iterdir()] == ["ns_claim-v"]
-
-
 async def test_a_namesakes_file_is_not_taken(node: Node) -> None:
     """Deleted by force and made anew, a claim has the directory of its forerunner, whose unprepare comes late."""
     await node.has(document(cpus(1), name="same"))
@@ -182,23 +158,18 @@ async def test_a_namesakes_file_is_not_taken(node: Node) -> None:
     assert json.loads(node.metadata("same").read_text())["metadata"]["uid"] == "v"
 
 
-async def test_a_disk_that_refuses_costs_the_mount_only(node: Node) -> None:
+@pytest.mark.parametrize("why", ["disk", "name"])
+async def test_what_refuses_a_file_costs_the_mount_only(node: Node, why: str) -> None:
     """The claim is prepared without metadata, and that is counted; the next Prepare tries again."""
-    node.plugins.parent.mkdir(parents=True)
-    node.plugins.write_text("in the way")
-    await node.has(document(cpus(2)))
+    if why == "disk":
+        node.plugins.parent.mkdir(parents=True)
+        node.plugins.write_text("in the way")
+    await node.has(document(cpus(2), pod_claim="" if why == "disk" else "../../etc"))
     assert not node.mounts()
     assert node.metadata_failures == ["dra.cpu"]
-    node.plugins.unlink()
+    node.plugins.unlink(missing_ok=True)
     await node.has(document(cpus(2)))
     assert node.mounts()[0]["hostPath"] == str(node.metadata())
-
-
-async def test_a_name_that_is_no_path_part_costs_the_mount_only(node: Node) -> None:
-    """The claim itself never fails for its metadata."""
-    await node.has(document(cpus(2), pod_claim="../x"))
-    assert not node.mounts()
-    assert node.metadata_failures == ["dra.cpu"]
 
 
 async def test_a_failed_prepare_leaves_no_file(node: Node) -> None:
@@ -209,20 +180,18 @@ async def test_a_failed_prepare_leaves_no_file(node: Node) -> None:
     assert list(node.plugins.iterdir()) == []
 
 
-async def test_a_lost_file_comes_back_with_the_same_content(node: Node) -> None:
-    """Upkeep sees within a second that it is gone; the CDI file does not change."""
+async def test_lost_files_come_back_together(node: Node) -> None:
+    """Within a second, with the same content: a CDI file that is written again names no file that is not there."""
     await node.has(document(cpus(2)))
     cdi = node.file("u")
     before = node.metadata().read_text(), cdi.read_text()
-    node.metadata().unlink()
-    node.metadata().parent.rmdir()
-    await node.reconciler.scan()
-    assert (node.metadata().read_text(), cdi.read_text()) == before
-
-
-async def test_what_cannot_come_back_is_not_mounted(node: Node) -> None:
-    """A container with a mount that has no source would not start at all."""
-    await node.has(document(cpus(2)))
+    for lost in ([node.metadata()], [node.metadata(), cdi]):
+        for path in lost:
+            path.unlink()
+        node.metadata().parent.rmdir()
+        await node.reconciler.scan()
+        assert (node.metadata().read_text(), cdi.read_text()) == before
+    # A container with a mount that has no source would not start at all.
     node.metadata().unlink()
     node.metadata().parent.rmdir()
     node.metadata().parent.write_text("in the way")
@@ -231,24 +200,17 @@ async def test_what_cannot_come_back_is_not_mounted(node: Node) -> None:
     assert node.store.ledger.held_cpus()
 
 
-async def test_both_files_lost_come_back_together(node: Node) -> None:
-    """A CDI file that is written again from memory never names a file that is not there."""
-    await node.has(document(cpus(2)))
-    cdi = node.file("u")
-    before = cdi.read_bytes()
-    cdi.unlink()
-    node.metadata().unlink()
-    await node.store.transact(lambda _: None)
-    assert cdi.read_bytes() == before
-    assert node.metadata().exists()
-
-
-async def test_a_start_sweeps_what_belongs_to_no_claim(node: Node) -> None:
-    """Left by a death between two steps; the files of claims stay."""
+@pytest.mark.parametrize(("peer", "left"), [(False, ["ns_claim-u"]), (True, ["ns_claim-u", "ns_gone"])])
+async def test_a_start_sweeps_what_belongs_to_no_claim(node: Node, peer: bool, left: list[str]) -> None:
+    """Left by a death between two steps. A file without a record does not tell which directory is its claim's."""
     await node.has(document(cpus(2)))
     (node.plugins / "ns_gone" / "cpus").mkdir(parents=True)
+    if peer:
+        device = {"name": "claim-v", "containerEdits": {"env": ["DRA_CPUSET_v=4-5"]}}
+        of_peer = {"cdiVersion": "0.8.0", "kind": "dra.k8s.io/cpu", "devices": [device]}
+        node.file("v").write_text(json.dumps(of_peer))
     await Node(node.root).store.start()
-    assert [path.name for path in node.plugins.iterdir()] == ["ns_claim-u"]
+    assert sorted(path.name for path in node.plugins.iterdir()) == left
 
 
 async def test_metadata_that_cannot_be_listed_stops_nothing(node: Node, caplog: pytest.LogCaptureFixture) -> None:
@@ -257,17 +219,6 @@ async def test_metadata_that_cannot_be_listed_stops_nothing(node: Node, caplog: 
     node.plugins.write_text("")
     await node.store.start()
     assert "metadata files cannot be listed" in caplog.text
-
-
-async def test_nothing_is_swept_while_a_claim_has_no_name(node: Node) -> None:
-    """A file without a record, such as the CPU peer's, does not tell which directory is its claim's."""
-    await node.has(document(cpus(2)))
-    other = node.file("v")
-    device = {"name": "claim-v", "containerEdits": {"env": ["DRA_CPUSET_v=4-5"]}}
-    other.write_text(json.dumps({"cdiVersion": "0.8.0", "kind": "dra.k8s.io/cpu", "devices": [device]}))
-    (node.plugins / "ns_peer").mkdir()
-    await Node(node.root).store.start()
-    assert sorted(path.name for path in node.plugins.iterdir()) == ["ns_claim-u", "ns_peer"]
 
 
 async def test_a_rebuilt_claim_mounts_what_it_mounted(node: Node) -> None:

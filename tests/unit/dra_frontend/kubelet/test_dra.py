@@ -51,15 +51,18 @@ BAD = PreparedDevice(("r",), "pool \udcff", "d", ("i",))
         (Prepared(()), "without any device"),
         (Failure(""), "unknown error"),
         (Failure("file \udcff.json"), "file "),
+        (Failure("x\n2026 ERROR forged\r\x1b[2J" + "é" * 9000), r"x\n2026 ERROR forged\r\x1b[2J"),
         (Prepared((BAD,)), "cannot be written"),
     ],
-    ids=["empty", "no text", "broken text", "not text"],
+    ids=["empty", "no text", "broken text", "long text", "not text"],
 )
-@pytest.mark.fault("protocol trap 4.9")
+@pytest.mark.fault("protocol trap 4.9", "security S10")
 def test_a_failure_arrives_as_a_failure_and_fails_alone(answer: Prepared | Failure, error: str) -> None:
-    """An empty answer or text would read as success, and what is not text cannot be sent at all."""
+    """An empty answer or text would read as success; any text goes into logs and events: short, and one line."""
     claims = written(bad=answer, good=Prepared((DEVICE,))).claims
     assert error in claims["bad"].error
+    assert len(claims["bad"].error.encode()) <= 1024
+    assert claims["bad"].error.isprintable()
     assert claims["good"].devices[0].device_name == "cpudevnuma000"
     response = dra_v1_pb2.NodeUnprepareResourcesResponse.FromString(write_unprepared({"bad": answer, "good": None}))
     assert bool(response.claims["bad"].error) == isinstance(answer, Failure)

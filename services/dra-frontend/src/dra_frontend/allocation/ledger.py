@@ -45,21 +45,16 @@ class Ledger:
 
     def _strays(self) -> list[tuple[ContainerReport, ClaimUse, frozenset[int]]]:
         """Returns the claims of running containers that nothing else tells of, and the CPUs that they have for them."""
-        files, releasing = self.files, self.releasing
-        found = [
-            (report, use, use.cpus or report.cpus if known else use.cpus)
-            for report in self.containers
+        found = []
+        for report in self.containers:
             # Of those that the backend has a record of it does not repeat the CPUs: they are those of the cgroup.
-            for uses, known in ((report.claims, True), (report.unknown_claims, False))
-            for use in uses[:_MOST_USES]
-            if (use.driver, use.uid) not in files and (use.driver, use.uid) not in releasing
-        ]
-        # A variable alone holds no CPU: only who is really pinned to them does.
-        return [
-            (report, use, cpus)
-            for report, use, cpus in found
-            if report.alive and not report.refused and (cpus or use.driver != CPU_DRIVER)
-        ]
+            for uses, shown in ((report.claims, report.cpus), (report.unknown_claims, frozenset[int]())):
+                for use in uses[:_MOST_USES] if report.alive and not report.refused else ():
+                    key, cpus = (use.driver, use.uid), use.cpus or shown
+                    # A variable alone holds no CPU: only who is really pinned to them does.
+                    if key not in self.files and key not in self.releasing and (cpus or use.driver != CPU_DRIVER):
+                        found.append((report, use, cpus))
+        return found
 
     def lost(self) -> dict[ClaimKey, str]:
         """Returns the claims that should have a record and have none, with the namespace that is known of them."""

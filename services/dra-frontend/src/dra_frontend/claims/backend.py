@@ -166,4 +166,4 @@ class BackendView:
     @property
     def leads(self) -> bool:
         """Whether this pod is the active one of the node: its backend holds the lock and its lease is live."""
-        return self.live and self.status is not None and self.status.active
+        return self.status is not None and self.status.active and not self.problem

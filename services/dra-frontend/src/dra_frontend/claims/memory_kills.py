@@ -4,9 +4,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
 
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import MEMORY_DRIVER
@@ -29,15 +30,6 @@ MOST_GONE: Final = 256
 _log = logging.getLogger(__name__)
 
 
-class EventSink(Protocol):
-    """Where Events go."""
-
-    async def create_event(
-        self, namespace: str, regarding: dict[str, Any], reason: str, note: str, kind: str = "Normal", *, key: str = ""
-    ) -> None:
-        """Creates an Event; one with the same key is a ConflictError. Raises KubeError."""
-
-
 def kill_note(report: ContainerReport, records: Iterable[AllocationRecord], node: str, kills: int) -> str:
     """Returns what happened to a container, with every memory claim that it holds."""
     held = []
@@ -46,13 +38,12 @@ def kill_note(report: ContainerReport, records: Iterable[AllocationRecord], node
         plain = [part for part in record.memory_of(requests or None) if not part.hugepages]
         asked = [record.memory_parameters_of(part.request) for part in plain]
         if plain:
-            where = format_cpu_list(frozenset(part.numa_node for part in plain))
+            where = format_cpu_list(part.numa_node for part in plain)
             size = format_quantity(sum(part.size for part in plain), binary=True)
             limited = any(parameters.limit == "claim" for parameters in asked)
             rule = "it may use no more (limit: claim)" if limited else f"binding: {asked[0].binding}"
-            held.append(
-                f"claim {record.claim.namespace}/{record.claim.name} gives it {size} on NUMA node {where}, {rule}"
-            )
+            name = f"{record.claim.namespace}/{record.claim.name}"
+            held.append(f"claim {name} gives it {size} on NUMA node {where}, {rule}")
     claims = f": {'; '.join(held)}" if held else ""
     nodes = f" on NUMA node {format_cpu_list(report.mems)}" if report.mems else ""
     times = f" {kills} times" if kills > 1 else ""
@@ -71,28 +62,21 @@ class _Container:
     failures: int = 0
 
     @property
-    def pending(self) -> int:
-        return self.report.memory_kills - self.reported
+    def pending(self) -> bool:
+        return self.report.memory_kills > self.reported
 
 
+@dataclass(slots=True, eq=False)
 class MemoryKills:
     """Creates one Event for kills, whichever of several instances were told of them."""
 
-    def __init__(
-        self,
-        node: str,
-        store: ClaimStore,
-        backend: BackendView,
-        sink: EventSink,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._node = node
-        self._store = store
-        self._backend = backend
-        self._sink = sink
-        self._clock = clock
-        self._killed: dict[str, _Container] = {}
-        self._complaints = Complaints(_log, KubeError)
+    _node: str
+    _store: ClaimStore
+    _backend: BackendView
+    _create_event: Callable[..., Awaitable[None]]
+    clock: Callable[[], float] = time.monotonic
+    _killed: dict[str, _Container] = field(default_factory=dict)
+    _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError))
 
     def backend_changed(self) -> None:
         """Takes note of kills. Containers that are gone are forgotten when all is reported."""
@@ -102,7 +86,7 @@ class MemoryKills:
                 self._killed.setdefault(report.id, _Container(report)).report = report
         gone = [key for key in self._killed if key not in containers]
         # Until everything was reported again, silence does not mean that a container is gone.
-        done = [key for key in gone if self._backend.live and self._killed[key].pending == 0]
+        done = [key for key in gone if self._backend.live and not self._killed[key].pending]
         if dropped := [key for key in gone if key not in done][:-MOST_GONE]:
             _log.warning("kills for want of memory are not reported", extra={"containers": len(dropped)})
         for key in (*done, *dropped):
@@ -117,7 +101,7 @@ class MemoryKills:
     async def create_due(self) -> None:
         """Creates the Events that are due. Raises nothing."""
         for one in list(self._killed.values()):
-            if one.pending > 0 and one.due <= self._clock():
+            if one.pending and one.due <= self.clock():
                 try:
                     await self._create(one)
                     self._complaints.well(one.report.id)
@@ -128,21 +112,21 @@ class MemoryKills:
         report, ledger = one.report, self._store.ledger
         uses = [use for use in report.claims if use.driver == MEMORY_DRIVER]
         records = [record for use in uses if (record := ledger.record(use.driver, use.uid)) is not None]
-        note = kill_note(report, records, self._node, one.pending)
+        note = kill_note(report, records, self._node, one.report.memory_kills - one.reported)
         pod = {"namespace": report.pod_namespace, "name": report.pod_name, "uid": report.pod_uid}
         regarding = {"apiVersion": "v1", "kind": "Pod", **pod}
         key = f"{report.id[:16]}.{report.memory_kills}"
         try:
-            await self._sink.create_event(report.pod_namespace, regarding, REASON, note, "Warning", key=key)
-            _log.warning(
-                "killed for want of memory", extra={"pod": f"{report.pod_namespace}/{report.pod_name}", "note": note}
-            )
+            # One with the same key is a ConflictError.
+            await self._create_event(report.pod_namespace, regarding, REASON, note, "Warning", key=key)
+            extra = {"pod": f"{report.pod_namespace}/{report.pod_name}", "note": note}
+            _log.warning("killed for want of memory", extra=extra)
         except ConflictError:
             pass  # reported before a restart, or by the other instance
         except KubeError as error:
             if error.retriable and one.failures < len(RETRY_SECONDS):
-                one.due = self._clock() + RETRY_SECONDS[one.failures]
+                one.due = self.clock() + RETRY_SECONDS[one.failures]
                 one.failures += 1
                 raise
             _log.warning("event given up", extra={"pod": pod, "error": str(error)})
-        one.reported, one.failures, one.due = report.memory_kills, 0, self._clock() + EVENT_SECONDS
+        one.reported, one.failures, one.due = report.memory_kills, 0, self.clock() + EVENT_SECONDS

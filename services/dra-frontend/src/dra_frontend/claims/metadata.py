@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from numa_contract.names import (
     metadata_host_path,
     metadata_mount_path,
 )
-from numa_contract.records import AllocationRecord, AllocationResult, MetadataFile
+from numa_contract.records import AllocationRecord, MetadataFile
 from numa_node.files import replace_file
 
 from dra_frontend.allocation.claim import ClaimView, amount_of
@@ -41,31 +42,16 @@ _ALLOCATED: Final = {CPU_DRIVER: "dra.cpu/allocatedNumCPUs", MEMORY_DRIVER: "dra
 _LARGEST: Final = 1 << 20
 
 
-def with_metadata(record: AllocationRecord, view: ClaimView, inventory: Inventory, plugins: str) -> AllocationRecord:
-    """Returns the record with a metadata file for each request; what it has in the right place already stays.
-
-    ``plugins`` is the kubelet's directory of plugins. Raises MalformedError when a name may not be part of a path.
-    """
-    claim, driver = record.claim, record.driver
-    files: dict[str, MetadataFile] = {}
-    for request in record.requests:
-        host = metadata_host_path(plugins, driver, claim.namespace, claim.name, request)
-        known = record.metadata.get(request)
-        if known is not None and known.host_path == host:
-            files[request] = known
-            continue
-        mounted = metadata_mount_path(driver, claim.name, view.pod_claim_name, request)
-        content = json.dumps(_document(view, driver, request, inventory), separators=(",", ":"))
-        files[request] = MetadataFile(host_path=host, mount_path=mounted, content=content)
-    return record.model_copy(update={"metadata": files})
-
-
 def _document(view: ClaimView, driver: str, request: str, inventory: Inventory) -> dict[str, Any]:
     """Returns the document of one request (base name); inside, a request keeps its full name with the subrequest."""
     by_name: dict[str, list[dict[str, Any]]] = {}
-    for result in view.results[driver]:
-        if result.base == request:
-            by_name.setdefault(result.request, []).append(_device(driver, result, inventory))
+    for result in [result for result in view.results[driver] if result.base == request]:
+        device, taken = inventory.device(driver, result.pool, result.device), amount_of(driver, result)
+        attributes = {} if device is None else {n: attribute_document(v) for n, v in device.attributes.items()}
+        if taken is not None:
+            attributes[_ALLOCATED[driver]] = attribute_document(int(taken))
+        entry = {"driver": driver, "pool": result.pool, "name": result.device, "attributes": attributes}
+        by_name.setdefault(result.request, []).append(entry)
     claim = view.claim
     return {
         "apiVersion": API_VERSION,
@@ -76,39 +62,64 @@ def _document(view: ClaimView, driver: str, request: str, inventory: Inventory) 
     }
 
 
-def _device(driver: str, result: AllocationResult, inventory: Inventory) -> dict[str, Any]:
-    device, taken = inventory.device(driver, result.pool, result.device), amount_of(driver, result)
-    attributes = {} if device is None else {n: attribute_document(v) for n, v in device.attributes.items()}
-    if taken is not None:
-        attributes[_ALLOCATED[driver]] = attribute_document(int(taken))
-    return {"driver": driver, "pool": result.pool, "name": result.device, "attributes": attributes}
-
-
-def _uncounted(_driver: str) -> None:
-    """Counts nothing."""
-
-
+@dataclass(slots=True, eq=False)
 class MetadataFiles:
     """The files below ``plugins``, the kubelet's directory of plugins. Blocks; wants the claims lock to be held."""
 
-    def __init__(self, plugins: str = "", *, enabled: bool = False, failed: Callable[[str], None] = _uncounted) -> None:
-        self._plugins = plugins
-        self.enabled = enabled
-        """Whether new records get metadata; files of those that have it are kept in any case."""
-        self._failed = failed
+    plugins: str = ""
+    enabled: bool = False
+    """Whether new records get metadata; files of those that have it are kept in any case."""
+    failed: Callable[[str], object] = str
+    """Called with the driver of a claim for which a file could not be made."""
 
     def describe(self, record: AllocationRecord, view: ClaimView, inventory: Inventory) -> AllocationRecord:
-        """Returns the record with what its containers shall know, as far as names allow it. Writes nothing."""
+        """Returns the record with a metadata file for each request, as far as names allow it. Writes nothing.
+
+        What it has in the right place already stays.
+        """
+        claim, driver = record.claim, record.driver
+        files: dict[str, MetadataFile] = {}
         try:
-            return with_metadata(record, view, inventory, self._plugins)
+            for request in record.requests:
+                host = metadata_host_path(self.plugins, driver, claim.namespace, claim.name, request)
+                file = record.metadata.get(request)
+                if file is None or file.host_path != host:
+                    mounted = metadata_mount_path(driver, claim.name, view.pod_claim_name, request)
+                    content = json.dumps(_document(view, driver, request, inventory), separators=(",", ":"))
+                    file = MetadataFile(host_path=host, mount_path=mounted, content=content)
+                files[request] = file
         except MalformedError as error:
             self._give_up(record, "", error)
             return record
+        return record.model_copy(update={"metadata": files})
 
     def place(self, record: AllocationRecord) -> AllocationRecord:
         """Makes the files say what the record says; returns it without those that cannot be written."""
         placed = {request: file for request, file in record.metadata.items() if self._placed(record, request, file)}
         return record if len(placed) == len(record.metadata) else record.model_copy(update={"metadata": placed})
+
+    def _placed(self, record: AllocationRecord, request: str, file: MetadataFile) -> bool:
+        claim = record.claim
+        try:
+            path = metadata_host_path(self.plugins, record.driver, claim.namespace, claim.name, request)
+            if path != file.host_path:
+                below = f"is not below {self.plugins}, where the host is"
+                raise MalformedError("metadata file", file.host_path, below)
+            document = parse_json(file.content.encode(), _LARGEST, "metadata file", path)
+            data, where = json.dumps(document, indent=2).encode() + b"\n", Path(path)
+            # No fsync: after a crash of the node the claims are prepared again, and what differs is written again.
+            if not where.is_file() or where.read_bytes() != data:
+                where.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+                replace_file(path, data, 0o644)
+        except (OSError, ValueError) as error:  # a ContractError is a ValueError
+            self._give_up(record, request, error)
+            return False
+        return True
+
+    def _give_up(self, record: AllocationRecord, request: str, error: Exception) -> None:
+        extra = {"claim": str(record.claim), "request": request, "error": str(error)}
+        _log.warning("container gets no metadata", extra=extra)
+        self.failed(record.driver)
 
     def missing(self, record: AllocationRecord) -> bool:
         """Tells whether a file of the record is gone."""
@@ -120,9 +131,8 @@ class MetadataFiles:
         if not record.metadata or any(other.record and _place(other.record) == _place(record) for other in others):
             return
         try:
-            shutil.rmtree(
-                self._root(record.driver) / metadata_claim_directory(record.claim.namespace, record.claim.name)
-            )
+            name = metadata_claim_directory(record.claim.namespace, record.claim.name)
+            shutil.rmtree(Path(self.plugins) / record.driver / METADATA_DIRECTORY / name)
         except FileNotFoundError:
             return
         except (OSError, ContractError) as error:
@@ -132,55 +142,20 @@ class MetadataFiles:
         """Removes what belongs to no claim; nothing while there is a claim whose name is not known."""
         known = list(files)
         in_use = {_place(file.record) for file in known if file.record}
-        for driver in DRIVERS if self._plugins else ():
-            if any(file.record is None and file.driver == driver for file in known):
+        nameless = {file.driver for file in known if file.record is None}
+        for driver in DRIVERS if self.plugins else ():
+            try:
+                root = Path(self.plugins) / driver / METADATA_DIRECTORY
+                found = [] if driver in nameless or not root.exists() else sorted(root.iterdir())
+            except OSError as error:  # no claim needs that
+                _log.warning("metadata files cannot be listed", extra={"driver": driver, "error": str(error)})
                 continue
-            for path in self._places(driver):
+            for path in found:
                 if (driver, path.name) not in in_use:
                     _log.info("metadata of no claim removed", extra={"path": str(path)})
                     shutil.rmtree(path, ignore_errors=True)
-
-    def _places(self, driver: str) -> list[Path]:
-        """Returns the directories of all claims; none where they cannot be listed: no claim needs that."""
-        try:
-            return sorted(self._root(driver).iterdir())
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            _log.warning("metadata files cannot be listed", extra={"driver": driver, "error": str(error)})
-            return []
-
-    def _root(self, driver: str) -> Path:
-        return Path(self._plugins) / driver / METADATA_DIRECTORY
-
-    def _placed(self, record: AllocationRecord, request: str, file: MetadataFile) -> bool:
-        claim = record.claim
-        try:
-            path = metadata_host_path(self._plugins, record.driver, claim.namespace, claim.name, request)
-            if path != file.host_path:
-                raise MalformedError(
-                    "metadata file", file.host_path, f"is not below {self._plugins}, where the host is"
-                )
-            document = parse_json(file.content.encode(), _LARGEST, "metadata file", path)
-            _write(Path(path), json.dumps(document, indent=2).encode() + b"\n")
-        except (OSError, ValueError) as error:  # a ContractError is a ValueError
-            self._give_up(record, request, error)
-            return False
-        return True
-
-    def _give_up(self, record: AllocationRecord, request: str, error: Exception) -> None:
-        extra = {"claim": str(record.claim), "request": request, "error": str(error)}
-        _log.warning("container gets no metadata", extra=extra)
-        self._failed(record.driver)
 
 
 def _place(record: AllocationRecord) -> tuple[str, str]:
     """Returns driver and directory of a record's files, to compare by: paths are made of checked names only."""
     return record.driver, f"{record.claim.namespace}_{record.claim.name}"
-
-
-def _write(path: Path, data: bytes) -> None:
-    # No fsync: after a crash of the node the claims are prepared again, and a file that differs is written again.
-    if not path.is_file() or path.read_bytes() != data:
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        replace_file(str(path), data, 0o644)

@@ -5,6 +5,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -36,18 +37,18 @@ class DirectoryReplacedError(OSError):
         super().__init__("the CDI directory was replaced on the node; this container restarts to mount the new one")
 
 
+@dataclass(slots=True, eq=False)
 class Reconciler:
     """Everything that changes records without the kubelet asking, beside recovery."""
 
-    def __init__(self, node: str, source: ClaimSource, store: ClaimStore, backend: BackendView) -> None:
-        self._node = node
-        self._source = source
-        self._store = store
-        self._backend = backend
-        self._followed: dict[str, ContainerReport] = {}
-        self._sweep: list[ClaimKey] = []
-        self._detached = False
-        self._complaints = Complaints(_log, KubeError)
+    _node: str
+    _source: ClaimSource
+    _store: ClaimStore
+    _backend: BackendView
+    _followed: dict[str, ContainerReport] = field(default_factory=dict)
+    _sweep: list[ClaimKey] = field(default_factory=list)
+    _detached: bool = False
+    _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError, Refused))
 
     async def run_reports(self) -> None:
         """Stores owners, and reads claims again when a pod shows up that a record does not know. Runs for ever."""
@@ -103,8 +104,7 @@ class Reconciler:
         if self._detached:
             raise DirectoryReplacedError
         try:
-            change = Transaction.restore if self._backend.leads and not self._store.detached else _only_scan
-            await self._store.transact(change, thorough=True)
+            await self._store.transact(_only_scan, thorough=True)
             self._complaints.well("disk")
         except Exception as error:  # noqa: BLE001 - whatever is wrong, the next scan may do better
             self._complaints.say("disk", "the CDI directory cannot be scanned", error)
@@ -138,18 +138,15 @@ class Reconciler:
     async def _compare(self, record: AllocationRecord) -> None:
         """Compares a record with its claim: releases it when the claim is forgotten, else takes over reservedFor.
 
-        Raises KubeError when the API server does not answer: that proves nothing.
+        Raises KubeError when the API server does not answer, and Refused when what it says cannot be read: that proves
+        nothing. A claim that is reserved for nobody keeps its record, too.
         """
         document = await self._source.get_claim(record.claim.namespace, record.claim.name)
-        if document is not None:
-            try:
-                view = read_claim(document)
-            except Refused:
-                return  # malformed: no reason to take it away
-            if view.is_for(self._node, record.claim.uid) and (view.results[record.driver] or not view.reserved_for):
-                # Reserved for nobody is no reason, either.
-                if view.reserved_for and view.reserved_for != record.reserved_for:
-                    await self._store.transact(partial(_set_pods, seen=record, pods=view.reserved_for))
+        view = None if document is None else read_claim(document)
+        if view is not None and view.is_for(self._node, record.claim.uid):
+            if view.reserved_for and view.results[record.driver] and view.reserved_for != record.reserved_for:
+                await self._store.transact(partial(_set_pods, seen=record, pods=view.reserved_for))
+            if view.results[record.driver] or not view.reserved_for:
                 return
         if not self._store.ledger.users(record.claim.uid):
             extra = {"driver": record.driver, "claim": str(record.claim)}

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -49,33 +50,26 @@ class ClaimSource(Protocol):
         """Yields every ResourceClaim of a namespace, by default of the cluster; raises KubeError."""
 
 
+@dataclass(slots=True, eq=False)
 class Recovery:
     """Finds what is lost and rebuilds it, in the background."""
 
-    def __init__(
-        self,
-        node: str,
-        source: ClaimSource,
-        store: ClaimStore,
-        inventory: Callable[[], Inventory],
-        backend: BackendView,
-        config: Config,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._node = node
-        self._source = source
-        self._store = store
-        self._inventory = inventory
-        self._backend = backend
-        self._config = config
-        self._clock = clock
-        self._waits: dict[ClaimKey, Backoff] = {}
-        self._due: dict[ClaimKey, float] = {}
-        self._asked: frozenset[ClaimKey] = frozenset()
-        self._nameless = False
-        self._wanted = asyncio.Event()
-        self._news = asyncio.Event()
-        self._complaints = Complaints(_log, KubeError, Refused)
+    _node: str
+    _source: ClaimSource
+    _store: ClaimStore
+    _inventory: Callable[[], Inventory]
+    _backend: BackendView
+    _config: Config
+    clock: Callable[[], float] = time.monotonic
+    _waits: dict[ClaimKey, Backoff] = field(default_factory=dict)
+    _due: dict[ClaimKey, float] = field(default_factory=dict)
+    """When a lost claim is asked for again."""
+    _asked: frozenset[ClaimKey] = frozenset()
+    _nameless: bool = False
+    """Whether a claim is lost of which nothing tells the name."""
+    _wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError, Refused))
 
     async def run(self) -> None:
         """Rebuilds what is lost, every second or as soon as somebody waits for it. Runs for ever."""
@@ -119,7 +113,7 @@ class Recovery:
             await self._by_list(namespace, [key for key in due if key not in named and lost[key] == namespace])
 
     def _take_due(self, lost: Iterable[ClaimKey]) -> list[ClaimKey]:
-        now = self._clock()
+        now = self.clock()
         due = {key for key in lost if self._due.get(key, now) <= now}
         self._waits = {key: self._waits.get(key) or Backoff(*_RETRY_SECONDS) for key in lost}
         self._due = {key: now + self._waits[key].next() if key in due else self._due[key] for key in lost}
@@ -143,8 +137,10 @@ class Recovery:
         except KubeError as error:
             self._complaints.say(namespace, "claims of a namespace not listed", error)
             return
-        for key in keys:
-            await self._rebuild(key, documents.get(key[1]))
+        # Anybody's pod can name any number of claims that do not exist: one transaction for all of them.
+        await self._store.transact(partial(_give_up, keys=[key for key in keys if key[1] not in documents]))
+        for key in [key for key in keys if key[1] in documents]:
+            await self._rebuild(key, documents[key[1]])
 
     async def _rebuild(self, key: ClaimKey, document: Any) -> None:
         """Writes the record of a lost claim, or lets go of it where there is no such claim any more. Raises nothing."""
@@ -157,7 +153,7 @@ class Recovery:
                     return
                 view.check_usable(uid)
             except Refused:
-                await self._store.transact(partial(_answered, key=key))
+                await self._store.transact(lambda transaction: transaction.answered.add(key))
                 raise
             inventory = self._inventory()
             judged = judge(view, driver, inventory, self._config)
@@ -211,10 +207,6 @@ def _uid(document: object) -> str:
         case {"metadata": {"uid": str(uid)}}:
             return uid
     return ""
-
-
-def _answered(transaction: Transaction, key: ClaimKey) -> None:
-    transaction.answered.add(key)
 
 
 def _prepare_lost(transaction: Transaction, judged: Judged, inventory: Inventory) -> bool:

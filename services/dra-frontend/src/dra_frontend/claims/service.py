@@ -5,6 +5,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -33,27 +34,17 @@ _UNUSABLE: Final = "the CDI directory cannot be used"
 Answers = Mapping[str, Prepared | Failure]
 
 
+@dataclass(slots=True, eq=False)
 class NodeClaims:
     """The claims service of both drivers. Each claim has its own answer: what is wrong with one fails no other."""
 
-    def __init__(
-        self,
-        source: ClaimSource,
-        store: ClaimStore,
-        inventory: Callable[[], Inventory],
-        backend: BackendView,
-        recovery: Recovery,
-        config: Config,
-        *,
-        backend_wait: float = BACKEND_WAIT_SECONDS,
-    ) -> None:
-        self._source = source
-        self._store = store
-        self._inventory = inventory
-        self._backend = backend
-        self._recovery = recovery
-        self._config = config
-        self._backend_wait = backend_wait
+    _source: ClaimSource
+    _store: ClaimStore
+    _inventory: Callable[[], Inventory]
+    _backend: BackendView
+    _recovery: Recovery
+    _config: Config
+    backend_wait: float = BACKEND_WAIT_SECONDS
 
     async def backend_ready(self, deadline: float | None = None) -> str:
         """Waits until the backend enforces; returns the problem when it does not in time, else an empty text.
@@ -63,14 +54,14 @@ class NodeClaims:
         if not self._backend.problem:
             return ""
         with suppress(TimeoutError):
-            async with asyncio.timeout_at(deadline or asyncio.get_running_loop().time() + self._backend_wait):
+            async with asyncio.timeout_at(deadline or asyncio.get_running_loop().time() + self.backend_wait):
                 while self._backend.problem:
                     await self._backend.news.wait()
         return self._backend.problem
 
     async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Answers:
         """Gives every claim what its allocation says, or tells why not."""
-        deadline = asyncio.get_running_loop().time() + self._backend_wait
+        deadline = asyncio.get_running_loop().time() + self.backend_wait
         if problem := await self.backend_ready(deadline):
             return {claim.uid: _unenforced(claim, problem) for claim in claims}
         async with asyncio.TaskGroup() as tasks:

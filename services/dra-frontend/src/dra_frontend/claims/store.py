@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeVar
 
@@ -32,32 +32,25 @@ _LOCK_SECONDS: Final = 10.0
 _NAMELESS: Final[Name] = ("", "")
 
 
+@dataclass(slots=True, eq=False)
 class ClaimStore:
     """The one way to the claims. Reading is free; changing goes through :meth:`transact`."""
 
-    def __init__(
-        self,
-        files: ClaimFiles,
-        journal: Journal,
-        lock: FileLock,
-        backend: BackendView,
-        metadata: MetadataFiles | None = None,
-    ) -> None:
-        self._files = files
-        self._journal = journal
-        self._lock = lock
-        self._backend = backend
-        self._metadata = metadata or MetadataFiles()
-        self._held = Ledger({})
-        self._present: Mapping[ClaimKey, Name] = {}
-        self.journal_lost = False
-        """Whether there was an instance before this one, and its journal is gone: nobody knows what it prepared."""
-        self.generation = time.time_ns() // 1_000_000
-        """Counts the changes of records. Of an instance before this one it is lower, so its readers are behind."""
-        self._released_at: dict[ClaimKey, int] = {}
-        self._sequence = -1
-        self._complaints = Complaints(_log)
-        self.listeners: list[Callable[[Change], None]] = []
+    _files: ClaimFiles
+    _journal: Journal
+    _lock: FileLock
+    _backend: BackendView
+    _metadata: MetadataFiles = field(default_factory=MetadataFiles)
+    _held: Ledger = field(default_factory=partial(Ledger, {}))
+    _present: Mapping[ClaimKey, Name] = field(default_factory=dict)
+    journal_lost: bool = False
+    """Whether there was an instance before this one, and its journal is gone: nobody knows what it prepared."""
+    generation: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+    """Counts the changes of records. Of an instance before this one it is lower, so its readers are behind."""
+    listeners: list[Callable[[Change], None]] = field(default_factory=list)
+    _released_at: dict[ClaimKey, int] = field(default_factory=dict)
+    _sequence: int = -1
+    _complaints: Complaints = field(default_factory=partial(Complaints, _log))
 
     @property
     def ledger(self) -> Ledger:
@@ -147,7 +140,8 @@ class ClaimStore:
     ) -> T:
         self._load(transaction, unheard, thorough=thorough)
         try:
-            if restoring and transaction.vanished and not self.detached:
+            # Whether a file of metadata is gone is looked at only when everything is.
+            if restoring and (transaction.vanished or thorough) and not self.detached:
                 transaction.restore()
             return change(transaction)
         finally:

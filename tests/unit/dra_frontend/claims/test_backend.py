@@ -219,9 +219,8 @@ def test_a_backend_is_upgraded_and_rolled_back(clock: Clock, view: BackendView) 
     """Each release that takes its turn tells everything anew in its own way."""
     lease, _ = read_state(FORMER_LEASE)
     for instance in ("old/1", "old/2"):
-        former = lease.model_copy(update={"instance": instance})
-        view.renew(former)
-        view.renew(former)
+        for _ in range(2):
+            view.renew(lease.model_copy(update={"instance": instance}))
         assert (view.live, view.containers) == (True, {})
         view.renew(status(1, instance=f"new-{instance}"), [container()])
         assert (view.live, list(view.containers)) == (True, ["c"])

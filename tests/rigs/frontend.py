@@ -25,7 +25,7 @@ from numa_contract.names import cdi_file_name
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import BackendStatus, ContainerReport
 from numa_node.claim_directory import ClaimDirectory
-from numa_node.file_lock import FileLock
+from numa_node.files import FileLock
 
 from tests.strategies.claims import NODE
 from tests.strategies.machines import machine

@@ -1,14 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a file that anybody on the node may have put there, and writing one that others read at any time."""
+"""Files that several processes of a node share: read whoever wrote them, replaced whole, locked.
 
+A lock is an exclusive flock(2). The kernel releases it when its holder dies, however that happens. Lock files are never
+removed: a lock on a file that has lost its name excludes nobody.
+"""
+
+import asyncio
 import errno
+import fcntl
 import os
 import secrets
 import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
 
 # Nearly every file of sysfs fits into one; an empty read ends it. A buffer for the most would be mapped and unmapped
 # each time, which took a seventh of an idle frontend's time in the virtual machine of the node tests.
 _READ_BYTES = 1 << 16
+_FIRST_DELAY: Final = 0.002
+_LONGEST_DELAY: Final = 0.1
 
 
 def read_regular(path: str, most_bytes: int, *, follow: bool = False) -> bytes:
@@ -52,3 +64,100 @@ def replace_file(path: str, data: bytes, mode: int, *, sync: bool = False) -> No
         if os.path.lexists(temporary):
             os.unlink(temporary)  # noqa: PTH108
         raise
+
+
+class LockTimeoutError(TimeoutError):
+    """Somebody else held a lock for too long."""
+
+    def __init__(self, path: Path, seconds: float, *, own: bool = False) -> None:
+        who = "earlier calls of this process wait for the disk" if own else "another instance, or a slow disk, holds it"
+        super().__init__(f"{path} could not be had within {seconds:g} s: {who}")
+
+
+def locked(descriptor: int) -> bool:
+    """Tries to lock an open file exclusively; tells whether it is locked by it now. Never waits."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_named(descriptor: int, path: str | Path) -> bool:
+    """Tells whether an open file is the one of this name: a lock on one that lost its name excludes nobody."""
+    try:
+        there = os.stat(path)  # noqa: PTH116 - asked before every write; Path costs more than the call
+    except OSError:
+        return False
+    ours = os.fstat(descriptor)
+    return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+
+
+class FileLock:
+    """The lock of one process. It never blocks the event loop; coroutines of this process queue in order."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._turn = asyncio.Lock()
+        self._descriptor: int | None = None
+        self.held = False
+        """Whether this object holds the lock now."""
+
+    async def acquire(self, limit: float | None = None) -> None:
+        """Waits for the lock, at most ``limit`` seconds: then LockTimeoutError. OSError if it cannot be opened."""
+        mine = False
+        try:
+            async with asyncio.timeout(limit) as scope:
+                mine = await self._turn.acquire()
+                await self._flock()
+        except BaseException as error:
+            if mine:
+                self._turn.release()
+            if isinstance(error, TimeoutError) and scope.expired() and limit is not None:
+                raise LockTimeoutError(self.path, limit, own=not mine) from None
+            raise
+        self.held = True
+
+    async def _flock(self) -> None:
+        # Polled, since a thread that sits in flock(2) cannot be cancelled and would outlive the event loop.
+        delay = _FIRST_DELAY
+        while not self._try():
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, _LONGEST_DELAY)
+
+    def _try(self) -> bool:
+        if self._descriptor is None:
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        had = locked(self._descriptor)
+        if not is_named(self._descriptor, self.path):
+            self._forget()  # somebody removed or replaced the file: the next one to come locks another
+            return False
+        return had
+
+    def release(self) -> None:
+        """Releases it; RuntimeError if it is not held."""
+        if self._descriptor is None or not self.held:
+            raise RuntimeError(f"{self.path} is not held")
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self.held = False
+        self._turn.release()
+
+    @asynccontextmanager
+    async def hold(self, limit: float | None = None) -> AsyncIterator[None]:
+        """Holds the lock for a block; LockTimeoutError after ``limit`` seconds of waiting."""
+        await self.acquire(limit)
+        try:
+            yield
+        finally:
+            self.release()
+
+    def close(self) -> None:
+        """Releases it, if held, and closes the file."""
+        if self.held:
+            self.release()
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from numa_node.file_lock import FileLock, LockTimeoutError
+from numa_node.files import FileLock, LockTimeoutError
 
 
 async def test_lock_excludes_another_holder(short_root: Path) -> None:

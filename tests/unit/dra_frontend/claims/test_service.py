@@ -11,7 +11,7 @@ from dra_frontend.api_server.errors import UnavailableError
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.kubelet.values import ClaimName, Failure, Prepared
 from numa_contract.config import Config
-from numa_node.file_lock import FileLock
+from numa_node.files import FileLock
 
 from tests.fakes.waiting import eventually
 from tests.rigs.frontend import Claims, Frontend

@@ -15,7 +15,7 @@ from dra_frontend.claims.store import ClaimStore
 from numa_contract.names import cdi_file_name
 from numa_contract.records import AllocationRecord, AllocationResult, ClaimReference, MemoryAllocation
 from numa_contract.reports import BackendStatus
-from numa_node.file_lock import FileLock
+from numa_node.files import FileLock
 
 from tests.rigs.frontend import Frontend, full_disk, on_disk
 from tests.rigs.records import record

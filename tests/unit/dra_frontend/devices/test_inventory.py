@@ -37,7 +37,7 @@ def pools(inventory: Inventory) -> dict[str, list[str]]:
 
 def memory_device(inventory: Inventory, pool: str, name: str) -> MemoryDevice:
     """Returns a memory device of node ``n``."""
-    device = inventory.device("dra.memory", f"n-{pool}", name)
+    device = inventory.devices.get(("dra.memory", f"n-{pool}", name))
     assert isinstance(device, MemoryDevice)
     return device
 
@@ -85,7 +85,7 @@ def test_a_single_page_or_cpu_has_no_step() -> None:
     inventory = offered(discover(small_machine()), reservedCPUs="0,4-6")
     assert memory_device(inventory, "hugepages-1g", "hugepages-1g-numa001").capacity.step is None
     for name, step in (("cpudevnuma001", None), ("cpudevnuma000", 1)):
-        device = inventory.device("dra.cpu", "n", name)
+        device = inventory.devices.get(("dra.cpu", "n", name))
         assert isinstance(device, CpuDevice)
         assert device.capacity is not None
         assert device.capacity.step == step
@@ -256,10 +256,10 @@ def test_an_unknown_device_is_none() -> None:
     """An allocation result of another node, driver or time names nothing here; devices are found by an index."""
     inventory = offered(machine())
     object.__setattr__(inventory, "pools", None)
-    assert inventory.device("dra.cpu", "n", "cpudevnuma000") is not None
-    assert inventory.device("dra.cpu", "n", "cpudevnuma009") is None
-    assert inventory.device("dra.cpu", "other", "cpudevnuma000") is None
-    assert inventory.device("dra.memory", "n", "cpudevnuma000") is None
+    assert inventory.devices.get(("dra.cpu", "n", "cpudevnuma000")) is not None
+    assert inventory.devices.get(("dra.cpu", "n", "cpudevnuma009")) is None
+    assert inventory.devices.get(("dra.cpu", "other", "cpudevnuma000")) is None
+    assert inventory.devices.get(("dra.memory", "n", "cpudevnuma000")) is None
 
 
 @pytest.mark.fault("cpu peer 9.1.4")

@@ -56,7 +56,7 @@ class _Request:
 
 
 def _found(result: AllocationResult, inventory: Inventory) -> CpuDevice | None:
-    device = inventory.device(CPU_DRIVER, result.pool, result.device)
+    device = inventory.devices.get((CPU_DRIVER, result.pool, result.device))
     return device if isinstance(device, CpuDevice) else None
 
 

@@ -18,7 +18,7 @@ def memory_device(result: AllocationResult, inventory: Inventory, *, gone: bool 
 
     ``gone``: a device that is no more is made from its name, without capacity, unless that is not a name of ours.
     """
-    device = inventory.device(MEMORY_DRIVER, result.pool, result.device)
+    device = inventory.devices.get((MEMORY_DRIVER, result.pool, result.device))
     if isinstance(device, MemoryDevice):
         return device
     if not gone:

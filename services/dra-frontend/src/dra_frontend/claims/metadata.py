@@ -46,7 +46,7 @@ def _document(view: ClaimView, driver: str, request: str, inventory: Inventory) 
     """Returns the document of one request (base name); inside, a request keeps its full name with the subrequest."""
     by_name: dict[str, list[dict[str, Any]]] = {}
     for result in [result for result in view.results[driver] if result.base == request]:
-        device, taken = inventory.device(driver, result.pool, result.device), amount_of(driver, result)
+        device, taken = inventory.devices.get((driver, result.pool, result.device)), amount_of(driver, result)
         attributes = {} if device is None else {n: attribute_document(v) for n, v in device.attributes.items()}
         if taken is not None:
             attributes[_ALLOCATED[driver]] = attribute_document(int(taken))

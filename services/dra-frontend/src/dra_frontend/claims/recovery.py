@@ -188,7 +188,7 @@ class Recovery:
                 view.check_usable(view.claim.uid)
                 for driver, results in view.results.items() if view.is_for(self._node, view.claim.uid) else ():
                     # What is not bound to a node by name may be another node's; its devices are not.
-                    if any(inventory.device(driver, result.pool, result.device) for result in results):
+                    if any(inventory.devices.get((driver, result.pool, result.device)) for result in results):
                         names[driver, view.claim.uid] = (view.claim.namespace, view.claim.name)
         await self._store.transact(partial(_learn, names=names))
 

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from numa_contract.cdi import ClaimFile
 from numa_contract.names import ClaimKey
-from numa_node.file_lock import FileLock
+from numa_node.files import FileLock
 from numa_node.log import Complaints
 
 from dra_frontend.allocation.ledger import Ledger

@@ -97,7 +97,7 @@ class Simulation:
     def prepare(self, wanted: Prepare) -> dict[str, Any]:
         """Returns the CPUs of a claim, or why it has none."""
         for request in wanted.requests:
-            device = self._inventory.device(CPU_DRIVER, NODE, request.device)
+            device = self._inventory.devices.get((CPU_DRIVER, NODE, request.device))
             if isinstance(device, CpuDevice) and device.capacity is None and request.cpus not in (None, 1):
                 return {"uid": wanted.uid, "error": f"device {device.name} is one CPU, {request.cpus} are requested"}
         try:
@@ -136,7 +136,7 @@ class Simulation:
 
     def _result(self, share: str, name: str, request: Request) -> dict[str, Any]:
         result = {"request": name, "driver": CPU_DRIVER, "pool": NODE, "device": request.device}
-        device = self._inventory.device(CPU_DRIVER, NODE, request.device)
+        device = self._inventory.devices.get((CPU_DRIVER, NODE, request.device))
         if not isinstance(device, CpuDevice) or device.capacity is None:
             return result
         amount = format_quantity(device.capacity.consumed(request.cpus))

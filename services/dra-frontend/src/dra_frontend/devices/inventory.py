@@ -48,17 +48,14 @@ class Inventory:
     refused: Mapping[str, str] = field(default_factory=dict)
     """By driver, why it offers nothing: a setting that can never be right on this machine."""
     layout: Layout = field(init=False, repr=False, compare=False)
-    _devices: Mapping[tuple[str, str, str], Device] = field(init=False, repr=False, compare=False)
+    devices: Mapping[tuple[str, str, str], Device] = field(init=False, repr=False, compare=False)
+    """By driver, pool and name, as an allocation result says them."""
 
     def __post_init__(self) -> None:
         """Makes what every claim needs: one may have hundreds of results, each naming one of hundreds of devices."""
         index = {(pool.driver, pool.name, device.name): device for pool in self.pools for device in pool.devices}
-        object.__setattr__(self, "_devices", index)
+        object.__setattr__(self, "devices", index)
         object.__setattr__(self, "layout", Layout.of(self.machine))
-
-    def device(self, driver: str, pool: str, name: str) -> Device | None:
-        """Returns a device by what an allocation result says."""
-        return self._devices.get((driver, pool, name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Final, Self
 
 from numa_contract.names import CLAIMS_LOCK, STATE_SOCKET, check_uid
 from numa_node.addresses import check_socket_path
-from numa_node.file_lock import FileLock
+from numa_node.files import FileLock
 
 from dra_frontend.node.sockets import PlacedSocket, listen_unix
 

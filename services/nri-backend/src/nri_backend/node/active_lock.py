@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Final, Never
 
 from numa_contract.names import ACTIVE_LOCK
-from numa_node.file_lock import is_named, locked
+from numa_node.files import is_named, locked
 
 from nri_backend.node.former_lock import FormerLock
 from nri_backend.node.heartbeat import BEAT_SECONDS, SIZE, STALE_SECONDS, Heartbeat

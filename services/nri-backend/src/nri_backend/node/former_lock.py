@@ -8,7 +8,7 @@ there is not made: no instance of 0.1.0 has ever been on the node.
 import os
 from typing import Final
 
-from numa_node.file_lock import is_named, locked
+from numa_node.files import is_named, locked
 
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 

@@ -169,22 +169,34 @@ async def test_a_restart_forgets_nothing(node: Frontend, api: Claims, tmp_path: 
 
 
 async def test_nothing_is_chosen_while_reports_are_incomplete(node: Frontend, api: Claims) -> None:
-    """A runtime that restarts between the wait and the choice makes nobody's CPUs look free."""
+    """A runtime that restarts while a claim is read makes nobody's CPUs look free; reports on their way are waited for.
+
+    What the CPU driver gave a pod moves others, which is reported while the memory driver decides.
+    """
     api.add(claim("u", cpus(2)))
     await node.prepare("u")
     api.add(claim("u", cpus(1)))
+    asked = asyncio.Event()
 
     class Slow(Claims):
-        """An API server that answers after the runtime has restarted."""
-
         async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
-            assert node.backend.status is not None
-            node.backend.renew(node.backend.status.model_copy(update={"epoch": "e2", "complete": False}))
+            node.enforce(complete=False)
+            asked.set()
             return api.documents[name]
 
     node.claims._source = Slow()
     assert "not yet reported every container" in str(await node.prepare("u"))
     assert len(node.cpus("u")) == 2
+    asked.clear()
+    node.enforce()
+    node.claims.backend_wait = 5
+    async with asyncio.TaskGroup() as tasks:
+        answer = tasks.create_task(node.prepare("u"))
+        await asked.wait()
+        await eventually(lambda: bool(node.backend.news._waiters))
+        assert not answer.done()
+        node.enforce()
+    assert isinstance(answer.result(), Prepared)
 
 
 async def test_a_container_that_has_just_ended_costs_the_next_pod_no_retry(node: Frontend, api: Claims) -> None:
@@ -200,28 +212,6 @@ async def test_a_container_that_has_just_ended_costs_the_next_pod_no_retry(node:
         await eventually(lambda: bool(node.backend.news._waiters))
         assert not answer.done()
         node.report(claims=[use], state="stopped")
-    assert isinstance(answer.result(), Prepared)
-
-
-async def test_reports_on_their_way_cost_the_pod_no_retry(tmp_path: Path, api: Claims) -> None:
-    """What the CPU driver gave a pod moves others, which is reported while the memory driver decides: it waits."""
-    node = Frontend(tmp_path, api=api, wait=5)
-    api.add(claim("u", cpus(1)))
-    asked = asyncio.Event()
-
-    class Slow(Claims):
-        async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
-            node.enforce(complete=False)
-            asked.set()
-            return api.documents[name]
-
-    node.claims._source = Slow()
-    async with asyncio.TaskGroup() as tasks:
-        answer = tasks.create_task(node.prepare("u"))
-        await asked.wait()
-        await eventually(lambda: bool(node.backend.news._waiters))
-        assert not answer.done()
-        node.enforce()
     assert isinstance(answer.result(), Prepared)
 
 

@@ -51,8 +51,6 @@ class NodeClaims:
 
         ``deadline`` is of the loop's clock; by default the usual wait from now on.
         """
-        if not self._backend.problem:
-            return ""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline or asyncio.get_running_loop().time() + self.backend_wait):
                 while self._backend.problem:
@@ -62,7 +60,7 @@ class NodeClaims:
     async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Answers:
         """Gives every claim what its allocation says, or tells why not."""
         deadline = asyncio.get_running_loop().time() + self.backend_wait
-        if problem := await self.backend_ready(deadline):
+        if self._backend.problem and (problem := await self.backend_ready(deadline)):
             return {claim.uid: _unenforced(claim, problem) for claim in claims}
         async with asyncio.TaskGroup() as tasks:
             reading = {claim.uid: tasks.create_task(self._judge(driver, claim)) for claim in claims}

@@ -8,7 +8,6 @@ HTTP as well: see ``ApiServer.order`` (POST /fake).
 import argparse
 import asyncio
 import json
-import signal
 import ssl
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.fakes.apiserver_rules import admit
 from tests.fakes.apiserver_store import RESOURCES, ApiError, Document, Store
 from tests.fakes.apiserver_values import Fault, Options, Served, Target
 from tests.fakes.apiserver_watch import Watch, matches
+from tests.fakes.control import stopping
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 
@@ -276,9 +276,7 @@ async def _main(arguments: argparse.Namespace) -> None:
     options = Options(tokens=set(arguments.token) or None)
     options.version = arguments.version
     options.gates |= dict.fromkeys(arguments.gate_off, False) | dict.fromkeys(arguments.gate_on, True)
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = stopping()
     async with ApiServer(options, port=arguments.port) as server:
         if arguments.kubeconfig_out:
             server.write_kubeconfig(arguments.kubeconfig_out)

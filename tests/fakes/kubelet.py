@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A kubelet, as far as a DRA driver sees one. It knows nothing of ours and works with any driver.
 
-``python -m tests.fakes.kubelet --root DIR --control SOCK`` runs it as a process; see kubelet_control.py.
+``python -m tests.fakes.kubelet --root DIR --control SOCK`` runs it as a process that takes calls().
 """
 
 import argparse
 import asyncio
 import random
-import signal
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +18,7 @@ import grpc
 import grpc.aio
 
 from tests.fakes._pb import dra_v1_pb2, dra_v1beta1_pb2
+from tests.fakes.control import Calls, serve, stopping
 from tests.fakes.kubelet_claims import (
     CachedClaim,
     CachedDevice,
@@ -28,7 +29,6 @@ from tests.fakes.kubelet_claims import (
     UnprepareError,
     container_devices,
 )
-from tests.fakes.kubelet_control import serve_control
 from tests.fakes.kubelet_plugins import Endpoint, KubeletSettings, Plugins, WipeSlices
 
 _MESSAGES: dict[str, Any] = {"v1.DRAPlugin": dra_v1_pb2, "v1beta1.DRAPlugin": dra_v1beta1_pb2}
@@ -175,18 +175,43 @@ def _cached(device: Any) -> CachedDevice:
     )
 
 
+def calls(kubelet: Kubelet) -> Calls:
+    """What may come over the control socket."""
+
+    async def wait(driver: str, seconds: float = 10.0) -> Document:
+        return _shown(await kubelet.driver(driver, seconds))
+
+    async def status() -> Document:
+        failures = {str(path): texts for path, texts in kubelet.plugins.failures.items()}
+        return {"endpoints": [_shown(one) for one in kubelet.plugins.endpoints], "failures": failures}
+
+    async def health() -> list[Document]:
+        return [
+            {"driver": driver, "pool": pool, "device": device, "health": seen.health, "message": seen.message}
+            for driver, devices in kubelet.plugins.health.items()
+            for (pool, device), seen in devices.items()
+        ]
+
+    async def made() -> list[Document]:
+        return [asdict(call) for call in kubelet.calls]
+
+    operations: Calls = {"restart": kubelet.restart, "prepare": kubelet.prepare_pod, "unprepare": kubelet.unprepare_pod}
+    return {"wait": wait, "status": status, "health": health, "calls": made, **operations}
+
+
+def _shown(one: Endpoint) -> Document:
+    return {"driver": one.driver, "service": one.service, "endpoint": one.path, "connected": one.connected()}
+
+
 async def _main() -> None:
     parser = argparse.ArgumentParser(description="A kubelet, as far as a DRA driver sees one.")
     parser.add_argument("--root", type=Path, required=True, help="the kubelet's root directory")
-    parser.add_argument("--control", type=Path, required=True, help="unix socket for commands, one JSON line each")
-    parser.add_argument("--call-seconds", type=float, default=45.0, help="limit of a prepare or unprepare call")
+    parser.add_argument("--control", type=Path, required=True, help="unix socket for calls, one JSON line each")
     parser.add_argument("--poll-seconds", type=float, default=0.05, help="between looks at the plugin registry")
     arguments = parser.parse_args()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    kubelet = Kubelet(arguments.root, KubeletSettings(poll=arguments.poll_seconds, call=arguments.call_seconds))
-    async with kubelet, serve_control(kubelet, arguments.control):
+    stop = stopping()
+    kubelet = Kubelet(arguments.root, KubeletSettings(poll=arguments.poll_seconds))
+    async with kubelet, serve(arguments.control, calls(kubelet), PrepareError, UnprepareError):
         print("ready", flush=True)
         await stop.wait()
 

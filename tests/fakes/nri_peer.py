@@ -15,6 +15,7 @@ from tests.fakes.runtime_wire import Trunk
 
 PLUGIN = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME = "nri.pkg.api.v1alpha1.Runtime"
+_METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["Plugin"].methods]
 
 
 @dataclass
@@ -100,21 +101,3 @@ class OtherPlugin:
             return pb.Empty()
 
         return answer
-
-
-_METHODS = (
-    "Configure",
-    "Synchronize",
-    "StateChange",
-    "RunPodSandbox",
-    "StopPodSandbox",
-    "RemovePodSandbox",
-    "CreateContainer",
-    "PostCreateContainer",
-    "StartContainer",
-    "PostStartContainer",
-    "UpdateContainer",
-    "PostUpdateContainer",
-    "StopContainer",
-    "RemoveContainer",
-)

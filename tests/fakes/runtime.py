@@ -16,7 +16,7 @@ from tests.fakes._pb import nri_pb2 as pb
 from tests.fakes.runtime_control import main
 from tests.fakes.runtime_levels import RuntimeOptions
 from tests.fakes.runtime_merge import overwrite
-from tests.fakes.runtime_node import FakeNode
+from tests.fakes.runtime_node import FakeNode, request
 from tests.fakes.runtime_plugins import HookCall
 from tests.fakes.runtime_store import Container, OperationError, Pod, resources
 
@@ -79,11 +79,10 @@ class FakeRuntime(FakeNode):
             if self.materialises:
                 await asyncio.to_thread(self.cgroups.make_pod, message.linux.cgroup_parent, pod.id)
             try:
-                request = pb.RunPodSandboxRequest(pod=message)
-                await self.host.relay("RunPodSandbox", request, pb.RunPodSandboxResponse.FromString)
+                await self.host.relay("RunPodSandbox", request("RunPodSandbox", pod))
             except OperationError:
-                await self.tell("StopPodSandbox", pb.StopPodSandboxRequest(pod=message))
-                await self.tell("RemovePodSandbox", pb.RemovePodSandboxRequest(pod=message))
+                await self.tell("StopPodSandbox", pod)
+                await self.tell("RemovePodSandbox", pod)
                 raise
             self.pods[pod.id] = pod
         return pod
@@ -104,70 +103,56 @@ class FakeRuntime(FakeNode):
         await self.inject(message, cdi_devices)
         container = Container(message, pod)
         async with self.host.node_lock:
-            request = pb.CreateContainerRequest(pod=pod.message, container=message)
+            asked = request("CreateContainer", container)
             try:
-                updates, devices = await self.host.create(request)
-                await self.inject(request.container, devices)
+                updates, devices = await self.host.create(asked)
+                await self.inject(asked.container, devices)
             except OperationError:
                 await self.end(container)
-                await self.tell(
-                    "RemoveContainer", pb.RemoveContainerRequest(pod=container.pod.message, container=container.message)
-                )
+                await self.tell("RemoveContainer", container)
                 raise
-            message.CopyFrom(request.container)
+            message.CopyFrom(asked.container)
             await self.host.apply(updates, self.apply)
             if self.options.drops_hugepage_limits:
                 del message.linux.resources.hugepage_limits[:]
             message.state = pb.CONTAINER_CREATED
             self.containers[container.id] = container
         async with self.host.node_lock:
-            await self.tell(
-                "PostCreateContainer",
-                pb.PostCreateContainerRequest(pod=container.pod.message, container=container.message),
-            )
+            await self.tell("PostCreateContainer", container)
         return container
 
     async def start_container(self, container: Container) -> None:
         """Makes the container's group, asks the plugins, starts the process. Raises OperationError."""
-        message = container.message
         async with self.host.node_lock:
             try:
                 await self.make_group(container, _FIRST_PID + next(self.numbers))
-                request = pb.StartContainerRequest(pod=container.pod.message, container=message)
-                await self.host.relay("StartContainer", request, pb.StartContainerResponse.FromString)
+                await self.host.relay("StartContainer", request("StartContainer", container))
                 if await self.was_killed(container):
                     raise OperationError(f"container {container.name} was killed before its first instruction")
             except OperationError:
                 await self.end(container)
                 raise
-            message.state = pb.CONTAINER_RUNNING
+            container.message.state = pb.CONTAINER_RUNNING
         async with self.host.node_lock:
-            await self.tell(
-                "PostStartContainer",
-                pb.PostStartContainerRequest(pod=container.pod.message, container=container.message),
-            )
+            await self.tell("PostStartContainer", container)
 
     async def update_container(self, container: Container, **wanted: Any) -> None:
         """The kubelet wants other resources; arguments are those of resources(). Raises OperationError."""
         async with self.host.node_lock:
-            request = pb.UpdateContainerRequest(pod=container.pod.message, container=container.message)
-            request.linux_resources.CopyFrom(resources(**wanted))
-            answers = await self.host.relay("UpdateContainer", request, pb.UpdateContainerResponse.FromString)
+            asked = request("UpdateContainer", container)
+            asked.linux_resources.CopyFrom(resources(**wanted))
             others = []
-            for update in (update for _, answer in answers for update in answer.update):
+            for update in (one for answer in await self.host.relay("UpdateContainer", asked) for one in answer.update):
                 if update.container_id == container.id:
-                    overwrite(request.linux_resources, update.linux.resources, appends_hugepages=False)
+                    overwrite(asked.linux_resources, update.linux.resources, appends_hugepages=False)
                 else:
                     others.append(update)
             await self.host.apply(others, self.apply)
             own = pb.ContainerUpdate(container_id=container.id)
-            own.linux.resources.CopyFrom(request.linux_resources)
+            own.linux.resources.CopyFrom(asked.linux_resources)
             await self.apply(own)
         async with self.host.node_lock:
-            await self.tell(
-                "PostUpdateContainer",
-                pb.PostUpdateContainerRequest(pod=container.pod.message, container=container.message),
-            )
+            await self.tell("PostUpdateContainer", container)
 
     async def stop_container(self, container: Container) -> None:
         """Stops the process, or notices that it ended."""
@@ -180,26 +165,21 @@ class FakeRuntime(FakeNode):
             if container.running:
                 await self.end(container)
             self.containers.pop(container.id, None)
-            await self.tell(
-                "RemoveContainer", pb.RemoveContainerRequest(pod=container.pod.message, container=container.message)
-            )
-
-    async def stop_pod(self, pod: Pod) -> None:
-        """Stops the containers of the pod and its sandbox."""
-        for container in [one for one in self.containers.values() if one.pod is pod and one.running]:
-            await self.stop_container(container)
-        async with self.host.node_lock:
-            pod.ready = False
-            await self.tell("StopPodSandbox", pb.StopPodSandboxRequest(pod=pod.message))
+            await self.tell("RemoveContainer", container)
 
     async def remove_pod(self, pod: Pod) -> None:
-        """Removes the containers of the pod and its sandbox."""
-        await self.stop_pod(pod)
-        for container in [one for one in self.containers.values() if one.pod is pod]:
+        """Stops the pod's containers, then its sandbox; removes them in the same order."""
+        mine = [one for one in self.containers.values() if one.pod is pod]
+        for container in mine:
+            if container.running:
+                await self.stop_container(container)
+        async with self.host.node_lock:
+            await self.tell("StopPodSandbox", pod)
+        for container in mine:
             await self.remove_container(container)
         async with self.host.node_lock:
             self.pods.pop(pod.id, None)
-            await self.tell("RemovePodSandbox", pb.RemovePodSandboxRequest(pod=pod.message))
+            await self.tell("RemovePodSandbox", pod)
         if self.materialises:
             await asyncio.to_thread(self.cgroups.remove_pod, pod.message.linux.cgroup_parent)
 

@@ -4,19 +4,16 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
-
-from google.protobuf.message import Message
+from typing import Any
 
 from tests.fakes._pb import nri_pb2 as pb
 from tests.fakes.runtime_levels import ApiLevel
 from tests.fakes.runtime_merge import ConflictError, Ownership, adjust, claim_update
-from tests.fakes.runtime_plugins import Event, HookCall, PluginGoneError, PluginPeer
+from tests.fakes.runtime_plugins import HookCall, PluginGoneError, PluginPeer
 from tests.fakes.runtime_store import OperationError
 from tests.fakes.runtime_ttrpc import UNKNOWN, RpcError
 from tests.fakes.runtime_wire import Trunk
 
-_Answer = TypeVar("_Answer", bound=Message)
 Snapshot = Callable[[], tuple[list[pb.PodSandbox], list[pb.Container]]]
 Apply = Callable[[pb.ContainerUpdate], Awaitable[None]]
 
@@ -80,16 +77,13 @@ class PluginHost:
                 self.log.append(str(error))
             await self._notify()
 
-    async def relay(
-        self, method: str, request: Event, read: Callable[[bytes], _Answer]
-    ) -> list[tuple[PluginPeer, _Answer]]:
-        """Tells every plugin in turn, with the node's lock held. Raises OperationError when one answers an error."""
-        answers = []
-        for peer in list(self.plugins):
-            answer = await self._ask(peer, method, request, read)
-            if answer is not None:
-                answers.append((peer, answer))
-        return answers
+    async def relay(self, method: str, request: Any) -> list[Any]:
+        """Asks every plugin in turn, with the node's lock held; their answers.
+
+        Raises OperationError when one answers an error.
+        """
+        answers = [await self._ask(peer, method, request) for peer in list(self.plugins)]
+        return [answer for answer in answers if answer is not None]
 
     async def create(self, request: pb.CreateContainerRequest) -> tuple[list[pb.ContainerUpdate], list[str]]:
         """Lets every plugin adjust request.container in place; the updates of others, and CDI devices, they want.
@@ -100,7 +94,7 @@ class PluginHost:
         updates: list[pb.ContainerUpdate] = []
         devices: list[str] = []
         for peer in list(self.plugins):
-            answer = await self._ask(peer, "CreateContainer", request, pb.CreateContainerResponse.FromString)
+            answer = await self._ask(peer, "CreateContainer", request)
             if answer is None:
                 continue
             try:
@@ -123,11 +117,9 @@ class PluginHost:
             except OperationError as error:
                 self.log.append(f"pre-create update failed: {error}")
 
-    async def _ask(
-        self, peer: PluginPeer, method: str, request: Event, read: Callable[[bytes], _Answer]
-    ) -> _Answer | None:
+    async def _ask(self, peer: PluginPeer, method: str, request: Any) -> Any:
         try:
-            return await peer.event(method, request, read)
+            return await peer.event(method, request)
         except PluginGoneError as error:
             self.log.append(str(error))
             if peer in self.plugins:

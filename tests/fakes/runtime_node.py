@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.fakes._pb import nri_pb2 as pb
 from tests.fakes.runtime_cdi import UnresolvableError, inject
@@ -13,10 +14,17 @@ from tests.fakes.runtime_cgroups import CgroupRefusedError, FakeCgroups
 from tests.fakes.runtime_host import PluginHost
 from tests.fakes.runtime_levels import LEVELS, RuntimeOptions
 from tests.fakes.runtime_merge import overwrite
-from tests.fakes.runtime_plugins import Event
 from tests.fakes.runtime_store import Container, OperationError, Pod
 
 _WATCH_SECONDS = 0.05
+
+
+def request(method: str, subject: Pod | Container) -> Any:
+    """The message of an event about a pod or a container."""
+    message = getattr(pb, f"{method}Request")
+    if isinstance(subject, Pod):
+        return message(pod=subject.message)
+    return message(pod=subject.pod.message, container=subject.message)
 
 
 class FakeNode:
@@ -103,19 +111,18 @@ class FakeNode:
             container.directory = None
         container.message.state = pb.CONTAINER_STOPPED
         container.message.pid = 0
-        request = pb.StopContainerRequest(pod=container.pod.message, container=container.message)
         try:
-            answers = await self.host.relay("StopContainer", request, pb.StopContainerResponse.FromString)
+            answers = await self.host.relay("StopContainer", request("StopContainer", container))
         except OperationError as error:
             self.host.log.append(str(error))
             return
-        for _, answer in answers:
+        for answer in answers:
             await self.host.apply(answer.update, self.apply)
 
-    async def tell(self, method: str, request: Event) -> None:
+    async def tell(self, method: str, subject: Pod | Container) -> None:
         """An event whose failure is only logged. The node's lock is held."""
         try:
-            await self.host.relay(method, request, pb.Empty.FromString)
+            await self.host.relay(method, request(method, subject))
         except OperationError as error:
             self.host.log.append(str(error))
 

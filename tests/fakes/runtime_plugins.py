@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
@@ -26,19 +26,6 @@ from tests.fakes.runtime_wire import Trunk, TrunkClosedError
 _PLUGIN = "nri.pkg.api.v1alpha1.Plugin"
 _RUNTIME = "nri.pkg.api.v1alpha1.Runtime"
 _MIN_OBJECTS = 8
-_Answer = TypeVar("_Answer", bound=Message)
-PodEvent = pb.RunPodSandboxRequest | pb.StopPodSandboxRequest | pb.RemovePodSandboxRequest
-Event = (
-    PodEvent
-    | pb.CreateContainerRequest
-    | pb.PostCreateContainerRequest
-    | pb.StartContainerRequest
-    | pb.PostStartContainerRequest
-    | pb.UpdateContainerRequest
-    | pb.PostUpdateContainerRequest
-    | pb.StopContainerRequest
-    | pb.RemoveContainerRequest
-)
 
 
 class PluginGoneError(Exception):
@@ -106,7 +93,7 @@ class PluginPeer:
             request.request_timeout = int(self._seconds * 1000)
         request.NRI_version = self._level.nri_version
         try:
-            answer = await self._call("Configure", "", request, pb.ConfigureResponse.FromString)
+            answer = await self._call("Configure", "", request)
         except RpcError as error:
             raise self.close(f"failed to configure plugin: {error}") from error
         if unknown := answer.events & ~self._level.valid_events:
@@ -124,7 +111,7 @@ class PluginPeer:
             request = pb.SynchronizeRequest(pods=pods[:pods_now], containers=containers[:containers_now], more=more)
             try:
                 left = deadline - time.monotonic()
-                answer = await self._call("Synchronize", "", request, pb.SynchronizeResponse.FromString, left)
+                answer = await self._call("Synchronize", "", request, left)
             except OversizedCallError as error:
                 pods_now, containers_now = self._smaller(pods_now, containers_now, error)
                 continue
@@ -138,26 +125,21 @@ class PluginPeer:
             pods, containers = pods[pods_now:], containers[containers_now:]
             pods_now, containers_now = min(pods_now, len(pods)), min(containers_now, len(containers))
 
-    async def event(self, method: str, request: Event, read: Callable[[bytes], _Answer]) -> _Answer | None:
-        """One event; nothing when the plugin did not subscribe.
-
-        Raises PluginGoneError, or RpcError for an answered error.
-        """
-        container = None if isinstance(request, PodEvent) else request.container
-        object_id = container.id if container is not None else request.pod.id
+    async def event(self, method: str, request: Any) -> Any:
+        """One event; None when the plugin did not subscribe. Raises PluginGoneError, RpcError for an answered error."""
+        object_id = request.container.id if hasattr(request, "container") else request.pod.id
         if not self.events & 1 << (EVENTS[method] - 1):
             return None
-        if method not in LIFECYCLE:
-            return await self._call(method, object_id, request, read)
-        if not self.state_change_only:
+        if method not in LIFECYCLE or not self.state_change_only:
             try:
-                return await self._call(method, object_id, request, read)
+                return await self._call(method, object_id, request)
             except RpcError as error:
-                if error.code != UNIMPLEMENTED:
+                if error.code != UNIMPLEMENTED or method not in LIFECYCLE:
                     raise
                 self.state_change_only = True
+        container = request.container if hasattr(request, "container") else None
         change = pb.StateChangeEvent(event=LIFECYCLE[method], pod=request.pod, container=container)
-        await self._call("StateChange", object_id, change, pb.Empty.FromString, label=method)
+        await self._call("StateChange", object_id, change, label=method)
         return None
 
     def close(self, reason: str) -> PluginGoneError:
@@ -166,14 +148,9 @@ class PluginPeer:
         return PluginGoneError(f"plugin {self.name}: {reason}")
 
     async def _call(
-        self,
-        method: str,
-        object_id: str,
-        request: Message,
-        read: Callable[[bytes], _Answer],
-        seconds: float | None = None,
-        label: str = "",
-    ) -> _Answer:
+        self, method: str, object_id: str, request: Message, seconds: float | None = None, label: str = ""
+    ) -> Any:
+        read = getattr(pb, f"{method}Response", pb.Empty).FromString
         started = time.monotonic()
         outcome, text = "ok", ""
         patience = self._seconds if seconds is None else max(seconds, 0.001)

@@ -14,10 +14,10 @@ import pytest
 from google.protobuf.message import Message
 
 from tests.fakes._pb import nri_pb2 as pb
+from tests.fakes.control import RefusedCallError, ask
 from tests.fakes.nri_peer import OtherPlugin
 from tests.fakes.runtime import FakeRuntime, running
 from tests.fakes.runtime_cdi import scan_directories
-from tests.fakes.runtime_control import call
 from tests.fakes.runtime_levels import RuntimeOptions
 from tests.fakes.runtime_store import OperationError
 
@@ -255,17 +255,17 @@ async def test_the_stand_in_runs_as_a_process_of_its_own(tmp_path: Path) -> None
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.fakes.runtime", *arguments, cwd=root)
     try:
         await _listening(control)
-        pod = await call(control, "run_pod_sandbox", name="web", uid="u-1")
-        made = await call(control, "create_container", pod="web", name="app", env=["A=1"], cpus="1")
+        pod = await ask(control, "run_pod_sandbox", name="web", uid="u-1")
+        made = await ask(control, "create_container", pod="web", name="app", env=["A=1"], cpus="1")
         assert pod["uid"] == made["pod_uid"] == "u-1"
-        started = await call(control, "start_container", container="app")
+        started = await ask(control, "start_container", container="app")
         assert (started["running"], started["cpus"]) == (True, "1")
-        with pytest.raises(OperationError, match="there is no container 'nobody'"):
-            await call(control, "stop_container", container="nobody")
-        with pytest.raises(OperationError, match="KeyError"):
-            await call(control, "nonsense")
-        await call(control, "restart")
-        assert await call(control, "plugins") == {"active": [], "log": []}
+        with pytest.raises(RefusedCallError, match="there is no container 'nobody'"):
+            await ask(control, "stop_container", container="nobody")
+        with pytest.raises(RefusedCallError, match="KeyError"):
+            await ask(control, "nonsense")
+        await ask(control, "restart")
+        assert await ask(control, "plugins") == {"active": [], "log": []}
     finally:
         process.terminate()
         assert await process.wait() == 0
@@ -277,6 +277,6 @@ async def _listening(control: Path) -> None:
     async with asyncio.timeout(10):
         while True:
             with contextlib.suppress(OSError):
-                await call(control, "plugins")
+                await ask(control, "plugins")
                 return
             await asyncio.sleep(0.02)

@@ -12,9 +12,9 @@ from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
 from dra_frontend.kubelet.values import ClaimName, DeviceHealth, Failure, Health, Prepared, PreparedDevice
 
+from tests.fakes.control import RefusedCallError, ask
 from tests.fakes.kubelet import Kubelet
 from tests.fakes.kubelet_claims import PrepareError, UnprepareError
-from tests.fakes.kubelet_control import ask
 from tests.fakes.kubelet_plugins import KubeletSettings
 
 QUICK = KubeletSettings(poll=0.02, backoff=0.05, wipe=0.1, health_retry=0.05)
@@ -246,14 +246,14 @@ async def test_the_stand_in_runs_as_its_own_process(short_root: Path) -> None:
     plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(short_root, "dra.cpu", OLD))
     async with plugin:
         await plugin.register()
-        assert (await ask(control, do="wait", driver="dra.cpu"))["service"] == "v1.DRAPlugin"
+        assert (await ask(control, "wait", driver="dra.cpu"))["service"] == "v1.DRAPlugin"
         user = pod("pod-a", ["u"], c=[{"name": "u"}])
-        given = await ask(control, do="prepare", pod=user, claims=[claim("u", "dra.cpu")])
+        given = await ask(control, "prepare", pod=user, claims=[claim("u", "dra.cpu")])
         assert given == {"c": ["dra.cpu/x=u-r"]}
-        with pytest.raises(RuntimeError, match="not reserved for the pod"):
-            await ask(control, do="prepare", pod=pod("pod-z", ["u"]), claims=[claim("u", "dra.cpu")])
-        assert (await ask(control, do="status"))["endpoints"][0]["connected"]
-        await ask(control, do="unprepare", podUID="pod-a")
+        with pytest.raises(RefusedCallError, match="not reserved for the pod"):
+            await ask(control, "prepare", pod=pod("pod-z", ["u"]), claims=[claim("u", "dra.cpu")])
+        assert (await ask(control, "status"))["endpoints"][0]["connected"]
+        await ask(control, "unprepare", pod_uid="pod-a")
     process.terminate()
     assert await process.wait() == 0
     assert not control.exists()

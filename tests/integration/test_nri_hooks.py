@@ -113,7 +113,7 @@ async def test_nothing_is_ever_evicted(tmp_path: Path) -> None:
         pod = await rig.runtime.run_pod_sandbox("web")
         peer = rig.runtime.host.plugins[0]
         request = pb.CreateContainerRequest(pod=pod.message, container=pb.Container(id="c"))
-        answer = await peer.event("CreateContainer", request, pb.CreateContainerResponse.FromString)
+        answer = await peer.event("CreateContainer", request)
         assert answer is not None
         assert [field.name for field, _ in answer.ListFields()] == ["adjust"]
 

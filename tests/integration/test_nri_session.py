@@ -173,7 +173,7 @@ async def test_a_snapshot_of_500_containers_is_answered_within_200_ms(tmp_path: 
 @pytest.mark.fault("protocol trap 3.3")
 async def test_a_snapshot_over_4_mib_comes_in_parts(tmp_path: Path, level: str) -> None:
     """The runtime closes a plugin that answers a part as if it were the whole."""
-    async with nri_rig(tmp_path, level, filled=30, annotation=200 << 10) as rig:
+    async with nri_rig(tmp_path, level, filled=30, annotation=200 << 10, request_seconds=10.0) as rig:
         assert rig.runtime.host.plugins[0].sync_messages > 1
         assert rig.hooks.seen == [("synchronize", (30, 30))]
         assert rig.hooks.containers[0].state is ContainerState.RUNNING

@@ -192,7 +192,7 @@ class StagePod:
 
     def unprepare(self) -> None:
         """Lets the kubelet take the claim back."""
-        self.stage.kubelet("unprepare", podUID=self.uid)
+        self.stage.kubelet("unprepare", pod_uid=self.uid)
 
     def end(self) -> None:
         """Ends the pod: containers and sandbox, then the claim; nothing of it is left."""

@@ -104,9 +104,9 @@ class Stage:
         self._stand_in(
             "runtime",
             *("--socket", paths.nri_socket, "--control", paths.runtime_control, "--level", settings.nri_level),
-            *("--cdi-dir", paths.cdi_dir, "--cgroup-root", paths.cgroup_root),
+            *("--cdi-dirs", paths.cdi_dir, "--cgroup-root", paths.cgroup_root),
             *("--cgroup-driver", settings.cgroup_driver, "--request-seconds", settings.request_seconds),
-            *(word for size in settings.hugepage_sizes() for word in ("--hugepage-size", size)),
+            *(("--hugepage-sizes", *sizes) if (sizes := settings.hugepage_sizes()) else ()),
             *("--machine-cpus", settings.machine_cpus(), "--machine-mems", settings.machine_mems()),
         )
         for process, sign in zip(
@@ -230,13 +230,13 @@ class Stage:
         events = self.api("/apis/events.k8s.io/v1/namespaces/default/events")["items"]
         return [event for event in events if reason in ("", event["reason"])]
 
-    def kubelet(self, do: str, **order: Any) -> Any:
-        """An order to the kubelet; see tests/fakes/kubelet_control.py."""
-        return ask_line(self.paths.kubelet_control, {"do": do, **order})
+    def kubelet(self, call: str, **args: Any) -> Any:
+        """A call of the kubelet; see tests/fakes/kubelet.py."""
+        return ask_line(self.paths.kubelet_control, call, **args)
 
     def runtime(self, call: str, **args: Any) -> Any:
         """A call of the runtime; see tests/fakes/runtime_control.py."""
-        return ask_line(self.paths.runtime_control, {"call": call, "args": args})
+        return ask_line(self.paths.runtime_control, call, **args)
 
     def logs(self) -> str:
         """The ends of all logs."""

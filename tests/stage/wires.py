@@ -42,10 +42,10 @@ def _connect(path: Path, seconds: float) -> socket.socket:
     return connection
 
 
-def ask_line(path: Path, order: dict[str, Any], seconds: float = _SECONDS) -> Any:
-    """Sends one JSON line and returns the ``result`` of the line that comes back; AnsweredError for an ``error``."""
-    with _connect(path, seconds) as connection, connection.makefile("rwb") as lines:
-        lines.write(json.dumps(order).encode() + b"\n")
+def ask_line(path: Path, call: str, **args: Any) -> Any:
+    """A call over the control socket of a stand-in (tests/fakes/control.py); AnsweredError when it failed."""
+    with _connect(path, _SECONDS) as connection, connection.makefile("rwb") as lines:
+        lines.write(json.dumps({"call": call, "args": args}).encode() + b"\n")
         lines.flush()
         line = lines.readline()
     if not line:

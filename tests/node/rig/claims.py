@@ -96,7 +96,7 @@ class ClaimPod:
 
     def unprepare(self) -> None:
         """Lets the kubelet take the claims back."""
-        self._cluster.kubelet("unprepare", podUID=self.uid)
+        self._cluster.kubelet("unprepare", pod_uid=self.uid)
 
     @property
     def cpus(self) -> frozenset[int]:

@@ -161,9 +161,9 @@ class Cluster:
         """A request to the API server; AnsweredError from status 400 on."""
         return ask_http(self._server, path, method, body)
 
-    def kubelet(self, do: str, **order: Any) -> Any:
-        """An order to the kubelet stand-in (tests/fakes/kubelet_control.py); AnsweredError when it fails."""
-        return ask_line(_CONTROL, {"do": do, **order})
+    def kubelet(self, call: str, **args: Any) -> Any:
+        """A call of the kubelet stand-in (tests/fakes/kubelet.py); AnsweredError when it fails."""
+        return ask_line(_CONTROL, call, **args)
 
     def at_once(self, work: Callable[[], T]) -> "Future[T]":
         """Begins something that will have to wait."""

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drives a stand-in from another process: one JSON object a line over a unix socket, one line back.
+
+A line is ``{"call": NAME, "args": {...}}``, its answer ``{"result": ...}`` or ``{"error": TEXT}``.
+"""
+
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+Calls = Mapping[str, Callable[..., Awaitable[Any]]]
+_LONGEST_LINE = 64 << 20
+
+
+class RefusedCallError(Exception):
+    """A stand-in answered with an error; the text is its own."""
+
+
+def stopping() -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set from now on."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+@contextlib.asynccontextmanager
+async def serve(path: Path, calls: Calls, *expected: type[Exception]) -> AsyncIterator[None]:
+    """Serves calls for the length of a block. Errors that are expected are told in their own words alone."""
+    clients: set[asyncio.StreamWriter] = set()
+
+    async def carry_out(line: bytes) -> dict[str, Any]:
+        try:
+            request = json.loads(line)
+            return {"result": await calls[request["call"]](**request.get("args", {}))}
+        except expected as error:
+            return {"error": str(error)}
+        except (TimeoutError, ValueError, TypeError, KeyError) as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        clients.add(writer)
+        with contextlib.suppress(OSError):
+            while line := await reader.readline():
+                writer.write(json.dumps(await carry_out(line)).encode() + b"\n")
+                await writer.drain()
+        clients.discard(writer)
+        writer.close()
+
+    await asyncio.to_thread(path.unlink, missing_ok=True)
+    server = await asyncio.start_unix_server(talk, path, limit=_LONGEST_LINE)
+    try:
+        yield
+    finally:
+        server.close()
+        for writer in clients:
+            writer.close()
+        await asyncio.to_thread(path.unlink, missing_ok=True)
+
+
+async def ask(path: Path, call: str, /, **args: Any) -> Any:
+    """One call; RefusedCallError with the stand-in's text when it failed."""
+    reader, writer = await asyncio.open_unix_connection(path, limit=_LONGEST_LINE)
+    try:
+        writer.write(json.dumps({"call": call, "args": args}).encode() + b"\n")
+        answer = json.loads(await reader.readline())
+    finally:
+        writer.close()
+    if "error" in answer:
+        raise RefusedCallError(answer["error"])
+    return answer["result"]

@@ -1,15 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """A directory for sockets, and property tests without a deadline: a machine that is busy is no fault."""
 
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
+
+
+class ByStage(LoadScopeScheduling):
+    """Tests that share a stage, by module or by attacker, run on one worker: to start one costs more than most tests.
+
+    It stands for ``--dist loadgroup``, since xdist 3.8 does not get its groups into the test ids of pytest 9.
+    """
+
+    _SHARED = re.compile(r".*/test_(end_to_end(_faults|_memory)?|live_machine)\.py|.*/test_hostile\.py.*\[[\w ]+:")
+
+    def _split_scope(self, nodeid: str) -> str:
+        shared = self._SHARED.match(nodeid)
+        return shared[0] if shared else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByStage | None:
+    """Another scheduler than xdist's own, where groups are asked for."""
+    return ByStage(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 @pytest.fixture

@@ -17,12 +17,12 @@ from typing import Any, Self
 from aiohttp import web
 
 from tests.fakes.apiserver_rules import admit
-from tests.fakes.apiserver_store import RESOURCES, ApiError, Document, Store
+from tests.fakes.apiserver_store import NODES, RESOURCES, ApiError, Document, Store
 from tests.fakes.apiserver_values import Fault, Options, Served, Target
 from tests.fakes.apiserver_watch import Watch, matches
 from tests.fakes.control import stopping
 
-_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
+_VERBS = {"POST": "create", "PUT": "update"}
 
 
 class ApiServer:
@@ -101,7 +101,7 @@ class ApiServer:
 
     def writes(self, resource: str = "resourceslices") -> list[Served]:
         """The successful writes to a kind of object so far."""
-        changing = {"create", "update", "patch", "delete", "deletecollection"}
+        changing = {"create", "update", "delete", "deletecollection"}
         return [
             one
             for one in self.served
@@ -109,18 +109,15 @@ class ApiServer:
         ]
 
     def order(self, wish: Document) -> Document:
-        """One wish of ``POST /fake``: no_faults, fail_next, drop_watches, compact, gates, served or watches."""
+        """One wish of ``POST /fake``: no_faults, fail_next, drop_watches, gates or served."""
         if wish.get("no_faults"):
             self.faults.clear()
         if "fail_next" in wish:
             self.fail_next(**wish["fail_next"])
         if wish.get("drop_watches"):
             self.drop_watches()
-        if wish.get("compact"):
-            self.compact()
         self.options.gates.update(wish.get("gates") or {})
-        answer: Document = {"served": [vars(one) for one in self.served]} if wish.get("served") else {}
-        return answer | ({"watches": len(self.watches)} if wish.get("watches") else {})
+        return {"served": [vars(one) for one in self.served]} if wish.get("served") else {}
 
     def _tls(self) -> ssl.SSLContext | None:
         if self.options.certificate is None:
@@ -221,17 +218,13 @@ class ApiServer:
                 "metadata": metadata,
                 "items": items,
             }
-        body = await _body(request)
+        body = await request.json() if request.can_read_body else {}
         if verb == "delete":
             return self.store.delete(resource, namespace, name, body.get("preconditions"))
-        if body.get("kind", resource.kind) != resource.kind:
-            raise ApiError(400, "BadRequest", f"{body.get('kind')} in version v1 cannot be handled as {resource.kind}")
         if verb == "create":
             if resource.namespaced and not namespace:
                 raise ApiError(405, "MethodNotAllowed", f"{resource.name} are made in a namespace")
             return self.store.create(resource, namespace, body, dry_run="dryRun" in request.query)
-        if verb == "patch":
-            body = _merged(self.store.get(resource, namespace, name), body)
         return self.store.update(resource, namespace, name, body, target.part)
 
     async def _watch(self, watch: Watch) -> web.StreamResponse:
@@ -253,25 +246,6 @@ def _verb(request: web.Request, target: Target) -> str:
     return _VERBS[request.method]
 
 
-async def _body(request: web.Request) -> Document:
-    try:
-        document = await request.json() if request.can_read_body else {}
-    except ValueError as error:
-        raise ApiError(400, "BadRequest", f"the body is not JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise ApiError(400, "BadRequest", "the body is not an object")
-    return document
-
-
-def _merged(old: Any, patch: Any) -> Any:
-    """RFC 7396. An apply patch is taken as one, which is right for a single manager that sends what it owns."""
-    if not isinstance(patch, dict):
-        return patch
-    base = old if isinstance(old, dict) else {}
-    merged = {**base, **{key: _merged(base.get(key), value) for key, value in patch.items()}}
-    return {key: value for key, value in merged.items() if value is not None}
-
-
 async def _main(arguments: argparse.Namespace) -> None:
     options = Options(tokens=set(arguments.token) or None)
     options.version = arguments.version
@@ -281,7 +255,7 @@ async def _main(arguments: argparse.Namespace) -> None:
         if arguments.kubeconfig_out:
             server.write_kubeconfig(arguments.kubeconfig_out)
         for node in arguments.node:
-            server.store.create(RESOURCES[0], "", {"metadata": {"name": node}})
+            server.store.create(NODES, "", {"metadata": {"name": node}})
         if arguments.port_file:
             # Last, and by rename: who waits for this file finds everything else in place.
             part = arguments.port_file.with_suffix(".part")

@@ -54,16 +54,17 @@ class Resource:
         return f"{self.group}/v1" if self.group else "v1"
 
 
+NODES = Resource("", "nodes", "Node", status=True)
+CLASSES = Resource("resource.k8s.io", "deviceclasses", "DeviceClass")
+CLAIMS = Resource("resource.k8s.io", "resourceclaims", "ResourceClaim", namespaced=True, status=True)
+SLICES = Resource("resource.k8s.io", "resourceslices", "ResourceSlice", selectable=("spec.driver", "spec.nodeName"))
 RESOURCES = (
-    Resource("", "nodes", "Node", status=True),
+    *(NODES, CLASSES, CLAIMS, SLICES),
     Resource("", "namespaces", "Namespace", status=True),
     Resource("", "pods", "Pod", namespaced=True, status=True, selectable=("spec.nodeName",)),
     Resource("", "events", "Event", namespaced=True, selectable=("reason", "type", "involvedObject.name")),
     Resource("events.k8s.io", "events", "Event", namespaced=True, selectable=("reason", "type", "regarding.name")),
-    Resource("resource.k8s.io", "deviceclasses", "DeviceClass"),
-    Resource("resource.k8s.io", "resourceclaims", "ResourceClaim", namespaced=True, status=True),
     Resource("resource.k8s.io", "resourceclaimtemplates", "ResourceClaimTemplate", namespaced=True),
-    Resource("resource.k8s.io", "resourceslices", "ResourceSlice", selectable=("spec.driver", "spec.nodeName")),
 )
 
 

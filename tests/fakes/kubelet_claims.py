@@ -94,10 +94,6 @@ class ClaimCache:
         metadata = document["metadata"]
         shown = f"ResourceClaim {metadata['namespace']}/{metadata['name']}"
         status = document.get("status") or {}
-        if _from_template(pod, document) and not any(
-            owner.get("uid") == pod["metadata"]["uid"] for owner in metadata.get("ownerReferences") or []
-        ):
-            raise PrepareError(f"{shown} was not made for the pod")
         reserved = [entry["uid"] for entry in status.get("reservedFor") or [] if entry.get("resource") == "pods"]
         if pod["metadata"]["uid"] not in reserved:
             raise PrepareError(f"{shown} is not reserved for the pod")
@@ -113,22 +109,8 @@ class ClaimCache:
 
 def _pod_claim(pod: Document, claim: Document) -> Document | None:
     """Returns the pod's entry for the claim."""
-    name = claim["metadata"]["name"]
-    statuses = (pod.get("status") or {}).get("resourceClaimStatuses") or []
-    made = {entry["name"]: entry.get("resourceClaimName") for entry in statuses}
-    annotations = claim["metadata"].get("annotations") or {}
-    for entry in (pod.get("spec") or {}).get("resourceClaims") or []:
-        if entry.get("resourceClaimName") == name or made.get(entry["name"]) == name:
-            return dict(entry)
-        template = entry.get("resourceClaimTemplateName")
-        if template and annotations.get("resource.kubernetes.io/pod-claim-name") == entry["name"]:
-            return dict(entry)
-    return None
-
-
-def _from_template(pod: Document, claim: Document) -> bool:
-    entry = _pod_claim(pod, claim)
-    return entry is not None and "resourceClaimTemplateName" in entry
+    entries = (pod.get("spec") or {}).get("resourceClaims") or []
+    return next((one for one in entries if one.get("resourceClaimName") == claim["metadata"]["name"]), None)
 
 
 def container_devices(
@@ -148,5 +130,5 @@ def container_devices(
             if use["name"] in by_pod_name
             for cdi_id in by_pod_name[use["name"]].cdi_ids(use.get("request") or None)
         ]
-        for container in [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
+        for container in spec.get("containers") or []
     }

@@ -2,6 +2,7 @@
 """The bare ends of an NRI connection, to misbehave with: a runtime without manners, and a plugin of another kind."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -101,3 +102,9 @@ class OtherPlugin:
             return pb.Empty()
 
         return answer
+
+
+async def thrown_out(plugin: OtherPlugin, socket: Path) -> None:
+    """Runs a plugin until the runtime throws it out, whatever its methods meet then."""
+    with contextlib.suppress(ExceptionGroup):
+        await plugin.run(socket)

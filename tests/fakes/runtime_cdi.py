@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """CDI as the runtimes' library does it: strict files, closed list of versions, conflicts, injection into a container.
 
-One difference: the directories are read again for every container, where the library waits for inotify events.
+Two differences: the directories are read again for every container, where the library waits for inotify events, and
+only the edits ``env`` and ``mounts`` of files in JSON are known.
 """
 
 import json
@@ -11,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tests.fakes._pb import nri_pb2 as pb
 from tests.fakes.runtime_merge import env_of
 
@@ -21,7 +20,7 @@ _KIND = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z](?:[A-Za-z0
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 _TOP = {"cdiVersion", "kind", "annotations", "devices", "containerEdits"}
 _DEVICE = {"name", "annotations", "containerEdits"}
-_EDITS = {"env", "deviceNodes", "netDevices", "mounts", "hooks", "intelRdt", "additionalGids"}
+_EDITS = {"env", "mounts"}
 _MOUNT = {"hostPath", "containerPath", "options", "type"}
 
 
@@ -42,11 +41,11 @@ class CdiScan:
     errors: dict[Path, str] = field(default_factory=dict)
 
 
-def inject(container: pb.Container, ids: Sequence[str], directories: Iterable[Path], newest: str = "1.1.0") -> None:
+def inject(container: pb.Container, ids: Sequence[str], directories: Iterable[Path]) -> None:
     """Applies the devices' edits to env and mounts. Raises UnresolvableError and changes nothing."""
     if not ids:
         return
-    scan = scan_directories(directories, newest)
+    scan = scan_directories(directories)
     wanted = list(dict.fromkeys(ids))
     if missing := [name for name in wanted if name not in scan.devices]:
         raise UnresolvableError(f"unresolvable CDI devices {', '.join(missing)}")
@@ -59,17 +58,15 @@ def inject(container: pb.Container, ids: Sequence[str], directories: Iterable[Pa
         _apply(container, device_edits)
 
 
-def scan_directories(directories: Iterable[Path], newest: str = "1.1.0") -> CdiScan:
-    """Reads every ``*.json`` and ``*.yaml``; later directories win, within one a device that is there twice is lost."""
+def scan_directories(directories: Iterable[Path]) -> CdiScan:
+    """Reads every ``*.json``; later directories win, within one a device that is there twice is lost."""
     scan = CdiScan()
     for directory in directories:
         here: dict[str, tuple[Path, Mapping[str, Any], Mapping[str, Any]]] = {}
         conflicts: set[str] = set()
-        for path in sorted(directory.glob("*")) if directory.is_dir() else ():
-            if path.suffix not in (".json", ".yaml"):
-                continue
+        for path in sorted(directory.glob("*.json")):
             try:
-                document = _load(path, newest)
+                document = _load(path)
             except InvalidSpecError as error:
                 scan.errors[path] = str(error)
                 continue
@@ -85,17 +82,14 @@ def scan_directories(directories: Iterable[Path], newest: str = "1.1.0") -> CdiS
     return scan
 
 
-def _load(path: Path, newest: str) -> dict[str, Any]:
-    text = path.read_text()
+def _load(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        document = json.loads(path.read_text())
     except ValueError as error:
-        raise InvalidSpecError(str(error)) from error
-    except yaml.YAMLError as error:
         raise InvalidSpecError(str(error)) from error
     _keys(document, _TOP, {"cdiVersion", "kind", "devices"}, "file")
     version = str(document["cdiVersion"]).removeprefix("v")
-    if version not in _VERSIONS[: _VERSIONS.index(newest) + 1]:
+    if version not in _VERSIONS:
         raise InvalidSpecError(f"invalid version {version!r}")
     if not _KIND.fullmatch(document["kind"]):
         raise InvalidSpecError(f"invalid kind {document['kind']!r}")
@@ -137,13 +131,7 @@ def _keys(value: Any, known: set[str], needed: set[str], what: str) -> None:
 def _minimum(document: Mapping[str, Any]) -> str:
     devices = document["devices"]
     edits = [document.get("containerEdits", {}), *(device["containerEdits"] for device in devices)]
-    if any("netDevices" in edit for edit in edits):
-        return "1.1.0"
-    if any("intelRdt" in edit or "additionalGids" in edit for edit in edits):
-        return "0.7.0"
     if "annotations" in document or any("annotations" in device for device in devices):
-        return "0.6.0"
-    if "." in document["kind"].split("/")[1]:
         return "0.6.0"
     if any(device["name"][0].isdigit() for device in devices):
         return "0.5.0"

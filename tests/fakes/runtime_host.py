@@ -11,7 +11,7 @@ from tests.fakes.runtime_levels import ApiLevel
 from tests.fakes.runtime_merge import ConflictError, Ownership, adjust, claim_update
 from tests.fakes.runtime_plugins import HookCall, PluginGoneError, PluginPeer
 from tests.fakes.runtime_store import OperationError
-from tests.fakes.runtime_ttrpc import UNKNOWN, RpcError
+from tests.fakes.runtime_ttrpc import RpcError
 from tests.fakes.runtime_wire import Trunk
 
 Snapshot = Callable[[], tuple[list[pb.PodSandbox], list[pb.Container]]]
@@ -131,15 +131,7 @@ class PluginHost:
     async def _unsolicited(self, updates: Sequence[pb.ContainerUpdate], apply: Apply) -> None:
         # The same lock as for events: a plugin that waits for this inside a hook waits for itself.
         async with self.node_lock:
-            failed = []
-            for update in updates:
-                try:
-                    await apply(update)
-                except OperationError as error:
-                    if not update.ignore_failure:
-                        failed.append(str(error))
-        if failed:
-            raise RpcError(UNKNOWN, f"failed to update containers: {'; '.join(failed)}")
+            await self.apply(updates, apply)
 
     async def _keep(self, peer: PluginPeer) -> None:
         self._trunks.add(peer.trunk)

@@ -55,7 +55,6 @@ class RuntimeOptions:
     level: str = "0.12"
     name: str = "containerd"
     cdi_dirs: tuple[Path, ...] = ()
-    cdi_newest: str = "1.1.0"
     cgroup_root: Path | None = None
     cgroup_driver: str = "systemd"
     machine_cpus: str = "0-7"

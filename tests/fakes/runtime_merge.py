@@ -22,33 +22,15 @@ class Ownership:
         if owner != plugin:
             raise ConflictError(f'plugins "{owner}" and "{plugin}" both tried to set {" ".join(field)}')
 
-    def release(self, *field: str) -> None:
-        """Forgets the owner: somebody removed the entry."""
-        self._owners.pop(field, None)
-
 
 def adjust(container: pb.Container, adjustment: pb.ContainerAdjustment, plugin: str, owners: Ownership) -> None:
-    """Applies one plugin's adjustment, so that the next plugin sees it."""
-    for key, value in adjustment.annotations.items():
-        if not _removes(key, "annotation", owners):
-            owners.claim(plugin, "annotation", key)
-            container.annotations[key] = value
-        else:
-            container.annotations.pop(key[1:], None)
+    """Applies one plugin's adjustment, as far as it is of variables and resources, so that the next plugin sees it."""
+    env = env_of(container.env)
     for entry in adjustment.env:
-        if _removes(entry.key, "env", owners):
-            _replace_env(container, entry.key[1:], None)
-        else:
-            owners.claim(plugin, "env", entry.key)
-            _replace_env(container, entry.key, entry.value)
-    for mount in adjustment.mounts:
-        removes = _removes(mount.destination, "mount", owners)
-        destination = mount.destination[1:] if removes else mount.destination
-        kept = [other for other in container.mounts if other.destination != destination]
-        del container.mounts[:]
-        container.mounts.extend(kept if removes else [*kept, mount])
-        if not removes:
-            owners.claim(plugin, "mount", destination)
+        owners.claim(plugin, "env", entry.key)
+        env[entry.key] = entry.value
+    del container.env[:]
+    container.env.extend(f"{key}={content}" for key, content in env.items())
     _claim_resources(adjustment.linux.resources, plugin, owners, ())
     overwrite(container.linux.resources, adjustment.linux.resources, appends_hugepages=False)
 
@@ -99,17 +81,3 @@ def _claim_resources(resources: pb.LinuxResources, plugin: str, owners: Ownershi
         owners.claim(plugin, "hugepage limit", limit.page_size, *where)
     for key in resources.unified:
         owners.claim(plugin, "unified resource", key, *where)
-
-
-def _removes(key: str, kind: str, owners: Ownership) -> bool:
-    if not key.startswith("-"):
-        return False
-    owners.release(kind, key[1:])
-    return True
-
-
-def _replace_env(container: pb.Container, name: str, value: str | None) -> None:
-    env = env_of(container.env)
-    env.pop(name, None) if value is None else env.update({name: value})
-    del container.env[:]
-    container.env.extend(f"{key}={content}" for key, content in env.items())

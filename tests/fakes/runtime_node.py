@@ -61,7 +61,7 @@ class FakeNode:
     async def inject(self, message: pb.Container, devices: Sequence[str]) -> None:
         """Applies CDI devices to a container that is being created. Raises OperationError."""
         try:
-            await asyncio.to_thread(inject, message, devices, self.options.cdi_dirs, self.options.cdi_newest)
+            await asyncio.to_thread(inject, message, devices, self.options.cdi_dirs)
         except UnresolvableError as error:
             raise OperationError(str(error)) from error
 

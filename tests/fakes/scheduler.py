@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Allocates a ResourceClaim to published devices as kube-scheduler does, for the common shapes of claims.
 
-``python -m tests.fakes.scheduler --server URL --claim NAMESPACE/NAME --pod NAME=UID`` does it over HTTP.
+Left out: ``firstAvailable``, admin access, and constraints other than ``matchAttribute``.
 """
 
-import argparse
 import copy
 import json
 import urllib.request
@@ -61,8 +60,7 @@ class _Search:
 
     def _go_on(self, slots: Sequence[Slot], candidate: Candidate, consumed: dict[str, str] | None) -> bool:
         before = dict(self.used.get(candidate.key, {})), set(self.taken)
-        if not slots[0].wish.get("adminAccess"):
-            _account(self.used, self.taken, candidate.key, consumed)
+        _account(self.used, self.taken, candidate.key, consumed)
         if self.run(slots[1:]):
             return True
         self.used[candidate.key], self.taken = before
@@ -71,8 +69,6 @@ class _Search:
     def _try(self, slot: Slot, candidate: Candidate) -> tuple[bool, dict[str, str] | None]:
         if not all(selected(candidate, expression) for expression in slot.selectors):
             return False, None
-        if slot.wish.get("adminAccess"):
-            return True, None
         if not tolerated(candidate, slot.wish.get("tolerations") or []) or candidate.key in self.taken:
             return False, None
         requests = (slot.wish.get("capacity") or {}).get("requests") or {}
@@ -90,27 +86,19 @@ class _Search:
         return all(self._holds(constraint) for constraint in self.constraints)
 
     def _holds(self, constraint: Document) -> bool:
-        name = constraint.get("matchAttribute") or constraint["distinctAttribute"]
-        domain, _, attribute = name.rpartition("/")
+        domain, _, attribute = constraint["matchAttribute"].rpartition("/")
         names = constraint.get("requests") or []
         values = [
             candidate.attribute(domain, attribute)
             for slot, candidate, _ in self.results
-            if not names or slot.request in names or slot.request.partition("/")[0] in names
+            if not names or slot.request in names
         ]
-        return None not in values and _agree([_as_set(value) for value in values], match="matchAttribute" in constraint)
+        return None not in values and bool(frozenset.intersection(*map(_as_set, values)) if values else True)
 
 
 def _as_set(value: object) -> frozenset[tuple[type, object]]:
     """A list attribute as a set, any other as a set of one (KEP-5491); values of different types are never equal."""
     return frozenset((type(one), one) for one in (value if isinstance(value, list) else [value]))
-
-
-def _agree(values: Sequence[frozenset[tuple[type, object]]], *, match: bool) -> bool:
-    """Matching: something is common to all. Distinct: nothing is common to any two."""
-    if match:
-        return not values or bool(frozenset.intersection(*values))
-    return sum(map(len, values)) == len(frozenset().union(*values))
 
 
 def allocate(
@@ -131,29 +119,20 @@ def allocate(
     spec = claim["spec"].get("devices") or {}
     for place in [node] if node else nodes:
         used, taken = _in_use(others)
-        for slots in _alternatives(spec.get("requests") or [], classes):
-            search = _Search(list(candidates(published, place)), spec.get("constraints") or [], taken, used)
-            if search.run(slots):
-                return _allocated(claim, search, place, pods)
+        search = _Search(list(candidates(published, place)), spec.get("constraints") or [], taken, used)
+        if search.run([slot for request in spec.get("requests") or [] for slot in _slots(request, classes)]):
+            return _allocated(claim, search, place, pods)
     wishes = ", ".join(request["name"] for request in spec.get("requests") or [])
     raise UnschedulableError(f"no node has devices for the requests {wishes} of claim {claim['metadata']['name']}")
 
 
-def _alternatives(requests: Sequence[Document], classes: Mapping[str, Document]) -> Iterator[list[Slot]]:
-    """Every way to fill ``firstAvailable``, preferred ones first."""
-    if not requests:
-        yield []
-        return
-    request, rest = requests[0], requests[1:]
-    options = [(request["name"], request["exactly"])] if "exactly" in request else []
-    options += [(f"{request['name']}/{one['name']}", one) for one in request.get("firstAvailable") or []]
-    for name, wish in options:
-        if wish.get("allocationMode", "ExactCount") != "ExactCount":
-            raise ValueError(f"request {name}: this scheduler knows allocationMode ExactCount only")
-        if wish["deviceClassName"] not in classes:
-            raise UnschedulableError(f"request {name}: there is no DeviceClass {wish['deviceClassName']}")
-        slots = [Slot(name, wish, classes[wish["deviceClassName"]])] * int(wish.get("count", 1))
-        yield from ([*slots, *more] for more in _alternatives(rest, classes))
+def _slots(request: Document, classes: Mapping[str, Document]) -> list[Slot]:
+    name, wish = request["name"], request["exactly"]
+    if wish.get("allocationMode", "ExactCount") != "ExactCount":
+        raise ValueError(f"request {name}: this scheduler knows allocationMode ExactCount only")
+    if wish["deviceClassName"] not in classes:
+        raise UnschedulableError(f"request {name}: there is no DeviceClass {wish['deviceClassName']}")
+    return [Slot(name, wish, classes[wish["deviceClassName"]])] * int(wish.get("count", 1))
 
 
 def _in_use(
@@ -164,9 +143,8 @@ def _in_use(
     for claim in claims:
         allocation = (claim.get("status") or {}).get("allocation") or {}
         for result in allocation.get("devices", {}).get("results") or []:
-            if not result.get("adminAccess"):
-                key = result["driver"], result["pool"], result["device"]
-                _account(used, taken, key, result.get("consumedCapacity"))
+            key = result["driver"], result["pool"], result["device"]
+            _account(used, taken, key, result.get("consumedCapacity"))
     return used, taken
 
 
@@ -202,7 +180,8 @@ def _allocated(claim: Document, search: _Search, node: str, pods: Sequence[Docum
 def _result(slot: Slot, candidate: Candidate, consumed: dict[str, str] | None) -> Document:
     driver, pool, device = candidate.key
     result: Document = {"request": slot.request, "driver": driver, "pool": pool, "device": device}
-    result |= {key: slot.wish[key] for key in ("adminAccess", "tolerations") if slot.wish.get(key)}
+    if slot.wish.get("tolerations"):
+        result["tolerations"] = slot.wish["tolerations"]
     if consumed is not None:
         result |= {"shareID": str(uuid.uuid4()), "consumedCapacity": consumed}
     return result
@@ -238,15 +217,3 @@ def _ask(url: str, body: Document | None = None) -> Document:
     with opener.open(request, timeout=10) as response:
         answer: Document = json.load(response)
     return answer
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m tests.fakes.scheduler", description=__doc__)
-    parser.add_argument("--server", required=True, help="base URL, http://...")
-    parser.add_argument("--claim", required=True, help="namespace/name")
-    parser.add_argument("--pod", action="append", default=[], help="name=uid of a pod to reserve for")
-    parser.add_argument("--node")
-    arguments = parser.parse_args()
-    reserved = [dict(zip(("name", "uid"), pod.split("=", 1), strict=True)) for pod in arguments.pod]
-    where, _, what = arguments.claim.partition("/")
-    print(json.dumps(schedule(arguments.server, where, what, pods=reserved, node=arguments.node), indent=1))

@@ -4,8 +4,6 @@
 import asyncio
 import contextlib
 import json
-import signal
-import sys
 
 import pytest
 from numa_contract.names import CPU_DRIVER, cdi_file_name
@@ -63,28 +61,6 @@ async def test_hand_over_within_a_second(node: Node) -> None:
         (node.root / "cdi" / cdi_file_name(CPU_DRIVER, UID)).unlink()
         await runtime.remove_pod(pod)
         await eventually(lambda: cpus() == "0-7")
-
-
-@pytest.mark.fault("backend A6", "frontend A1")
-async def test_a_frozen_leader_is_replaced(node: Node) -> None:
-    """SIGSTOP of the active one: within seconds the standby acts in its place, and it ends when it wakes."""
-    async with running_runtime(node.options) as runtime, contextlib.AsyncExitStack() as stack:
-        first = await stack.enter_async_context(state_server(node.state_socket("one")))
-        second = await stack.enter_async_context(state_server(node.state_socket("two")))
-        old = await stack.enter_async_context(backend(node, "one"))
-        await first.until(lambda: bool(last(first, "complete") and last(first, "active")), 10)
-        await stack.enter_async_context(backend(node, "two"))
-        await second.until(lambda: bool(last(second, "complete") and last(second, "enforced")), 10)
-        cpus = await plain(runtime, "web")
-        old.send_signal(signal.SIGSTOP)
-        node.claim("2-3")
-        await second.until(lambda: last(second, "active") is True, seconds=12)
-        await eventually(lambda: cpus() == "0-1,4-7")
-        old.send_signal(signal.SIGCONT)
-        async with asyncio.timeout(5):
-            assert await old.wait() == 1
-        await second.until(lambda: last(second, "enforced") is True)
-        assert last(second, "active") is True
 
 
 async def test_a_restarted_runtime_is_told_at_once(node: Node) -> None:
@@ -148,44 +124,6 @@ async def test_probes_follow_the_runtime(node: Node, unused_tcp_port: int) -> No
             # A runtime that is away for a moment makes no pod unready.
             assert (await http(unused_tcp_port, "/readyz")).startswith("HTTP/1.1 200")
             assert await leave(started) == 0
-
-
-@pytest.mark.fault("security S3")
-async def test_a_flood_of_the_probe_port_delays_no_hook(node: Node, unused_tcp_port: int) -> None:
-    """2,000 connections, and requests sent without pause: containers start in time, pinned, and probes are answered."""
-    script = (
-        "import socket, sys\n"
-        "held = []\n"
-        "while True:\n"
-        "    s = socket.socket(); s.connect(('127.0.0.1', int(sys.argv[1]))); s.settimeout(0.01)\n"
-        "    try: s.send(b'GET /healthz HTTP/1.1\\r\\n\\r\\n' * (1000 if len(held) % 2 else 0))\n"
-        "    except OSError: pass\n"
-        "    held = [*held[-1999:], s]\n"
-    )
-    async with (
-        running_runtime(node.options) as runtime,
-        state_server(node.state_socket("one")) as frontend,
-        backend(node, "one", f"--bind-address=127.0.0.1:{unused_tcp_port}") as started,
-    ):
-        await frontend.until(lambda: bool(last(frontend, "complete") and last(frontend, "active")), 10)
-        device = node.claim("2-3")
-        command = ("sh", "-c", 'ulimit -n 4096; exec "$0" "$@"', sys.executable, "-c", script, str(unused_tcp_port))
-        flood = await asyncio.create_subprocess_exec(*command)
-        try:
-            await asyncio.sleep(1.0)
-            for number in range(3):
-                cpus = await plain(runtime, f"web-{number}")
-                assert cpus() == "0-1,4-7"
-                assert (await http(unused_tcp_port, "/healthz")).startswith("HTTP/1.1 200")
-            pod = await runtime.run_pod_sandbox("db", uid=POD)
-            container = await runtime.create_container(pod, "db", cdi_devices=[device])
-            await runtime.start_container(container)
-            assert container.cgroup_file("cpuset.cpus.effective") == "2-3"
-            assert runtime.plugins
-        finally:
-            flood.kill()
-            await flood.wait()
-        assert await leave(started) == 0
 
 
 async def test_a_removed_lock_file_ends_it(node: Node) -> None:

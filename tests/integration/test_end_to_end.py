@@ -13,6 +13,12 @@ NODE_0 = {*range(8), *range(16, 24)}
 MIB = 1 << 20
 
 
+# What a DRA driver needs of the API server: the claims it prepares, its slices, its Node; events tell of trouble.
+NEEDED = {("get", "nodes"), ("create", "events")}
+NEEDED |= {(verb, "resourceclaims") for verb in ("get", "list")}
+NEEDED |= {(verb, "resourceslices") for verb in ("list", "watch", "create", "update", "delete")}
+
+
 def test_a_claim_becomes_a_pinned_container(stage: Stage) -> None:
     """The container of a claim has the claim's CPUs, the memory of their node and the claimed hugepages, no more."""
     with claim_pod(stage, "db", cpus(4), memory(512 * MIB), hugepages(4 * MIB)) as pod:
@@ -213,3 +219,16 @@ def test_the_kubelets_other_wishes_do_not_move_a_claim(stage: Stage) -> None:
         given = box.cpus()
         after = stage.runtime("update_container", container=box.id, cpus="0-31", cpu_shares=512)
         assert cpu_set(after["cpus"]) == box.cpus() == given
+
+
+@pytest.mark.fault("cpu peer 9.4.7")
+def test_few_permissions_are_used(stage: Stage) -> None:
+    """Through the whole life of claims no pod is read, no status is written, and every slice is of the own node."""
+    with claim_pod(stage, "db", cpus(2)) as pod:
+        pod.prepare()
+        pod.run()
+    served = stage.api("/fake", "POST", {"served": True})["served"]
+    used = {(one["verb"], one["resource"]) for one in served if one["agent"] == "dra-driver-numa"}
+    assert used <= NEEDED
+    assert {("get", "resourceclaims"), ("create", "resourceslices")} <= used
+    assert {one["spec"]["nodeName"] for one in stage.slices()} == {stage.settings.node}

@@ -14,10 +14,8 @@ from dra_frontend.api_server.credentials import kubeconfig
 
 from tests.fakes import quantities
 from tests.fakes.apiserver_rules import GATES_OF_1_36, admit
-from tests.fakes.apiserver_store import RESOURCES, ApiError, Document, Store
+from tests.fakes.apiserver_store import CLAIMS, SLICES, ApiError, Document, Store
 
-BY_NAME = {resource.name: resource for resource in RESOURCES if resource.group != "events.k8s.io"}
-SLICES, CLAIMS = BY_NAME["resourceslices"], BY_NAME["resourceclaims"]
 ROOT = Path(__file__).parents[2]
 
 

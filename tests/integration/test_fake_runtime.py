@@ -2,7 +2,6 @@
 """The stand-in runtime itself: it must be as strict as what it stands for, else the other tests prove nothing."""
 
 import asyncio
-import contextlib
 import json
 import sys
 from collections.abc import AsyncIterator
@@ -15,11 +14,12 @@ from google.protobuf.message import Message
 
 from tests.fakes._pb import nri_pb2 as pb
 from tests.fakes.control import RefusedCallError, ask
-from tests.fakes.nri_peer import OtherPlugin
+from tests.fakes.nri_peer import OtherPlugin, thrown_out
 from tests.fakes.runtime import FakeRuntime, running
 from tests.fakes.runtime_cdi import scan_directories
 from tests.fakes.runtime_levels import RuntimeOptions
 from tests.fakes.runtime_store import OperationError
+from tests.fakes.waiting import eventually
 
 
 @asynccontextmanager
@@ -27,16 +27,11 @@ async def _with(folder: Path, *plugins: OtherPlugin, **options: Any) -> AsyncIte
     """A runtime with other vendors' plugins, as many as get in."""
     async with running(RuntimeOptions(folder / "nri.sock", **options)) as runtime, asyncio.TaskGroup() as tasks:
         for plugin in plugins:
-            tasks.create_task(_until_thrown_out(plugin, folder / "nri.sock"))
+            tasks.create_task(thrown_out(plugin, folder / "nri.sock"))
         yield runtime
         for plugin in plugins:
             if plugin.trunk is not None:
                 plugin.trunk.close("the test is over")
-
-
-async def _until_thrown_out(plugin: OtherPlugin, socket: Path) -> None:
-    with contextlib.suppress(ExceptionGroup):
-        await plugin.run(socket)
 
 
 def _spec(**changes: Any) -> dict[str, Any]:
@@ -66,7 +61,7 @@ async def test_a_plugin_that_takes_a_part_for_the_whole_is_closed(tmp_path: Path
             pod = await runtime.run_pod_sandbox(f"pod-{number}")
             pod.message.annotations["big"] = "x" * (200 << 10)
         plugin = OtherPlugin(methods={"Synchronize": whole})
-        await _until_thrown_out(plugin, tmp_path / "nri.sock")
+        await thrown_out(plugin, tmp_path / "nri.sock")
         assert "does not handle split sync requests" in runtime.log[0]
 
 
@@ -75,7 +70,7 @@ async def test_a_silent_peer_keeps_others_waiting_for_the_registration_timeout(t
     async with _with(tmp_path, registration_seconds=0.3) as runtime, asyncio.TaskGroup() as tasks:
         _, silent = await asyncio.open_unix_connection(tmp_path / "nri.sock")
         other = OtherPlugin()
-        tasks.create_task(_until_thrown_out(other, tmp_path / "nri.sock"))
+        tasks.create_task(thrown_out(other, tmp_path / "nri.sock"))
         await runtime.wait_until(lambda one: bool(one.plugins))
         assert "registration timed out" in runtime.log[0]
         silent.close()
@@ -254,7 +249,7 @@ async def test_the_stand_in_runs_as_a_process_of_its_own(tmp_path: Path) -> None
     root = Path(__file__).parents[2]
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.fakes.runtime", *arguments, cwd=root)
     try:
-        await _listening(control)
+        await eventually(control.exists)
         pod = await ask(control, "run_pod_sandbox", name="web", uid="u-1")
         made = await ask(control, "create_container", pod="web", name="app", env=["A=1"], cpus="1")
         assert pod["uid"] == made["pod_uid"] == "u-1"
@@ -271,12 +266,3 @@ async def test_the_stand_in_runs_as_a_process_of_its_own(tmp_path: Path) -> None
         assert await process.wait() == 0
     assert not control.exists()
     assert not socket.exists()
-
-
-async def _listening(control: Path) -> None:
-    async with asyncio.timeout(10):
-        while True:
-            with contextlib.suppress(OSError):
-                await ask(control, "plugins")
-                return
-            await asyncio.sleep(0.02)

@@ -3,7 +3,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tests.fakes.control import RefusedCallError, ask
 from tests.fakes.kubelet import Kubelet
 from tests.fakes.kubelet_claims import PrepareError, UnprepareError
 from tests.fakes.kubelet_plugins import KubeletSettings
+from tests.fakes.waiting import eventually
 
 QUICK = KubeletSettings(poll=0.02, backoff=0.05, wipe=0.1, health_retry=0.05)
 OLD = "0c7d6f4e-8a0c-4b69-9f86-1f1f3f0b9f11"
@@ -70,13 +71,6 @@ def pod(uid: str, claims: Sequence[str], **containers: Sequence[dict[str, str]])
     }
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Waits for something to become true, at most 10 s."""
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 async def test_two_drivers_of_one_process_serve_a_pod(short_root: Path) -> None:
     """Both drivers register with v1, a claim of both is prepared by both, each container gets what it names."""
     door = Door("cpus", "mem")
@@ -87,7 +81,7 @@ async def test_two_drivers_of_one_process_serve_a_pod(short_root: Path) -> None:
             await plugin.register()
         for driver in ("dra.cpu", "dra.memory"):
             assert (await kubelet.driver(driver)).service == "v1.DRAPlugin"
-        await until(lambda: cpu.registered and memory.registered)
+        await eventually(lambda: cpu.registered and memory.registered)
         given = await kubelet.prepare_pod(
             pod("pod-a", ["u"], all=[{"name": "u"}], part=[{"name": "u", "request": "cpus"}], none=[]),
             [claim("u", "dra.cpu", "dra.memory")],
@@ -166,7 +160,7 @@ async def test_a_restarted_kubelet_wipes_finds_us_again_and_prepares_again(short
             second = await kubelet.prepare_pod(pod("pod-b", ["u"], c=[{"name": "u"}]), [shared])
             assert set(first["c"]) == set(second["c"])
             assert wiped == [None, None]
-        await until(lambda: wiped[2:] == ["dra.cpu"])
+        await eventually(lambda: wiped[2:] == ["dra.cpu"])
     assert [call for call, _, _ in door.calls] == ["prepare", "prepare"]
 
 
@@ -182,12 +176,14 @@ async def test_rolling_update_hands_the_driver_over(short_root: Path) -> None:
                 await kubelet.driver("dra.cpu")
                 await kubelet.prepare_pod(pod("pod-a", ["u"]), [claim("u", "dra.cpu")])
                 await new.register()
-                await until(lambda: len(kubelet.plugins.endpoints) == 2 and kubelet.plugins.endpoints[1].connected())
-            await until(lambda: len(kubelet.plugins.endpoints) == 1)
+                await eventually(
+                    lambda: len(kubelet.plugins.endpoints) == 2 and kubelet.plugins.endpoints[1].connected()
+                )
+            await eventually(lambda: len(kubelet.plugins.endpoints) == 1)
             await kubelet.unprepare_pod("pod-a")
             with pytest.raises(PrepareError, match=r"dra\.memory is not registered"):
                 await kubelet.prepare_pod(pod("pod-a", ["v"]), [claim("v", "dra.memory")])
-        await until(lambda: not kubelet.plugins.endpoints)
+        await eventually(lambda: not kubelet.plugins.endpoints)
     assert doors[OLD].calls == [("prepare", "dra.cpu", ["u"])]
     assert doors[NEW].calls == [("unprepare", "dra.cpu", ["u"])]
 
@@ -212,7 +208,7 @@ async def test_a_refused_registration_is_shown_and_tried_again(short_root: Path)
         plugin,
     ):
         await plugin.register()
-        await until(lambda: any(len(texts) > 1 for texts in kubelet.plugins.failures.values()))
+        await eventually(lambda: any(len(texts) > 1 for texts in kubelet.plugins.failures.values()))
         assert not plugin.registered
         assert "known here" in plugin.error
 
@@ -228,12 +224,12 @@ async def test_health_reaches_the_kubelet_and_ends_with_the_driver(short_root: P
     async with Kubelet(short_root, settings) as kubelet:
         async with asyncio.timeout(15), plugin:
             await plugin.register()
-            await until(lambda: kubelet.plugins.device_health("dra.cpu", "node", "d1") == "HEALTHY")
+            await eventually(lambda: kubelet.plugins.device_health("dra.cpu", "node", "d1") == "HEALTHY")
             board.show([good, DeviceHealth("node", "d1", Health.UNHEALTHY, "CPU 3 is offline")])
-            await until(lambda: kubelet.plugins.device_health("dra.cpu", "node", "d1") == "UNHEALTHY")
+            await eventually(lambda: kubelet.plugins.device_health("dra.cpu", "node", "d1") == "UNHEALTHY")
             assert kubelet.plugins.device_health("dra.cpu", "node", "d0") == "HEALTHY"
             assert kubelet.plugins.health["dra.cpu"]["node", "d1"].message == "CPU 3 is offline"
-        await until(lambda: kubelet.plugins.device_health("dra.cpu", "node", "d0") == "UNKNOWN")
+        await eventually(lambda: kubelet.plugins.device_health("dra.cpu", "node", "d0") == "UNKNOWN")
 
 
 async def test_the_stand_in_runs_as_its_own_process(short_root: Path) -> None:

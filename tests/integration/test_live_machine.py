@@ -202,16 +202,14 @@ def test_pages_of_host_processes_are_no_capacity(stage: Stage, machine: HostDire
     wait_for("all pages", lambda: amount(stage, "hugepages-2m-numa001") == "4Gi", 15.0)
 
 
-def test_a_server_without_taints_says_so(machine: HostDirectory) -> None:
+def test_a_server_without_taints_says_so(stage: Stage, machine: HostDirectory) -> None:
     """Where the gate DRADeviceTaints is off the dropped taint is told in an Event, and the capacity is true still."""
-    settings = StageSettings(host_root=machine.root, gates_off=("DRADeviceTaints",))
-    with Stage(settings) as stage:
-        stage.wait_ready(stage.add_instance())
-        with claim_pod(stage, "db", hugepages(200 * PAGE, numa_node=1)) as pod:
-            pod.prepare()
-            machine.set_pages(1, 100, 100)
-            soon("a smaller capacity", lambda: amount(stage, "hugepages-2m-numa001") == "200Mi")
-            events = soon("an event", lambda: stage.events("ResourceSliceFieldsDropped"))
-            assert "devices[*].taints" in events[0]["note"]
-            machine.set_pages(1, 2048, 2048)
-            soon("all pages", lambda: amount(stage, "hugepages-2m-numa001") == "4Gi")
+    stage.api("/fake", "POST", {"gates": {"DRADeviceTaints": False}})
+    with claim_pod(stage, "db", hugepages(200 * PAGE, numa_node=1)) as pod:
+        pod.prepare()
+        machine.set_pages(1, 100, 100)
+        soon("a smaller capacity", lambda: amount(stage, "hugepages-2m-numa001") == "200Mi")
+        events = soon("an event", lambda: stage.events("ResourceSliceFieldsDropped"))
+        assert "devices[*].taints" in events[0]["note"]
+        machine.set_pages(1, 2048, 2048)
+        soon("all pages", lambda: amount(stage, "hugepages-2m-numa001") == "4Gi")

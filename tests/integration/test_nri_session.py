@@ -132,7 +132,7 @@ async def test_a_runtime_that_restarts_is_found_again_at_its_new_socket(tmp_path
         assert [change.synchronized for change in rig.observer.changes if change.connected].count(True) == 3
 
 
-@pytest.mark.fault("memory peer, nri")
+@pytest.mark.fault("memory peer, nri", "cpu peer 9.2.5")
 async def test_reconnection_has_no_limit_for_the_life_of_a_process(tmp_path: Path) -> None:
     """The memory peer gives up at the sixth loss of its runtime; we are back after each, and as quick."""
     async with nri_rig(tmp_path) as rig:
@@ -166,6 +166,8 @@ async def test_a_snapshot_of_500_containers_is_answered_within_200_ms(tmp_path: 
             assert rig.observer.calls[-1] == ("Synchronize", "ok")
             seconds.append(rig.observer.seconds[-1])
             assert {one.cpus for one in rig.runtime.containers.values()} == {"0-3"}
+        if seconds[-1] < 0.2:
+            break
     assert min(seconds) < 0.2
 
 

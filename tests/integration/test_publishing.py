@@ -2,7 +2,7 @@
 """The publisher and the real client against the fake API server, over HTTP."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,9 @@ from numa_contract.config import Config
 from numa_contract.names import DRIVERS
 
 from tests.fakes.apiserver import ApiServer
-from tests.fakes.apiserver_store import RESOURCES, Document
+from tests.fakes.apiserver_store import NODES, SLICES, Document
+from tests.fakes.waiting import eventually
 
-BY_NAME = {(resource.group, resource.name): resource for resource in RESOURCES}
-SLICES = BY_NAME["resource.k8s.io", "resourceslices"]
-NODES = BY_NAME["", "nodes"]
 NODE = "node-a"
 QUICK = (0.02, 0.1)
 
@@ -54,16 +52,6 @@ POOLS = {
     NODE: [wanted(device("cpudevnuma000")), wanted(device("cpudevnuma001"), index=1)],
     "more": [wanted(pool="more")],
 }
-
-
-async def until(condition: Callable[[], object], what: str = "condition") -> None:
-    """Waits for a condition, at most 10 s."""
-    try:
-        async with asyncio.timeout(10):
-            while not condition():  # noqa: ASYNC110 - the other side is a server, which sets no event of ours
-                await asyncio.sleep(0.002)
-    except TimeoutError:
-        pytest.fail(f"{what} did not come true")
 
 
 class Rig:
@@ -119,11 +107,11 @@ class Rig:
         return sum(one.verb == verb and one.resource == "resourceslices" for one in self.server.served)
 
     async def published(self, publisher: Publisher, pools: int = 3) -> None:
-        await until(lambda: publisher.ready and len(self.slices()) == pools, "publication")
+        await eventually(lambda: publisher.ready and len(self.slices()) == pools)
 
     async def lose_unseen(self) -> None:
         """The watch breaks, and a slice is lost while nobody looks."""
-        await until(lambda: self.server.watches, "watch")
+        await eventually(lambda: self.server.watches)
         self.server.drop_watches()
         self.server.store.delete(SLICES, "", self.slices()[0]["metadata"]["name"])
 
@@ -154,6 +142,8 @@ async def test_publishes_all_pools_owned_by_the_node(rig: Rig) -> None:
         assert (owner["kind"], owner["uid"], owner["controller"]) == ("Node", node["metadata"]["uid"], True)
     names = [one["metadata"]["name"] for one in rig.slices()]
     assert names == ["00000-dra.cpu-more", "00000-dra.cpu-node-a", "00001-dra.cpu-node-a"]
+    # A stop deletes nothing: the kubelet wipes when the driver stays away, and claims go on meanwhile.
+    assert rig.asked("delete") == 0
 
 
 async def test_a_restart_writes_nothing(rig: Rig) -> None:
@@ -162,7 +152,7 @@ async def test_a_restart_writes_nothing(rig: Rig) -> None:
         await rig.published(publisher)
     before, asked = rig.slices(), len(rig.server.served)
     async with rig.publisher() as publisher:
-        await until(lambda: publisher.ready, "second publication")
+        await eventually(lambda: publisher.ready)
     assert rig.slices() == before
     assert {one.verb for one in rig.server.served[asked:]} <= {"list", "watch"}
 
@@ -225,7 +215,7 @@ async def test_odd_answers_are_survived(rig: Rig, verb: str, body: str) -> None:
     rig.server.fail_next(2, 200, verb=verb, body=f"{body}\n")
     async with rig.publisher() as publisher:
         await rig.published(publisher)
-        await until(lambda: not rig.server.faults[0].count, "the last odd answer")
+        await eventually(lambda: not rig.server.faults[0].count)
     assert sorted(rig.shape()) == sorted(FULL)
     assert rig.asked("delete") == 0
 
@@ -234,18 +224,10 @@ async def test_odd_answers_are_survived(rig: Rig, verb: str, body: str) -> None:
 async def test_an_unknown_exception_is_survived(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     """A fault of ours in one round is logged with its traceback, and the next round is tried."""
     async with rig.publisher({NODE: [{"metadata": {"name": "x"}}]}) as publisher:
-        await until(lambda: publisher.error, "error")
+        await eventually(lambda: publisher.error)
         publisher.set_pools(POOLS)
         await rig.published(publisher)
     assert any(record.exc_info for record in caplog.records)
-
-
-async def test_a_stop_leaves_the_slices(rig: Rig) -> None:
-    """Stopping deletes nothing: the kubelet wipes when the driver stays away, and claims go on meanwhile."""
-    async with rig.publisher() as publisher:
-        await rig.published(publisher)
-    assert len(rig.slices()) == 3
-    assert all(one.verb != "delete" for one in rig.server.served)
 
 
 async def test_wiped_slices_come_back_soon(rig: Rig) -> None:
@@ -267,7 +249,7 @@ async def test_foreign_change_is_undone(rig: Rig) -> None:
         name = victim["metadata"]["name"]
         victim["spec"]["devices"][0]["name"] = "hijacked"
         rig.server.store.update(SLICES, "", name, victim)
-        await until(lambda: len(rig.server.writes()) == 4, "repair")
+        await eventually(lambda: len(rig.server.writes()) == 4)
     assert sorted(rig.shape()) == sorted(FULL)
 
 
@@ -288,7 +270,7 @@ async def test_a_change_is_published_at_once(rig: Rig) -> None:
     async with rig.publisher(waits=(3600, 3600)) as publisher:
         await rig.published(publisher)
         publisher.set_pools({**POOLS, NODE: [POOLS[NODE][0], wanted(device("cpudevnuma001", 4), index=1)]})
-        await until(lambda: len(rig.server.writes()) == 4, "update")
+        await eventually(lambda: len(rig.server.writes()) == 4)
     assert sorted(rig.shape()) == sorted(FULL)
     assert [one.verb for one in rig.server.writes()] == ["create", "create", "create", "update"]
 
@@ -297,7 +279,7 @@ async def test_gate_off_publishes_nothing_and_says_why(rig: Rig) -> None:
     """Without DRAConsumableCapacity the devices would be given away whole: nothing is published, an Event says so."""
     rig.server.options.gates["DRAConsumableCapacity"] = False
     async with rig.publisher() as publisher:
-        await until(lambda: rig.notices and any(one.resource == "events" for one in rig.server.served), "event")
+        await eventually(lambda: rig.notices and any(one.resource == "events" for one in rig.server.served))
         assert not publisher.ready
         assert "DRAConsumableCapacity" in publisher.error
         assert "DRAConsumableCapacity" in rig.notices[0][1]
@@ -317,8 +299,8 @@ async def test_other_dropped_fields_are_taken_as_they_are(rig: Rig) -> None:
         assert "devices[*].taints" in warning
         assert "DRADeviceTaints" in warning
         rig.server.compact()
-        await until(lambda: rig.asked("list") >= 2, "second list")
-        await until(lambda: rig.server.watches, "second watch")
+        await eventually(lambda: rig.asked("list") >= 2)
+        await eventually(lambda: rig.server.watches)
         assert publisher.ready
     assert len(rig.server.writes()) == 1
     assert [reason for reason, _ in rig.notices] == ["ResourceSliceFieldsDropped"]
@@ -339,7 +321,7 @@ async def test_lists_that_the_server_refuses_are_left_out(rig: Rig) -> None:
     """Without DRAListTypeAttributes a list costs the whole slice: published without, an Event says so."""
     async with rig.publisher({NODE: [listed()]}) as publisher:
         await rig.published(publisher, 1)
-        await until(lambda: rig.notices, "notice")
+        await eventually(lambda: rig.notices)
         assert publisher.ready
         assert publisher.error == ""
         publisher.set_pools({NODE: [listed(), wanted(device("cpudevnuma001"), index=1)]})
@@ -356,12 +338,12 @@ async def test_lists_come_when_the_gate_is_on(rig: Rig) -> None:
     async with rig.publisher({NODE: [listed()]}) as publisher:
         await rig.published(publisher, 1)
         rig.server.options.gates["DRAListTypeAttributes"] = True
-        await until(lambda: rig.server.watches, "watch")
+        await eventually(lambda: rig.server.watches)
         rig.server.compact()
-        await until(lambda: "resource.kubernetes.io/pcieRoot" in attributes(rig), "lists")
+        await eventually(lambda: "resource.kubernetes.io/pcieRoot" in attributes(rig))
     writes = len(rig.server.writes())
     async with rig.publisher({NODE: [listed()]}) as publisher:
-        await until(lambda: publisher.ready, "second publication")
+        await eventually(lambda: publisher.ready)
     assert len(rig.server.writes()) == writes
 
 
@@ -370,7 +352,7 @@ async def test_another_fault_is_not_blamed_on_lists(rig: Rig) -> None:
     bad = listed()
     bad["spec"]["devices"][0]["name"] = "Not A Label"
     async with rig.publisher({NODE: [bad]}) as publisher:
-        await until(lambda: rig.notices, "notice")
+        await eventually(lambda: rig.notices)
         assert "DNS label" in publisher.error
     assert [reason for reason, _ in rig.notices] == ["ResourceSlicesNotPublished"]
 
@@ -440,12 +422,12 @@ async def test_broken_watch_is_resumed(rig: Rig) -> None:
     """A watch that breaks is taken up where it ended, without a list, and what happened meanwhile is seen."""
     async with rig.publisher() as publisher:
         await rig.published(publisher)
-        await until(lambda: rig.server.watches, "watch")
+        await eventually(lambda: rig.server.watches)
         rig.server.drop_watches()
-        await until(lambda: rig.server.watches, "the watch again")
+        await eventually(lambda: rig.server.watches)
         assert rig.asked("list") == 1
         await rig.lose_unseen()
-        await until(lambda: len(rig.server.writes()) > 3, "repair")
+        await eventually(lambda: len(rig.server.writes()) > 3)
         await rig.published(publisher)
     assert rig.asked("list") == 2
 
@@ -456,7 +438,7 @@ async def test_expired_watch_lists_again(rig: Rig) -> None:
         await rig.published(publisher)
         await rig.lose_unseen()
         rig.server.compact()
-        await until(lambda: len(rig.server.writes()) > 3, "repair")
+        await eventually(lambda: len(rig.server.writes()) > 3)
     assert rig.asked("list") >= 2
 
 
@@ -464,7 +446,7 @@ async def test_forbidden_is_told_with_the_rule(rig: Rig) -> None:
     """Missing RBAC is a notice with the rule to add, once, and mended without a restart."""
     rig.server.options.forbidden = {("create", "resourceslices")}
     async with rig.publisher() as publisher:
-        await until(lambda: rig.notices, "notice")
+        await eventually(lambda: rig.notices)
         assert not publisher.ready
         assert 'verbs: ["create"]' in publisher.error
         rig.server.options.forbidden = set()
@@ -476,7 +458,7 @@ async def test_missing_node_is_waited_for(rig: Rig) -> None:
     """A driver that starts before the kubelet registered its Node publishes as soon as it has."""
     rig.server.store.delete(NODES, "", NODE)
     async with rig.publisher() as publisher:
-        await until(lambda: "no such node" in publisher.error, "error")
+        await eventually(lambda: "no such node" in publisher.error)
         rig.server.store.create(NODES, "", {"metadata": {"name": NODE}})
         await rig.published(publisher)
 
@@ -484,10 +466,10 @@ async def test_missing_node_is_waited_for(rig: Rig) -> None:
 async def test_two_instances_do_not_fight(rig: Rig) -> None:
     """During an upgrade both instances want the same: whoever comes second writes nothing, and a race is settled."""
     async with rig.publisher() as first, rig.publisher() as second:
-        await until(lambda: first.ready and second.ready, "publication")
-        await until(lambda: len(rig.slices()) == 3, "one set of slices")
+        await eventually(lambda: first.ready and second.ready)
+        await eventually(lambda: len(rig.slices()) == 3)
         rig.server.store.delete(SLICES, "", rig.slices()[-1]["metadata"]["name"])
-        await until(lambda: len(rig.slices()) == 3 and len({one[1:3] for one in rig.shape()}) == 2, "one set again")
+        await eventually(lambda: len(rig.slices()) == 3 and len({one[1:3] for one in rig.shape()}) == 2)
 
 
 async def test_many_devices_are_published_in_chunks(rig: Rig) -> None:
@@ -500,7 +482,7 @@ async def test_many_devices_are_published_in_chunks(rig: Rig) -> None:
         assert {(one[1], one[2], len(one[3])) for one in rig.shape()} == {(1, 4, 64)}
         last = wanted(*(device(f"cpudev{n:03}", 9) for n in range(192, 256)), index=3)
         publisher.set_pools({NODE: [*chunks[:3], last]})
-        await until(lambda: len(rig.server.writes()) == 5, "one update")
+        await eventually(lambda: len(rig.server.writes()) == 5)
         assert {(one[1], one[2], len(one[3])) for one in rig.shape()} == {(1, 4, 64)}
 
 
@@ -509,7 +491,7 @@ async def test_events_that_cannot_be_recorded_do_not_stop_publication(rig: Rig) 
     rig.server.options.forbidden = {("create", "events")}
     rig.server.options.gates["DRADeviceTaints"] = False
     async with rig.publisher({NODE: [wanted(device("a", taints=[{"key": "k", "effect": "NoSchedule"}]))]}) as publisher:
-        await until(lambda: rig.notices, "notice")
+        await eventually(lambda: rig.notices)
         await rig.published(publisher, 1)
     with pytest.raises(ForbiddenError):
         await rig.client.create_event("", {"name": NODE}, "R", "n")

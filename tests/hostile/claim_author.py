@@ -2,16 +2,13 @@
 """Attacks by who may create claims: opaque parameters up to the API's bounds, and amounts that no scheduler writes."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import pytest
-
-from tests.hostile.attack import Actor, Attack
+from tests.hostile.attack import Actor, Attack, Run
 from tests.hostile.field import Field
-from tests.hostile.withstand import rows, withstand
 from tests.stage.pods import StagePod, cpus, memory, opaque
 from tests.stage.wires import AnsweredError
 
@@ -31,9 +28,7 @@ def heard_of(pod: StagePod) -> str:
     return heard
 
 
-def with_parameters(
-    *config: Document, request: Document | None = None
-) -> Callable[[Field], AbstractContextManager[str]]:
+def with_parameters(*config: Document, request: Document | None = None) -> Run:
     """A claim with opaque parameters."""
 
     @contextmanager
@@ -69,51 +64,45 @@ _mount = partial(opaque, "dra.memory", "memoryConfig")
 _cpu = partial(opaque, "dra.cpu", "cpuConfig")
 _CPUSET = ",".join(str(cpu) for cpu in range(0, 4200, 2))[: _TEN_KB - 100].rpartition(",")[0]
 _SHORT = r"refused with \d{1,4} characters"
+_attack = partial(Attack, Actor.CLAIM_AUTHOR)
 
 ATTACKS = [
-    Attack(
-        Actor.CLAIM_AUTHOR,
+    _attack(
         "32 entries with CPU lists of 10 KB",
         with_parameters(*[_cpu({"cpuset": _CPUSET}) for _ in range(32)]),
         f"{_SHORT}.*cpuset",
         findings=("security S4",),
     ),
-    Attack(
-        Actor.CLAIM_AUTHOR,
+    _attack(
         "the whole machine again and again, in 10 KB",
         with_parameters(_cpu({"cpuset": "0-8191," * 1400})),
         f"{_SHORT}.*cpuset",
         findings=("security S4",),
     ),
-    Attack(
-        Actor.CLAIM_AUTHOR,
+    _attack(
         "parameters nested 200 deep",
         with_parameters(_cpu(_nested(200))),
         f"{_SHORT}.*unknown field",
         findings=("security S13",),
     ),
-    Attack(
-        Actor.CLAIM_AUTHOR,
+    _attack(
         "keys of 9 KB",
         with_parameters(*[_cpu({f"{number}" + "k" * 9000: number}) for number in range(32)]),
         f"{_SHORT}.*unknown field",
         findings=("security S10",),
     ),
-    Attack(
-        Actor.CLAIM_AUTHOR,
+    _attack(
         "a value that forges a line of the log",
         with_parameters(_cpu({"strategy": "x\n2026-01-01 ERROR forged\x1b[31m"})),
         r"refused.*x\\n2026",
         findings=("security S10",),
     ),
-    Attack(
-        Actor.CLAIM_AUTHOR,
+    _attack(
         "hugepages mounted over the container's own directories",
         with_parameters(_mount({"mount": {"path": "/x/../proc/self"}}), request=memory("64Mi")),
         f"{_SHORT}.*absolute path without",
     ),
-    Attack(
-        Actor.CLAIM_AUTHOR,
+    _attack(
         "amounts that are none",
         partial(_odd_amounts, amounts=["0", "-1", "1500m", "1e18", "1e400", "1e999999999", "9" * 400, "9" * 60_000]),
         r"(?s)\A(?!.*prepared).*9999.*refused",
@@ -121,9 +110,3 @@ ATTACKS = [
         findings=("security S20", "frontend A13"),
     ),
 ]
-
-
-@pytest.mark.parametrize("attack", rows(ATTACKS))
-def test_nobody_else_is_hurt(field: Field, attack: Attack) -> None:
-    """Each row: answered as it must be, cheap, and everybody else gets what is due."""
-    withstand(field, attack)

@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every attack is judged by."""
+"""Every attack of every actor, one actor's after the other on his own node."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 import pytest
 
+from tests.hostile import api_server, claim_author, files, host, network_peer, pod_author, runtime
 from tests.hostile.attack import Attack
 from tests.hostile.field import Field
 
-
-def rows(attacks: Sequence[Attack]) -> list[object]:
-    """Returns the rows of a table as parameters of a test."""
-    return [pytest.param(attack, id=attack.name, marks=pytest.mark.fault(*attack.findings)) for attack in attacks]
+_TABLES = (pod_author, claim_author, files, host, network_peer, api_server, runtime)
 
 
-def withstand(field: Field, attack: Attack) -> None:
+def _rows() -> Iterator[object]:
+    for attack in (attack for table in _TABLES for attack in table.ATTACKS):
+        yield pytest.param(attack, id=f"{attack.actor}: {attack.name}", marks=pytest.mark.fault(*attack.findings))
+
+
+@pytest.mark.parametrize("attack", list(_rows()))
+def test_nobody_else_is_hurt(field: Field, attack: Attack) -> None:
     """What is heard is what must be; the CPU time is bounded; a fresh claim gets its CPUs, others the pool."""
     field.unharmed = False
     before = field.spent()

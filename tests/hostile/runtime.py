@@ -4,14 +4,12 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-import pytest
-
-from tests.hostile.attack import Actor, Attack
+from tests.hostile.attack import Actor, Attack, Run
 from tests.hostile.field import Field
-from tests.hostile.withstand import rows, withstand
 from tests.stage.pods import Box, StagePod, cpu_list, cpus
 from tests.stage.wires import AnsweredError
 
@@ -20,7 +18,7 @@ _STRANGER = {"id": "f" * 64, "podSandboxId": "nobody", "name": "stranger", "stat
 Events = Callable[[Field, StagePod, Box], Sequence[tuple[str, Any, Any]]]
 
 
-def sends(*data: bytes) -> Callable[[Field], AbstractContextManager[str]]:
+def sends(*data: bytes) -> Run:
     """Writes bytes to the plugin; each time it is back, and the containers are as before."""
 
     @contextmanager
@@ -44,7 +42,7 @@ def _reconnects(field: Field) -> Iterator[str]:
     yield "it came back"
 
 
-def lists(*containers: Any) -> Callable[[Field], AbstractContextManager[str]]:
+def lists(*containers: Any) -> Run:
     """Names odd containers in the next snapshot, beside those that there are; one named VICTIM's twice."""
 
     @contextmanager
@@ -68,7 +66,7 @@ def lists(*containers: Any) -> Callable[[Field], AbstractContextManager[str]]:
     return attack
 
 
-def mixes(events: Events) -> Callable[[Field], AbstractContextManager[str]]:
+def mixes(events: Events) -> Run:
     """Sends events about a created container of a claim in any order; then starts it, and sees its CPUs."""
 
     @contextmanager
@@ -101,35 +99,25 @@ _TTRPC_TOO_LONG = b"\0\0\0\1\0\0\0\x0a\xff\xff\xff\xff\0\0\0\1\1\0"
 _ANSWERS = b"\0\0\0\2\0\0\0\x0a\0\0\0\0\0\0\0\x63\2\0" * 200
 _NONSENSE = b"\0\0\0\1\0\0\0\x0e\0\0\0\4\0\0\x10\0\1\0\xff\xff\xff\xff"
 _PINNED = r"runs on \d|refused"
+_attack = partial(Attack, Actor.RUNTIME)
 
 ATTACKS = [
-    Attack(
-        Actor.RUNTIME,
-        "frames that are none",
-        sends(b"\xff" * 5000, _MUX_TOO_LONG, _TTRPC_TOO_LONG),
-        "came back 3 times",
-        2.0,
-    ),
-    Attack(
-        Actor.RUNTIME,
+    _attack("frames that are none", sends(b"\xff" * 5000, _MUX_TOO_LONG, _TTRPC_TOO_LONG), "came back 3 times", 2.0),
+    _attack(
         "answers nobody asked for, unknown connections, calls that cannot be read",
         sends(_ANSWERS, b"\0\0\0\x09\0\0\0\0" * 500, _NONSENSE * 100),
         "came back 3 times",
         2.0,
     ),
-    Attack(Actor.RUNTIME, "a storm of reconnections", _reconnects, "came back", 3.0, ("backend A3",)),
-    Attack(
-        Actor.RUNTIME,
+    _attack("a storm of reconnections", _reconnects, "came back", 3.0, ("backend A3",)),
+    _attack(
         "a container whose pod is not listed",
         lists(_STRANGER, _STRANGER | {"id": "e" * 64, "env": []}),
         "stranger",
         3.0,
     ),
-    Attack(
-        Actor.RUNTIME, "one id twice", lists({"id": "VICTIM"}, _STRANGER, _STRANGER), "stranger", 3.0, ("backend A11",)
-    ),
-    Attack(
-        Actor.RUNTIME,
+    _attack("one id twice", lists({"id": "VICTIM"}, _STRANGER, _STRANGER), "stranger", 3.0, ("backend A11",)),
+    _attack(
         "odd values in a container",
         lists(
             _STRANGER
@@ -142,8 +130,7 @@ ATTACKS = [
         "ffff",
         3.0,
     ),
-    Attack(
-        Actor.RUNTIME,
+    _attack(
         "every event about a container that nobody created",
         mixes(
             lambda _field, _pod, _box: [
@@ -154,33 +141,24 @@ ATTACKS = [
         r"runs on \d",
         1.0,
     ),
-    Attack(
-        Actor.RUNTIME,
+    _attack(
         "a container of a claim that ends before it starts",
         mixes(lambda _field, pod, box: _of(pod, box, "StopContainer")),
         _PINNED,
         1.0,
         ("backend A11",),
     ),
-    Attack(
-        Actor.RUNTIME,
+    _attack(
         "a container of a claim that is removed before it starts",
         mixes(lambda _field, pod, box: _of(pod, box, "RemoveContainer", "StopContainer")),
         _PINNED,
         1.0,
         ("backend A11",),
     ),
-    Attack(
-        Actor.RUNTIME,
+    _attack(
         "a container that is created twice",
         mixes(lambda _field, pod, box: _of(pod, box, "CreateContainer", "CreateContainer")),
         _PINNED,
         1.0,
     ),
 ]
-
-
-@pytest.mark.parametrize("attack", rows(ATTACKS))
-def test_nobody_else_is_hurt(field: Field, attack: Attack) -> None:
-    """Each row: answered as it must be, cheap, and everybody else gets what is due."""
-    withstand(field, attack)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The open ports of both services: probes and metrics, whatever else goes on. Floods of them are in tests/hostile."""
+
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from tests.stage.process import wait_for
+from tests.stage.settings import OUR_BACKEND, OUR_FRONTEND
+from tests.stage.stage import OpenStage
+from tests.stage.wires import AnsweredError, ask_http
+
+
+def probe(port: int, path: str) -> int:
+    """The status of a probe over TCP; 0 while nobody listens."""
+    try:
+        ask_http(f"http://127.0.0.1:{port}", path)
+    except AnsweredError as error:
+        return error.code
+    except OSError:
+        return 0
+    return 200
+
+
+def becomes(port: int, path: str, status: int) -> None:
+    """Waits until a probe answers with a status."""
+    wait_for(f"{status} of {path}", lambda: probe(port, path) == status, 15)
+
+
+def at(template: str, port: int) -> str:
+    """A command that serves its probes on a port."""
+    return template.replace("--bind-address=off", f"--bind-address=127.0.0.1:{port}")
+
+
+@pytest.mark.fault("cpu peer 9.3.6", "cpu peer 9.4.7")
+def test_an_unregistered_frontend_is_alive_and_shows_nothing_else(open_stage: OpenStage, unused_tcp_port: int) -> None:
+    """Without a backend it says for minutes what it lacks; whoever reaches the port learns nothing of claims."""
+    stage = open_stage(backend="", frontend=at(OUR_FRONTEND, unused_tcp_port))
+    frontend = stage.add_instance().frontend
+    assert frontend is not None
+    becomes(unused_tcp_port, "/healthz", 200)
+    assert probe(unused_tcp_port, "/readyz") == 503
+    assert probe(unused_tcp_port, "/metrics") == 200
+    for path in ("/", "/v1/claims", "/v1/backend", "/openapi.json", "/docs"):
+        assert probe(unused_tcp_port, path) == 404, path
+    assert stage.kubelet("status")["endpoints"] == []
+    assert frontend.alive
+
+
+@pytest.mark.fault("cpu peer 9.4.6")
+def test_readiness_follows_the_runtime_and_liveness_does_not(
+    open_stage: OpenStage, unused_tcp_port_factory: Callable[[], int]
+) -> None:
+    """Both services say on their probes that the link to the runtime is gone; no restart would bring it back."""
+    ports = unused_tcp_port_factory(), unused_tcp_port_factory()
+    stage = open_stage(frontend=at(OUR_FRONTEND, ports[0]), backend=at(OUR_BACKEND, ports[1]))
+    stage.add_instance()
+    for port in ports:
+        becomes(port, "/readyz", 200)
+    next(process for process in stage.stand_ins if process.name == "runtime").kill()
+    for port in ports:
+        becomes(port, "/readyz", 503)
+        assert probe(port, "/healthz") == 200
+
+
+@pytest.mark.fault("cpu peer 9.4.6")
+def test_a_taken_port_ends_the_process(open_stage: OpenStage) -> None:
+    """A pod that nobody can probe must not look healthy; the log names the address."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        stage = open_stage(backend="", frontend=at(OUR_FRONTEND, listening.getsockname()[1]))
+        frontend = stage.add_instance().frontend
+        assert frontend is not None
+        assert frontend.wait(15) == 1
+        assert "ddress already in use" in frontend.tail()

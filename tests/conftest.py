@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.scheduler import LoadScopeScheduling
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # has no types
 
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
 
-class ByStage(LoadScopeScheduling):
+class ByStage(LoadScopeScheduling):  # type: ignore[misc]  # has no types
     """Tests that share a stage, by module or by attacker, run on one worker: to start one costs more than most tests.
 
     It stands for ``--dist loadgroup``, since xdist 3.8 does not get its groups into the test ids of pytest 9.

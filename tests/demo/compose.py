@@ -8,7 +8,6 @@ import argparse
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, fields
 from pathlib import Path
 
 from tests.demo.play import NotAsItMustBeError, play
@@ -22,22 +21,14 @@ _STARTING = 120.0  # seconds; images may have to be pulled
 _PAUSE = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class SharedPaths(Paths):
-    """Directories shared with other containers; all else is below the base."""
-
-    cdi_dir: Path
-    run_dir: Path
-    kubelet_root: Path
-    cgroup_root: Path
-    nri_socket: Path
-    kubeconfig: Path
+_SHARED = ("cdi_dir", "run_dir", "kubelet_root", "cgroup_root", "nri_socket", "kubeconfig")
+"""Places shared with other containers; all else is below the base."""
 
 
 class SharedStage(Stage):
     """A stage on which only the stand-ins are processes of ours."""
 
-    def __init__(self, paths: SharedPaths, pod_uid: str, node: str) -> None:
+    def __init__(self, paths: Paths, pod_uid: str, node: str) -> None:
         super().__init__(StageSettings(frontend="", backend="", node=node))
         self._shared = paths
         self._pod_uid = pod_uid
@@ -54,9 +45,8 @@ class SharedStage(Stage):
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.demo.compose", description=__doc__)
-    for field in fields(SharedPaths):
-        if field.name != "base":
-            parser.add_argument(f"--{field.name.replace('_', '-')}", type=Path, required=True)
+    for name in _SHARED:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=Path, required=True)
     parser.add_argument("--pod-uid", required=True, help="the UID that both drivers were given")
     parser.add_argument("--node", required=True)
     return parser.parse_args()
@@ -70,7 +60,7 @@ def main() -> int:
     try:
         with (
             tempfile.TemporaryDirectory(prefix="dn-") as base,
-            SharedStage(SharedPaths(Path(base), **given), pod_uid, node) as stage,
+            SharedStage(Paths.below(Path(base), **given), pod_uid, node) as stage,
         ):
             while True:
                 say(f"\nShown: {play(stage)}\n\n{'-' * 100}")

@@ -4,7 +4,7 @@
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 OUR_FRONTEND = (
@@ -79,75 +79,41 @@ class Paths:
     """Where everything of one stage is. The base is short, since a socket's path may have 107 bytes only."""
 
     base: Path
+    config: Path
+    kubeconfig: Path
+    port: Path
+    kubelet_root: Path
+    cdi_dir: Path
+    run_dir: Path
+    cgroup_root: Path
+    nri_socket: Path
+    kubelet_control: Path
+    runtime_control: Path
+    logs: Path
 
-    @property
-    def config(self) -> Path:
-        """The configuration file of both services."""
-        return self.base / "config.yaml"
+    @classmethod
+    def below(cls, base: Path, **elsewhere: Path) -> "Paths":
+        """All below one directory, but for those that are given."""
+        return cls(base, **{name: base / file for name, file in _FILES.items()} | elsewhere)
 
-    @property
-    def kubeconfig(self) -> Path:
-        """Access to the API server."""
-        return self.base / "kubeconfig"
 
-    @property
-    def port(self) -> Path:
-        """Holds the API server's port as soon as it serves."""
-        return self.base / "port"
-
-    @property
-    def kubelet_root(self) -> Path:
-        """The kubelet's directory."""
-        return self.base / "kl"
-
-    @property
-    def cdi_dir(self) -> Path:
-        """The CDI files."""
-        return self.base / "cdi"
-
-    @property
-    def run_dir(self) -> Path:
-        """The run directory of all instances."""
-        return self.base / "run"
-
-    @property
-    def cgroup_root(self) -> Path:
-        """The imitated cgroup tree."""
-        return self.base / "cg"
-
-    @property
-    def nri_socket(self) -> Path:
-        """Where plugins connect."""
-        return self.base / "nri.sock"
-
-    @property
-    def kubelet_control(self) -> Path:
-        """Where the kubelet stand-in takes orders."""
-        return self.base / "kl.sock"
-
-    @property
-    def runtime_control(self) -> Path:
-        """Where the runtime stand-in takes orders."""
-        return self.base / "rt.sock"
-
-    @property
-    def logs(self) -> Path:
-        """One file for each process."""
-        return self.base / "logs"
+_FILES = {
+    "config": "config.yaml",
+    "kubeconfig": "kubeconfig",
+    "port": "port",  # of the API server, there as soon as it serves
+    "kubelet_root": "kl",
+    "cdi_dir": "cdi",
+    "run_dir": "run",
+    "cgroup_root": "cg",
+    "nri_socket": "nri.sock",
+    "kubelet_control": "kl.sock",
+    "runtime_control": "rt.sock",
+    "logs": "logs",
+}
 
 
 def fill_in(template: str, settings: StageSettings, paths: Paths, pod_uid: str) -> list[str]:
     """The command that a template stands for."""
-    values: Mapping[str, object] = {
-        "config": paths.config,
-        "kubeconfig": paths.kubeconfig,
-        "node": settings.node,
-        "pod_uid": pod_uid,
-        "host_root": settings.host_root,
-        "kubelet_root": paths.kubelet_root,
-        "cdi_dir": paths.cdi_dir,
-        "run_dir": paths.run_dir,
-        "nri_socket": paths.nri_socket,
-        "cgroup_root": paths.cgroup_root,
-    }
+    values: dict[str, object] = asdict(paths)
+    values |= {"node": settings.node, "pod_uid": pod_uid, "host_root": settings.host_root}
     return [word.format_map(values) for word in shlex.split(template)]

@@ -87,7 +87,7 @@ class Stage:
         return [process for instance in self.instances for process in instance.processes]
 
     def _make_paths(self) -> Paths:
-        return Paths(_make_base(self.settings.in_memory))
+        return Paths.below(_make_base(self.settings.in_memory))
 
     def _start_stand_ins(self) -> None:
         paths, settings = self.paths, self.settings

@@ -21,28 +21,19 @@ from nri_backend.nri.messages import read_container, read_pod
 from nri_backend.probe import answer
 from nri_backend.ttrpc.connection import ClientConnection, ServerConnection
 from nri_backend.ttrpc.wire import RESPONSE, Call, PeerError, StatusError, encode_answer, encode_call, encode_frame
-from numa_contract.cdi import ClaimFile, request_env
-from numa_contract.names import CPU_DRIVER
-from numa_contract.records import AllocationRecord, Owner
+from numa_contract.records import Owner
 from numa_contract.reports import RecordsAnswer, StateAnswer
 
 from tests.fuzz.contract_targets import text
 from tests.fuzz.documents import spoilt, written
 from tests.fuzz.target import Target
+from tests.rigs.builders import cpu_record, env_of, files_of
 
 _MIB = 1 << 20
 _UID = "5f0d3a52-0000-4000-8000-00000000000a"
-_RECORD = AllocationRecord.model_validate(
-    {
-        "driver": CPU_DRIVER,
-        "claim": {"uid": _UID, "namespace": "ns", "name": "claim"},
-        "reservedFor": [{"uid": "pod-1", "name": "pod"}],
-        "results": [{"request": name, "pool": "node", "device": "d"} for name in ("a", "b")],
-        "cpus": [{"request": name, "device": "d", "cpus": cpus} for name, cpus in (("a", "0-3"), ("b", "8"))],
-    }
-)
-_FILES = {(CPU_DRIVER, _UID): ClaimFile.of(_RECORD)}
-_OURS = [f"{name}={value}" for request in ("a", "b") for name, value in request_env(_RECORD, request).items()]
+_RECORD = cpu_record(_UID, "a=0-3", "b=8", pods=["pod-1"])
+_FILES = files_of(_RECORD)
+_OURS = env_of(_RECORD)
 
 
 def _evidence(data: bytes) -> None:

@@ -6,17 +6,16 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from numa_contract.cdi import dump_claim_file
-from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER, cdi_file_name
 from numa_contract.records import AllocationRecord
 
 from tests.fakes.runtime import FakeRuntime
 from tests.fakes.runtime_levels import RuntimeOptions
 from tests.fakes.state_server import StateServer
+from tests.rigs.builders import cpu_record, memory_record, write_claim
 
 UID = "5f0d3a52-0000-4000-8000-00000000000a"
 POD = "pod-of-the-claim"
@@ -39,28 +38,14 @@ class Node:
 
     def claim(self, cpus: str) -> str:
         """Writes the file of a claim for CPUs, as the frontend does, and returns its CDI device."""
-        device = "cpudevnuma000"
-        return self._write(CPU_DRIVER, device, {"cpus": [{"request": "part", "device": device, "cpus": cpus}]})
+        return self._written(cpu_record(UID, f"part={cpus}", pods=[POD]))
 
     def memory_claim(self, size: int, **parameters: object) -> str:
         """Writes the file of a claim for so many bytes of NUMA node 1, and returns its CDI device."""
-        part = {"request": "part", "device": "memory-numa001", "numaNode": 1, "size": size, "pageBytes": 4096}
-        document = {"memory": [part], "memoryParameters": {"part": parameters}}
-        return self._write(MEMORY_DRIVER, "memory-numa001", document)
+        return self._written(memory_record(UID, ("part", 1, size, 4096), pods=[POD], part=parameters))
 
-    def _write(self, driver: str, device: str, document: Mapping[str, object]) -> str:
-        record = AllocationRecord.model_validate(
-            {
-                "driver": driver,
-                "claim": {"uid": UID, "namespace": "default", "name": "claim"},
-                "reservedFor": [{"uid": POD, "name": "db"}],
-                "results": [{"request": "part", "pool": "node", "device": device}],
-                **document,
-            }
-        )
-        fresh = self.root / "cdi" / ".fresh"
-        fresh.write_bytes(dump_claim_file(record))
-        fresh.replace(self.root / "cdi" / cdi_file_name(driver, UID))
+    def _written(self, record: AllocationRecord) -> str:
+        write_claim(self.root / "cdi", record)
         return record.cdi_id("part")
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small claims, pods and containers for tests of enforcement."""
+"""Pods and containers as the runtime tells of them, and what they hold, for tests of enforcement."""
 
 from nri_backend.claims.entitlement import Entitlement, Held, entitlement_from
 from nri_backend.nri.model import Container, ContainerState, Pod, Resources
 from numa_contract.records import AllocationRecord
 
-from tests.rigs.records import cpu_record, env_of, file_of, files_of, memory_record, write_claim
+from tests.rigs.builders import MI, cpu_record, env_of, file_of, files_of, memory_record, write_claim
 
 __all__ = [
     "MI",
@@ -23,9 +23,6 @@ __all__ = [
     "pod",
     "write_claim",
 ]
-
-MI = 1 << 20
-
 TOP = "kubepods.slice"
 PODS = f"{TOP}/kubepods-burstable.slice"
 POD = f"{PODS}/kubepods-burstable-podp1.slice"

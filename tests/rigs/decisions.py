@@ -14,6 +14,7 @@ from numa_contract.config import Config
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ClaimUse, ContainerReport
 
+from tests.rigs.builders import report
 from tests.strategies.claims import claim
 
 
@@ -51,13 +52,7 @@ def holding(*records: AllocationRecord, containers: tuple[ContainerReport, ...] 
     return Ledger({(r.driver, r.claim.uid): ClaimFile.of(r) for r in records}, containers=containers)
 
 
-def container(id_: str = "c", state: str = "running", **more: Any) -> ContainerReport:
-    """A container of the pod ``pod-1``, as the backend reports it."""
-    known = {"id": id_, "name": "work", "podUid": "pod-1", "podNamespace": "ns", "podName": "p", "state": state}
-    return ContainerReport.model_validate(known | more)
-
-
 def lost(uid: str, seen: Mapping[str, frozenset[int]], driver: str = "dra.cpu") -> Ledger:
     """A ledger without a record of a claim whose container runs on CPUs, by request ("" for a single one)."""
     uses = [ClaimUse(uid=uid, driver=driver, requests=(r,) if r else (), cpus=cpus) for r, cpus in seen.items()]
-    return Ledger({}, containers=(container(unknown_claims=uses),))
+    return Ledger({}, containers=(report(unknown_claims=uses),))

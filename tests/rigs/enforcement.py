@@ -24,7 +24,8 @@ from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
 from numa_node.claim_directory import ClaimDirectory
 
-from tests.rigs.claims import container, env_of, pod, write_claim
+from tests.rigs.builders import env_of, write_claim
+from tests.rigs.claims import container, pod
 from tests.rigs.kernel_tree import SIZES, KernelTree
 
 

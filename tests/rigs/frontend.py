@@ -27,6 +27,7 @@ from numa_contract.reports import BackendStatus, ContainerReport
 from numa_node.claim_directory import ClaimDirectory
 from numa_node.files import FileLock
 
+from tests.rigs.builders import report
 from tests.strategies.claims import NODE
 from tests.strategies.machines import machine
 
@@ -112,11 +113,10 @@ class Frontend:
 
     def report(self, **values: Any) -> ContainerReport:
         """A container is reported."""
-        known = {"id": "c", "name": "work", "podUid": "pod-1", "podNamespace": "ns", "podName": "p", "state": "running"}
-        report = ContainerReport.model_validate(known | values)
-        self.backend.containers[report.id] = report
+        told = report(**values)
+        self.backend.containers[told.id] = told
         self.changed()
-        return report
+        return told
 
     async def prepare(self, uid: str, driver: str = "dra.cpu") -> Prepared | Failure:
         """Asks as the kubelet."""

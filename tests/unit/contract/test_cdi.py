@@ -12,7 +12,7 @@ from numa_contract.errors import MalformedError
 from numa_contract.names import cdi_file_name, parse_env_key
 from numa_contract.records import AllocationRecord, MemoryAllocation, MemoryMount, MetadataFile
 
-from tests.rigs.records import cpu_record, memory_record
+from tests.rigs.builders import cpu_record, memory_record
 from tests.strategies.contract import records
 
 DEVICE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?", re.ASCII)

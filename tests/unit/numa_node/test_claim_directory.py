@@ -11,7 +11,7 @@ from numa_contract.cdi import ClaimFile
 from numa_contract.names import cdi_file_name
 from numa_node.claim_directory import MAX_CLAIMS, ClaimDirectory
 
-from tests.rigs.records import cpu_record, write_claim
+from tests.rigs.builders import cpu_record, write_claim
 
 ONE, TWO = cpu_record("c1", "cpus=2-3"), cpu_record("c2", "cpus=4")
 LATER = 10**9

@@ -13,7 +13,8 @@ from numa_contract.config import Config
 from numa_contract.records import AllocationRecord, MemoryMount, MemoryParameters, Owner, parse_record
 
 from tests.rigs import decisions
-from tests.rigs.decisions import container, decided, holding, lost, view
+from tests.rigs.builders import report
+from tests.rigs.decisions import decided, holding, lost, view
 from tests.strategies.claims import NODE, cpus, memory, memory_opaque, opaque, result
 from tests.strategies.machines import machine
 
@@ -86,7 +87,7 @@ def test_another_allocation_under_the_same_uid_replaces_the_record() -> None:
     """A claim may be deallocated and allocated anew, but not while a container runs on what it had."""
     first = made(view("u", cpus(2)))
     assert len(made(view("u", cpus(1)), ledger=holding(first)).cpus_of()) == 1
-    running = container(claims=[{"uid": "u", "driver": "dra.cpu"}])
+    running = report(claims=[{"uid": "u", "driver": "dra.cpu"}])
     text = refused(view("u", cpus(1)), ledger=holding(first, containers=(running,)))
     assert "was allocated anew while container work of pod ns/p still runs" in text
     assert "retried" in text

@@ -11,7 +11,8 @@ from dra_frontend.devices.inventory import build_inventory
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config, MemoryProtection
 
-from tests.rigs.decisions import container, decided, holding, refused, view
+from tests.rigs.builders import report
+from tests.rigs.decisions import decided, holding, refused, view
 from tests.strategies.claims import NODE, cpus, memory, memory_opaque, opaque
 from tests.strategies.machines import Core, assemble, machine
 
@@ -72,7 +73,7 @@ def test_all_claims_together_protect_a_fraction_of_a_numa_node() -> None:
 @pytest.mark.fault("frontend A4")
 def test_hugepages_of_a_lost_record_are_held() -> None:
     """By what the container may use; and nothing is given away until the API server was asked for the claim."""
-    running = container(
+    running = report(
         unknownClaims=[{"uid": "x", "driver": "dra.memory"}],
         limits={
             "hugetlb.2MB.max": str(400 * MIB),
@@ -98,18 +99,18 @@ def test_hugepages_of_a_lost_record_are_held() -> None:
 def test_a_running_container_holds_what_nobody_else_tells_of() -> None:
     """Its backend still has a record of the claim, and this instance has neither file nor release entry."""
     uses: dict[str, Any] = {"claims": [{"uid": "gone", "driver": "dra.cpu"}], "cpus": "4-5"}
-    assert Ledger({}, containers=(container(**uses),)).held_cpus() == {4, 5}
-    assert Ledger({}, containers=(container(**uses, refused="no"),)).held_cpus() == frozenset()
-    assert Ledger({}, containers=(container(state="stopped", **uses),)).held_cpus() == frozenset()
+    assert Ledger({}, containers=(report(**uses),)).held_cpus() == {4, 5}
+    assert Ledger({}, containers=(report(**uses, refused="no"),)).held_cpus() == frozenset()
+    assert Ledger({}, containers=(report(state="stopped", **uses),)).held_cpus() == frozenset()
     record = decided(view("gone", cpus(2)), INVENTORY)
-    for ledger in (holding(record, containers=(container(**uses),)), Ledger({}, holding(record).files)):
+    for ledger in (holding(record, containers=(report(**uses),)), Ledger({}, holding(record).files)):
         assert ledger.held_cpus() == {1, 5}
 
 
 @pytest.mark.fault("frontend A5")
 def test_a_claim_that_is_being_released_keeps_its_record() -> None:
     """Prepared again with the same results the record comes back; with others the claim waits for its containers."""
-    running = container(claims=[{"uid": "u", "driver": "dra.cpu"}], cpus="4-5")
+    running = report(claims=[{"uid": "u", "driver": "dra.cpu"}], cpus="4-5")
     old = decided(view("u", cpus(2)), INVENTORY, ledger=holding(decided(view("other", cpus(1)), INVENTORY)))
     leaving = Ledger({}, holding(old).files, (running,))
     assert decided(view("u", cpus(2)), INVENTORY, ledger=leaving) == old

@@ -11,7 +11,7 @@ from numa_contract.cdi import RECORD_ANNOTATION, cdi_document, dump_claim_file
 from numa_contract.names import cdi_file_name
 from numa_contract.records import AllocationRecord, Owner
 
-from tests.rigs.records import record
+from tests.rigs.builders import record
 
 NAME = cdi_file_name("dra.cpu", "u1")
 

@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numa_contract.cdi import ClaimFile
 
+from tests.rigs.builders import record
 from tests.rigs.frontend import full_disk
-from tests.rigs.records import record
 
 A, B = ("dra.cpu", "a"), ("dra.memory", "b")
 NAMES = {A: ("ns", "claim-a"), B: ("other", "claim-b")}

@@ -12,8 +12,8 @@ from dra_frontend.api_server.errors import UnavailableError
 from dra_frontend.kubelet.values import Failure, Prepared
 from numa_contract.reports import ClaimUse
 
+from tests.rigs.builders import record
 from tests.rigs.frontend import Claims, Frontend
-from tests.rigs.records import record
 from tests.strategies.claims import claim, cpus, memory
 
 

@@ -17,8 +17,8 @@ from numa_contract.records import AllocationRecord, AllocationResult, ClaimRefer
 from numa_contract.reports import BackendStatus
 from numa_node.files import FileLock
 
+from tests.rigs.builders import record
 from tests.rigs.frontend import Frontend, full_disk, on_disk
-from tests.rigs.records import record
 from tests.strategies.claims import claim, cpus
 
 CPUS = frozenset({1, 2})

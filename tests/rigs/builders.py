@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small records, and their files, for tests of what writes, reads and enforces them."""
+"""Small records, their files and reports of containers, for tests of what writes, reads and enforces them."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from numa_contract.cdi import ClaimFile, dump_claim_file, request_env
-from numa_contract.cpuset import parse_cpu_list
+from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER, cdi_file_name
 from numa_contract.records import (
     AllocationRecord,
@@ -19,16 +19,14 @@ from numa_contract.records import (
     Owner,
     PodReference,
 )
+from numa_contract.reports import ContainerReport
+
+MI = 1 << 20
 
 
 def record(uid: str = "u1", cpus: frozenset[int] = frozenset({1, 2})) -> AllocationRecord:
-    """A CPU record."""
-    return AllocationRecord(
-        driver="dra.cpu",
-        claim=ClaimReference(uid=uid, namespace="ns", name=f"claim-{uid}"),
-        results=(AllocationResult(request="r", pool="p", device="d"),),
-        cpus=(CpuAllocation(request="r", device="d", cpus=cpus),),
-    )
+    """A CPU claim of one request, reserved for nobody."""
+    return cpu_record(uid, f"r={format_cpu_list(cpus)}", pods=())
 
 
 def cpu_record(
@@ -93,3 +91,9 @@ def write_claim(directory: Path, record: AllocationRecord) -> Path:
 def env_of(record: AllocationRecord, *requests: str) -> tuple[str, ...]:
     """The environment that CDI gives a container which holds these requests, all by default."""
     return tuple(f"{k}={v}" for r in requests or record.requests for k, v in request_env(record, r).items())
+
+
+def report(id_: str = "c", state: str = "running", **more: Any) -> ContainerReport:
+    """A container of the pod ``pod-1``, as the backend reports it; further fields by their names in JSON."""
+    known = {"id": id_, "name": "work", "podUid": "pod-1", "podNamespace": "ns", "podName": "p", "state": state}
+    return ContainerReport.model_validate(known | more)

@@ -3,8 +3,6 @@
 
 import asyncio
 import dataclasses
-import json
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from tests.fakes.apiserver import ApiServer
 from tests.fakes.scheduler import schedule
 from tests.rigs.decisions import decided
 from tests.rigs.trees import captured
+from tests.stage.wires import ask_http
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 NODE = "node-a"
@@ -81,12 +80,8 @@ def cluster(published: Inventory) -> list[Document]:
 
 def create(server: str, document: Document) -> Document:
     """POSTs an object; a refusal of the server is an error, and so is a kind that is neither served nor excepted."""
-    body = {**document, "metadata": {key: value for key, value in document["metadata"].items() if key != "labels"}}
-    request = urllib.request.Request(
-        server + PATHS[document["kind"]], json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as response:
-        answer: Document = json.load(response)
+    metadata = {key: value for key, value in document["metadata"].items() if key != "labels"}
+    answer: Document = ask_http(server, PATHS[document["kind"]], "POST", {**document, "metadata": metadata})
     return answer
 
 

@@ -147,13 +147,18 @@ def test_each_half_has_only_its_own_paths() -> None:
         **{path: (path, False) for path in own},
         "/sys/fs/cgroup": ("/sys/fs/cgroup", True),
     }
-    assert helm.host_mounts(documents, "backend") == {
+    backend = {
         "/run/dra-driver-numa": ("/run/dra-driver-numa", True),
         "/run/dra-driver-numa/backend": ("/run/dra-driver-numa/backend", False),
         "/var/run/cdi": ("/var/run/cdi", True),
         "/var/run/nri": ("/var/run/nri", True),
         "/sys/fs/cgroup": ("/sys/fs/cgroup", False),
     }
+    assert helm.host_mounts(documents, "backend") == backend
+    # Who does not want the host's hugepages subtracted gives the frontend no view of the node's cgroups.
+    documents = render({"hostHugepages": {"detect": False}})
+    assert "/sys/fs/cgroup" not in helm.host_mounts(documents, "frontend")
+    assert helm.host_mounts(documents, "backend") == backend
 
 
 @pytest.mark.fault("protocol trap 7.8")
@@ -187,13 +192,6 @@ def test_the_kubelet_finds_the_sockets_in_what_is_mounted(driver: str) -> None:
     mounts = helm.host_mounts(render(), "frontend")
     assert mounts[str(paths.registration.parent)] == (f"/var/lib/kubelet/plugins_registry/{driver}", False)
     assert mounts[str(paths.dra.parent)] == (f"/var/lib/kubelet/plugins/{driver}", False)
-
-
-def test_the_frontend_does_without_the_cgroup_tree() -> None:
-    """Who does not want the host's hugepages subtracted gives it no view of the node's cgroups."""
-    documents = render({"hostHugepages": {"detect": False}})
-    assert "/sys/fs/cgroup" not in helm.host_mounts(documents, "frontend")
-    assert helm.host_mounts(documents, "backend")["/sys/fs/cgroup"] == ("/sys/fs/cgroup", False)
 
 
 @pytest.mark.fault("security S16")
@@ -246,19 +244,14 @@ def test_the_contract_with_readers_of_the_peers_chart() -> None:
     assert config["data"]["config.yaml"] == 'apiVersion: v1alpha1\nreservedCPUs: "0"\n'
 
 
-def test_it_can_stand_in_for_the_cpu_peer() -> None:
-    """Names, label and namespace can be those that tools of the CPU peer look for."""
-    documents = render({"fullnameOverride": "dracpu", "podLabels": {"app": "dracpu"}}, namespace="kube-system")
+@pytest.mark.parametrize(("values", "name"), [("peer", "dracpu"), ("memory peer", "dramemory")])
+def test_it_can_stand_in_for_a_peer(values: str, name: str) -> None:
+    """Names, label and namespace can be those that tools of the CPU peer, or of the memory peer, look for."""
+    documents = render(MATRIX[values])
     daemon_set = only(documents, "DaemonSet")
-    assert (daemon_set["metadata"]["name"], daemon_set["metadata"]["namespace"]) == ("dracpu", "kube-system")
-    assert daemon_set["spec"]["template"]["metadata"]["labels"]["app"] == "dracpu"
-    assert "dracpu-config" in {d["metadata"]["name"] for d in documents if d["kind"] == "ConfigMap"}
-
-
-def test_it_can_stand_in_for_the_memory_peer() -> None:
-    """The DaemonSet can have the name and the namespace that the memory peer's has."""
-    metadata = only(render(MATRIX["memory peer"]), "DaemonSet")["metadata"]
-    assert (metadata["name"], metadata["namespace"]) == ("dramemory", "kube-system")
+    assert (daemon_set["metadata"]["name"], daemon_set["metadata"]["namespace"]) == (name, "kube-system")
+    assert daemon_set["spec"]["template"]["metadata"]["labels"].get("app", "dramemory") == name
+    assert f"{name}-config" in {d["metadata"]["name"] for d in documents if d["kind"] == "ConfigMap"}
 
 
 def test_an_update_leaves_no_gap() -> None:

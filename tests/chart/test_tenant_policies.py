@@ -68,36 +68,12 @@ FIELDS = [
     for name, field in section.model_fields.items()
 ]
 ODD: list[Any] = [
-    None,
-    True,
-    False,
-    0,
-    1,
-    2,
-    -1,
-    0.5,
-    1.5,
-    "",
-    "x",
-    "0-3,8",
-    "8,0-3",
-    "5-",
-    " 0-3 ",
-    "0-9000",
-    [],
-    ["packed"],
-    {},
+    *(None, True, False, 0, 1, 2, -1, 0.5, 1.5),
+    *("", "x", "0-3,8", "8,0-3", "5-", " 0-3 ", "0-9000", [], ["packed"], {}),
+    *({"path": path} for path in ("/dev/hugepages", "/a/../b", "/proc/x", "/dev/", "//", "relative", "/a\n", 1)),
+    *({"path": "/a", "mode": mode} for mode in ("0770", "1777", "7777", "rwx", None, 770)),
+    *({"mode": "1"}, {"path": "/" + "a" * 4095}, {"path": "/a", "size": 1}),
 ]
-ODD += [
-    {"path": "/dev/hugepages"},
-    {"path": "/a/../b"},
-    {"path": "/proc/x"},
-    {"path": "/dev/"},
-    {"path": "//"},
-    {"mode": "1"},
-]
-ODD += [{"path": "/a", "mode": mode} for mode in ("0770", "1777", "7777", "rwx", None, 770)]
-ODD += [{"path": "relative"}, {"path": "/a\n"}, {"path": "/" + "a" * 4095}, {"path": "/a", "size": 1}, {"path": 1}]
 
 
 @pytest.mark.parametrize(("driver", "field", "values"), FIELDS, ids=lambda value: str(value)[:20])

@@ -38,7 +38,7 @@ class SharedStage(Stage):
 
     def add_instance(self) -> Instance:
         """The drivers' pod, as soon as it is ready."""
-        instance = Instance(self._pod_uid, None, None, self.paths.run_dir / self._pod_uid / "state.sock")
+        instance = Instance(self._pod_uid, self.paths.run_dir / self._pod_uid / "state.sock")
         wait_for("both drivers", lambda: not self.unready(instance), _STARTING)
         return instance
 

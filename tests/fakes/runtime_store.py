@@ -21,12 +21,10 @@ class Pod:
 
     @property
     def id(self) -> str:
-        """The sandbox id."""
         return self.message.id
 
     @property
     def uid(self) -> str:
-        """The pod's UID."""
         return self.message.uid
 
 
@@ -41,17 +39,14 @@ class Container:
 
     @property
     def id(self) -> str:
-        """The container id."""
         return self.message.id
 
     @property
     def name(self) -> str:
-        """The container's name in its pod."""
         return self.message.name
 
     @property
     def env(self) -> dict[str, str]:
-        """Its environment."""
         return env_of(self.message.env)
 
     @property
@@ -66,7 +61,6 @@ class Container:
 
     @property
     def running(self) -> bool:
-        """Whether its process runs."""
         return self.message.state == pb.CONTAINER_RUNNING
 
     def cgroup_file(self, name: str) -> str:

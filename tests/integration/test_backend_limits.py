@@ -1,34 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits of claims through nri-backend as a process: from the runtime's socket to the files of cgroups."""
 
-import contextlib
-from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.fakes.runtime import FakeRuntime
-from tests.fakes.runtime import running as running_runtime
 from tests.fakes.runtime_store import Container, OperationError
-from tests.fakes.state_server import StateServer, state_server
 from tests.fakes.waiting import eventually
-from tests.rigs.backend_process import POD, Node, backend, last
+from tests.rigs.backend_process import POD, Node, enforced
 
 MI = 1 << 20
-
-
-@contextlib.asynccontextmanager
-async def enforced(node: Node, level: str = "0.12") -> AsyncIterator[tuple[FakeRuntime, StateServer]]:
-    """A runtime of an NRI level, with an active backend on it."""
-    options = replace(node.options, level=level)
-    async with (
-        running_runtime(options) as runtime,
-        state_server(node.state_socket("one")) as frontend,
-        backend(node, "one"),
-    ):
-        await frontend.until(lambda: bool(last(frontend, "complete") and last(frontend, "active")), 10)
-        yield runtime, frontend
 
 
 def directory(container: Container) -> Path:
@@ -39,7 +20,7 @@ def directory(container: Container) -> Path:
 
 async def test_neither_container_nor_pod_is_throttled_until_the_last_has_gone(node: Node) -> None:
     """The runtime is told, the kernel's files say so, and the kubelet's value of the pod comes back."""
-    async with enforced(node) as (runtime, frontend):
+    async with enforced(node) as (runtime, frontend, _):
         pod = await runtime.run_pod_sandbox("db", uid=POD)
         side = await runtime.create_container(pod, "side", cpu_quota=100_000, cpu_period=100_000)
         await runtime.start_container(side)
@@ -60,7 +41,7 @@ async def test_neither_container_nor_pod_is_throttled_until_the_last_has_gone(no
 
 async def test_memory_of_a_claim_is_limited_and_protected(node: Node) -> None:
     """The claimed bytes in the container's files, the protection on everything above it, and gone with it."""
-    async with enforced(node) as (runtime, _):
+    async with enforced(node) as (runtime, _, _):
         pod = await runtime.run_pod_sandbox("db", uid=POD)
         device = node.memory_claim(64 * MI, limit="claim", protect="min", high=0.5)
         db = await runtime.create_container(pod, "db", cdi_devices=[device], memory_limit=128 * MI)
@@ -78,7 +59,7 @@ async def test_memory_of_a_claim_is_limited_and_protected(node: Node) -> None:
 @pytest.mark.parametrize(("level", "version"), [("0.8", r"containerd 2\.1\.4"), ("0.12", "")])
 async def test_a_memory_policy_is_for_runtimes_that_know_it(node: Node, level: str, version: str) -> None:
     """Refused by the runtime's name and version; with NRI 0.12 the container starts on every node."""
-    async with enforced(node, level) as (runtime, _):
+    async with enforced(node, level) as (runtime, _, _):
         pod = await runtime.run_pod_sandbox("db", uid=POD)
         device = node.memory_claim(64 * MI, binding="preferred")
         if version:

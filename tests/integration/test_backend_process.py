@@ -11,7 +11,7 @@ from numa_contract.names import CPU_DRIVER, cdi_file_name
 from tests.fakes.runtime import running as running_runtime
 from tests.fakes.state_server import state_server
 from tests.fakes.waiting import eventually
-from tests.rigs.backend_process import POD, UID, Node, backend, last, leave, plain, process
+from tests.rigs.backend_process import POD, UID, Node, backend, enforced, last, leave, plain, process
 
 
 async def test_it_connects_tells_and_leaves(node: Node) -> None:
@@ -65,15 +65,13 @@ async def test_hand_over_within_a_second(node: Node) -> None:
 
 async def test_a_restarted_runtime_is_told_at_once(node: Node) -> None:
     """The runtime goes and comes: the lease says so each time, and what it lists then is what is told."""
-    async with running_runtime(node.options) as runtime, state_server(node.state_socket("one")) as frontend:
+    async with enforced(node) as (runtime, frontend, _):
         await plain(runtime, "web")
-        async with backend(node, "one"):
-            await frontend.until(lambda: bool(last(frontend, "complete")), 10)
-            before = len(frontend.leases)
-            await runtime.restart(0.2)
-            await frontend.until(lambda: any(not lease["synchronized"] for lease in frontend.leases[before:]))
-            await frontend.until(lambda: bool(last(frontend, "complete")))
-            assert len(frontend.containers) == 1
+        before = len(frontend.leases)
+        await runtime.restart(0.2)
+        await frontend.until(lambda: any(not lease["synchronized"] for lease in frontend.leases[before:]))
+        await frontend.until(lambda: bool(last(frontend, "complete")))
+        assert len(frontend.containers) == 1
 
 
 @pytest.mark.fault("security S14")
@@ -81,12 +79,7 @@ async def test_it_writes_in_its_own_directory_alone(node: Node) -> None:
     """Below the run directory there is one that is the backend's; the rest, a lock of 0.1.0 too, may be read-only."""
     (node.root / "run").mkdir()
     (node.root / "run/active.lock").write_text("old/1\n")
-    async with (
-        running_runtime(node.options),
-        state_server(node.state_socket("one")) as frontend,
-        backend(node, "one") as started,
-    ):
-        await frontend.until(lambda: bool(last(frontend, "complete") and last(frontend, "active")), 10)
+    async with enforced(node) as (_, _, started):
         assert sorted(path.name for path in (node.root / "run").iterdir()) == ["active.lock", "backend", "one"]
         assert (node.root / "run/backend").stat().st_mode & 0o777 == 0o700
         assert [path.name for path in (node.root / "run/one").iterdir()] == ["state.sock"]
@@ -128,12 +121,7 @@ async def test_probes_follow_the_runtime(node: Node, unused_tcp_port: int) -> No
 
 async def test_a_removed_lock_file_ends_it(node: Node) -> None:
     """Whoever no longer holds the lock that others will take must stop acting: exit 1, and the log says why."""
-    async with (
-        running_runtime(node.options),
-        state_server(node.state_socket("one")) as frontend,
-        backend(node, "one") as started,
-    ):
-        await frontend.until(lambda: last(frontend, "active") is True, 10)
+    async with enforced(node) as (_, _, started):
         (node.root / "run/backend/active.lock").unlink()
         assert started.stderr is not None
         async with asyncio.timeout(5):

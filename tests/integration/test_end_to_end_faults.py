@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.stage.pods import Box, StagePod, claim_pod, cpu_set, cpus, hugepages
-from tests.stage.process import Process, wait_for
+from tests.stage.process import wait_for
 from tests.stage.stage import Instance, OpenStage, Stage
 from tests.stage.wires import AnsweredError
 
@@ -26,26 +26,9 @@ class Rig:
         self.threads = ThreadPoolExecutor()
         self.ready()
 
-    @property
-    def frontend(self) -> Process:
-        """The frontend."""
-        assert self.instance.frontend is not None
-        return self.instance.frontend
-
-    @property
-    def backend(self) -> Process:
-        """The backend."""
-        assert self.instance.backend is not None
-        return self.instance.backend
-
     def ready(self) -> None:
         """Waits until the instance is ready again."""
         self.stage.wait_back(self.instance)
-
-    def kill_backend(self) -> None:
-        """Kills the backend; the runtime has noticed when this returns."""
-        self.stage.kill_backend(self.instance)
-        wait_for("the runtime to drop the plugin", lambda: not self.stage.runtime("plugins")["active"])
 
     def at_once(self, work: Any) -> "Future[Any]":
         """Begins something that will have to wait."""
@@ -61,7 +44,7 @@ def shared(open_shared_stage: OpenStage) -> Iterator[Rig]:
 
 @pytest.fixture
 def rig(shared: Rig) -> Iterator[Rig]:
-    for process in (shared.frontend, shared.backend):
+    for process in shared.instance.processes:
         if not process.alive:
             process.start()
     shared.ready()
@@ -74,13 +57,13 @@ def test_a_killed_frontend_knows_every_claim_when_it_is_back(rig: Rig) -> None:
     with StagePod(rig.stage, "web") as web, claim_pod(rig.stage, "db", cpus(4), hugepages(2 * MIB)) as pod:
         plain = web.run()
         pod.prepare()
-        rig.frontend.kill()
+        rig.instance.frontend.kill()
         # The backend needs nobody: a container of the prepared claim starts meanwhile, pinned.
         box = pod.run()
         given = box.cpus()
         assert len(given) == 4
         assert not plain.cpus() & given
-        rig.frontend.start()
+        rig.instance.frontend.start()
         rig.ready()
         assert rig.stage.held(pod.claim_uid) == given
         with claim_pod(rig.stage, "other", cpus(8)) as other:
@@ -93,12 +76,12 @@ def test_a_killed_frontend_knows_every_claim_when_it_is_back(rig: Rig) -> None:
 def test_a_frontend_killed_while_it_is_asked_prepares_once(rig: Rig) -> None:
     """The kubelet's retry gives one record and one set of CPUs."""
     with claim_pod(rig.stage, "db", cpus(4)) as pod:
-        rig.frontend.ask_to_stop(signal.SIGSTOP)
+        rig.instance.frontend.ask_to_stop(signal.SIGSTOP)
         trying = rig.at_once(pod.prepare)
-        rig.frontend.kill()
+        rig.instance.frontend.kill()
         with pytest.raises(AnsweredError):
             trying.result(10)
-        rig.frontend.start()
+        rig.instance.frontend.start()
         rig.ready()
         pod.prepare()
         assert len(rig.stage.state("/v1/claims")) == 1
@@ -108,13 +91,13 @@ def test_a_frontend_killed_while_it_is_asked_prepares_once(rig: Rig) -> None:
 def test_no_claim_is_prepared_while_nobody_enforces(rig: Rig) -> None:
     """Prepare waits for the backend, and goes on as soon as it is back."""
     with claim_pod(rig.stage, "db", cpus(2)) as pod:
-        rig.kill_backend()
+        rig.stage.kill_backend(rig.instance)
         wait_for("the lease to end", lambda: not rig.stage.state("/v1/backend")["live"], 15.0)
         waiting = rig.at_once(pod.prepare)
         with pytest.raises(TimeoutError):
             waiting.result(1)
         assert not list(rig.stage.paths.cdi_dir.glob("*.json"))
-        rig.backend.start()
+        rig.instance.backend.start()
         waiting.result(15)
         assert pod.run().cpus() == rig.stage.held(pod.claim_uid)
 
@@ -126,9 +109,9 @@ def test_a_backend_killed_while_containers_run_finds_them_pinned(rig: Rig) -> No
         pod.prepare()
         box = pod.run()
         given = box.cpus()
-        rig.kill_backend()
+        rig.stage.kill_backend(rig.instance)
         assert box.cpus() == given
-        rig.backend.start()
+        rig.instance.backend.start()
         rig.ready()
 
         def shown() -> set[int]:
@@ -148,13 +131,13 @@ def test_a_backend_killed_inside_a_hook_repairs_what_went_on_without_it(rig: Rig
         pod.prepare()
         pod.run_sandbox()
         claimed = rig.stage.held(pod.claim_uid)
-        rig.backend.ask_to_stop(signal.SIGSTOP)
+        rig.instance.backend.ask_to_stop(signal.SIGSTOP)
         creating = rig.at_once(pod.create)
-        rig.kill_backend()
+        rig.stage.kill_backend(rig.instance)
         box: Box = creating.result(10)
         box.start()
         assert box.cpus() == ALL
-        rig.backend.start()
+        rig.instance.backend.start()
         box.comes_to(claimed)
 
 
@@ -176,12 +159,12 @@ def test_files_lost_while_everybody_was_down_are_rebuilt(rig: Rig) -> None:
         pod.prepare()
         box = pod.run()
         given = box.cpus()
-        rig.frontend.kill()
-        rig.kill_backend()
+        rig.instance.frontend.kill()
+        rig.stage.kill_backend(rig.instance)
         for path in rig.stage.paths.cdi_dir.glob("*.json"):
             path.unlink()
-        rig.frontend.start()
-        rig.backend.start()
+        rig.instance.frontend.start()
+        rig.instance.backend.start()
         rig.ready()
         with claim_pod(rig.stage, "next", cpus(12, numa_node=0)) as following:
             following.prepare()
@@ -219,9 +202,9 @@ def test_a_claim_whose_container_has_not_come_yet_survives_the_loss_of_its_file(
     with claim_pod(rig.stage, "db", cpus(4)) as pod:
         pod.prepare()
         (file,) = rig.stage.paths.cdi_dir.glob(f"*{pod.claim_uid}.json")
-        rig.frontend.kill()
+        rig.instance.frontend.kill()
         file.unlink()
-        rig.frontend.start()
+        rig.instance.frontend.start()
         rig.ready()
         wait_for("the file", file.exists)
         assert pod.run().cpus() == rig.stage.held(pod.claim_uid)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.stage.pods import StagePod, claim_pod, cpus
-from tests.stage.process import Process, wait_for
+from tests.stage.process import wait_for
 from tests.stage.stage import Instance, OpenStage, Stage
 from tests.stage.wires import ask_unix
 
@@ -15,11 +15,6 @@ from tests.stage.wires import ask_unix
 def _active(stage: Stage, instance: Instance) -> bool:
     status = stage.state("/v1/backend", instance)["status"]
     return bool(status and status["active"])
-
-
-def _backend(instance: Instance) -> Process:
-    assert instance.backend is not None
-    return instance.backend
 
 
 def test_of_two_instances_one_acts_and_the_other_takes_over(open_stage: OpenStage) -> None:
@@ -77,15 +72,15 @@ def test_a_frozen_leader_is_replaced(open_stage: OpenStage) -> None:
     stage.wait_ready(new)
     with StagePod(stage, "web") as web, claim_pod(stage, "db", cpus(4)) as pod:
         plain = web.run()
-        _backend(old).ask_to_stop(signal.SIGSTOP)
+        old.backend.ask_to_stop(signal.SIGSTOP)
         wait_for("the standby to act", lambda: _active(stage, new), 15.0)
         assert stage.unready(new) == ""
         pod.prepare()
         given = pod.run().cpus()
         assert given == {cpu["cpu"] for cpu in stage.state("/v1/cpus", new) if cpu["use"] == "claimed"}
         wait_for("others to leave its CPUs", lambda: not plain.cpus() & given)
-        _backend(old).ask_to_stop(signal.SIGCONT)
-        assert _backend(old).wait() == 1
+        old.backend.ask_to_stop(signal.SIGCONT)
+        assert old.backend.wait() == 1
         assert _active(stage, new)
 
 
@@ -96,10 +91,10 @@ def test_something_else_in_the_place_of_the_link_ends_nothing(open_stage: OpenSt
     instance = stage.add_ready_instance()
     link = stage.paths.run_dir / "state.sock"
     wait_for("the link", lambda: _leads_to(stage, instance))
-    _backend(instance).kill()
+    instance.backend.kill()
     link.unlink()
     (link / "mine").mkdir(parents=True)
-    _backend(instance).start()
+    instance.backend.start()
     stage.wait_ready(instance)
     with claim_pod(stage, "db", cpus(2)) as pod:
         pod.prepare()

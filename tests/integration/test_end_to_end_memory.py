@@ -92,7 +92,6 @@ def killed(stage: Stage, pod: StagePod) -> list[dict[str, Any]]:
 def replace_backend(stage: Stage) -> None:
     """Kills the backend; a new one is ready when this returns."""
     (instance,) = stage.instances
-    assert instance.backend is not None
     stage.kill_backend(instance)
     instance.backend.start()
     stage.wait_ready(instance)

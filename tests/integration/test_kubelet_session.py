@@ -3,7 +3,8 @@
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,16 @@ def pod(uid: str, claims: Sequence[str], **containers: Sequence[dict[str, str]])
     }
 
 
+@asynccontextmanager
+async def plugged(root: Path, door: Door) -> AsyncIterator[Kubelet]:
+    """A kubelet with which a plugin is registered."""
+    plugin = KubeletPlugin("dra.cpu", door, PluginPaths.below(root, "dra.cpu", OLD))
+    async with Kubelet(root, QUICK) as kubelet, plugin:
+        await plugin.register()
+        await kubelet.driver("dra.cpu")
+        yield kubelet
+
+
 async def test_two_drivers_of_one_process_serve_a_pod(short_root: Path) -> None:
     """Both drivers register with v1, a claim of both is prepared by both, each container gets what it names."""
     door = Door("cpus", "mem")
@@ -103,10 +114,7 @@ async def test_the_second_pod_of_a_shared_claim_is_not_announced(short_root: Pat
     """The kubelet calls for the first pod and after the last one; the same ids go to both."""
     door = Door("r")
     shared = claim("u", "dra.cpu", pods=["pod-a", "pod-b"])
-    plugin = KubeletPlugin("dra.cpu", door, PluginPaths.below(short_root, "dra.cpu", OLD))
-    async with Kubelet(short_root, QUICK) as kubelet, plugin:
-        await plugin.register()
-        await kubelet.driver("dra.cpu")
+    async with plugged(short_root, door) as kubelet:
         first = await kubelet.prepare_pod(pod("pod-a", ["u"], c=[{"name": "u"}]), [shared])
         assert await kubelet.prepare_pod(pod("pod-b", ["u"], c=[{"name": "u"}]), [shared]) == first
         await kubelet.unprepare_pod("pod-a")
@@ -119,12 +127,9 @@ async def test_one_bad_claim_of_a_pod_is_named_and_the_whole_pod_is_tried_again(
     """The kubelet's retry prepares the good claims once more, so a repeated Prepare is ordinary."""
     door = Door("r")
     door.bad = {"bad"}
-    plugin = KubeletPlugin("dra.cpu", door, PluginPaths.below(short_root, "dra.cpu", OLD))
     claims = [claim("good", "dra.cpu"), claim("bad", "dra.cpu")]
     both = pod("pod-a", ["good", "bad"], c=[{"name": "good"}, {"name": "bad"}])
-    async with Kubelet(short_root, QUICK) as kubelet, plugin:
-        await plugin.register()
-        await kubelet.driver("dra.cpu")
+    async with plugged(short_root, door) as kubelet:
         with pytest.raises(PrepareError, match=r"claim-bad.*no CPUs left"):
             await kubelet.prepare_pod(both, claims)
         door.bad = set()

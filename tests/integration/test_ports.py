@@ -38,7 +38,6 @@ def test_an_unregistered_frontend_is_alive_and_shows_nothing_else(open_stage: Op
     """Without a backend it says for minutes what it lacks; whoever reaches the port learns nothing of claims."""
     stage = open_stage(backend="", frontend=at(OUR_FRONTEND, unused_tcp_port))
     frontend = stage.add_instance().frontend
-    assert frontend is not None
     becomes(unused_tcp_port, "/healthz", 200)
     assert probe(unused_tcp_port, "/readyz") == 503
     assert probe(unused_tcp_port, "/metrics") == 200
@@ -70,6 +69,5 @@ def test_a_taken_port_ends_the_process(open_stage: OpenStage) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         stage = open_stage(backend="", frontend=at(OUR_FRONTEND, listening.getsockname()[1]))
         frontend = stage.add_instance().frontend
-        assert frontend is not None
         assert frontend.wait(15) == 1
         assert "ddress already in use" in frontend.tail()

@@ -2,7 +2,6 @@
 """Facts of the rig itself, without our services: what the other node tests rest on."""
 
 import json
-import signal
 import subprocess
 from pathlib import Path
 
@@ -12,11 +11,10 @@ from tests.node.rig import figures, kernel
 from tests.node.rig.answering_plugin import VARIABLE
 from tests.node.rig.cri import CriError
 from tests.node.rig.marks import both_drivers, each_runtime, every_machine
-from tests.node.rig.node import CDI_DIRECTORY, Node
+from tests.node.rig.node import Node
 from tests.node.rig.pod_cgroups import Driver
 from tests.node.rig.pods import Container, Resources
 from tests.node.rig.services import Services
-from tests.node.rig.wait import until
 
 MIB = 1 << 20
 LIMIT = str(4 * MIB)
@@ -126,65 +124,3 @@ def test_systemd_restores_a_cpuset_when_a_property_is_set(node: Node) -> None:
         assert container.cpus_allowed == {4, 5}
     subprocess.run(["systemctl", "set-property", "--runtime", scope, "CPUWeight=50"], check=True)
     assert container.cpus_allowed == {1, 2}
-
-
-def test_a_cdi_file_is_injected(node: Node) -> None:
-    """Stock containerd resolves a CDI device from /var/run/cdi at container creation and refuses an unknown one."""
-    document = {
-        "cdiVersion": "0.6.0",
-        "kind": "example.com/thing",
-        "devices": [{"name": "one", "containerEdits": {"env": ["FROM_CDI=yes"]}}],
-    }
-    (CDI_DIRECTORY / "example.com-thing.json").write_text(json.dumps(document))
-    pod = node.pod()
-    container = pod.run(command=["sh", "-c", "echo $FROM_CDI; exec sleep 1000"], cdi=["example.com/thing=one"])
-    assert "FROM_CDI=yes\n" in container.exec("env").out
-    assert container.log() == "yes\n"
-    with pytest.raises(CriError, match=r"example\.com/thing=two"):
-        pod.create("other", cdi=["example.com/thing=two"])
-
-
-def test_hugepages_and_their_nodes_are_seen_inside(node: Node) -> None:
-    """A program in a container gets pages of the node in its mems; one over the group's limit is ENOMEM at mmap."""
-    pod = node.pod(hugetlb={"2MB": 8 * MIB, "1GB": 1024 * MIB})
-    container = pod.run(image="python", resources=Resources(mems="1"))
-    two, one_gig, small = container.touch_memory("2M:3", "1G:1", "4K:50")
-    assert (two["nodes"], two["page_kib"]) == ({"1": 3}, 2048)
-    assert (one_gig["nodes"], one_gig["page_kib"]) == ({"1": 1}, 1048576)
-    assert small["nodes"] == {"1": 50}
-    container.cgroup.write("hugetlb.2MB.rsvd.max", 6 * MIB)
-    fits, over = container.touch_memory("2M:3", "2M:1")
-    assert (fits["error"], over["error"]) == (None, "ENOMEM")
-
-
-def test_memory_of_a_container_is_seen_from_outside(node: Node) -> None:
-    """numa_maps of a container's process names the nodes of its pages while it holds them."""
-    pod = node.pod(hugetlb={"2MB": 8 * MIB})
-    command = ["python3", "-IS", "/programs/touch_memory.py", "--hold", "2M:2"]
-    container = pod.run(command=command, image="python", resources=Resources(mems="0"))
-    until(container.log, "the program told what it holds")
-    huge = [mapping for mapping in kernel.numa_maps(container.pid) if mapping.page_kib == 2048]
-    assert [mapping.pages for mapping in huge] == [{0: 2}]
-    assert container.cgroup.hugetlb("2MB")["current"] == str(4 * MIB)
-
-
-def test_containerd_can_be_killed_under_a_container(node: Node) -> None:
-    """A container lives on over a SIGKILL of containerd, and the rig reaches it afterwards."""
-    container = node.pod().run()
-    pid = container.pid
-    node.kill_containerd()
-    assert container.pid == pid
-    assert container.state == "running"
-
-
-def test_services_can_be_killed_stopped_and_restarted(services: Services) -> None:
-    """A service dies by signal, leaves by SIGTERM, starts again and shows only the log of its latest start."""
-    script = 'echo "ready $WHO"; trap "exit 7" TERM; while :; do sleep 0.1; done'
-    service = services.add("shell", ["sh", "-c", script], {"WHO": "first"}).start()
-    service.wait_for_log("ready first")
-    service.env["WHO"] = "second"
-    service.restart().wait_for_log("ready second")
-    assert "first" not in service.log()
-    service.send(signal.SIGSTOP)
-    assert service.stop() == 7
-    assert not service.alive

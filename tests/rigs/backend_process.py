@@ -7,14 +7,14 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from numa_contract.records import AllocationRecord
 
-from tests.fakes.runtime import FakeRuntime
+from tests.fakes.runtime import FakeRuntime, running
 from tests.fakes.runtime_levels import RuntimeOptions
-from tests.fakes.state_server import StateServer
+from tests.fakes.state_server import StateServer, state_server
 from tests.rigs.builders import cpu_record, memory_record, write_claim
 
 UID = "5f0d3a52-0000-4000-8000-00000000000a"
@@ -96,3 +96,17 @@ async def plain(runtime: FakeRuntime, name: str) -> Callable[[], str]:
     container = await runtime.create_container(pod, name)
     await runtime.start_container(container)
     return lambda: container.cgroup_file("cpuset.cpus.effective")
+
+
+@contextlib.asynccontextmanager
+async def enforced(
+    node: Node, level: str = "0.12"
+) -> AsyncIterator[tuple[FakeRuntime, StateServer, asyncio.subprocess.Process]]:
+    """A runtime of an NRI level, a frontend, and a backend between them that enforces."""
+    async with (
+        running(replace(node.options, level=level)) as runtime,
+        state_server(node.state_socket("one")) as frontend,
+        backend(node, "one") as started,
+    ):
+        await frontend.until(lambda: bool(last(frontend, "complete") and last(frontend, "active")), 10)
+        yield runtime, frontend, started

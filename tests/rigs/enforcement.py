@@ -38,18 +38,15 @@ class Reports(reports.Reports):
         self.deleted: list[str] = []
 
     def put(self, report: ContainerReport) -> None:
-        """Takes a report."""
         super().put(report)
         self.latest[report.id] = report
 
     def delete(self, container_id: str) -> None:
-        """Takes a deletion."""
         super().delete(container_id)
         self.latest.pop(container_id, None)
         self.deleted.append(container_id)
 
     def replace(self, reports: Iterable[ContainerReport]) -> None:
-        """Takes the state of all containers."""
         self.latest = {report.id: report for report in reports}
         super().replace(self.latest.values())
 
@@ -64,17 +61,14 @@ class Counts(Telemetry):
         self.moves = 0
 
     def refused(self, reason: str) -> None:
-        """Counts a refusal."""
         super().refused(reason)
         self.refusals[reason] += 1
 
     def repaired(self, kind: str, count: int = 1) -> None:
-        """Counts a repair."""
         super().repaired(kind, count)
         self.repairs[kind] += count
 
     def moved(self, seconds: float) -> None:
-        """Counts a move."""
         super().moved(seconds)
         self.moves += 1
 

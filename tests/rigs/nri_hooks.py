@@ -24,41 +24,33 @@ class RecordingHooks:
         self.wanted: Resources | None = None
 
     async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> list[Update]:
-        """Notes the snapshot."""
         self.pods, self.containers = tuple(pods), tuple(containers)
         await self._note("synchronize", (len(pods), len(containers)))
         return self.updates
 
     async def create_container(self, pod: Pod, container: Container) -> Adjustment:
-        """Notes the container."""
         await self._note("create_container", container.name)
         return self.adjustment
 
     async def start_container(self, pod: Pod, container: Container) -> None:
-        """Notes the container."""
         await self._note("start_container", container.name)
 
     async def update_container(self, pod: Pod, container: Container, wanted: Resources) -> list[Update]:
-        """Notes what is wanted."""
         self.wanted = wanted
         await self._note("update_container", container.name)
         return self.updates
 
     async def stop_container(self, pod: Pod, container: Container) -> list[Update]:
-        """Notes the container."""
         await self._note("stop_container", container.name)
         return self.updates
 
     async def remove_container(self, pod: Pod, container: Container) -> None:
-        """Notes the container."""
         await self._note("remove_container", container.name)
 
     async def remove_pod(self, pod: Pod) -> None:
-        """Notes the pod."""
         await self._note("remove_pod", pod.name)
 
     def disconnected(self) -> None:
-        """Notes the loss."""
         self.seen.append(("disconnected", None))
 
     @property
@@ -95,11 +87,9 @@ class RecordingObserver:
                 await self._changed.wait()
 
     def link_changed(self, status: LinkStatus) -> None:
-        """Notes it."""
         self.changes.append(status)
         self._changed.set()
 
     def call_done(self, method: str, seconds: float, outcome: str) -> None:
-        """Notes it."""
         self.calls.append((method, outcome))
         self.seconds.append(seconds)

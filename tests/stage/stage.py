@@ -9,9 +9,9 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -31,14 +31,24 @@ class Instance:
     """One pod of the DaemonSet: a frontend, a backend or both."""
 
     pod_uid: str
-    frontend: Process | None
-    backend: Process | None
     state_socket: Path
+    programs: Mapping[str, Process] = field(default_factory=dict)
+    """Frontend and backend by these names, as far as they are ours."""
+
+    @property
+    def frontend(self) -> Process:
+        """The frontend."""
+        return self.programs["frontend"]
+
+    @property
+    def backend(self) -> Process:
+        """The backend."""
+        return self.programs["backend"]
 
     @property
     def processes(self) -> list[Process]:
-        """Both, as far as they exist."""
-        return [process for process in (self.frontend, self.backend) if process is not None]
+        """Both, as far as they are ours."""
+        return list(self.programs.values())
 
 
 def _make_base(in_memory: bool) -> Path:
@@ -143,12 +153,13 @@ class Stage:
         """Starts one more pod of the DaemonSet and returns at once."""
         uid = str(uuid.uuid4())
         environment = {"NODE_NAME": self.settings.node, "POD_UID": uid, "KUBECONFIG": str(self.paths.kubeconfig)}
-        made: list[Process | None] = []
-        for name, template in (("backend", self.settings.backend), ("frontend", self.settings.frontend)):
+        made = {}
+        for name, template in (("frontend", self.settings.frontend), ("backend", self.settings.backend)):
             log = self.paths.logs / f"{name}-{len(self.instances)}"
-            command = fill_in(template, self.settings, self.paths, uid)
-            made.append(Process(log.name, command, log, environment) if template else None)
-        instance = Instance(uid, made[1], made[0], self.paths.run_dir / uid / "state.sock")
+            if template:
+                command = fill_in(template, self.settings, self.paths, uid)
+                made[name] = Process(log.name, command, log, environment)
+        instance = Instance(uid, self.paths.run_dir / uid / "state.sock", made)
         self.instances.append(instance)
         for process in instance.processes:
             process.start()
@@ -192,11 +203,15 @@ class Stage:
         return str(backend["problem"])
 
     def kill_backend(self, instance: Instance) -> None:
-        """Kills it. The instance is ready again when its successor was heard: a lease outlives its backend by 10 s."""
-        assert instance.backend is not None
+        """Kills it; the runtime has noticed when this returns.
+
+        The instance is ready again when its successor was heard: a lease outlives its backend by 10 s.
+        """
         with suppress(AnsweredError, OSError):
             self._killed.add(self._lessee(instance))
+        before = len(self.runtime("plugins")["active"])
         instance.backend.kill()
+        wait_for("the runtime to drop the plugin", lambda: len(self.runtime("plugins")["active"]) < max(before, 1))
 
     def _lessee(self, instance: Instance) -> str:
         lease = self.state("/v1/backend", instance)["status"]

@@ -2,12 +2,13 @@
 """One pod of the DaemonSet as the tests run it: a frontend and a backend, each a process that can be killed."""
 
 import http.client
-import signal
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from tests.node.rig.driver_pod import DriverContainer
 from tests.node.rig.hooks import HookTimes
+from tests.node.rig.services import Service
 from tests.node.rig.wait import until
 from tests.stage.wires import AnsweredError, ask_unix
 
@@ -16,19 +17,8 @@ STARTING = 90.0  # seconds: two interpreters that import gRPC and FastAPI on emu
 _UNREACHABLE = (AnsweredError, OSError, http.client.HTTPException)
 
 
-class Program(Protocol):
-    """What both kinds of a service have: a process of the test, or a container."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def alive(self) -> bool: ...
-    def start(self) -> object: ...
-    def send(self, number: signal.Signals) -> None: ...
-    def kill(self) -> None: ...
-    def stop(self, within: float = ...) -> int: ...
-    def log(self) -> str: ...
-    def wait_for_log(self, text: str, within: float = ...) -> None: ...
+Program = Service | DriverContainer
+"""What both kinds of a service have in common: a process of the test, or a container."""
 
 
 class Instance:

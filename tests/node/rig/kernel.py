@@ -44,10 +44,6 @@ class Cgroup:
     def parent(self) -> "Cgroup":
         return Cgroup(str(Path(self.path).parent))
 
-    @property
-    def populated(self) -> bool:
-        return "populated 1" in self.read("cgroup.events")
-
     def exists(self) -> bool:
         return self.directory.is_dir()
 
@@ -56,8 +52,6 @@ class Cgroup:
 class MappedPages:
     """One line of numa_maps: where the pages of a mapping are."""
 
-    address: int
-    policy: str
     page_kib: int
     pages: Mapping[int, int]  # NUMA node -> pages
 
@@ -89,14 +83,12 @@ def environment(pid: int) -> list[str]:
 
 def numa_maps(pid: int) -> list[MappedPages]:
     """Every mapping of a process with the NUMA nodes its pages are on."""
-    return [parse_numa_map(line) for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines()]
-
-
-def parse_numa_map(line: str) -> MappedPages:
-    address, policy, *rest = line.split()
-    pages = {int(node): int(count) for node, count in re.findall(r"\bN(\d+)=(\d+)", line)}
-    size = next((int(word.split("=")[1]) for word in rest if word.startswith("kernelpagesize_kB=")), 4)
-    return MappedPages(int(address, 16), policy, size, pages)
+    found = []
+    for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
+        size = re.search(r"kernelpagesize_kB=(\d+)", line)
+        pages = {int(node): int(count) for node, count in re.findall(r"\bN(\d+)=(\d+)", line)}
+        found.append(MappedPages(int(size[1]) if size else 4, pages))
+    return found
 
 
 def numa_nodes() -> list[int]:

@@ -2,8 +2,11 @@
 """A directory for sockets, and property tests without a deadline: a machine that is busy is no fault."""
 
 import re
+import secrets
+import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -37,3 +40,17 @@ def short_root() -> Iterator[Path]:
     """A directory whose path is short enough for the sockets below it; that of tmp_path need not be."""
     with tempfile.TemporaryDirectory(prefix="n", dir="/tmp") as path:
         yield Path(path)
+
+
+@pytest.fixture(scope="session")
+def unused_tcp_port_factory() -> Callable[[], int]:
+    """Finds free ports below those that the kernel gives to connections: nobody takes one meanwhile."""
+
+    def find() -> int:
+        while True:
+            port = 20_000 + secrets.randbelow(10_000)
+            with socket.socket() as trial, suppress(OSError):
+                trial.bind(("127.0.0.1", port))
+                return port
+
+    return find

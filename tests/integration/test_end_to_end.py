@@ -58,39 +58,6 @@ def test_a_plain_container_makes_way_and_comes_back(stage: Stage) -> None:
         late.comes_to(before)
 
 
-def test_two_claims_share_nothing(stage: Stage) -> None:
-    """No CPU is promised twice."""
-    with claim_pod(stage, "one", cpus(10)) as one, claim_pod(stage, "two", cpus(10)) as two:
-        for pod in (one, two):
-            pod.prepare()
-        first, second = one.run(), two.run()
-        assert len(first.cpus()) == len(second.cpus()) == 10
-        assert not first.cpus() & second.cpus()
-
-
-@pytest.mark.fault("protocol trap 7.10")
-def test_a_container_that_restarts_keeps_its_cpus_and_finds_its_file(stage: Stage) -> None:
-    """A restart is another container id with the same name and pod: the claim stays with it."""
-    with claim_pod(stage, "db", cpus(3)) as pod:
-        pod.prepare()
-        first = pod.run()
-        given = first.cpus()
-        first.stop()
-        again = pod.run()
-        assert again.id != first.id
-        assert again.cpus() == given == stage.held(pod.claim_uid)
-
-
-def test_a_second_container_of_the_pod_is_refused(stage: Stage) -> None:
-    """A claim belongs to the container that used it first; another one is told so when it is created."""
-    with claim_pod(stage, "db", cpus(2)) as pod:
-        pod.prepare()
-        box = pod.run("app")
-        with pytest.raises(AnsweredError, match=pod.claim_uid):
-            pod.create("sidecar")
-        assert pod.run("plain", cdi_devices=[]).cpus() == ALL - box.cpus()
-
-
 def test_a_second_pod_of_the_claim_is_refused(stage: Stage) -> None:
     """A claim that is reserved for two pods goes to the first one that starts."""
     first, second = StagePod(stage, "first"), StagePod(stage, "second")
@@ -137,18 +104,6 @@ def test_a_claim_passes_from_one_pod_to_the_next(stage: Stage) -> None:
         assert box is not None
         box.start()
         assert box.cpus() == given == stage.held(second.claim_uid)
-
-
-@pytest.mark.parametrize("forged", ["of another pod", "of nobody", "malformed"])
-def test_a_forged_variable_is_refused(stage: Stage, forged: str) -> None:
-    """A pod cannot get CPUs by writing our variables into its environment; it is refused instead of ignored."""
-    with claim_pod(stage, "db", cpus(2)) as pod, StagePod(stage, "thief") as thief:
-        pod.prepare()
-        box = pod.run()
-        uid = {"of another pod": pod.claim_uid, "of nobody": "0" * 8, "malformed": "../../etc"}[forged]
-        with pytest.raises(AnsweredError, match=r"DRA_CPUSET|claim"):
-            thief.create(env=[f"DRA_CPUSET_{uid}=0-3"])
-        assert box.cpus() == stage.held(pod.claim_uid)
 
 
 def test_unprepare_under_a_living_container_keeps_its_cpus_held(stage: Stage) -> None:
@@ -209,16 +164,6 @@ def test_a_kubelet_that_restarts_finds_everything_as_it_was(stage: Stage) -> Non
         assert sorted(pod.cdi_ids) == sorted(ids)
         assert stage.held(pod.claim_uid) == box.cpus() == given
         wait_for("the slices", lambda: len(stage.slices()) == 3)
-
-
-def test_the_kubelets_other_wishes_do_not_move_a_claim(stage: Stage) -> None:
-    """UpdateContainer with CPUs of the kubelet's own choice is amended: the claim decides."""
-    with claim_pod(stage, "db", cpus(2)) as pod:
-        pod.prepare()
-        box = pod.run()
-        given = box.cpus()
-        after = stage.runtime("update_container", container=box.id, cpus="0-31", cpu_shares=512)
-        assert cpu_set(after["cpus"]) == box.cpus() == given
 
 
 @pytest.mark.fault("cpu peer 9.4.7")

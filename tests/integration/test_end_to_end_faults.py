@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.stage.pods import Box, StagePod, claim_pod, cpu_set, cpus, hugepages
+from tests.stage.pods import Box, StagePod, claim_pod, cpus, hugepages
 from tests.stage.process import wait_for
 from tests.stage.stage import Instance, OpenStage, Stage
-from tests.stage.wires import AnsweredError
 
 ALL = set(range(32))
 MIB = 1 << 20
@@ -73,21 +72,6 @@ def test_a_killed_frontend_knows_every_claim_when_it_is_back(rig: Rig) -> None:
         plain.comes_to(ALL)
 
 
-def test_a_frontend_killed_while_it_is_asked_prepares_once(rig: Rig) -> None:
-    """The kubelet's retry gives one record and one set of CPUs."""
-    with claim_pod(rig.stage, "db", cpus(4)) as pod:
-        rig.instance.frontend.ask_to_stop(signal.SIGSTOP)
-        trying = rig.at_once(pod.prepare)
-        rig.instance.frontend.kill()
-        with pytest.raises(AnsweredError):
-            trying.result(10)
-        rig.instance.frontend.start()
-        rig.ready()
-        pod.prepare()
-        assert len(rig.stage.state("/v1/claims")) == 1
-        assert pod.run().cpus() == rig.stage.held(pod.claim_uid)
-
-
 def test_no_claim_is_prepared_while_nobody_enforces(rig: Rig) -> None:
     """Prepare waits for the backend, and goes on as soon as it is back."""
     with claim_pod(rig.stage, "db", cpus(2)) as pod:
@@ -100,29 +84,6 @@ def test_no_claim_is_prepared_while_nobody_enforces(rig: Rig) -> None:
         rig.instance.backend.start()
         waiting.result(15)
         assert pod.run().cpus() == rig.stage.held(pod.claim_uid)
-
-
-def test_a_backend_killed_while_containers_run_finds_them_pinned(rig: Rig) -> None:
-    """What is pinned stays pinned without the backend, and is known again when it is back."""
-    with StagePod(rig.stage, "web") as web, claim_pod(rig.stage, "db", cpus(4)) as pod:
-        plain = web.run()
-        pod.prepare()
-        box = pod.run()
-        given = box.cpus()
-        rig.stage.kill_backend(rig.instance)
-        assert box.cpus() == given
-        rig.instance.backend.start()
-        rig.ready()
-
-        def shown() -> set[int]:
-            (one,) = [one for one in rig.stage.state("/v1/containers") if one["podUid"] == pod.uid]
-            return cpu_set(one["cpus"])
-
-        wait_for("the audit to tell the container's CPUs", lambda: shown() == given)
-        with pytest.raises(AnsweredError):
-            pod.create("sidecar")
-        assert box.cpus() == given
-        assert not plain.cpus() & given
 
 
 def test_a_backend_killed_inside_a_hook_repairs_what_went_on_without_it(rig: Rig) -> None:
@@ -139,18 +100,6 @@ def test_a_backend_killed_inside_a_hook_repairs_what_went_on_without_it(rig: Rig
         assert box.cpus() == ALL
         rig.instance.backend.start()
         box.comes_to(claimed)
-
-
-def test_a_runtime_that_restarts_gets_its_plugin_back(rig: Rig) -> None:
-    """Nobody tells the plugin: it connects again, and enforces on containers old and new."""
-    with StagePod(rig.stage, "web") as web, claim_pod(rig.stage, "db", cpus(4)) as pod:
-        plain = web.run()
-        pod.prepare()
-        rig.stage.runtime("restart", down_seconds=0.2)
-        rig.ready()
-        box = pod.run()
-        assert len(box.cpus()) == 4
-        plain.comes_to(ALL - box.cpus())
 
 
 def test_files_lost_while_everybody_was_down_are_rebuilt(rig: Rig) -> None:

@@ -14,7 +14,7 @@ from dra_frontend.api_server.errors import ForbiddenError
 from dra_frontend.api_server.requests import Pace
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.slices import ALLOCATABLE, slice_documents
-from dra_frontend.machine.model import Cpu, HugepagePool, Machine, NumaNode
+from dra_frontend.machine.model import HugepagePool
 from dra_frontend.publishing.notices import Notices
 from dra_frontend.publishing.publisher import Publisher
 from numa_contract.config import Config
@@ -23,9 +23,11 @@ from numa_contract.names import DRIVERS
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.apiserver_store import NODES, SLICES, Document
 from tests.fakes.waiting import eventually
+from tests.strategies.machines import machine
 
 NODE = "node-a"
 QUICK = (0.02, 0.1)
+MACHINE = machine(hugepages=(HugepagePool(2 << 20, 64, 64), HugepagePool(1 << 30, 1, 1)))
 
 
 def device(name: str, cpus: int = 8, **more: Any) -> Document:
@@ -289,15 +291,31 @@ async def test_gate_off_publishes_nothing_and_says_why(rig: Rig) -> None:
         assert [reason for reason, _ in rig.notices] == ["FeatureGateMissing"]
 
 
-async def test_other_dropped_fields_are_taken_as_they_are(rig: Rig) -> None:
-    """A field that the server drops is reported once and not sent for ever."""
+def mapped() -> list[Document]:
+    """Our CPU devices with their mapping to node-allocatable resources."""
+    return slice_documents(build_inventory(MACHINE, Config(), NODE).pools[0], NODE, counted=True)
+
+
+TAINTED = device("a", taints=[{"key": "k", "effect": "NoSchedule"}])
+
+
+@pytest.mark.parametrize(
+    ("pool", "field", "gate"),
+    [
+        ([wanted(TAINTED)], "devices[*].taints", "DRADeviceTaints"),
+        (mapped(), ALLOCATABLE, "DRANodeAllocatableResources (Kubernetes 1.37)"),
+    ],
+)
+async def test_other_dropped_fields_are_taken_as_they_are(
+    rig: Rig, pool: list[Document], field: str, gate: str
+) -> None:
+    """A field that the server drops is reported once, with its gate, and not sent for ever."""
     rig.server.options.gates["DRADeviceTaints"] = False
-    taint = {"key": "k", "effect": "NoSchedule"}
-    async with rig.publisher({NODE: [wanted(device("a", taints=[taint]))]}) as publisher:
+    async with rig.publisher({NODE: pool}) as publisher:
         await rig.published(publisher, 1)
         (warning,) = publisher.warnings
-        assert "devices[*].taints" in warning
-        assert "DRADeviceTaints" in warning
+        assert field in warning
+        assert gate in warning
         rig.server.compact()
         await eventually(lambda: rig.asked("list") >= 2)
         await eventually(lambda: rig.server.watches)
@@ -357,24 +375,25 @@ async def test_another_fault_is_not_blamed_on_lists(rig: Rig) -> None:
     assert [reason for reason, _ in rig.notices] == ["ResourceSlicesNotPublished"]
 
 
+@pytest.mark.parametrize("counted", [False, True])
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_claims_are_counted_against_the_node(rig: Rig, driver: str) -> None:
-    """With the gate on, the field comes back as it was sent; a restart writes nothing."""
+async def test_our_devices_pass_validation_and_come_back_equal(rig: Rig, driver: str, counted: bool) -> None:
+    """What inventory and slices make is valid for the server, and no spelling of its answer looks like a change."""
     rig.server.options.version = "1.37"
     rig.server.options.gates["DRANodeAllocatableResources"] = True
     inventory = build_inventory(MACHINE, Config(), NODE)
-    pools = {p.name: slice_documents(p, NODE, counted=True) for p in inventory.pools if p.driver == driver}
+    pools = {p.name: slice_documents(p, NODE, counted=counted) for p in inventory.pools if p.driver == driver}
     count = sum(map(len, pools.values()))
     for _ in range(2):
         async with rig.publisher(pools, driver=driver) as publisher:
             await rig.published(publisher, count)
-        assert (len(rig.server.writes()), publisher.warnings) == (count, ())
-    assert all(ALLOCATABLE in each for one in rig.slices() for each in one["spec"]["devices"])
+        assert (publisher.error, publisher.warnings, len(rig.server.writes())) == ("", (), count)
+    assert {ALLOCATABLE in each for one in rig.slices() for each in one["spec"]["devices"]} == {counted}
 
 
 async def test_a_mapping_that_the_server_refuses_is_left_out(rig: Rig) -> None:
     """A release that wants the field in another form refuses the slice: published without, an Event says so."""
-    pool = slice_documents(build_inventory(MACHINE, Config(), NODE).pools[0], NODE, counted=True)
+    pool = mapped()
     rig.server.options.version = "1.37"
     rig.server.options.gates["DRANodeAllocatableResources"] = True
     for one in pool[0]["spec"]["devices"]:
@@ -384,17 +403,6 @@ async def test_a_mapping_that_the_server_refuses_is_left_out(rig: Rig) -> None:
         (warning,) = publisher.warnings
     assert "refuses nodeAllocatableResources" in warning
     assert [reason for reason, _ in rig.notices] == ["NodeAllocatableMappingUnsupported"]
-
-
-async def test_a_mapping_that_the_server_drops_is_told_with_its_gate(rig: Rig) -> None:
-    """DRANodeAllocatableResources is off by default: published without it, one Event says what is missing."""
-    inventory = build_inventory(MACHINE, Config(), NODE)
-    pool = inventory.pools[0]
-    async with rig.publisher({NODE: slice_documents(pool, NODE, counted=True)}) as publisher:
-        await rig.published(publisher, 1)
-    ((reason, note),) = rig.notices
-    assert reason == "ResourceSliceFieldsDropped"
-    assert "DRANodeAllocatableResources (Kubernetes 1.37)" in note
 
 
 async def test_outage_at_the_start_is_waited_out(rig: Rig) -> None:
@@ -490,38 +498,8 @@ async def test_events_that_cannot_be_recorded_do_not_stop_publication(rig: Rig) 
     """Events are a courtesy: without the right to write them slices are published all the same."""
     rig.server.options.forbidden = {("create", "events")}
     rig.server.options.gates["DRADeviceTaints"] = False
-    async with rig.publisher({NODE: [wanted(device("a", taints=[{"key": "k", "effect": "NoSchedule"}]))]}) as publisher:
+    async with rig.publisher({NODE: [wanted(TAINTED)]}) as publisher:
         await eventually(lambda: rig.notices)
         await rig.published(publisher, 1)
     with pytest.raises(ForbiddenError):
         await rig.client.create_event("", {"name": NODE}, "R", "n")
-
-
-MACHINE = Machine(
-    cpus={n: Cpu(n, n, n, n // 4, n // 4, n // 4 * 4, n // 4) for n in range(8)},
-    numa_nodes={
-        k: NumaNode(
-            k,
-            frozenset(range(4 * k, 4 * k + 4)),
-            8 << 30,
-            (HugepagePool(2 << 20, 64, 64), HugepagePool(1 << 30, k, k)),
-            {0: 10 + 11 * k, 1: 21 - 11 * k},
-        )
-        for k in range(2)
-    },
-)
-
-
-@pytest.mark.parametrize("driver", DRIVERS)
-async def test_our_devices_pass_validation_and_come_back_equal(rig: Rig, driver: str) -> None:
-    """What inventory and slices make is valid for the server, and no spelling of its answer looks like a change."""
-    inventory = build_inventory(MACHINE, Config(), NODE)
-    pools = {pool.name: slice_documents(pool, NODE) for pool in inventory.pools if pool.driver == driver}
-    count = sum(map(len, pools.values()))
-    for _ in range(2):
-        async with rig.publisher(pools, driver=driver) as publisher:
-            await rig.published(publisher, count)
-        assert (publisher.error, publisher.warnings) == ("", ())
-        assert len(rig.server.writes()) == count
-    by_device = {device["name"] for one in rig.slices() for device in one["spec"]["devices"]}
-    assert "cpudevnuma000" in by_device or "memory-numa000" in by_device

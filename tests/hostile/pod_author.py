@@ -60,7 +60,7 @@ def _claim_of_another_pod(field: Field) -> Iterator[str]:
 def _log_line(field: Field) -> Iterator[str]:
     with field.pod() as pod:
         heard = heard_of(pod, [f"DRA_CPUSET_{_ANY}_\nERROR forged\x1b[31m\u202e\ufffe\u2028=0"])
-        logs = "".join(process.log.read_text() for process in field.processes)
+        logs = "".join(process.log_file.read_text() for process in field.processes)
         assert "\nERROR forged" not in logs + heard
         assert "\x1b" not in logs + heard
         yield heard

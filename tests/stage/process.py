@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 ROOT = Path(__file__).parents[2]
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -40,7 +40,7 @@ class Process:
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self.name = name
         self.command = list(command)
-        self.log = log
+        self.log_file = log
         # Set on many a developer's machine; an image has its byte code, and start and memory are measured here.
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         self._environment = {**inherited, **environment}
@@ -62,9 +62,9 @@ class Process:
         """Whether it runs."""
         return self._child is not None and self._child.poll() is None
 
-    def start(self) -> None:
+    def start(self) -> Self:
         """Starts it; what it prints goes to the end of its log."""
-        with self.log.open("ab") as log:
+        with self.log_file.open("ab") as log:
             self.started_at = time.monotonic()
             self._is_ours = False
             # A session of its own: Ctrl-C at the terminal ends the stage, and the stage ends this in its order.
@@ -77,6 +77,7 @@ class Process:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        return self
 
     def kill(self) -> None:
         """Ends it as ``kill -9`` does, and waits for its end."""
@@ -87,7 +88,7 @@ class Process:
         """Sends a signal to its group, if it still runs."""
         # Not reaped yet, so the number cannot belong to anybody else.
         if self.alive and self._child is not None:
-            self._is_ours = number in (signal.SIGTERM, signal.SIGKILL)
+            self._is_ours |= number in (signal.SIGTERM, signal.SIGKILL)
             with suppress(ProcessLookupError):
                 os.killpg(self._child.pid, number)
 
@@ -101,10 +102,10 @@ class Process:
             self.kill()
             raise StageError(f"{self.name} did not end within {seconds:g} s\n{self.tail()}") from None
 
-    def stop(self) -> int:
+    def stop(self, within: float = 10.0) -> int:
         """Asks it to end and returns its exit status."""
         self.ask_to_stop()
-        return self.wait()
+        return self.wait(within)
 
     def check(self) -> None:
         """StageError with the end of its log when it has ended of its own accord."""
@@ -113,7 +114,7 @@ class Process:
 
     def tail(self, lines: int = 15) -> str:
         """The last lines of its log."""
-        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        text = self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
         return "\n".join(f"  {self.name}: {line}" for line in text.splitlines()[-lines:])
 
     def rss_bytes(self) -> int:

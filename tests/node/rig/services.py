@@ -3,76 +3,38 @@
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
 from tests.node.rig.wait import PATIENCE, until
+from tests.stage.process import Process
 
 LOGS = Path("/var/log/numa-node")
 
 
-class Service:
+class Service(Process):
     """One program that can be started, killed and started again; its log is kept over restarts."""
 
-    def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-        self.name = name
-        self.command = list(command)
-        self.env = dict(env)
-        self.log_file = log
-        self._process: subprocess.Popen[bytes] | None = None
-        self._seen = 0  # where the log of this start begins
+    _seen = 0
+    """Where the log of this start begins."""
 
-    def start(self) -> "Service":
-        """Starts it with the present `command` and `env`; returns at once."""
-        if self.alive:
-            raise RuntimeError(f"{self.name} already runs (pid {self.pid})")
+    def start(self) -> Self:
+        """Starts it; returns at once."""
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        with self.log_file.open("ab") as log:
-            self._seen = log.tell()
-            self._process = subprocess.Popen(
-                self.command, env=os.environ | self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-            )
-        return self
-
-    @property
-    def pid(self) -> int:
-        if self._process is None:
-            raise RuntimeError(f"{self.name} was never started")
-        return self._process.pid
-
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        self._seen = self.log_file.stat().st_size if self.log_file.exists() else 0
+        return super().start()
 
     def send(self, number: signal.Signals) -> None:
         """E.g. SIGSTOP to make it hang and SIGCONT to let it go on."""
         os.kill(self.pid, number)
 
-    def kill(self) -> None:
-        """SIGKILL: the process has no chance to tidy up."""
-        self._end(signal.SIGKILL, within=10.0)
-
     def stop(self, within: float = 30.0) -> int:
-        """SIGTERM; the exit status, or TimeoutExpired when it does not leave in time."""
-        return self._end(signal.SIGTERM, within)
-
-    def restart(self) -> "Service":
-        """SIGKILL and a new start."""
-        self.kill()
-        return self.start()
-
-    def _end(self, number: signal.Signals, within: float) -> int:
-        if self._process is None:
-            return 0
-        if self.alive:
-            self._process.send_signal(number)
-            if number is signal.SIGKILL:
-                return self._process.wait(within * PATIENCE)
-            self._process.send_signal(signal.SIGCONT)
-        return self._process.wait(within * PATIENCE)
+        """SIGTERM, also to one that hangs; the exit status. StageError when it does not leave in time."""
+        self.ask_to_stop()
+        self.ask_to_stop(signal.SIGCONT)
+        return self.wait(within * PATIENCE)
 
     def log(self) -> str:
         """What it wrote since its latest start."""
@@ -112,7 +74,7 @@ class Services:
         """A program that is not started yet; the name is unique within the test."""
         if name in self._all:
             raise RuntimeError(f"{name} is already a service of this test")
-        self._all[name] = Service(name, command, env or {}, self._logs / f"{name}.log")
+        self._all[name] = Service(name, command, self._logs / f"{name}.log", env or {})
         return self._all[name]
 
     def module(self, name: str, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> Service:

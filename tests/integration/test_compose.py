@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """docker-compose.yaml without an engine: its commands are started with directories in place of its volumes."""
 
-import os
-import signal
 import subprocess
-import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from tests.stage.process import Process, python, wait_for
 
 ROOT = Path(__file__).parents[2]
 ENTRYPOINTS = {
@@ -61,19 +59,16 @@ class Project:
     def __init__(self, compose: dict[str, Any], base: Path) -> None:
         self._compose = compose
         self.base = base
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self.running: dict[str, Process] = {}
 
     def start(self, name: str) -> None:
         service = self._compose["services"][name]
         places = {inside: self.base / volume for volume, inside in volumes(service).items()}
         for place in places.values():
             place.mkdir(exist_ok=True)
-        command = [self._translated(word, places) for word in service["command"]]
-        environment = os.environ | service.get("environment", {})
-        with self.log(name).open("wb") as log:
-            self._running[name] = subprocess.Popen(
-                [sys.executable, *ENTRYPOINTS[name], *command], cwd=ROOT, env=environment, stdout=log, stderr=log
-            )
+        command = python(*ENTRYPOINTS[name], *(self._translated(word, places) for word in service["command"]))
+        process = Process(name, command, self.base / f"{name}.log", service.get("environment", {}))
+        self.running[name] = process.start()
 
     @staticmethod
     def _translated(word: str, places: dict[str, Path]) -> str:
@@ -86,33 +81,22 @@ class Project:
         assert not value.startswith("/"), f"{word} is in no volume"
         return word
 
-    def log(self, name: str) -> Path:
-        return self.base / f"{name}.log"
+    def wait(self, what: str, condition: Callable[[], bool], seconds: float) -> None:
+        def happened() -> bool:
+            for process in self.running.values():
+                process.check()
+            return condition()
 
-    def wait(self, condition: Any, seconds: float = 60) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            ended = {name: one.poll() for name, one in self._running.items() if one.poll() is not None}
-            if ended or time.monotonic() > deadline:
-                raise AssertionError(f"{ended}\n" + "\n".join(self.log(name).read_text() for name in self._running))
-            time.sleep(0.1)
-
-    def stop(self) -> dict[str, int]:
-        for one in self._running.values():
-            one.send_signal(signal.SIGTERM)
-        return {name: one.wait(20) for name, one in self._running.items()}
-
-    def kill(self) -> None:
-        for one in self._running.values():
-            one.kill()
-            one.wait()
+        wait_for(what, happened, seconds)
 
 
 @pytest.fixture
 def project(compose: dict[str, Any], short_root: Path) -> Iterator[Project]:
     project = Project(compose, short_root)
     yield project
-    project.kill()
+    for process in project.running.values():
+        print(process.tail())
+        process.kill()
 
 
 @pytest.mark.timeout(120)
@@ -122,10 +106,12 @@ def test_the_flow_is_shown_again_and_again(project: Project, compose: dict[str, 
     check = compose["services"]["stand-ins"]["healthcheck"]["test"]
     # Volumes lie side by side below the base, under the names that they have in this container.
     program = check[-1].replace("stat('/", f"stat('{project.base}/")
-    project.wait(
-        lambda: subprocess.run([sys.executable, "-c", program], stderr=subprocess.DEVNULL, check=False).returncode == 0
-    )
+    healthy = python("-c", program)
+    project.wait("health", lambda: subprocess.run(healthy, stderr=subprocess.DEVNULL, check=False).returncode == 0, 60)
     project.start("dra-frontend")
     project.start("nri-backend")
-    project.wait(lambda: project.log("stand-ins").read_text().count("\nShown: ") == 2, 90)
-    assert project.stop() == {"stand-ins": 0, "dra-frontend": 0, "nri-backend": 0}
+    shown = project.running["stand-ins"].log_file
+    project.wait("two rounds", lambda: shown.read_text().count("\nShown: ") == 2, 90)
+    for process in project.running.values():
+        process.ask_to_stop()
+    assert {process.wait(20) for process in project.running.values()} == {0}

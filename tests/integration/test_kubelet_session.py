@@ -18,6 +18,7 @@ from tests.fakes.kubelet import Kubelet
 from tests.fakes.kubelet_claims import PrepareError, UnprepareError
 from tests.fakes.kubelet_plugins import KubeletSettings
 from tests.fakes.waiting import eventually
+from tests.strategies import claims
 
 QUICK = KubeletSettings(poll=0.02, backoff=0.05, wipe=0.1, health_retry=0.05)
 OLD = "0c7d6f4e-8a0c-4b69-9f86-1f1f3f0b9f11"
@@ -52,14 +53,8 @@ class Door:
 
 
 def claim(uid: str, *drivers: str, pods: Sequence[str] = ("pod-a",)) -> dict[str, Any]:
-    results = [{"request": "r", "driver": driver, "pool": "node", "device": "d"} for driver in drivers]
-    return {
-        "metadata": {"namespace": "default", "name": f"claim-{uid}", "uid": uid},
-        "status": {
-            "allocation": {"devices": {"results": results}},
-            "reservedFor": [{"resource": "pods", "name": pod, "uid": pod} for pod in pods],
-        },
-    }
+    results = [claims.result("r", driver, "d") for driver in drivers]
+    return claims.claim(uid, *results, pods=tuple(pods), namespace="default")
 
 
 def pod(uid: str, claims: Sequence[str], **containers: Sequence[dict[str, str]]) -> dict[str, Any]:
@@ -127,13 +122,13 @@ async def test_one_bad_claim_of_a_pod_is_named_and_the_whole_pod_is_tried_again(
     """The kubelet's retry prepares the good claims once more, so a repeated Prepare is ordinary."""
     door = Door("r")
     door.bad = {"bad"}
-    claims = [claim("good", "dra.cpu"), claim("bad", "dra.cpu")]
+    wanted = [claim("good", "dra.cpu"), claim("bad", "dra.cpu")]
     both = pod("pod-a", ["good", "bad"], c=[{"name": "good"}, {"name": "bad"}])
     async with plugged(short_root, door) as kubelet:
         with pytest.raises(PrepareError, match=r"claim-bad.*no CPUs left"):
-            await kubelet.prepare_pod(both, claims)
+            await kubelet.prepare_pod(both, wanted)
         door.bad = set()
-        given = await kubelet.prepare_pod(both, claims)
+        given = await kubelet.prepare_pod(both, wanted)
         # The kubelet appends; ids that never change are what keeps the list free of stale ones.
         assert set(given["c"]) == {"dra.cpu/x=good-r", "dra.cpu/x=bad-r"}
         door.bad = {"bad"}

@@ -143,7 +143,7 @@ async def test_a_removed_lock_file_ends_it(node: Node) -> None:
 async def test_a_bad_start_is_one_line(arguments: list[str], code: int, expected: str) -> None:
     """Wrongly told is exit 2, a node that is not set up is exit 1; never a traceback."""
     async with process(*arguments, "--log-level=error") as started:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             _, log = await started.communicate()
         assert started.returncode == code
         (line,) = log.decode().splitlines()
@@ -156,7 +156,7 @@ async def test_a_taken_port_is_fatal(node: Node, unused_tcp_port: int) -> None:
     (node.root / "cgroup/cgroup.controllers").write_text("cpuset\n")
     taken = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", unused_tcp_port)
     async with taken, backend(node, "one", f"--bind-address=127.0.0.1:{unused_tcp_port}") as started:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             _, log = await started.communicate()
         assert started.returncode == 1
         assert "choose another --bind-address" in log.decode()

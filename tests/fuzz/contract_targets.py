@@ -168,7 +168,7 @@ TARGETS = [
         "claim-directory",
         _Directory().read,
         _claim_files,
-        milliseconds=500,
+        milliseconds=1000,
         most_bytes=cdi.MAX_CLAIM_FILE + 1,
         bombs=_FULL,
     ),

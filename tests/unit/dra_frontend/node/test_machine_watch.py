@@ -230,6 +230,27 @@ async def test_pages_of_pods_are_capacity(pods: str, pages: int, warning: str) -
     assert warning in "".join(rig.watch.warnings)
 
 
+class Restless(MemoryTree):
+    """A cgroup tree in which a pod takes all pages that are in use, or frees them, from one read to the next."""
+
+    def __init__(self, pages: list[int]) -> None:
+        super().__init__({"/kubepods/cgroup.procs": b""})
+        self._pages = pages
+
+    def read(self, path: str) -> str | None:
+        """Tells the next number of pages of 2 MiB; no pod has others."""
+        return f"total={(held := self._pages.pop(0) * PAGE)} N0={held}" if "2MB" in path else "total=0"
+
+
+@pytest.mark.parametrize("pages", [[0, 56], [56, 0]])
+async def test_pages_that_a_pod_takes_meanwhile_are_the_pods(pages: list[int]) -> None:
+    """Pods are read before and after the machine, and what they have in either reading is not the host's."""
+    rig = Rig()
+    watch = MachineWatch(HostTrees(rig.host, Restless([*pages])), Config(), "n", lambda: Ledger({}))
+    await watch.read()
+    assert watch.host_pages[0, PAGE] == 0
+
+
 async def test_a_reserve_waits_for_its_pages() -> None:
     """reservedMemory for a size without pages is no error, and holds from the first page on."""
     keys = {"reservedMemory": [{"numaNode": 0, "limits": {"hugepages-1Gi": "1Gi"}}]}

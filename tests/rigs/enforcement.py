@@ -73,14 +73,16 @@ class Counts(Telemetry):
         self.moves += 1
 
 
-def edges_of(directory: ClaimDirectory, tree: KernelTree, read_host: Callable[[], Host]) -> Edges:
+def edges_of(
+    directory: ClaimDirectory, tree: KernelTree, read_host: Callable[[], Host], proofs: type[Proofs] = Proofs
+) -> Edges:
     """Edges of an instance beside an active one; proofs lie beside the tree, and 0.1.0's lock."""
     own, _, _ = tree.root.rpartition("/")
     return Edges(
         directory=directory,
         tree=tree,
         read_host=read_host,
-        proofs=Proofs(own, f"{own}/former.lock"),
+        proofs=proofs(own, f"{own}/former.lock"),
         leadership=lambda: Leadership(fresh=True, first=False),
         sink=Reports(),
         observer=Counts(),
@@ -99,6 +101,7 @@ class Node:
         guard: bool = False,
         cpu_quota: Literal["raise", "lift", "keep"] = "raise",
         tree: Callable[[Path], KernelTree] = KernelTree,
+        proofs: type[Proofs] = Proofs,
     ) -> None:
         self.pod_quota = "max"
         """What the kubelet writes to ``cpu.max`` of a pod."""
@@ -115,7 +118,7 @@ class Node:
         self.stored = Resources()
         """What other plugins than this answer at the creation."""
         edges = replace(
-            edges_of(ClaimDirectory(str(self.cdi)), self.kernel, lambda: self.host),
+            edges_of(ClaimDirectory(str(self.cdi)), self.kernel, lambda: self.host, proofs),
             leadership=lambda: self.leader,
             sink=self.sink,
             observer=self.counts,

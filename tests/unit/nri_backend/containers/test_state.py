@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.claims.entitlement import Held
 from nri_backend.claims.judge import Reason
-from nri_backend.containers.container import Phase, Tracked, report, tracked_as
+from nri_backend.containers.container import MAX_UNKNOWN, Phase, Tracked, report, tracked_as
 from nri_backend.containers.state import Choices, NodeState
 from nri_backend.containers.targets import cpuset_of
 from nri_backend.limits.difference import Host
@@ -306,3 +306,12 @@ def test_who_knows_uid_and_cpus_gets_nothing() -> None:
     state.put(thief)
     rightful = state.assessed(tracked_as(pod("p1"), container("rightful", *env_of(ONE))))
     assert rightful.own_cpus == {2, 3}
+
+
+def test_a_report_holds_few_of_the_requests_that_a_pod_makes_up() -> None:
+    """Whatever a container names, a node full of such containers fits into one message."""
+    env = tuple(f"DRA_CPUSET_u{n % 2}_r{n}=0" for n in range(200))
+    tracked = NodeState().assessed(tracked_as(pod(), container("c", *env)))
+    told = report(tracked).unknown_claims
+    assert [use.uid for use in told] == ["u0", "u1"]
+    assert sum(len(use.requests) for use in told) == MAX_UNKNOWN

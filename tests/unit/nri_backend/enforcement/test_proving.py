@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What survives a restart of ours: what was made true, and nothing that a pod says."""
 
+import asyncio
 import shutil
+import threading
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+from nri_backend.node.proofs import Proof, Proofs
 from nri_backend.nri.model import ContainerState, Resources
 
 from tests.rigs.claims import MI, container, cpu_record, env_of, memory_record, pod
@@ -176,3 +181,81 @@ async def test_who_takes_over_knows_what_was_made_true(memory: Path) -> None:
     async with auditing(standby):
         await standby.enforcer.activate()
         assert standby.enforcer.state.held == {2, 3}
+
+
+class SlowProofs(Proofs):
+    """A disk that is busy: tidying up, and the first full proof, wait until somebody lets them go on."""
+
+    def __init__(self, *arguments: str) -> None:
+        super().__init__(*arguments)
+        self.reached, self.free = threading.Event(), threading.Event()
+
+    def retain(self, container_ids: Collection[str]) -> set[str]:
+        self._wait()
+        return super().retain(container_ids)
+
+    def write(self, proof: Proof) -> None:
+        if proof.inode:
+            self._wait()
+        super().write(proof)
+
+    def _wait(self) -> None:
+        self.reached.set()
+        self.free.wait(5)
+
+
+@asynccontextmanager
+async def meanwhile(node: Node) -> AsyncIterator[None]:
+    """What is done in it begins while the disk is busy, and ends when it is free again."""
+    proofs = node.enforcer._edges.proofs
+    assert isinstance(proofs, SlowProofs)
+    assert await asyncio.to_thread(proofs.reached.wait, 5)
+    asyncio.get_running_loop().call_later(0.02, proofs.free.set)
+    yield
+
+
+async def limit_after_a_restart(memory: Path, env: tuple[str, ...], mebibytes: int) -> str:
+    """Returns what a new instance makes of a container that the runtime states this limit of."""
+    node = Node(memory)
+    async with auditing(node):
+        await node.enforcer.activate()
+        path = node.make_cgroups(pod(), container("claim"))
+        listed = replace(container("claim", *env, huge={"2MB": mebibytes * MI}), state=ContainerState.RUNNING)
+        await node.enforcer.synchronize([pod()], [listed])
+        await node.until(lambda: node.enforcer.state.pool)
+        await node.enforcer._auditor.audit(full=True)
+        return node.kernel.get(path, "hugetlb.2MB.max")
+
+
+async def test_a_creation_while_others_are_forgotten_stays_answered(memory: Path) -> None:
+    """Who tidies up knows the containers of a moment ago: after a restart the claim is not added again."""
+    record = memory_record("m1", ("m", 0, 32 * MI, 2 * MI))
+    async with enforcing(Node(memory, proofs=SlowProofs)) as node:
+        env = node.claim(record)
+        node.make_cgroups(pod(), container("claim"))
+        tidying = asyncio.create_task(node.enforcer._prover.forget_others())
+        async with meanwhile(node):
+            await node.enforcer.create_container(pod(), container("claim", *env, huge={"2MB": 64 * MI}))
+        await tidying
+        await node.enforcer.start_container(pod(), container("claim", *env, huge={"2MB": 96 * MI}))
+    assert await limit_after_a_restart(memory, env, 96) == str(96 * MI)
+
+
+async def test_a_resize_while_the_first_proof_is_written_takes_nothing(memory: Path) -> None:
+    """It waits for no disk, the proof keeps the claim's CPUs, and says in the end that the resize was answered."""
+    huge = memory_record("m1", ("m", 0, 32 * MI, 2 * MI))
+    node = Node(memory, proofs=SlowProofs)
+    env = (*node.claim(ONE), *node.claim(huge))
+    node.make_cgroups(pod(), container("claim"))
+    (memory / "former").write_text("none")  # an upgrade was seen before
+    async with auditing(node):
+        await node.enforcer.activate()
+        listed = replace(container("claim", *env, huge={"2MB": 64 * MI}), state=ContainerState.RUNNING)
+        await node.enforcer.synchronize([pod()], [listed])
+        async with meanwhile(node):
+            await node.enforcer.update_container(pod(), listed, Resources(hugepage_limits={"2MB": 128 * MI}))
+        proof = memory / "proofs" / "claim.json"
+        await node.until(lambda: proof.exists() and b'"answered":true' in proof.read_bytes())
+    node.unprepare(ONE)
+    assert await restarted(memory, ("claim", env, "p1")) == "1,4,5,6,7"
+    assert await limit_after_a_restart(memory, env, 160) == str(160 * MI)

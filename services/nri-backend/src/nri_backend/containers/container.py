@@ -5,7 +5,7 @@ It is CREATED until its first instruction may run, then STARTED; ENDING while th
 process of it still lives; then STOPPED until the runtime forgets it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Final, Literal
@@ -193,7 +193,7 @@ def report(tracked: Tracked, *, refused_now: bool = False) -> ContainerReport:
             ClaimUse(uid=held.record.claim.uid, driver=held.record.driver, requests=held.requests)
             for held in tracked.rightful
         ),
-        unknown_claims=tracked.orphan + (refusal.unknown[:MAX_UNKNOWN] if refusal else ()),
+        unknown_claims=tracked.orphan + (_bounded(refusal.unknown) if refusal else ()),
         cpus=tracked.cpus or frozenset(),
         mems=tracked.mems or frozenset(),
         limits={file: limit_text(limit) for file, limit in tracked.limits.items()},
@@ -201,6 +201,15 @@ def report(tracked: Tracked, *, refused_now: bool = False) -> ContainerReport:
         refused="" if refusal is None or lost else cut_answer(refusal.text),
         memory_kills=tracked.memory_kills,
     )
+
+
+def _bounded(uses: Sequence[ClaimUse]) -> tuple[ClaimUse, ...]:
+    """A pod's author writes these: cuts them to MAX_UNKNOWN claims and as many requests in all."""
+    left, kept = MAX_UNKNOWN, []
+    for use in uses[:MAX_UNKNOWN]:
+        kept.append(use.model_copy(update={"requests": use.requests[: max(left, 0)]}))
+        left -= len(use.requests)
+    return tuple(kept)
 
 
 def problem_of(tracked: Tracked) -> str:

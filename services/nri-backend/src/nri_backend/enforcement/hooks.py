@@ -190,7 +190,7 @@ class Enforcer:
         if not self.active:
             return []
         if huge and tracked.entitlement.hugepages:
-            await self._prover.answered(tracked)
+            self._prover.resized(tracked)
         self._auditor.request_full()
         resources = amendment(tracked, self.state, huge=huge)
         return [] if resources == Resources() else [Update(container.id, resources)]

@@ -32,8 +32,8 @@ class Prover:
         self._state = state
         self._tree = tree
         self._proofs = proofs
-        self._written: dict[str, tuple[Held, ...]] = {}
-        """By container."""
+        self._written: dict[str, tuple[tuple[Held, ...], bool]] = {}
+        """What the proofs say, by container: the claims, and whether it is among ``_answered``."""
         self._answered: set[str] = set()
         """Containers whose limits, as the runtime states them, include the claimed hugepages."""
         self._turn = asyncio.Lock()
@@ -44,7 +44,7 @@ class Prover:
         evident = [tracked.id for tracked in containers if tracked.evidence != NO_EVIDENCE]
         found = await asyncio.to_thread(self._load, evident, {tracked.id: tracked.cgroup for tracked in containers})
         self._answered.update(proof.container for proof in found.values() if proof.answered)
-        self._written |= {proof.container: proof.claims for proof in found.values() if proof.inode}
+        self._written |= {proof.container: (proof.claims, proof.answered) for proof in found.values() if proof.inode}
         return [self._recalled(tracked, found.get(tracked.id)) for tracked in containers]
 
     async def recall_all(self, containers: Sequence[Tracked]) -> list[Tracked]:
@@ -52,27 +52,32 @@ class Prover:
 
         Release 0.1.0 wrote no proofs: what it has left running is taken for answered.
         """
-        if await asyncio.to_thread(self._proofs.begin):
-            proven = await asyncio.to_thread(self._proofs.ids)
-            for tracked in containers:
-                if tracked.evidence != NO_EVIDENCE and tracked.id not in proven:
+        if await asyncio.to_thread(self._proofs.former_enforced):
+            evident = [tracked for tracked in containers if tracked.evidence != NO_EVIDENCE]
+            proven = await asyncio.to_thread(self._proofs.load, [tracked.id for tracked in evident])
+            for tracked in evident:
+                if tracked.id not in proven:
                     await self.answered(tracked)
+            with contextlib.suppress(OSError):  # the next snapshot tries again
+                await asyncio.to_thread(self._proofs.note_former)
         found = await self.recall(containers)
         listed = {tracked.id for tracked in containers}
         return [*await asyncio.to_thread(self._lingering, listed), *found]
 
     async def answered(self, tracked: Tracked) -> None:
-        """Keeps that what the runtime states from now on includes an answer of ours, at the creation or later."""
-        self._answered.add(tracked.id)
-        if self._written.pop(tracked.id, None) is not None:
-            return  # the next audit writes its proof again
+        """Keeps that a creation was answered: what the runtime states from now on includes our answer."""
+        self.resized(tracked)
         async with self._turn:
             with contextlib.suppress(OSError):  # the start tries again, and tells
                 await asyncio.to_thread(self._proofs.write, Proof(container=tracked.id, inode=0, answered=True))
 
+    def resized(self, tracked: Tracked) -> None:
+        """Notes that other limits were answered, with the claimed hugepages among them; the next audit keeps it."""
+        self._answered.add(tracked.id)
+
     async def prove(self, containers: Iterable[Tracked]) -> None:
         """Keeps what was made true for running containers; what cannot be kept is tried again with the next audit."""
-        new = [tracked for tracked in containers if tracked.proven and self._written.get(tracked.id) != tracked.proven]
+        new = [one for one in containers if one.proven and self._written.get(one.id) != self._marks(one)]
         if not new:
             return
         try:
@@ -90,8 +95,9 @@ class Prover:
         async with self._turn:
             tracked = [tracked.id for tracked in self._state]
             present = await asyncio.to_thread(self._proofs.retain, tracked)
-        self._written = {i: claims for i, claims in self._written.items() if i in present}
-        self._answered.intersection_update(tracked)
+        self._written = {i: marks for i, marks in self._written.items() if i in present}
+        # As of now: one may have been created meanwhile.
+        self._answered.intersection_update(tracked.id for tracked in self._state)
 
     def _recalled(self, tracked: Tracked, proof: Proof | None) -> Tracked:
         # What could not be written is known here alone.
@@ -119,13 +125,17 @@ class Prover:
         except CgroupRefusedError:
             return True
 
+    def _marks(self, tracked: Tracked) -> tuple[tuple[Held, ...], bool]:
+        return tracked.proven, tracked.answered or tracked.id in self._answered
+
     def _write(self, containers: Sequence[Tracked]) -> None:
         for one in containers:
             if (inode := self._tree.inode(one.cgroup)) is not None:
                 places = {"pod": one.pod, "cgroup": one.cgroup, "pod_cgroup": one.pod_cgroup}
-                marks = {"inode": inode, "answered": one.answered or one.id in self._answered}
-                self._proofs.write(Proof(container=one.id, name=one.name, claims=one.proven, **marks, **places))
-                self._written[one.id] = one.proven
+                claims, answered = marks = self._marks(one)
+                kept = Proof(container=one.id, name=one.name, inode=inode, answered=answered, claims=claims, **places)
+                self._proofs.write(kept)
+                self._written[one.id] = marks
 
 
 def _ending(proof: Proof) -> Tracked:

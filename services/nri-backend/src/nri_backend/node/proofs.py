@@ -76,24 +76,26 @@ class Proofs:
         self._noted = f"{own_directory}/former"
         self._former_lock = former_lock
 
-    def begin(self) -> bool:
-        """Tells whether release 0.1.0, which wrote no proofs, enforced until now, or nobody did; True once each time.
+    def former_enforced(self) -> bool:
+        """Tells whether release 0.1.0, which wrote no proofs, enforced since note_former(), or nobody ever did.
 
         That release writes its lock when it becomes active: another time of change than the one that is noted.
         """
         try:
-            changed = str(os.stat(self._former_lock).st_mtime_ns)  # noqa: PTH116
+            return read_regular(self._noted, 64) != self._former_change()
         except OSError:
-            changed = "none"
+            return True  # not there, or nothing of ours
+
+    def note_former(self) -> None:
+        """Keeps that what 0.1.0 has left running is known. OSError."""
+        os.makedirs(self._path, mode=0o700, exist_ok=True)  # noqa: PTH103
+        replace_file(self._noted, self._former_change(), 0o600)
+
+    def _former_change(self) -> bytes:
         try:
-            if read_regular(self._noted, 64) == changed.encode():
-                return False
+            return str(os.stat(self._former_lock).st_mtime_ns).encode()  # noqa: PTH116
         except OSError:
-            pass  # not there, or nothing of ours
-        with contextlib.suppress(OSError):
-            os.makedirs(self._path, mode=0o700, exist_ok=True)  # noqa: PTH103
-            replace_file(self._noted, changed.encode(), 0o600)
-        return True
+            return b"none"
 
     def load(self, container_ids: Iterable[str]) -> dict[str, Proof]:
         """Returns the proofs of these containers, those that can be read."""

@@ -7,7 +7,7 @@ from enum import Enum, auto
 from typing import Final, Protocol
 
 MAX_VARIABLES: Final = 256
-"""Variables of ours that a container may have; each of the 32 requests of a claim brings five at most."""
+"""Variables of ours that a container may have: those of four claims with 32 requests each."""
 MAX_VARIABLE_BYTES: Final = 64 << 10
 """Of all these together. The CPUs of the largest machine, one by one, are half of it."""
 

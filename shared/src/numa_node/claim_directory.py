@@ -61,6 +61,13 @@ def _settled(stamp_ns: int, scanned_ns: int) -> bool:
     return stamp_ns < scanned_ns or stamp_ns > scanned_ns + _FUTURE_NS
 
 
+class DirectoryReplacedError(OSError):
+    """The CDI directory was removed on the host: what is mounted here is seen by nobody any more."""
+
+    def __init__(self) -> None:
+        super().__init__("the CDI directory was replaced on the node; this container restarts to mount the new one")
+
+
 class ClaimDirectory:
     """The directory as last scanned. Not thread-safe: one :meth:`refresh` at a time."""
 

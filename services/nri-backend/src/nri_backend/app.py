@@ -23,7 +23,7 @@ from numa_contract.errors import cut_answer
 from numa_contract.names import NRI_PLUGIN_NAME
 from numa_contract.reports import BackendStatus
 from numa_node.addresses import SocketPathError
-from numa_node.claim_directory import ClaimDirectory
+from numa_node.claim_directory import ClaimDirectory, DirectoryReplacedError
 from numa_node.descriptors import raise_descriptor_limit
 from numa_node.log import set_up_logging
 from numa_node.readiness import Readiness
@@ -236,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _log.critical("cannot start", extra={"error": str(error)})
     except ExceptionGroup as group:
         for leaf in _leaves(group):
-            foreseen = isinstance(leaf, LockLostError | EssentialTaskError)
+            foreseen = isinstance(leaf, LockLostError | EssentialTaskError | DirectoryReplacedError)
             _log.critical("ended", extra={"error": str(leaf) or repr(leaf)}, exc_info=None if foreseen else leaf)
     else:
         return 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from dra_frontend.api_server.errors import UnavailableError
 from dra_frontend.claims.directory import Change, ClaimFiles
-from dra_frontend.claims.reconciler import DirectoryReplacedError
+from numa_node.claim_directory import DirectoryReplacedError
 
 from tests.fakes.waiting import eventually
 from tests.rigs.frontend import Claims, Frontend

@@ -3,6 +3,8 @@
 
 import asyncio
 import errno
+import os
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,9 +17,10 @@ from nri_backend.enforcement.audit import LOOKS
 from nri_backend.enforcement.hooks import CLEAR_SECONDS
 from nri_backend.nri.model import Adjustment, ContainerState, RefusedError, Resources
 from numa_contract.cpuset import parse_cpu_list
+from numa_node.claim_directory import DirectoryReplacedError
 
 from tests.rigs.claims import MI, POD, PODS, cgroup_of, container, cpu_record, env_of, memory_record, pod
-from tests.rigs.enforcement import Node, auditing
+from tests.rigs.enforcement import Node, auditing, enforcing
 
 pytestmark = pytest.mark.usefixtures("blocking")
 
@@ -282,3 +285,21 @@ async def test_a_synchronisation_is_not_pods_times_containers(node: Node) -> Non
     await node.enforcer.synchronize(pods, found)
     assert pods.walks == 1
     assert len(node.enforcer.state) == 60
+
+
+async def test_a_claim_directory_that_was_replaced_ends_the_process(memory: Path) -> None:
+    """Only a new container mounts the new directory: for this one no claim would come or go any more."""
+    (memory / "mounted").mkdir()
+    held = os.open(memory / "mounted", os.O_RDONLY | os.O_DIRECTORY)  # as a mount does, it keeps what is removed
+    (memory / "cdi").symlink_to(f"/proc/self/fd/{held}")
+    try:
+        with pytest.RaisesGroup(DirectoryReplacedError, flatten_subgroups=True):
+            async with enforcing(Node(memory)) as node:
+                path = await node.run("claim", *node.claim(ONE))
+                shutil.rmtree(memory / "mounted")
+                (memory / "mounted").mkdir()
+                await node.until(lambda: not node.enforcer.state.held)
+        assert node.cpus(path) == "2-3"
+        assert any("restarts" in problem for problem in node.enforcer.problems)
+    finally:
+        os.close(held)

@@ -12,6 +12,7 @@ from typing import Final
 from numa_contract.names import ClaimKey
 from numa_contract.records import AllocationRecord, Owner, PodReference
 from numa_contract.reports import ContainerReport
+from numa_node.claim_directory import DirectoryReplacedError
 from numa_node.log import Complaints
 
 from dra_frontend.allocation.claim import Refused, read_claim
@@ -28,13 +29,6 @@ _log = logging.getLogger(__name__)
 SWEEP_TICKS: Final = 45
 # What could not be done for a container is tried again after so long, without news.
 _RETRY_SECONDS: Final = 5.0
-
-
-class DirectoryReplacedError(OSError):
-    """The CDI directory was removed on the host: what is mounted here is seen by nobody any more."""
-
-    def __init__(self) -> None:
-        super().__init__("the CDI directory was replaced on the node; this container restarts to mount the new one")
 
 
 @dataclass(slots=True, eq=False)

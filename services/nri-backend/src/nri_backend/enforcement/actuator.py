@@ -84,6 +84,11 @@ class Actuator:
         return (self._host_problem, *self._view.problems.values(), *hangs)
 
     @property
+    def detached(self) -> bool:
+        """Whether the CDI directory that is mounted here is not the node's any more."""
+        return self._view.detached
+
+    @property
     def stuck(self) -> Collection[str]:
         """Containers and cgroups that a hanging job works at."""
         return self._writing.stuck.keys()

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from numa_node.claim_directory import DirectoryReplacedError
+
 from nri_backend.containers.container import Phase, Tracked
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import groups_above
@@ -65,7 +67,10 @@ class Auditor:
         self._next_full = 0.0
 
     async def run_forever(self) -> None:
-        """Works every second and when there is news; never returns."""
+        """Works every second and when there is news; never returns.
+
+        Raises DirectoryReplacedError a second after that was said: only a new container mounts the new directory.
+        """
         news = self._actuator.news
         while True:
             with contextlib.suppress(TimeoutError):
@@ -80,6 +85,8 @@ class Auditor:
         if tick:
             self._next_tick = now + TICK_SECONDS
             self._next_full = now + FULL_SECONDS if full else self._next_full
+            if self._actuator.detached:
+                raise DirectoryReplacedError
             await self._actuator.refresh_host()
         # Other news come from hooks, which have just looked: a second look would only make the next hook wait.
         if tick or self._must_look:

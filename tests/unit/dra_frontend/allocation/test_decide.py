@@ -185,6 +185,13 @@ def test_bad_parameters_are_refused_by_name(entry: dict[str, Any], config: dict[
     assert shown.startswith(f"claim ns/claim-u: request r: parameters {text}")
 
 
+def test_a_device_that_is_gone_is_refused_with_its_request_once() -> None:
+    """With parameters and without; a subrequest is named whole."""
+    for config in ((), (opaque({"strategy": "spread"}),)):
+        shown = refused(view("u", cpus(1, "r/big", "gone"), config=config))
+        assert shown.startswith("claim ns/claim-u: request r/big: this node has no CPU device")
+
+
 def test_other_parameters_under_the_same_results_are_another_allocation() -> None:
     """What is given is chosen anew, unless the record is of a release that did not record parameters."""
     first = made(view("u", cpus(2)))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
+import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -227,6 +228,29 @@ async def test_token_is_read_again_each_minute() -> None:
         seen.append(await connection.authorization())
     await connection.close()
     assert seen == ["one", "one", "two", "two", "two"]
+
+
+async def test_a_slow_read_of_the_token_stops_one_call_only() -> None:
+    """The others go on with the token that there is; who was refused with it waits for the newer one."""
+    now, slow = [0.0], threading.Event()
+    slow.set()
+    tokens = iter(["one", "two"])
+
+    def load(settings: Settings) -> None:
+        slow.wait(5)
+        settings.api_key = {"BearerToken": next(tokens)}
+
+    connection = Connection(load, clock=lambda: now[0])
+    await connection.open()
+    now[0] = 61.0
+    slow.clear()
+    first, refused = (asyncio.create_task(connection.authorization(token)) for token in ("", "one"))
+    await asyncio.sleep(0.01)
+    assert await connection.authorization() == "one"
+    assert not refused.done()
+    slow.set()
+    assert await asyncio.gather(first, refused) == ["two", "two"]
+    await connection.close()
 
 
 async def test_in_cluster_over_tls(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ async def test_a_pod_that_shows_up_later_is_read_from_the_api_server(node: Front
         worker.cancel()
 
 
-@pytest.mark.parametrize("change", ["gone", "replaced", "elsewhere", "deallocated"])
+@pytest.mark.parametrize("change", ["gone", "replaced", "unreadable namesake", "elsewhere", "deallocated"])
 async def test_a_forgotten_claim_is_released(node: Frontend, api: Claims, change: str) -> None:
     """Its UID is gone from the API server, or it lives elsewhere, and no container uses it."""
     document = api.documents["claim-u"]
@@ -113,6 +113,9 @@ async def test_a_forgotten_claim_is_released(node: Frontend, api: Claims, change
         del api.documents["claim-u"]
     elif change == "replaced":
         document["metadata"]["uid"] = "new"
+    elif change == "unreadable namesake":
+        document["metadata"]["uid"] = "new"
+        document["status"]["allocation"]["devices"] = "none"
     elif change == "deallocated":
         del document["status"]["allocation"]
     else:

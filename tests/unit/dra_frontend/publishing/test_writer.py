@@ -78,14 +78,15 @@ async def test_only_what_others_wrote_is_news(rig: Rig) -> None:
     await rig.writer.write({"p": [a_slice("p", "b")]})
     (second,) = rig.slices()
     for kind, document in (("ADDED", first), ("MODIFIED", second), ("DELETED", first), ("DELETED", gone)):
-        assert not rig.writer.is_news(kind, document)
-    later = {**second, "metadata": {**second["metadata"], "resourceVersion": "9998"}}
-    assert rig.writer.is_news("MODIFIED", later)
-    assert rig.writer.is_news("DELETED", later)
-    assert rig.writer.is_news("ADDED", {**later, "metadata": {**later["metadata"], "name": "foreign"}})
+        assert not rig.writer.see(kind, document)
     asked = len(rig.server.served)
+    later = {**second, "metadata": {**second["metadata"], "resourceVersion": "9997", "labels": {"a": "b"}}}
+    assert rig.writer.see("MODIFIED", later)
     await rig.writer.write({"p": [a_slice("p", "b")]})
-    assert len(rig.server.served) == asked
+    assert len(rig.server.served) == asked, "a label changes nothing that we publish"
+    assert rig.writer.see("DELETED", {**later, "metadata": {**later["metadata"], "resourceVersion": "9998"}})
+    assert not rig.writer.see("DELETED", later)
+    assert rig.writer.see("ADDED", {**later, "metadata": {**later["metadata"], "name": "foreign"}})
 
 
 async def test_the_gate_is_tried_without_publishing(rig: Rig) -> None:

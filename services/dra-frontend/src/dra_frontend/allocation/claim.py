@@ -125,6 +125,14 @@ def count_of(driver: str, result: AllocationResult) -> int:
     return int(taken)
 
 
+def uid_of(document: object) -> str:
+    """Returns the UID of a claim, readable or not; an empty text for what has none."""
+    match document:
+        case {"metadata": {"uid": str(uid)}}:
+            return uid
+    return ""
+
+
 def read_claim(document: object) -> ClaimView:
     """Reads a claim in any state. Raises Refused for what has not the form that the API promises."""
     who = "claim without a name"

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From what is stated to what holds: how each request of a claim wants its CPUs or its memory, and how it is shared."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from numa_contract.config import MemoryProtection
@@ -39,23 +40,31 @@ def resolve(view: ClaimView, driver: str, inventory: Inventory, protection: Memo
         by_request.setdefault(result.base, []).append(result)
     parameters: dict[str, Any] = {}
     for request, results in by_request.items():
-        try:
-            if driver == CPU_DRIVER:
-                for result in results:
-                    kind = cpu_device(result, inventory).kind
+        if driver == CPU_DRIVER:
+            for result in results:
+                kind = cpu_device(result, inventory).kind
+                with _about(result.request):
                     parameters[request] = cpu_parameters(stated[driver, result.request], kind)
-            else:
-                # Of a device that is gone the name tells enough; who needs the device itself is refused when allocated.
-                devices = [memory_device(result, inventory, gone=True) for result in results]
-                size = sum(count_of(MEMORY_DRIVER, result) for result in results)
+        else:
+            # Of a device that is gone the name tells enough; who needs the device itself is refused when allocated.
+            devices = [memory_device(result, inventory, gone=True) for result in results]
+            size = sum(count_of(MEMORY_DRIVER, result) for result in results)
+            with _about(request):
                 given = stated[driver, results[0].request]
                 parameters[request] = memory_parameters(given, devices, size, protection)
-        except Refused as error:
-            raise Refused(f"request {request}: {error}") from error
     if driver == MEMORY_DRIVER:
         _check_mounts(parameters)
     name = "parameters" if driver == CPU_DRIVER else "memory_parameters"
     return {name: parameters, "sharing": _sharing(stated)}
+
+
+@contextmanager
+def _about(request: str) -> Iterator[None]:
+    """A refusal inside names the request."""
+    try:
+        yield
+    except Refused as error:
+        raise Refused(f"request {request}: {error}") from error
 
 
 def _sharing(stated: Mapping[tuple[str, str], Stated]) -> str:

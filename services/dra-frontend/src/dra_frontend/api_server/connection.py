@@ -86,14 +86,21 @@ class Connection:
 
         None with client certificates only.
         """
-        async with self._reading:
-            token = self._settings.api_key.get("BearerToken")
-            if self._clock() - self._read_at >= TOKEN_SECONDS or token == refused:
-                # The kubelet swaps a symlink, and a certificate is a pair of files: what cannot be read between two
-                # swaps is read at the next call or minute.
-                with suppress(KubeConfigError, OSError, ValueError):
-                    await self.open()
+        if self._is_due(refused):  # by one; the others go on with what there is, unless that was refused
+            async with self._reading:
+                if self._is_due(refused):
+                    # The kubelet swaps a symlink, and a certificate is a pair of files: what cannot be read between
+                    # two swaps is read at the next call or minute.
+                    with suppress(KubeConfigError, OSError, ValueError):
+                        await self.open()
+        return self._token
+
+    @property
+    def _token(self) -> str | None:
         return self._settings.api_key.get("BearerToken")
+
+    def _is_due(self, refused: str | None) -> bool:
+        return self._clock() - self._read_at >= TOKEN_SECONDS or self._token == refused
 
     @asynccontextmanager
     async def _answered(self, call: Call, limits: aiohttp.ClientTimeout) -> AsyncIterator[aiohttp.ClientResponse]:

@@ -20,7 +20,7 @@ from numa_contract.names import ClaimKey
 from numa_node.backoff import Backoff
 from numa_node.log import Complaints
 
-from dra_frontend.allocation.claim import Refused, read_claim
+from dra_frontend.allocation.claim import Refused, read_claim, uid_of
 from dra_frontend.allocation.decide import Judged, judge
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
@@ -133,7 +133,7 @@ class Recovery:
         try:
             wanted = {uid for _, uid in keys}
             listed = self._source.list_claims(namespace)
-            documents = {uid: document async for document in listed if (uid := _uid(document)) in wanted}
+            documents = {uid: document async for document in listed if (uid := uid_of(document)) in wanted}
         except KubeError as error:
             self._complaints.say(namespace, "claims of a namespace not listed", error)
             return
@@ -147,7 +147,8 @@ class Recovery:
         driver, uid = key
         try:
             try:
-                view = None if document is None else read_claim(document)
+                # One of the same name says nothing of this one, readable or not.
+                view = read_claim(document) if uid_of(document) in ("", uid) and document is not None else None
                 if view is None or not view.is_for(self._node, uid) or not view.results[driver]:
                     await self._store.transact(partial(_give_up, keys=[key]))
                     return
@@ -199,14 +200,6 @@ class Recovery:
             await self._store.transact(_part_overlaps)
         elif not pairs:
             self._complaints.well("overlap")
-
-
-def _uid(document: object) -> str:
-    """Returns the UID of a claim, readable or not; an empty text for what has none."""
-    match document:
-        case {"metadata": {"uid": str(uid)}}:
-            return uid
-    return ""
 
 
 def _prepare_lost(transaction: Transaction, judged: Judged, inventory: Inventory) -> bool:

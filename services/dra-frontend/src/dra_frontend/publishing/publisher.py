@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps the ResourceSlices of one driver on this node as they should be.
 
-One round is: list, write, watch. The next one begins when somebody else has written, the watch has expired or a call
-has failed, later and later while rounds are short. Slices are not deleted at the end: the kubelet wipes them when the
-driver stays away.
+One round is: list, write, watch. What the machine changes is written at once, what somebody else has written is put
+right later and later while that goes on. The next round begins when the watch has expired or a call has failed. Slices
+are not deleted at the end: the kubelet wipes them when the driver stays away.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 # An outage of the API server of a second or two is its restart, and nobody's business.
 _FAILURES_BEFORE_NOTICE: Final = 3
 _CALM_SECONDS: Final = 60.0
-"""A round or a watch of this length ends a row of waits."""
+"""A round, a watch or a time without strangers' writes of this length ends a row of waits."""
 
 
 class Publisher:
@@ -83,7 +83,7 @@ class Publisher:
                 await asyncio.sleep(max(waits.next(), least))
 
     async def _round(self, tasks: asyncio.TaskGroup) -> None:
-        """Lists, writes and watches until somebody else has written; raises what else ended that."""
+        """Lists, writes and watches; raises what ended that."""
         items, version = await self._client.list_slices(self._driver, self._node_name)
         self._writer.reset(items)
         await self._write()
@@ -96,12 +96,12 @@ class Publisher:
                 await self._wake.wait()
         finally:
             watch.cancel()
-        if error := watch.result():
-            raise error
+        raise watch.result()
 
-    async def _watch(self, version: str) -> Exception | None:
-        """Returns when somebody else has written, or with what ended the watch for good; resumes it where it broke."""
-        clock, waits = asyncio.get_running_loop().time, Backoff(*self._waits)
+    async def _watch(self, version: str) -> Exception:
+        """Follows what others write; resumes where the watch broke, and returns what ended it for good."""
+        loop, waits, repairs = asyncio.get_running_loop(), Backoff(*self._waits), Backoff(*self._waits)
+        clock, seen = loop.time, -_CALM_SECONDS
         while True:
             began = clock()
             try:
@@ -109,8 +109,12 @@ class Publisher:
                     async for kind, document in events:
                         version = document["metadata"]["resourceVersion"]
                         async with self._writing:  # what we write is known when it is answered, not before
-                            if kind != "BOOKMARK" and self._writer.is_news(kind, document):
-                                return None
+                            if kind == "BOOKMARK" or not self._writer.see(kind, document):
+                                continue
+                        if clock() - seen >= _CALM_SECONDS:
+                            repairs.reset()
+                        seen = clock()
+                        loop.call_later(repairs.next(), self._wake.set)
             except UnavailableError as error:
                 _log.info("watch ended", extra={"driver": self._driver, "error": str(error)})
             except Exception as error:  # noqa: BLE001 - raised by whoever waits for this task

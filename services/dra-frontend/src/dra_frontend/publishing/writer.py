@@ -50,11 +50,18 @@ class SliceWriter:
         self._held = {item["metadata"]["name"]: item for item in items}
         self._left_out = {}
 
-    def is_news(self, kind: str, document: Document) -> bool:
-        """True for an event of the watch that tells that somebody else wrote, and not what we did ourselves."""
-        held = self._held.get(document["metadata"]["name"])
+    def see(self, kind: str, document: Document) -> bool:
+        """Takes over an event of the watch; False where it tells what we did ourselves, or what is known."""
+        name = document["metadata"]["name"]
+        held = self._held.get(name)
         # A name is used again, so even a deletion may be of before.
-        return kind != "DELETED" if held is None else _version(document) > _version(held)
+        if kind == "DELETED" if held is None else _version(document) <= _version(held):
+            return False
+        if kind == "DELETED":
+            del self._held[name]
+        else:
+            self._held[name] = document
+        return True
 
     async def write(self, pools: Pools) -> None:
         """Makes the server hold these pools and no others. One bad pool does not stop the rest.

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of cgroup files: wanted, seen, different. Pure; no container and no claim is known here."""
+"""Values of cgroup files: desired, observed, different. Pure; no container is known here."""

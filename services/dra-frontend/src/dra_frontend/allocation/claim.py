@@ -133,6 +133,16 @@ def uid_of(document: object) -> str:
     return ""
 
 
+def claim_of(document: object, uid: str) -> ClaimView | None:
+    """Returns the claim of that UID; None where there is none, or another of the same name. Raises Refused.
+
+    Another one, readable or not, says that this one is gone; one without a UID is read, and refused.
+    """
+    if document is None or uid_of(document) not in ("", uid):
+        return None
+    return read_claim(document)
+
+
 def read_claim(document: object) -> ClaimView:
     """Reads a claim in any state. Raises Refused for what has not the form that the API promises."""
     who = "claim without a name"

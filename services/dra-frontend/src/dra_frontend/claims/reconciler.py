@@ -15,7 +15,7 @@ from numa_contract.reports import ContainerReport
 from numa_node.claim_directory import DirectoryReplacedError
 from numa_node.log import Complaints
 
-from dra_frontend.allocation.claim import Refused, read_claim, uid_of
+from dra_frontend.allocation.claim import Refused, claim_of
 from dra_frontend.allocation.decide import with_pods
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
@@ -136,9 +136,7 @@ class Reconciler:
         nothing. A claim that is reserved for nobody keeps its record, too.
         """
         document = await self._source.get_claim(record.claim.namespace, record.claim.name)
-        # One of the same name says that this one is gone, readable or not.
-        same = document is not None and uid_of(document) in ("", record.claim.uid)
-        view = read_claim(document) if same else None
+        view = claim_of(document, record.claim.uid)
         if view is not None and view.is_for(self._node, record.claim.uid):
             if view.reserved_for and view.results[record.driver] and view.reserved_for != record.reserved_for:
                 await self._store.transact(partial(_set_pods, seen=record, pods=view.reserved_for))

@@ -20,7 +20,7 @@ from numa_contract.names import ClaimKey
 from numa_node.backoff import Backoff
 from numa_node.log import Complaints
 
-from dra_frontend.allocation.claim import Refused, read_claim, uid_of
+from dra_frontend.allocation.claim import Refused, claim_of, read_claim, uid_of
 from dra_frontend.allocation.decide import Judged, judge
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
@@ -147,8 +147,7 @@ class Recovery:
         driver, uid = key
         try:
             try:
-                # One of the same name says nothing of this one, readable or not.
-                view = read_claim(document) if uid_of(document) in ("", uid) and document is not None else None
+                view = claim_of(document, uid)
                 if view is None or not view.is_for(self._node, uid) or not view.results[driver]:
                     await self._store.transact(partial(_give_up, keys=[key]))
                     return

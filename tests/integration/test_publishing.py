@@ -255,6 +255,21 @@ async def test_foreign_change_is_undone(rig: Rig) -> None:
     assert sorted(rig.shape()) == sorted(FULL)
 
 
+async def test_one_repair_waits_at_a_time(rig: Rig) -> None:
+    """Somebody who writes all the time is answered as often as the waits say, not once for each of his writes."""
+    async with rig.publisher(waits=(1.0, 1.0)) as publisher:
+        await rig.published(publisher)
+        await eventually(lambda: rig.server.watches)
+        name = next(one["metadata"]["name"] for one in rig.slices() if one["spec"].get("devices"))
+        for number in range(120):
+            (victim,) = (one for one in rig.slices() if one["metadata"]["name"] == name)
+            victim["spec"]["devices"][0]["name"] = f"hijacked{number}"
+            rig.server.store.update(SLICES, "", name, victim)
+            await asyncio.sleep(0.02)
+        await eventually(lambda: sorted(rig.shape()) == sorted(FULL))
+    assert 1 <= len(rig.server.writes()) - 3 <= 6
+
+
 async def test_slices_of_others_are_left_alone(rig: Rig) -> None:
     """Another driver's slice and another node's slice survive; a forgotten pool of ours does not."""
     for driver, node, pool in (("other", NODE, "x"), ("dra.cpu", "node-b", "node-b"), ("dra.cpu", NODE, "old")):

@@ -101,7 +101,7 @@ class Publisher:
     async def _watch(self, version: str) -> Exception:
         """Follows what others write; resumes where the watch broke, and returns what ended it for good."""
         loop, waits, repairs = asyncio.get_running_loop(), Backoff(*self._waits), Backoff(*self._waits)
-        clock, seen = loop.time, -_CALM_SECONDS
+        clock, seen, due = loop.time, -_CALM_SECONDS, 0.0
         while True:
             began = clock()
             try:
@@ -114,7 +114,9 @@ class Publisher:
                         if clock() - seen >= _CALM_SECONDS:
                             repairs.reset()
                         seen = clock()
-                        loop.call_later(repairs.next(), self._wake.set)
+                        if due <= seen:  # one repair puts right whatever was written until then
+                            due = seen + repairs.next()
+                            loop.call_at(due, self._wake.set)
             except UnavailableError as error:
                 _log.info("watch ended", extra={"driver": self._driver, "error": str(error)})
             except Exception as error:  # noqa: BLE001 - raised by whoever waits for this task

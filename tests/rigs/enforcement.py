@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node with an enforcer on it: real files, a tree that behaves like cgroup2, a sink and an observer that remember."""
+"""A node with an enforcer on it: real files, a tree that behaves like cgroup2, an observer that remembers."""
 
 import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from nri_backend.containers.state import Choices
+from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.actuator import Edges
 from nri_backend.enforcement.hooks import Enforcer
-from nri_backend.frontend_link import reports
-from nri_backend.limits.difference import Host
+from nri_backend.frontend_link.reports import report
+from nri_backend.limits.difference import Choices, Host
 from nri_backend.limits.stated import container_directory, pod_directory
 from nri_backend.node.proofs import Proofs
 from nri_backend.nri.model import Adjustment, Container, ContainerState, Leadership, Pod, Resources, Update
@@ -27,28 +27,6 @@ from numa_node.claim_directory import ClaimDirectory
 from tests.rigs.builders import env_of, write_claim
 from tests.rigs.claims import container, pod
 from tests.rigs.kernel_tree import SIZES, KernelTree
-
-
-class Reports(reports.Reports):
-    """The latest report of each container, to be looked at."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda: None)
-        self.latest: dict[str, ContainerReport] = {}
-        self.deleted: list[str] = []
-
-    def put(self, report: ContainerReport) -> None:
-        super().put(report)
-        self.latest[report.id] = report
-
-    def delete(self, container_id: str) -> None:
-        super().delete(container_id)
-        self.latest.pop(container_id, None)
-        self.deleted.append(container_id)
-
-    def replace(self, reports: Iterable[ContainerReport]) -> None:
-        self.latest = {report.id: report for report in reports}
-        super().replace(self.latest.values())
 
 
 class Counts(Telemetry):
@@ -84,7 +62,6 @@ def edges_of(
         read_host=read_host,
         proofs=proofs(own, f"{own}/former.lock"),
         leadership=lambda: Leadership(fresh=True, first=False),
-        sink=Reports(),
         observer=Counts(),
     )
 
@@ -109,7 +86,6 @@ class Node:
         self.cdi.mkdir(exist_ok=True)
         self.kernel = tree(root / "cgroup")
         self.host = Host(parse_cpu_list("0-7"), SIZES)
-        self.sink = Reports()
         self.counts = Counts()
         self.ahead = 0.0
         """Seconds that the audit's clock is ahead."""
@@ -120,11 +96,18 @@ class Node:
         edges = replace(
             edges_of(ClaimDirectory(str(self.cdi)), self.kernel, lambda: self.host, proofs),
             leadership=lambda: self.leader,
-            sink=self.sink,
             observer=self.counts,
             clock=lambda: time.monotonic() + self.ahead,
         )
-        self.enforcer = Enforcer(edges, self.host, Choices(parse_cpu_list(reserved), lazy, guard, cpu_quota), "own-pod")
+        state = NodeState(Choices(parse_cpu_list(reserved), lazy, guard, cpu_quota))
+        state.take_host(self.host)
+        self.enforcer = Enforcer(edges, state, "own-pod")
+
+    @property
+    def reports(self) -> dict[str, ContainerReport]:
+        """What the frontend is told of each container, and of each attempt that was refused, by id."""
+        state = self.enforcer.state
+        return {one.id: report(one) for one in (*state, *state.refused.values())}
 
     def claim(self, record: AllocationRecord) -> tuple[str, ...]:
         """Prepares a claim; returns the environment of a container that holds it."""

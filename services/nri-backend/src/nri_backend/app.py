@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -28,12 +29,13 @@ from numa_node.descriptors import raise_descriptor_limit
 from numa_node.log import set_up_logging
 from numa_node.readiness import Readiness
 
-from nri_backend.containers.state import Choices
+from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.actuator import Edges
 from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.enforcement.turn import MAX_STUCK
 from nri_backend.frontend_link.client import FrontendClient
 from nri_backend.frontend_link.reports import Reports
+from nri_backend.limits.difference import Choices
 from nri_backend.node.active_lock import ActiveLock, LockLostError
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.node.former_lock import FormerLock
@@ -69,7 +71,6 @@ class Backend:
         self._readiness = Readiness()
         self._telemetry = Telemetry()
         self._news = asyncio.Event()
-        self._reports = Reports(self._news.set)
         read_node = partial(read_host, settings.host_root)
         config = settings.config
         edges = Edges(
@@ -78,12 +79,13 @@ class Backend:
             read_host=read_node,
             proofs=Proofs(settings.own_dir, settings.former_lock),
             leadership=lambda: lock.leadership,
-            sink=self._reports,
             observer=self._telemetry,
         )
         lazy = config.shared_pool.grow == "lazy"
         choices = Choices(config.reserved_cpus, lazy, config.hugepage_guard, config.cpu_quota)
-        self._enforcer = Enforcer(edges, read_node(), choices, settings.pod_uid)
+        state = NodeState(choices, self._news.set)
+        state.take_host(read_node())
+        self._enforcer = Enforcer(edges, state, settings.pod_uid)
         self._session = RuntimeSession(
             self._enforcer,
             self.link_changed,
@@ -92,7 +94,7 @@ class Backend:
             index=settings.plugin_index,
         )
         self._client = FrontendClient(
-            settings.state_socket, self.status, self._reports, self._news, self._records_changed
+            settings.state_socket, self.status, Reports(state), self._news, self._records_changed
         )
 
     async def answered(self) -> None:
@@ -142,7 +144,7 @@ class Backend:
             problems=tuple(cut_answer(problem) for problem in enforcer.problems[:MAX_PROBLEMS]),
             counters={name: float(count) for name, count in enforcer.counters.items()},
             metrics=self._telemetry.metrics(
-                enforcer.state.kinds(),
+                Counter(tracked.kind for tracked in enforcer.state),
                 connected=link.connected,
                 synchronized=link.synchronized,
                 active=self._enforcer.active,

@@ -8,7 +8,8 @@ from typing import Final
 import pytest
 from nri_backend._pb import nri_pb2 as pb
 from nri_backend.claims.judge import MAX_CLAIMS, Claims, Reason, Verdict, assess, read_evidence
-from nri_backend.containers.container import report, tracked_as
+from nri_backend.containers.container import tracked_as
+from nri_backend.frontend_link.reports import report
 from nri_backend.nri.messages import read_container
 from nri_backend.nri.model import MAX_VARIABLE_BYTES, MAX_VARIABLES
 

@@ -4,8 +4,8 @@
 import pytest
 from nri_backend.containers.answers import adjustment, amendment, stored_updates
 from nri_backend.containers.container import Tracked, tracked_as
-from nri_backend.containers.state import Choices, NodeState
-from nri_backend.limits.difference import Host
+from nri_backend.containers.state import NodeState
+from nri_backend.limits.difference import Choices, Host
 from nri_backend.limits.stated import CpuLimit, Stated
 from nri_backend.nri.model import Adjustment, MemoryPolicy, Resources
 from numa_contract.records import AllocationRecord

@@ -33,7 +33,7 @@ async def test_others_are_moved_without_any_hook(node: Node) -> None:
     plain = await node.run("plain")
     node.claim(ONE)
     await node.until(lambda: node.cpus(plain) == "1,4-7")  # the tick of a second finds it
-    await node.until(lambda: node.sink.latest["plain"].cpus == parse_cpu_list("1,4-7"))
+    await node.until(lambda: node.reports["plain"].cpus == parse_cpu_list("1,4-7"))
     node.unprepare(ONE)
     node.enforcer.records_changed()
     await node.until(lambda: node.cpus(plain) == "1-7")
@@ -124,7 +124,7 @@ async def test_a_claim_container_that_ended_unseen_is_over(memory: Path, told: s
             await node.run("claim", *stored.env)
             node.kernel.remove(cgroup_of(stored))
         await node.enforcer.activate()
-        await node.until(lambda: node.sink.latest["claim"].state == "stopped")
+        await node.until(lambda: node.reports["claim"].state == "stopped")
 
 
 async def test_a_claim_container_that_is_only_created_is_not_over(node: Node) -> None:
@@ -135,7 +135,7 @@ async def test_a_claim_container_that_is_only_created_is_not_over(node: Node) ->
     path = node.make_cgroups(pod(), stored)
     await node.enforcer.start_container(pod(), stored)
     assert node.cpus(path) == "2-3"
-    assert node.sink.latest["claim"].state == "running"
+    assert node.reports["claim"].state == "running"
 
 
 @pytest.mark.fault("cpu peer 9.2.4", "memory peer, nri")
@@ -159,7 +159,7 @@ async def test_synchronize_takes_over_and_repairs_afterwards(node: Node) -> None
     assert any("belongs to container main" in problem for problem in node.enforcer.problems)
     assert await node.synchronize(("plain", "p5"), plain="1,4-7") == []
     node.kernel.remove(paths["c"])
-    await node.until(lambda: list(node.sink.latest) == ["plain"])
+    await node.until(lambda: list(node.reports) == ["plain"])
 
 
 @pytest.mark.fault("cpu peer 9.2.1")
@@ -191,7 +191,7 @@ async def test_a_container_whose_processes_linger_is_not_over(node: Node, reconn
     await node.enforcer.stop_container(pod(), container("claim"))
     if reconnected:
         assert await node.synchronize() == []
-    assert [told.state for told in node.sink.latest.values()] == ["running"]
+    assert [told.state for told in node.reports.values()] == ["running"]
     node.unprepare(ONE)
     env = node.claim(cpu_record("c2", "cpus=2-3", pods=("p2",)))
     node.enforcer.clear_seconds = 0.05
@@ -200,10 +200,10 @@ async def test_a_container_whose_processes_linger_is_not_over(node: Node, reconn
     node.enforcer.clear_seconds = CLEAR_SECONDS
     node.kernel.remove(claim)
     if reconnected:
-        await node.until(lambda: "claim" in node.sink.deleted)
-        assert len(node.enforcer.state) == 0
+        await node.until(lambda: "claim" not in node.reports)
+        assert not list(node.enforcer.state)
     else:
-        await node.until(lambda: node.sink.latest["claim"].state == "stopped")
+        await node.until(lambda: node.reports["claim"].state == "stopped")
     assert node.cpus(await node.run("next-2", *env, of="p2")) == "2-3"
 
 
@@ -236,10 +236,10 @@ async def test_a_refused_look_at_the_dying_ends_nothing(node: Node) -> None:
     node.kernel.set(plain, "cpuset.cpus", "0-7")
     node.enforcer._auditor.request_audit()
     await node.until(lambda: node.cpus(plain) == "1,4-7")
-    assert node.sink.latest["claim"].state == "running"
+    assert node.reports["claim"].state == "running"
     node.kernel.remove(claim)
     node.kernel.unreadable.clear()
-    await node.until(lambda: node.sink.latest["claim"].state == "stopped")
+    await node.until(lambda: node.reports["claim"].state == "stopped")
 
 
 @pytest.mark.fault("cpu peer 9.2.3")
@@ -284,7 +284,7 @@ async def test_a_synchronisation_is_not_pods_times_containers(node: Node) -> Non
     pods = Walked(pod(f"p{n}") for n in range(60))
     await node.enforcer.synchronize(pods, found)
     assert pods.walks == 1
-    assert len(node.enforcer.state) == 60
+    assert len(list(node.enforcer.state)) == 60
 
 
 async def test_a_claim_directory_that_was_replaced_ends_the_process(memory: Path) -> None:

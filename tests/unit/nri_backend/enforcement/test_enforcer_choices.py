@@ -26,7 +26,7 @@ async def test_a_container_without_hugepages_can_reserve_none(memory: Path) -> N
         assert reservable(node, holder) == [str(64 * MI), "0"]
         assert reservable(node, beside) == reservable(node, claim) == ["0", "0"]
         assert node.kernel.get(beside, "hugetlb.2MB.max") == "max", "use is the kubelet's affair"
-        assert [node.sink.latest[one].limits for one in ("beside", "claim")] == [{}, {"cpu.max": "max"}]
+        assert [node.reports[one].limits for one in ("beside", "claim")] == [{}, {"cpu.max": "max"}]
         node.kernel.set(beside, "hugetlb.2MB.rsvd.max", "max")
         await node.until(lambda: reservable(node, beside) == ["0", "0"])
 

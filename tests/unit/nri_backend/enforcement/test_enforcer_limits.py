@@ -36,7 +36,7 @@ async def test_a_claim_that_covers_the_limit_is_not_throttled(node: Node) -> Non
     node.kernel.set(path, "cpu.max", "200000 100000")  # a runtime that does not heed the answer
     await node.enforcer.start_container(pod(), stored)
     assert (node.quota(path), node.quota(POD), node.quota(side)) == ("max", "500000", "100000")
-    assert (node.sink.latest["claim"].limits, node.sink.latest["side"].limits) == ({"cpu.max": "max"}, {})
+    assert (node.reports["claim"].limits, node.reports["side"].limits) == ({"cpu.max": "max"}, {})
 
 
 async def test_the_pods_limit_comes_back_with_the_last_claim_container(node: Node) -> None:
@@ -111,7 +111,7 @@ async def test_a_limit_of_the_claim_is_the_containers(node: Node) -> None:
     assert node.kernel.get(path, "memory.max") == str(64 * MI)
     assert node.kernel.get(path, "memory.high") == str(48 * MI)
     assert node.kernel.get(POD, "memory.max") == "max"
-    told = node.sink.latest["claim"].limits
+    told = node.reports["claim"].limits
     assert (told["memory.max"], told["memory.high"]) == (str(64 * MI), str(48 * MI))
     assert told["hugetlb.2MB.rsvd.max"] == str(2 * MI)
     node.kernel.set(path, "memory.max", str(32 * MI))

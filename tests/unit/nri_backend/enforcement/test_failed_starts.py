@@ -110,7 +110,7 @@ async def test_news_that_do_not_concern_a_start_do_not_hold_it_up(node: Node) ->
     meanwhile(node, lambda: node.create("other", of="p2"))
     await node.enforcer.start_container(pod(), stored)
     assert node.cpus(path) == "2-3"
-    assert node.sink.latest["claim"].state == "running"
+    assert node.reports["claim"].state == "running"
 
 
 async def test_a_pool_that_changes_with_every_try_is_left_to_the_audit(node: Node) -> None:
@@ -126,7 +126,7 @@ async def test_a_pool_that_changes_with_every_try_is_left_to_the_audit(node: Nod
     meanwhile(node, prepared, MAX_TRIES)
     await node.enforcer.start_container(pod(), stored)
     assert next(records, None) is None
-    await node.until(lambda: node.sink.latest["plain"].cpus == {1, 5, 6, 7})
+    await node.until(lambda: node.reports["plain"].cpus == {1, 5, 6, 7})
 
 
 async def out_of_time(node: Node, one: Container) -> None:
@@ -146,7 +146,7 @@ async def test_a_plain_container_whose_start_ran_out_of_time_is_audited(node: No
     assert node.kernel.get(path, "cgroup.kill") == ""
     await node.create("claim", *env, name="claim")
     assert node.cpus(path) == "1,4-7"
-    assert node.sink.latest["plain"].state == "running"
+    assert node.reports["plain"].state == "running"
 
 
 async def test_a_claim_container_whose_start_ran_out_of_time_is_killed(node: Node) -> None:
@@ -155,9 +155,9 @@ async def test_a_claim_container_whose_start_ran_out_of_time_is_killed(node: Nod
     path = node.make_cgroups(pod(), stored)
     await out_of_time(node, stored)
     assert node.kernel.get(path, "cgroup.kill") == "1"
-    assert node.sink.latest["claim"].state == "running"
+    assert node.reports["claim"].state == "running"
     node.kernel.remove(path)
-    await node.until(lambda: node.sink.latest["claim"].state == "stopped")
+    await node.until(lambda: node.reports["claim"].state == "stopped")
 
 
 async def test_one_that_was_cut_off_and_does_not_die_keeps_only_its_own_cpus(node: Node) -> None:
@@ -165,7 +165,7 @@ async def test_one_that_was_cut_off_and_does_not_die_keeps_only_its_own_cpus(nod
     stored, _ = await node.create("slow", *node.claim(ONE))
     path = node.make_cgroups(pod(), stored)
     await out_of_time(node, stored)
-    await node.until(lambda: node.sink.latest["slow"].cpus == {2, 3})
+    await node.until(lambda: node.reports["slow"].cpus == {2, 3})
     other = cpu_record("c2", "cpus=4", pods=("p2",))
     assert node.cpus(await node.run("other", *node.claim(other), of="p2")) == "4"
     assert node.kernel.populated(path)

@@ -54,10 +54,10 @@ async def test_who_is_not_listed_and_lives_keeps_its_cpus(memory: Path) -> None:
         assert node.enforcer.state.pool == HELD
     async with enforcing(Node(memory)) as node:
         assert node.enforcer.state.pool == HELD
-        assert node.sink.latest["claim"].state == "running"
+        assert node.reports["claim"].state == "running"
         node.kernel.remove(path)
         await node.until(lambda: node.enforcer.state.pool == parse_cpu_list("1-7"))
-        assert "claim" not in node.sink.latest
+        assert "claim" not in node.reports
 
 
 async def test_the_release_before_is_remembered_by_more_than_a_moment(memory: Path) -> None:
@@ -128,11 +128,11 @@ async def test_who_comes_back_is_judged_anew(memory: Path) -> None:
         path = await node.run("claim", *node.claim(ONE))
         directory = node.kernel.path(path)
         directory.rename(memory / "hidden")
-        await node.until(lambda: node.sink.latest["claim"].state == "stopped")
+        await node.until(lambda: node.reports["claim"].state == "stopped")
         await lose(node)
         (memory / "hidden").rename(directory)
         node.kernel.set(path, "cpuset.cpus", "0-7")
-        await node.until(lambda: node.sink.latest["claim"].state == "running")
+        await node.until(lambda: node.reports["claim"].state == "running")
         tracked = node.enforcer.state.get("claim")
         assert tracked is not None
         assert tracked.phase is Phase.STARTED

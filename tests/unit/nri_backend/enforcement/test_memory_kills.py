@@ -50,7 +50,7 @@ async def node(memory: Path) -> Node:
 
 def kills(node: Node) -> dict[str, int]:
     """What the frontend knows, by container."""
-    return {name: report.memory_kills for name, report in node.sink.latest.items()}
+    return {name: report.memory_kills for name, report in node.reports.items()}
 
 
 @pytest.mark.parametrize("seen_by", ["event", "audit"])
@@ -81,7 +81,7 @@ async def test_the_audit_that_finds_the_container_gone_hides_no_kill(node: Node)
     node.kernel.remove(path)
     # As in most seconds: only every fifth audit is a full one, which counts kills.
     await node.enforcer._auditor.audit(full=False)
-    assert node.sink.latest["main"].state == "stopped"
+    assert node.reports["main"].state == "stopped"
     assert kills(node) == {"side": 0, "main": 0}
     await node.stop("main")
     await node.stop("side")
@@ -119,7 +119,7 @@ async def test_counts_go_on_over_a_reconnection(node: Node) -> None:
     assert kills(node) == {"main": 1}
     listed = replace(container("main", *env), state=ContainerState.RUNNING)
     await node.enforcer.synchronize([pod()], [listed])
-    assert [told.memory_kills for told in node.sink.latest.values()] == [1]
+    assert [told.memory_kills for told in node.reports.values()] == [1]
     node.kernel.kill_for_memory(path)
     await node.enforcer.activate()
     assert kills(node) == {"main": 2}

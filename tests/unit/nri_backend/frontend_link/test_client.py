@@ -9,17 +9,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from nri_backend.containers.container import tracked_as
+from nri_backend.containers.state import NodeState
 from nri_backend.frontend_link.client import FrontendClient
 from nri_backend.frontend_link.reports import Reports
-from numa_contract.reports import BackendStatus, ContainerReport
+from numa_contract.reports import BackendStatus
 
 from tests.fakes.state_server import StateServer, state_server
-
-
-def report(name: str, state: str = "running") -> ContainerReport:
-    return ContainerReport.model_validate(
-        {"id": name, "name": "c", "podUid": "u", "podNamespace": "n", "podName": "p", "state": state}
-    )
+from tests.rigs.claims import container, pod
 
 
 class Backend:
@@ -28,16 +25,20 @@ class Backend:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.news = asyncio.Event()
-        self.reports = Reports(self.news.set)
-        self.reports.replace([report("aa"), report("bb")])
+        self.state = NodeState(changed=self.news.set)
+        self.state.replace_containers([tracked_as(pod(), container(name)) for name in ("aa", "bb")])
         self.synchronized = True
         self.records = 0
         self.woken = asyncio.Event()
-        self.client = FrontendClient(str(path), self.status, self.reports, self.news, self.on_record)
+        self.client = FrontendClient(str(path), self.status, Reports(self.state), self.news, self.on_record)
 
     def status(self) -> BackendStatus:
         """The lease."""
         return BackendStatus(instance="b", synchronized=self.synchronized)
+
+    def create(self, name: str) -> None:
+        """The runtime creates another container."""
+        self.state.put(tracked_as(pod(), container(name)))
 
     def on_record(self) -> None:
         self.records += 1
@@ -87,7 +88,7 @@ async def test_the_first_lease_brings_everything_and_a_change_is_one_request(pat
         await server.until(lambda: len(server.leases) >= 2)
         assert server.tellings == [["aa", "bb"]]
         assert {lease["generation"] for lease in server.leases} == {1}
-        backend.reports.put(report("cc", "created"))
+        backend.create("cc")
         began = asyncio.get_running_loop().time()
         await server.until(lambda: "cc" in server.containers)
         assert asyncio.get_running_loop().time() - began < 0.09
@@ -100,7 +101,7 @@ async def test_a_storm_is_told_ten_times_a_second(path: Path) -> None:
     async with connected(path) as (server, backend):
         before, began = len(server.leases), asyncio.get_running_loop().time()
         for number in range(500):
-            backend.reports.put(report(f"c{number}"))
+            backend.create(f"c{number}")
             await asyncio.sleep(0)
         await server.until(lambda: len(server.containers) == 502)
         passed = asyncio.get_running_loop().time() - began
@@ -125,7 +126,7 @@ async def test_a_frontend_that_forgot_is_told_everything(path: Path) -> None:
         assert server.connected == 2
         server.forget("frontend-3")
         server.drop()
-        backend.reports.put(report("cc"))
+        backend.create("cc")
         await server.until(lambda: complete(server) and len(server.containers) == 3)
 
 
@@ -180,7 +181,7 @@ async def test_without_a_frontend_it_is_quiet(path: Path, caplog: pytest.LogCapt
         closed.bind(str(path))
         async with running(Backend(path)) as backend:
             for number in range(3000):
-                backend.reports.put(report(f"c{number}"))
+                backend.create(f"c{number}")
             await asyncio.sleep(0)
     assert [one.message for one in caplog.records if one.name.startswith("nri_backend")] == []
 
@@ -226,7 +227,7 @@ async def test_each_change_is_an_epoch_for_the_last_release(path: Path) -> None:
     """What is gone disappears there only with a new epoch."""
     async with connected(path, former=True) as (server, backend):
         epoch = server.epoch
-        backend.reports.delete("aa")
+        backend.state.drop("aa")
         await server.until(lambda: complete(server) and set(server.containers) == {"bb"})
         assert server.epoch != epoch
         server.forget("frontend-2")
@@ -246,7 +247,7 @@ async def test_the_last_release_may_refuse(path: Path) -> None:
     """A list that it does not take is tried again later, on another connection."""
     async with connected(path, former=True) as (server, backend):
         server.refuse["/v1/containers"] = 422
-        backend.reports.put(report("cc"))
+        backend.create("cc")
         await server.until(lambda: server.requests.count(("PUT", "/v1/containers")) >= 3)
         server.refuse.clear()
         await server.until(lambda: "cc" in server.containers and complete(server))

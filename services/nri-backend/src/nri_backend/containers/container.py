@@ -1,30 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One container, as far as enforcement goes, and what the frontend is told about it.
+"""One container, as far as enforcement goes.
 
 It is CREATED until its first instruction may run, then STARTED; ENDING while the runtime says that it has ended and a
 process of it still lives; then STOPPED until the runtime forgets it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Final, Literal
+from typing import Final
 
-from numa_contract.errors import cut_answer
 from numa_contract.records import Owner
-from numa_contract.reports import ClaimUse, ContainerReport
+from numa_contract.reports import ClaimUse
 
 from nri_backend.claims.entitlement import NOTHING, Entitlement, Held, Protected
-from nri_backend.claims.judge import Evidence, Reason, Refusal, read_evidence
+from nri_backend.claims.judge import Evidence, Refusal, read_evidence
 from nri_backend.limits.claimed import asked_limits, claimed_bytes, unthrottled
-from nri_backend.limits.difference import Limit, limit_text
+from nri_backend.limits.difference import Limit
 from nri_backend.limits.stated import CgroupPathError, Stated, container_directory, pod_directory, stated
 from nri_backend.nri.model import Container, Pod
 
 NO_EVIDENCE: Final = Evidence()
 NOTHING_STATED: Final = Stated()
-MAX_UNKNOWN: Final = 16
-"""Claims that a container names without holding them; a pod's author may write any number of them."""
 
 
 class Phase(Enum):
@@ -34,15 +31,8 @@ class Phase(Enum):
     STARTED = auto()
     ENDING = auto()
     STOPPED = auto()
-
-
-_State = Literal["unknown", "created", "running", "stopped"]
-_STATES: Final[dict[Phase, _State]] = {
-    Phase.CREATED: "created",
-    Phase.STARTED: "running",
-    Phase.ENDING: "running",
-    Phase.STOPPED: "stopped",
-}
+    REFUSED = auto()
+    """An attempt that a hook has refused, and that will not come to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,41 +165,6 @@ def tracked_as(pod: Pod, container: Container, *, answered: bool = False, own_po
         stated=stated(container.resources),
         answered=answered,
     )
-
-
-def report(tracked: Tracked, *, refused_now: bool = False) -> ContainerReport:
-    """Returns the report of a container; ``refused_now``: of one that a hook refuses, and that will not come to be."""
-    refusal = tracked.refusal
-    # A container that runs although its record is missing was not refused: the frontend rebuilds the record for it.
-    lost = not refused_now and refusal is not None and (bool(tracked.orphan) or refusal.reason is Reason.NO_RECORD)
-    return ContainerReport(
-        id=tracked.id,
-        name=tracked.name,
-        pod_uid=tracked.pod.uid,
-        pod_namespace=tracked.pod.namespace,
-        pod_name=tracked.pod.name,
-        state="unknown" if refused_now else _STATES[tracked.phase],
-        claims=tuple(
-            ClaimUse(uid=held.record.claim.uid, driver=held.record.driver, requests=held.requests)
-            for held in tracked.rightful
-        ),
-        unknown_claims=tracked.orphan + (_bounded(refusal.unknown) if refusal else ()),
-        cpus=tracked.cpus or frozenset(),
-        mems=tracked.mems or frozenset(),
-        limits={file: limit_text(limit) for file, limit in tracked.limits.items()},
-        cgroup=tracked.cgroup,
-        refused="" if refusal is None or lost else cut_answer(refusal.text),
-        memory_kills=tracked.memory_kills,
-    )
-
-
-def _bounded(uses: Sequence[ClaimUse]) -> tuple[ClaimUse, ...]:
-    """A pod's author writes these: cuts them to MAX_UNKNOWN claims and as many requests in all."""
-    left, kept = MAX_UNKNOWN, []
-    for use in uses[:MAX_UNKNOWN]:
-        kept.append(use.model_copy(update={"requests": use.requests[: max(left, 0)]}))
-        left -= len(use.requests)
-    return tuple(kept)
 
 
 def problem_of(tracked: Tracked) -> str:

@@ -4,10 +4,9 @@
 The CPUs of records and of orphans are held: everybody else shares the others.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
 
 from numa_contract.cdi import ClaimFile
 from numa_contract.names import ClaimKey
@@ -16,25 +15,10 @@ from numa_contract.records import Owner
 from nri_backend.claims.entitlement import claimed_cpus, shared_pool
 from nri_backend.claims.judge import Claims, assess
 from nri_backend.containers.container import Phase, Tracked
-from nri_backend.limits.difference import Host
+from nri_backend.limits.difference import Choices, Host
 
-_Group = TypeVar("_Group")
-
-
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """What the operator has chosen."""
-
-    reserved: frozenset[int] = frozenset()
-    """CPUs that are never in a claim."""
-    lazy_pool: bool = False
-    """Running members of the pool get released CPUs with their next change only."""
-    hugepage_guard: bool = False
-    """Containers without hugepages cannot reserve any."""
-    cpu_quota: Literal["raise", "lift", "keep"] = "raise"
-    """What a claim does to the CPU limit of its pod."""
-
-
+MAX_REFUSED: Final = 64
+"""Refused attempts that are kept. The kubelet makes a new one every few seconds to minutes, for each container."""
 _Place = tuple[frozenset[int] | None, frozenset[int], bool]
 """The CPUs that a container was last seen on, those that it alone may use, whether it is the driver's own."""
 
@@ -42,7 +26,8 @@ _Place = tuple[frozenset[int] | None, frozenset[int], bool]
 class NodeState:
     """The whole of it. Mutable, and changed on the event loop alone."""
 
-    def __init__(self, choices: Choices | None = None) -> None:
+    def __init__(self, choices: Choices | None = None, changed: Callable[[], object] = lambda: None) -> None:
+        """``changed`` is called after each change."""
         self.choices = choices or Choices()
         self.host = Host()
         self.changes = 0
@@ -51,19 +36,19 @@ class NodeState:
         self.pool: frozenset[int] = frozenset()
         self.held: frozenset[int] = frozenset()
         """CPUs that files or orphans hold."""
+        self.told = False
+        """Whether the runtime has told its state; before that nobody knows which containers there are."""
+        self.refused: dict[Owner, Tracked] = {}
+        """The latest attempt at each container that was refused, the oldest first."""
+        self._changed = changed
         self._tracked: dict[str, Tracked] = {}
         self._by_place: dict[_Place, set[str]] = {}
         """Containers that run: a few groups."""
         self._by_pod: dict[str, set[str]] = {}
-        self._by_claim: dict[ClaimKey, set[str]] = {}
-        """Containers by the claims that their environment names."""
         self._first_users: dict[ClaimKey, Owner] = {}
 
     def __iter__(self) -> Iterator[Tracked]:
         return iter(tuple(self._tracked.values()))
-
-    def __len__(self) -> int:
-        return len(self._tracked)
 
     def get(self, container_id: str) -> Tracked | None:
         """Returns a container."""
@@ -78,6 +63,10 @@ class NodeState:
         before = self._tracked.get(tracked.id)
         self._index(before, tracked)
         self._tracked[tracked.id] = tracked
+        attempt = self.refused.get(tracked.user)
+        # One that has ended is an earlier life of the same container.
+        if attempt is not None and (tracked.alive or attempt.id == tracked.id):
+            del self.refused[tracked.user]
         if tracked.alive:
             self._note_users(tracked)
         orphan = tracked.orphan if tracked.alive else ()
@@ -87,10 +76,28 @@ class NodeState:
     def drop(self, container_id: str) -> Tracked | None:
         """Forgets a container; returns what was known."""
         before = self._tracked.pop(container_id, None)
-        self._index(before, None)
-        if before is not None and before.orphan:
-            self._recompute()
+        if before is not None:
+            self._index(before, None)
+            if before.orphan:
+                self._recompute()
         return before
+
+    def refuse(self, tracked: Tracked) -> None:
+        """Takes an attempt at a container that was refused; it has an id that nobody hears of again.
+
+        It stays until the pod is gone or the container was created: by the claims that it names the frontend sees that
+        a record must be read again.
+        """
+        self.refused.pop(tracked.user, None)
+        self.refused[tracked.user] = tracked
+        if len(self.refused) > MAX_REFUSED:
+            del self.refused[next(iter(self.refused))]
+        self._changed()
+
+    def forget_refused(self, pod_uid: str) -> None:
+        """Forgets the refused attempts of a pod that is gone."""
+        self.refused = {attempt: one for attempt, one in self.refused.items() if attempt.pod_uid != pod_uid}
+        self._changed()
 
     def replace_containers(self, containers: Iterable[Tracked]) -> None:
         """Takes the runtime's whole state; what it does not mention is forgotten. Of two who claim, the first wins."""
@@ -103,7 +110,9 @@ class NodeState:
             if known.id not in listed and known.entitlement.claims and known.phase in (Phase.STARTED, Phase.ENDING)
         ]
         kills = {tracked.id: tracked.memory_kills for tracked in self}
-        self._tracked, self._by_place, self._by_pod, self._by_claim = {}, {}, {}, {}
+        self._tracked, self._by_place, self._by_pod = {}, {}, {}
+        self.refused.clear()
+        self.told = True
         for container in (*ending, *containers):
             tracked = replace(container, memory_kills=kills.get(container.id, container.memory_kills))
             self._index(self._tracked.get(tracked.id), tracked)
@@ -125,8 +134,8 @@ class NodeState:
             self.host = host
             self._recompute()
 
-    def take_files(self, files: Mapping[ClaimKey, ClaimFile]) -> list[Tracked]:
-        """Takes the present claim files; returns the containers for which something changed.
+    def take_files(self, files: Mapping[ClaimKey, ClaimFile]) -> None:
+        """Takes the present claim files.
 
         A file that has not changed must be the same object as before; who names none but those is not looked at.
         """
@@ -135,25 +144,20 @@ class NodeState:
         # Before anything else: whatever is wrong with a container, nobody gets the CPUs of a claim.
         self._recompute()
         self._first_users = {k: user for k, user in self._first_users.items() if k in files or self._is_used(k)}
-        changed = []
-        concerned = {container_id for key in news for container_id in self._by_claim.get(key, ())}
         # In the order in which they came: of two who claim, the first wins.
-        for tracked in [tracked for container_id, tracked in self._tracked.items() if container_id in concerned]:
-            if tracked.alive and (now := self.assessed(tracked)) != tracked:
+        for tracked in self:
+            concerned = tracked.alive and not news.isdisjoint(tracked.evidence.claims)
+            if concerned and (now := self.assessed(tracked)) != tracked:
                 self.put(now)
-                changed.append(now)
-        return changed
 
     def _is_used(self, key: ClaimKey) -> bool:
-        users = (self._tracked[container_id] for container_id in self._by_claim.get(key, ()))
-        return any(tracked.alive and key in {held.key for held in tracked.entitlement.claims} for tracked in users)
+        return any(key == held.key for tracked in self if tracked.alive for held in tracked.entitlement.claims)
 
     def assessed(self, tracked: Tracked) -> Tracked:
         """Returns the container as it stands with the present records."""
         runs = tracked.phase in (Phase.STARTED, Phase.ENDING)
-        verdict = assess(
-            tracked.evidence, tracked.user, self._claims, tracked.entitlement.claims or tracked.proven if runs else ()
-        )
+        proven = tracked.entitlement.claims or tracked.proven if runs else ()
+        verdict = assess(tracked.evidence, tracked.user, self._claims, proven)
         return replace(tracked, entitlement=verdict.entitlement, refusal=verdict.refusal, orphan=verdict.orphan)
 
     @property
@@ -169,21 +173,21 @@ class NodeState:
                 self._first_users[held.key] = tracked.user
 
     def _index(self, before: Tracked | None, after: Tracked | None) -> None:
-        self.changes += 1
+        self._count_change()
         if before is not None:
             _leave(self._by_place, _place(before), before.id)
             _leave(self._by_pod, before.pod.uid, before.id)
-            for key in before.evidence.claims:
-                _leave(self._by_claim, key, before.id)
         if after is not None:
             self._by_pod.setdefault(after.pod.uid, set()).add(after.id)
-            for key in after.evidence.claims:
-                self._by_claim.setdefault(key, set()).add(after.id)
             if after.phase in (Phase.STARTED, Phase.ENDING):
                 self._by_place.setdefault(_place(after), set()).add(after.id)
 
-    def _recompute(self) -> None:
+    def _count_change(self) -> None:
         self.changes += 1
+        self._changed()
+
+    def _recompute(self) -> None:
+        self._count_change()
         orphaned = frozenset().union(*(k.orphaned for k in self._tracked.values() if k.orphan and k.alive))
         self.held = claimed_cpus(self.files.values()) | orphaned
         self.pool = shared_pool(self.host.online, self.choices.reserved, self.held)
@@ -230,16 +234,12 @@ class NodeState:
         """Returns the containers of a pod."""
         return [self._tracked[container_id] for container_id in self._by_pod.get(pod_uid, ())]
 
-    def kinds(self) -> Counter[str]:
-        """Returns how many containers there are of each kind."""
-        return Counter(tracked.kind for tracked in self._tracked.values())
-
 
 def _place(tracked: Tracked) -> _Place:
     return tracked.cpus, tracked.own_cpus, tracked.own_pod
 
 
-def _leave(groups: dict[_Group, set[str]], group: _Group, member: str) -> None:
+def _leave(groups: dict[Any, set[str]], group: object, member: str) -> None:
     if (members := groups.get(group)) is not None:
         members.discard(member)
         if not members:

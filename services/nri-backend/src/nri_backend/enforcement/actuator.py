@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes the state, tells the frontend what has changed, and reads and writes what the state is about.
+"""Changes the state, and reads and writes what the state is about.
 
 One job writes at a time, in a thread, and what it writes is computed when its turn comes; so the last value written is
 the latest one wanted. A job of the audit ends after 10 ms, which is the longest that a hook waits for its own; one
@@ -19,12 +19,11 @@ from typing import Final
 from numa_contract.cpuset import format_cpu_list
 from numa_node.claim_directory import ClaimDirectory, DirectoryView
 
-from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked, report
+from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import Target, group_targets, target, target_at_start
 from nri_backend.enforcement.apply import Outcome, apply, apply_group, observe_sets
 from nri_backend.enforcement.turn import Step, Turn
-from nri_backend.frontend_link.reports import Reports
 from nri_backend.limits.difference import Host, Observed
 from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree, Notes
 from nri_backend.node.host import HostError
@@ -39,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """What enforcement reads from, writes to and reports to."""
+    """What enforcement reads from and writes to."""
 
     directory: ClaimDirectory
     tree: CgroupTree
@@ -48,7 +47,6 @@ class Edges:
     proofs: Proofs
     leadership: Callable[[], Leadership]
     """Who enforces on this node."""
-    sink: Reports
     observer: Telemetry
     counters: Counter[str] = field(default_factory=Counter)
     clock: Callable[[], float] = time.monotonic
@@ -101,8 +99,7 @@ class Actuator:
         if view.problems and view.problems != self._view.problems:
             _log.warning("claim files are damaged", extra={"problems": list(view.problems.values())})
         with self._pool_watched():
-            for tracked in self._state.take_files(view.files):
-                self._edges.sink.put(report(tracked))
+            self._state.take_files(view.files)
         self._view = view
 
     async def _read_files(self, *, thorough: bool) -> DirectoryView:
@@ -145,26 +142,23 @@ class Actuator:
             self.news.set()
 
     def note(self, tracked: Tracked) -> None:
-        """Takes a container, new or changed, and tells the frontend."""
+        """Takes a container, new or changed."""
         if tracked != self._state.get(tracked.id):
             with self._pool_watched():
                 self._state.put(tracked)
-            self._edges.sink.put(report(tracked))
 
     def take_all(self, containers: Sequence[Tracked]) -> None:
         """Takes the runtime's whole state."""
         with self._pool_watched():
             self._state.replace_containers(containers)
-        self._edges.sink.replace(report(tracked) for tracked in self._state)
 
     def forget(self, container_id: str) -> None:
-        """The runtime has forgotten the container, so the state and the frontend may."""
+        """The runtime has forgotten the container, so the state may."""
         with self._pool_watched():
             dropped = self._state.drop(container_id)
         if dropped is not None and not self._state.of_pod(dropped.pod.uid):
             self._notes.forget(dropped.pod_cgroup)
         self._unreported.discard(container_id)
-        self._edges.sink.delete(container_id)
 
     async def apply(self, tracked: Tracked) -> Outcome:
         """Makes the cgroup of one container, and those above it, true, as the state then wants it."""

@@ -14,14 +14,14 @@ from numa_contract.cpuset import parse_or_none
 
 from nri_backend.claims.judge import Refusal
 from nri_backend.containers.answers import adjustment, amendment, crowded, impossible, stored_updates, unenforced
-from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked, problem_of, report, tracked_as
-from nri_backend.containers.state import Choices, NodeState
+from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked, problem_of, tracked_as
+from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.actuator import Actuator, Edges
 from nri_backend.enforcement.audit import Auditor
 from nri_backend.enforcement.memory_kills import KillWatch
 from nri_backend.enforcement.proving import Prover
 from nri_backend.enforcement.start import Starter
-from nri_backend.limits.difference import Host, Observed
+from nri_backend.limits.difference import Observed
 from nri_backend.limits.stated import stated
 from nri_backend.nri.model import (
     Adjustment,
@@ -42,10 +42,8 @@ _log = logging.getLogger(__name__)
 class Enforcer:
     """Implements nri.plugin's hooks."""
 
-    def __init__(self, edges: Edges, host: Host, choices: Choices, own_pod_uid: str) -> None:
-        self.state = NodeState(choices)
-        """Read by all of enforcement; the actuator alone changes it."""
-        self.state.take_host(host)
+    def __init__(self, edges: Edges, state: NodeState, own_pod_uid: str) -> None:
+        self.state = state
         self.counters = edges.counters
         self.clear_seconds = CLEAR_SECONDS
         self.runtime = LinkStatus()
@@ -222,7 +220,7 @@ class Enforcer:
         for tracked in self.state.of_pod(pod.uid):
             if tracked.pod.id == pod.id:
                 await self._remove(tracked.id)
-        self._edges.sink.forget_pod(pod.uid)
+        self.state.forget_refused(pod.uid)
 
     async def _remove(self, container_id: str) -> None:
         before = self.state.get(container_id)
@@ -267,7 +265,7 @@ class Enforcer:
     def _refused(self, tracked: Tracked, refusal: Refusal) -> RefusedError:
         self.counters[f"refused_{refusal.reason}"] += 1
         self._edges.observer.refused(refusal.reason)
-        self._edges.sink.put(report(replace(tracked, refusal=refusal), refused_now=True))
+        self.state.refuse(replace(tracked, refusal=refusal, phase=Phase.REFUSED))
         fields = {"reason": str(refusal.reason), **tracked.names, "id": tracked.id, "error": refusal.text}
         _log.warning("refused", extra=fields)
         return RefusedError(f"dra-driver-numa: {refusal.text}")

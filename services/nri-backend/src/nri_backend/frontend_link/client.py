@@ -111,7 +111,7 @@ class FrontendClient:
         while True:
             await self._pace.wait()
             self._news.clear()
-            before, generation, wait = held, self._reports.generation, RENEW_SECONDS
+            before, generation, wait = held, self._reports.refresh(), RENEW_SECONDS
             if before is None:
                 await former.tell(self._status(), self._reports)
                 wait = FORMER_RENEW_SECONDS
@@ -125,7 +125,6 @@ class FrontendClient:
                 if held is None or before == generation != held:
                     wait = 0  # it has forgotten the containers, or wants them told in another way
             backoff.reset()
-            if self._reports.generation == generation:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(wait):
-                        await self._news.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._news.wait()

@@ -7,72 +7,63 @@ out, and one that has not changed costs nothing but its place in the body.
 
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from typing import Final
 
-from numa_contract.reports import CONTAINERS, MAX_STATE_BYTES, BackendStatus, ContainerReport
+from numa_contract.errors import cut_answer
+from numa_contract.reports import (
+    CONTAINERS,
+    MAX_STATE_BYTES,
+    BackendStatus,
+    ClaimUse,
+    ContainerReport,
+    ContainerState,
+)
 
-MAX_REFUSED: Final = 64
-"""Refused attempts that are kept. The kubelet makes a new one every few seconds to minutes, for each container."""
+from nri_backend.claims.judge import Reason
+from nri_backend.containers.container import Phase, Tracked
+from nri_backend.containers.state import NodeState
+from nri_backend.limits.difference import limit_text
+
+MAX_UNKNOWN: Final = 16
+"""Claims that a container names without holding them; a pod's author may write any number of them."""
+_STATES: Final[dict[Phase, ContainerState]] = {
+    Phase.CREATED: "created",
+    Phase.STARTED: "running",
+    Phase.ENDING: "running",
+    Phase.STOPPED: "stopped",
+    Phase.REFUSED: "unknown",
+}
 _log = logging.getLogger(__name__)
 
 
 class Reports:
-    """The sink of enforcement. ``changed`` is called after each change."""
+    """The containers of a state, and the refused attempts at others, as of the last refresh()."""
 
-    def __init__(self, changed: Callable[[], None]) -> None:
-        self._changed = changed
-        self._containers: dict[str, bytes] = {}
-        self._refused: dict[tuple[str, str], bytes] = {}
-        """The latest attempt at a container that was refused at its creation, by pod and name, the oldest first."""
+    def __init__(self, state: NodeState) -> None:
         self.generation = 0
         """Of all this; 0 before the runtime has told its state, when nobody knows which containers there are."""
+        self._state = state
+        self._kept: dict[str, tuple[Tracked, bytes]] = {}
 
-    def put(self, report: ContainerReport) -> None:
-        """Takes the latest report of a container.
-
-        An attempt that was refused has an id that nobody hears of again. It stays until the pod is gone or the
-        container was created: by the claims that it names the frontend sees that a record must be read again.
-        """
-        data = _bytes(report)
-        attempt = (report.pod_uid, report.name)
-        before = self._containers.get(report.id)
-        # One that has ended is an earlier life of the same container.
-        former = self._refused.pop(attempt, None) if report.alive else None
-        if report.refused and report.state == "unknown" and before is None:
-            self._refused[attempt] = data
-            while len(self._refused) > MAX_REFUSED:
-                del self._refused[next(iter(self._refused))]
-            is_new = data != former
-        else:
-            self._containers[report.id] = data
-            is_new = data != before or former is not None
-        if is_new:
-            self._change()
-
-    def delete(self, container_id: str) -> None:
-        """Forgets a container. Not the attempts at it: a runtime takes those back as soon as they are refused."""
-        if self._containers.pop(container_id, None) is not None:
-            self._change()
-
-    def forget_pod(self, pod_uid: str) -> None:
-        """Forgets the refused attempts of a pod that is gone."""
-        gone = [attempt for attempt in self._refused if attempt[0] == pod_uid]
-        for attempt in gone:
-            del self._refused[attempt]
-        if gone:
-            self._change()
-
-    def replace(self, reports: Iterable[ContainerReport]) -> None:
-        """Takes the state of all containers; what it does not mention is gone, refused attempts included."""
-        self._containers = {report.id: _bytes(report) for report in reports}
-        self._refused.clear()
-        self.generation += 1
-        self._changed()
+    def refresh(self) -> int:
+        """Takes what has changed; returns the generation, which is another one then."""
+        if not self._state.told:
+            return 0
+        before = self._kept
+        # A running container whose start was refused, and that could not be killed, is told once, as refused.
+        present = {one.id: one for one in (*self._state, *self._state.refused.values())}
+        self._kept = {
+            id_: before[id_] if id_ in before and before[id_][0] is one else (one, _bytes(one))
+            for id_, one in present.items()
+        }
+        if not self.generation or [data for _, data in before.values()] != [data for _, data in self._kept.values()]:
+            self.generation += 1
+        return self.generation
 
     def containers(self) -> bytes:
         """Returns all reports as a JSON list."""
-        return b"[" + b",".join((*self._containers.values(), *self._refused.values())) + b"]"
+        return b"[" + b",".join(data for _, data in self._kept.values()) + b"]"
 
     def body(self, status: BackendStatus, held: int) -> bytes:
         """Returns what is sent: the lease, and the containers unless the frontend has this generation (``held``).
@@ -88,11 +79,41 @@ class Reports:
         _log.error("the containers are too many to be reported", extra={"bytes": len(body), "most": MAX_STATE_BYTES})
         return lease
 
-    def _change(self) -> None:
-        if self.generation:
-            self.generation += 1
-            self._changed()
+
+def report(tracked: Tracked) -> ContainerReport:
+    """Returns the report of a container, or of an attempt at one that was refused."""
+    refusal, refused_now = tracked.refusal, tracked.phase is Phase.REFUSED
+    # A container that runs although its record is missing was not refused: the frontend rebuilds the record for it.
+    lost = not refused_now and refusal is not None and (bool(tracked.orphan) or refusal.reason is Reason.NO_RECORD)
+    return ContainerReport(
+        id=tracked.id,
+        name=tracked.name,
+        pod_uid=tracked.pod.uid,
+        pod_namespace=tracked.pod.namespace,
+        pod_name=tracked.pod.name,
+        state=_STATES[tracked.phase],
+        claims=tuple(
+            ClaimUse(uid=held.record.claim.uid, driver=held.record.driver, requests=held.requests)
+            for held in tracked.rightful
+        ),
+        unknown_claims=tracked.orphan + (_bounded(refusal.unknown) if refusal else ()),
+        cpus=tracked.cpus or frozenset(),
+        mems=tracked.mems or frozenset(),
+        limits={file: limit_text(limit) for file, limit in tracked.limits.items()},
+        cgroup=tracked.cgroup,
+        refused="" if refusal is None or lost else cut_answer(refusal.text),
+        memory_kills=tracked.memory_kills,
+    )
 
 
-def _bytes(report: ContainerReport) -> bytes:
-    return report.model_dump_json().encode()
+def _bounded(uses: Sequence[ClaimUse]) -> tuple[ClaimUse, ...]:
+    """A pod's author writes these: cuts them to MAX_UNKNOWN claims and as many requests in all."""
+    left, kept = MAX_UNKNOWN, []
+    for use in uses[:MAX_UNKNOWN]:
+        kept.append(use.model_copy(update={"requests": use.requests[: max(left, 0)]}))
+        left -= len(use.requests)
+    return tuple(kept)
+
+
+def _bytes(tracked: Tracked) -> bytes:
+    return report(tracked).model_dump_json().encode()

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import lru_cache
-from typing import Final
+from typing import Final, Literal
 
 from numa_contract.cpuset import format_cpu_list
 
@@ -23,6 +23,20 @@ class Host:
     """CPUs."""
     page_sizes: tuple[int, ...] = ()
     """Hugepage sizes in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the operator has chosen."""
+
+    reserved: frozenset[int] = frozenset()
+    """CPUs that are never in a claim."""
+    lazy_pool: bool = False
+    """Running members of the pool get released CPUs with their next change only."""
+    hugepage_guard: bool = False
+    """Containers without hugepages cannot reserve any."""
+    cpu_quota: Literal["raise", "lift", "keep"] = "raise"
+    """What a claim does to the CPU limit of its pod."""
 
 
 class Rule(Enum):

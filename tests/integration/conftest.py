@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.rigs.backend_process import Node, made_up_node
 from tests.rigs.trees import captured, write_tree
 from tests.stage.settings import StageSettings
 from tests.stage.stage import OpenStage, Stage
@@ -20,12 +19,6 @@ _MACHINE = "32intel64-2p8co2t+8ve"
 def machine_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The captured machine as a host root."""
     return write_tree(captured(_MACHINE), tmp_path_factory.mktemp("machine"))
-
-
-@pytest.fixture
-def node(short_root: Path) -> Node:
-    """A made-up node for a backend that runs as a process."""
-    return made_up_node(short_root)
 
 
 def _stages(machine_root: Path) -> Iterator[OpenStage]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several instances at once (an update with surge), and a cluster that cannot have the driver."""
+"""Several instances at once (an update with surge), what they share on the node, and what else manages CPUs there."""
 
 import signal
 import time
@@ -17,6 +17,7 @@ def _active(stage: Stage, instance: Instance) -> bool:
     return bool(status and status["active"])
 
 
+@pytest.mark.fault("protocol trap 2.6")
 def test_of_two_instances_one_acts_and_the_other_takes_over(open_stage: OpenStage) -> None:
     """Both are ready and asked by the runtime, but only the holder of the lock adjusts; the other follows its death."""
     stage = open_stage()
@@ -84,23 +85,21 @@ def test_a_frozen_leader_is_replaced(open_stage: OpenStage) -> None:
         assert _active(stage, new)
 
 
-@pytest.mark.fault("frontend A16")
-def test_something_else_in_the_place_of_the_link_ends_nothing(open_stage: OpenStage) -> None:
-    """The frontend serves on, and the link comes back when the way is free."""
+@pytest.mark.fault("security S14")
+def test_a_backend_has_a_directory_of_its_own_and_a_lock_there(open_stage: OpenStage) -> None:
+    """Only root can enter it, and the lock of 0.1.0 beside it stays as it was; whoever loses the lock ends."""
     stage = open_stage()
+    run = stage.paths.run_dir
+    run.mkdir()
+    (run / "active.lock").write_text("old/1\n")
     instance = stage.add_ready_instance()
-    link = stage.paths.run_dir / "state.sock"
-    wait_for("the link", lambda: _leads_to(stage, instance))
-    instance.backend.kill()
-    link.unlink()
-    (link / "mine").mkdir(parents=True)
-    instance.backend.start()
-    stage.wait_ready(instance)
-    with claim_pod(stage, "db", cpus(2)) as pod:
-        pod.prepare()
-    for directory in (link / "mine", link):
-        directory.rmdir()
-    wait_for("the link to come back", lambda: _leads_to(stage, instance))
+    assert (run / "backend").stat().st_mode & 0o777 == 0o700
+    assert (run / "active.lock").read_text() == "old/1\n"
+    (run / "backend/active.lock").unlink()
+    assert instance.backend.wait(5) == 1
+    log = instance.backend.log_file.read_text()
+    assert "replaced by another instance, or removed" in log
+    assert "Traceback" not in log
 
 
 def test_a_manager_of_the_kubelet_that_pins_is_told(open_stage: OpenStage) -> None:
@@ -119,13 +118,3 @@ def test_a_manager_of_the_kubelet_that_pins_is_told(open_stage: OpenStage) -> No
 def _leads_to(stage: Stage, instance: Instance) -> bool:
     link = stage.paths.run_dir / "state.sock"
     return link.is_symlink() and link.resolve() == instance.state_socket.resolve()
-
-
-def test_without_consumable_capacity_nothing_is_published(open_stage: OpenStage) -> None:
-    """A server that drops shared capacity would hand out whole NUMA nodes: not ready, no slices, and an Event."""
-    stage = open_stage(gates_off=("DRAConsumableCapacity",))
-    instance = stage.add_instance()
-    stage.wait_registered()
-    wait_for("the event", lambda: stage.events("FeatureGateMissing"))
-    assert "DRAConsumableCapacity" in stage.unready(instance)
-    assert not stage.slices()

@@ -64,10 +64,22 @@ def test_readiness_follows_the_runtime_and_liveness_does_not(
 
 
 @pytest.mark.fault("cpu peer 9.4.6")
-def test_a_taken_port_ends_the_process(open_stage: OpenStage) -> None:
-    """A pod that nobody can probe must not look healthy; the log names the address."""
+@pytest.mark.parametrize("service", ["frontend", "backend"])
+def test_a_taken_port_ends_the_process(open_stage: OpenStage, service: str) -> None:
+    """A pod that nobody can probe must not look healthy; the log says what is wrong, in a line."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        stage = open_stage(backend="", frontend=at(OUR_FRONTEND, listening.getsockname()[1]))
-        frontend = stage.add_instance().frontend
-        assert frontend.wait(15) == 1
-        assert "ddress already in use" in frontend.tail()
+        taken = at({"frontend": OUR_FRONTEND, "backend": OUR_BACKEND}[service], listening.getsockname()[1])
+        stage = open_stage(**{"frontend": "", "backend": "", service: taken})
+        process = stage.add_instance().programs[service]
+        assert process.wait(15) == 1
+        assert "ddress already in use" in process.tail()
+        assert "Traceback" not in process.tail()
+
+
+def test_a_node_that_is_not_set_up_ends_the_process(open_stage: OpenStage) -> None:
+    """Before anything is made: one line, without a traceback."""
+    stage = open_stage(frontend="", backend=f"{OUR_BACKEND} --cgroup-root=/absent")
+    backend = stage.add_instance().backend
+    assert backend.wait(15) == 1
+    assert "/absent is no cgroup v2 hierarchy" in backend.tail()
+    assert "Traceback" not in backend.tail()

@@ -16,10 +16,6 @@ Calls = Mapping[str, Callable[..., Awaitable[Any]]]
 _LONGEST_LINE = 64 << 20
 
 
-class RefusedCallError(Exception):
-    """A stand-in answered with an error; the text is its own."""
-
-
 def stopping() -> asyncio.Event:
     """An event that SIGTERM and SIGINT set from now on."""
     stop = asyncio.Event()
@@ -60,16 +56,3 @@ async def serve(path: Path, calls: Calls, *expected: type[Exception]) -> AsyncIt
         for writer in clients:
             writer.close()
         await asyncio.to_thread(path.unlink, missing_ok=True)
-
-
-async def ask(path: Path, call: str, /, **args: Any) -> Any:
-    """One call; RefusedCallError with the stand-in's text when it failed."""
-    reader, writer = await asyncio.open_unix_connection(path, limit=_LONGEST_LINE)
-    try:
-        writer.write(json.dumps({"call": call, "args": args}).encode() + b"\n")
-        answer = json.loads(await reader.readline())
-    finally:
-        writer.close()
-    if "error" in answer:
-        raise RefusedCallError(answer["error"])
-    return answer["result"]

@@ -29,34 +29,26 @@ from tests.fakes.kubelet_claims import (
     UnprepareError,
     container_devices,
 )
-from tests.fakes.kubelet_plugins import Endpoint, KubeletSettings, Plugins, WipeSlices
+from tests.fakes.kubelet_plugins import Endpoint, KubeletSettings, Plugins
 
 _MESSAGES: dict[str, Any] = {"v1.DRAPlugin": dra_v1_pb2, "v1beta1.DRAPlugin": dra_v1beta1_pb2}
 
 
-async def _keep_slices(driver: str | None) -> None:
-    """Without an API server there are no ResourceSlices to wipe."""
-
-
 class Kubelet:
-    """Use it with ``async with``; ``wipe_slices(driver)`` is called as the real one wipes (None: all of the node)."""
+    """Use it with ``async with``. The slices that the real one wipes are the business of who plays the API server."""
 
-    def __init__(
-        self, root: Path, settings: KubeletSettings | None = None, wipe_slices: WipeSlices = _keep_slices
-    ) -> None:
+    def __init__(self, root: Path, settings: KubeletSettings | None = None) -> None:
         self.root = root
         self.settings = settings or KubeletSettings()
-        self.plugins = Plugins(root / "plugins_registry", self.settings, wipe_slices)
+        self.plugins = Plugins(root / "plugins_registry", self.settings)
         self.cache = ClaimCache(root / "dra_manager_state")
         self.calls: list[DriverCall] = []
         """Every prepare and unprepare that was answered, with its duration."""
-        self._wipe = wipe_slices
         self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         self.plugins.registry.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.cache.load()
-        await self._wipe(None)
         self._watch = asyncio.create_task(self.plugins.run())
         return self
 
@@ -69,7 +61,7 @@ class Kubelet:
             self._watch = None
 
     async def restart(self) -> None:
-        """Ends and begins anew: connections are lost, the checkpoint is read, all slices are wiped."""
+        """Ends and begins anew: connections are lost, the checkpoint is read."""
         await self.__aexit__(None, None, None)
         await self.__aenter__()
 

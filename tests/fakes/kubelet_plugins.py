@@ -5,7 +5,6 @@ import asyncio
 import os
 import stat
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from tests.fakes._pb import dra_health_v1alpha1_pb2 as health_pb
 from tests.fakes._pb import pluginregistration_pb2 as registration_pb
 
 REGISTRATION = "/pluginregistration.Registration"
-WipeSlices = Callable[[str | None], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,6 @@ class KubeletSettings:
     backoff: float = 0.5
     longest_backoff: float = 122.0
     call: float = 45.0
-    wipe: float = 30.0
     health_retry: float = 5.0
     services: tuple[str, ...] = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
     health_service: str = "v1alpha1.DRAResourceHealth"
@@ -73,7 +70,6 @@ class Plugins:
 
     registry: Path
     settings: KubeletSettings
-    wipe: WipeSlices
     endpoints: list[Endpoint] = field(default_factory=list)
     """In order of registration."""
     failures: dict[Path, list[str]] = field(default_factory=dict)
@@ -82,7 +78,6 @@ class Plugins:
     """Complete lists by driver, devices by (pool, device)."""
     _known: dict[Path, tuple[int, int]] = field(default_factory=dict)
     _registering: dict[Path, asyncio.Task[None]] = field(default_factory=dict)
-    _alone_since: dict[str, float] = field(default_factory=dict)
 
     def endpoint(self, driver: str) -> Endpoint | None:
         """Returns the most recently registered instance that is connected, or else the most recently registered."""
@@ -100,7 +95,6 @@ class Plugins:
         try:
             while True:
                 await self._compare(_sockets(self.registry))
-                await self._wipe_abandoned()
                 await asyncio.sleep(self.settings.poll)
         finally:
             tasks = list(self._registering.values())
@@ -109,7 +103,6 @@ class Plugins:
             await asyncio.gather(*tasks, return_exceptions=True)
             for endpoint in list(self.endpoints):
                 await self._drop(endpoint)
-            self._alone_since.clear()
             self._known.clear()
             self._registering.clear()
 
@@ -185,7 +178,6 @@ class Plugins:
 
     async def _drop(self, endpoint: Endpoint) -> None:
         self.endpoints.remove(endpoint)
-        self._alone_since[endpoint.driver] = time.monotonic()
         if endpoint.watch is not None:
             endpoint.watch.cancel()
             await asyncio.gather(endpoint.watch, return_exceptions=True)
@@ -207,16 +199,6 @@ class Plugins:
             finally:
                 self.health.pop(endpoint.driver, None)
             await asyncio.sleep(self.settings.health_retry)
-
-    async def _wipe_abandoned(self) -> None:
-        served = {endpoint.driver for endpoint in self.endpoints if endpoint.connected()}
-        now = time.monotonic()
-        for driver in served:
-            self._alone_since[driver] = now
-        for driver, since in list(self._alone_since.items()):
-            if driver not in served and now - since >= self.settings.wipe:
-                del self._alone_since[driver]
-                await self.wipe(driver)
 
 
 def _complete_list(response: health_pb.NodeWatchResourcesResponse) -> dict[tuple[str, str], SeenHealth]:

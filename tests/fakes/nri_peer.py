@@ -69,30 +69,22 @@ class OtherPlugin:
     events: int = 0x7FF
     methods: dict[str, Callable[["OtherPlugin", bytes], Awaitable[Message]]] = field(default_factory=dict)
     trunk: Trunk | None = None
-    runtime: RpcClient | None = None
-    seen: list[str] = field(default_factory=list)
 
     async def run(self, socket: Path) -> str:
         """Connects, registers and serves until thrown out; why it was."""
         reader, writer = await asyncio.open_unix_connection(socket)
         self.trunk = Trunk(reader, writer)
         server = RpcServer(self.trunk.open(1), PLUGIN, {name: self._method(name) for name in _METHODS})
-        self.runtime = RpcClient(self.trunk.open(2))
+        runtime = RpcClient(self.trunk.open(2))
+        registration = pb.RegisterPluginRequest(plugin_name=self.name, plugin_idx=self.index)
         async with asyncio.TaskGroup() as tasks:
-            chores = [tasks.create_task(chore) for chore in (server.run(), self.runtime.run())]
-            pump = tasks.create_task(self.trunk.run())
-            registration = pb.RegisterPluginRequest(plugin_name=self.name, plugin_idx=self.index)
-            tasks.create_task(self._register(registration))
-            await asyncio.wait([pump, *chores])
+            for chore in (server.run(), runtime.run(), self.trunk.run()):
+                tasks.create_task(chore)
+            await runtime.call(RUNTIME, "RegisterPlugin", registration, 5.0)
         return self.trunk.closed or ""
-
-    async def _register(self, registration: pb.RegisterPluginRequest) -> None:
-        assert self.runtime is not None
-        await self.runtime.call(RUNTIME, "RegisterPlugin", registration, 5.0)
 
     def _method(self, name: str) -> Method:
         async def answer(payload: bytes) -> Message:
-            self.seen.append(name)
             if name in self.methods:
                 return await self.methods[name](self, payload)
             if name == "Configure":

@@ -61,10 +61,7 @@ class PluginHost:
             reader, writer = await self._arrivals.get()
             trunk = Trunk(reader, writer)
 
-            async def update(updates: Sequence[pb.ContainerUpdate]) -> None:
-                await self._unsolicited(updates, apply)
-
-            peer = PluginPeer(trunk, self._level, self._request_seconds, self.calls.append, update)
+            peer = PluginPeer(trunk, self._level, self._request_seconds, self.calls.append, self.log.append)
             tasks.create_task(self._keep(peer))
             try:
                 await peer.introduce(self._runtime, self._registration_seconds)
@@ -99,6 +96,8 @@ class PluginHost:
                 continue
             try:
                 adjust(request.container, answer.adjust, peer.name, owners)
+                if answer.evict:
+                    raise OperationError(f"plugin {peer.name} relies on evictions, which every runtime ignores")
                 for update in answer.update:
                     claim_update(update, peer.name, owners)
             except ConflictError as error:
@@ -127,11 +126,6 @@ class PluginHost:
             return None
         except RpcError as error:
             raise OperationError(f"{method}: plugin {peer.name}: {error.message}") from error
-
-    async def _unsolicited(self, updates: Sequence[pb.ContainerUpdate], apply: Apply) -> None:
-        # The same lock as for events: a plugin that waits for this inside a hook waits for itself.
-        async with self.node_lock:
-            await self.apply(updates, apply)
 
     async def _keep(self, peer: PluginPeer) -> None:
         self._trunks.add(peer.trunk)

@@ -34,8 +34,6 @@ class FakeNode:
         self.options = options
         self.pods: dict[str, Pod] = {}
         self.containers: dict[str, Container] = {}
-        self.unwritable: set[str] = set()
-        """Ids of containers whose updates fail."""
         self.strangers: list[pb.Container] = []
         """What a snapshot lists beside the containers that there are."""
         self.host = PluginHost(
@@ -92,8 +90,6 @@ class FakeNode:
         container = self.containers.get(update.container_id)
         if container is None:
             return
-        if container.id in self.unwritable:
-            raise OperationError(f"container {container.name} cannot be updated")
         stored = container.message.linux.resources
         overwrite(stored, update.linux.resources, appends_hugepages=True)
         if self.options.drops_hugepage_limits:

@@ -4,7 +4,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,10 +53,9 @@ class PluginPeer:
         level: ApiLevel,
         request_seconds: float,
         record: Callable[[HookCall], None],
-        update_containers: Callable[[Sequence[pb.ContainerUpdate]], Awaitable[None]],
+        log: Callable[[str], None],
     ) -> None:
         self.name = "?"
-        self.nri_version = ""
         self.events = 0
         self.state_change_only = not level.dedicated
         self.sync_messages = 0
@@ -64,7 +63,7 @@ class PluginPeer:
         self._level = level
         self._seconds = request_seconds
         self._record = record
-        self._update_containers = update_containers
+        self._log = log
         self._registered = asyncio.Event()
         self._refused = ""
         methods = {"RegisterPlugin": self._register, "UpdateContainers": self._update}
@@ -187,7 +186,6 @@ class PluginPeer:
             # The Go library blocks here, its result slot being full; an error is easier to see.
             raise RpcError(INTERNAL, "RegisterPlugin was called twice on one connection")
         self.name = f"{request.plugin_idx}-{request.plugin_name}"
-        self.nri_version = request.NRI_version
         if not re.fullmatch(r"[0-9]{2}", request.plugin_idx):
             self._refused = f"invalid plugin index {request.plugin_idx!r}"
         if not re.fullmatch(r"[A-Za-z0-9_.+-]+", request.plugin_name):
@@ -197,6 +195,7 @@ class PluginPeer:
             raise RpcError(INVALID_ARGUMENT, self._refused)
         return pb.Empty()
 
-    async def _update(self, payload: bytes) -> Message:
-        await self._update_containers(pb.UpdateContainersRequest.FromString(payload).update)
-        return pb.UpdateContainersResponse()
+    async def _update(self, _payload: bytes) -> Message:
+        # A real one would wait for the event that goes on: a plugin that asks inside a hook waits for itself.
+        self._log(f"plugin {self.name}: an update that nobody asked for")
+        raise RpcError(INTERNAL, "an update that nobody asked for")

@@ -17,7 +17,6 @@ class Pod:
     """A pod sandbox."""
 
     message: pb.PodSandbox
-    ready: bool = True
 
     @property
     def id(self) -> str:

@@ -1,16 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fake API server must be as strict as the real one, else it proves nothing."""
 
-import asyncio
-import json
-import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.api_server.client import connect
-from dra_frontend.api_server.credentials import kubeconfig
 
 from tests.fakes import quantities
 from tests.fakes.apiserver_rules import GATES_OF_1_36, admit
@@ -131,29 +125,3 @@ def test_quantities_print_as_in_the_real_library(text: str, printed: str) -> Non
     """Vectors that were run against the Go library."""
     assert quantities.canonical(text) == printed
     assert quantities.parse(text) == quantities.parse(printed)
-
-
-async def test_runs_as_a_process(tmp_path: Path) -> None:
-    """Other programs find it by the kubeconfig that it writes, order faults over HTTP and stop it by a signal."""
-    ready, config = tmp_path / "port", tmp_path / "kubeconfig"
-    command = [
-        sys.executable,
-        "-m",
-        "tests.fakes.apiserver",
-        "--port-file",
-        str(ready),
-        "--kubeconfig-out",
-        str(config),
-    ]
-    process = await asyncio.create_subprocess_exec(*command, "--node", "node-a", cwd=ROOT)
-    try:
-        async with asyncio.timeout(10):
-            while not ready.exists():  # noqa: ASYNC110 - another process makes the file
-                await asyncio.sleep(0.01)
-        async with connect(kubeconfig(str(config))) as client:
-            assert await client.get_node("node-a")
-            server = json.loads(config.read_text())["clusters"][0]["cluster"]["server"]
-            assert server.endswith(f":{ready.read_text()}")
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert await process.wait() == 0

@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scheduler stand-in must allocate as the real one, else demo and tests prepare claims that never occur."""
 
-import asyncio
 from typing import Any
 
 import pytest
 
-from tests.fakes.apiserver import ApiServer
-from tests.fakes.apiserver_store import CLAIMS, SLICES
-from tests.fakes.apiserver_store import CLASSES as DEVICE_CLASSES
-from tests.fakes.scheduler import UnschedulableError, allocate, schedule
+from tests.fakes.scheduler import UnschedulableError, allocate
 from tests.fakes.scheduler_devices import Document
 
 NUMA = "resource.kubernetes.io/numaNode"
@@ -151,17 +147,3 @@ def test_unusable_pools_are_invisible(published: list[Document]) -> None:
     """An incomplete, duplicated, obsolete or tainted pool offers nothing, without an error anywhere."""
     with pytest.raises(UnschedulableError):
         allocate(claim(request("cpu")), published, CLASSES)
-
-
-async def test_schedules_over_http() -> None:
-    """A claim in the server is allocated in the server, from what is published there."""
-    async with ApiServer() as server:
-        for document in PUBLISHED:
-            server.store.create(SLICES, "", document)
-        for name, document in CLASSES.items():
-            server.store.create(DEVICE_CLASSES, "", {"metadata": {"name": name}, **document})
-        server.store.create(CLAIMS, "default", claim(request("huge", size="3Mi")))
-        answer = await asyncio.to_thread(schedule, server.url, "default", "c", pods=[{"name": "p", "uid": "u"}])
-        assert results(answer) == [("huge", "huge1", {"size": "4Mi"})]
-        stored = server.store.get(CLAIMS, "default", "c")
-        assert stored["status"] == answer["status"]

@@ -2,7 +2,6 @@
 """Our plugins with a kubelet: registration, pods that start and end, restarts, rolling update, health."""
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,14 +12,12 @@ from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
 from dra_frontend.kubelet.values import ClaimName, DeviceHealth, Failure, Health, Prepared, PreparedDevice
 
-from tests.fakes.control import RefusedCallError, ask
 from tests.fakes.kubelet import Kubelet
-from tests.fakes.kubelet_claims import PrepareError, UnprepareError
 from tests.fakes.kubelet_plugins import KubeletSettings
 from tests.fakes.waiting import eventually
 from tests.strategies import claims
 
-QUICK = KubeletSettings(poll=0.02, backoff=0.05, wipe=0.1, health_retry=0.05)
+QUICK = KubeletSettings(poll=0.02, backoff=0.05, health_retry=0.05)
 OLD = "0c7d6f4e-8a0c-4b69-9f86-1f1f3f0b9f11"
 NEW = "5f0a2a0e-54d1-4a0c-9e57-6a0d6a0b1c22"
 
@@ -118,76 +115,6 @@ async def test_the_second_pod_of_a_shared_claim_is_not_announced(short_root: Pat
     assert [call for call, _, _ in door.calls] == ["prepare", "unprepare"]
 
 
-async def test_one_bad_claim_of_a_pod_is_named_and_the_whole_pod_is_tried_again(short_root: Path) -> None:
-    """The kubelet's retry prepares the good claims once more, so a repeated Prepare is ordinary."""
-    door = Door("r")
-    door.bad = {"bad"}
-    wanted = [claim("good", "dra.cpu"), claim("bad", "dra.cpu")]
-    both = pod("pod-a", ["good", "bad"], c=[{"name": "good"}, {"name": "bad"}])
-    async with plugged(short_root, door) as kubelet:
-        with pytest.raises(PrepareError, match=r"claim-bad.*no CPUs left"):
-            await kubelet.prepare_pod(both, wanted)
-        door.bad = set()
-        given = await kubelet.prepare_pod(both, wanted)
-        # The kubelet appends; ids that never change are what keeps the list free of stale ones.
-        assert set(given["c"]) == {"dra.cpu/x=good-r", "dra.cpu/x=bad-r"}
-        door.bad = {"bad"}
-        with pytest.raises(UnprepareError, match="still running"):
-            await kubelet.unprepare_pod("pod-a")
-        door.bad = set()
-        await kubelet.unprepare_pod("pod-a")
-    assert door.calls[1][2] == ["good", "bad"]
-
-
-@pytest.mark.fault("protocol trap 4.10")
-async def test_a_restarted_kubelet_wipes_finds_us_again_and_prepares_again(short_root: Path) -> None:
-    """After a restart GetInfo and Notify come again, all slices are gone, and a prepared claim is prepared anew."""
-    wiped: list[str | None] = []
-
-    async def wipe(driver: str | None) -> None:
-        wiped.append(driver)
-
-    door = Door("r")
-    plugin = KubeletPlugin("dra.cpu", door, PluginPaths.below(short_root, "dra.cpu", OLD))
-    shared = claim("u", "dra.cpu", pods=["pod-a", "pod-b"])
-    async with Kubelet(short_root, QUICK, wipe) as kubelet:
-        async with plugin:
-            await plugin.register()
-            await kubelet.driver("dra.cpu")
-            first = await kubelet.prepare_pod(pod("pod-a", ["u"], c=[{"name": "u"}]), [shared])
-            await kubelet.restart()
-            await kubelet.driver("dra.cpu")
-            second = await kubelet.prepare_pod(pod("pod-b", ["u"], c=[{"name": "u"}]), [shared])
-            assert set(first["c"]) == set(second["c"])
-            assert wiped == [None, None]
-        await eventually(lambda: wiped[2:] == ["dra.cpu"])
-    assert [call for call, _, _ in door.calls] == ["prepare", "prepare"]
-
-
-async def test_rolling_update_hands_the_driver_over(short_root: Path) -> None:
-    """Two instances with their own socket names coexist; the newest one is asked, also for what the old one did."""
-    doors = {OLD: Door("r"), NEW: Door("r")}
-    old = KubeletPlugin("dra.cpu", doors[OLD], PluginPaths.below(short_root, "dra.cpu", OLD))
-    new = KubeletPlugin("dra.cpu", doors[NEW], PluginPaths.below(short_root, "dra.cpu", NEW))
-    async with Kubelet(short_root, QUICK) as kubelet:
-        async with new:
-            async with old:
-                await old.register()
-                await kubelet.driver("dra.cpu")
-                await kubelet.prepare_pod(pod("pod-a", ["u"]), [claim("u", "dra.cpu")])
-                await new.register()
-                await eventually(
-                    lambda: len(kubelet.plugins.endpoints) == 2 and kubelet.plugins.endpoints[1].connected()
-                )
-            await eventually(lambda: len(kubelet.plugins.endpoints) == 1)
-            await kubelet.unprepare_pod("pod-a")
-            with pytest.raises(PrepareError, match=r"dra\.memory is not registered"):
-                await kubelet.prepare_pod(pod("pod-a", ["v"]), [claim("v", "dra.memory")])
-        await eventually(lambda: not kubelet.plugins.endpoints)
-    assert doors[OLD].calls == [("prepare", "dra.cpu", ["u"])]
-    assert doors[NEW].calls == [("unprepare", "dra.cpu", ["u"])]
-
-
 @pytest.mark.fault("protocol trap 4.14")
 async def test_a_kubelet_that_knows_only_v1beta1_is_served(short_root: Path) -> None:
     """The version is chosen once, at registration; v1beta1 works without share ids."""
@@ -230,26 +157,3 @@ async def test_health_reaches_the_kubelet_and_ends_with_the_driver(short_root: P
             assert kubelet.plugins.device_health("dra.cpu", "node", "d0") == "HEALTHY"
             assert kubelet.plugins.health["dra.cpu"]["node", "d1"].message == "CPU 3 is offline"
         await eventually(lambda: kubelet.plugins.device_health("dra.cpu", "node", "d0") == "UNKNOWN")
-
-
-async def test_the_stand_in_runs_as_its_own_process(short_root: Path) -> None:
-    """The demo drives the kubelet by its control socket; its errors come back as text, and it ends when told."""
-    control = short_root / "control.sock"
-    arguments = ("-m", "tests.fakes.kubelet", "--root", str(short_root), "--control", str(control))
-    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
-    assert process.stdout is not None
-    assert await process.stdout.readline() == b"ready\n"
-    plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(short_root, "dra.cpu", OLD))
-    async with plugin:
-        await plugin.register()
-        assert (await ask(control, "wait", driver="dra.cpu"))["service"] == "v1.DRAPlugin"
-        user = pod("pod-a", ["u"], c=[{"name": "u"}])
-        given = await ask(control, "prepare", pod=user, claims=[claim("u", "dra.cpu")])
-        assert given == {"c": ["dra.cpu/x=u-r"]}
-        with pytest.raises(RefusedCallError, match="not reserved for the pod"):
-            await ask(control, "prepare", pod=pod("pod-z", ["u"]), claims=[claim("u", "dra.cpu")])
-        assert (await ask(control, "status"))["endpoints"][0]["connected"]
-        await ask(control, "unprepare", pod_uid="pod-a")
-    process.terminate()
-    assert await process.wait() == 0
-    assert not control.exists()

@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our hooks as the stand-in runtime meets them: refusals, slowness, conflicts, updates, what a hook costs."""
+"""Our hooks as the stand-in runtime meets them: refusals, slowness, conflicts."""
 
-import asyncio
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
 from google.protobuf.message import Message
-from nri_backend.nri.link import dial
-from nri_backend.nri.model import RefusedError, Resources, Update
-from nri_backend.nri.session import RuntimeSession
+from nri_backend.nri.model import RefusedError
 
 from tests.fakes._pb import nri_pb2 as pb
 from tests.fakes.nri_peer import OtherPlugin, thrown_out
 from tests.fakes.runtime_store import OperationError
-from tests.rigs.nri_hooks import RecordingHooks, RecordingObserver
 from tests.rigs.nri_rig import PLUGIN_NAME, nri_rig
 
 
@@ -42,21 +37,6 @@ async def test_a_refusal_fails_the_container_and_keeps_the_plugin(tmp_path: Path
         assert rig.runtime.plugins == [PLUGIN_NAME]
 
 
-@pytest.mark.fault("protocol trap 3.5")
-async def test_a_slow_hook_fails_closed_and_keeps_the_plugin(tmp_path: Path) -> None:
-    """Our own deadline is answered before the runtime's passes, so no container starts without us."""
-
-    async def never(_hook: str) -> None:
-        await asyncio.Event().wait()
-
-    async with nri_rig(tmp_path, request_seconds=0.4) as rig:
-        pod = await rig.runtime.run_pod_sandbox("web")
-        rig.hooks.before = never
-        with pytest.raises(OperationError, match="CreateContainer was not done within"):
-            await rig.runtime.create_container(pod, "app")
-        assert rig.runtime.plugins == [PLUGIN_NAME]
-
-
 @pytest.mark.fault("protocol trap 3.6")
 async def test_a_blocked_process_is_thrown_out_and_comes_back(tmp_path: Path) -> None:
     """A hook that holds the loop cannot be timed; the runtime goes on without us, and we return by ourselves."""
@@ -76,54 +56,6 @@ async def test_a_blocked_process_is_thrown_out_and_comes_back(tmp_path: Path) ->
         assert "context deadline exceeded" in rig.runtime.log[0]
         await rig.synchronized(2)
         assert [one.id for one in rig.hooks.containers] == [container.id]
-
-
-@pytest.mark.fault("protocol trap 3.4")
-async def test_the_stand_in_dead_locks_as_the_runtime_does(tmp_path: Path) -> None:
-    """Why nothing here sends unsolicited updates: the plugin waits for its own hook until it is thrown out."""
-
-    async def wait_for_itself(plugin: OtherPlugin, _payload: bytes) -> Message:
-        assert plugin.runtime is not None
-        request = pb.UpdateContainersRequest(update=[pb.ContainerUpdate(container_id="c")])
-        await plugin.runtime.call("nri.pkg.api.v1alpha1.Runtime", "UpdateContainers", request, 5.0)
-        return pb.CreateContainerResponse()
-
-    async with nri_rig(tmp_path, request_seconds=0.3) as rig:
-        other = OtherPlugin(methods={"CreateContainer": wait_for_itself})
-        ended = rig.tasks.create_task(thrown_out(other, tmp_path / "nri.sock"))
-        await rig.runtime.wait_until(lambda runtime: len(runtime.plugins) == 2)
-        pod = await rig.runtime.run_pod_sandbox("web")
-        await rig.runtime.create_container(pod, "app")
-        assert rig.runtime.plugins == [PLUGIN_NAME]
-        await ended
-
-
-@pytest.mark.fault("protocol trap 3.7")
-async def test_nothing_is_ever_evicted(tmp_path: Path) -> None:
-    """Every runtime accepts evictions and ignores them, so an answer that relies on one would be a lie."""
-    async with nri_rig(tmp_path) as rig:
-        rig.answer(cpus="1")
-        pod = await rig.runtime.run_pod_sandbox("web")
-        peer = rig.runtime.host.plugins[0]
-        request = pb.CreateContainerRequest(pod=pod.message, container=pb.Container(id="c"))
-        answer = await peer.event("CreateContainer", request)
-        assert answer is not None
-        assert [field.name for field, _ in answer.ListFields()] == ["adjust"]
-
-
-@pytest.mark.fault("protocol trap 2.6")
-async def test_two_active_instances_conflict_and_a_standby_does_not(tmp_path: Path) -> None:
-    """During a rolling update both are registered; only one of them may adjust."""
-    async with nri_rig(tmp_path) as rig:
-        rig.answer(cpus="2-3")
-        standby = RecordingHooks()
-        observer = RecordingObserver()
-        session = RuntimeSession(standby, observer.link_changed, observer.call_done)
-        second = rig.tasks.create_task(session.run_forever(partial(dial, tmp_path / "nri.sock")))
-        await rig.runtime.wait_until(lambda runtime: runtime.plugins == [PLUGIN_NAME, PLUGIN_NAME])
-        pod = await rig.runtime.run_pod_sandbox("web")
-        assert (await rig.runtime.create_container(pod, "app")).cpus == "2-3"
-        second.cancel()
 
 
 @pytest.mark.fault("protocol trap 3.10")
@@ -147,32 +79,6 @@ async def test_another_plugin_that_sets_cpus_fails_every_creation(tmp_path: Path
         assert other.trunk is not None
         other.trunk.close("done")
         await ended
-
-
-@pytest.mark.fault("protocol trap 3.11")
-async def test_what_the_kubelet_asks_for_is_amended(tmp_path: Path) -> None:
-    """A resize or a CPU manager would overwrite the cpuset that was set at creation."""
-    async with nri_rig(tmp_path) as rig:
-        rig.answer(cpus="2-3")
-        pod = await rig.runtime.run_pod_sandbox("web")
-        container = await rig.runtime.create_container(pod, "app")
-        rig.hooks.updates = [Update(container.id, Resources(cpus="2-3"))]
-        await rig.runtime.update_container(container, cpus="0-7", cpu_quota=5000, cpu_period=100000)
-        assert container.cpus == "2-3"
-        assert rig.hooks.wanted == Resources(cpus="0-7", cpu_quota=5000, cpu_period=100000)
-
-
-@pytest.mark.fault("protocol trap 3.12")
-async def test_after_a_restart_the_stored_spec_is_told_and_nothing_is_created_again(tmp_path: Path) -> None:
-    """Adjustments are in the snapshot; there is no second CreateContainer."""
-    async with nri_rig(tmp_path) as rig:
-        rig.answer(cpus="2-3")
-        pod = await rig.runtime.run_pod_sandbox("web")
-        await rig.runtime.start_container(await rig.runtime.create_container(pod, "app"))
-        await rig.runtime.restart()
-        await rig.synchronized(2)
-        assert rig.hooks.containers[0].resources.cpus == "2-3"
-        assert rig.hooks.names.count("create_container") == 1
 
 
 @pytest.mark.fault("protocol trap 3.15")

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parsers of dra-frontend: of claims, answers of the API server, reports of the backend, and its own journal."""
 
-import asyncio
 import json
 import tempfile
 import zlib
-from collections.abc import AsyncIterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -68,15 +66,9 @@ def _parameters(data: bytes) -> None:
 
 
 def _watch(data: bytes) -> None:
-    async def chunks() -> AsyncIterator[bytes]:
-        for start in range(0, len(data), 64 << 10):
-            yield data[start : start + (64 << 10)]
-
-    async def read() -> None:
-        async for line in answers.lines(_SLICES, chunks()):
+    for line in data.split(b"\n"):
+        if line.strip():
             answers.read_event(_SLICES, line, "ResourceSlice")
-
-    asyncio.run(read())
 
 
 def _failure(data: bytes) -> None:

@@ -2,22 +2,33 @@
 """How long to wait before the next attempt."""
 
 import random
+import time
+from math import inf
 
 
 class Backoff:
-    """Waits that double from ``first`` to ``last`` seconds; half of each is random, so that instances drift apart."""
+    """Waits that double from ``first`` to ``last`` seconds; half of each is random, so that instances drift apart.
 
-    def __init__(self, first: float, last: float, jitter: random.Random | None = None) -> None:
+    After ``calm`` seconds beyond a wait in which nobody asked for the next one, the row begins anew.
+    """
+
+    def __init__(self, first: float, last: float, jitter: random.Random | None = None, *, calm: float = inf) -> None:
         self._first = first
         self._last = last
         self._next = first
         self._jitter = jitter or random.Random()  # noqa: S311  spreads attempts, guards nothing
+        self._calm = calm
+        self._until = inf
 
     def next(self) -> float:
         """Returns the seconds to wait now."""
-        wait = self._next
+        now = time.monotonic()
+        if now - self._until >= self._calm:
+            self.reset()
+        wait = self._next * (0.5 + self._jitter.random() / 2)
         self._next = min(self._next * 2, self._last)
-        return wait * (0.5 + self._jitter.random() / 2)
+        self._until = now + wait
+        return wait
 
     def reset(self) -> None:
         """An attempt went well: the next wait is a short one again."""

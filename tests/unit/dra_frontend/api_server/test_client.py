@@ -2,17 +2,13 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.api_server.answers import (
-    MOST_BYTES,
-    lines,
-    read_list,
-)
+from dra_frontend.api_server.answers import MOST_BYTES, read_list
 from dra_frontend.api_server.client import KubeClient, connect
 from dra_frontend.api_server.connection import Connection
 from dra_frontend.api_server.credentials import Settings, in_cluster, kubeconfig
@@ -568,23 +564,15 @@ async def test_a_rotated_ca_is_trusted_without_a_restart(tmp_path: Path) -> None
                         await client.get_node("node-a")
 
 
-@pytest.mark.parametrize("cut", [lambda data: [data], lambda data: [data[i : i + 1] for i in range(len(data))]])
-async def test_lines_do_not_depend_on_chunks(cut: Callable[[bytes], list[bytes]]) -> None:
-    """Events are found whatever way TCP cuts the stream; empty lines and an unfinished last one are not events."""
-
-    async def chunks() -> AsyncIterator[bytes]:
-        for chunk in cut(b'{"a":1}\n\n{"b":2}\n{"c'):
-            yield chunk
-
-    assert [line async for line in lines(Call("watch", "g", "r"), chunks())] == [b'{"a":1}', b'{"b":2}']
-
-
-async def test_a_line_without_an_end_is_not_kept() -> None:
-    """A stream that never says newline costs no more than the longest event."""
-
-    async def chunks() -> AsyncIterator[bytes]:
-        while True:
-            yield b"x" * 65536
-
-    with pytest.raises(UnavailableError, match="an event has more than"):
-        await anext(lines(Call("watch", "g", "r"), chunks()))
+async def test_only_whole_lines_are_events(pair: Pair) -> None:
+    """Empty lines and an unfinished last one are none, and one without an end is not kept for ever."""
+    event = '{"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "7"}}}'
+    for body, count, what in (
+        (f'\n \n{event}\n{{"c', 1, "is this an API"),
+        ("x" * (MOST_BYTES + 1), 0, "has more than"),
+    ):
+        pair[0].fail_next(1, 200, verb="watch", body=body)
+        events = pair[1].watch_slices(*MINE, "1")
+        assert [(await anext(events))[0] for _ in range(count)] == ["BOOKMARK"] * count
+        with pytest.raises(UnavailableError, match=what):
+            await anext(events)

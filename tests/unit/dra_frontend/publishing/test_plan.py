@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from dra_frontend.publishing.optional_fields import variants
-from dra_frontend.publishing.plan import Accepted, canonical, differences, plan_pool
+from dra_frontend.publishing.plan import Accepted, canonical, differences, plan_pool, variants
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -192,8 +191,6 @@ def test_foreign_documents_are_replaced_never_fatal(spec: Any, devices: Any) -> 
     assert canonical(existing["spec"]) == canonical(A["spec"]) or plan([A], [existing])[0] == [("00000", 1, 1)]
     list(differences(canonical(A["spec"]), canonical(existing["spec"])))
 
-
-def test_optional_fields_are_left_out_one_after_another() -> None:
     """A slice without any is the only variant; lists go before the mapping."""
     assert [len(left_out) for _, left_out in variants([A])] == [0]
     assert variants([]) == [([], ())]

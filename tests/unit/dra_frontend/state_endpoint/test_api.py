@@ -18,8 +18,7 @@ from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.node.machine_watch import HostTrees, MachineWatch
 from dra_frontend.node.sockets import listen_unix
-from dra_frontend.publishing.device_status import Snapshot, snapshot
-from dra_frontend.publishing.offer import Offer
+from dra_frontend.publishing.offer import Offer, Snapshot, snapshot
 from dra_frontend.state_endpoint.api import NodeState, probe_app, state_app
 from dra_frontend.state_endpoint.records import RecordNews
 from dra_frontend.state_endpoint.server import HttpServer

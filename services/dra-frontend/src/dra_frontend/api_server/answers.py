@@ -7,7 +7,7 @@ In a list an item that cannot be read is that item's problem: whoever may create
 
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -20,7 +20,6 @@ from dra_frontend.api_server.errors import (
     InvalidError,
     KubeError,
     NotFoundError,
-    TooLargeError,
     UnavailableError,
     WatchExpiredError,
 )
@@ -127,22 +126,6 @@ def _parsed(call: Call, data: bytes) -> Any:
         return parse_json(data, MOST_BYTES, "answer", call.operation)
     except MalformedError as error:
         raise UnavailableError(call.operation, f"the answer {error.reason}; is this an API server?") from error
-
-
-async def lines(call: Call, chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Splits a stream into lines; one may be longer than every buffer on its way, but not than MOST_BYTES."""
-    rest = bytearray()
-    async for chunk in chunks:
-        start = len(rest)
-        rest += chunk
-        while (end := rest.find(b"\n", start)) >= 0:
-            line = bytes(rest[:end])
-            del rest[: end + 1]
-            start = 0
-            if line.strip():
-                yield line
-        if len(rest) > MOST_BYTES:
-            raise TooLargeError(call.operation, f"an event has more than {MOST_BYTES} bytes")
 
 
 def translate(call: Call, code: int, status: Document, headers: Mapping[str, str]) -> KubeError:

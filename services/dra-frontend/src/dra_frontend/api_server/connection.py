@@ -4,12 +4,13 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import aiohttp
+from aiohttp.http_exceptions import LineTooLong
 
-from dra_frontend.api_server.answers import MOST_BYTES, lines, read_status, translate
+from dra_frontend.api_server.answers import MOST_BYTES, read_status, translate
 from dra_frontend.api_server.credentials import Load, Settings, read_settings
 from dra_frontend.api_server.errors import KubeConfigError, TooLargeError, UnavailableError
 from dra_frontend.api_server.library import RESTClientObject
@@ -74,12 +75,13 @@ class Connection:
 
     async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
         """Yields the lines of an answer that does not end."""
-        async with (
-            self._answered(call, _WATCH_LIMITS) as response,
-            aclosing(lines(call, response.content.iter_any())) as received,
-        ):
-            async for line in received:
-                yield line
+        async with self._answered(call, _WATCH_LIMITS) as response:
+            try:
+                while line := await response.content.readline(max_line_length=MOST_BYTES):
+                    if line.strip():
+                        yield line
+            except LineTooLong as error:
+                raise TooLargeError(call.operation, f"an event has more than {MOST_BYTES} bytes") from error
 
     async def authorization(self, refused: str | None = "") -> str | None:
         """Returns the Authorization header, at most a minute old and read again if it is the one that was refused.

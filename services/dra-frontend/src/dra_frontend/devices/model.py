@@ -43,15 +43,6 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
-class Taint:
-    """Keeps new claims away from a device (``NoSchedule``), unless they tolerate it."""
-
-    key: str
-    value: str
-    effect: str = "NoSchedule"
-
-
-@dataclass(frozen=True, slots=True)
 class CpuDevice:
     """A group of CPUs, or a single one."""
 
@@ -62,7 +53,8 @@ class CpuDevice:
     """None for a single CPU: one claim has all of it."""
     cpus: frozenset[int]
     """What claims are given; neither reserved CPUs nor the one that is kept for the shared pool."""
-    taints: tuple[Taint, ...] = ()
+    overclaimed: bool = False
+    """Claims hold more than there is: a taint keeps new ones away, unless they tolerate it."""
 
     @property
     def amount(self) -> int:
@@ -80,7 +72,7 @@ class MemoryDevice:
     numa_node: int
     page_bytes: int
     hugepages: bool
-    taints: tuple[Taint, ...] = ()
+    overclaimed: bool = False
 
     @property
     def amount(self) -> int:

@@ -4,6 +4,7 @@
 from hashlib import sha256
 from typing import Any, Final
 
+from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER, OVERCLAIMED_TAINTS
 from numa_contract.pagesize import kubernetes_page_size
 
 from dra_frontend.devices.cpu_groups import AttributeValue
@@ -57,8 +58,9 @@ def _device(device: Device, counted: bool) -> dict[str, Any]:
     if device.capacity is not None:
         document["allowMultipleAllocations"] = True
         document["capacity"] = {device.capacity.key: _capacity(device.capacity)}
-    if device.taints:
-        document["taints"] = [{"key": t.key, "value": t.value, "effect": t.effect} for t in device.taints]
+    if device.overclaimed:
+        driver = CPU_DRIVER if isinstance(device, CpuDevice) else MEMORY_DRIVER
+        document["taints"] = [{"key": OVERCLAIMED_TAINTS[driver], "value": "true", "effect": "NoSchedule"}]
     if counted:
         document[ALLOCATABLE] = _allocatable(device)
     return document

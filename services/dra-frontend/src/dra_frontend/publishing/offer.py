@@ -1,36 +1,86 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the outside sees of the devices: slices for the scheduler, health for the kubelet."""
+"""What the outside sees: the devices that the machine has now, held against what claims were given.
+
+Claims outlast hardware: pages are taken back, CPUs go offline. Such a device is tainted and reported unhealthy, and one
+that is gone stays published as long as a claim holds some of it.
+"""
 
 import logging
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.names import CPU_DRIVER, DRIVERS, MEMORY_DRIVER
 
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory
+from dra_frontend.devices.model import CpuDevice, Device, Pool
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.kubelet.health import HealthBoard
-from dra_frontend.publishing.device_status import Snapshot, snapshot
+from dra_frontend.kubelet.values import DeviceHealth, Health
 from dra_frontend.publishing.publisher import Publisher
 
 _log = logging.getLogger(__name__)
 
+_Key = tuple[str, str]
+"""(driver, device): device names are unique in a driver, whatever the pool."""
 
+_CLAIMS_NAMED: Final = 5
+
+
+@dataclass(slots=True)
+class Holding:
+    """What claims hold of one device."""
+
+    amount: int = 0
+    """CPUs or bytes."""
+    cpus: frozenset[int] = frozenset()
+    claims: set[str] = field(default_factory=set)
+    pool: str = ""
+    """Empty where no record of them can be read."""
+
+    def fault(self, left: int, online: frozenset[int]) -> str:
+        """Returns what is wrong with the device, of which the machine has ``left``; empty if nothing is."""
+        if offline := self.cpus - online:
+            return f"CPU {format_cpu_list(offline)} is offline and belongs to a claim; {self.named()}"
+        if self.amount > left:
+            unit = "CPUs" if self.cpus else "bytes"
+            return f"claims hold {self.amount} {unit}, the node has {left}; {self.named()}"
+        return ""
+
+    def named(self) -> str:
+        """Returns the claims for a message, the first few by name."""
+        first, more = sorted(self.claims)[:_CLAIMS_NAMED], len(self.claims) - _CLAIMS_NAMED
+        return f"claims: {', '.join(first)}" + (f" and {more} more" if more > 0 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that the outside sees of the devices."""
+
+    pools: tuple[Pool, ...] = ()
+    health: Mapping[str, Sequence[DeviceHealth]] = field(default_factory=dict)
+    """By driver."""
+    holdings: Mapping[_Key, Holding] = field(default_factory=dict, compare=False)
+
+    def faults(self) -> list[str]:
+        """Returns what is wrong with unhealthy devices, one line each."""
+        every = (health for devices in self.health.values() for health in devices)
+        return [f"{health.device}: {health.message}" for health in every if health.health is Health.UNHEALTHY]
+
+
+@dataclass(slots=True)
 class Offer:
     """Keeps slices and health true to the machine and the books."""
 
-    def __init__(
-        self,
-        node: str,
-        boards: Mapping[str, HealthBoard],
-        publishers: Mapping[str, Publisher],
-        *,
-        counted: bool = False,
-    ) -> None:
-        """``counted``: devices say which of the node's allocatable resources they take from (KEP-5517)."""
-        self._node = node
-        self._boards = boards
-        self._publishers = publishers
-        self._counted = counted
-        self.snapshot = Snapshot()
+    node: str
+    boards: Mapping[str, HealthBoard]
+    publishers: Mapping[str, Publisher]
+    counted: bool = False
+    """Devices say which of the node's allocatable resources they take from (KEP-5517)."""
+    snapshot: Snapshot = field(default_factory=Snapshot)
 
     def refresh(self, inventory: Inventory, ledger: Ledger) -> None:
         """Compares machine and books, and publishes what is different."""
@@ -38,9 +88,76 @@ class Offer:
         for fault in self.snapshot.faults():
             if fault not in before.faults():
                 _log.warning("device unhealthy", extra={"fault": fault})
-        for driver, board in self._boards.items():
+        for driver, board in self.boards.items():
             board.show(self.snapshot.health[driver])
             pools = [pool for pool in self.snapshot.pools if pool.driver == driver]
             if pools != [pool for pool in before.pools if pool.driver == driver]:
-                documents = {p.name: slice_documents(p, self._node, counted=self._counted) for p in pools}
-                self._publishers[driver].set_pools(documents)
+                documents = {p.name: slice_documents(p, self.node, counted=self.counted) for p in pools}
+                self.publishers[driver].set_pools(documents)
+
+
+def _holdings(ledger: Ledger) -> dict[_Key, Holding]:
+    """Returns what claims hold of each device, claims that are being released included."""
+    found: dict[_Key, Holding] = defaultdict(Holding)
+    for file in (*ledger.files.values(), *ledger.releasing.values()):
+        record = file.record
+        parts = [(MEMORY_DRIVER, device, size, frozenset[int]()) for device, size in file.memory.items()]
+        parts += [(CPU_DRIVER, one.device, len(one.cpus), one.cpus) for one in (record.cpus if record else ())]
+        pools = {result.device: result.pool for result in record.results} if record else {}
+        for driver, device, amount, cpus in parts:
+            holding = found[driver, device]
+            holding.amount += amount
+            holding.cpus |= cpus
+            holding.claims.add(f"{record.claim.namespace}/{record.claim.name}" if record else file.uid)
+            holding.pool = pools.get(device, holding.pool)
+    return found
+
+
+def snapshot(inventory: Inventory, ledger: Ledger, before: Snapshot) -> Snapshot:
+    """Returns what is to be seen now; ``before`` is what was seen last."""
+    held, online = _holdings(ledger), inventory.machine.online
+    left = {(pool.driver, device.name): device.amount for pool in inventory.pools for device in pool.devices}
+    health: dict[str, list[DeviceHealth]] = {driver: [] for driver in DRIVERS}
+    unseen, pools = dict(held), []
+    for pool in _with_gone(inventory.pools, before.pools, held.keys() - left.keys()):
+        devices = []
+        for device in pool.devices:
+            key = (pool.driver, device.name)
+            holding, rest = unseen.pop(key, Holding()), left.get(key, 0)
+            devices.append(replace(device, overclaimed=holding.amount > rest))
+            fault = holding.fault(rest, online)
+            status = Health.UNHEALTHY if fault else Health.HEALTHY
+            health[pool.driver].append(DeviceHealth(pool.name, device.name, status, fault or "online"))
+        pools.append(replace(pool, devices=tuple(devices)))
+    # Gone before this process started: there is nothing to publish any more, but its claims should know.
+    for (driver, name), holding in sorted(unseen.items(), key=lambda item: item[0]):
+        if holding.pool:
+            fault = f"this node has no such device any more; {holding.named()}"
+            health[driver].append(DeviceHealth(holding.pool, name, Health.UNHEALTHY, fault))
+    return Snapshot(tuple(pools), health, held)
+
+
+def _with_gone(fresh: Sequence[Pool], before: Sequence[Pool], gone: set[_Key]) -> list[Pool]:
+    """Adds devices that claims hold and the machine has no more, each at the place that it had."""
+    merged = {(pool.driver, pool.name): pool for pool in fresh}
+    for pool in before:
+        kept = merged.get((pool.driver, pool.name), replace(pool, devices=()))
+        names = [device.name for device in pool.devices]
+        for number, device in enumerate(pool.devices):
+            if (pool.driver, device.name) in gone:
+                place = sum(other.name in names[:number] for other in kept.devices)
+                kept = replace(kept, devices=(*kept.devices[:place], _emptied(device), *kept.devices[place:]))
+        if kept.devices:
+            merged[pool.driver, pool.name] = kept
+    return list(merged.values())
+
+
+def _emptied(device: Device) -> Device:
+    """Returns a device of which nothing is left, in a form that the server takes: it refuses a capacity of zero."""
+    if device.capacity is None:
+        return replace(device, cpus=frozenset())
+    least = replace(device.capacity, value=device.capacity.minimum, default=device.capacity.minimum, step=None)
+    if isinstance(device, CpuDevice):
+        attributes = {**device.attributes, "dra.cpu/numCPUs": 0}
+        return replace(device, capacity=least, cpus=frozenset(), attributes=attributes)
+    return replace(device, capacity=least)

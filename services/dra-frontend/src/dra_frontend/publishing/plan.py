@@ -7,10 +7,11 @@ all of them are there, and never a mixture; so what is superseded (slices of an 
 is deleted last.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from dra_frontend.api_server.requests import Document
+from dra_frontend.devices.slices import ALLOCATABLE
 
 Accepted = Mapping[str, tuple[Document, Document]]
 """By slice name, what was sent and what the server made of it: the same is not sent again, else it never ends."""
@@ -71,3 +72,45 @@ def differences(sent: Any, received: Any, path: str = "") -> Iterator[str]:
             yield from differences(one, other, f"{path}[*]")
     elif sent != received:
         yield path
+
+
+def _without_lists(device: Document) -> Document:
+    attributes = {name: one for name, one in device["attributes"].items() if "strings" not in one}
+    return {**device, "attributes": attributes}
+
+
+def _without_mapping(device: Document) -> Document:
+    return {key: value for key, value in device.items() if key != ALLOCATABLE}
+
+
+# Fields that a server may refuse, by reason of the Event. Without the gate it refuses the whole slice for a list
+# (KEP-5491). It drops the mapping (KEP-5517), and refuses it where it wants another form.
+_REFUSED: Final = {
+    "ResourceSliceListsRefused": (_without_lists, "list attributes", "DRAListTypeAttributes"),
+    "NodeAllocatableMappingUnsupported": (_without_mapping, ALLOCATABLE, "DRANodeAllocatableResources"),
+}
+_DROPPED: Final = {f".{ALLOCATABLE}": "DRANodeAllocatableResources (Kubernetes 1.37)", ".taints": "DRADeviceTaints"}
+
+
+def variants(documents: Sequence[Document]) -> list[tuple[list[Document], tuple[str, ...]]]:
+    """Returns slices as they are, then with one field after another left out, each with the reasons for that."""
+    found: list[tuple[list[Document], tuple[str, ...]]] = [(list(documents), ())]
+    for reason, (without, _, _) in _REFUSED.items():
+        before, reasons = found[-1]
+        after = [{**one, "spec": {**one["spec"], "devices": [*map(without, one["spec"]["devices"])]}} for one in before]
+        if after != before:
+            found.append((after, (*reasons, reason)))
+    return found
+
+
+def notes(refused: Iterable[str], dropped: Sequence[str]) -> dict[str, str]:
+    """Returns what to say, by reason: of fields left out for these reasons, and of paths that came back otherwise."""
+    found = {}
+    for reason in sorted(refused):
+        _, what, gate = _REFUSED[reason]
+        found[reason] = f"refuses {what}; devices are published without, it needs {gate} there and in the scheduler"
+    if dropped:
+        gates = sorted({gate for path in dropped for field, gate in _DROPPED.items() if field in path})
+        remedy = f"; they need {', '.join(gates)} there and in the scheduler" if gates else ""
+        found["ResourceSliceFieldsDropped"] = f"dropped or changed {', '.join(dropped)}; its version is kept{remedy}"
+    return found

@@ -22,8 +22,8 @@ _log = logging.getLogger(__name__)
 
 # An outage of the API server of a second or two is its restart, and nobody's business.
 _FAILURES_BEFORE_NOTICE: Final = 3
+# A round, a watch or a time without strangers' writes of this length ends a row of waits.
 _CALM_SECONDS: Final = 60.0
-"""A round, a watch or a time without strangers' writes of this length ends a row of waits."""
 
 
 class Publisher:
@@ -67,43 +67,35 @@ class Publisher:
     async def run(self) -> None:
         """Publishes for ever, from the first ``set_pools`` on. Ends by cancellation only."""
         await self._wake.wait()
-        clock, waits = asyncio.get_running_loop().time, Backoff(*self._waits)
-        async with asyncio.TaskGroup() as tasks:
-            while True:
-                began, least = clock(), 0.0
-                try:
-                    await self._round(tasks)
-                except WatchExpiredError:
-                    _log.info("watch expired", extra={"driver": self._driver})
-                except Exception as error:  # noqa: BLE001 - whatever a server answers, claims are served on
-                    self._failed(error)
-                    least = error.retry_after if isinstance(error, KubeError) else 0.0
-                if clock() - began >= _CALM_SECONDS:
-                    waits.reset()
-                await asyncio.sleep(max(waits.next(), least))
+        waits = Backoff(*self._waits, calm=_CALM_SECONDS)
+        while True:
+            least = 0.0
+            try:
+                await self._round()
+            except* WatchExpiredError:
+                _log.info("watch expired", extra={"driver": self._driver})
+            except* Exception as group:  # noqa: BLE001 - whatever a server answers, claims are served on
+                error = group.exceptions[0]
+                self._failed(error)
+                least = error.retry_after if isinstance(error, KubeError) else 0.0
+            await asyncio.sleep(max(waits.next(), least))
 
-    async def _round(self, tasks: asyncio.TaskGroup) -> None:
+    async def _round(self) -> None:
         """Lists, writes and watches; raises what ended that."""
         items, version = await self._client.list_slices(self._driver, self._node_name)
         self._writer.reset(items)
         await self._write()
-        watch = tasks.create_task(self._watch(version))
-        watch.add_done_callback(lambda _: self._wake.set())
-        try:
-            await self._wake.wait()
-            while not watch.done():
-                await self._write()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch(version))
+            while True:
                 await self._wake.wait()
-        finally:
-            watch.cancel()
-        raise watch.result()
+                await self._write()
 
-    async def _watch(self, version: str) -> Exception:
-        """Follows what others write; resumes where the watch broke, and returns what ended it for good."""
-        loop, waits, repairs = asyncio.get_running_loop(), Backoff(*self._waits), Backoff(*self._waits)
-        clock, seen, due = loop.time, -_CALM_SECONDS, 0.0
+    async def _watch(self, version: str) -> None:
+        """Follows what others write; resumes where the watch broke, and raises what ended it for good."""
+        loop, due = asyncio.get_running_loop(), 0.0
+        waits, repairs = (Backoff(*self._waits, calm=_CALM_SECONDS) for _ in range(2))
         while True:
-            began = clock()
             try:
                 async with aclosing(self._client.watch_slices(self._driver, self._node_name, version)) as events:
                     async for kind, document in events:
@@ -111,18 +103,11 @@ class Publisher:
                         async with self._writing:  # what we write is known when it is answered, not before
                             if kind == "BOOKMARK" or not self._writer.see(kind, document):
                                 continue
-                        if clock() - seen >= _CALM_SECONDS:
-                            repairs.reset()
-                        seen = clock()
-                        if due <= seen:  # one repair puts right whatever was written until then
-                            due = seen + repairs.next()
+                        if due <= loop.time():  # one repair puts right whatever was written until then
+                            due = loop.time() + repairs.next()
                             loop.call_at(due, self._wake.set)
             except UnavailableError as error:
                 _log.info("watch ended", extra={"driver": self._driver, "error": str(error)})
-            except Exception as error:  # noqa: BLE001 - raised by whoever waits for this task
-                return error
-            if clock() - began >= _CALM_SECONDS:
-                waits.reset()
             await asyncio.sleep(waits.next())
 
     async def _write(self) -> None:

@@ -8,8 +8,7 @@ from typing import Final
 from dra_frontend.api_server.client import KubeClient
 from dra_frontend.api_server.errors import InvalidError, KubeError, NotFoundError
 from dra_frontend.api_server.requests import Document
-from dra_frontend.publishing.optional_fields import notes, variants
-from dra_frontend.publishing.plan import canonical, differences, plan_pool
+from dra_frontend.publishing.plan import canonical, differences, notes, plan_pool, variants
 
 _log = logging.getLogger(__name__)
 

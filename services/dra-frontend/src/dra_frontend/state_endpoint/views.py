@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from numa_contract.cpuset import format_cpu_list
+from numa_contract.names import OVERCLAIMED_TAINTS
 from numa_contract.pagesize import short_page_size
 from numa_contract.records import MemoryAllocation
 
@@ -16,7 +17,7 @@ from dra_frontend.devices.model import CpuDevice, MemoryDevice
 from dra_frontend.machine.host_hugepages import PageKey
 from dra_frontend.machine.model import NumaNode
 from dra_frontend.node.machine_watch import MachineWatch
-from dra_frontend.publishing.device_status import Snapshot
+from dra_frontend.publishing.offer import Snapshot
 
 
 def machine_view(live: MachineWatch) -> dict[str, Any]:
@@ -76,7 +77,7 @@ def devices_view(snapshot: Snapshot) -> list[dict[str, Any]]:
                     "claimed": snapshot.holdings[key].amount if key in snapshot.holdings else 0,
                     "health": health[key].health.name.lower(),
                     "message": health[key].message,
-                    "taints": [taint.key for taint in device.taints],
+                    "taints": [OVERCLAIMED_TAINTS[pool.driver]] if device.overclaimed else [],
                 }
             )
     return shown

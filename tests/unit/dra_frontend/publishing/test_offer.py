@@ -7,11 +7,11 @@ from typing import Any
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.cpu_groups import DeviceKind
 from dra_frontend.devices.inventory import InUse, Inventory, build_inventory
-from dra_frontend.devices.model import CpuDevice, Device, MemoryDevice, Taint
+from dra_frontend.devices.model import CpuDevice, Device, MemoryDevice
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.kubelet.values import DeviceHealth, Health
 from dra_frontend.machine.model import HugepagePool, Machine
-from dra_frontend.publishing.device_status import Snapshot, snapshot
+from dra_frontend.publishing.offer import Snapshot, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numa_contract.cdi import ClaimFile
@@ -26,7 +26,6 @@ from tests.strategies.modes import MODES
 PAGE = 2 << 20
 NODE = "node-a"
 SLICES = next(one for one in RESOURCES if one.name == "resourceslices")
-OVERCLAIMED = (Taint("dra.memory/overclaimed", "true"),)
 
 
 def offered(found: Machine, **keys: str) -> Inventory:
@@ -97,13 +96,13 @@ def test_shrinking_below_what_is_claimed_taints() -> None:
     seen = snapshot(offered(pages(5, 8)), books, Snapshot())
     shrunk = device(seen, "hugepages-2m-numa000")
     assert isinstance(shrunk, MemoryDevice)
-    assert (shrunk.amount, shrunk.taints) == (5 * PAGE, OVERCLAIMED)
+    assert (shrunk.amount, shrunk.overclaimed) == (5 * PAGE, True)
     ill = health(seen, "hugepages-2m-numa000")
     assert ill.health is Health.UNHEALTHY
     assert ill.message == f"claims hold {6 * PAGE} bytes, the node has {5 * PAGE}; claims: ns/a, ns/b"
-    assert device(seen, "hugepages-2m-numa001").taints == ()
-    assert device(snapshot(offered(pages(6, 8)), books, seen), "hugepages-2m-numa000").taints == ()
-    assert device(snapshot(offered(pages(5, 8)), ledger(), seen), "hugepages-2m-numa000").taints == ()
+    assert device(seen, "hugepages-2m-numa001").overclaimed is False
+    assert device(snapshot(offered(pages(6, 8)), books, seen), "hugepages-2m-numa000").overclaimed is False
+    assert device(snapshot(offered(pages(5, 8)), ledger(), seen), "hugepages-2m-numa000").overclaimed is False
     many = ledger(*(page_claim(f"c{number}", 1) for number in range(9)))
     ill = health(snapshot(offered(pages(5, 8)), many, Snapshot()), "hugepages-2m-numa000")
     assert ill.message.endswith("ns/c0, ns/c1, ns/c2, ns/c3, ns/c4 and 4 more")
@@ -116,7 +115,7 @@ def test_a_device_in_use_that_is_gone_stays_tainted_in_its_place() -> None:
     seen = snapshot(offered(pages(0, 8)), books, before)
     gone = device(seen, "hugepages-2m-numa000")
     assert isinstance(gone, MemoryDevice)
-    assert (gone.amount, gone.taints) == (PAGE, OVERCLAIMED)
+    assert (gone.amount, gone.overclaimed) == (PAGE, True)
     (pool,) = [pool for pool in seen.pools if pool.name == f"{NODE}-hugepages-2m"]
     assert [one.name for one in pool.devices] == ["hugepages-2m-numa000", "hugepages-2m-numa001"]
     assert health(seen, "hugepages-2m-numa000").message.startswith(f"claims hold {PAGE} bytes, the node has 0;")
@@ -146,9 +145,9 @@ def test_an_offline_cpu_of_a_claim_makes_its_device_ill() -> None:
         "CPU 4 is offline and belongs to a claim; claims: ns/a",
     )
     assert health(seen, "cpudevnuma001").health is Health.HEALTHY
-    assert device(seen, "cpudevnuma000").taints == ()
+    assert device(seen, "cpudevnuma000").overclaimed is False
     full = ledger(cpu_claim("a", "cpudevnuma000", 0, 1, 4, 5))
-    assert device(snapshot(offered(machine(offline=frozenset({4}))), full, seen), "cpudevnuma000").taints
+    assert device(snapshot(offered(machine(offline=frozenset({4}))), full, seen), "cpudevnuma000").overclaimed
 
 
 def test_a_single_cpu_that_is_gone_keeps_its_slot() -> None:
@@ -162,7 +161,7 @@ def test_a_single_cpu_that_is_gone_keeps_its_slot() -> None:
     gone = device(seen, "cpudev002")
     assert isinstance(gone, CpuDevice)
     assert gone.kind is DeviceKind.CPU
-    assert (gone.cpus, gone.taints) == (frozenset(), (Taint("dra.cpu/overclaimed", "true"),))
+    assert (gone.cpus, gone.overclaimed) == (frozenset(), True)
 
 
 def admit_all(seen: Snapshot) -> None:
@@ -189,7 +188,7 @@ def test_every_history_is_publishable_and_true(history: History) -> None:
         for node, count in enumerate(counts):
             name = f"hugepages-2m-numa{node:03d}"
             found = [one for pool in seen.pools for one in pool.devices if one.name == name]
-            assert bool(found and found[0].taints) == bool(found and held[node] > count)
+            assert bool(found and found[0].overclaimed) == bool(found and held[node] > count)
             assert [one.health for one in seen.health["dra.memory"] if one.device == name] in (
                 [Health.UNHEALTHY if held[node] > count else Health.HEALTHY],
                 [],

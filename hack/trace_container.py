@@ -20,8 +20,7 @@ from nri_backend._pb import nri_pb2 as pb
 from nri_backend.nri.link import PLUGIN_CONNECTION, Trunk, wrap
 from nri_backend.nri.model import Container, Resources
 from nri_backend.nri.plugin import PLUGIN_SERVICE, PluginService
-from nri_backend.ttrpc.connection import ServerConnection
-from nri_backend.ttrpc.wire import REQUEST, Call, encode_call, encode_frame
+from nri_backend.ttrpc import REQUEST, Call, ServerConnection, encode_call, encode_frame
 
 from hack.trace import Journey
 from tests.rigs.claims import MI, container, cpu_record, memory_record, pod

@@ -19,8 +19,17 @@ from nri_backend.node.preflight import PreflightError, check_controllers, check_
 from nri_backend.nri.link import PLUGIN_CONNECTION, RUNTIME_CONNECTION, Trunk, wrap
 from nri_backend.nri.messages import read_container, read_pod
 from nri_backend.probe import answer
-from nri_backend.ttrpc.connection import ClientConnection, ServerConnection
-from nri_backend.ttrpc.wire import RESPONSE, Call, PeerError, StatusError, encode_answer, encode_call, encode_frame
+from nri_backend.ttrpc import (
+    RESPONSE,
+    Call,
+    ClientConnection,
+    PeerError,
+    ServerConnection,
+    StatusError,
+    encode_answer,
+    encode_call,
+    encode_frame,
+)
 from numa_contract.records import Owner
 from numa_contract.reports import RecordsAnswer, StateAnswer
 

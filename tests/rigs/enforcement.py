@@ -4,7 +4,6 @@
 import asyncio
 import contextlib
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,28 +28,6 @@ from tests.rigs.claims import container, pod
 from tests.rigs.kernel_tree import SIZES, KernelTree
 
 
-class Counts(Telemetry):
-    """What enforcement has done, to be looked at."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.refusals: Counter[str] = Counter()
-        self.repairs: Counter[str] = Counter()
-        self.moves = 0
-
-    def refused(self, reason: str) -> None:
-        super().refused(reason)
-        self.refusals[reason] += 1
-
-    def repaired(self, kind: str, count: int = 1) -> None:
-        super().repaired(kind, count)
-        self.repairs[kind] += count
-
-    def moved(self, seconds: float) -> None:
-        super().moved(seconds)
-        self.moves += 1
-
-
 def edges_of(
     directory: ClaimDirectory, tree: KernelTree, read_host: Callable[[], Host], proofs: type[Proofs] = Proofs
 ) -> Edges:
@@ -62,7 +39,7 @@ def edges_of(
         read_host=read_host,
         proofs=proofs(own, f"{own}/former.lock"),
         leadership=lambda: Leadership(fresh=True, first=False),
-        observer=Counts(),
+        observer=Telemetry(),
     )
 
 
@@ -86,7 +63,7 @@ class Node:
         self.cdi.mkdir(exist_ok=True)
         self.kernel = tree(root / "cgroup")
         self.host = Host(parse_cpu_list("0-7"), SIZES)
-        self.counts = Counts()
+        self.counts = Telemetry()
         self.ahead = 0.0
         """Seconds that the audit's clock is ahead."""
         self.leader = Leadership(fresh=True, first=False)

@@ -40,15 +40,16 @@ def test_calls_refusals_repairs_and_moves_are_counted() -> None:
     telemetry.call_done("CreateContainer", 0.003, "ok")
     telemetry.call_done("CreateContainer", 0.004, "refused")
     telemetry.refused("unknown-claim")
-    telemetry.repaired("cpuset.cpus", 3)
-    telemetry.moved(0.02)
+    telemetry.repaired("cpuset.cpus")
+    telemetry.moved(2, 0.02)
     seen = samples(telemetry)
     assert seen["hook_seconds CreateContainer"] == 2
     assert seen["hooks CreateContainer refused"] == 1
     assert seen["refusals unknown-claim"] == 1
-    assert seen["repairs cpuset.cpus"] == 3
+    assert seen["repairs cpuset.cpus"] == 1
     assert seen["mover_seconds"] == 1
     assert seen[f"build_info {__version__}"] == 1
+    assert telemetry.counters == {"refused_unknown-claim": 1, "repaired_cpuset.cpus": 1, "moved": 2}
 
 
 @pytest.mark.parametrize(("seconds", "bucket"), [(0.0, 0), (0.0005, 0), (0.0006, 1), (2, 11), (2.1, 12), (1e9, 12)])

@@ -142,7 +142,7 @@ class Backend:
             runtime=" ".join(filter(None, (link.runtime_name, link.runtime_version))),
             pool=enforcer.state.pool,
             problems=tuple(cut_answer(problem) for problem in enforcer.problems[:MAX_PROBLEMS]),
-            counters={name: float(count) for name, count in enforcer.counters.items()},
+            counters={name: float(count) for name, count in self._telemetry.counters.items()},
             metrics=self._telemetry.metrics(
                 Counter(tracked.kind for tracked in enforcer.state),
                 connected=link.connected,

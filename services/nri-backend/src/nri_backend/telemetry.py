@@ -3,6 +3,7 @@
 
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -38,9 +39,9 @@ class _Series:
         if not labels:
             self._at(())  # a rate has to begin somewhere
 
-    def count(self, *labels: str, by: int = 1) -> None:
+    def count(self, *labels: str) -> None:
         """Counts something that has happened."""
-        self._values[self._at(labels)] += by
+        self._values[self._at(labels)] += 1
 
     def observe(self, seconds: float, *labels: str) -> None:
         """Counts something that took so long."""
@@ -67,6 +68,8 @@ class Telemetry:
     """What has happened in this process. Enforcement and the runtime's calls are counted here."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.counters = Counter[str]()
+        """What a lease tells beside the metrics."""
         self._clock = clock
         self._last_event: float | None = None
         self._hooks = _Series("hook_seconds", "Time of a hook.", "hook", buckets=_HOOK_SECONDS)
@@ -85,14 +88,17 @@ class Telemetry:
 
     def refused(self, reason: str) -> None:
         """Counts a container that was refused; the reason is one of a few fixed words."""
+        self.counters[f"refused_{reason}"] += 1
         self._refusals.count(reason)
 
-    def repaired(self, kind: str, count: int = 1) -> None:
-        """Counts kernel files that the audit found wrong and wrote."""
-        self._repairs.count(kind, by=count)
+    def repaired(self, kind: str) -> None:
+        """Counts a kernel file that the audit found wrong and wrote."""
+        self.counters[f"repaired_{kind}"] += 1
+        self._repairs.count(kind)
 
-    def moved(self, seconds: float) -> None:
-        """Counts one move of the containers without a claim."""
+    def moved(self, count: int, seconds: float) -> None:
+        """Counts one move of so many containers without a claim."""
+        self.counters["moved"] += count
         self._mover.observe(seconds)
 
     def metrics(self, containers: Mapping[str, int], **gauges: float) -> tuple[Metric, ...]:

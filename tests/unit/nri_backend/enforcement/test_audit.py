@@ -37,7 +37,7 @@ async def test_others_are_moved_without_any_hook(node: Node) -> None:
     node.unprepare(ONE)
     node.enforcer.records_changed()
     await node.until(lambda: node.cpus(plain) == "1-7")
-    await node.until(lambda: node.counts.moves == 2)
+    await node.until(lambda: node.counts.counters["moved"] >= 2)
 
 
 async def test_the_audit_repairs_and_counts(node: Node) -> None:
@@ -49,11 +49,11 @@ async def test_the_audit_repairs_and_counts(node: Node) -> None:
     node.kernel.set(plain, "cpuset.cpus", "0-7")
     await node.until(lambda: (node.cpus(claim), node.cpus(plain)) == ("2-3", "1,4-7"))
     await node.until(lambda: node.kernel.get(claim, "cpuset.mems.effective") == "1")
-    await node.until(lambda: node.counts.repairs == {"cpus": 2, "mems": 1})
+    await node.until(lambda: [node.counts.counters[f"repaired_{kind}"] for kind in ("cpus", "mems")] == [2, 1])
     node.kernel.set(claim, "hugetlb.2MB.max", "0")
     node.kernel.set(claim.rpartition("/")[0], "hugetlb.2MB.max", "0")
     node.enforcer._auditor.request_audit()
-    await node.until(lambda: node.counts.repairs["hugetlb"] == 2)
+    await node.until(lambda: node.counts.counters["repaired_hugetlb"] == 2)
     assert node.kernel.get(claim, "hugetlb.2MB.max") == str(64 * MI)
 
 

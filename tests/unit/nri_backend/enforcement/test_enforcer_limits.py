@@ -50,7 +50,7 @@ async def test_the_pods_limit_comes_back_with_the_last_claim_container(node: Nod
             node.kernel.set(POD, "cpu.max", "400000 100000")
         await node.stop(f"life-{life}")
     await node.until(lambda: node.kernel.get(POD, "cpu.max") == "400000 100000")
-    assert node.counts.repairs["cpu"] == 0, "what claims change by coming and going is no repair"
+    assert node.counts.counters["repaired_cpu"] == 0, "what claims change by coming and going is no repair"
 
 
 async def test_a_new_instance_restores_what_the_one_before_has_lifted(node: Node, memory: Path) -> None:
@@ -97,7 +97,7 @@ async def test_a_resize_ends_and_begins_the_quota(node: Node) -> None:
     (update,) = await node.enforcer.update_container(pod(), container("claim"), Resources(cpu_quota=200_000))
     assert update.resources == Resources(cpus="2-3", cpu_quota=-1)
     await node.until(lambda: (node.quota(path), node.quota(POD)) == ("max", "500000"))
-    await node.until(lambda: node.counts.repairs["cpu"] >= 1)
+    await node.until(lambda: node.counts.counters["repaired_cpu"] >= 1)
 
 
 async def test_a_limit_of_the_claim_is_the_containers(node: Node) -> None:
@@ -146,7 +146,7 @@ async def test_protection_is_raised_on_every_ancestor_and_lowered_again(node: No
     assert shown() == mebibytes(64, 64, 96, 106)
     node.kernel.set(PODS, file, "0")
     await node.until(lambda: shown() == mebibytes(64, 64, 96, 106))
-    await node.until(lambda: node.counts.repairs["memory"] == 1)
+    await node.until(lambda: node.counts.counters["repaired_memory"] == 1)
     await node.stop("two", "p2")
     await node.until(lambda: shown() == mebibytes(64, 64, 64, 74))
     await node.stop("one")
@@ -174,7 +174,7 @@ async def test_a_memory_policy_needs_a_runtime_that_can_set_one(node: Node) -> N
     node.enforcer.runtime = LinkStatus(runtime_name="containerd", runtime_version="2.1.9")
     with pytest.raises(RefusedError, match=r"binding: preferred .* containerd 2\.1\.9 has no NRI 0\.12.*use binding"):
         await node.create("claim", *env)
-    assert node.counts.refusals == {"unsupported": 1}
+    assert node.counts.counters["refused_unsupported"] == 1
     node.enforcer.runtime = replace(node.enforcer.runtime, runtime_version="2.3.0", nri_version="v0.12.0")
     _, answer = await node.create("claim", *env)
     assert (answer.memory_policy is not None, answer.resources.mems) == (True, "")

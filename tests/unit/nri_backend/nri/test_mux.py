@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.nri.link import PLUGIN_CONNECTION, RUNTIME_CONNECTION, Trunk, wrap
-from nri_backend.ttrpc.wire import PeerError
+from nri_backend.ttrpc import PeerError
 
 from tests.strategies.streams import cut
 

@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import pytest
 from nri_backend._pb import ttrpc_pb2
-from nri_backend.ttrpc.connection import ClientConnection, ServerConnection
-from nri_backend.ttrpc.wire import (
+from nri_backend.ttrpc import (
     MAX_DATA,
     REQUEST,
     RESPONSE,
     Call,
+    ClientConnection,
     Code,
     FrameReader,
     OversizedError,
+    ServerConnection,
     StatusError,
     encode_frame,
 )

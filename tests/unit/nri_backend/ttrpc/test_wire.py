@@ -6,8 +6,8 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nri_backend.ttrpc.wire import MAX_DATA, REQUEST, RESPONSE, Frame, FrameReader, OversizedError, PeerError
-from nri_backend.ttrpc.wire import encode_frame as encoded
+from nri_backend.ttrpc import MAX_DATA, REQUEST, RESPONSE, Frame, FrameReader, OversizedError, PeerError
+from nri_backend.ttrpc import encode_frame as encoded
 
 from tests.strategies.streams import cut
 

@@ -10,9 +10,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -48,7 +47,6 @@ class Edges:
     leadership: Callable[[], Leadership]
     """Who enforces on this node."""
     observer: Telemetry
-    counters: Counter[str] = field(default_factory=Counter)
     clock: Callable[[], float] = time.monotonic
     """Seconds."""
 

@@ -107,8 +107,7 @@ class Auditor:
         while plan := [tracked.id for tracked in self._state.misplaced() if tracked.id not in done][:MOVES]:
             done |= self._taken(plan, await self._actuator.apply_some(plan, full=False))
         if done:
-            self._edges.counters["moved"] += len(done)
-            self._edges.observer.moved(time.monotonic() - started)
+            self._edges.observer.moved(len(done), time.monotonic() - started)
 
     async def audit(self, *, full: bool) -> None:
         """Compares every running container with the kernel's files and repairs them. ``full``: limits too."""
@@ -125,7 +124,7 @@ class Auditor:
             await self._prover.prove(self._state)
             if self._knows_all and self._edges.leadership().fresh:
                 await self._prover.forget_others()
-        self._edges.counters["audits"] += 1
+        self._edges.observer.counters["audits"] += 1
         self._actuator.progressed()
 
     async def _audit_groups(self) -> None:
@@ -146,7 +145,6 @@ class Auditor:
 
     def _count_repairs(self, outcomes: Iterable[Outcome]) -> None:
         for one in (one for outcome in outcomes for one in outcome.repaired):
-            self._edges.counters[f"repaired_{one.kind}"] += 1
             self._edges.observer.repaired(one.kind)
 
     def _taken(self, batch: Sequence[str], outcomes: Sequence[Outcome]) -> set[str]:

@@ -44,7 +44,6 @@ class Enforcer:
 
     def __init__(self, edges: Edges, state: NodeState, own_pod_uid: str) -> None:
         self.state = state
-        self.counters = edges.counters
         self.clear_seconds = CLEAR_SECONDS
         self.runtime = LinkStatus()
         """What the runtime can do; whoever has the connection sets it."""
@@ -263,7 +262,6 @@ class Enforcer:
         return tracked, refusal
 
     def _refused(self, tracked: Tracked, refusal: Refusal) -> RefusedError:
-        self.counters[f"refused_{refusal.reason}"] += 1
         self._edges.observer.refused(refusal.reason)
         self.state.refuse(replace(tracked, refusal=refusal, phase=Phase.REFUSED))
         fields = {"reason": str(refusal.reason), **tracked.names, "id": tracked.id, "error": refusal.text}

@@ -98,7 +98,7 @@ class KillWatch:
                 tracked = self._state.get(container_id)
                 if tracked is not None and tracked.entitlement.memory is not None:
                     _log.warning("the kernel killed for want of memory", extra={**tracked.names, "count": count})
-                    self._edges.counters["memory_kills"] += count
+                    self._edges.observer.counters["memory_kills"] += count
                     self._actuator.note(replace(tracked, memory_kills=tracked.memory_kills + count))
 
     def _read(self, pods: Mapping[str, list[Tracked]]) -> dict[str, _Counts]:

@@ -16,8 +16,17 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from struct import Struct
 
-from nri_backend.ttrpc.connection import ClientConnection, ServerConnection
-from nri_backend.ttrpc.wire import HEADER_BYTES, Call, Code, OversizedError, PeerError, StatusError, TtrpcError
+from nri_backend.ttrpc import (
+    HEADER_BYTES,
+    Call,
+    ClientConnection,
+    Code,
+    OversizedError,
+    PeerError,
+    ServerConnection,
+    StatusError,
+    TtrpcError,
+)
 
 PLUGIN_CONNECTION = 1
 """Here the runtime calls the plugin."""

@@ -20,7 +20,7 @@ from nri_backend.nri.model import (
     Resources,
     Update,
 )
-from nri_backend.ttrpc.wire import MAX_DATA
+from nri_backend.ttrpc import MAX_DATA
 
 _log = logging.getLogger(__name__)
 _OURS: Final = (CPU_ENV_PREFIX, MEMORY_ENV_PREFIX)
@@ -55,7 +55,6 @@ def read_container(message: pb.Container) -> Container:
         env=_of_ours(message.env),
         cgroups_path=message.linux.cgroups_path,
         resources=read_resources(message.linux.resources),
-        pid=message.pid,
     )
 
 
@@ -83,7 +82,6 @@ def read_resources(message: pb.LinuxResources) -> Resources:
         memory_limit=memory.limit.value or None,
         # An update appends to the runtime's list instead of replacing; the last entry of a page size is the valid one.
         hugepage_limits={limit.page_size: limit.limit for limit in message.hugepage_limits},
-        unified=dict(message.unified),
     )
 
 
@@ -113,7 +111,7 @@ def write_updates(updates: Sequence[Update], limit: int = MAX_DATA - _ENVELOPE_B
         message = pb.ContainerUpdate(
             container_id=update.container_id,
             linux=pb.LinuxContainerUpdate(resources=_write_resources(update.resources)),
-            ignore_failure=update.ignore_failure,
+            ignore_failure=True,
         )
         limit -= message.ByteSize() + around
         if limit < 0:
@@ -125,18 +123,14 @@ def write_updates(updates: Sequence[Update], limit: int = MAX_DATA - _ENVELOPE_B
 
 
 def _write_resources(resources: Resources) -> pb.LinuxResources:
-    message = pb.LinuxResources(
-        hugepage_limits=[pb.HugepageLimit(page_size=s, limit=n) for s, n in resources.hugepage_limits.items()],
-        unified=resources.unified,
-    )
+    limits = [pb.HugepageLimit(page_size=size, limit=limit) for size, limit in resources.hugepage_limits.items()]
+    message = pb.LinuxResources(hugepage_limits=limits)
     if resources.cpus:
         message.cpu.cpus = resources.cpus
     if resources.mems:
         message.cpu.mems = resources.mems
     if resources.cpu_quota is not None:
         message.cpu.quota.value = resources.cpu_quota
-    if resources.cpu_period is not None:
-        message.cpu.period.value = resources.cpu_period
     if resources.memory_limit is not None:
         message.memory.limit.value = resources.memory_limit
     return message

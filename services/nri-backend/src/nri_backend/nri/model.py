@@ -35,8 +35,6 @@ class Resources:
     """Bytes."""
     hugepage_limits: dict[str, int] = field(default_factory=dict)
     """Bytes by OCI page size (``2MB``, ``1GB``)."""
-    unified: dict[str, str] = field(default_factory=dict)
-    """cgroup v2 files by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,6 @@ class Container:
     """``slice:prefix:id`` under the systemd driver, else a path below the cgroup root."""
     resources: Resources = Resources()
     """What the runtime has stored, not what the kernel holds."""
-    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +86,10 @@ class Adjustment:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """New resources for a container that exists."""
+    """New resources for a container that exists; the runtime goes on when it fails."""
 
     container_id: str
     resources: Resources
-    ignore_failure: bool = True
 
 
 class RefusedError(Exception):

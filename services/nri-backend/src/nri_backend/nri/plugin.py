@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from nri_backend._pb import nri_pb2 as pb
 from nri_backend.nri.messages import read_container, read_pod, read_resources, write_adjustment, write_updates
 from nri_backend.nri.model import Container, ContainerHooks, Pod, RefusedError
-from nri_backend.ttrpc.wire import Call, Code, StatusError
+from nri_backend.ttrpc import Call, Code, StatusError
 
 PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Runtime"

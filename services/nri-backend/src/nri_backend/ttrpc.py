@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ttrpc puts on the wire: frames of a 10-byte header (length, stream id, type, flags; big endian) and a body.
+"""ttrpc, bytes in, calls or answers out, bytes to send. Sans I/O: no socket and no clock may come in here.
 
-The one place of this package that knows protobuf. Its errors say who is at fault: we, the peer, or a method.
+On the wire are frames of a 10-byte header (length, stream id, type, flags; big endian) and a body. A stream begins with
+a request and ends with its response. One that has ended is forgotten: all that is known of it is that its id is not
+above the last one. The errors say who is at fault: we, the peer, or a method.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
+from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -78,8 +81,7 @@ class Call:
     """Where the answer to a call that was received belongs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One whole frame."""
 
     stream_id: int
@@ -147,15 +149,6 @@ def encode_call(call: Call) -> bytes:
     ).SerializeToString()
 
 
-def decode_call(stream_id: int, data: bytes) -> Call:
-    """Reads the data of a request frame; raises PeerError when it is not one. Metadata is ignored."""
-    try:
-        request = ttrpc_pb2.Request.FromString(data)
-    except DecodeError as error:
-        raise PeerError(f"the request cannot be read: {error}") from error
-    return Call(request.service, request.method, request.payload, request.timeout_nano, stream_id)
-
-
 def encode_answer(answer: bytes | StatusError) -> bytes:
     """The data of a response frame. An error carries no payload: a Go client decodes it before it sees the status."""
     if isinstance(answer, StatusError):
@@ -175,3 +168,83 @@ def decode_answer(data: bytes) -> bytes | StatusError:
     if response.status.code != Code.OK:
         return StatusError(response.status.code, response.status.message)
     return response.payload
+
+
+class ServerConnection:
+    """The end that is called."""
+
+    def __init__(self) -> None:
+        self._reader = FrameReader()
+        self._last_id = 0
+        """The highest stream id that was ever used."""
+        self._open: set[int] = set()
+        """The streams that wait for an answer."""
+
+    def receive_data(self, data: bytes) -> Iterator[Call | bytes]:
+        """Takes the next bytes; yields calls to answer, and refusals to send of calls that broke a rule.
+
+        Must be exhausted. Raises PeerError when the bytes mean nothing.
+        """
+        for frame in self._reader.feed(data):
+            # Unknown types are to be ignored, and so are data frames: NRI has unary calls only.
+            if frame.type == REQUEST:
+                yield self._request(frame)
+
+    def respond(self, stream_id: int, answer: bytes | StatusError) -> bytes:
+        """The answer to an open call, as bytes to write. Raises OversizedError; the call is still open then."""
+        frame = encode_frame(stream_id, RESPONSE, encode_answer(answer))
+        if stream_id not in self._open:
+            raise RuntimeError(f"stream {stream_id} waits for no answer")
+        self._open.remove(stream_id)
+        return frame
+
+    def _request(self, frame: Frame) -> Call | bytes:
+        if frame.stream_id % 2 == 0:
+            return _refusal(frame, Code.INVALID_ARGUMENT, "a stream id of a client must be odd")
+        if frame.stream_id <= self._last_id:
+            return _refusal(frame, Code.INVALID_ARGUMENT, "a stream id must be higher than those before it")
+        self._last_id = frame.stream_id
+        if frame.data is None:
+            return _refusal(frame, Code.RESOURCE_EXHAUSTED, str(OversizedError(frame.length)))
+        try:
+            request = ttrpc_pb2.Request.FromString(frame.data)
+        except DecodeError as error:
+            # A Go server answers the stream and goes on as well: the frame around the nonsense was sound.
+            return _refusal(frame, Code.INVALID_ARGUMENT, f"the request cannot be read: {error}")
+        self._open.add(frame.stream_id)
+        # Metadata is ignored.
+        return Call(request.service, request.method, request.payload, request.timeout_nano, frame.stream_id)
+
+
+class ClientConnection:
+    """The end that calls, once: a plugin has nothing to ask but to be registered."""
+
+    def __init__(self) -> None:
+        self._reader = FrameReader()
+        self._stream_id = 0
+        """Of the call that waits for its answer; 0 for none."""
+
+    def call(self, call: Call) -> bytes:
+        """The call as bytes to write. Raises OversizedError."""
+        frame = encode_frame(1, REQUEST, encode_call(call))
+        self._stream_id = 1
+        return frame
+
+    def receive_data(self, data: bytes) -> Iterator[bytes | StatusError]:
+        """Takes the next bytes; yields the answer when it has come: a payload or an error.
+
+        Must be exhausted. Raises PeerError for nonsense.
+        """
+        for frame in self._reader.feed(data):
+            if frame.type != RESPONSE or not self._stream_id or frame.stream_id != self._stream_id:
+                continue
+            self._stream_id = 0
+            if frame.data is not None:
+                yield decode_answer(frame.data)
+            else:
+                text = f"the answer of {frame.length} bytes is longer than the {MAX_DATA} bytes of ttrpc"
+                yield StatusError(Code.RESOURCE_EXHAUSTED, text)
+
+
+def _refusal(frame: Frame, code: Code, text: str) -> bytes:
+    return encode_frame(frame.stream_id, RESPONSE, encode_answer(StatusError(code, text)))

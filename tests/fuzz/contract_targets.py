@@ -71,7 +71,7 @@ def _document(record: AllocationRecord) -> Any:
 
 
 def _file(record: AllocationRecord, inside: str) -> Any:
-    document = cdi.cdi_document(record)
+    document = json.loads(cdi.dump_claim_file(record))
     return document | {"annotations": {cdi.RECORD_ANNOTATION: inside}}
 
 

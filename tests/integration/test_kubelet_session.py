@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.kubelet.health import HealthBoard
+from dra_frontend.kubelet.dra import Answer, ClaimName, PreparedDevice
+from dra_frontend.kubelet.health import DeviceHealth, Health, HealthBoard
 from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
-from dra_frontend.kubelet.values import ClaimName, DeviceHealth, Failure, Health, Prepared, PreparedDevice
 
 from tests.fakes.kubelet import Kubelet
 from tests.fakes.kubelet_plugins import KubeletSettings
@@ -30,23 +30,23 @@ class Door:
         self.bad: set[str] = set()
         self.calls: list[tuple[str, str, list[str]]] = []
 
-    async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Prepared | Failure]:
+    async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Answer]:
         self.calls.append(("prepare", driver, [claim.uid for claim in claims]))
         return {claim.uid: self._answer(driver, claim) for claim in claims}
 
-    def _answer(self, driver: str, claim: ClaimName) -> Prepared | Failure:
+    def _answer(self, driver: str, claim: ClaimName) -> Answer:
         if claim.uid in self.bad:
-            return Failure(f"{claim}: no CPUs left")
-        return Prepared(
+            return Answer(error=f"{claim}: no CPUs left")
+        return Answer(
             tuple(
-                PreparedDevice((request,), "node", request, (f"{driver}/x={claim.uid}-{request}",), f"share-{request}")
+                PreparedDevice(request, "node", request, (f"{driver}/x={claim.uid}-{request}",), f"share-{request}")
                 for request in self.requests
             )
         )
 
-    async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Failure | None]:
+    async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Answer]:
         self.calls.append(("unprepare", driver, [claim.uid for claim in claims]))
-        return {claim.uid: Failure("still running") if claim.uid in self.bad else None for claim in claims}
+        return {claim.uid: Answer(error="still running" if claim.uid in self.bad else None) for claim in claims}
 
 
 def claim(uid: str, *drivers: str, pods: Sequence[str] = ("pod-a",)) -> dict[str, Any]:

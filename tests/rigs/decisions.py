@@ -44,7 +44,7 @@ def refused(
     """Why the claim is refused."""
     with pytest.raises(Refused) as caught:
         decided(found, inventory, driver, ledger, config)
-    return caught.value.text
+    return str(caught.value)
 
 
 def holding(*records: AllocationRecord, containers: tuple[ContainerReport, ...] = ()) -> Ledger:

@@ -18,7 +18,7 @@ from dra_frontend.claims.recovery import Recovery
 from dra_frontend.claims.service import NodeClaims
 from dra_frontend.claims.store import ClaimStore
 from dra_frontend.devices.inventory import Inventory, build_inventory
-from dra_frontend.kubelet.values import ClaimName, Failure, Prepared
+from dra_frontend.kubelet.dra import Answer, ClaimName
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.names import cdi_file_name
@@ -118,11 +118,11 @@ class Frontend:
         self.changed()
         return told
 
-    async def prepare(self, uid: str, driver: str = "dra.cpu") -> Prepared | Failure:
+    async def prepare(self, uid: str, driver: str = "dra.cpu") -> Answer:
         """Asks as the kubelet."""
         return (await self.claims.prepare(driver, [self.name(uid)]))[uid]
 
-    async def unprepare(self, uid: str, driver: str = "dra.cpu") -> Failure | None:
+    async def unprepare(self, uid: str, driver: str = "dra.cpu") -> Answer:
         """Gives back as the kubelet."""
         return (await self.claims.unprepare(driver, [self.name(uid)]))[uid]
 

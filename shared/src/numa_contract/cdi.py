@@ -90,8 +90,9 @@ def request_mounts(record: AllocationRecord, request: str) -> list[dict[str, Any
     mounts: list[dict[str, Any]] = []
     if file := record.metadata.get(request):
         mounts.append({"hostPath": file.host_path, "containerPath": file.mount_path, "options": ["ro", "bind"]})
-    mount, allocations = record.memory_parameters_of(request).mount, record.memory_of([request])
-    if mount and allocations:
+    parameters = record.memory_parameters.get(request)
+    mount = parameters.mount if parameters else None
+    if mount and (allocations := record.memory_of([request])):
         size = sum(allocation.size for allocation in allocations)
         limits = [f"pagesize={mount_page_size(allocations[0].page_bytes)}", f"size={size}", f"mode={mount.mode}"]
         options = ["nosuid", "nodev", *limits]
@@ -100,8 +101,8 @@ def request_mounts(record: AllocationRecord, request: str) -> list[dict[str, Any
     return mounts
 
 
-def cdi_document(record: AllocationRecord) -> dict[str, Any]:
-    """Returns the CDI document of a record: one device for each request."""
+def dump_claim_file(record: AllocationRecord) -> bytes:
+    """Returns the bytes of the record's file, with one CDI device for each request; the same record gives the same."""
     devices = []
     for request in record.requests:
         edits: dict[str, Any] = {"env": [f"{key}={value}" for key, value in request_env(record, request).items()]}
@@ -109,17 +110,13 @@ def cdi_document(record: AllocationRecord) -> dict[str, Any]:
             edits["mounts"] = mounts
         name = cdi_device_name(record.claim.uid, record.device_request(request))
         devices.append({"name": name, "containerEdits": edits})
-    return {
+    document = {
         "cdiVersion": CDI_VERSION,
         "kind": CDI_KINDS[record.driver],
         "annotations": {RECORD_ANNOTATION: record.model_dump_json(exclude_defaults=False)},
         "devices": devices,
     }
-
-
-def dump_claim_file(record: AllocationRecord) -> bytes:
-    """Returns the bytes of the record's file; the same record gives the same bytes."""
-    return (json.dumps(cdi_document(record), indent=1, sort_keys=True) + "\n").encode()
+    return (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
 
 
 def _environment(document: Any) -> list[str]:

@@ -63,19 +63,9 @@ def check_uid(uid: str) -> str:
     return uid
 
 
-def base_request(request: str) -> str:
-    """Returns the request's name without its subrequest: ``"cpus/big"`` becomes ``"cpus"``."""
-    return request.partition("/")[0]
-
-
 def cdi_device_name(uid: str, request: str | None) -> str:
     """Returns the CDI device of a claim; ``request`` is None when the claim has a single one for the driver."""
     return f"claim-{check_uid(uid)}" + (f"-{request}" if request else "")
-
-
-def cdi_device_id(driver: str, uid: str, request: str | None) -> str:
-    """Returns the qualified CDI device, ``dra.k8s.io/cpu=claim-<uid>``. The kubelet checkpoints these."""
-    return f"{CDI_KINDS[driver]}={cdi_device_name(uid, request)}"
 
 
 def cdi_file_name(driver: str, uid: str) -> str:

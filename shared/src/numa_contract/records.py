@@ -23,7 +23,7 @@ from pydantic.alias_generators import to_camel
 
 from numa_contract.cpuset import HIGHEST_CPU, format_cpu_list, parse_cpu_list
 from numa_contract.errors import MalformedError, UnsupportedVersionError, shown
-from numa_contract.names import DRIVERS, base_request, cdi_device_id
+from numa_contract.names import CDI_KINDS, DRIVERS, cdi_device_name
 
 RECORD_VERSION: Final = 1
 _MOST_RESULTS: Final = 32
@@ -117,8 +117,8 @@ class AllocationResult(RecordPart):
 
     @property
     def base(self) -> str:
-        """The request's base name: what the kubelet and containers call it."""
-        return base_request(self.request)
+        """The request's name without its subrequest: what the kubelet and containers call it."""
+        return self.request.partition("/")[0]
 
 
 class CpuAllocation(RecordPart):
@@ -244,8 +244,11 @@ class AllocationRecord(RecordPart):
         return request if len(self.requests) > 1 else None
 
     def cdi_id(self, request: str) -> str:
-        """Returns the CDI device id of a request (base name)."""
-        return cdi_device_id(self.driver, self.claim.uid, self.device_request(request))
+        """Returns the qualified CDI device of a request (base name), ``dra.k8s.io/cpu=claim-<uid>``.
+
+        The kubelet checkpoints these.
+        """
+        return f"{CDI_KINDS[self.driver]}={cdi_device_name(self.claim.uid, self.device_request(request))}"
 
     def cpus_of(self, requests: Iterable[str] | None = None) -> frozenset[int]:
         """Returns the CPUs of some requests, of all of them by default."""

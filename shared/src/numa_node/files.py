@@ -109,7 +109,11 @@ class FileLock:
         try:
             async with asyncio.timeout(limit) as scope:
                 mine = await self._turn.acquire()
-                await self._flock()
+                # Polled, since a thread that sits in flock(2) cannot be cancelled and would outlive the event loop.
+                delay = _FIRST_DELAY
+                while not self._try():
+                    await asyncio.sleep(delay)
+                    delay = min(delay * 2, _LONGEST_DELAY)
         except BaseException as error:
             if mine:
                 self._turn.release()
@@ -117,13 +121,6 @@ class FileLock:
                 raise LockTimeoutError(self.path, limit, own=not mine) from None
             raise
         self.held = True
-
-    async def _flock(self) -> None:
-        # Polled, since a thread that sits in flock(2) cannot be cancelled and would outlive the event loop.
-        delay = _FIRST_DELAY
-        while not self._try():
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, _LONGEST_DELAY)
 
     def _try(self) -> bool:
         if self._descriptor is None:

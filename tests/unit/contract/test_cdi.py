@@ -7,7 +7,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numa_contract.cdi import RECORD_ANNOTATION, cdi_document, dump_claim_file, parse_claim_file, request_env
+from numa_contract.cdi import RECORD_ANNOTATION, dump_claim_file, parse_claim_file, request_env
 from numa_contract.errors import MalformedError
 from numa_contract.names import cdi_file_name, parse_env_key
 from numa_contract.records import AllocationRecord, MemoryAllocation, MemoryMount, MetadataFile
@@ -38,7 +38,7 @@ def test_a_file_is_what_the_specification_allows(record: AllocationRecord) -> No
 
     A runtime refuses the whole file otherwise. Each device has variables of ours, which name this claim.
     """
-    document = cdi_document(record)
+    document = json.loads(dump_claim_file(record))
     assert document["cdiVersion"] == "0.6.0"
     assert set(document) == {"cdiVersion", "kind", "annotations", "devices"}
     assert all(isinstance(value, str) for value in document["annotations"].values())
@@ -83,7 +83,7 @@ def test_each_device_mounts_what_its_own_request_has() -> None:
     parts = (("a", 0, 64 * MIB, 2 * MIB), ("a", 1, 2 * MIB, 2 * MIB), ("b", 0, GIB, GIB))
     file = MetadataFile(host_path="/var/lib/kubelet/x.json", mount_path="/var/run/x.json", content="{}")
     record = memory_record("c1", *parts, a=mount).model_copy(update={"metadata": {"a": file}})
-    first, second = (device["containerEdits"] for device in cdi_document(record)["devices"])
+    first, second = (device["containerEdits"] for device in json.loads(dump_claim_file(record))["devices"])
     assert first["mounts"] == [
         {"hostPath": "/var/lib/kubelet/x.json", "containerPath": "/var/run/x.json", "options": ["ro", "bind"]},
         {
@@ -100,7 +100,7 @@ def test_a_record_of_another_claim_is_named_in_one_short_line() -> None:
     """The problem reaches logs, Events and the lease; the file holds CPUs, but gives no rights."""
     record = cpu_record("c1", "a=0-1")
     assert "'c1'" in parse_claim_file(cdi_file_name("dra.cpu", "other"), dump_claim_file(record)).problem
-    document = cdi_document(record)
+    document = json.loads(dump_claim_file(record))
     other = record.model_dump(mode="json")
     other["claim"]["uid"] = "\n2026 ERROR forged" + "a" * 9000
     document["annotations"][RECORD_ANNOTATION] = json.dumps(other)
@@ -121,7 +121,7 @@ def test_an_unreadable_record_still_holds_what_it_gave(annotation: str | None) -
         update={"memory": (MemoryAllocation(request="m", hugepages=True, **huge), plain)}
     )
     for record in (cpu_record("c1", "a=0-1"), memory):
-        document = cdi_document(record)
+        document = json.loads(dump_claim_file(record))
         document["annotations"] = {} if annotation is None else {RECORD_ANNOTATION: annotation}
         file = parse_claim_file(file_name(record), json.dumps(document).encode())
         assert file.record is None

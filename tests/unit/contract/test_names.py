@@ -16,8 +16,9 @@ METADATA = "/var/run/kubernetes.io/dra-device-attributes"
 @pytest.mark.parametrize(
     ("built", "name"),
     [
-        (names.cdi_device_id("dra.cpu", UID, None), f"dra.k8s.io/cpu=claim-{UID}"),
-        (names.cdi_device_id("dra.memory", UID, "big"), f"dra.k8s.io/memory=claim-{UID}-big"),
+        (names.cdi_device_name(UID, None), f"claim-{UID}"),
+        (names.cdi_device_name(UID, "big"), f"claim-{UID}-big"),
+        (names.CDI_KINDS["dra.memory"], "dra.k8s.io/memory"),
         (names.cdi_file_name("dra.cpu", UID), f"dra.k8s.io-cpu_claim-{UID}.json"),
         (names.cpu_env_key(UID, None), f"DRA_CPUSET_{UID}"),
         (names.cpu_env_key(UID, "a"), f"DRA_CPUSET_{UID}_a"),

@@ -54,7 +54,7 @@ def read(claim: object, uid: str = UID) -> ClaimView:
 def refusal(claim: object, uid: str = UID) -> str:
     with pytest.raises(Refused) as caught:
         read(claim, uid)
-    return caught.value.text
+    return str(caught.value)
 
 
 def consuming(amount: object, key: str = "dra.cpu/cpu") -> dict[str, Any]:

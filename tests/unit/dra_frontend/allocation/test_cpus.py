@@ -51,7 +51,7 @@ def outcome(
     try:
         return decided(asked(asks, order, widest(inventory).name), inventory, ledger=ledger)
     except Refused as refusal:
-        return refusal.text
+        return str(refusal)
 
 
 def widest(inventory: Inventory) -> CpuDevice:

@@ -56,7 +56,7 @@ def memory_wish(*config: Entry, kinds: tuple[str, ...] = ("memory",), size: str 
 def fault(judged: Judged) -> str:
     """Why the claim is refused."""
     assert judged.refusal is not None
-    text = judged.refusal.text
+    text = str(judged.refusal)
     assert text.startswith(("request cpus: ", "request r: "))
     return text.partition(": ")[2]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from dra_frontend.claims.directory import ClaimFiles
-from numa_contract.cdi import RECORD_ANNOTATION, cdi_document, dump_claim_file
+from numa_contract.cdi import RECORD_ANNOTATION, dump_claim_file
 from numa_contract.names import cdi_file_name
 from numa_contract.records import AllocationRecord, Owner
 
@@ -67,7 +67,7 @@ def test_a_failed_write_changes_nothing(files: ClaimFiles, tmp_path: Path) -> No
 
 def test_a_file_with_an_unreadable_record_is_copied_and_stays(files: ClaimFiles, tmp_path: Path) -> None:
     """A healthy pod needs the file to restart: it is copied, its CPUs are held from its environment."""
-    document = cdi_document(record())
+    document = json.loads(dump_claim_file(record()))
     document["annotations"][RECORD_ANNOTATION] = "{"
     path = tmp_path / "cdi" / NAME
     path.parent.mkdir()

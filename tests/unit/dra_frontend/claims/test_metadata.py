@@ -10,7 +10,6 @@ import pytest
 from dra_frontend.allocation.claim import ClaimView, read_claim
 from dra_frontend.claims.metadata import MetadataFiles
 from dra_frontend.devices.inventory import Inventory, build_inventory
-from dra_frontend.kubelet.values import Failure, Prepared
 from numa_contract.config import Config
 from numa_contract.records import AllocationRecord
 
@@ -110,7 +109,7 @@ class Node(Frontend):
         """A claim is prepared."""
         self.api.add(found)
         answer = await self.prepare(found["metadata"]["uid"])
-        assert isinstance(answer, Prepared), answer
+        assert answer.error is None, answer
 
     def metadata(self, claim_name: str = "claim-u") -> Path:
         """A claim's metadata file."""
@@ -176,7 +175,7 @@ async def test_a_failed_prepare_leaves_no_file(node: Node) -> None:
     """Where the CDI file cannot be written there is no claim, and so nothing to tell."""
     node.file("u").mkdir(parents=True)
     node.api.add(document(cpus(2)))
-    assert isinstance(await node.prepare("u"), Failure)
+    assert (await node.prepare("u")).error is not None
     assert list(node.plugins.iterdir()) == []
 
 

@@ -9,7 +9,7 @@ import pytest
 from dra_frontend.allocation.decide import Judged
 from dra_frontend.api_server.errors import UnavailableError
 from dra_frontend.devices.inventory import build_inventory
-from dra_frontend.kubelet.values import ClaimName, Failure, Prepared
+from dra_frontend.kubelet.dra import Answer, ClaimName
 from numa_contract.config import Config
 from numa_node.files import FileLock
 
@@ -35,10 +35,10 @@ async def test_prepare_answers_with_the_ids_of_the_file(node: Frontend, api: Cla
     """The file is there before the answer, one device per request, share ids echoed."""
     api.add(claim("u", cpus(1, "a"), cpus(1, "b/big")))
     answer = await node.prepare("u")
-    assert isinstance(answer, Prepared)
-    assert [(d.requests, d.cdi_ids, d.share_id) for d in answer.devices] == [
-        (("a",), ("dra.k8s.io/cpu=claim-u-a",), "share-a"),
-        (("b",), ("dra.k8s.io/cpu=claim-u-b",), "share-b/big"),
+    assert answer.error is None
+    assert [(d.request, d.cdi_ids, d.share_id) for d in answer.devices] == [
+        ("a", ("dra.k8s.io/cpu=claim-u-a",), "share-a"),
+        ("b", ("dra.k8s.io/cpu=claim-u-b",), "share-b/big"),
     ]
     assert node.file("u").exists()
 
@@ -55,7 +55,7 @@ async def test_without_enforcement_nothing_is_prepared(tmp_path: Path, api: Clai
         answer = tasks.create_task(instance.prepare("u"))
         await asyncio.sleep(0)
         instance.enforce()
-    assert isinstance(answer.result(), Prepared)
+    assert answer.result().error is None
 
 
 @pytest.mark.fault("cpu peer 9.4.5")
@@ -97,7 +97,7 @@ async def test_one_bad_claim_does_not_fail_the_others(node: Frontend, api: Claim
     unwritable = api.add(surrogate)
     huge = api.add(claim("huge", memory("9E"), cpus(1)))
     answers = await node.claims.prepare("dra.cpu", [*names, greedy, gone, unwritable, huge, good, replaced])
-    assert {uid for uid, answer in answers.items() if isinstance(answer, Prepared)} == {"good", "huge"}
+    assert {uid for uid, answer in answers.items() if answer.error is None} == {"good", "huge"}
     assert "internal error" in str(answers["surrogate"])
     assert not node.file("surrogate").exists()
 
@@ -123,7 +123,7 @@ async def test_what_cannot_be_read_or_written_changes_nothing(node: Frontend, ap
     assert "its CDI file cannot be written" in str(await node.prepare("u"))
     node.file("u").rmdir()
     assert node.store.ledger.held_cpus() == frozenset()
-    assert isinstance(await node.prepare("u"), Prepared)
+    assert (await node.prepare("u")).error is None
     node.file("u").unlink()
     node.file("u").mkdir()
     assert "its CDI file cannot be removed" in str(await node.unprepare("u"))
@@ -133,7 +133,7 @@ async def test_a_claim_that_only_watches_gets_no_cdi_device(node: Frontend, api:
     """Administrative access is answered, and takes nothing."""
     api.add(claim("u", result("all", "dra.cpu", "cpudevnuma000", adminAccess=True)))
     answer = await node.prepare("u")
-    assert isinstance(answer, Prepared)
+    assert answer.error is None
     assert answer.devices[0].cdi_ids == ()
     assert not node.file("u").exists()
 
@@ -144,16 +144,16 @@ async def test_both_drivers_keep_their_own_files(node: Frontend, api: Claims) ->
     api.add(claim("u", cpus(1), memory("1Gi")))
     await node.prepare("u")
     await node.prepare("u", "dra.memory")
-    assert await node.unprepare("u") is None
+    assert (await node.unprepare("u")).error is None
     assert not node.file("u").exists()
     assert node.file("u", "dra.memory").exists()
 
 
 async def test_unprepare_of_what_nobody_knows_succeeds(node: Frontend) -> None:
     """The kubelet repeats itself, and its claims may be older than we are."""
-    assert await node.claims.unprepare("dra.cpu", [ClaimName("ns", "n", "u")] * 2) == {"u": None}
+    assert await node.claims.unprepare("dra.cpu", [ClaimName("ns", "n", "u")] * 2) == {"u": Answer()}
     answer = await node.claims.unprepare("dra.cpu", [ClaimName("ns", "n", "../../etc/passwd")])
-    assert all(isinstance(failure, Failure) for failure in answer.values())
+    assert all(failure.error is not None for failure in answer.values())
 
 
 @pytest.mark.fault("cpu peer 9.2.1", "cpu peer 9.2.6", "memory peer, prepare")
@@ -165,7 +165,7 @@ async def test_a_restart_forgets_nothing(node: Frontend, api: Claims, tmp_path: 
     await again.prepare("u")
     assert again.record("u") == node.record("u")
     api.add(claim("v", cpus(2)))
-    assert isinstance(await again.prepare("v"), Failure)
+    assert (await again.prepare("v")).error is not None
 
 
 async def test_nothing_is_chosen_while_reports_are_incomplete(node: Frontend, api: Claims) -> None:
@@ -196,7 +196,7 @@ async def test_nothing_is_chosen_while_reports_are_incomplete(node: Frontend, ap
         await eventually(lambda: bool(node.backend.news._waiters))
         assert not answer.done()
         node.enforce()
-    assert isinstance(answer.result(), Prepared)
+    assert answer.result().error is None
 
 
 async def test_a_container_that_has_just_ended_costs_the_next_pod_no_retry(node: Frontend, api: Claims) -> None:
@@ -212,7 +212,7 @@ async def test_a_container_that_has_just_ended_costs_the_next_pod_no_retry(node:
         await eventually(lambda: bool(node.backend.news._waiters))
         assert not answer.done()
         node.report(claims=[use], state="stopped")
-    assert isinstance(answer.result(), Prepared)
+    assert answer.result().error is None
 
 
 @pytest.mark.fault("security S4")
@@ -245,7 +245,7 @@ async def test_a_claim_that_is_being_released_comes_back_as_it_was(node: Fronten
     again.report(unknownClaims=[{"uid": "a", "driver": "dra.cpu", "cpus": sorted(held)}])
     again.enforce()
     again.report(unknownClaims=[{"uid": "a", "driver": "dra.cpu", "cpus": sorted(held)}])
-    assert isinstance(await again.prepare("a"), Prepared)
+    assert (await again.prepare("a")).error is None
     assert again.cpus("a") == held
-    assert isinstance(await again.prepare("b"), Prepared)
+    assert (await again.prepare("b")).error is None
     assert not again.cpus("b") & held

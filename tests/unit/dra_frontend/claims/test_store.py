@@ -258,7 +258,7 @@ async def test_after_the_rename_a_claim_is_held_whatever_fails(tmp_path: Path) -
     (tmp_path / "claims.journal").unlink()
     (tmp_path / "claims.journal").mkdir()
     answers = await node.claims.prepare("dra.cpu", [node.name("a"), node.name("b")])
-    assert {type(answer).__name__ for answer in answers.values()} == {"Prepared"}
+    assert {answer.error for answer in answers.values()} == {None}
     assert on_disk(tmp_path) == {"a": {1, 5}, "b": {4}}
     assert "claims.journal cannot be written" in node.store.problems[0]
     standby = Frontend(tmp_path, None, *node.api.documents.values(), active=False)
@@ -276,13 +276,13 @@ async def test_a_full_disk_does_not_keep_claims_from_being_taken_back(tmp_path: 
     held = node.cpus("b")
     node.report(claims=[{"uid": "b", "driver": "dra.cpu"}], cpus=sorted(held))
     with full_disk((tmp_path / "claims.journal").stat().st_size):
-        assert [await node.unprepare(uid) for uid in "ab"] == [None, None]
+        assert [(await node.unprepare(uid)).error for uid in "ab"] == [None, None]
         with full_disk(16):
             assert "cannot be written" in str(await node.prepare("c"))
             assert node.store.ledger.held_cpus() == held
     assert sorted(path.name for path in (tmp_path / "cdi").iterdir()) == []
     node.report(claims=[], state="stopped")
-    assert type(await node.prepare("c")).__name__ == "Prepared"
+    assert (await node.prepare("c")).error is None
     assert node.store.problems == []
 
 

@@ -2,15 +2,14 @@
 """Values to the DRA service's messages and back, read with an independent copy of the messages."""
 
 import pytest
-from dra_frontend.kubelet.dra import read_claims, write_prepared, write_unprepared
-from dra_frontend.kubelet.values import ClaimName, Failure, Prepared, PreparedDevice
+from dra_frontend.kubelet.dra import Answer, ClaimName, PreparedDevice, read_claims, write_prepared, write_unprepared
 
 from tests.fakes._pb import dra_v1_pb2, dra_v1beta1_pb2
 
-DEVICE = PreparedDevice(("cpus",), "node", "cpudevnuma000", ("dra.k8s.io/cpu=claim-u",), "share")
+DEVICE = PreparedDevice("cpus", "node", "cpudevnuma000", ("dra.k8s.io/cpu=claim-u",), "share")
 
 
-def written(**answers: Prepared | Failure) -> dra_v1_pb2.NodePrepareResourcesResponse:
+def written(**answers: Answer) -> dra_v1_pb2.NodePrepareResourcesResponse:
     return dra_v1_pb2.NodePrepareResourcesResponse.FromString(write_prepared(answers))
 
 
@@ -25,45 +24,45 @@ def test_claims_are_read_from_both_versions_and_both_calls() -> None:
 @pytest.mark.fault("protocol trap 4.8")
 def test_subrequests_are_stripped() -> None:
     """A name like ``req/sub`` would make the kubelet inject nothing, silently."""
-    device = PreparedDevice(("cpus/big", "cpus/small"), "p", "d", ("i",))
-    (sent,) = written(u=Prepared((device,))).claims["u"].devices
+    device = PreparedDevice("cpus/big", "p", "d", ("i",))
+    (sent,) = written(u=Answer((device,))).claims["u"].devices
     assert list(sent.request_names) == ["cpus"]
 
 
 @pytest.mark.fault("protocol trap 4.1")
 def test_share_id_is_sent_in_v1_and_unknown_to_v1beta1() -> None:
     """Shares of one device differ by share id only; v1beta1 has no such field."""
-    (device,) = written(u=Prepared((DEVICE,))).claims["u"].devices
+    (device,) = written(u=Answer((DEVICE,))).claims["u"].devices
     assert device.share_id == "share"
     assert list(device.cdi_device_ids) == ["dra.k8s.io/cpu=claim-u"]
-    data = write_prepared({"u": Prepared((DEVICE,))}, share_ids=False)
+    data = write_prepared({"u": Answer((DEVICE,))}, share_ids=False)
     (old,) = dra_v1beta1_pb2.NodePrepareResourcesResponse.FromString(data).claims["u"].devices
     assert (old.pool_name, old.device_name, list(old.request_names)) == ("node", "cpudevnuma000", ["cpus"])
     assert not dra_v1_pb2.NodePrepareResourcesResponse.FromString(data).claims["u"].devices[0].HasField("share_id")
 
 
-BAD = PreparedDevice(("r",), "pool \udcff", "d", ("i",))
+BAD = PreparedDevice("r", "pool \udcff", "d", ("i",))
 
 
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (Prepared(()), "without any device"),
-        (Failure(""), "unknown error"),
-        (Failure("file \udcff.json"), "file "),
-        (Failure("x\n2026 ERROR forged\r\x1b[2J" + "é" * 9000), r"x\n2026 ERROR forged\r\x1b[2J"),
-        (Prepared((BAD,)), "cannot be written"),
+        (Answer(()), "without any device"),
+        (Answer(error=""), "unknown error"),
+        (Answer(error="file \udcff.json"), "file "),
+        (Answer(error="x\n2026 ERROR forged\r\x1b[2J" + "é" * 9000), r"x\n2026 ERROR forged\r\x1b[2J"),
+        (Answer((BAD,)), "cannot be written"),
     ],
     ids=["empty", "no text", "broken text", "long text", "not text"],
 )
 @pytest.mark.fault("protocol trap 4.9", "security S10")
-def test_a_failure_arrives_as_a_failure_and_fails_alone(answer: Prepared | Failure, error: str) -> None:
+def test_a_failure_arrives_as_a_failure_and_fails_alone(answer: Answer, error: str) -> None:
     """An empty answer or text would read as success; any text goes into logs and events: short, and one line."""
-    claims = written(bad=answer, good=Prepared((DEVICE,))).claims
+    claims = written(bad=answer, good=Answer((DEVICE,))).claims
     assert error in claims["bad"].error
     assert len(claims["bad"].error.encode()) <= 1024
     assert claims["bad"].error.isprintable()
     assert claims["good"].devices[0].device_name == "cpudevnuma000"
-    response = dra_v1_pb2.NodeUnprepareResourcesResponse.FromString(write_unprepared({"bad": answer, "good": None}))
-    assert bool(response.claims["bad"].error) == isinstance(answer, Failure)
+    response = dra_v1_pb2.NodeUnprepareResourcesResponse.FromString(write_unprepared({"bad": answer, "good": Answer()}))
+    assert bool(response.claims["bad"].error) == (answer.error is not None)
     assert response.claims["good"].error == ""

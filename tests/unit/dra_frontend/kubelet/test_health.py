@@ -7,8 +7,7 @@ from collections.abc import AsyncGenerator
 from typing import cast
 
 import pytest
-from dra_frontend.kubelet.health import RESEND_SECONDS, STALE_SECONDS, HealthBoard, write_health
-from dra_frontend.kubelet.values import DeviceHealth, Health
+from dra_frontend.kubelet.health import RESEND_SECONDS, STALE_SECONDS, DeviceHealth, Health, HealthBoard, write_health
 
 from tests.fakes._pb import dra_health_v1alpha1_pb2 as pb
 

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from dra_frontend.kubelet.dra import Answer, ClaimName, PreparedDevice
 from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
-from dra_frontend.kubelet.values import ClaimName, Failure, Prepared, PreparedDevice
 from numa_node.addresses import SocketPathError
 
 from tests.fakes._pb import dra_v1_pb2, pluginregistration_pb2
@@ -31,18 +31,18 @@ class Door:
         self._lost = lost
         self.prepared: list[tuple[str, tuple[ClaimName, ...]]] = []
 
-    async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Prepared | Failure]:
+    async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Answer]:
         self.prepared.append((driver, tuple(claims)))
         if self._first:
             await self._first()
-        device = PreparedDevice(("cpus",), "node", "cpudevnuma000", ("dra.k8s.io/cpu=x",))
-        answers = {claim.uid: Prepared((device,)) for claim in claims if claim.uid not in self._lost}
-        return {**answers, "never-asked-for": Failure("noise")}
+        device = PreparedDevice("cpus", "node", "cpudevnuma000", ("dra.k8s.io/cpu=x",))
+        answers = {claim.uid: Answer((device,)) for claim in claims if claim.uid not in self._lost}
+        return {**answers, "never-asked-for": Answer(error="noise")}
 
-    async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Failure | None]:
+    async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Answer]:
         if self._first:
             await self._first()
-        return {claim.uid: None for claim in claims if claim.uid not in self._lost}
+        return {claim.uid: Answer() for claim in claims if claim.uid not in self._lost}
 
 
 class Counted:

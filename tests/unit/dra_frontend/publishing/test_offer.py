@@ -9,7 +9,7 @@ from dra_frontend.devices.cpu_groups import DeviceKind
 from dra_frontend.devices.inventory import InUse, Inventory, build_inventory
 from dra_frontend.devices.model import CpuDevice, Device, MemoryDevice
 from dra_frontend.devices.slices import slice_documents
-from dra_frontend.kubelet.values import DeviceHealth, Health
+from dra_frontend.kubelet.health import DeviceHealth, Health
 from dra_frontend.machine.model import HugepagePool, Machine
 from dra_frontend.publishing.offer import Snapshot, snapshot
 from hypothesis import given, settings

@@ -39,10 +39,6 @@ T = TypeVar("T")
 class Refused(Exception):  # noqa: N818 - an answer to the claim's author, not a fault of ours
     """The one way to refuse a claim: one sentence with the remedy, which reaches the pod's events."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
-        super().__init__(text)
-
 
 class Source(StrEnum):
     """Who wrote an opaque configuration."""

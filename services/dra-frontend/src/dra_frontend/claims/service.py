@@ -12,7 +12,7 @@ from typing import Final
 from numa_contract.config import Config
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.errors import ContractError
-from numa_contract.records import AllocationRecord
+from numa_contract.records import AllocationRecord, AllocationResult
 
 from dra_frontend.allocation.claim import ClaimView, Refused, read_claim
 from dra_frontend.allocation.decide import Judged, judge
@@ -22,7 +22,7 @@ from dra_frontend.claims.directory import Transaction
 from dra_frontend.claims.recovery import ClaimSource, Recovery
 from dra_frontend.claims.store import ClaimStore
 from dra_frontend.devices.inventory import Inventory
-from dra_frontend.kubelet.values import ClaimName, Failure, Prepared, PreparedDevice
+from dra_frontend.kubelet.dra import Answer, ClaimName, PreparedDevice
 
 _log = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ _log = logging.getLogger(__name__)
 BACKEND_WAIT_SECONDS: Final = 20.0
 # What a claim needs may be that of a container that has just ended: the backend reports at most ten times a second.
 REPORT_SECONDS: Final = 1.0
-_UNUSABLE: Final = "the CDI directory cannot be used"
-Answers = Mapping[str, Prepared | Failure]
+Answers = Mapping[str, Answer]
+"""By claim UID."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,26 +65,24 @@ class NodeClaims:
         async with asyncio.TaskGroup() as tasks:
             reading = {claim.uid: tasks.create_task(self._judge(driver, claim)) for claim in claims}
         read = {uid: task.result() for uid, task in reading.items()}
-        answers = {uid: answer for uid, answer in read.items() if not isinstance(answer, Judged)}
-        if judged := [one for one in read.values() if isinstance(one, Judged)]:
-            answers |= await self._decide(judged, deadline)
+        judged = [one for one in read.values() if isinstance(one, Judged)]
+        decided = await self._decide(judged, deadline) if judged else {}
+        answers = {uid: one if isinstance(one, Answer) else decided[uid] for uid, one in read.items()}
         for claim in claims:
-            answer = answers[claim.uid]
-            if isinstance(answer, Failure):
-                extra = {"driver": driver, "claim": str(claim), "error": answer.text}
-                _log.warning("prepare failed", extra=extra)
+            if (error := answers[claim.uid].error) is not None:
+                _log.warning("prepare failed", extra={"driver": driver, "claim": str(claim), "error": error})
         return answers
 
-    async def _judge(self, driver: str, claim: ClaimName) -> Judged | Prepared | Failure:
+    async def _judge(self, driver: str, claim: ClaimName) -> Judged | Answer:
         """Reads a claim and all that its author wrote, before the lock is taken."""
         try:
             document = await self._source.get_claim(claim.namespace, claim.name)
             if document is None:
-                return Failure(f"{claim} does not exist any more")
+                return Answer(error=f"{claim} does not exist any more")
             view = read_claim(document)
             view.check_usable(claim.uid)
             if not view.results[driver]:
-                return _devices(view, driver, None)
+                return _prepared(view, driver, None)
             return judge(view, driver, self._inventory(), self._config)
         except Exception as error:  # noqa: BLE001 - a claim of any shape is a refusal of that claim
             return _failure(claim, error)
@@ -104,14 +102,14 @@ class NodeClaims:
             try:
                 decided = await self._store.transact(partial(self._choose, judged))
             except OSError as error:
-                return {one.view.claim.uid: Failure(f"{one.view}: {_UNUSABLE}: {error}") for one in judged}
+                return {one.view.claim.uid: _failure(one.view, error) for one in judged}
             if decided is None:
                 problem = await self.backend_ready(deadline)
                 if problem or time() > deadline:
                     problem = problem or "its reports keep changing"
                     return {one.view.claim.uid: _unenforced(one.view, problem) for one in judged}
             elif (
-                any(isinstance(answer, Failure) for answer in decided.values())
+                any(answer.error is not None for answer in decided.values())
                 and self._store.ledger.releasing
                 and time() < patience
             ):
@@ -124,66 +122,70 @@ class NodeClaims:
     def _choose(self, judged: Sequence[Judged], transaction: Transaction) -> Answers | None:
         if not transaction.certain:
             return None
+        answers: dict[str, Answer] = {}
         # The inventory of the moment of choosing: until then a CPU may have gone while others had the lock.
         inventory = self._inventory()
-        return {one.view.claim.uid: _prepare(transaction, one, inventory) for one in judged}
+        for one in judged:
+            view = one.view
+            try:
+                record = transaction.prepare(one, inventory)
+                answers[view.claim.uid] = _prepared(view, record.driver, record)
+            except Exception as error:  # noqa: BLE001 - as above
+                answers[view.claim.uid] = _failure(view, error, "its CDI file cannot be written")
+        return answers
 
-    async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Failure | None]:
+    async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Answers:
         """Takes claims back; one that is not known is taken back already."""
         try:
             return await self._store.transact(partial(_unprepare, driver, claims))
         except OSError as error:
-            return {claim.uid: Failure(f"{claim}: {_UNUSABLE}: {error}") for claim in claims}
+            return {claim.uid: _failure(claim, error) for claim in claims}
 
 
-def _prepare(transaction: Transaction, judged: Judged, inventory: Inventory) -> Prepared | Failure:
-    view = judged.view
-    try:
-        record = transaction.prepare(judged, inventory)
-    except Exception as error:  # noqa: BLE001 - as above
-        return _failure(view, error, "its CDI file cannot be written")
-    memory = {part.device: part.size for part in record.memory}
-    extra = {"driver": record.driver, "claim": str(view), "uid": view.claim.uid}
-    _log.info("prepared", extra={**extra, "cpus": format_cpu_list(record.cpus_of()), "memory": memory})
-    return _devices(view, record.driver, record)
+def _prepared(view: ClaimView, driver: str, record: AllocationRecord | None) -> Answer:
+    """Returns what the kubelet is answered, and logs it. ``record`` is None for a claim that only watches."""
+    given: list[tuple[AllocationResult, tuple[str, ...]]] = []
+    if record is not None:
+        memory = {part.device: part.size for part in record.memory}
+        extra = {"driver": driver, "claim": str(view), "uid": view.claim.uid}
+        _log.info("prepared", extra={**extra, "cpus": format_cpu_list(record.cpus_of()), "memory": memory})
+        given = [(result, (record.cdi_id(result.base),)) for result in view.results[driver]]
+    return Answer(
+        tuple(
+            PreparedDevice(result.base, result.pool, result.device, ids, result.share_id)
+            for result, ids in [*given, *((result, ()) for result in view.watched[driver])]
+        )
+    )
 
 
-def _devices(view: ClaimView, driver: str, record: AllocationRecord | None) -> Prepared:
-    """Returns what the kubelet is answered. ``record`` is None for a claim that only watches."""
-    taken = [(result, (record.cdi_id(result.base),)) for result in view.results[driver]] if record else []
-    devices = [
-        PreparedDevice((result.base,), result.pool, result.device, ids, result.share_id)
-        for result, ids in [*taken, *((result, ()) for result in view.watched[driver])]
-    ]
-    return Prepared(tuple(devices))
-
-
-def _unprepare(driver: str, claims: Sequence[ClaimName], transaction: Transaction) -> dict[str, Failure | None]:
-    answers: dict[str, Failure | None] = {}
+def _unprepare(driver: str, claims: Sequence[ClaimName], transaction: Transaction) -> Answers:
+    answers: dict[str, Answer] = {}
     for claim in claims:
         try:
             transaction.release(driver, claim.uid)
-            answers[claim.uid] = None
+            answers[claim.uid] = Answer()
         except Exception as error:  # noqa: BLE001 - as above
             answers[claim.uid] = _failure(claim, error, "its CDI file cannot be removed")
     return answers
 
 
-def _unenforced(claim: object, problem: str) -> Failure:
+def _unenforced(claim: object, problem: str) -> Answer:
     # Fail closed: a node without enforcement starts no new claim.
-    return Failure(f"{claim} is not prepared on a node without enforcement: {problem}")
+    return Answer(error=f"{claim} is not prepared on a node without enforcement: {problem}")
 
 
-def _failure(claim: object, error: Exception, unusable: str = _UNUSABLE) -> Failure:
+def _failure(claim: object, error: Exception, unusable: str = "the CDI directory cannot be used") -> Answer:
     """Returns why a claim failed: ``unusable`` says what an OSError means."""
     match error:
         case Refused():
-            return Failure(error.text)
+            text = str(error)
         case KubeError():
-            return Failure(f"{claim} cannot be read from the API server: {error}")
+            text = f"{claim} cannot be read from the API server: {error}"
         case OSError():
-            return Failure(f"{claim}: {unusable}: {error}")
+            text = f"{claim}: {unusable}: {error}"
         case ContractError():
-            return Failure(f"{claim}: {error}")
-    _log.error("claim failed", extra={"claim": str(claim)}, exc_info=error)
-    return Failure(f"{claim}: internal error {error!r}; see the log of dra-frontend")
+            text = f"{claim}: {error}"
+        case _:
+            _log.error("claim failed", extra={"claim": str(claim)}, exc_info=error)
+            text = f"{claim}: internal error {error!r}; see the log of dra-frontend"
+    return Answer(error=text)

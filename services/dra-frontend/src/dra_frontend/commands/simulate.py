@@ -104,7 +104,7 @@ class Simulation:
             judged = judge(read_claim(self._document(wanted)), CPU_DRIVER, self._inventory, self._config)
             record = decide(judged, self._inventory, Ledger(self._files))
         except Refused as refusal:
-            return {"uid": wanted.uid, "error": refusal.text}
+            return {"uid": wanted.uid, "error": str(refusal)}
         self._files[CPU_DRIVER, wanted.uid] = ClaimFile(CPU_DRIVER, wanted.uid, record, record.cpus_of())
         return {
             "uid": wanted.uid,

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, Protocol
 
@@ -15,7 +16,6 @@ import grpc
 from numa_contract.errors import cut_answer
 
 from dra_frontend._pb import dra_v1_pb2 as pb
-from dra_frontend.kubelet.values import ClaimName, Failure, Prepared
 
 _log = logging.getLogger(__name__)
 
@@ -27,18 +27,50 @@ _PACKAGE: Final = "k8s.io.kubelet.pkg.apis.dra"
 _RPC_SECONDS: Final = 45.0
 
 
+@dataclass(frozen=True, slots=True)
+class ClaimName:
+    """A ResourceClaim as the kubelet names it. The object may be gone by the time of unprepare."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"claim {self.namespace}/{self.name} ({self.uid})"
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDevice:
+    """One allocated device and the CDI devices by which a container gets it."""
+
+    request: str
+    pool: str
+    device: str
+    cdi_ids: tuple[str, ...]
+    """A pure function of claim and request: the kubelet checkpoints them."""
+    share_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one claim of a call."""
+
+    devices: tuple[PreparedDevice, ...] = ()
+    """Of a claim that is prepared; never none, since the container would start with nothing injected."""
+    error: str | None = None
+    """Why it failed; the text reaches the pod's events. None is success, also of unprepare."""
+
+
 class ClaimsService(Protocol):
-    """Who prepares claims. Every claim gets its own answer: a bad one must not raise for the others."""
+    """Who prepares claims. Every claim gets its own answer, by UID: a bad one must not raise for the others."""
 
-    async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Prepared | Failure]:
-        """Answers by claim UID. May be cancelled when the kubelet's deadline is near."""
+    async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Answer]:
+        """May be cancelled when the kubelet's deadline is near."""
 
-    async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Failure | None]:
-        """Answers by claim UID; None is success, also for claims nobody knows."""
+    async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Answer]:
+        """Succeeds for claims that nobody knows."""
 
 
-Answer = Prepared | Failure | None
-"""None is success of unprepare."""
 Count = Callable[[str, str, float, Sequence[bool]], None]
 """Called after each call: driver, ``prepare`` or ``unprepare``, seconds, and for each claim whether it failed."""
 
@@ -72,9 +104,9 @@ class DraService:
             else:
                 _log.exception("call failed", extra=extra)
                 missing = f"{self._driver}: {call} failed with an internal error, {error!r}; see the driver's log"
-        answered = {claim.uid: answers.get(claim.uid, Failure(missing)) for claim in claims}
+        answered = {claim.uid: answers.get(claim.uid, Answer(error=missing)) for claim in claims}
         if self._count is not None:
-            failed = [isinstance(answer, Failure) for answer in answered.values()]
+            failed = [answer.error is not None for answer in answered.values()]
             self._count(self._driver, call, time.perf_counter() - began, failed)
         return answered
 
@@ -101,7 +133,26 @@ def write_prepared(answers: Mapping[str, Answer], *, share_ids: bool = True) -> 
     """Writes the answer to prepare; v1beta1 has no share ids."""
     response = pb.NodePrepareResourcesResponse()
     for uid, answer in answers.items():
-        response.claims[uid].CopyFrom(_prepared(uid, answer, share_ids=share_ids))
+        devices, error = [], answer.error
+        if error is None and not answer.devices:
+            # The kubelet takes it for success and starts the container with nothing injected.
+            error = f"claim {uid}: prepared without any device; report this bug"
+        try:
+            devices = [
+                pb.Device(
+                    # A subrequest left in the name makes the kubelet inject nothing, silently.
+                    request_names=[device.request.partition("/")[0]],
+                    pool_name=device.pool,
+                    device_name=device.device,
+                    cdi_device_ids=device.cdi_ids,
+                    share_id=device.share_id if share_ids else None,
+                )
+                for device in answer.devices
+            ]
+        except (TypeError, ValueError):  # protobuf refuses what is no text; one claim must not fail the others
+            _log.exception("answer cannot be written", extra={"claim": uid})
+            error = f"claim {uid}: its answer cannot be written; see the log"
+        response.claims[uid].CopyFrom(pb.NodePrepareResourceResponse(devices=devices, error=_error_text(error)))
     return response.SerializeToString()
 
 
@@ -109,34 +160,12 @@ def write_unprepared(answers: Mapping[str, Answer]) -> bytes:
     """Writes the answer to unprepare."""
     response = pb.NodeUnprepareResourcesResponse()
     for uid, answer in answers.items():
-        response.claims[uid].error = _error_text(answer.text) if isinstance(answer, Failure) else ""
+        response.claims[uid].error = _error_text(answer.error)
     return response.SerializeToString()
 
 
-def _prepared(uid: str, answer: Answer, *, share_ids: bool) -> pb.NodePrepareResourceResponse:
-    if isinstance(answer, Failure):
-        return pb.NodePrepareResourceResponse(error=_error_text(answer.text))
-    if answer is None or not answer.devices:
-        # The kubelet takes it for success and starts the container with nothing injected.
-        return pb.NodePrepareResourceResponse(error=f"claim {uid}: prepared without any device; report this bug")
-    try:
-        devices = [
-            pb.Device(
-                # A subrequest left in the name makes the kubelet inject nothing, silently.
-                request_names=list(dict.fromkeys(request.partition("/")[0] for request in device.requests)),
-                pool_name=device.pool,
-                device_name=device.device,
-                cdi_device_ids=device.cdi_ids,
-                share_id=device.share_id if share_ids else None,
-            )
-            for device in answer.devices
-        ]
-    except (TypeError, ValueError):  # protobuf refuses what is no text; one claim must not fail the others
-        _log.exception("answer cannot be written", extra={"claim": uid})
-        return pb.NodePrepareResourceResponse(error=f"claim {uid}: its answer cannot be written; see the log")
-    return pb.NodePrepareResourceResponse(devices=devices)
-
-
-def _error_text(text: str) -> str:
+def _error_text(text: str | None) -> str:
     """An empty error would read as success; and the text goes into logs and Events, whoever wrote parts of it."""
+    if text is None:
+        return ""
     return cut_answer(text if text.isprintable() else repr(text)[1:-1]) or "unknown error"

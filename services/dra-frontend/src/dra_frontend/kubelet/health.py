@@ -5,13 +5,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from typing import Any, Final
 
 import grpc
 
 from dra_frontend._pb import dra_health_v1alpha1_pb2 as pb
-from dra_frontend.kubelet.values import DeviceHealth
 
 # v1alpha1 up to Kubernetes 1.36, then v1beta1, then v1 (KEP-4680); the messages are the same.
 HEALTH_SERVICES: Final = ("v1.DRAResourceHealth", "v1beta1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
@@ -19,6 +20,24 @@ HEALTH_SERVICES: Final = ("v1.DRAResourceHealth", "v1beta1.DRAResourceHealth", "
 RESEND_SECONDS: Final = 10.0
 # After so long without news the kubelet shows the device as unknown: two lost reports are forgiven.
 STALE_SECONDS: Final = 30
+
+
+class Health(Enum):
+    """Health of a device, by the numbers of the wire."""
+
+    UNKNOWN = 0
+    HEALTHY = 1
+    UNHEALTHY = 2
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHealth:
+    """How one device is; the kubelet cuts the message at 1024 characters."""
+
+    pool: str
+    device: str
+    health: Health
+    message: str = ""
 
 
 class HealthBoard:

@@ -13,18 +13,21 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import grpc
+import grpc.aio
 from numa_node.addresses import check_socket_path
 from numa_node.log import Complaints
 
 from dra_frontend._pb import pluginregistration_pb2 as pb
 from dra_frontend.kubelet.dra import DRA_SERVICES, ClaimsService, Count, DraService
 from dra_frontend.kubelet.health import HEALTH_SERVICES, HealthBoard
-from dra_frontend.kubelet.served_socket import ServedSocket
+from dra_frontend.node.sockets import PlacedSocket, hidden_name
 
 _log = logging.getLogger(__name__)
 
 _REGISTRATION: Final = "pluginregistration.Registration"
 CHECK_SECONDS: Final = 1.0
+# A node may start all its pods at once, each with a call that waits for the backend; more than this is refused.
+_CONCURRENT_RPCS: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,41 @@ class PluginPaths:
             dra=kubelet_root / "plugins" / driver / f"dra{own}.sock",
             registration=kubelet_root / "plugins_registry" / driver / f"reg{own}.sock",
         )
+
+
+@dataclass(slots=True)
+class ServedSocket:
+    """A gRPC server, and the file by which the kubelet finds it: removed by nobody but the one who placed it."""
+
+    path: Path
+    handlers: list[grpc.GenericRpcHandler]
+    server: grpc.aio.Server
+    placed: PlacedSocket
+
+    @classmethod
+    async def open(cls, path: Path, handlers: list[grpc.GenericRpcHandler]) -> Self:
+        """Serves at a path. OSError, also where something that is not a socket lies."""
+        # gRPC unlinks at shutdown whatever bears the name it was bound to, which may be our successor's socket. So it
+        # binds a hidden name, the socket is renamed into place, and we remove it ourselves.
+        await asyncio.to_thread(path.parent.mkdir, 0o750, parents=True, exist_ok=True)
+        server = grpc.aio.server(maximum_concurrent_rpcs=_CONCURRENT_RPCS)
+        server.add_generic_rpc_handlers(tuple(handlers))
+        bound = hidden_name(path)
+        try:
+            server.add_insecure_port(f"unix:{bound}")
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {path}: {error}") from error
+        await server.start()
+        try:
+            return cls(path, handlers, server, await asyncio.to_thread(PlacedSocket.place, bound, path))
+        except BaseException:
+            await server.stop(None)
+            raise
+
+    async def close(self, grace: float) -> None:
+        """Removes the file, if it still is ours, and lets running calls end within the grace, in seconds."""
+        await asyncio.to_thread(self.placed.remove)
+        await self.server.stop(grace)
 
 
 class KubeletPlugin:

@@ -18,8 +18,7 @@ from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import CpuDevice, Device, Pool
 from dra_frontend.devices.slices import slice_documents
-from dra_frontend.kubelet.health import HealthBoard
-from dra_frontend.kubelet.values import DeviceHealth, Health
+from dra_frontend.kubelet.health import DeviceHealth, Health, HealthBoard
 from dra_frontend.publishing.publisher import Publisher
 
 _log = logging.getLogger(__name__)

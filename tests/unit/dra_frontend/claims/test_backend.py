@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from dra_frontend.claims.backend import BackendView, read_state
-from dra_frontend.claims.former_backend import take_former_report
+from dra_frontend.claims.backend import BackendView, read_state, take_former_report
 from numa_contract.errors import MalformedError
 from numa_contract.reports import LEASE_SECONDS, MAX_STATE_BYTES, BackendStatus, ContainerReport
 

@@ -12,8 +12,6 @@ from numa_contract.errors import MalformedError, shown
 from numa_contract.reports import CONTAINERS, LEASE_SECONDS, MAX_STATE_BYTES, BackendStatus, ContainerReport
 from pydantic import ValidationError
 
-from dra_frontend.claims.former_backend import FormerEpoch
-
 # Without these a report cannot say whose CPUs a container uses; every other field may be unreadable.
 _NEEDED: Final = frozenset({"id", "claims", "unknownClaims"})
 _MOST_REPORTS: Final = 20_000
@@ -59,6 +57,28 @@ def _read_report(document: Any) -> ContainerReport:
 
 def _id(document: Any) -> object:
     return document.get("id") if isinstance(document, dict) else None
+
+
+class FormerEpoch:
+    """How a backend of release 0.1.0 tells of containers: by epochs. For one release, while an upgrade passes through.
+
+    A lease of a new epoch empties the reports; single ones follow; a lease that says ``complete`` ends the telling.
+    """
+
+    def __init__(self) -> None:
+        self._epoch = ("", "")
+        self.known = True
+        """Whether the epoch of the last lease was known; if not, that backend sends every container again."""
+
+    def renew(self, status: BackendStatus, containers: dict[str, ContainerReport]) -> bool:
+        """Takes a lease, and empties the reports for a new epoch; tells whether they are complete now."""
+        epoch = (status.instance, status.epoch)
+        self.known = epoch == self._epoch
+        if not self.known:
+            self._epoch = epoch
+            containers.clear()
+        # "Complete" in a new epoch speaks of reports that were sent to somebody else, or before a restart of ours.
+        return self.known and status.complete
 
 
 @dataclass(slots=True)
@@ -122,14 +142,6 @@ class BackendView:
         self.news.set()
         self.news = asyncio.Event()
 
-    def has_heard(self, generation: int) -> bool:
-        """Tells whether the reports were made after the backend had heard of this generation of the records.
-
-        A backend of 0.1.0, and one that cannot hear, does not say so, and is taken at its word.
-        """
-        heard = self.status.records if self.status is not None else None
-        return heard is None or heard >= generation
-
     @property
     def age(self) -> float | None:
         """Seconds since the lease was renewed; None before the first one."""
@@ -167,3 +179,16 @@ class BackendView:
     def leads(self) -> bool:
         """Whether this pod is the active one of the node: its backend holds the lock and its lease is live."""
         return self.status is not None and self.status.active and not self.problem
+
+
+def take_former_report(report: ContainerReport, containers: dict[str, ContainerReport]) -> None:
+    """Takes one report of a backend of release 0.1.0.
+
+    Of refused attempts to create a container the last one stays: CRI-O never takes any back.
+    """
+    if report.refused and report.state == "unknown":
+        attempt = (report.pod_uid, report.name)
+        for one in tuple(containers.values()):
+            if one.refused and one.state == "unknown" and (one.pod_uid, one.name) == attempt:
+                del containers[one.id]
+    containers[report.id] = report

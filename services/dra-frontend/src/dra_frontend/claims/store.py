@@ -106,7 +106,9 @@ class ClaimStore:
             reports = tuple(backend.containers.values())
             certain = not backend.problem
             transaction = Transaction(self._files, self._metadata, self._complaints, reports, certain, answered)
-            unheard = {key for key, at in self._released_at.items() if not backend.has_heard(at)}
+            # A backend of 0.1.0, and one that cannot hear, does not say what it has heard of, and is taken at its word.
+            heard = backend.status.records if backend.status else None
+            unheard = {key for key, at in self._released_at.items() if heard is not None and at > heard}
             restoring = certain and backend.leads
             run = partial(self._run, transaction, change, unheard, restoring=restoring, thorough=thorough)
             job = asyncio.get_running_loop().run_in_executor(None, run)

@@ -3,7 +3,7 @@
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response
@@ -14,19 +14,27 @@ from numa_contract.reports import (
     MAX_STATE_BYTES,
     RECORDS_WAIT_SECONDS,
     REPORT_VERSION,
+    ContainerReport,
     RecordsAnswer,
     StateAnswer,
 )
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from dra_frontend.claims.backend import BackendView, read_state
+from dra_frontend.claims.backend import BackendView, read_state, take_former_report
 from dra_frontend.claims.store import ClaimStore
 from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.publishing.offer import Offer
-from dra_frontend.state_endpoint.former import former_routes
-from dra_frontend.state_endpoint.page import node_page
 from dra_frontend.state_endpoint.records import RecordNews
-from dra_frontend.state_endpoint.views import backend_view, cpus_view, devices_view, machine_view, memory_view
+from dra_frontend.state_endpoint.views import (
+    backend_view,
+    cpus_view,
+    devices_view,
+    machine_view,
+    memory_view,
+    node_page,
+)
+
+_FORMER_LIST: Final = TypeAdapter(list[ContainerReport])
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +111,7 @@ def _showing(view: Callable[[], Any]) -> Callable[[], Awaitable[Any]]:
     return show
 
 
-async def read_body(request: Request) -> bytes:
+async def _read_body(request: Request) -> bytes:
     """Returns the body of a request; status 413 for one that is too large, before it is read."""
     body = bytearray()
     async for piece in request.stream():
@@ -111,6 +119,35 @@ async def read_body(request: Request) -> bytes:
         if len(body) > MAX_STATE_BYTES:
             raise HTTPException(413, f"the body has more than {MAX_STATE_BYTES} bytes")
     return bytes(body)
+
+
+def _add_former_routes(app: FastAPI, state: NodeState) -> None:
+    """Adds ``PUT /v1/containers``, and ``PUT`` and ``DELETE`` of one container.
+
+    So a backend of release 0.1.0 reports. For one release, while an upgrade passes.
+    """
+
+    async def put(request: Request) -> Response:
+        named = request.path_params.get("id")
+        try:
+            body = await _read_body(request)
+            reports = _FORMER_LIST.validate_json(body) if named is None else [ContainerReport.model_validate_json(body)]
+        except ValidationError as error:
+            raise HTTPException(422, "a report cannot be read") from error
+        if named is not None and reports[0].id != named:
+            raise HTTPException(422, "the report is about another container than the path")
+        for report in reports:
+            take_former_report(report, state.backend.containers)
+        state.reported()
+        return Response(status_code=204)
+
+    async def delete(request: Request) -> Response:
+        state.backend.containers.pop(request.path_params["id"], None)
+        state.reported()
+        return Response(status_code=204)
+
+    for path, method, endpoint in (("", "PUT", put), ("/{id}", "PUT", put), ("/{id}", "DELETE", delete)):
+        app.add_api_route(f"/v1/containers{path}", endpoint, methods=[method], include_in_schema=False)
 
 
 def state_app(state: NodeState) -> FastAPI:
@@ -140,7 +177,7 @@ def state_app(state: NodeState) -> FastAPI:
     async def renew(request: Request) -> StateAnswer:
         """Takes the backend's lease, metrics and the state of all containers; answers which state of them is known."""
         try:
-            status, reports = read_state(await read_body(request))
+            status, reports = read_state(await _read_body(request))
         except MalformedError as error:
             raise HTTPException(422, str(error)) from error
         state.backend.renew(status, reports)
@@ -148,7 +185,7 @@ def state_app(state: NodeState) -> FastAPI:
         known, generation = state.backend.former.known, state.backend.generation
         return StateAnswer(instance=state.instance, known=known, generation=generation)
 
-    former_routes(app, state.backend, state.reported, read_body)
+    _add_former_routes(app, state)
     _add_probes(app, state)
     return app
 

@@ -10,6 +10,7 @@ leaves the other one.
 import errno
 import json
 import os
+import re
 import secrets
 import stat
 import zlib
@@ -27,9 +28,11 @@ from numa_contract.records import parse_record
 
 SLOT_BYTES: Final = 128 << 10
 """Some 1,200 claims. Where there are more, their names are left out."""
+_SLOTS: Final = (0, SLOT_BYTES)
 _MAGIC: Final = b"dra-driver-numa journal 1"
 _HEADER: Final = 64
 """Bytes: magic, sequence, length of the lines, and the CRC-32 of sequence and lines."""
+_HEAD: Final = re.compile(_MAGIC + rb" (\d+) (\d+) (\d+) *")
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 Name = tuple[str, str]
@@ -57,14 +60,12 @@ class Journal:
         """Why the file does not say what it should; that is kept in memory, and written when it can be."""
         self.found = False
         """Whether there was ever a journal; without one nobody knows what former instances have prepared."""
-
-    @property
-    def sequence(self) -> int:
-        """Rises with each write of any instance; 0 where the file cannot be relied on."""
-        return 0 if self.problem else self._stamp[0]
+        self.foreign = True
+        """Whether another instance may have written since this one did; that tells of its changes."""
 
     def read(self) -> Entries:
         """Returns what the journal says; what it should say, where there is none that can be read. Raises nothing."""
+        known = self._stamp
         try:
             descriptor = os.open(self._path, _SAFELY | os.O_RDONLY)
             try:
@@ -73,14 +74,16 @@ class Journal:
                 os.close(descriptor)
         except OSError as error:
             self.problem = f"{self._path} cannot be read: {error.strerror}"
+        self.foreign = self._stamp != known or bool(self.problem)
         return self._entries
 
     def _take(self, descriptor: int) -> None:
-        heads = [_read_header(os.pread(descriptor, _HEADER, slot * SLOT_BYTES)) for slot in (0, 1)]
-        for (sequence, length, checksum), slot in sorted(((h, n) for n, h in enumerate(heads) if h), reverse=True):
+        heads = [_HEAD.fullmatch(os.pread(descriptor, _HEADER, start)) for start in _SLOTS]
+        found = [(*map(int, head.groups()), start) for head, start in zip(heads, _SLOTS, strict=True) if head]
+        for sequence, length, checksum, start in sorted(found, reverse=True):
             if (sequence, checksum) == self._stamp:
                 return
-            data = os.pread(descriptor, length, slot * SLOT_BYTES + _HEADER)
+            data = os.pread(descriptor, min(length, SLOT_BYTES), start + _HEADER)
             if zlib.crc32(data, sequence) == checksum:
                 self._entries, self._stamp = _parse(data), (sequence, checksum)
                 self.found, self.problem = True, ""
@@ -105,7 +108,7 @@ class Journal:
             slot = (b"%s %d %d %d" % (_MAGIC, sequence, len(data), checksum)).ljust(_HEADER) + data
             descriptor = self._open()
             try:
-                if os.pwrite(descriptor, slot, sequence % 2 * SLOT_BYTES) != len(slot):
+                if os.pwrite(descriptor, slot, _SLOTS[sequence % 2]) != len(slot):
                     raise OSError(errno.ENOSPC, "only a part was written")
             finally:
                 os.close(descriptor)
@@ -139,14 +142,6 @@ class Journal:
         """Removes temporary files of an instance that died while it made the journal, also of former releases."""
         for path in self._path.parent.glob(f".{self._path.name}.*"):
             path.unlink(missing_ok=True)
-
-
-def _read_header(head: bytes) -> tuple[int, int, int] | None:
-    numbers = head.removeprefix(_MAGIC).split()
-    if not head.startswith(_MAGIC) or len(numbers) != 3 or not all(number.isdigit() for number in numbers):
-        return None
-    sequence, length, checksum = map(int, numbers)
-    return sequence, min(length, SLOT_BYTES), checksum
 
 
 def _former_releases(descriptor: int) -> frozenset[ClaimKey] | None:

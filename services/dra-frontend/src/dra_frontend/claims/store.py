@@ -49,7 +49,6 @@ class ClaimStore:
     """Counts the changes of records. Of an instance before this one it is lower, so its readers are behind."""
     listeners: list[Callable[[Change], None]] = field(default_factory=list)
     _released_at: dict[ClaimKey, int] = field(default_factory=dict)
-    _sequence: int = -1
     _complaints: Complaints = field(default_factory=partial(Complaints, _log))
 
     @property
@@ -148,15 +147,13 @@ class ClaimStore:
             return change(transaction)
         finally:
             self._journal.write(Entries(transaction.present, transaction.releasing))
-            self._sequence = self._journal.sequence
             self._held, self._present = replace(transaction.ledger, containers=()), transaction.present
 
     def _load(self, transaction: Transaction, unheard: set[ClaimKey], *, thorough: bool) -> None:
         """Reads directory and journal again. What went missing without a release is held further."""
         entries = self._journal.read()
         # Another instance's change may bear the time of ours, and without a journal nobody tells of it.
-        others = self._journal.sequence == 0 or self._journal.sequence != self._sequence
-        view = self._files.scan(thorough=thorough or others)
+        view = self._files.scan(thorough=thorough or self._journal.foreign)
         transaction.present = dict(entries.present)
         for key, file in self._held.files.items() if view.files is not self._held.files else ():
             if _is_lost(view.files.get(key), file, released=key not in transaction.present):

@@ -12,11 +12,12 @@ from typing import Annotated, Any, Final, Self
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     PlainSerializer,
     ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
@@ -34,11 +35,8 @@ _SMALLEST_PAGE: Final = 1 << 10
 _LARGEST_PAGE: Final = 1 << 40
 
 
-def _read_set(value: object) -> object:
-    return parse_cpu_list(value) if isinstance(value, str) else value
-
-
-def _bounded_set(cpus: frozenset[int]) -> frozenset[int]:
+def _cpu_set(value: object, read: ValidatorFunctionWrapHandler) -> frozenset[int]:
+    cpus: frozenset[int] = read(parse_cpu_list(value) if isinstance(value, str) else value)
     if cpus and not 0 <= min(cpus) <= max(cpus) <= HIGHEST_CPU:
         raise ValueError(f"must be numbers from 0 to {HIGHEST_CPU}")
     return cpus
@@ -46,8 +44,7 @@ def _bounded_set(cpus: frozenset[int]) -> frozenset[int]:
 
 CpuSet = Annotated[
     frozenset[int],
-    BeforeValidator(_read_set, json_schema_input_type=str),
-    AfterValidator(_bounded_set),
+    WrapValidator(_cpu_set, json_schema_input_type=str),
     PlainSerializer(format_cpu_list, return_type=str),
 ]
 """A set of CPUs or NUMA nodes; in JSON the kernel's list format."""

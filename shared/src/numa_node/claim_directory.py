@@ -14,6 +14,7 @@ import stat
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from numa_contract.cdi import MAX_CLAIM_FILE, ClaimFile, parse_claim_file
@@ -51,9 +52,8 @@ class _Entry:
     problem: str = ""
 
 
-def stamp_clock_ns() -> int:
-    """Returns the time that the kernel would stamp a file with now."""
-    return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+stamp_clock_ns: Final = partial(time.clock_gettime_ns, _CLOCK_REALTIME_COARSE)
+"""Returns the time that the kernel would stamp a file with now."""
 
 
 def _settled(stamp_ns: int, scanned_ns: int) -> bool:

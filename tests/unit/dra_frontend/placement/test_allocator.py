@@ -8,8 +8,7 @@ from dra_frontend.devices.cpu_groups import cpu_groups
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import Machine
 from dra_frontend.placement import allocator
-from dra_frontend.placement.allocator import NoCpusError
-from dra_frontend.placement.place import Layout
+from dra_frontend.placement.allocator import Layout, NoCpusError
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list

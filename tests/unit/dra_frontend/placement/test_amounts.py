@@ -3,7 +3,8 @@
 
 from itertools import product
 
-from dra_frontend.placement.amounts import even_shares, sums
+from dra_frontend.placement.allocator import even_shares
+from dra_frontend.placement.place import sums
 from hypothesis import given
 from hypothesis import strategies as st
 

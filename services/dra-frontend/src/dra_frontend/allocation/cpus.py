@@ -55,18 +55,17 @@ class _Request:
         )
 
 
-def _found(result: AllocationResult, inventory: Inventory) -> CpuDevice | None:
+def cpu_device(result: AllocationResult, inventory: Inventory) -> CpuDevice | None:
+    """Returns the device of a result; None where this node has none of that name."""
     device = inventory.devices.get((CPU_DRIVER, result.pool, result.device))
     return device if isinstance(device, CpuDevice) else None
 
 
-def cpu_device(result: AllocationResult, inventory: Inventory) -> CpuDevice:
-    """Returns the device of a result; raises Refused where this node has none of that name."""
-    if device := _found(result, inventory):
-        return device
+def no_cpu_device(result: AllocationResult, inventory: Inventory) -> Refused:
+    """Returns that this node has no device of a result, and which it has."""
     names = [device.name for pool in inventory.pools for device in pool.devices if isinstance(device, CpuDevice)]
     known = f"it has {names[0]}" + (f" to {names[-1]}" if names[1:] else "") if names else "it has none"
-    raise Refused(f"request {result.request}: this node has no CPU device {result.pool}/{result.device}, {known}")
+    return Refused(f"request {result.request}: this node has no CPU device {result.pool}/{result.device}, {known}")
 
 
 def cpu_count(result: AllocationResult, device: CpuDevice | None) -> int:
@@ -80,7 +79,7 @@ def check_fraction(results: Sequence[AllocationResult], inventory: Inventory, la
     """Raises Refused where a claim has more than this fraction of the CPUs that the node offers."""
     devices = [device for pool in inventory.pools for device in pool.devices]
     offered = sum(len(device.cpus) for device in devices if isinstance(device, CpuDevice))
-    wanted, most = sum(cpu_count(result, _found(result, inventory)) for result in results), int(offered * largest)
+    wanted, most = sum(cpu_count(result, cpu_device(result, inventory)) for result in results), int(offered * largest)
     if wanted > most:
         raise Refused(
             f"{wanted} CPUs wanted, one claim may have {most} of the {offered} that this node offers "
@@ -102,7 +101,8 @@ def allocate_cpus(
     choice = _Choice(uid, inventory, ledger, ledger.held_cpus(besides=uid))
     by_device: defaultdict[str, list[_Request]] = defaultdict(list)
     for index, result in enumerate(results):
-        device = cpu_device(result, inventory)
+        if (device := cpu_device(result, inventory)) is None:
+            raise no_cpu_device(result, inventory)
         request = _Request(index, result.request, device, parameters[result.base], cpu_count(result, device))
         by_device[device.name].append(request)
     chosen: dict[int, frozenset[int]] = {}
@@ -215,7 +215,7 @@ def seen_cpus(
     requests = dict.fromkeys(result.base for result in results)
     for request in requests:
         left = seen.get(request) or (seen.get("") if len(requests) == 1 else None) or frozenset()
-        mine = {place: _found(result, inventory) for place, result in enumerate(results) if result.base == request}
+        mine = {place: cpu_device(result, inventory) for place, result in enumerate(results) if result.base == request}
         counts = {place: cpu_count(results[place], device) for place, device in mine.items()}
         if len(left) != sum(counts.values()):
             raise Refused(f"request {request} has {sum(counts.values())} CPUs, its containers hold {len(left)}")

@@ -13,7 +13,7 @@ from numa_contract.pagesize import kubernetes_page_size
 from numa_contract.records import AllocationResult, CpuParameters, MemoryMount, MemoryParameters, hiding_mounts
 
 from dra_frontend.allocation.claim import ClaimView, Refused, count_of
-from dra_frontend.allocation.cpus import cpu_device
+from dra_frontend.allocation.cpus import cpu_device, no_cpu_device
 from dra_frontend.allocation.memory import memory_device
 from dra_frontend.allocation.parameters import CpuConfig, MemoryConfig, Stated, read_parameters, refusal
 from dra_frontend.devices.cpu_groups import DeviceKind
@@ -42,9 +42,10 @@ def resolve(view: ClaimView, driver: str, inventory: Inventory, protection: Memo
     for request, results in by_request.items():
         if driver == CPU_DRIVER:
             for result in results:
-                kind = cpu_device(result, inventory).kind
+                if (device := cpu_device(result, inventory)) is None:
+                    raise no_cpu_device(result, inventory)
                 with _about(result.request):
-                    parameters[request] = cpu_parameters(stated[driver, result.request], kind)
+                    parameters[request] = cpu_parameters(stated[driver, result.request], device.kind)
         else:
             # Of a device that is gone the name tells enough; who needs the device itself is refused when allocated.
             devices = [memory_device(result, inventory, gone=True) for result in results]

@@ -105,10 +105,11 @@ class ClaimStore:
             reports = tuple(backend.containers.values())
             certain = not backend.problem
             transaction = Transaction(self._files, self._metadata, self._complaints, reports, certain, answered)
+            status = backend.status
             # A backend of 0.1.0, and one that cannot hear, does not say what it has heard of, and is taken at its word.
-            heard = backend.status.records if backend.status else None
+            heard = status.records if status is not None else None
             unheard = {key for key, at in self._released_at.items() if heard is not None and at > heard}
-            restoring = certain and backend.leads
+            restoring = certain and status is not None and status.active
             run = partial(self._run, transaction, change, unheard, restoring=restoring, thorough=thorough)
             job = asyncio.get_running_loop().run_in_executor(None, run)
         except BaseException:
@@ -166,18 +167,12 @@ class ClaimStore:
         fresh = transaction.releasing.keys() - self._held.releasing.keys()
         transaction.changes += [Change("released", *key) for key in sorted(fresh)]
         if transaction.releasing and transaction.certain:
-            self._free(transaction, unheard | fresh)
-
-    def _free(self, transaction: Transaction, unheard: set[ClaimKey]) -> None:
-        """Frees what was held for containers that are gone by now.
-
-        A container may have been started just before the release, and its report be on its way: what counts is said
-        by a backend that knows of the release.
-        """
-        ledger = transaction.ledger
-        for key in [key for key in transaction.releasing if key not in unheard and not ledger.users(key[1])]:
-            del transaction.releasing[key]
-            transaction.changes.append(Change("freed", *key))
+            # A container may have been started just before the release, and its report be on its way: what counts is
+            # said by a backend that knows of the release.
+            ledger, sure = transaction.ledger, transaction.releasing.keys() - unheard - fresh
+            for key in [key for key in transaction.releasing if key in sure and not ledger.users(key[1])]:
+                del transaction.releasing[key]
+                transaction.changes.append(Change("freed", *key))
 
 
 def _is_lost(found: ClaimFile | None, known: ClaimFile, *, released: bool) -> bool:

@@ -23,7 +23,7 @@ from dra_frontend.devices.model import Capacity, CpuDevice, Device, Pool
 from dra_frontend.devices.pcie import cut_devices, pcie_attribute
 from dra_frontend.machine.host_hugepages import PageKey
 from dra_frontend.machine.model import Machine
-from dra_frontend.placement.place import Layout
+from dra_frontend.placement.allocator import Layout
 
 _LONGEST_POOL_NAME: Final = 253
 _NODE_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*", re.ASCII)

@@ -1,22 +1,75 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The smallest parts of a machine that placement separates, and taking CPUs from one of them.
+"""Parts of a machine, and taking CPUs from one so that few sockets, NUMA nodes, L3 groups and cores are touched.
 
-Amounts that a part can give are a bit set (amounts.py): "whole cores only" is exact on cores of different sizes, and
-everything else is the special case in which all amounts up to the size are possible.
+The smallest part that placement separates is a place. Larger ones are a tree: a socket holds NUMA nodes, these hold L3
+groups, these hold cores. What fits into one small part goes into the tightest one; what does not takes the fullest
+parts whole and puts the rest where it fits tightest.
+
+Amounts that a part can give are a bit set (bit n: n CPUs are possible): "whole cores only" is exact on cores of
+different sizes, and everything else is the special case in which all amounts up to the size are possible.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-
-from dra_frontend.machine.model import CoreType, Machine
-from dra_frontend.placement.amounts import picked, sums, up_to
+from operator import attrgetter
+from typing import Final, Literal, TypeAlias
 
 Core = tuple[int, ...]
 """CPUs of one physical core that may be taken, ascending."""
 Rank = tuple[int, bool, int]
 """How good a part is for a need, low is good: levels in it, a core is broken, size."""
+Level = Literal["package", "node", "l3"]
+PACKAGE: Final = "package"
+NODE: Final = "node"
+L3: Final = "l3"
+
+
+def up_to(size: int) -> int:
+    """Returns the bit set of all amounts from 0 to ``size``."""
+    return (1 << (size + 1)) - 1
+
+
+def sums(sizes: Sequence[int]) -> int:
+    """Returns the bit set of all sums of some of the sizes."""
+    found = 1
+    for size in set(sizes):
+        # Equal sizes in bundles of 1, 2, 4 and so on, and the rest, which sum up to every number of them: a machine has
+        # hundreds of cores of one size.
+        count, bundle = sizes.count(size), 1
+        while count:
+            bundle = min(bundle, count)
+            found |= found << size * bundle
+            count -= bundle
+            bundle *= 2
+    return found
+
+
+def has(amounts: int, amount: int) -> bool:
+    """Tells whether an amount is possible."""
+    return bool(amounts >> amount & 1)
+
+
+def picked(amounts: Sequence[int], need: int) -> list[int] | None:
+    """Returns one of each giver's amounts so that they sum up to ``need``, the first ones as large as that allows.
+
+    None where no amounts do.
+    """
+    choices = [[n for n in range(given.bit_length(), -1, -1) if has(given, n)] for given in amounts]
+    rests = [1]
+    for shares in reversed(choices):
+        reach = 0
+        for share in shares:
+            reach |= rests[-1] << share
+        rests.append(reach)
+    if not has(rests.pop(), need):
+        return None
+    chosen: list[int] = []
+    for shares in choices:
+        rest = rests.pop()
+        chosen.append(next(share for share in shares if share <= need and has(rest, need - share)))
+        need -= chosen[-1]
+    return chosen
 
 
 def fill(whole: Iterable[Core], broken: Iterable[Core], need: int) -> list[int]:
@@ -102,7 +155,7 @@ class Place:
         return exactly(self.whole, need) if self.atomic else fill(self.whole, self.broken, need)
 
 
-def _fewest_threads(core: Core) -> tuple[int, Core]:
+def fewest_threads(core: Core) -> tuple[int, Core]:
     return len(core), core
 
 
@@ -119,69 +172,77 @@ def merged(places: Sequence[Place]) -> Place:
         return places[0]
     one = places[0]
     whole = sorted(core for place in places for core in place.whole)
-    broken = sorted((core for place in places for core in place.broken), key=_fewest_threads)
+    broken = sorted((core for place in places for core in place.broken), key=fewest_threads)
     return Place(one.package, one.node, one.l3, tuple(whole), tuple(broken), one.atomic)
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """What the allocator knows of a machine, prepared once."""
+class Branch:
+    """A part that is divided."""
 
-    places: tuple[tuple[frozenset[int], Place], ...]
-    """All CPUs of a place, and the place with all of them."""
-    isolated: frozenset[int]
-    by_type: Mapping[CoreType, frozenset[int]]
-    by_node: Mapping[int, frozenset[int]]
+    places: Sequence[Place]
+    """All that are in it."""
+    parts: tuple["Part", ...]
+    """At least two."""
+    height: int
+    """Levels that may separate its places."""
+    key: int
+    size: int
+    amounts: int
+    """These as in a place."""
 
-    @classmethod
-    def of(cls, machine: Machine) -> "Layout":
-        """Lays out a machine. A core whose threads were in two places would be in both, and whole in neither."""
-        cores: defaultdict[tuple[int, int, int | None], defaultdict[int, list[int]]]
-        cores = defaultdict(lambda: defaultdict(list))
-        threads = Counter(cpu.core for cpu in machine.cpus.values())
-        for number, cpu in sorted(machine.cpus.items()):
-            cores[cpu.package, cpu.numa_node, cpu.l3][cpu.core].append(number)
-        places = []
-        for place, found in cores.items():
-            whole = tuple(tuple(cpus) for core, cpus in found.items() if len(cpus) == threads[core])
-            broken = [tuple(cpus) for core, cpus in found.items() if len(cpus) < threads[core]]
-            all_cpus = frozenset(cpu for cpus in found.values() for cpu in cpus)
-            places.append((all_cpus, Place(*place, whole, tuple(sorted(broken, key=_fewest_threads)))))
-        kinds = {cpu.core_type for cpu in machine.cpus.values()}
-        by_type = {kind: frozenset(one.id for one in machine.cpus.values() if one.core_type == kind) for kind in kinds}
-        return cls(
-            tuple(places), machine.isolated, by_type, {node.id: node.cpus for node in machine.numa_nodes.values()}
-        )
+    @property
+    def whole(self) -> Sequence[Core]:
+        """The whole cores of all places, in the order of their lowest CPUs."""
+        return merged(self.places).whole
 
-    def within(self, cpus: frozenset[int], *, atomic: bool = False) -> list[Place]:
-        """Returns the places of some CPUs, with those alone; with whole cores alone if ``atomic``."""
-        found = []
-        for all_cpus, place in self.places:
-            # Places that are taken or free as a whole cost two comparisons, not two for each of their cores.
-            if cpus.isdisjoint(all_cpus):
-                continue
-            part = place if cpus >= all_cpus and not atomic else _within(place, cpus & all_cpus, atomic)
-            if part is not None:
-                found.append(part)
-        return found
+    def best(self, need: int) -> tuple[Rank, "Part"]:
+        """Returns the best part that can meet the need alone, as this one can, and how good that is."""
+        return best_of(self.parts, need) or ((self.height, False, self.size), self)
+
+    def take(self, need: int) -> list[int]:
+        """Returns ``need`` CPUs; the part must be able to give them."""
+        taken: list[int] = []
+        left = sorted(self.parts, key=lambda part: (-part.size, part.key))
+        while need > left[0].size:
+            others = together([place for part in left[1:] for place in part.places])
+            if not has(others, need - left[0].size):
+                break
+            taken += left[0].take(left[0].size)
+            need -= left.pop(0).size
+        found = best_of(left, need)
+        if found is not None:
+            return taken + found[1].take(need)
+        return taken + exactly([core for part in left for core in part.whole], need)
 
 
-# From one prepare to the next the free CPUs of few places change: those of the others are remembered, and their first
-# threads. Without the former an allocation on 512 CPUs took 1.8 times as long on one NUMA node, 1.3 times on the
-# machine; the latter are a fifth of one that spreads. 128: all places of such a machine, for either value of atomic.
-@lru_cache(128)
-def _within(place: Place, cpus: frozenset[int], atomic: bool) -> Place | None:
-    """Returns what is among some CPUs, None where that is nothing; broken cores with the fewest threads first."""
-    whole = [core for core in place.whole if cpus.issuperset(core)]
-    broken: list[Core] = []
-    if not atomic:
-        others = [core for core in place.whole if not cpus.issuperset(core)]
-        cut = (tuple(cpu for cpu in core if cpu in cpus) for core in (*others, *place.broken))
-        broken = sorted(filter(None, cut), key=_fewest_threads)
-    return place.holding(whole, broken, atomic=atomic) if whole or broken else None
+Part: TypeAlias = Place | Branch
 
 
-@lru_cache(128)
-def first_threads(place: Place) -> Place:
-    """Returns one thread in place of each core; as good as a whole core if the core is."""
-    return place.holding([core[:1] for core in place.whole], [core[:1] for core in place.broken])
+def best_of(parts: Iterable[Part], need: int) -> tuple[Rank, Part] | None:
+    """Returns the best part in some parts that can meet the need alone, and how good it is; None if there is none."""
+    # Rank and part are found in one go: every place of the best part would be ranked again on each level below.
+    holding = [(part.best(need), part) for part in parts if has(part.amounts, need)]
+    if not holding:
+        return None
+    return min(holding, key=lambda held: (held[0][0], held[1].size, held[1].key))[0]
+
+
+def build(places: Sequence[Place], levels: Sequence[Level]) -> Part:
+    """Returns the tree of some places, split by one level after another; what no level separates is merged."""
+    if not levels or len(places) == 1:
+        return merged(places)
+    parts = tuple(build(group, levels[1:]) for group in split(places, levels[:1]))
+    if len(parts) == 1:
+        return parts[0]
+    key, size = min(part.key for part in parts), sum(part.size for part in parts)
+    return Branch(places, parts, len(levels), key, size, together(places))
+
+
+def split(places: Sequence[Place], levels: Sequence[Level]) -> list[list[Place]]:
+    """Returns the places in groups that none of the levels, at least one, separates; in their order."""
+    key = attrgetter(*levels)
+    groups: defaultdict[Hashable, list[Place]] = defaultdict(list)
+    for place in places:
+        groups[key(place)].append(place)
+    return list(groups.values())

@@ -4,10 +4,9 @@
 from dataclasses import replace
 
 from dra_frontend.machine.model import Machine
-from dra_frontend.placement.amounts import sums, up_to
+from dra_frontend.placement.allocator import Layout
+from dra_frontend.placement.place import L3, NODE, PACKAGE, Branch, Place, build, exactly, fill, sums, together, up_to
 from dra_frontend.placement.place import Core as Threads
-from dra_frontend.placement.place import Layout, Place, exactly, fill, together
-from dra_frontend.placement.tree import L3, NODE, PACKAGE, Branch, build
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -93,7 +93,7 @@ class Frontend:
         self.journal = Journal(path / "claims.journal")
         told = MetadataFiles(str(path / "plugins"), enabled=metadata, failed=self.metadata_failures.append)
         self.store = ClaimStore(self.files, self.journal, FileLock(path / "claims.lock"), self.backend, told)
-        parts = (self.api, self.store, lambda: self.inventory, self.backend)
+        parts = (self.api, self.store, self, self.backend)
         self.recovery = Recovery(NODE, *parts, self.config, clock=lambda: self.now)
         self.reconciler = Reconciler(NODE, self.api, self.store, self.backend)
         self.claims = NodeClaims(*parts, self.recovery, self.config, backend_wait=wait)

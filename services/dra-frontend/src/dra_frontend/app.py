@@ -45,7 +45,7 @@ from dra_frontend.publishing.notices import Notices
 from dra_frontend.publishing.offer import Offer
 from dra_frontend.publishing.publisher import Publisher
 from dra_frontend.settings import Settings, open_host
-from dra_frontend.state_endpoint.api import NodeState, probe_app, state_app
+from dra_frontend.state_endpoint.api import probe_app, state_app
 from dra_frontend.state_endpoint.records import RecordNews
 from dra_frontend.state_endpoint.server import HttpServer
 from dra_frontend.telemetry import BackendMetrics, NodeGauges, Telemetry
@@ -62,10 +62,12 @@ class Service:
 
     def __init__(self, settings: Settings, run_directory: RunDirectory, client: KubeClient) -> None:
         config, node = settings.config, settings.node_name
+        self.node, self.instance = node, f"{settings.pod_uid}/{uuid4().hex[:8]}"
         run_dir, kubelet_root = Path(config.run_dir), Path(config.kubelet_root_dir)
         self.run_directory = run_directory
         self.backend = BackendView(time.monotonic)
         self.telemetry = Telemetry()
+        self.metrics = self.telemetry.render
         self.readiness = Readiness()
         self.notices = Notices(client, node)
         metadata = MetadataFiles(
@@ -74,10 +76,10 @@ class Service:
         files, journal = ClaimFiles(Path(config.cdi_dir), run_dir / "quarantine"), Journal(run_dir / CLAIMS_JOURNAL)
         self.store = ClaimStore(files, journal, run_directory.claims_lock, self.backend, metadata)
         self.records = RecordNews(self.store.generation)
-        self.store.listeners.append(lambda change: self.records.publish(self.store.generation, change))
+        self.store.listeners.append(self.records.publish)
         trees = HostTrees(open_host(settings), HostTree(config.cgroup_root))
         self.watch = MachineWatch(trees, config, node, lambda: self.store.ledger)
-        parts = client, self.store, lambda: self.watch.inventory, self.backend
+        parts = client, self.store, self.watch, self.backend
         self.recovery = Recovery(node, *parts, config)
         self.reconciler = Reconciler(node, client, self.store, self.backend)
         self.kills = MemoryKills(node, self.store, self.backend, client.create_event)
@@ -92,19 +94,6 @@ class Service:
             self.plugins[driver] = KubeletPlugin(driver, self.claims, paths, board, count=self.telemetry.note)
         gauges = NodeGauges(lambda: self.store.ledger, self.watch, self.backend, self.publishers)
         self.telemetry.show(gauges, BackendMetrics(self.backend))
-        self.state = NodeState(
-            node=node,
-            instance=f"{settings.pod_uid}/{uuid4().hex[:8]}",
-            watch=self.watch,
-            offer=self.offer,
-            store=self.store,
-            backend=self.backend,
-            records=self.records,
-            reported=self.reported,
-            unready=self.unready,
-            warnings=self.warnings,
-            metrics=self.telemetry.render,
-        )
 
     def reported(self) -> None:
         """The backend has renewed its lease."""
@@ -213,13 +202,13 @@ async def _run(service: Service, bind: tuple[str, int] | None, stop: asyncio.Eve
 
         async def serve_state() -> None:
             former, where = servers.get("state"), await service.run_directory.listen()
-            serve("state", HttpServer(state_app(service.state)), where)
+            serve("state", HttpServer(state_app(service)), where)
             if former is not None:
                 former.end()
 
         await serve_state()
         if bind is not None:
-            serve("probes", HttpServer(probe_app(service.state), bounded=True), listen_tcp(*bind))
+            serve("probes", HttpServer(probe_app(service), bounded=True), listen_tcp(*bind))
         async with AsyncExitStack() as kubelet:
             link = service.run_directory.keep(lambda: service.backend.leads, serve_state)
             endless = [*service.endless(), ("link", link), ("claims", service.offer_claims(kubelet))]

@@ -71,7 +71,7 @@ async def test_an_owner_is_stored_when_its_container_has_started(node: Frontend,
     await node.prepare("u", "dra.memory")
     uses = [{"uid": "u", "driver": driver} for driver in ("dra.cpu", "dra.memory")]
     written: list[Change] = []
-    node.store.listeners.append(written.append)
+    node.store.listeners.append(lambda _, change: written.append(change))
     node.report(state="created", claims=uses)
     await node.reconciler.follow_reports()
     assert written == []

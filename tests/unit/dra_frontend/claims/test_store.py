@@ -132,7 +132,7 @@ async def test_what_another_instance_prepared_is_seen_before_choosing(tmp_path: 
 async def test_the_cpus_of_a_living_container_stay_held(node: Frontend) -> None:
     """Unprepare takes the file; the CPUs come back when the last container is gone. The backend hears of all of it."""
     told: list[tuple[str, str]] = []
-    node.store.listeners.append(lambda change: told.append((change.kind, change.uid)))
+    node.store.listeners.append(lambda _, change: told.append((change.kind, change.uid)))
     await write(node)
     node.report(**USES)
     await release(node)
@@ -193,7 +193,7 @@ async def test_what_another_instance_has_released_is_news_to_this_ones_backend(t
     await release(former)
     node = Frontend(tmp_path, enforced=False)
     told: list[tuple[str, str]] = []
-    node.store.listeners.append(lambda change: told.append((change.kind, change.uid)))
+    node.store.listeners.append(lambda _, change: told.append((change.kind, change.uid)))
     lease = BackendStatus(instance="i", generation=1, records=node.store.generation, active=True, synchronized=True)
     node.backend.renew(lease, [])
     for _ in range(2):

@@ -19,7 +19,7 @@ from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.node.machine_watch import HostTrees, MachineWatch
 from dra_frontend.node.sockets import listen_unix
 from dra_frontend.publishing.offer import Offer, Snapshot, snapshot
-from dra_frontend.state_endpoint.api import NodeState, probe_app, state_app
+from dra_frontend.state_endpoint.api import probe_app, state_app
 from dra_frontend.state_endpoint.records import RecordNews
 from dra_frontend.state_endpoint.server import HttpServer
 from numa_contract.cdi import ClaimFile
@@ -50,35 +50,34 @@ def ledger() -> Ledger:
 class Endpoint:
     """The endpoint of a node, and a client on its socket."""
 
+    node, instance, watch = NODE, "pod/1", WATCH
+
     def __init__(self, client: aiohttp.ClientSession) -> None:
         self.client = client
+        self.store = cast("ClaimStore", SimpleNamespace(ledger=ledger(), quarantined={"x.json": "broken"}))
         self.offer = Offer(NODE, {driver: HealthBoard() for driver in DRIVERS}, {})
         self.offer.snapshot = snapshot(INVENTORY, ledger(), Snapshot())
         self.records = RecordNews(100)
         self.reports: list[list[str]] = []
         self.problems: list[str] = []
-        self.warnings: list[str] = []
+        self.warned: list[str] = []
         self.backend = BackendView(asyncio.get_running_loop().time)
-
-    def state(self) -> NodeState:
-        """What the endpoint shows."""
-        return NodeState(
-            node=NODE,
-            instance="pod/1",
-            watch=WATCH,
-            offer=self.offer,
-            store=cast("ClaimStore", SimpleNamespace(ledger=ledger(), quarantined={"x.json": "broken"})),
-            backend=self.backend,
-            records=self.records,
-            reported=self.reported,
-            unready=lambda: self.problems,
-            warnings=lambda: self.warnings,
-            metrics=lambda: b"metric 1\n",
-        )
 
     def reported(self) -> None:
         """Takes note of who is known."""
         self.reports.append(sorted(self.backend.containers))
+
+    def unready(self) -> list[str]:
+        """What a test says."""
+        return self.problems
+
+    def warnings(self) -> list[str]:
+        """What a test says."""
+        return self.warned
+
+    def metrics(self) -> bytes:
+        """One metric."""
+        return b"metric 1\n"
 
     async def put(self, path: str, body: Any) -> tuple[int, Any]:
         """Sends JSON; returns status and answer."""
@@ -98,7 +97,7 @@ async def endpoint(tmp_path: Path) -> AsyncIterator[Endpoint]:
     listening, placed = listen_unix(tmp_path / "s.sock")
     async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(tmp_path / "s.sock"))) as client:
         endpoint = Endpoint(client)
-        server = HttpServer(state_app(endpoint.state()))
+        server = HttpServer(state_app(endpoint))
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(server.serve(sockets=[listening]))
             yield endpoint
@@ -230,7 +229,7 @@ async def test_probes(endpoint: Endpoint) -> None:
     async with endpoint.client.get("http://node/readyz") as answer:
         assert answer.status == 503
         assert "not registered" in await answer.text()
-    endpoint.problems, endpoint.warnings = [], ["reservedCPUs: CPU 7 is offline"]
+    endpoint.problems, endpoint.warned = [], ["reservedCPUs: CPU 7 is offline"]
     async with endpoint.client.get("http://node/readyz") as answer:
         assert answer.status == 200
         assert await answer.text() == "ok\nwarning: reservedCPUs: CPU 7 is offline\n"

@@ -50,6 +50,14 @@ class ClaimSource(Protocol):
         """Yields every ResourceClaim of a namespace, by default of the cluster; raises KubeError."""
 
 
+class Machine(Protocol):
+    """What this node offers, as of the latest look."""
+
+    @property
+    def inventory(self) -> Inventory:
+        """Another one whenever something changed."""
+
+
 @dataclass(slots=True, eq=False)
 class Recovery:
     """Finds what is lost and rebuilds it, in the background."""
@@ -57,7 +65,7 @@ class Recovery:
     _node: str
     _source: ClaimSource
     _store: ClaimStore
-    _inventory: Callable[[], Inventory]
+    _machine: Machine
     _backend: BackendView
     _config: Config
     clock: Callable[[], float] = time.monotonic
@@ -155,7 +163,7 @@ class Recovery:
             except Refused:
                 await self._store.transact(lambda transaction: transaction.answered.add(key))
                 raise
-            inventory = self._inventory()
+            inventory = self._machine.inventory
             judged = judge(view, driver, inventory, self._config)
             if await self._store.transact(partial(_prepare_lost, judged=judged, inventory=inventory)):
                 self._complaints.well(key)
@@ -181,7 +189,7 @@ class Recovery:
     async def list_all(self) -> None:
         """Learns the names of all claims that are allocated to this node. Raises KubeError or OSError."""
         names: dict[ClaimKey, Name] = {}
-        inventory = self._inventory()
+        inventory = self._machine.inventory
         async for document in self._source.list_claims():
             with suppress(Refused):
                 view = read_claim(document)

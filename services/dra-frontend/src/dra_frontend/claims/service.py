@@ -3,7 +3,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,9 +19,8 @@ from dra_frontend.allocation.decide import Judged, judge
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import Transaction
-from dra_frontend.claims.recovery import ClaimSource, Recovery
+from dra_frontend.claims.recovery import ClaimSource, Machine, Recovery
 from dra_frontend.claims.store import ClaimStore
-from dra_frontend.devices.inventory import Inventory
 from dra_frontend.kubelet.dra import Answer, ClaimName, PreparedDevice
 
 _log = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ class NodeClaims:
 
     _source: ClaimSource
     _store: ClaimStore
-    _inventory: Callable[[], Inventory]
+    _machine: Machine
     _backend: BackendView
     _recovery: Recovery
     _config: Config
@@ -83,7 +82,7 @@ class NodeClaims:
             view.check_usable(claim.uid)
             if not view.results[driver]:
                 return _prepared(view, driver, None)
-            return judge(view, driver, self._inventory(), self._config)
+            return judge(view, driver, self._machine.inventory, self._config)
         except Exception as error:  # noqa: BLE001 - a claim of any shape is a refusal of that claim
             return _failure(claim, error)
 
@@ -124,7 +123,7 @@ class NodeClaims:
             return None
         answers: dict[str, Answer] = {}
         # The inventory of the moment of choosing: until then a CPU may have gone while others had the lock.
-        inventory = self._inventory()
+        inventory = self._machine.inventory
         for one in judged:
             view = one.view
             try:

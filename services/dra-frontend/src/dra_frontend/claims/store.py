@@ -47,7 +47,8 @@ class ClaimStore:
     """Whether there was an instance before this one, and its journal is gone: nobody knows what it prepared."""
     generation: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     """Counts the changes of records. Of an instance before this one it is lower, so its readers are behind."""
-    listeners: list[Callable[[Change], None]] = field(default_factory=list)
+    listeners: list[Callable[[int, Change], None]] = field(default_factory=list)
+    """Called with each change and the generation that it has made."""
     _released_at: dict[ClaimKey, int] = field(default_factory=dict)
     _complaints: Complaints = field(default_factory=partial(Complaints, _log))
 
@@ -129,7 +130,7 @@ class ClaimStore:
             if change.kind == "released" and (change.driver, change.uid) in releasing:
                 self._released_at[change.driver, change.uid] = self.generation
             for listener in self.listeners:
-                listener(change)
+                listener(self.generation, change)
 
     def _run(
         self,

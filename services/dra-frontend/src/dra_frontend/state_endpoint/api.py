@@ -2,8 +2,7 @@
 """The state endpoint: who has what on this node, for ``curl`` on the unix socket, and the backend's way to report."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response
@@ -37,8 +36,7 @@ from dra_frontend.state_endpoint.views import (
 _FORMER_LIST: Final = TypeAdapter(list[ContainerReport])
 
 
-@dataclass(frozen=True, slots=True)
-class NodeState:
+class NodeState(Protocol):
     """Everything the endpoint shows and tells; read at each request."""
 
     node: str
@@ -48,12 +46,18 @@ class NodeState:
     store: ClaimStore
     backend: BackendView
     records: RecordNews
-    reported: Callable[[], None]
-    """Called after each lease and each report."""
-    unready: Callable[[], Sequence[str]]
-    """Why the pod is not ready; empty when it is."""
-    warnings: Callable[[], list[str]]
-    metrics: Callable[[], bytes]
+
+    def reported(self) -> None:
+        """Called after each lease and each report."""
+
+    def unready(self) -> Sequence[str]:
+        """Returns why the pod is not ready; nothing when it is."""
+
+    def warnings(self) -> list[str]:
+        """Returns what an operator should know of, although the service is ready."""
+
+    def metrics(self) -> bytes:
+        """Returns the metrics in the text format of Prometheus."""
 
 
 def _add_probes(app: FastAPI, state: NodeState) -> None:

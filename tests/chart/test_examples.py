@@ -116,7 +116,7 @@ async def test_the_example_works(path: Path) -> None:
     for document in allocated:
         view = read_claim(document)
         for driver in [driver for driver, results in view.results.items() if results]:
-            decided(view, published, driver)
+            decided(view, driver, inventory=published)
 
 
 @pytest.mark.parametrize("name", ["nic-same-node", "gpu-same-node"])

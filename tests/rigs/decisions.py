@@ -8,14 +8,18 @@ import pytest
 from dra_frontend.allocation.claim import ClaimView, Refused, read_claim
 from dra_frontend.allocation.decide import decide, judge
 from dra_frontend.allocation.ledger import Ledger
-from dra_frontend.devices.inventory import Inventory
+from dra_frontend.devices.inventory import Inventory, build_inventory
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ClaimUse, ContainerReport
 
 from tests.rigs.builders import report
-from tests.strategies.claims import claim
+from tests.strategies.claims import NODE, claim
+from tests.strategies.machines import machine
+
+INVENTORY = build_inventory(machine(), Config(reserved_cpus=frozenset({0})), NODE)
+"""What a small machine offers of which CPU 0 is reserved."""
 
 
 def view(uid: str, *results: dict[str, Any], **more: Any) -> ClaimView:
@@ -25,9 +29,9 @@ def view(uid: str, *results: dict[str, Any], **more: Any) -> ClaimView:
 
 def decided(
     found: ClaimView,
-    inventory: Inventory,
     driver: str = "dra.cpu",
     ledger: Ledger | None = None,
+    inventory: Inventory = INVENTORY,
     config: Config | None = None,
 ) -> AllocationRecord:
     """The claim's record; raises Refused."""
@@ -36,14 +40,14 @@ def decided(
 
 def refused(
     found: ClaimView,
-    inventory: Inventory,
     driver: str = "dra.cpu",
     ledger: Ledger | None = None,
+    inventory: Inventory = INVENTORY,
     config: Config | None = None,
 ) -> str:
     """Why the claim is refused."""
     with pytest.raises(Refused) as caught:
-        decided(found, inventory, driver, ledger, config)
+        decided(found, driver, ledger, inventory, config)
     return str(caught.value)
 
 

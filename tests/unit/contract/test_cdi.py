@@ -6,9 +6,7 @@ import re
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 from numa_contract.cdi import RECORD_ANNOTATION, dump_claim_file, parse_claim_file, request_env
-from numa_contract.errors import MalformedError
 from numa_contract.names import cdi_file_name, parse_env_key
 from numa_contract.records import AllocationRecord, MemoryAllocation, MemoryMount, MetadataFile
 
@@ -128,33 +126,3 @@ def test_an_unreadable_record_still_holds_what_it_gave(annotation: str | None) -
         assert file.problem
         assert file.cpus == record.cpus_of()
         assert file.memory == {part.device: part.size for part in record.memory}
-
-
-@given(
-    st.binary()
-    | st.recursive(
-        st.none() | st.text() | st.integers(),
-        lambda s: (
-            st.lists(s)
-            | st.dictionaries(st.sampled_from(["kind", "devices", "name", "containerEdits", "env", "annotations"]), s)
-        ),
-    ).map(lambda value: json.dumps(value).encode())
-)
-def test_garbage_is_malformed_and_nothing_else(data: bytes) -> None:
-    """Any bytes give a ClaimFile or a MalformedError."""
-    try:
-        parse_claim_file(cdi_file_name("dra.cpu", "u"), data)
-    except MalformedError:
-        return
-
-
-@given(records(), st.data())
-def test_damage_never_escapes(record: AllocationRecord, data: st.DataObject) -> None:
-    """Flipped and missing bytes give a ClaimFile or a MalformedError, nothing else."""
-    content = bytearray(dump_claim_file(record))
-    for _ in range(data.draw(st.integers(1, 5))):
-        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        parse_claim_file(file_name(record), bytes(content[: data.draw(st.integers(0, len(content)))]))
-    except MalformedError:
-        return

@@ -23,12 +23,6 @@ PART: dict[str, object] = {"request": "r", "device": "d", "numaNode": 0, "size":
 REPORT = {"id": "c", "name": "n", "podUid": "u", "podNamespace": "ns", "podName": "p"}
 
 
-@given(records())
-def test_a_record_survives_json(record: AllocationRecord) -> None:
-    """What is written is what is read."""
-    assert parse_record(json.loads(record.model_dump_json())) == record
-
-
 def test_the_first_version_needs_only_what_it_had() -> None:
     """Release N reads what N-1 wrote: everything newer than version 1 has a default."""
     results = [{"request": "r", "pool": "p", "device": "d"}]

@@ -49,7 +49,7 @@ def outcome(
     """What becomes of such a claim on the device with the most CPUs: its record, or why it is refused."""
     ledger = Ledger({("dra.cpu", "other"): ClaimFile("dra.cpu", "other", None, held)})
     try:
-        return decided(asked(asks, order, widest(inventory).name), inventory, ledger=ledger)
+        return decided(asked(asks, order, widest(inventory).name), inventory=inventory, ledger=ledger)
     except Refused as refusal:
         return str(refusal)
 
@@ -107,9 +107,9 @@ def test_the_refusal_tells_what_the_requests_take_from_each_other() -> None:
     """A request that cannot be met alone is refused for that; else the others of the claim are named."""
     inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0})), NODE)
     (device,) = (device.name for device in inventory.pools[0].devices if device.name == "cpudevnuma000")
-    alone = refused(asked({"a": (2, {}), "b": (4, {})}, "ab", device), inventory)
+    alone = refused(asked({"a": (2, {}), "b": (4, {})}, "ab", device), inventory=inventory)
     assert alone.endswith("request b: device cpudevnuma000: 4 CPUs wanted, 3 free (1,4-5)")
-    both = refused(asked({"a": (2, {}), "b": (2, {})}, "ab", device), inventory)
+    both = refused(asked({"a": (2, {}), "b": (2, {})}, "ab", device), inventory=inventory)
     assert both.endswith("2 CPUs wanted, 1 free (4); other requests of this claim have 1,5")
 
 

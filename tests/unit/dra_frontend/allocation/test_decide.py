@@ -10,44 +10,28 @@ from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
-from numa_contract.records import AllocationRecord, MemoryMount, MemoryParameters, Owner, parse_record
+from numa_contract.records import MemoryMount, MemoryParameters, Owner, parse_record
 
-from tests.rigs import decisions
 from tests.rigs.builders import report
-from tests.rigs.decisions import decided, holding, lost, view
+from tests.rigs.decisions import INVENTORY, decided, holding, lost, refused, view
 from tests.strategies.claims import NODE, cpus, memory, memory_opaque, opaque, result
 from tests.strategies.machines import machine
 
-INVENTORY: Inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0})), NODE)
 WHOLE: Inventory = build_inventory(
     machine(offline=frozenset({7})), Config(reserved_cpus=frozenset({0}), group_by="machine"), NODE
 )
 SINGLE: Inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0}), cpu_device_mode="individual"), NODE)
 
 
-def made(
-    claim_view: ClaimView, driver: str = "dra.cpu", ledger: Ledger | None = None, inventory: Inventory = INVENTORY
-) -> AllocationRecord:
-    """The record, which must not be refused."""
-    return decided(claim_view, inventory, driver, ledger)
-
-
-def refused(
-    claim_view: ClaimView, driver: str = "dra.cpu", ledger: Ledger | None = None, inventory: Inventory = INVENTORY
-) -> str:
-    """The refusal's text."""
-    return decisions.refused(claim_view, inventory, driver, ledger)
-
-
 def test_a_claim_gets_what_was_allocated() -> None:
     """CPUs of the device's group, memory of its node, and everything an operator wants to know beside it."""
     both = view("u", cpus(2), memory("1Gi"), memory("64Mi", "huge", kind="hugepages-2m"))
-    record = made(both)
+    record = decided(both)
     assert record.cpus_of() == {1, 5}
     assert record.reserved_for[0].uid == "pod-1"
     assert record.results[0].share_id == "share-cpus"
     assert record.memory == ()
-    given = made(both, "dra.memory")
+    given = decided(both, "dra.memory")
     assert [(m.request, m.numa_node, m.size, m.hugepages) for m in given.memory] == [
         ("memory", 0, 1 << 30, False),
         ("huge", 0, 64 << 20, True),
@@ -57,7 +41,7 @@ def test_a_claim_gets_what_was_allocated() -> None:
 @pytest.mark.fault("cpu peer 9.1.7")
 def test_two_requests_of_one_claim_get_different_cpus() -> None:
     """Per-request identity: what one request has, the other has not."""
-    record = made(view("u", cpus(1, "a"), cpus(2, "b")))
+    record = decided(view("u", cpus(1, "a"), cpus(2, "b")))
     assert len(record.cpus_of(["a"])) == 1
     assert len(record.cpus_of(["b"])) == 2
     assert not record.cpus_of(["a"]) & record.cpus_of(["b"])
@@ -65,18 +49,18 @@ def test_two_requests_of_one_claim_get_different_cpus() -> None:
 
 def test_nobody_gets_what_somebody_has() -> None:
     """CPUs of other claims, of releases in progress and of containers without a record are all taken."""
-    first = made(view("u1", cpus(2)))
+    first = decided(view("u1", cpus(2)))
     going = ClaimFile("dra.cpu", "u0", None, frozenset({1, 4, 5}))
     assert "0 free" in refused(view("u2", cpus(2)), ledger=Ledger({}, {("dra.cpu", "u0"): going}))
     assert "1 free" in refused(view("u2", cpus(2)), ledger=holding(first))
-    assert made(view("u2", cpus(1)), ledger=lost("lost", {"": frozenset({1, 5})})).cpus_of() == {4}
+    assert decided(view("u2", cpus(1)), ledger=lost("lost", {"": frozenset({1, 5})})).cpus_of() == {4}
 
 
 @pytest.mark.fault("memory peer, prepare")
 def test_the_same_allocation_keeps_its_record() -> None:
     """Prepare is repeated after every hiccup: same CPUs, same owner, fresh reservedFor."""
-    first = made(view("u", cpus(2))).model_copy(update={"owner": Owner(pod_uid="pod-1", container="c")})
-    again = made(view("u", cpus(2), pods=("pod-1", "pod-2")), ledger=holding(first))
+    first = decided(view("u", cpus(2))).model_copy(update={"owner": Owner(pod_uid="pod-1", container="c")})
+    again = decided(view("u", cpus(2), pods=("pod-1", "pod-2")), ledger=holding(first))
     assert again.cpus == first.cpus
     assert again.owner == first.owner
     assert [pod.uid for pod in again.reserved_for] == ["pod-1", "pod-2"]
@@ -85,8 +69,8 @@ def test_the_same_allocation_keeps_its_record() -> None:
 @pytest.mark.fault("cpu peer 9.2.8")
 def test_another_allocation_under_the_same_uid_replaces_the_record() -> None:
     """A claim may be deallocated and allocated anew, but not while a container runs on what it had."""
-    first = made(view("u", cpus(2)))
-    assert len(made(view("u", cpus(1)), ledger=holding(first)).cpus_of()) == 1
+    first = decided(view("u", cpus(2)))
+    assert len(decided(view("u", cpus(1)), ledger=holding(first)).cpus_of()) == 1
     running = report(claims=[{"uid": "u", "driver": "dra.cpu"}])
     text = refused(view("u", cpus(1)), ledger=holding(first, containers=(running,)))
     assert "was allocated anew while container work of pod ns/p still runs" in text
@@ -98,7 +82,7 @@ def test_administrative_access_takes_nothing() -> None:
     """A claim that only watches must not take CPUs from their owner."""
     watching = view("u", cpus(2, "mine"), result("all", "dra.cpu", "cpudevnuma001", adminAccess=True))
     assert [r.request for r in watching.results["dra.cpu"]] == ["mine"]
-    assert made(watching).requests == ("mine",)
+    assert decided(watching).requests == ("mine",)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +104,7 @@ def test_what_cannot_be_prepared_is_refused_by_name(entry: dict[str, Any], text:
 
 def test_hugepages_are_never_promised_twice() -> None:
     """A claim over what is unclaimed is refused with the arithmetic, also where a damaged file tells what is held."""
-    first = made(view("u1", memory("500Mi", kind="hugepages-2m")), "dra.memory")
+    first = decided(view("u1", memory("500Mi", kind="hugepages-2m")), "dra.memory")
     broken = ClaimFile("dra.memory", "x", None, frozenset(), "damaged", {"hugepages-2m-numa000": 500 << 20})
     for ledger in (holding(first), Ledger({("dra.memory", "x"): broken})):
         text = refused(view("u2", memory("64Mi", kind="hugepages-2m")), "dra.memory", ledger)
@@ -131,12 +115,12 @@ def test_hugepages_are_never_promised_twice() -> None:
 def test_a_lost_record_is_rebuilt_from_what_containers_hold() -> None:
     """The CPUs stay those that the container really has, or it is refused; one that has none is chosen for anew."""
     found = view("u", cpus(2))
-    record = made(found, ledger=lost("u", {"": frozenset({4, 5})}))
+    record = decided(found, ledger=lost("u", {"": frozenset({4, 5})}))
     assert (record.cpus_of(), record.rebuilt) == ({4, 5}, True)
-    assert made(found, ledger=holding(record)).cpus_of() == {4, 5}
+    assert decided(found, ledger=holding(record)).cpus_of() == {4, 5}
     for seen in ({1}, {3, 4, 5}):
         assert "cannot be rebuilt" in refused(found, ledger=lost("u", {"": frozenset(seen)}))
-    assert made(found, ledger=lost("u", {"": frozenset()})).cpus_of() == {1, 5}
+    assert decided(found, ledger=lost("u", {"": frozenset()})).cpus_of() == {1, 5}
 
 
 def test_a_cpu_that_two_claims_hold_is_not_free_for_either() -> None:
@@ -154,7 +138,7 @@ def test_a_cpu_that_two_claims_hold_is_not_free_for_either() -> None:
 def test_each_request_is_given_by_its_own_parameters() -> None:
     """The record tells how each request was given its CPUs, and how the claim may be shared."""
     config = (opaque({"strategy": "spread"}, "b"), opaque({"sharing": "pod", "quota": "keep"}, "a"))
-    record = made(view("u", cpus(2, "a", "cpudevnuma001"), cpus(2, "b", "cpudevnuma000"), config=config))
+    record = decided(view("u", cpus(2, "a", "cpudevnuma001"), cpus(2, "b", "cpudevnuma000"), config=config))
     assert [sorted(given.cpus) for given in record.cpus] == [[2, 6], [1, 4]]
     assert (record.parameters_of("a").quota, record.parameters_of("a").strategy) == ("keep", "packed")
     assert (record.parameters_of("b").quota, record.parameters_of("b").strategy) == ("off", "spread")
@@ -163,7 +147,7 @@ def test_each_request_is_given_by_its_own_parameters() -> None:
 
 def test_several_results_of_one_request_are_all_different() -> None:
     """``count: 2`` makes two results under one name: both get CPUs, and both belong to the request."""
-    record = made(view("u", cpus(1, "a"), cpus(2, "a", "cpudevnuma001")))
+    record = decided(view("u", cpus(1, "a"), cpus(2, "a", "cpudevnuma001")))
     assert record.requests == ("a",)
     assert len(record.cpus_of(["a"])) == 3
 
@@ -194,18 +178,18 @@ def test_a_device_that_is_gone_is_refused_with_its_request_once() -> None:
 
 def test_other_parameters_under_the_same_results_are_another_allocation() -> None:
     """What is given is chosen anew, unless the record is of a release that did not record parameters."""
-    first = made(view("u", cpus(2)))
+    first = decided(view("u", cpus(2)))
     spread = view("u", cpus(2), config=(opaque({"strategy": "spread"}),))
-    assert made(spread, ledger=holding(first)).cpus_of() != first.cpus_of()
+    assert decided(spread, ledger=holding(first)).cpus_of() != first.cpus_of()
     old = first.model_copy(update={"parameters": {}})
-    assert made(spread, ledger=holding(old)).cpus == first.cpus
+    assert decided(spread, ledger=holding(old)).cpus == first.cpus
     bad = view("u", cpus(2), config=(opaque({"strategy": "best"}),))
-    assert made(bad, ledger=holding(first)).cpus == first.cpus
-    first = made(view("u", memory("64Mi")), "dra.memory")
+    assert decided(bad, ledger=holding(first)).cpus == first.cpus
+    first = decided(view("u", memory("64Mi")), "dra.memory")
     limited = view("u", memory("64Mi"), config=(memory_opaque({"limit": "claim"}),))
-    assert made(limited, "dra.memory", holding(first)).memory_parameters_of("memory").limit == "claim"
+    assert decided(limited, "dra.memory", holding(first)).memory_parameters_of("memory").limit == "claim"
     old = first.model_copy(update={"memory_parameters": {}})
-    assert made(limited, "dra.memory", holding(old)).memory_parameters == {}
+    assert decided(limited, "dra.memory", holding(old)).memory_parameters == {}
 
 
 def named(cpu_list: str, *requests: str) -> dict[str, Any]:
@@ -216,10 +200,10 @@ def named(cpu_list: str, *requests: str) -> dict[str, Any]:
 def test_machine_mode_gives_the_named_cpus() -> None:
     """Exactly those, and the record says so; without a name the allocator chooses on the whole machine."""
     one, two = cpus(2, "a", "cpudevmachine"), cpus(1, "b", "cpudevmachine")
-    record = made(view("u", one, two, config=(named("2-3", "a"), named("6", "b"))), inventory=WHOLE)
+    record = decided(view("u", one, two, config=(named("2-3", "a"), named("6", "b"))), inventory=WHOLE)
     assert [sorted(given.cpus) for given in record.cpus] == [[2, 3], [6]]
     assert record.parameters_of("a").cpuset == {2, 3}
-    assert made(view("u", one), inventory=WHOLE).cpus_of() == {1, 5}
+    assert decided(view("u", one), inventory=WHOLE).cpus_of() == {1, 5}
 
 
 UNRESERVED = build_inventory(machine(), Config(group_by="machine"), NODE)
@@ -239,7 +223,7 @@ UNRESERVED = build_inventory(machine(), Config(group_by="machine"), NODE)
 )
 def test_machine_mode_checks_the_named_cpus(cpu_list: str, requests: str, inventory: Inventory, text: str) -> None:
     """Size, online, not reserved, nobody else's, none twice: the peer's rules, each with its words."""
-    other = made(view("o", cpus(1, device="cpudevmachine"), config=(named("1"),)), inventory=WHOLE)
+    other = decided(view("o", cpus(1, device="cpudevmachine"), config=(named("1"),)), inventory=WHOLE)
     wanted = view("u", *(cpus(2, r, "cpudevmachine") for r in requests), config=(named(cpu_list),))
     shown = refused(wanted, ledger=holding(other), inventory=inventory)
     assert "parameters FromClaim: CPUs " in shown
@@ -253,16 +237,16 @@ def single(cpu: int) -> dict[str, Any]:
 
 def test_single_cpus_are_those_that_the_scheduler_chose() -> None:
     """Without consumed capacity; the claim has their union under one request."""
-    record = made(view("u", single(2), single(7)), inventory=SINGLE)
+    record = decided(view("u", single(2), single(7)), inventory=SINGLE)
     assert record.cpus_of() == {2, 7}
     assert record.requests == ("cpus",)
     seen = lost("u", {"": frozenset({2, 7})})
-    assert made(view("u", single(2), single(7)), ledger=seen, inventory=SINGLE).cpus_of() == {2, 7}
+    assert decided(view("u", single(2), single(7)), ledger=seen, inventory=SINGLE).cpus_of() == {2, 7}
 
 
 def test_a_single_cpu_is_not_given_twice() -> None:
     """While another claim holds it, also one that is being released, and never twice to one claim."""
-    first = made(view("o", single(2)), inventory=SINGLE)
+    first = decided(view("o", single(2)), inventory=SINGLE)
     going = ClaimFile("dra.cpu", "gone", None, frozenset({2}))
     assert "CPU 2 is held by claim o" in refused(view("u", single(2)), ledger=holding(first), inventory=SINGLE)
     assert "CPU 2 is held by claim gone" in refused(
@@ -276,7 +260,7 @@ def test_a_rebuilt_record_tells_what_each_device_gave() -> None:
     """Each result has CPUs of its own device, so that no device seems to have given more than it has."""
 
     def rebuilt(inventory: Inventory, seen: set[int], *results: dict[str, Any]) -> list[tuple[str, list[int]]]:
-        record = made(view("u", *results), ledger=lost("u", {"": frozenset(seen)}), inventory=inventory)
+        record = decided(view("u", *results), ledger=lost("u", {"": frozenset(seen)}), inventory=inventory)
         return [(given.device, sorted(given.cpus)) for given in record.cpus]
 
     assert rebuilt(SINGLE, {2, 7}, single(7), single(2)) == [("cpudev007", [7]), ("cpudev002", [2])]
@@ -293,10 +277,10 @@ def test_a_rebuilt_record_tells_what_each_device_gave() -> None:
 def test_a_rebuilt_record_has_its_parameters_where_they_can_be_read() -> None:
     """Its containers run: what this release refuses takes neither CPUs nor memory from them."""
     seen, running = lost("u", {"": frozenset({4, 5})}), lost("u", {"": frozenset()}, "dra.memory")
-    good, bad = (made(view("u", cpus(2), config=(opaque({"sharing": how}),)), ledger=seen) for how in ("pod", "all"))
+    good, bad = (decided(view("u", cpus(2), config=(opaque({"sharing": how}),)), ledger=seen) for how in ("pod", "all"))
     assert [(r.sharing, sorted(r.cpus_of())) for r in (good, bad)] == [("pod", [4, 5]), ("container", [4, 5])]
     good, bad = (
-        made(view("u", memory("64Mi"), config=(memory_opaque({"limit": limit}),)), "dra.memory", running)
+        decided(view("u", memory("64Mi"), config=(memory_opaque({"limit": limit}),)), "dra.memory", running)
         for limit in ("claim", "all")
     )
     assert good.memory_parameters_of("memory").limit == "claim"
@@ -306,12 +290,12 @@ def test_a_rebuilt_record_has_its_parameters_where_they_can_be_read() -> None:
 def test_a_record_of_the_next_release_stays_whole() -> None:
     """Fields that this release does not know make no new record, and stay with the pods that stay."""
     now = view("u", memory("64Mi"), config=(memory_opaque({"limit": "claim"}),))
-    document = json.loads(made(now, "dra.memory").model_dump_json())
+    document = json.loads(decided(now, "dra.memory").model_dump_json())
     for part in (document["results"][0], document["memoryParameters"]["memory"], document["reservedFor"][0]):
         part["invention"] = 1
     newer = parse_record(document)
     more = view("u", memory("64Mi"), config=(memory_opaque({"limit": "claim"}),), pods=("pod-1", "pod-2"))
-    again = json.loads(made(more, "dra.memory", holding(newer)).model_dump_json())
+    again = json.loads(decided(more, "dra.memory", holding(newer)).model_dump_json())
     assert again.pop("reservedFor") == [document.pop("reservedFor")[0], {"uid": "pod-2", "name": "name-pod-2"}]
     assert again == document
 
@@ -320,7 +304,7 @@ def test_each_memory_request_has_its_parameters_in_the_record() -> None:
     """By base name, resolved; requests without any have the defaults, written down."""
     config = (memory_opaque({"limit": "claim", "protect": "low"}, "m"), memory_opaque({"mount": {"path": "/h"}}, "h"))
     results = (memory("64Mi", "m"), memory("4Mi", "h", kind="hugepages-2m"), memory("64Mi", "n", 1))
-    record = made(view("u", *results, config=config), "dra.memory")
+    record = decided(view("u", *results, config=config), "dra.memory")
     assert record.memory_parameters == {
         "m": MemoryParameters(limit="claim", protect="low"),
         "h": MemoryParameters(mount=MemoryMount(path="/h")),
@@ -339,7 +323,9 @@ def test_mounts_of_one_claim_must_not_hide_each_other(one: str, other: str) -> N
     text = refused(mounted(one, other), "dra.memory")
     assert "memoryConfig.mount.path: " in text
     assert "requests " in text
-    assert made(mounted("/h/1", "/h/1-a"), "dra.memory").memory_parameters_of("b").mount == MemoryMount(path="/h/1-a")
+    assert decided(mounted("/h/1", "/h/1-a"), "dra.memory").memory_parameters_of("b").mount == MemoryMount(
+        path="/h/1-a"
+    )
 
 
 def test_lost_memory_is_rebuilt_whatever_its_device_has_left() -> None:
@@ -348,7 +334,7 @@ def test_lost_memory_is_rebuilt_whatever_its_device_has_left() -> None:
     shrunk = memory("1Ti", "huge", kind="hugepages-2m")
     gone = (memory("4Gi", "gone", node=12, kind="hugepages-1g"), memory("64Mi", "plain", node=12))
     running = lost("u", {"": frozenset()}, "dra.memory")
-    record = made(view("u", shrunk, *gone, config=limit), "dra.memory", running)
+    record = decided(view("u", shrunk, *gone, config=limit), "dra.memory", running)
     assert [(a.request, a.numa_node, a.size, a.page_bytes, a.hugepages) for a in record.memory] == [
         ("huge", 0, 1 << 40, 2 << 20, True),
         ("gone", 12, 4 << 30, 1 << 30, True),

@@ -12,12 +12,11 @@ from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config, MemoryProtection
 
 from tests.rigs.builders import report
-from tests.rigs.decisions import decided, holding, refused, view
+from tests.rigs.decisions import INVENTORY, decided, holding, refused, view
 from tests.strategies.claims import NODE, cpus, memory, memory_opaque, opaque
-from tests.strategies.machines import Core, assemble, machine
+from tests.strategies.machines import Core, assemble
 
 CONFIG = Config(reserved_cpus=frozenset({0}))
-INVENTORY = build_inventory(machine(), CONFIG, NODE)
 HALF = CONFIG.model_copy(update={"max_claim_fraction": 0.5})
 MIB = 1 << 20
 BUDGET_SECONDS = 0.1
@@ -27,12 +26,12 @@ BUDGET_SECONDS = 0.1
 def test_a_claim_has_its_share_of_the_cpus_at_most() -> None:
     """Of the seven CPUs that the node offers half is three; key, value and remedy are in the refusal."""
     two = (cpus(2, "a"), cpus(2, "b", "cpudevnuma001"))
-    assert decided(view("u", cpus(3)), INVENTORY, config=HALF).cpus_of() == {1, 4, 5}
-    text = refused(view("u", *two), INVENTORY, config=HALF)
+    assert decided(view("u", cpus(3)), config=HALF).cpus_of() == {1, 4, 5}
+    text = refused(view("u", *two), config=HALF)
     assert "4 CPUs wanted, one claim may have 3 of the 7 that this node offers (maxClaimFraction: 0.5)" in text
     assert text.endswith("claim fewer")
-    former = decided(view("u", *two), INVENTORY)
-    assert decided(view("u", *two), INVENTORY, ledger=holding(former), config=HALF).cpus == former.cpus
+    former = decided(view("u", *two))
+    assert decided(view("u", *two), ledger=holding(former), config=HALF).cpus == former.cpus
 
 
 def protecting(kind: str, size: str = "64Mi", uid: str = "u", node: int = 0) -> Any:
@@ -43,31 +42,31 @@ def protecting(kind: str, size: str = "64Mi", uid: str = "u", node: int = 0) -> 
 @pytest.mark.fault("security S7")
 def test_only_the_allowed_kinds_of_protection_are_given() -> None:
     """By default ``low``; an operator may allow more or none."""
-    assert decided(protecting("low"), INVENTORY, "dra.memory").memory_parameters_of("memory").protect == "low"
-    text = refused(protecting("min"), INVENTORY, "dra.memory")
+    assert decided(protecting("low"), "dra.memory").memory_parameters_of("memory").protect == "low"
+    text = refused(protecting("min"), "dra.memory")
     assert (
         "memoryConfig.protect: min is not allowed on this node (memoryProtection.allowed); ask for none or low" in text
     )
     none = Config(memory_protection=MemoryProtection(allowed=()))
     assert text.replace(" or low", "").replace("min is", "low is") == refused(
-        protecting("low"), INVENTORY, "dra.memory", config=none
+        protecting("low"), "dra.memory", config=none
     )
-    decided(protecting("none"), INVENTORY, "dra.memory", config=none)
+    decided(protecting("none"), "dra.memory", config=none)
 
 
 @pytest.mark.fault("security S7")
 def test_all_claims_together_protect_a_fraction_of_a_numa_node() -> None:
     """What others have protected counts, also while they are being released; another node's memory does not."""
     node = INVENTORY.machine.numa_nodes[0].memory_bytes
-    first = decided(protecting("low", str(node // 4)), INVENTORY, "dra.memory")
-    text = refused(protecting("low", str(node // 2), "v"), INVENTORY, "dra.memory", holding(first))
+    first = decided(protecting("low", str(node // 4)), "dra.memory")
+    text = refused(protecting("low", str(node // 2), "v"), "dra.memory", holding(first))
     assert f"{node // 2} bytes of NUMA node 0 wanted, claims have {node // 4} of {node // 2} protected" in text
     assert "(memoryProtection.maxFraction: 0.5); claim less, or do without protect" in text
     leaving = Ledger({}, holding(first).files)
-    assert refused(protecting("low", str(node // 2), "v"), INVENTORY, "dra.memory", leaving) == text
-    decided(protecting("low", "64Mi", "v", 1), INVENTORY, "dra.memory", holding(first))
-    decided(protecting("none", str(node // 2), "v"), INVENTORY, "dra.memory", holding(first))
-    assert decided(protecting("low", str(node // 4)), INVENTORY, "dra.memory", holding(first)) == first
+    assert refused(protecting("low", str(node // 2), "v"), "dra.memory", leaving) == text
+    decided(protecting("low", "64Mi", "v", 1), "dra.memory", holding(first))
+    decided(protecting("none", str(node // 2), "v"), "dra.memory", holding(first))
+    assert decided(protecting("low", str(node // 4)), "dra.memory", holding(first)) == first
 
 
 @pytest.mark.fault("frontend A4")
@@ -84,15 +83,15 @@ def test_hugepages_of_a_lost_record_are_held() -> None:
         mems="0",
     )
     wanted = view("u", memory("400Mi", kind="hugepages-2m"))
-    asked = refused(wanted, INVENTORY, "dra.memory", Ledger({}, containers=(running,)))
+    asked = refused(wanted, "dra.memory", Ledger({}, containers=(running,)))
     assert "no hugepages are given away while the record of claim x is being rebuilt" in asked
     answered = Ledger({}, containers=(running,), answered=frozenset({("dra.memory", "x")}))
-    assert "117440512 of 536870912 unclaimed" in refused(wanted, INVENTORY, "dra.memory", answered)
-    decided(view("u", memory("400Mi", kind="hugepages-2m", node=1)), INVENTORY, "dra.memory", answered)
+    assert "117440512 of 536870912 unclaimed" in refused(wanted, "dra.memory", answered)
+    decided(view("u", memory("400Mi", kind="hugepages-2m", node=1)), "dra.memory", answered)
     absent = Ledger({}, absent=frozenset({("dra.memory", "y")}))
-    assert "the record of claim y is being rebuilt" in refused(wanted, INVENTORY, "dra.memory", absent)
-    decided(view("y", memory("400Mi", kind="hugepages-2m")), INVENTORY, "dra.memory", absent)
-    decided(view("u", memory("400Mi")), INVENTORY, "dra.memory", absent)  # plain memory is nobody's alone
+    assert "the record of claim y is being rebuilt" in refused(wanted, "dra.memory", absent)
+    decided(view("y", memory("400Mi", kind="hugepages-2m")), "dra.memory", absent)
+    decided(view("u", memory("400Mi")), "dra.memory", absent)  # plain memory is nobody's alone
 
 
 @pytest.mark.fault("frontend A3")
@@ -102,7 +101,7 @@ def test_a_running_container_holds_what_nobody_else_tells_of() -> None:
     assert Ledger({}, containers=(report(**uses),)).held_cpus() == {4, 5}
     assert Ledger({}, containers=(report(**uses, refused="no"),)).held_cpus() == frozenset()
     assert Ledger({}, containers=(report(state="stopped", **uses),)).held_cpus() == frozenset()
-    record = decided(view("gone", cpus(2)), INVENTORY)
+    record = decided(view("gone", cpus(2)))
     for ledger in (holding(record, containers=(report(**uses),)), Ledger({}, holding(record).files)):
         assert ledger.held_cpus() == {1, 5}
 
@@ -111,11 +110,11 @@ def test_a_running_container_holds_what_nobody_else_tells_of() -> None:
 def test_a_claim_that_is_being_released_keeps_its_record() -> None:
     """Prepared again with the same results the record comes back; with others the claim waits for its containers."""
     running = report(claims=[{"uid": "u", "driver": "dra.cpu"}], cpus="4-5")
-    old = decided(view("u", cpus(2)), INVENTORY, ledger=holding(decided(view("other", cpus(1)), INVENTORY)))
+    old = decided(view("u", cpus(2)), ledger=holding(decided(view("other", cpus(1)))))
     leaving = Ledger({}, holding(old).files, (running,))
-    assert decided(view("u", cpus(2)), INVENTORY, ledger=leaving) == old
+    assert decided(view("u", cpus(2)), ledger=leaving) == old
     gone = Ledger({}, holding(old).files)
-    assert len(decided(view("u", cpus(1)), INVENTORY, ledger=gone).cpus_of()) == 1
+    assert len(decided(view("u", cpus(1)), ledger=gone).cpus_of()) == 1
 
 
 def bomb(parameters: Any) -> dict[str, Any]:
@@ -160,7 +159,7 @@ def test_a_hostile_claim_costs_little(name: str) -> None:
     found = view("u", *(cpus(1, f"r{n}") for n in range(32)), config=HOSTILE[name])
     began, text = time.process_time(), ""
     try:
-        decided(found, INVENTORY)
+        decided(found)
     except Refused as refusal:
         text = str(refusal)
     assert time.process_time() - began < BUDGET_SECONDS
@@ -174,8 +173,8 @@ def test_what_a_claim_may_not_say_is_refused_unread() -> None:
     with pytest.raises(Refused, match="33 entries for this driver"):
         view("u", cpus(1), config=[opaque({})] * 33)
     others = [opaque({}, driver="gpu.example.com")] * 31
-    decided(view("u", cpus(1), config=[*others, *[opaque({})] * 32]), INVENTORY)
-    text = refused(view("u", cpus(1), config=[opaque({"cpuset": "x" * 9000})]), INVENTORY)
+    decided(view("u", cpus(1), config=[*others, *[opaque({})] * 32]))
+    text = refused(view("u", cpus(1), config=[opaque({"cpuset": "x" * 9000})]))
     assert "cpuset: is allowed only in groupBy machine, and this node publishes its CPUs by numanode" in text
 
 
@@ -189,5 +188,5 @@ def test_many_requests_on_a_large_machine_are_decided_in_time() -> None:
     held = {("dra.cpu", "x"): ClaimFile("dra.cpu", "x", None, frozenset(loose) - frozenset(loose[::8]))}
     wanted = view("u", *(cpus(6, f"r{n}", "cpudevmachine") for n in range(32)), config=[opaque({"l3": "required"})])
     began = time.process_time()
-    assert "no L3 has them together" in refused(wanted, inventory, ledger=Ledger(held))
+    assert "no L3 has them together" in refused(wanted, inventory=inventory, ledger=Ledger(held))
     assert time.process_time() - began < BUDGET_SECONDS

@@ -270,7 +270,7 @@ def sharing(*config: Entry) -> ClaimView:
 )
 def test_silent_requests_follow_those_that_speak(config: tuple[Entry, ...], expected: str) -> None:
     """Both drivers record the same; other drivers and those who watch have no say."""
-    assert [decided(sharing(*config), NUMA, driver).sharing for driver in DRIVERS] == [expected, expected]
+    assert [decided(sharing(*config), driver, inventory=NUMA).sharing for driver in DRIVERS] == [expected, expected]
 
 
 _DIFFER = "parameters: sharing: holds for the whole claim, but its requests differ (%s); give all the same"
@@ -292,6 +292,6 @@ _DIFFER = "parameters: sharing: holds for the whole claim, but its requests diff
 )
 def test_what_one_driver_must_refuse_both_refuse_in_the_same_words(config: list[Entry], expected: str) -> None:
     """One container uses the whole claim: nothing is half given."""
-    text, same = (refused(sharing(*config), NUMA, driver) for driver in DRIVERS)
+    text, same = (refused(sharing(*config), driver, inventory=NUMA) for driver in DRIVERS)
     assert text == same
     assert text.startswith(f"claim ns/claim-u: {expected}")

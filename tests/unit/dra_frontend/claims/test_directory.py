@@ -2,7 +2,6 @@
 """The CDI directory as the only database: what is written, and what is kept of what cannot be used."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -81,32 +80,6 @@ def test_a_file_with_an_unreadable_record_is_copied_and_stays(files: ClaimFiles,
     files.write(record())
     scan(files)
     assert files.problems == {}
-
-
-@pytest.mark.fault("frontend A11", "security S12")
-@pytest.mark.parametrize("kind", ["loop", "long", "zero", "dangling", "fifo", "directory", "huge", "empty", "garbage"])
-def test_a_rude_entry_of_our_name_is_a_problem_of_that_name(files: ClaimFiles, tmp_path: Path, kind: str) -> None:
-    """It is neither followed nor waited for nor read without end, and stays; the other claims are found."""
-    files.write(record("good"))
-    path = tmp_path / "cdi" / NAME
-    links = {"loop": NAME, "long": "x" * 300, "zero": "/dev/zero", "dangling": "/nowhere"}
-    if kind in links:
-        path.symlink_to(links[kind])
-    elif kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "directory":
-        path.mkdir()
-    elif kind == "huge":
-        with path.open("wb") as file:
-            file.truncate(400 << 20)
-    else:
-        path.write_bytes(b"" if kind == "empty" else b"\xff\x00 half a fi")
-    for each in (files, ClaimFiles(tmp_path / "cdi", tmp_path / "quarantine")):
-        assert scan(each) == {("dra.cpu", "good"): {1, 2}}
-        assert NAME in each.problems
-    assert os.path.lexists(path)
-    if kind == "garbage":
-        assert quarantined(tmp_path) == [b"\xff\x00 half a fi"]
 
 
 @pytest.mark.fault("security S12")

@@ -38,7 +38,7 @@ def document(*results: dict[str, Any], uid: str = "u", pod_claim: str = "", **mo
 def described(found: ClaimView, driver: str = "dra.cpu", inventory: Inventory | None = None) -> AllocationRecord:
     """The claim's record with metadata."""
     inventory = inventory or offered()
-    return FILES.describe(decided(found, inventory, driver), found, inventory)
+    return FILES.describe(decided(found, driver, inventory=inventory), found, inventory)
 
 
 def told(*results: dict[str, Any], driver: str = "dra.cpu", inventory: Inventory | None = None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 
 import asyncio
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from dra_frontend.claims.directory import Change, ClaimFiles
 from numa_node.claim_directory import DirectoryReplacedError
 
 from tests.fakes.waiting import eventually
+from tests.rigs.builders import record
 from tests.rigs.frontend import Claims, Frontend
 from tests.strategies.claims import claim, cpus, memory
 
@@ -178,15 +180,22 @@ async def test_a_claim_prepared_again_meanwhile_is_not_released(node: Frontend, 
 
 
 async def test_a_directory_that_was_replaced_ends_the_process(tmp_path: Path) -> None:
-    """Only a new container mounts the new directory; until then it is said why nothing can be prepared."""
+    """Only a new container mounts the new one; until then what was known is kept, and it is said what is wrong."""
     (tmp_path / "cdi").mkdir()
+    await Frontend(tmp_path).store.transact(lambda t: t.write(record("u")))
     os.chdir(tmp_path / "cdi")  # as a mount does, this keeps the directory when it is removed
     try:
         node = Frontend(tmp_path)
         node.store._files = ClaimFiles(Path("/proc/self/cwd"), tmp_path / "quarantine")
         await node.look()
-        (tmp_path / "cdi").rmdir()
+        shutil.rmtree(tmp_path / "cdi")
         await node.reconciler.scan()
+        assert node.store.ledger.held_cpus() == {1, 2}
+        with pytest.raises(OSError, match="No such file"):
+            await node.store.transact(lambda t: t.write(record("v", frozenset({5}))))
+        await node.store.transact(lambda t: t.release("dra.cpu", "u"))
+        await node.look()
+        assert node.store.ledger.held_cpus() == frozenset()
         with pytest.raises(DirectoryReplacedError, match="restarts to mount the new one"):
             await node.reconciler.scan()
         assert "was removed on the node" in node.store.problems[0]

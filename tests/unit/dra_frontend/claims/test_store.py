@@ -2,8 +2,6 @@
 """The claims of a node across instances, losses, releases and disks that fail."""
 
 import asyncio
-import os
-import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -326,28 +324,3 @@ async def test_whether_somebody_knows_what_was_prepared(tmp_path: Path, journal:
     node = Frontend(tmp_path)
     await node.store.start()
     assert node.store.journal_lost is (journal == "lost")
-
-
-async def test_a_directory_that_was_removed_on_the_host_keeps_what_was_known(tmp_path: Path) -> None:
-    """What is mounted has no name any more: nothing is lost, nothing can be written, and it is said."""
-    node = Frontend(tmp_path, None, claim("b", cpus(1)))
-    node.path.mkdir()
-    await write(node)
-    os.chdir(node.path)  # as a mount does, this keeps the directory when it is removed
-    try:
-        mounted = Frontend(tmp_path, None, claim("b", cpus(1)))
-        mounted.files = ClaimFiles(Path("/proc/self/cwd"), tmp_path / "q")
-        mounted.store._files = mounted.files
-        await mounted.look()
-        shutil.rmtree(node.path)
-        await mounted.look()
-        assert mounted.store.detached
-        assert "was removed on the node" in mounted.store.problems[0]
-        assert mounted.store.ledger.held_cpus() == CPUS
-        with pytest.raises(OSError, match="No such file"):
-            await write(mounted, "u2", frozenset({5}))
-        await release(mounted)
-        await mounted.look()
-        assert mounted.store.ledger.held_cpus() == frozenset()
-    finally:
-        os.chdir("/")

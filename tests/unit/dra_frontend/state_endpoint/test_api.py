@@ -14,7 +14,6 @@ from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import Change
 from dra_frontend.claims.store import ClaimStore
-from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.node.machine_watch import HostTrees, MachineWatch
 from dra_frontend.node.sockets import listen_unix
@@ -27,13 +26,11 @@ from numa_contract.config import Config
 from numa_contract.names import DRIVERS
 from numa_contract.reports import MAX_STATE_BYTES
 
-from tests.rigs.decisions import decided, view
+from tests.rigs.decisions import INVENTORY, decided, view
 from tests.rigs.trees import MemoryTree, small_machine
 from tests.strategies.claims import NODE, cpus, memory
-from tests.strategies.machines import machine
 
 CONFIG = Config(reserved_cpus=frozenset({0}))
-INVENTORY = build_inventory(machine(), CONFIG, NODE)
 WATCH = MachineWatch(HostTrees(small_machine(), MemoryTree({})), CONFIG, NODE, lambda: Ledger({}))
 
 
@@ -42,7 +39,7 @@ def ledger() -> Ledger:
     found = view("u", cpus(2), memory("1Gi"))
     files = {}
     for driver in ("dra.cpu", "dra.memory"):
-        record = decided(found, INVENTORY, driver)
+        record = decided(found, driver)
         files[driver, "u"] = ClaimFile.of(record)
     return Ledger(files)
 

@@ -75,13 +75,13 @@ Count = Callable[[str, str, float, Sequence[bool]], None]
 """Called after each call: driver, ``prepare`` or ``unprepare``, seconds, and for each claim whether it failed."""
 
 
+@dataclass(slots=True)
 class DraService:
     """Asks the claims service, and answers for every requested claim whatever happens."""
 
-    def __init__(self, driver: str, claims: ClaimsService, count: Count | None = None) -> None:
-        self._driver = driver
-        self._claims = claims
-        self._count = count
+    _driver: str
+    _claims: ClaimsService
+    _count: Count | None = None
 
     async def answer(
         self, call: Literal["prepare", "unprepare"], claims: tuple[ClaimName, ...], context: Any

@@ -7,7 +7,8 @@ first. The kubelet calls nothing before it has seen the registration socket, and
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -89,36 +90,29 @@ class ServedSocket:
         await self.server.stop(grace)
 
 
+@dataclass(slots=True, eq=False)
 class KubeletPlugin:
     """One driver towards the kubelet. Entering serves DRA; ``register`` makes it known; leaving takes both back."""
 
-    def __init__(
-        self,
-        driver: str,
-        claims: ClaimsService,
-        paths: PluginPaths,
-        health: HealthBoard | None = None,
-        *,
-        count: Count | None = None,
-        grace_seconds: float = 5.0,
-    ) -> None:
-        self._driver = driver
-        self._paths = paths
-        self._grace = grace_seconds
-        self._dra = DraService(driver, claims, count)
-        self._health = health
-        self._served: list[ServedSocket] = []
-        self._complaints = Complaints(_log)
-        self.registered = False
-        """Whether the kubelet's last word was that it took the plugin."""
-        self.error = ""
-        """Why the kubelet refused the plugin; empty when it did not."""
-        self.problem = ""
-        """Which socket cannot be put in its place, and why; empty when all are there."""
+    _driver: str
+    _claims: ClaimsService
+    _paths: PluginPaths
+    _health: HealthBoard | None = None
+    count: Count | None = None
+    grace_seconds: float = 5.0
+    registered: bool = False
+    """Whether the kubelet's last word was that it took the plugin."""
+    error: str = ""
+    """Why the kubelet refused the plugin; empty when it did not."""
+    problem: str = ""
+    """Which socket cannot be put in its place, and why; empty when all are there."""
+    _served: list[ServedSocket] = field(default_factory=list)
+    _complaints: Complaints = field(default_factory=partial(Complaints, _log))
 
     async def __aenter__(self) -> Self:
         """Serves DRA and health; raises SocketPathError or OSError."""
-        handlers = self._dra.handlers() + (self._health.handlers() if self._health else [])
+        dra = DraService(self._driver, self._claims, self.count)
+        handlers = dra.handlers() + (self._health.handlers() if self._health else [])
         self._served.append(await ServedSocket.open(self._paths.dra, handlers))
         return self
 
@@ -159,7 +153,7 @@ class KubeletPlugin:
         if self._health:
             self._health.close()
         for one in reversed(served):
-            await one.close(self._grace)
+            await one.close(self.grace_seconds)
 
     async def keep_sockets(self) -> None:
         """Checks each second whether the sockets are still there. Runs for ever."""
@@ -189,4 +183,4 @@ class KubeletPlugin:
             return
         self._served[self._served.index(one)] = fresh
         # Those who are connected are asked to connect again.
-        await one.server.stop(self._grace)
+        await one.server.stop(self.grace_seconds)

@@ -43,6 +43,7 @@ machine_start() { # machine_start BASE DISK on|off (on: what the guest writes is
 
 machine_wait() { # until ssh answers and systemd has nothing left to start
   local begin=$SECONDS
+  until alive || ((SECONDS - begin > 10)); do sleep 0.1; done # on a busy host the new process may not be QEMU yet
   until guest true 2>/dev/null; do
     alive || { tail -n 20 "$RUN/qemu.log" "$RUN/console.log" >&2; fail "the machine ended before ssh answered"; }
     ((SECONDS - begin < 300)) || { tail -n 20 "$RUN/console.log" >&2; fail "no ssh after 300 s"; }

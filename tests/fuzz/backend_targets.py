@@ -47,9 +47,9 @@ _OURS = env_of(_RECORD)
 
 def _evidence(data: bytes) -> None:
     evidence = read_evidence(text(data).split("\0"))
-    verdict = assess(evidence, Owner(pod_uid="pod-1", container="main"), Claims(_FILES))
-    assert verdict.entitlement.cpus <= _RECORD.cpus_of()
-    assert verdict.refusal is None or len(verdict.refusal.text) < 4096
+    held, _, refusal = assess(evidence, Owner(pod_uid="pod-1", container="main"), Claims(_FILES))
+    assert held.cpus <= _RECORD.cpus_of()
+    assert refusal is None or len(refusal.text) < 4096
 
 
 def _pieces(data: bytes) -> Iterable[bytes]:

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pods and containers as the runtime tells of them, and what they hold, for tests of enforcement."""
 
+from typing import Literal
+
 from nri_backend.claims.entitlement import Entitlement, Held, entitlement_from
 from nri_backend.nri.model import Container, ContainerState, Pod, Resources
+from numa_contract.config import Config, SharedPool
+from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
 
 from tests.rigs.builders import MI, cpu_record, env_of, file_of, files_of, memory_record, write_claim
@@ -13,6 +17,7 @@ __all__ = [
     "PODS",
     "TOP",
     "cgroup_of",
+    "config",
     "container",
     "cpu_record",
     "entitlement_of",
@@ -27,6 +32,15 @@ TOP = "kubepods.slice"
 PODS = f"{TOP}/kubepods-burstable.slice"
 POD = f"{PODS}/kubepods-burstable-podp1.slice"
 """The cgroup of the pod that the tests have unless they say another, below that of its class, below that of all."""
+
+
+def config(
+    reserved: str = "", *, lazy: bool = False, guard: bool = False, quota: Literal["raise", "lift", "keep"] = "raise"
+) -> Config:
+    """What an operator has chosen."""
+    pool = SharedPool(grow="lazy" if lazy else "immediate")
+    cpus = parse_cpu_list(reserved)
+    return Config(reserved_cpus=cpus, shared_pool=pool, hugepage_guard=guard, cpu_quota=quota)
 
 
 def entitlement_of(*records: AllocationRecord) -> Entitlement:

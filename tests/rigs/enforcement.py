@@ -13,7 +13,7 @@ from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.actuator import Edges
 from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.frontend_link.reports import report
-from nri_backend.limits.difference import Choices, Host
+from nri_backend.limits.difference import Host
 from nri_backend.limits.stated import container_directory, pod_directory
 from nri_backend.node.proofs import Proofs
 from nri_backend.nri.model import Adjustment, Container, ContainerState, Leadership, Pod, Resources, Update
@@ -24,7 +24,7 @@ from numa_contract.reports import ContainerReport
 from numa_node.claim_directory import ClaimDirectory
 
 from tests.rigs.builders import env_of, write_claim
-from tests.rigs.claims import container, pod
+from tests.rigs.claims import config, container, pod
 from tests.rigs.kernel_tree import SIZES, KernelTree
 
 
@@ -76,7 +76,7 @@ class Node:
             observer=self.counts,
             clock=lambda: time.monotonic() + self.ahead,
         )
-        state = NodeState(Choices(parse_cpu_list(reserved), lazy, guard, cpu_quota))
+        state = NodeState(config(reserved, lazy=lazy, guard=guard, quota=cpu_quota))
         state.take_host(self.host)
         self.enforcer = Enforcer(edges, state, "own-pod")
 

@@ -35,7 +35,6 @@ from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.enforcement.turn import MAX_STUCK
 from nri_backend.frontend_link.client import FrontendClient
 from nri_backend.frontend_link.reports import Reports
-from nri_backend.limits.difference import Choices
 from nri_backend.node.active_lock import ActiveLock, LockLostError
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.node.former_lock import FormerLock
@@ -81,9 +80,7 @@ class Backend:
             leadership=lambda: lock.leadership,
             observer=self._telemetry,
         )
-        lazy = config.shared_pool.grow == "lazy"
-        choices = Choices(config.reserved_cpus, lazy, config.hugepage_guard, config.cpu_quota)
-        state = NodeState(choices, self._news.set)
+        state = NodeState(config, self._news.set)
         state.take_host(read_node())
         self._enforcer = Enforcer(edges, state, settings.pod_uid)
         self._session = RuntimeSession(

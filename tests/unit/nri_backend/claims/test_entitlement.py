@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.claims.entitlement import MemoryGrant, claimed_cpus, shared_pool
 from nri_backend.limits.claimed import memory_limits
-from nri_backend.limits.difference import Rule, Wanted
+from nri_backend.limits.difference import Wanted
 from nri_backend.nri.model import MemoryPolicy
 from numa_contract.cdi import ClaimFile
 from numa_contract.cpuset import parse_cpu_list
@@ -38,8 +38,8 @@ def test_one_request_that_asks_is_enough_to_limit_the_container_to_all() -> None
     limited = grant(*parts, a={"limit": "claim", "high": 0.5})
     assert (limited.maximum, limited.high) == (96 * MI, 64 * MI)
     assert memory_limits(limited) == {
-        "memory.max": Wanted(96 * MI, Rule.AT_MOST, needed=True),
-        "memory.high": Wanted(64 * MI, Rule.AT_MOST, needed=True),
+        "memory.max": Wanted(96 * MI, "at most", needed=True),
+        "memory.high": Wanted(64 * MI, "at most", needed=True),
     }
 
 
@@ -58,8 +58,8 @@ def test_protection_is_by_file_and_request() -> None:
     parts = ("a", 0, 64 * MI, PLAIN), ("b", 1, 32 * MI, PLAIN), ("c", 1, MI, PLAIN), ("h", 1, TWO, TWO)
     protected = grant(*parts, a={"protect": "min"}, b={"protect": "low"}, c={"protect": "low"}, h={"protect": "min"})
     assert memory_limits(protected) == {
-        "memory.min": Wanted(64 * MI, Rule.AT_LEAST, needed=True),
-        "memory.low": Wanted(33 * MI, Rule.AT_LEAST, needed=True),
+        "memory.min": Wanted(64 * MI, "at least", needed=True),
+        "memory.low": Wanted(33 * MI, "at least", needed=True),
     }
 
 

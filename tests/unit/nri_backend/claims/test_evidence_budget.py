@@ -7,7 +7,8 @@ from typing import Final
 
 import pytest
 from nri_backend._pb import nri_pb2 as pb
-from nri_backend.claims.judge import MAX_CLAIMS, Claims, Reason, Verdict, assess, read_evidence
+from nri_backend.claims.entitlement import Entitlement
+from nri_backend.claims.judge import MAX_CLAIMS, Claims, Reason, Refusal, assess, read_evidence
 from nri_backend.containers.container import tracked_as
 from nri_backend.frontend_link.reports import report
 from nri_backend.nri.messages import read_container
@@ -58,14 +59,15 @@ def test_a_hook_answers_at_once_whatever_the_environment_says(message: pb.Contai
     """The whole way from the message to the report of the refusal; and what is told is short."""
     claims = Claims(files_of(ONE, TWO))
 
-    def work() -> tuple[Verdict, str]:
+    def work() -> tuple[Entitlement, Refusal | None, str]:
         tracked = tracked_as(pod(), read_container(message))
-        return assess(tracked.evidence, tracked.user, claims), report(tracked).model_dump_json()
+        held, _, refusal = assess(tracked.evidence, tracked.user, claims)
+        return held, refusal, report(tracked).model_dump_json()
 
     assert cpu_seconds(work) < HOOK_SECONDS
-    verdict, told = work()
-    assert verdict.entitlement.cpus == frozenset()
-    assert len(verdict.refusal.text if verdict.refusal else "") < 1000
+    held, refusal, told = work()
+    assert held.cpus == frozenset()
+    assert len(refusal.text if refusal else "") < 1000
     assert len(told) < 10_000
 
 
@@ -92,7 +94,7 @@ def test_what_is_over_the_limits_is_malformed() -> None:
     long = pb.Container(env=["DRA_CPUSET_x=" + "0" * MAX_VARIABLE_BYTES])
     for message in (several, long):
         tracked = tracked_as(pod(), read_container(message))
-        refusal = assess(tracked.evidence, tracked.user, Claims()).refusal
+        _, _, refusal = assess(tracked.evidence, tracked.user, Claims())
         assert refusal is not None
         assert refusal.reason == Reason.MALFORMED
         assert f"more than {MAX_VARIABLES} variables or 64 KiB" in refusal.text

@@ -21,17 +21,17 @@ MEM = memory_record("m1", ("m", 0, 64 * MI, 2 * MI), ("n", 1, 4 * MI, 2 * MI), (
 def held(env: tuple[str, ...], *records: AllocationRecord, user: Owner = ME, first: Owner | None = None) -> Entitlement:
     """What is held, when nothing is refused."""
     first_users = {(r.driver, r.claim.uid): first for r in records} if first else {}
-    verdict = assess(read_evidence(env), user, Claims(files_of(*records), first_users))
-    assert verdict.refusal is None, verdict
-    return verdict.entitlement
+    entitlement, _, refusal = assess(read_evidence(env), user, Claims(files_of(*records), first_users))
+    assert refusal is None
+    return entitlement
 
 
 def refused(env: tuple[str, ...], *records: AllocationRecord, user: Owner = ME, first: Owner | None = None) -> Refusal:
     """Why it is refused."""
     first_users = {(r.driver, r.claim.uid): first for r in records} if first else {}
-    verdict = assess(read_evidence(env), user, Claims(files_of(*records), first_users))
-    assert verdict.refusal is not None, verdict
-    return verdict.refusal
+    _, _, refusal = assess(read_evidence(env), user, Claims(files_of(*records), first_users))
+    assert refusal is not None
+    return refusal
 
 
 def test_a_plain_container_holds_nothing() -> None:
@@ -102,7 +102,7 @@ def test_a_pod_that_the_record_does_not_know_is_refused_until_it_does() -> None:
 def test_an_unreadable_record_is_no_record() -> None:
     """The text says what is wrong with the record; the claim is reported for rebuilding."""
     files = {("dra.cpu", "c1"): ClaimFile("dra.cpu", "c1", None, frozenset({2, 3}), "no record (KeyError)")}
-    refusal = assess(read_evidence(env_of(ONE)), ME, Claims(files)).refusal
+    _, _, refusal = assess(read_evidence(env_of(ONE)), ME, Claims(files))
     assert refusal is not None
     assert refusal.reason == Reason.NO_RECORD
     assert "KeyError" in refusal.text
@@ -163,11 +163,10 @@ VALUES = st.sampled_from(["2-3", "6", "2-3,6", "0-7", "", "x", "3,2"])
 def test_no_environment_widens_what_the_records_give(env: list[str]) -> None:
     """Whatever a pod writes, it holds CPUs of its claims or nothing, and there is always an answer."""
     entries = tuple(entry for entry in env if not entry.startswith("HOME"))
-    verdict = assess(read_evidence(entries), ME, Claims(files_of(ONE, TWO)))
-    held = verdict.entitlement
+    held, _, refusal = assess(read_evidence(entries), ME, Claims(files_of(ONE, TWO)))
     assert held.cpus == frozenset().union(*(one.record.cpus_of(one.requests) for one in held.claims))
     assert held.cpus <= {2, 3, 6}
-    assert verdict.refusal is None or verdict.refusal.text
+    assert refusal is None or refusal.text
 
 
 def test_a_sharing_of_tomorrow_is_the_stricter_one() -> None:

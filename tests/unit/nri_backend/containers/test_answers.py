@@ -5,19 +5,19 @@ import pytest
 from nri_backend.containers.answers import adjustment, amendment, stored_updates
 from nri_backend.containers.container import Tracked, tracked_as
 from nri_backend.containers.state import NodeState
-from nri_backend.limits.difference import Choices, Host
+from nri_backend.limits.difference import Host
 from nri_backend.limits.stated import CpuLimit, Stated
 from nri_backend.nri.model import Adjustment, MemoryPolicy, Resources
 from numa_contract.records import AllocationRecord
 
-from tests.rigs.claims import MI, container, cpu_record, entitlement_of, memory_record, pod
+from tests.rigs.claims import MI, config, container, cpu_record, entitlement_of, memory_record, pod
 
 TWO = 2 * MI
 
 
 def node(*, lazy: bool = False, online: int = 2) -> NodeState:
     """A node without claims; its pool are CPUs 0 and 1 unless more are online."""
-    state = NodeState(Choices(lazy_pool=lazy))
+    state = NodeState(config(lazy=lazy))
     state.take_host(Host(frozenset(range(online))))
     return state
 
@@ -98,7 +98,7 @@ def test_what_a_member_of_the_pool_has_stored(stored: str, eager: str, lazy: str
     """The pool; with a lazy one what is stored of it, since the runtime writes what it stores."""
     one = container("c", cpus=stored)
     for is_lazy, update in ((False, eager), (True, lazy)):
-        state = NodeState(Choices(frozenset({0}), lazy_pool=is_lazy))
+        state = NodeState(config("0", lazy=is_lazy))
         state.take_host(Host(frozenset(range(5))))
         assert stored_updates([one], state) == [], "not tracked"
         state.put(tracked_as(pod(), one))

@@ -12,11 +12,11 @@ from nri_backend.containers.container import Phase, Tracked, tracked_as
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import cpuset_of
 from nri_backend.frontend_link.reports import MAX_UNKNOWN, report
-from nri_backend.limits.difference import Choices, Host
+from nri_backend.limits.difference import Host
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord, Owner
 
-from tests.rigs.claims import MI, container, cpu_record, env_of, files_of, memory_record, pod
+from tests.rigs.claims import MI, config, container, cpu_record, env_of, files_of, memory_record, pod
 
 ONE = cpu_record("c1", "cpus=2-3")
 TWO = cpu_record("c2", "cpus=4-5", pods=("p2",))
@@ -24,7 +24,7 @@ TWO = cpu_record("c2", "cpus=4-5", pods=("p2",))
 
 def node(*records: AllocationRecord, reserved: str = "0", online: str = "0-7") -> NodeState:
     """A node with these claims."""
-    state = NodeState(Choices(parse_cpu_list(reserved)))
+    state = NodeState(config(reserved))
     state.take_host(Host(parse_cpu_list(online), (2 * MI,)))
     state.take_files(files_of(*records))
     return state
@@ -70,7 +70,7 @@ def test_who_is_misplaced_trespassers_first() -> None:
 
 def test_a_lazy_pool_moves_only_who_must_leave() -> None:
     """``sharedPool.grow: lazy``: a member on part of the pool is where it belongs; nobody is allowed to trespass."""
-    state = NodeState(Choices(parse_cpu_list("0"), lazy_pool=True))
+    state = NodeState(config("0", lazy=True))
     state.take_host(Host(parse_cpu_list("0-7")))
     started(state, "narrow", cpus="1")
     started(state, "wide", cpus="1-7")

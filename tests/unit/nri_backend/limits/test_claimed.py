@@ -162,12 +162,11 @@ class Group:
 
     def apply(self, raised: Raise | None, dies_after: int) -> None:
         """One job, which may die after each of its three steps."""
-        made = plan({MIN: self.limit}, self.notes, {} if raised is None else {MIN: raised})
-        self.notes = dict(made.ahead)
-        if dies_after >= 1 and MIN in made.wanted:
-            self.limit = made.wanted[MIN].limit
+        wanted, self.notes, after = plan({MIN: self.limit}, self.notes, {} if raised is None else {MIN: raised})
+        if dies_after >= 1 and MIN in wanted:
+            self.limit = wanted[MIN].limit
         if dies_after >= 2:
-            self.notes = dict(made.after)
+            self.notes = after
 
 
 @given(OWN, st.lists(st.tuples(RAISES, st.integers(0, 2), st.booleans()), max_size=25))
@@ -199,12 +198,12 @@ def test_a_new_value_of_the_kubelet_is_taken_over(own: int, jobs: list[tuple[int
 
 def test_a_reservation_follows_its_limit() -> None:
     """What the kubelet left unlimited of the second file does not count."""
-    made = plan({"hugetlb.2MB.max": 0}, {}, {"hugetlb.2MB.max": Raise(plus=7)})
-    assert {file: wanted.limit for file, wanted in made.wanted.items()} == dict.fromkeys(hugepage_files(TWO), 7)
+    made, _, _ = plan({"hugetlb.2MB.max": 0}, {}, {"hugetlb.2MB.max": Raise(plus=7)})
+    assert {file: wanted.limit for file, wanted in made.items()} == dict.fromkeys(hugepage_files(TWO), 7)
     assert with_reservation(MIN) == (MIN,)
 
 
 def test_a_file_that_is_missing_is_wanted_by_who_needs_it() -> None:
     """So that the look finds it absent; a raise that is merely polite says nothing."""
-    made = plan({}, {MIN: Note(1, (2,))}, {CPU_MAX: Raise(lifted=True), LOW: Raise(plus=3, needed=True)})
-    assert {file: wanted.limit for file, wanted in made.wanted.items()} == {LOW: 3}
+    made, _, _ = plan({}, {MIN: (1, 2)}, {CPU_MAX: Raise(lifted=True), LOW: Raise(plus=3, needed=True)})
+    assert {file: wanted.limit for file, wanted in made.items()} == {LOW: 3}

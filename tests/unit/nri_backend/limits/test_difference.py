@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.limits.claimed import hugepage_files
-from nri_backend.limits.difference import Desired, Host, Observed, Rule, Wanted, desired_cpuset, differences
+from nri_backend.limits.difference import Desired, Host, Observed, Wanted, desired_cpuset, differences
 from numa_contract.cpuset import parse_cpu_list
 
 TWO = 2 << 20
@@ -69,8 +69,8 @@ def test_without_the_controller_only_who_needs_it_fails() -> None:
     ("wanted", "right", "wrong"),
     [
         (Wanted(7), [7], [None, 6, 8]),
-        (Wanted(7, Rule.AT_MOST), [6, 7], [None, 8]),
-        (Wanted(7, Rule.AT_LEAST), [None, 8, 7], [6]),
+        (Wanted(7, "at most"), [6, 7], [None, 8]),
+        (Wanted(7, "at least"), [None, 8, 7], [6]),
         (Wanted(None), [None], [7]),
     ],
 )

@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 
 import pytest
-from nri_backend.limits.claimed import Note
 from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, MissingFileError, Notes
 
 
@@ -96,7 +95,7 @@ def test_crun_puts_the_processes_one_level_down(tree: CgroupTree, tmp_path: Path
 def test_notes_live_on_the_pods_cgroup(tmp_path: Path) -> None:
     """A restart of ours finds them; a new pod of the same path does not, nor one of which nothing is noted any more."""
     (tmp_path / "pod").mkdir()
-    store, notes = Notes(str(tmp_path)), {"cpu.max": Note(None, (5, 6)), "hugetlb.1GB.max": Note(0, (1 << 30,))}
+    store, notes = Notes(str(tmp_path)), {"cpu.max": (None, 5, 6), "hugetlb.1GB.max": (0, 1 << 30)}
     store.store("pod", {})
     store.store("pod", notes)
     assert Notes(str(tmp_path)).load("pod") == notes
@@ -111,7 +110,7 @@ def test_notes_live_on_the_pods_cgroup(tmp_path: Path) -> None:
 def test_without_attributes_memory_has_to_do(tmp_path: Path) -> None:
     """Where no attribute can be stored the notes are kept in memory, until the pod goes."""
     store = Notes(str(tmp_path))
-    store.store("absent", {"cpu.max": Note(0, (1,))})
-    assert store.load("absent") == {"cpu.max": Note(0, (1,))}
+    store.store("absent", {"cpu.max": (0, 1)})
+    assert store.load("absent") == {"cpu.max": (0, 1)}
     store.forget("absent")
     assert store.load("absent") == {}

@@ -71,16 +71,6 @@ class Refusal:
     """The claims in question, if the frontend could still make them known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a container holds, and why not more."""
-
-    entitlement: Entitlement = NOTHING
-    orphan: tuple[ClaimUse, ...] = ()
-    """Of what it holds, the claims whose record is gone or no longer allows it."""
-    refusal: Refusal | None = None
-
-
 def _anybody(_: Owner) -> bool:
     return True
 
@@ -126,10 +116,12 @@ def read_evidence(env: Sequence[str]) -> Evidence:
     return Evidence({claim: tuple(variables.values()) for claim, variables in found.items()})
 
 
-def assess(evidence: Evidence, user: Owner, claims: Claims, proven: Sequence[Held] = ()) -> Verdict:
-    """Tells what a container holds, and why it may not run; without evidence it holds nothing.
+def assess(
+    evidence: Evidence, user: Owner, claims: Claims, proven: Sequence[Held] = ()
+) -> tuple[Entitlement, tuple[ClaimUse, ...], Refusal | None]:
+    """Returns what a container holds, of that what no record allows any more, and why it may not hold all it names.
 
-    ``proven`` was made true for it since it was started.
+    Without evidence it holds nothing. ``proven`` was made true for it since it was started.
     """
     found = {key: _judge(key, variables, user, claims) for key, variables in evidence.claims.items()}
     held = [result for result in found.values() if isinstance(result, Held)]
@@ -137,12 +129,12 @@ def assess(evidence: Evidence, user: Owner, claims: Claims, proven: Sequence[Hel
     if evidence.fault:
         refused["", ""] = Refusal(Reason.MALFORMED, f"{evidence.fault}; remove the variables from pod and image")
     if not refused:
-        return Verdict(entitlement_from(held) if held else NOTHING)
+        return entitlement_from(held) if held else NOTHING, (), None
     kept = [one for one in proven if one.key in refused or evidence.fault]
     lost = {one.key for one in kept}
     unknown = tuple(one for key, refusal in refused.items() if key not in lost for one in refusal.unknown)
     first = next(iter(refused.values()))
-    return Verdict(entitlement_from([*held, *kept]), tuple(map(_use, kept)), Refusal(first.reason, first.text, unknown))
+    return entitlement_from([*held, *kept]), tuple(map(_use, kept)), Refusal(first.reason, first.text, unknown)
 
 
 def _judge(key: ClaimKey, variables: Sequence[Variable], user: Owner, claims: Claims) -> Held | Refusal:

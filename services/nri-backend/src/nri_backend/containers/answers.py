@@ -71,7 +71,7 @@ def stored_updates(containers: Iterable[Container], state: NodeState) -> list[Up
         if (tracked := state.get(container.id)) is None:
             continue
         wanted, stored = amendment(tracked, state), container.resources
-        cpus = _kept(stored.cpus, wanted.cpus) if state.choices.lazy_pool and not tracked.own_cpus else wanted.cpus
+        cpus = _kept(stored.cpus, wanted.cpus) if state.lazy and not tracked.own_cpus else wanted.cpus
         same_mems = not wanted.mems or _same_set(wanted.mems, stored.mems)
         if cpus and not (_same_set(cpus, stored.cpus) and same_mems):
             updates.append((not tracked.own_cpus, Update(container.id, replace(wanted, cpus=cpus))))

@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 from numa_contract.cdi import ClaimFile
+from numa_contract.config import Config
 from numa_contract.names import ClaimKey
 from numa_contract.records import Owner
 
 from nri_backend.claims.entitlement import claimed_cpus, shared_pool
 from nri_backend.claims.judge import Claims, assess
 from nri_backend.containers.container import Phase, Tracked
-from nri_backend.limits.difference import Choices, Host
+from nri_backend.limits.difference import Host
 
 MAX_REFUSED: Final = 64
 """Refused attempts that are kept. The kubelet makes a new one every few seconds to minutes, for each container."""
@@ -26,9 +27,11 @@ _Place = tuple[frozenset[int] | None, frozenset[int], bool]
 class NodeState:
     """The whole of it. Mutable, and changed on the event loop alone."""
 
-    def __init__(self, choices: Choices | None = None, changed: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, config: Config | None = None, changed: Callable[[], object] = lambda: None) -> None:
         """``changed`` is called after each change."""
-        self.choices = choices or Choices()
+        self.config = config or Config()
+        self.lazy = self.config.shared_pool.grow == "lazy"
+        """Running members of the pool get released CPUs with their next change only."""
         self.host = Host()
         self.changes = 0
         """Grows with every change: whoever has waited sees by it whether he must judge anew."""
@@ -157,8 +160,8 @@ class NodeState:
         """Returns the container as it stands with the present records."""
         runs = tracked.phase in (Phase.STARTED, Phase.ENDING)
         proven = tracked.entitlement.claims or tracked.proven if runs else ()
-        verdict = assess(tracked.evidence, tracked.user, self._claims, proven)
-        return replace(tracked, entitlement=verdict.entitlement, refusal=verdict.refusal, orphan=verdict.orphan)
+        entitlement, orphan, refusal = assess(tracked.evidence, tracked.user, self._claims, proven)
+        return replace(tracked, entitlement=entitlement, orphan=orphan, refusal=refusal)
 
     @property
     def _claims(self) -> Claims:
@@ -190,7 +193,7 @@ class NodeState:
         self._count_change()
         orphaned = frozenset().union(*(k.orphaned for k in self._tracked.values() if k.orphan and k.alive))
         self.held = claimed_cpus(self.files.values()) | orphaned
-        self.pool = shared_pool(self.host.online, self.choices.reserved, self.held)
+        self.pool = shared_pool(self.host.online, self.config.reserved_cpus, self.held)
 
     def overlapping(self, tracked: Tracked) -> list[Tracked]:
         """Returns the running containers that are, or may be, on the CPUs of a claim container.
@@ -221,13 +224,13 @@ class NodeState:
         return first + others
 
     def _is_placed(self, cpus: frozenset[int], own: frozenset[int], *, of_driver: bool) -> bool:
-        if own or of_driver or not self.choices.lazy_pool:
+        if own or of_driver or not self.lazy:
             return cpus == (own or self.shared_by(own_pod=of_driver))
         return cpus <= self.pool
 
     def shared_by(self, *, own_pod: bool) -> frozenset[int]:
         """Returns the CPUs of containers without a claim: the driver's own stay on reserved ones, if there are any."""
-        reserved = (self.choices.reserved & self.host.online) - self.held
+        reserved = (self.config.reserved_cpus & self.host.online) - self.held
         return reserved if own_pod and reserved else self.pool
 
     def of_pod(self, pod_uid: str) -> list[Tracked]:

@@ -53,7 +53,7 @@ class Target:
 
 def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
     """Returns the CPUs and nodes that a container's cgroup must show."""
-    lazy = state.choices.lazy_pool and tracked.phase is Phase.STARTED and not tracked.own_pod
+    lazy = state.lazy and tracked.phase is Phase.STARTED and not tracked.own_pod
     shared = state.shared_by(own_pod=tracked.own_pod)
     own, mems = tracked.own_cpus, tracked.entitlement.mems
     return desired_cpuset(own, mems, shared, state.host, claims=bool(state.held), lazy=lazy)
@@ -107,7 +107,7 @@ def group_targets(state: NodeState, groups: Mapping[str, str | None]) -> tuple[G
 
 
 def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
-    if not state.choices.hugepage_guard or tracked.entitlement.memory is not None or tracked.own_pod:
+    if not state.config.hugepage_guard or tracked.entitlement.memory is not None or tracked.own_pod:
         return ()
     if any(other.unsettled for other in state.of_pod(tracked.pod.uid)):
         # A page that it has reserved and not touched yet would kill it (SIGBUS).
@@ -138,4 +138,4 @@ def _pod_raises(state: NodeState, alive: Sequence[Tracked]) -> dict[str, Raise]:
         for tracked in alive
         if tracked.entitlement.cpus and tracked.unthrottled
     ]
-    return raises | quota_raise(state.choices.cpu_quota, unthrottled)
+    return raises | quota_raise(state.config.cpu_quota, unthrottled)

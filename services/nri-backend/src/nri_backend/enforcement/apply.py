@@ -172,16 +172,16 @@ def _raise_limits(tree: CgroupTree, notes: Notes, target: GroupTarget, done: Out
         return
     files = tuple(name for file in {**target.raises, **noted} for name in with_reservation(file))
     present = tree.read_limits(path, files)
-    made = plan(present, noted, target.raises)
-    if made.ahead != noted:
-        notes.store(path, made.ahead)
+    wanted, ahead, after = plan(present, noted, target.raises)
+    if ahead != noted:
+        notes.store(path, ahead)
     # What claims change by coming and going is no repair.
-    current = done if made.after == noted else Outcome(done.id, left=done.left)
-    desired = Desired(files=made.wanted)
+    current = done if after == noted else Outcome(done.id, left=done.left)
+    desired = Desired(files=wanted)
     look = partial(_observe_limits, tree, path, files)
     limits = _repair(tree, path, desired, Observed(limits=present), look, current).limits or {}
-    if made.after != made.ahead and all(wanted.met_by(limits.get(f, 0)) for f, wanted in made.wanted.items()):
-        notes.store(path, made.after)
+    if after != ahead and all(one.met_by(limits.get(file, 0)) for file, one in wanted.items()):
+        notes.store(path, after)
 
 
 def _observe_limits(tree: CgroupTree, path: str, files: tuple[str, ...]) -> Observed:

@@ -9,14 +9,14 @@ The frontend may be away for any time: nothing in the backend waits for it, and 
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable
 from typing import Final, NoReturn
 
 from numa_contract.reports import RECORDS_WAIT_SECONDS, RENEW_SECONDS, BackendStatus, RecordsAnswer, StateAnswer
 from numa_node.backoff import Backoff
 
-from nri_backend.frontend_link.former import FORMER_RENEW_SECONDS, FormerFrontend
-from nri_backend.frontend_link.http import REQUEST_SECONDS, TRANSIENT, HttpConnection, connected
+from nri_backend.frontend_link.http import REQUEST_SECONDS, TRANSIENT, FrontendError, HttpConnection, connected
 from nri_backend.frontend_link.reports import Reports
 
 AT_ONCE: Final = 4
@@ -24,6 +24,8 @@ A_SECOND: Final = 6
 """Reports. Few changes are told at once, since a claim may wait for what they free; a storm ten times a second."""
 PAUSE_SECONDS: Final = 0.02
 """After each news of records: a frontend that always has some keeps nobody busy."""
+FORMER_RENEW_SECONDS: Final = 1.0
+"""The lease of a frontend of 0.1.0 is over after three."""
 _log = logging.getLogger(__name__)
 
 
@@ -41,6 +43,37 @@ class _Pace:
         self._at = now
         if self._left < 0:
             await asyncio.sleep(-self._left / A_SECOND)
+
+
+class _FormerFrontend:
+    """What a frontend of release 0.1.0 was told on one connection. For one release, while an upgrade passes through.
+
+    It is told by epochs. One opens with a lease that says ``complete: false``, which makes that frontend forget all
+    containers; then they are listed in one request; a lease that says ``complete: true`` ends it. Each change begins a
+    new one.
+    """
+
+    def __init__(self, http: HttpConnection) -> None:
+        self._http = http
+        self._told = -1
+        self._epoch = ""
+
+    async def tell(self, status: BackendStatus, reports: Reports) -> None:
+        """Renews its lease, after a whole new epoch if containers have changed. Raises as HttpConnection does."""
+        if (generation := reports.generation) != self._told:
+            self._epoch = os.urandom(8).hex()
+            await self._lease(status, complete=False)
+            code, _ = await self._http.request("PUT", "/v1/containers", reports.containers())
+            if not 200 <= code < 300:
+                raise FrontendError(f"PUT /v1/containers was answered with status {code}")
+            self._told = generation
+        # Before the runtime has told its state, nobody can say that this is all.
+        if not await self._lease(status, complete=generation > 0):
+            self._told = -1
+
+    async def _lease(self, status: BackendStatus, *, complete: bool) -> bool:
+        told = status.model_copy(update={"epoch": self._epoch, "complete": complete})
+        return (await self._http.ask(StateAnswer, "PUT", "/v1/backend", told.model_dump_json().encode())).known
 
 
 class FrontendClient:
@@ -106,7 +139,7 @@ class FrontendClient:
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _report(self, http: HttpConnection, backoff: Backoff) -> None:
-        former = FormerFrontend(http)
+        former = _FormerFrontend(http)
         held: int | None = 0
         while True:
             await self._pace.wait()

@@ -19,13 +19,18 @@ from typing import Final, Literal
 from numa_contract.pagesize import oci_page_size
 
 from nri_backend.claims.entitlement import Entitlement, MemoryGrant, Protected
-from nri_backend.limits.difference import Limit, Rule, Wanted
+from nri_backend.limits.difference import Limit, Wanted
 from nri_backend.limits.stated import PERIOD, CpuLimit
 
 CPU_MAX: Final = "cpu.max"
 MEMORY_MAX: Final = "memory.max"
 MEMORY_HIGH: Final = "memory.high"
 _HUGE: Final = "hugetlb."
+Note = tuple[Limit, ...]
+"""What we remember of one limit: the kubelet's value, then those that we have written over it.
+
+The latter are two while a write is under way: a crash in between must not make our own value look like the kubelet's.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,26 +48,6 @@ class Raise:
         return None if self.lifted or own is None else own + self.plus
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """What we remember of one limit: the kubelet's value, and the values that we have written over it."""
-
-    own: Limit
-    ours: tuple[Limit, ...]
-    """Two while a write is under way: a crash in between must not make our own value look like the kubelet's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to do to the limits of one cgroup, by file."""
-
-    wanted: Mapping[str, Wanted]
-    ahead: Mapping[str, Note]
-    """What must be noted before the files are written."""
-    after: Mapping[str, Note]
-    """What must be noted when they are written."""
-
-
 def with_reservation(file: str) -> tuple[str, ...]:
     """Returns the files that get the same limit: of hugepages, reservations too, so that mmap fails and not use."""
     return (file, f"{file.removesuffix('max')}rsvd.max") if file.startswith(_HUGE) else (file,)
@@ -70,13 +55,16 @@ def with_reservation(file: str) -> tuple[str, ...]:
 
 def own_limit(current: Limit, note: Note | None) -> Limit:
     """Returns the kubelet's value: a value that we have not written was written by the kubelet."""
-    return note.own if note is not None and current in note.ours else current
+    return note[0] if note is not None and current in note[1:] else current
 
 
-def plan(present: Mapping[str, Limit], noted: Mapping[str, Note], raises: Mapping[str, Raise]) -> Plan:
-    """Returns what to write and to note; a file that is noted and needs no raise gets the kubelet's value back.
+def plan(
+    present: Mapping[str, Limit], noted: Mapping[str, Note], raises: Mapping[str, Raise]
+) -> tuple[dict[str, Wanted], dict[str, Note], dict[str, Note]]:
+    """Returns what to write to the files of one cgroup, what to note before that, and what to note afterwards.
 
-    ``present``: what the files say that are raised or noted; those that are not there do not exist.
+    A file that is noted and needs no raise gets the kubelet's value back. ``present``: what the files say that are
+    raised or noted; those that are not there do not exist.
     """
     wanted: dict[str, Wanted] = {}
     ahead: dict[str, Note] = {}
@@ -93,11 +81,11 @@ def plan(present: Mapping[str, Limit], noted: Mapping[str, Note], raises: Mappin
         value = raised.over(own)
         wanted |= {name: Wanted(value, needed=raised.needed) for name in with_reservation(file)}
         if value != own:
-            after[file] = Note(own, (value,))
+            after[file] = (own, value)
         if value != own or current != own:
-            ours = (value, current) if note is not None and current in note.ours else (value,)
-            ahead[file] = Note(own, tuple(dict.fromkeys(ours)))
-    return Plan(wanted, ahead, after)
+            ours = (value, current) if note is not None and current in note[1:] else (value,)
+            ahead[file] = (own, *dict.fromkeys(ours))
+    return wanted, ahead, after
 
 
 def unthrottled(entitlement: Entitlement, limit: CpuLimit | None) -> bool:
@@ -125,12 +113,12 @@ def memory_limits(grant: MemoryGrant) -> dict[str, Wanted]:
     protection that is higher.
     """
     limits = {
-        file: Wanted(limit, Rule.AT_MOST, needed=True)
+        file: Wanted(limit, "at most", needed=True)
         for file, limit in ((MEMORY_MAX, grant.maximum), (MEMORY_HIGH, grant.high))
         if limit is not None
     }
     protection = _protected_bytes([grant.protected])
-    return limits | {file: Wanted(size, Rule.AT_LEAST, needed=True) for file, size in protection.items()}
+    return limits | {file: Wanted(size, "at least", needed=True) for file, size in protection.items()}
 
 
 def ancestors(path: str) -> tuple[str, ...]:

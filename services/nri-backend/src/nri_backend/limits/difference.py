@@ -3,7 +3,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -26,42 +25,20 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
-    """What the operator has chosen."""
-
-    reserved: frozenset[int] = frozenset()
-    """CPUs that are never in a claim."""
-    lazy_pool: bool = False
-    """Running members of the pool get released CPUs with their next change only."""
-    hugepage_guard: bool = False
-    """Containers without hugepages cannot reserve any."""
-    cpu_quota: Literal["raise", "lift", "keep"] = "raise"
-    """What a claim does to the CPU limit of its pod."""
-
-
-class Rule(Enum):
-    """How a limit is compared with the one that is wanted."""
-
-    EXACTLY = auto()
-    AT_MOST = auto()
-    """A lower one holds as well: somebody else's limit."""
-    AT_LEAST = auto()
-
-
-@dataclass(frozen=True, slots=True)
 class Wanted:
     """What one file must say."""
 
     limit: Limit
-    rule: Rule = Rule.EXACTLY
+    rule: Literal["exactly", "at most", "at least"] = "exactly"
+    """At most: a lower one holds as well, somebody else's limit."""
     needed: bool = False
     """The file must exist; others are set where the kernel has them."""
 
     def met_by(self, observed: Limit) -> bool:
         """Tells whether the file is right as it is."""
-        if self.rule is Rule.EXACTLY:
+        if self.rule == "exactly":
             return observed == self.limit
-        low, high = (observed, self.limit) if self.rule is Rule.AT_MOST else (self.limit, observed)
+        low, high = (observed, self.limit) if self.rule == "at most" else (self.limit, observed)
         return high is None or (low is not None and low <= high)
 
 

@@ -171,16 +171,15 @@ class Notes:
             return self._memory[path]
         try:
             document = parse_json(os.getxattr(f"{self._root}/{path}", _ATTRIBUTE), _NOTE_BYTES, "note", path)
-            return {file: Note(_limit(own), tuple(map(_limit, ours))) for file, (own, *ours) in document.items()}
+            return {file: (_limit(own), *map(_limit, ours)) for file, (own, *ours) in document.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}
 
     def store(self, path: str, notes: Mapping[str, Note]) -> None:
         """Keeps the notes as ``{file: [own, written, ...]}``."""
-        document = {file: [note.own, *note.ours] for file, note in notes.items()}
         try:
-            if document:
-                os.setxattr(f"{self._root}/{path}", _ATTRIBUTE, json.dumps(document).encode())
+            if notes:
+                os.setxattr(f"{self._root}/{path}", _ATTRIBUTE, json.dumps(dict(notes)).encode())
             else:
                 os.removexattr(f"{self._root}/{path}", _ATTRIBUTE)
             self._memory.pop(path, None)

@@ -63,10 +63,7 @@ def test_flags_of_the_replaced_drivers_win_and_are_noted(tmp_path: Path) -> None
         ("a: \x00\n", "is not valid YAML"),
         ("a: 2024-13-45\n", "is not valid YAML"),
         ("- a\n", "must be a map of settings"),
-        ("reservedCpus: '0'\n", "use reservedCPUs"),
         ("colour: red\n", "colour: unknown key"),
-        ("reservedCPUs: 0\n", "must be a text"),
-        ("cdiDir: /etc/cdi\n", "survives a reboot"),
         ("&a [*a]\n", "must be a map of settings"),
     ],
 )

@@ -43,13 +43,18 @@ PAGES = memory_record("m", ("x", 1, 64 * MI, TWO))
         ((PLAIN,), Stated(), Resources(cpus="0-1", mems="1", memory_limit=64 * MI)),
         ((PLAIN,), Stated(memory=65 * MI), Resources(cpus="0-1", mems="1", memory_limit=64 * MI)),
         ((PLAIN,), Stated(memory=64 * MI), Resources(cpus="0-1", mems="1")),
+        ((SOFT,), Stated(), Resources(cpus="0-1")),
     ],
 )
 def test_who_is_created_gets_what_it_holds(
     records: tuple[AllocationRecord, ...], stated: Stated, answer: Resources
 ) -> None:
-    """A quota that the claim covers goes, a memory limit of the pod's own that is lower stays, plain ones are left."""
-    assert adjustment(holder(*records, stated=stated), node()) == Adjustment(answer)
+    """A quota that the claim covers goes, a memory limit of the pod's own that is lower stays, plain ones are left.
+
+    A soft binding is a policy and no cpuset: the process may leave the node when it is full.
+    """
+    policy = MemoryPolicy("preferred", frozenset({1})) if SOFT in records else None
+    assert adjustment(holder(*records, stated=stated), node()) == Adjustment(answer, memory_policy=policy)
 
 
 @pytest.mark.fault("memory peer, nri")
@@ -75,12 +80,6 @@ def test_an_update_mentions_hugepages_only_if_the_kubelet_did() -> None:
     held = holder(PAGES, cpu_record("c", "cpus=3"), stated=Stated({TWO: 2 * MI}))
     assert amendment(held, node()) == Resources(cpus="3", mems="1")
     assert amendment(held, node(), huge=True).hugepage_limits == {"2MB": 66 * MI}
-
-
-def test_a_soft_binding_is_a_policy_and_no_cpuset() -> None:
-    """The process may leave the node when it is full."""
-    policy = MemoryPolicy("preferred", frozenset({1}))
-    assert adjustment(holder(SOFT), node()) == Adjustment(Resources(cpus="0-1"), memory_policy=policy)
 
 
 @pytest.mark.parametrize(

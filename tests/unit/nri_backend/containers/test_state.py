@@ -214,18 +214,6 @@ def test_an_init_container_lets_go_of_its_claim_when_it_has_ended() -> None:
         assert "container main" in late.refusal.text
 
 
-def test_a_running_container_with_forged_variables_belongs_to_the_pool() -> None:
-    """It may run, but not where it says."""
-    state = node(ONE)
-    state.replace_containers(
-        [replace(tracked_as(pod("p9"), container("x", *env_of(ONE), of="p9")), phase=Phase.STARTED)]
-    )
-    tracked = next(iter(state))
-    assert cpuset_of(state, tracked).cpus == state.pool
-    assert tracked.kind == "refused"
-    assert report(tracked).refused
-
-
 def test_the_dying_outlive_the_runtimes_state() -> None:
     """A container that has ended for the runtime while a process lives is kept, first in its claim; others are not."""
     state = node(ONE)
@@ -296,18 +284,6 @@ def test_whatever_happens_no_cpu_is_in_two_hands(events: list[tuple[str, int, st
             wants = cpuset_of(state, tracked)
             assert wants.cpus == wants.shown
             assert wants.cpus == (tracked.own_cpus or state.pool)
-
-
-@pytest.mark.fault("cpu peer 9.4.4")
-def test_who_knows_uid_and_cpus_gets_nothing() -> None:
-    """A pod that the claim is not reserved for is refused with the right values too, and the claim stays free."""
-    state = node(ONE)
-    thief = state.assessed(tracked_as(pod("p2"), container("thief", *env_of(ONE), of="p2")))
-    assert thief.refusal is not None
-    assert thief.refusal.reason is Reason.NOT_RESERVED
-    state.put(thief)
-    rightful = state.assessed(tracked_as(pod("p1"), container("rightful", *env_of(ONE))))
-    assert rightful.own_cpus == {2, 3}
 
 
 def test_a_report_holds_few_of_the_requests_that_a_pod_makes_up() -> None:

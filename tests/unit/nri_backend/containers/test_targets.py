@@ -110,21 +110,6 @@ def test_a_pod_that_is_told_under_another_name_since_it_was_listed_is_left_alone
     assert [group.path for group in group_targets(state, listed) if group.kept] == [POD]
 
 
-def test_protection_reaches_from_the_pod_to_the_top() -> None:
-    """With every protected container of the node in the sums, at the start and in the audit alike."""
-    one = memory_record("m1", ("m", 0, 64 * MI, 4096), m={"protect": "min"})
-    two = memory_record("m2", ("m", 0, 32 * MI, 4096), pods=("p2",), m={"protect": "min"})
-    state = node(one, two)
-    first = put(state, "a", *env_of(one))
-    put(state, "b", *env_of(two), of="p2")
-    both, own = {"memory.min": Raise(plus=96 * MI, needed=True)}, {"memory.min": Raise(plus=64 * MI, needed=True)}
-    huge = {"hugetlb.2MB.max": Raise()}
-    groups = {group.path: group.raises for group in target_at_start(state, first).groups}
-    assert groups == {POD: huge | own, PODS: both, TOP: both}
-    assert raises(state, TOP) == both
-    assert raises(state, POD) == huge | own
-
-
 def test_every_group_above_containers_is_looked_at_once() -> None:
     """Pods, each with its uid, before what is above all of them."""
     state = node()

@@ -56,16 +56,17 @@ def meanwhile(node: Node, change: Callable[[], Awaitable[Any]], times: int = 1) 
     node.kernel.meanwhile = [lambda: asyncio.run_coroutine_threadsafe(happens(), loop).result(5)] * times
 
 
+async def changed(node: Node, change: Callable[[], Any]) -> None:
+    """Claim files change, and that is seen."""
+    change()
+    await node.enforcer.actuator.refresh(thorough=True)
+
+
 async def test_a_claim_that_is_prepared_during_a_start_is_heeded(node: Node) -> None:
     """What is written is what was wanted when the job began; so it is judged, and written, once more."""
     stored, _ = await node.create("plain")
     path = node.make_cgroups(pod(), stored)
-
-    async def prepared() -> None:
-        node.claim(ONE)
-        await node.enforcer.actuator.refresh(thorough=True)
-
-    meanwhile(node, prepared)
+    meanwhile(node, lambda: changed(node, lambda: node.claim(ONE)))
     node.kernel.written.clear()
     await node.enforcer.start_container(pod(), stored)
     assert node.cpus(path) == "1,4-7"
@@ -76,12 +77,7 @@ async def test_a_record_that_goes_during_a_start_refuses_it(node: Node) -> None:
     """The container has not run, so nothing is its own."""
     stored, _ = await node.create("claim", *node.claim(ONE))
     path = node.make_cgroups(pod(), stored)
-
-    async def released() -> None:
-        node.unprepare(ONE)
-        await node.enforcer.actuator.refresh(thorough=True)
-
-    meanwhile(node, released)
+    meanwhile(node, lambda: changed(node, lambda: node.unprepare(ONE)))
     with pytest.raises(RefusedError, match="this node has no record of it"):
         await node.enforcer.start_container(pod(), stored)
     assert node.kernel.get(path, "cgroup.kill") == "1"
@@ -92,12 +88,7 @@ async def test_a_record_that_goes_while_others_are_moved_refuses_the_creation(no
     """It was there when the container was judged; so it is judged once more before the answer."""
     plain = await node.run("plain", of="p2")
     env = node.claim(ONE)
-
-    async def released() -> None:
-        node.unprepare(ONE)
-        await node.enforcer.actuator.refresh(thorough=True)
-
-    meanwhile(node, released)
+    meanwhile(node, lambda: changed(node, lambda: node.unprepare(ONE)))
     with pytest.raises(RefusedError, match="this node has no record of it"):
         await node.create("claim", *env)
     await node.until(lambda: node.cpus(plain) == "1-7")
@@ -118,12 +109,7 @@ async def test_a_pool_that_changes_with_every_try_is_left_to_the_audit(node: Nod
     stored, _ = await node.create("plain")
     node.make_cgroups(pod(), stored)
     records = iter([cpu_record(f"d{cpu}", f"cpus={cpu}") for cpu in range(2, 2 + MAX_TRIES)])
-
-    async def prepared() -> None:
-        node.claim(next(records))
-        await node.enforcer.actuator.refresh(thorough=True)
-
-    meanwhile(node, prepared, MAX_TRIES)
+    meanwhile(node, lambda: changed(node, lambda: node.claim(next(records))), MAX_TRIES)
     await node.enforcer.start_container(pod(), stored)
     assert next(records, None) is None
     await node.until(lambda: node.reports["plain"].cpus == {1, 5, 6, 7})

@@ -6,7 +6,7 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nri_backend.nri.link import PLUGIN_CONNECTION, RUNTIME_CONNECTION, Trunk, wrap
+from nri_backend.nri.link import RUNTIME_CONNECTION, Trunk, wrap
 from nri_backend.ttrpc import PeerError
 
 from tests.strategies.streams import cut
@@ -56,8 +56,3 @@ def test_a_length_that_no_runtime_writes_is_the_peers_fault() -> None:
     """A header of garbage must not make us wait for gigabytes."""
     with pytest.raises(PeerError, match="mux frame claims 4294967295 bytes"):
         list(Trunk().receive_data(b"\xff" * 8))
-
-
-def test_each_connection_has_its_number() -> None:
-    """The numbers are the runtime's, not ours to choose."""
-    assert (PLUGIN_CONNECTION, RUNTIME_CONNECTION) == (1, 2)

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from dra_frontend.commands.simulate import NODE, Operation, Prepare, Request, Simulation, Unprepare
-from dra_frontend.devices.cpu_groups import DeviceKind
 from dra_frontend.devices.inventory import Inventory, build_inventory
-from dra_frontend.devices.model import CpuDevice
+from dra_frontend.devices.model import CpuDevice, DeviceKind
 from numa_contract.config import Config
 
 from tests.bench.figures import Line, timed

@@ -13,7 +13,7 @@ import yaml
 from dra_frontend import telemetry as frontend
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
-from dra_frontend.node.machine_watch import HostTrees, MachineWatch
+from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.publishing.publisher import Publisher
 from nri_backend.telemetry import GAUGES
 from nri_backend.telemetry import Telemetry as BackendTelemetry
@@ -30,8 +30,8 @@ _SERIES = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}
 
 def scraped() -> frontend.Telemetry:
     """The metrics of a frontend, and of its backend, that have done nothing yet."""
-    trees = HostTrees(captured("32intel64-2p8co2t+8ve"), MemoryTree({}))
-    watch = MachineWatch(trees, Config(), "node", lambda: Ledger({}))
+    trees = captured("32intel64-2p8co2t+8ve"), MemoryTree({})
+    watch = MachineWatch(*trees, Config(), "node", lambda: Ledger({}))
     view = BackendView(time.monotonic)
     metrics = BackendTelemetry().metrics({}, **dict.fromkeys(GAUGES, 1.0))
     view.renew(BackendStatus(instance="b", generation=1, metrics=metrics), [])

@@ -10,7 +10,7 @@ import yaml
 from dra_frontend.allocation.claim import Refused, Source
 from dra_frontend.allocation.parameters import CpuConfig, Given, MemoryConfig, Section
 from dra_frontend.allocation.resolve import cpu_parameters
-from dra_frontend.devices.cpu_groups import DeviceKind
+from dra_frontend.devices.model import DeviceKind
 from hypothesis import given
 from hypothesis import strategies as st
 from numa_contract.names import CPU_DRIVER, DRIVERS, MEMORY_DRIVER, TOLERATE_MISSING_ANNOTATION

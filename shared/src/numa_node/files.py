@@ -100,8 +100,7 @@ class FileLock:
         self.path = path
         self._turn = asyncio.Lock()
         self._descriptor: int | None = None
-        self.held = False
-        """Whether this object holds the lock now."""
+        """Open while the lock is held."""
 
     async def acquire(self, limit: float | None = None) -> None:
         """Waits for the lock, at most ``limit`` seconds: then LockTimeoutError. OSError if it cannot be opened."""
@@ -120,23 +119,21 @@ class FileLock:
             if isinstance(error, TimeoutError) and scope.expired() and limit is not None:
                 raise LockTimeoutError(self.path, limit, own=not mine) from None
             raise
-        self.held = True
 
     def _try(self) -> bool:
-        if self._descriptor is None:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        had = locked(self._descriptor)
-        if not is_named(self._descriptor, self.path):
-            self._forget()  # somebody removed or replaced the file: the next one to come locks another
-            return False
-        return had
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if locked(descriptor) and is_named(descriptor, self.path):
+            self._descriptor = descriptor
+            return True
+        os.close(descriptor)  # if somebody removed or replaced the file, the next try is at another
+        return False
 
     def release(self) -> None:
         """Releases it; RuntimeError if it is not held."""
-        if self._descriptor is None or not self.held:
+        if self._descriptor is None:
             raise RuntimeError(f"{self.path} is not held")
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-        self.held = False
+        os.close(self._descriptor)
+        self._descriptor = None
         self._turn.release()
 
     @asynccontextmanager
@@ -147,14 +144,3 @@ class FileLock:
             yield
         finally:
             self.release()
-
-    def close(self) -> None:
-        """Releases it, if held, and closes the file."""
-        if self.held:
-            self.release()
-        self._forget()
-
-    def _forget(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
-from dra_frontend.node.machine_watch import HostTrees, MachineWatch
+from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.telemetry import BackendMetrics, NodeGauges, Telemetry
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
@@ -22,9 +22,9 @@ class Frontend:
         self.now = 100.0
         self.ledger = ledger or Ledger({})
         self.backend = BackendView(lambda: self.now)
-        trees = HostTrees(captured("32intel64-2p8co2t+8ve"), MemoryTree({}))
+        trees = captured("32intel64-2p8co2t+8ve"), MemoryTree({})
         self.telemetry = Telemetry(lambda: self.now)
-        watch = MachineWatch(trees, Config(), "node", lambda: self.ledger)
+        watch = MachineWatch(*trees, Config(), "node", lambda: self.ledger)
         gauges = NodeGauges(lambda: self.ledger, watch, self.backend, {})
         self.telemetry.show(gauges, BackendMetrics(self.backend))
 

@@ -39,7 +39,7 @@ from dra_frontend.claims.store import ClaimStore
 from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
 from dra_frontend.node.host_tree import HostTree
-from dra_frontend.node.machine_watch import HostTrees, MachineWatch
+from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.node.run_directory import RunDirectory
 from dra_frontend.publishing.notices import Notices
 from dra_frontend.publishing.offer import Offer
@@ -77,8 +77,8 @@ class Service:
         self.store = ClaimStore(files, journal, run_directory.claims_lock, self.backend, metadata)
         self.records = RecordNews(self.store.generation)
         self.store.listeners.append(self.records.publish)
-        trees = HostTrees(open_host(settings), HostTree(config.cgroup_root))
-        self.watch = MachineWatch(trees, config, node, lambda: self.store.ledger)
+        trees = open_host(settings), HostTree(config.cgroup_root)
+        self.watch = MachineWatch(*trees, config, node, lambda: self.store.ledger)
         parts = client, self.store, self.watch, self.backend
         self.recovery = Recovery(node, *parts, config)
         self.reconciler = Reconciler(node, client, self.store, self.backend)

@@ -4,7 +4,8 @@
 from dataclasses import replace
 
 import pytest
-from dra_frontend.devices.cpu_groups import CpuGroup, cpu_groups
+from dra_frontend.devices.cpu_groups import cpu_groups
+from dra_frontend.devices.model import CpuDevice
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import Machine
 from hypothesis import given
@@ -14,7 +15,7 @@ from tests.strategies.machines import Core, assemble, even_cores, hybrid, machin
 from tests.strategies.modes import MODES
 
 
-def groups(found: Machine, group_by: str) -> dict[str, CpuGroup]:
+def groups(found: Machine, group_by: str) -> dict[str, CpuDevice]:
     """Returns the groups by name."""
     return {group.name: group for group in cpu_groups(found, "grouped", group_by)}
 

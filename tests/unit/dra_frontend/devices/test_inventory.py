@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from dra_frontend.devices.inventory import InUse, Inventory, InventoryError, build_inventory
+from dra_frontend.devices.inventory import Inventory, InventoryError, build_inventory
 from dra_frontend.devices.model import CpuDevice, MemoryDevice
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import MEMORY_STEP, HugepagePool, Machine
@@ -236,11 +236,11 @@ def test_withheld_cpus_stay_and_avoid_claims(found: Machine, count: int, data: s
     held = data.draw(st.frozensets(st.sampled_from(sorted(found.online))))
     settings = Config(min_shared_cpus=count, **data.draw(st.sampled_from(MODES)))
     first = build_inventory(found, settings, "n").withheld_cpus
-    later = build_inventory(found, settings, "n", InUse(held, withheld=first)).withheld_cpus
+    later = build_inventory(found, settings, "n", held=held, withheld=first).withheld_cpus
     assert len(first) == len(later) == min(count, len(found.online))
     assert first - held <= later
     assert not later & held or found.online - held <= later
-    again = build_inventory(found, settings, "n", InUse(held, withheld=later)).withheld_cpus
+    again = build_inventory(found, settings, "n", held=held, withheld=later).withheld_cpus
     assert again == later or later & held
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
-from dra_frontend.devices.inventory import InUse, build_inventory
+from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.model import CpuDevice
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import Machine
@@ -21,7 +21,7 @@ GROUPED = ("l3", "socket", "numanode")
 
 def homes(machine: Machine) -> dict[str, dict[int, str]]:
     """The device of each CPU, by ``groupBy``."""
-    pools = {by: build_inventory(machine, Config(group_by=by), "n", InUse()).pools[0] for by in GROUPED}
+    pools = {by: build_inventory(machine, Config(group_by=by), "n").pools[0] for by in GROUPED}
     return {
         by: {cpu: one.name for one in pool.devices if isinstance(one, CpuDevice) for cpu in one.cpus}
         for by, pool in pools.items()

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.model import MemoryDevice
-from dra_frontend.node.machine_watch import HostTrees, MachineWatch
+from dra_frontend.node.machine_watch import MachineWatch
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config, parse_config
 
@@ -50,8 +50,8 @@ class Rig:
         self.host = Host(small_machine())
         files = {f"/kubepods/hugetlb.{size}.numa_stat": pods.encode() for size in ("2MB", "1GB")}
         self.config = config or Config()
-        trees = HostTrees(self.host, MemoryTree(files))
-        self.watch = MachineWatch(trees, self.config, "n", lambda: ledger or Ledger({}))
+        trees = self.host, MemoryTree(files)
+        self.watch = MachineWatch(*trees, self.config, "n", lambda: ledger or Ledger({}))
 
     async def after(self, files: Mapping[str, str | None]) -> None:
         """Reads the machine once more, after a change of files below /sys/devices/system."""
@@ -137,7 +137,7 @@ async def test_a_machine_that_cannot_be_read_at_the_start_is_waited_for() -> Non
     """
     rig = Rig()
     rig.host.change({"cpu/online": "?"})
-    watch = MachineWatch(HostTrees(rig.host, MemoryTree({})), Config(), "n", lambda: Ledger({}))
+    watch = MachineWatch(rig.host, MemoryTree({}), Config(), "n", lambda: Ledger({}))
     await watch.read()
     assert (watch.inventory.pools, watch.failures) == ((), 2)
     assert watch.problem.startswith("/sys/devices/system/cpu/online: ")
@@ -246,7 +246,7 @@ class Restless(MemoryTree):
 async def test_pages_that_a_pod_takes_meanwhile_are_the_pods(pages: list[int]) -> None:
     """Pods are read before and after the machine, and what they have in either reading is not the host's."""
     rig = Rig()
-    watch = MachineWatch(HostTrees(rig.host, Restless([*pages])), Config(), "n", lambda: Ledger({}))
+    watch = MachineWatch(rig.host, Restless([*pages]), Config(), "n", lambda: Ledger({}))
     await watch.read()
     assert watch.host_pages[0, PAGE] == 0
 

@@ -44,14 +44,6 @@ async def test_leaving_removes_own_things_only(short_root: Path) -> None:
     assert [path.name for path in root.iterdir()] == ["claims.lock"]
 
 
-async def test_a_lock_passes_on_when_the_instance_leaves(short_root: Path) -> None:
-    """Hand-over: the standby gets the lock when the holder leaves its run directory."""
-    async with RunDirectory(short_root, "standby") as standby:
-        async with RunDirectory(short_root, "holder") as holder:
-            await holder.claims_lock.acquire()
-        await standby.claims_lock.acquire(limit=5)
-
-
 @pytest.mark.fault("protocol trap 4.11")
 def test_a_path_that_cannot_be_is_refused_at_once(short_root: Path) -> None:
     """A wrong pod UID must not lead out of the directory; a socket that cannot be bound makes nothing at all."""

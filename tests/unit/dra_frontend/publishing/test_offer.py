@@ -5,9 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from dra_frontend.allocation.ledger import Ledger
-from dra_frontend.devices.cpu_groups import DeviceKind
-from dra_frontend.devices.inventory import InUse, Inventory, build_inventory
-from dra_frontend.devices.model import CpuDevice, Device, MemoryDevice
+from dra_frontend.devices.inventory import Inventory, build_inventory
+from dra_frontend.devices.model import CpuDevice, Device, DeviceKind, MemoryDevice
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.kubelet.health import DeviceHealth, Health
 from dra_frontend.machine.model import HugepagePool, Machine
@@ -30,7 +29,7 @@ SLICES = next(one for one in RESOURCES if one.name == "resourceslices")
 
 def offered(found: Machine, **keys: str) -> Inventory:
     """The devices of a running machine; nothing of it is an error."""
-    return build_inventory(found, Config.model_validate(keys), NODE, InUse())
+    return build_inventory(found, Config.model_validate(keys), NODE)
 
 
 def pages(*counts: int) -> Machine:
@@ -206,7 +205,7 @@ def test_cpus_that_go_leave_every_mode_publishable(
     names = {cpu: one.name for one in whole.pools[0].devices if isinstance(one, CpuDevice) for cpu in one.cpus}
     books = ledger(*(cpu_claim(f"c{cpu}", names[cpu], cpu) for cpu in held if cpu in names))
     before = snapshot(whole, books, Snapshot())
-    inventory = build_inventory(machine(offline=offline), config, NODE, InUse(books.held_cpus()))
+    inventory = build_inventory(machine(offline=offline), config, NODE, held=books.held_cpus())
     seen = snapshot(inventory, books, before)
     assert {names[cpu] for cpu in held if cpu in names} <= {one.name for pool in seen.pools for one in pool.devices}
     admit_all(seen)

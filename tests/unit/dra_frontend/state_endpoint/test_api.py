@@ -15,7 +15,7 @@ from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import Change
 from dra_frontend.claims.store import ClaimStore
 from dra_frontend.kubelet.health import HealthBoard
-from dra_frontend.node.machine_watch import HostTrees, MachineWatch
+from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.node.sockets import listen_unix
 from dra_frontend.publishing.offer import Offer, Snapshot, snapshot
 from dra_frontend.state_endpoint.api import probe_app, state_app
@@ -31,7 +31,7 @@ from tests.rigs.trees import MemoryTree, small_machine
 from tests.strategies.claims import NODE, cpus, memory
 
 CONFIG = Config(reserved_cpus=frozenset({0}))
-WATCH = MachineWatch(HostTrees(small_machine(), MemoryTree({})), CONFIG, NODE, lambda: Ledger({}))
+WATCH = MachineWatch(small_machine(), MemoryTree({}), CONFIG, NODE, lambda: Ledger({}))
 
 
 def ledger() -> Ledger:

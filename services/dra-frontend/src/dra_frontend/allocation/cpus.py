@@ -18,9 +18,8 @@ from numa_contract.records import AllocationResult, CpuAllocation, CpuParameters
 
 from dra_frontend.allocation.claim import Refused, amount_of, count_of
 from dra_frontend.allocation.ledger import Ledger
-from dra_frontend.devices.cpu_groups import DeviceKind
 from dra_frontend.devices.inventory import Inventory
-from dra_frontend.devices.model import CpuDevice
+from dra_frontend.devices.model import CpuDevice, DeviceKind
 from dra_frontend.placement.allocator import NoCpusError, allocate
 
 # Orders in which the results of one device are tried before they are refused: all 24 that four have, as many of more,

@@ -16,9 +16,8 @@ from dra_frontend.allocation.claim import ClaimView, Refused, count_of
 from dra_frontend.allocation.cpus import cpu_device, no_cpu_device
 from dra_frontend.allocation.memory import memory_device
 from dra_frontend.allocation.parameters import CpuConfig, MemoryConfig, Stated, read_parameters, refusal
-from dra_frontend.devices.cpu_groups import DeviceKind
 from dra_frontend.devices.inventory import Inventory
-from dra_frontend.devices.model import MemoryDevice
+from dra_frontend.devices.model import DeviceKind, MemoryDevice
 
 _CHOICE_FREE: Final = ("sharing", "quota")
 """Fields that do not choose CPUs, so that they go with every other."""

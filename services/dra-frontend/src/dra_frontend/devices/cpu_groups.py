@@ -3,39 +3,15 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
+from dra_frontend.devices.model import Attributes, AttributeValue, CpuDevice, DeviceKind
 from dra_frontend.machine.model import CoreType, Cpu, Machine
 
-AttributeValue = int | bool | str | tuple[str, ...]
-Attributes = Mapping[str, AttributeValue]
 _Key = TypeVar("_Key", bound=Any)
 _Groups = Iterator[tuple[str, list[Cpu], Attributes]]
 """Name, CPUs and attributes of each group."""
-
-
-class DeviceKind(StrEnum):
-    """What a CPU device is one of, in the words of ``groupBy``."""
-
-    NUMA_NODE = "numanode"
-    SOCKET = "socket"
-    MACHINE = "machine"
-    L3 = "l3"
-    CORE_TYPE = "coretype"
-    CPU = "individual"
-
-
-@dataclass(frozen=True, slots=True)
-class CpuGroup:
-    """CPUs that are published as one device, before reserved ones are taken out."""
-
-    kind: DeviceKind
-    name: str
-    cpus: frozenset[int]
-    attributes: Attributes
 
 
 def numa_attributes(node: int) -> dict[str, int | bool | str]:
@@ -118,10 +94,13 @@ _GROUPINGS: Final[Mapping[str, Callable[[Machine], _Groups]]] = {
 }
 
 
-def cpu_groups(machine: Machine, mode: str, group_by: str) -> list[CpuGroup]:
-    """Returns the groups of a machine, each CPU in exactly one, in an order that depends on the machine alone."""
+def cpu_groups(machine: Machine, mode: str, group_by: str) -> list[CpuDevice]:
+    """Returns the devices of a machine, as if nothing were reserved; each CPU is in exactly one.
+
+    Their order depends on the machine alone.
+    """
     kind = DeviceKind.CPU if mode == DeviceKind.CPU else DeviceKind(group_by)
     return [
-        CpuGroup(kind, name, frozenset(cpu.id for cpu in cpus), attributes)
+        CpuDevice(kind, name, attributes, None, frozenset(cpu.id for cpu in cpus))
         for name, cpus, attributes in _GROUPINGS[kind](machine)
     ]

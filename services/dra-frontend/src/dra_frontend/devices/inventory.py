@@ -8,7 +8,8 @@ driver whose setting can never be right on this machine offers nothing. Claims c
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final
 
 from numa_contract.config import Config
@@ -17,14 +18,17 @@ from numa_contract.errors import shown
 from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, MEMORY_DRIVER, memory_device_name
 from numa_contract.pagesize import kubernetes_page_size, parse_page_size, short_page_size
 
-from dra_frontend.devices.cpu_groups import Attributes, CpuGroup, DeviceKind, cpu_groups
+from dra_frontend.devices.cpu_groups import cpu_groups
 from dra_frontend.devices.memory import hugepages, plain_memory
-from dra_frontend.devices.model import Capacity, CpuDevice, Device, Pool
-from dra_frontend.devices.pcie import cut_devices, pcie_attribute
+from dra_frontend.devices.model import AttributeValue, Capacity, CpuDevice, Device, DeviceKind, Pool
 from dra_frontend.machine.host_hugepages import PageKey
 from dra_frontend.machine.model import Machine
 from dra_frontend.placement.allocator import Layout
 
+PCIE_ROOT: Final = "resource.kubernetes.io/pcieRoot"
+"""By this attribute a claim for CPUs and one for a device of another driver meet (KEP-5491)."""
+# The server counts each value of each attribute of a device.
+_MOST_VALUES: Final = 48
 _LONGEST_POOL_NAME: Final = 253
 _NODE_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*", re.ASCII)
 _INSTEAD: Final = {"socket": "sockets are told apart by their ids", "l3": "no L3 cache is known"}
@@ -58,31 +62,29 @@ class Inventory:
         object.__setattr__(self, "layout", Layout.of(self.machine))
 
 
-@dataclass(frozen=True, slots=True)
-class InUse:
-    """What claims and host processes hold of a machine that runs."""
+def build_inventory(
+    machine: Machine,
+    config: Config,
+    node_name: str,
+    *,
+    held: frozenset[int] = frozenset(),
+    host_pages: Mapping[PageKey, int] = MappingProxyType({}),
+    withheld: frozenset[int] = frozenset(),
+) -> Inventory:
+    """Returns what the node offers; the same for the same arguments. Raises InventoryError for unusable names.
 
-    cpus: frozenset[int] = frozenset()
-    """Held by claims."""
-    host_pages: Mapping[PageKey, int] = field(default_factory=dict)
-    """Hugepages held by host processes."""
-    withheld: frozenset[int] = frozenset()
-    """CPUs that were withheld before: they are again, as far as they can be."""
-
-
-def build_inventory(machine: Machine, config: Config, node_name: str, in_use: InUse | None = None) -> Inventory:
-    """Returns what the node offers; the same for the same arguments. Raises InventoryError for unusable names."""
-    in_use = in_use or InUse()
+    Of a machine that runs: CPUs held by claims, hugepages held by host processes, and CPUs that were withheld before.
+    """
     refused = dict(_refusals(machine, config))
     groups = cpu_groups(machine, config.cpu_device_mode, config.group_by)
-    withheld = _withheld(machine, config, groups, in_use)
+    withheld = _withheld(machine, config, groups, held, withheld)
     kept = machine.online if CPU_DRIVER in refused else config.reserved_cpus | withheld
     roots = machine.pcie_roots if config.expose_pcie_roots else {}
-    cpus = [device for group in groups if (device := _cpu_device(machine, group, group.cpus - kept, roots))]
-    pools = (Pool(CPU_DRIVER, node_name, tuple(cpus)), *_memory_pools(machine, config, node_name, in_use, refused))
+    cpus = [_offered(machine, group, group.cpus - kept, roots) for group in groups if not group.cpus <= kept]
+    pools = (Pool(CPU_DRIVER, node_name, tuple(cpus)), *_memory_pools(machine, config, node_name, host_pages, refused))
     _check_names(node_name, pools)
     warnings = [*_cpu_warnings(machine, config, pools[0], refused), *_memory_warnings(machine, config, pools, refused)]
-    if cut := cut_devices(roots, pools):
+    if cut := [device.name for device in cpus if device.attributes.get(PCIE_ROOT, ()) != _near(roots, device.cpus)]:
         warnings.append(f"{', '.join(cut)}: near more PCIe roots than a slice can list; use a smaller groupBy")
     return Inventory(machine, pools, config.reserved_cpus, withheld, tuple(warnings), refused)
 
@@ -110,7 +112,9 @@ def _refusals(machine: Machine, config: Config) -> Iterator[tuple[str, str]]:
         yield MEMORY_DRIVER, f"reservedMemory: NUMA node {format_cpu_list(absent)} {there}"
 
 
-def _withheld(machine: Machine, config: Config, groups: Sequence[CpuGroup], in_use: InUse) -> frozenset[int]:
+def _withheld(
+    machine: Machine, config: Config, groups: Sequence[CpuDevice], held: frozenset[int], before: frozenset[int]
+) -> frozenset[int]:
     """Returns the CPUs that no claim may have: of the last groups, lowest first, whole cores where they fit.
 
     Those that were withheld before come first, and those that claims hold last.
@@ -121,8 +125,8 @@ def _withheld(machine: Machine, config: Config, groups: Sequence[CpuGroup], in_u
     cores: defaultdict[int, set[int]] = defaultdict(set)
     for cpu in machine.cpus.values():
         cores[cpu.core].add(cpu.id)
-    chosen = set(sorted(in_use.withheld & offered - in_use.cpus)[:count])
-    for usable in (offered - in_use.cpus, offered):
+    chosen = set(sorted(before & offered - held)[:count])
+    for usable in (offered - held, offered):
         for group in reversed(groups):
             found = sorted(group.cpus & usable)
             for core in [cores[machine.cpus[cpu].core] for cpu in found]:
@@ -133,28 +137,34 @@ def _withheld(machine: Machine, config: Config, groups: Sequence[CpuGroup], in_u
     return frozenset(chosen)
 
 
-def _cpu_device(
-    machine: Machine, group: CpuGroup, cpus: frozenset[int], roots: Mapping[str, frozenset[int]]
-) -> CpuDevice | None:
-    if not cpus:
-        return None
-    attributes: Attributes = {**group.attributes, "dra.cpu/smtEnabled": machine.smt}
+def _offered(
+    machine: Machine, group: CpuDevice, cpus: frozenset[int], roots: Mapping[str, frozenset[int]]
+) -> CpuDevice:
+    """Returns a device with the CPUs that are left of it."""
+    attributes: dict[str, AttributeValue] = {**group.attributes, "dra.cpu/smtEnabled": machine.smt}
     capacity = None
     if group.kind is not DeviceKind.CPU:
-        attributes = {**attributes, "dra.cpu/numCPUs": len(cpus)}
+        attributes["dra.cpu/numCPUs"] = len(cpus)
         capacity = Capacity.of(CPU_CAPACITY, len(cpus), default=1, step=1, binary=False)
-    attributes = {**attributes, **pcie_attribute(roots, cpus, len(attributes))}
-    return CpuDevice(group.kind, group.name, attributes, capacity, cpus)
+    # A list that is too long for the server is cut: what it names is true, and the whole slice would be refused.
+    if near := _near(roots, cpus)[: _MOST_VALUES - len(attributes)]:
+        attributes[PCIE_ROOT] = near
+    return replace(group, attributes=attributes, capacity=capacity, cpus=cpus)
+
+
+def _near(roots: Mapping[str, frozenset[int]], cpus: frozenset[int]) -> tuple[str, ...]:
+    """Returns the PCIe roots near some of the CPUs."""
+    return tuple(name for name, local in sorted(roots.items()) if local & cpus)
 
 
 def _memory_pools(
-    machine: Machine, config: Config, node_name: str, in_use: InUse, refused: Mapping[str, str]
+    machine: Machine, config: Config, node_name: str, host_pages: Mapping[PageKey, int], refused: Mapping[str, str]
 ) -> Iterator[Pool]:
     nodes = [] if MEMORY_DRIVER in refused else [node for _, node in sorted(machine.numa_nodes.items())]
     plain = (plain_memory(machine, node, config) for node in nodes)
     yield Pool(MEMORY_DRIVER, f"{node_name}-memory", tuple(device for device in plain if device is not None))
     for size in sorted({pool.page_bytes for node in nodes for pool in node.hugepages}):
-        huge = (hugepages(machine, node, size, config, in_use.host_pages.get((node.id, size), 0)) for node in nodes)
+        huge = (hugepages(machine, node, size, config, host_pages.get((node.id, size), 0)) for node in nodes)
         if devices := tuple(device for device in huge if device is not None):
             yield Pool(MEMORY_DRIVER, f"{node_name}-hugepages-{short_page_size(size)}", devices)
 

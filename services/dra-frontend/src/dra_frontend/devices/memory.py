@@ -7,8 +7,8 @@ from numa_contract.config import Config
 from numa_contract.names import MEMORY_CAPACITY, memory_device_name
 from numa_contract.pagesize import kubernetes_page_size, short_page_size
 
-from dra_frontend.devices.cpu_groups import Attributes, numa_attributes
-from dra_frontend.devices.model import Capacity, MemoryDevice
+from dra_frontend.devices.cpu_groups import numa_attributes
+from dra_frontend.devices.model import Attributes, Capacity, MemoryDevice
 from dra_frontend.machine.model import MEMORY_STEP, Machine, NumaNode
 
 # What the kernel uses where the firmware gives no distances (include/linux/topology.h).

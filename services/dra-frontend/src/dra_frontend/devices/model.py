@@ -4,11 +4,25 @@
 A device is shared: claims take CPUs or bytes of it until its capacity is used up. Only a single CPU is given whole.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from fractions import Fraction
 from math import ceil
 
-from dra_frontend.devices.cpu_groups import Attributes, DeviceKind
+AttributeValue = int | bool | str | tuple[str, ...]
+Attributes = Mapping[str, AttributeValue]
+
+
+class DeviceKind(StrEnum):
+    """What a CPU device is one of, in the words of ``groupBy``."""
+
+    NUMA_NODE = "numanode"
+    SOCKET = "socket"
+    MACHINE = "machine"
+    L3 = "l3"
+    CORE_TYPE = "coretype"
+    CPU = "individual"
 
 
 @dataclass(frozen=True, slots=True)

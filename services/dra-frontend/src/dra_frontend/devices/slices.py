@@ -7,8 +7,7 @@ from typing import Any, Final
 from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER, OVERCLAIMED_TAINTS
 from numa_contract.pagesize import kubernetes_page_size
 
-from dra_frontend.devices.cpu_groups import AttributeValue
-from dra_frontend.devices.model import Capacity, CpuDevice, Device, Pool
+from dra_frontend.devices.model import AttributeValue, Capacity, CpuDevice, Device, Pool
 from dra_frontend.devices.quantity import format_quantity
 
 # The limit once a device of the slice has a taint, counters or a list attribute; so a later taint never splits a slice.

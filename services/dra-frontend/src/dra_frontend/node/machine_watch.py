@@ -5,13 +5,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from numa_contract.config import Config
 
 from dra_frontend.allocation.ledger import Ledger
-from dra_frontend.devices.inventory import InUse, Inventory, build_inventory
+from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.machine.discovery import Fingerprint, discover, read_fingerprint, with_free_pages
 from dra_frontend.machine.file_tree import FileTree, HostTreeError
 from dra_frontend.machine.host_hugepages import HostPages, PageKey, held_pages, read_pod_pages
@@ -22,23 +21,14 @@ _log = logging.getLogger(__name__)
 READ_SECONDS: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class HostTrees:
-    """Where the machine is read."""
-
-    host: FileTree
-    cgroups: FileTree
-    """Rooted at the cgroup2 mount."""
-
-
-def _sample(trees: HostTrees, sizes: frozenset[int]) -> tuple[Fingerprint, dict[PageKey, int], bool]:
+def _sample(host: FileTree, cgroups: FileTree, sizes: frozenset[int]) -> tuple[Fingerprint, dict[PageKey, int], bool]:
     """Returns the fingerprint, the hugepages that no pod holds, and whether what pods hold of all sizes is known.
 
     Pods are read before and after: pages that one takes or frees meanwhile stay the pod's.
     """
-    before = read_pod_pages(trees.cgroups, sizes)
-    fingerprint = read_fingerprint(trees.host)
-    after = read_pod_pages(trees.cgroups, sizes)
+    before = read_pod_pages(cgroups, sizes)
+    fingerprint = read_fingerprint(host)
+    after = read_pod_pages(cgroups, sizes)
     held = {
         (number, pool.page_bytes): min(held_pages(number, pool, pods.get(pool.page_bytes)) for pods in (before, after))
         for number, (_, pools) in fingerprint.nodes.items()
@@ -50,12 +40,15 @@ def _sample(trees: HostTrees, sizes: frozenset[int]) -> tuple[Fingerprint, dict[
 class MachineWatch:
     """Holds the inventory. It is replaced as a whole; after an error the last good one stays."""
 
-    def __init__(self, trees: HostTrees, config: Config, node: str, ledger: Callable[[], Ledger]) -> None:
+    def __init__(
+        self, host: FileTree, cgroups: FileTree, config: Config, node: str, ledger: Callable[[], Ledger]
+    ) -> None:
         """Reads the machine once. One that cannot be read is a problem, not an error: nothing is offered until it can.
 
-        Raises InventoryError for unusable names.
+        The root of ``cgroups`` is the cgroup2 mount. Raises InventoryError for unusable names.
         """
-        self._trees = trees
+        self._host = host
+        self._cgroups = cgroups
         self._config = config
         self._node = node
         self._ledger = ledger
@@ -72,7 +65,7 @@ class MachineWatch:
         self.failures = 0
         """Reads that failed since the start."""
         try:
-            fingerprint = read_fingerprint(trees.host)
+            fingerprint = read_fingerprint(host)
             self._replace(self._built(fingerprint, frozenset()), fingerprint)
         except HostTreeError as error:
             self._failed(str(error))
@@ -102,7 +95,7 @@ class MachineWatch:
         """Reads the fingerprint; discovers the whole machine again if that has changed."""
         sizes = frozenset(pool.page_bytes for node in self.machine.numa_nodes.values() for pool in node.hugepages)
         try:
-            fingerprint, held, pods_known = await asyncio.to_thread(_sample, self._trees, sizes)
+            fingerprint, held, pods_known = await asyncio.to_thread(_sample, self._host, self._cgroups, sizes)
             self._host_pages.sample(held)
             if (fingerprint.shape, self.host_pages) != (self._shape, self._counted):
                 await self._renew(fingerprint)
@@ -133,12 +126,12 @@ class MachineWatch:
     def _built(self, fingerprint: Fingerprint, held: frozenset[int]) -> Inventory:
         before = self.inventory
         machine = before.machine if fingerprint.shape == self._shape else self._discovered()
-        in_use = InUse(held, self.host_pages, before.withheld_cpus)
-        return build_inventory(machine, self._config, self._node, in_use)
+        in_use = {"held": held, "withheld": before.withheld_cpus}
+        return build_inventory(machine, self._config, self._node, host_pages=self.host_pages, **in_use)
 
     def _discovered(self) -> Machine:
         began = time.perf_counter()
-        machine = discover(self._trees.host, self.inventory.machine)
+        machine = discover(self._host, self.inventory.machine)
         figures = {"cpus": len(machine.cpus), "nodes": len(machine.numa_nodes)}
         _log.info("machine read", extra={**figures, "seconds": round(time.perf_counter() - began, 3)})
         return machine

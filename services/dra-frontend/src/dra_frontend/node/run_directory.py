@@ -103,14 +103,11 @@ class RunDirectory:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Removes link, socket and directory as far as they are still ours, and lets go of the locks."""
-        try:
-            with suppress(OSError):
-                async with self.claims_lock.hold(_LEAVE_SECONDS):
-                    await asyncio.to_thread(self._remove_link)
-            await asyncio.to_thread(self._remove_own)
-        finally:
-            self.claims_lock.close()
+        """Removes link, socket and directory as far as they are still ours."""
+        with suppress(OSError):
+            async with self.claims_lock.hold(_LEAVE_SECONDS):
+                await asyncio.to_thread(self._remove_link)
+        await asyncio.to_thread(self._remove_own)
 
     def _remove_link(self) -> None:
         with suppress(OSError):

@@ -16,18 +16,15 @@ SOCKET_PATH_BYTES: Final = 107
 class SocketPathError(ValueError):
     """A unix socket's path is longer than the kernel can bind."""
 
-    def __init__(self, path: str, length: int) -> None:
-        super().__init__(
-            f"the socket path {path} has {length} bytes, the kernel allows {SOCKET_PATH_BYTES}: "
-            f"choose a directory shorter by {length - SOCKET_PATH_BYTES}"
-        )
-
 
 def check_socket_path(path: str | os.PathLike[str]) -> None:
     """Raises SocketPathError for a path that no unix socket can have."""
     length = len(os.fsencode(path))
     if length > SOCKET_PATH_BYTES:
-        raise SocketPathError(os.fspath(path), length)
+        raise SocketPathError(
+            f"the socket path {os.fspath(path)} has {length} bytes, the kernel allows {SOCKET_PATH_BYTES}: "
+            f"choose a directory shorter by {length - SOCKET_PATH_BYTES}"
+        )
 
 
 def parse_bind_address(text: str) -> tuple[str, int] | None:

@@ -16,7 +16,7 @@ class Backoff:
         self._first = first
         self._last = last
         self._next = first
-        self._jitter = jitter or random.Random()  # noqa: S311  spreads attempts, guards nothing
+        self._jitter = jitter or random.Random()  # noqa: S311 - spreads attempts, guards nothing
         self._calm = calm
         self._until = inf
 
@@ -25,7 +25,7 @@ class Backoff:
         now = time.monotonic()
         if now - self._until >= self._calm:
             self.reset()
-        wait = self._next * (0.5 + self._jitter.random() / 2)
+        wait = self._next * self._jitter.uniform(0.5, 1)
         self._next = min(self._next * 2, self._last)
         self._until = now + wait
         return wait

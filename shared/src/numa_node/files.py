@@ -69,10 +69,6 @@ def replace_file(path: str, data: bytes, mode: int, *, sync: bool = False) -> No
 class LockTimeoutError(TimeoutError):
     """Somebody else held a lock for too long."""
 
-    def __init__(self, path: Path, seconds: float, *, own: bool = False) -> None:
-        who = "earlier calls of this process wait for the disk" if own else "another instance, or a slow disk, holds it"
-        super().__init__(f"{path} could not be had within {seconds:g} s: {who}")
-
 
 def locked(descriptor: int) -> bool:
     """Tries to lock an open file exclusively; tells whether it is locked by it now. Never waits."""
@@ -117,7 +113,9 @@ class FileLock:
             if mine:
                 self._turn.release()
             if isinstance(error, TimeoutError) and scope.expired() and limit is not None:
-                raise LockTimeoutError(self.path, limit, own=not mine) from None
+                own = "earlier calls of this process wait for the disk"
+                why = "another instance, or a slow disk, holds it" if mine else own
+                raise LockTimeoutError(f"{self.path} could not be had within {limit:g} s: {why}") from None
             raise
 
     def _try(self) -> bool:

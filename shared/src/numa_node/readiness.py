@@ -32,20 +32,16 @@ class Readiness:
         """Takes the problems of this moment; returns why the pod is not ready, nothing when it is."""
         if bool(problems) == bool(self._problems):
             self._changed_at = None
-            if self._problems:
-                self._problems = tuple(problems)
+            self._problems = tuple(problems)
             return self._problems
         now = self._clock()
         self._changed_at = now if self._changed_at is None else self._changed_at
-        if problems and now - self._changed_at >= LASTS_SECONDS:
-            self._say(tuple(problems))
-            _log.warning("not ready", extra={"problems": list(problems)})
-        elif not problems and (not self._was_ready or now - self._changed_at >= GONE_SECONDS):
-            self._say(())
-            self._was_ready = True
-            _log.info("ready")
+        lasts = LASTS_SECONDS if problems else GONE_SECONDS if self._was_ready else 0.0
+        if now - self._changed_at >= lasts:
+            self._problems, self._changed_at = tuple(problems), None
+            if problems:
+                _log.warning("not ready", extra={"problems": list(problems)})
+            else:
+                self._was_ready = True
+                _log.info("ready")
         return self._problems
-
-    def _say(self, problems: tuple[str, ...]) -> None:
-        self._problems = problems
-        self._changed_at = None

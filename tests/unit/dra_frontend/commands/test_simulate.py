@@ -31,8 +31,9 @@ def request(device: str, cpus: Any = None, **more: Any) -> dict[str, Any]:
 
 def ran(*operations: dict[str, Any], found: Machine | None = None, **config: Any) -> dict[str, Any]:
     """Runs operations on an even machine: two NUMA nodes with two cores of two threads each."""
-    inventory = build_inventory(found or machine(), Config(**config), NODE)
-    return simulate(inventory, read_operations({"operations": list(operations)}, "claims.yaml"))
+    settings = Config(**config)
+    inventory = build_inventory(found or machine(), settings, NODE)
+    return simulate(inventory, read_operations({"operations": list(operations)}, "claims.yaml"), settings)
 
 
 def test_one_entry_for_each_operation_and_the_pool_at_the_end() -> None:

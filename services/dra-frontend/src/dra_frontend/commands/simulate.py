@@ -2,6 +2,7 @@
 """What would happen: prepares and unprepares by the code that the kubelet's calls run through, touching nothing."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, Any, Final
 
@@ -29,9 +30,6 @@ def _amount(value: Any) -> Fraction:
     return parse_quantity(value)
 
 
-Uid = Annotated[str, AfterValidator(check_uid)]
-
-
 class Request(Input):
     """One allocation result, as the scheduler would make it."""
 
@@ -43,17 +41,16 @@ class Request(Input):
     """Opaque parameters, whole or only what is inside ``cpuConfig``."""
 
 
-class Prepare(Input):
-    """A claim that is prepared."""
-
-    uid: Uid
-    requests: Annotated[list[Request], Field(min_length=1)]
-
-
 class Unprepare(Input):
     """A claim that is unprepared."""
 
-    uid: Uid
+    uid: Annotated[str, AfterValidator(check_uid)]
+
+
+class Prepare(Unprepare):
+    """A claim that is prepared."""
+
+    requests: Annotated[list[Request], Field(min_length=1)]
 
 
 class Operation(Input):
@@ -78,34 +75,34 @@ def read_operations(document: Any, source: str) -> list[Operation]:
     return validated(_Operations, document, source).operations
 
 
+@dataclass(slots=True)
 class Simulation:
     """A node that exists in memory alone."""
 
-    def __init__(self, inventory: Inventory, config: Config = Config()) -> None:  # noqa: B008 - frozen
-        self._inventory = inventory
-        self._config = config
-        self._files: dict[ClaimKey, ClaimFile] = {}
+    inventory: Inventory
+    config: Config = field(default_factory=Config)
+    files: dict[ClaimKey, ClaimFile] = field(default_factory=dict)
 
     def run(self, operation: Operation) -> dict[str, Any]:
         """Returns the outcome of one step."""
         if operation.prepare is not None:
             return self.prepare(operation.prepare)
         uid = operation.unprepare.uid if operation.unprepare else ""
-        self._files.pop((CPU_DRIVER, uid), None)
+        self.files.pop((CPU_DRIVER, uid), None)
         return {"uid": uid}
 
     def prepare(self, wanted: Prepare) -> dict[str, Any]:
         """Returns the CPUs of a claim, or why it has none."""
         for request in wanted.requests:
-            device = self._inventory.devices.get((CPU_DRIVER, NODE, request.device))
+            device = self.inventory.devices.get((CPU_DRIVER, NODE, request.device))
             if isinstance(device, CpuDevice) and device.capacity is None and request.cpus not in (None, 1):
                 return {"uid": wanted.uid, "error": f"device {device.name} is one CPU, {request.cpus} are requested"}
         try:
-            judged = judge(read_claim(self._document(wanted)), CPU_DRIVER, self._inventory, self._config)
-            record = decide(judged, self._inventory, Ledger(self._files))
+            judged = judge(read_claim(self._document(wanted)), CPU_DRIVER, self.inventory, self.config)
+            record = decide(judged, self.inventory, Ledger(self.files))
         except Refused as refusal:
             return {"uid": wanted.uid, "error": str(refusal)}
-        self._files[CPU_DRIVER, wanted.uid] = ClaimFile(CPU_DRIVER, wanted.uid, record, record.cpus_of())
+        self.files[CPU_DRIVER, wanted.uid] = ClaimFile(CPU_DRIVER, wanted.uid, record, record.cpus_of())
         return {
             "uid": wanted.uid,
             "cpus": format_cpu_list(record.cpus_of()),
@@ -114,8 +111,8 @@ class Simulation:
 
     def pool(self) -> str:
         """Returns the CPUs of everybody without a claim: the reserved ones where no other is left."""
-        online, reserved = self._inventory.machine.online, self._inventory.reserved_cpus
-        return format_cpu_list(online - reserved - Ledger(self._files).held_cpus() or reserved)
+        online, reserved = self.inventory.machine.online, self.inventory.reserved_cpus
+        return format_cpu_list(online - reserved - Ledger(self.files).held_cpus() or reserved)
 
     def _document(self, wanted: Prepare) -> dict[str, Any]:
         """Returns the claim as the scheduler leaves it in the API server."""
@@ -136,18 +133,14 @@ class Simulation:
 
     def _result(self, share: str, name: str, request: Request) -> dict[str, Any]:
         result = {"request": name, "driver": CPU_DRIVER, "pool": NODE, "device": request.device}
-        device = self._inventory.devices.get((CPU_DRIVER, NODE, request.device))
+        device = self.inventory.devices.get((CPU_DRIVER, NODE, request.device))
         if not isinstance(device, CpuDevice) or device.capacity is None:
             return result
         amount = format_quantity(device.capacity.consumed(request.cpus))
         return {**result, "shareID": share, "consumedCapacity": {CPU_CAPACITY: amount}}
 
 
-def simulate(
-    inventory: Inventory,
-    operations: Sequence[Operation],
-    config: Config = Config(),  # noqa: B008 - frozen
-) -> dict[str, Any]:
+def simulate(inventory: Inventory, operations: Sequence[Operation], config: Config) -> dict[str, Any]:
     """Runs operations one after another; returns an outcome for each, and the shared pool at the end."""
     simulation = Simulation(inventory, config)
     return {"operations": [simulation.run(operation) for operation in operations], "pool": simulation.pool()}

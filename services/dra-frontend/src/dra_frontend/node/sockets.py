@@ -30,36 +30,36 @@ class PlacedSocket:
     inode: int
 
     @classmethod
-    def place(cls, bound: Path, path: Path, mode: int = 0o600) -> Self:
+    def place(cls, bound: Path, path: Path) -> Self:
         """Renames a bound socket to its final path, over a stale one; FileExistsError where something else lies."""
-        try:
-            if not stat.S_ISSOCK(path.lstat().st_mode):
-                raise FileExistsError(f"{path} exists and is not a socket: remove it, or choose another directory")
-        except FileNotFoundError:
-            pass
-        bound.chmod(mode)
+        there = _status(path)
+        if there is not None and not stat.S_ISSOCK(there.st_mode):
+            raise FileExistsError(f"{path} exists and is not a socket: remove it, or choose another directory")
+        bound.chmod(0o600)
         status = bound.lstat()
         bound.replace(path)
         return cls(path, status.st_dev, status.st_ino)
 
     def is_gone(self) -> bool:
         """Tells whether somebody has removed the file, or put another thing in its place than a socket. OSError."""
-        try:
-            return not stat.S_ISSOCK(self.path.lstat().st_mode)
-        except (FileNotFoundError, NotADirectoryError):
-            return True
+        there = _status(self.path)
+        return there is None or not stat.S_ISSOCK(there.st_mode)
 
     def remove(self) -> None:
         """Removes the file if it still is ours. Call it while the socket is open."""
-        try:
-            status = self.path.lstat()
-        except FileNotFoundError:
-            return
-        if (status.st_dev, status.st_ino) == (self.device, self.inode):
+        there = _status(self.path)
+        if there is not None and (there.st_dev, there.st_ino) == (self.device, self.inode):
             self.path.unlink(missing_ok=True)
 
 
-def listen_unix(path: Path, mode: int = 0o600) -> tuple[socket.socket, PlacedSocket]:
+def _status(path: Path) -> os.stat_result | None:
+    try:
+        return path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def listen_unix(path: Path) -> tuple[socket.socket, PlacedSocket]:
     """Returns a listening, non-blocking socket placed at the path. The caller removes the file, then closes it."""
     check_socket_path(path)
     bound = hidden_name(path)
@@ -68,7 +68,7 @@ def listen_unix(path: Path, mode: int = 0o600) -> tuple[socket.socket, PlacedSoc
         listening.bind(os.fspath(bound))
         listening.listen()
         listening.setblocking(False)
-        return listening, PlacedSocket.place(bound, path, mode)
+        return listening, PlacedSocket.place(bound, path)
     except BaseException:
         bound.unlink(missing_ok=True)
         listening.close()

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that others read at any time are in their place whole, or not at all."""
+"""Files that others read at any time are in their place whole, or not at all; and locks that exclude."""
 
+import asyncio
+import fcntl
+import os
 import stat
 from pathlib import Path
 
 import pytest
-from numa_node.files import replace_file
+from numa_node.files import FileLock, LockTimeoutError, replace_file
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -36,3 +39,54 @@ def test_what_cannot_be_replaced_leaves_all_as_it_was(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file.json"]
     with pytest.raises(FileNotFoundError):
         replace_file(str(tmp_path / "gone" / "file.json"), b"new", 0o600)
+
+
+async def test_lock_excludes_another_holder(short_root: Path) -> None:
+    """Two instances never hold it together; who waits leaves the loop free, and can be stopped."""
+    first, second = FileLock(short_root / "lock"), FileLock(short_root / "lock")
+    await first.acquire()
+    with pytest.raises(LockTimeoutError, match=r"lock could not be had within 0\.02 s: another instance"):
+        await second.acquire(limit=0.02)
+    with pytest.raises(LockTimeoutError, match="earlier calls of this process"):
+        await first.acquire(limit=0.02)
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(second.acquire())
+        await asyncio.wait_for(asyncio.sleep(0), 1)
+        assert not waiting.done()
+        waiting.cancel()
+    first.release()
+    async with second.hold(limit=5):
+        pass
+    with pytest.raises(RuntimeError, match="is not held"):
+        second.release()
+
+
+async def test_coroutines_of_one_process_take_turns(short_root: Path) -> None:
+    """flock does not tell coroutines of one process apart, the lock object must."""
+    lock = FileLock(short_root / "lock")
+    inside = 0
+
+    async def enter() -> None:
+        nonlocal inside
+        async with lock.hold():
+            inside += 1
+            assert inside == 1
+            await asyncio.sleep(0)
+            inside -= 1
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(20):
+            group.create_task(enter())
+
+
+async def test_lock_on_a_removed_file_is_taken_anew(short_root: Path) -> None:
+    """A lock on a file without a name excludes nobody: it is noticed, and the file of that name is locked."""
+    lock = FileLock(short_root / "lock")
+    async with lock.hold():
+        pass
+    (short_root / "lock").unlink()
+    async with lock.hold():
+        other = os.open(short_root / "lock", os.O_RDWR)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(other)

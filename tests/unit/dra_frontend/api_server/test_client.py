@@ -97,15 +97,6 @@ async def test_forbidden_names_the_rule(tmp_path: Path, verb: str) -> None:
             await client.get_node("node-a")
 
 
-async def test_invalid_document(pair: Pair) -> None:
-    """A 422 carries the server's causes and is not retriable."""
-    document = a_slice()
-    document["spec"]["pool"]["resourceSliceCount"] = 0
-    with pytest.raises(InvalidError, match="resourceSliceCount: must be greater than zero") as caught:
-        await pair[1].create_slice(document)
-    assert not caught.value.retriable
-
-
 async def test_only_the_slice_that_was_seen_is_written(pair: Pair) -> None:
     """One that changed since it was read is neither overwritten nor deleted; one that is gone is fine."""
     server, client = pair
@@ -122,31 +113,16 @@ async def test_only_the_slice_that_was_seen_is_written(pair: Pair) -> None:
     assert list(server.store.select(SLICES)) == []
 
 
-async def test_dry_run_stores_nothing(pair: Pair) -> None:
-    """A dry run answers as the real call would and leaves no object."""
-    server, client = pair
-    answer = await client.create_slice({**a_slice(), "metadata": {"generateName": "x-"}}, dry_run=True)
-    assert answer["metadata"]["name"].startswith("x-")
-    assert list(server.store.select(SLICES)) == []
-
-
-@pytest.mark.parametrize("fault", ["500", "503", "429", "drop", "hang"])
+@pytest.mark.parametrize("fault", ["500", "503", "429", "drop", "hang", "end"])
 async def test_passing_faults_are_retriable(tmp_path: Path, fault: str) -> None:
-    """Server errors, overload, broken connections and silence are all "unavailable", in bounded time."""
+    """Server errors, overload, refused and broken connections, and silence are "unavailable", in bounded time."""
     async with client_of(tmp_path, call_seconds=0.3 if fault == "hang" else 5.0) as (server, client):
+        if fault == "end":
+            await server.__aexit__(None, None, None)
         server.fail_next(2, fault)
         with pytest.raises(UnavailableError, match=r"^get nodes node-a: ") as caught:
             await client.get_node("node-a")
         assert caught.value.retriable
-
-
-async def test_nobody_listens(tmp_path: Path) -> None:
-    """A refused connection is "unavailable" and names the call."""
-    async with ApiServer() as server:
-        path = server.write_kubeconfig(tmp_path / "kubeconfig")
-    async with connect(kubeconfig(str(path))) as client:
-        with pytest.raises(UnavailableError, match="get nodes node-a"):
-            await client.get_node("node-a")
 
 
 @pytest.mark.parametrize("name", ["", ".", ".."])
@@ -247,19 +223,6 @@ async def test_a_slow_read_of_the_token_stops_one_call_only() -> None:
     slow.set()
     assert await asyncio.gather(first, refused) == ["two", "two"]
     await connection.close()
-
-
-async def test_in_cluster_over_tls(tmp_path: Path) -> None:
-    """The pod's service account is enough: address from the environment, CA and token from the folder."""
-    (tmp_path / "token").write_text("secret\n")
-    (tmp_path / "ca.crt").write_bytes((TLS / "ca.pem").read_bytes())
-    options = Options(tokens={"secret"}, certificate=TLS / "server.pem", key=TLS / "server-key.pem")
-    async with ApiServer(options) as server:
-        port = server.url.rpartition(":")[2]
-        environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}
-        async with connect(in_cluster(environ, tmp_path)) as client:
-            assert await client.get_node("node-a") is None
-        assert server.served[-1].code == 404
 
 
 @pytest.mark.parametrize(
@@ -535,12 +498,15 @@ async def test_calls_that_meet_a_rotated_token_together_all_succeed(tmp_path: Pa
 
 
 async def test_a_rotated_ca_is_trusted_without_a_restart(tmp_path: Path) -> None:
-    """CA bundle and client certificate are read each minute, like the token; half a rotation changes nothing."""
+    """The pod's service account is enough: address from the environment, CA and token from the folder.
+
+    CA bundle and client certificate are read each minute, like the token; half a rotation changes nothing.
+    """
     now = [0.0]
     ca = tmp_path / "ca.crt"
-    (tmp_path / "token").write_text("secret")
+    (tmp_path / "token").write_text("secret\n")
     ca.write_bytes((TLS / "other-ca.pem").read_bytes())
-    options = Options(certificate=TLS / "server.pem", key=TLS / "server-key.pem")
+    options = Options(tokens={"secret"}, certificate=TLS / "server.pem", key=TLS / "server-key.pem")
     async with ApiServer(options) as server:
         environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": server.url.rpartition(":")[2]}
         connection = Connection(in_cluster(environ, tmp_path), clock=lambda: now[0])

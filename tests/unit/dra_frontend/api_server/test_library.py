@@ -4,7 +4,6 @@
 import ast
 import importlib.metadata
 import importlib.util
-import inspect
 import json
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from dra_frontend.api_server.credentials import Settings
-from dra_frontend.api_server.library import PARTS, RESTClientObject
+from dra_frontend.api_server.library import PARTS
 
 ROOT = Path(str(importlib.metadata.distribution("kubernetes-asyncio").locate_file("kubernetes_asyncio")))
 
@@ -49,16 +48,6 @@ print(json.dumps([ours, left]))
     assert set(PARTS) <= set(ours)
     assert not [name for name in ours if ".models" in name or ".client.api" in name or name.endswith("api_client")]
     assert len(ours) <= len(PARTS) + 6, ours
-
-
-def test_requests_are_made_as_we_make_them() -> None:
-    """The REST client takes what ``connection.py`` hands it, and hands back aiohttp's response as it comes."""
-    taken = inspect.signature(RESTClientObject.request).parameters
-    ours = {"method", "url", "query_params", "headers", "body", "_preload_content", "_request_timeout"}
-    assert ours <= taken.keys()
-    source = inspect.getsource(RESTClientObject.request)
-    assert source.rstrip().endswith("return r")
-    assert "if _preload_content:" in source
 
 
 @pytest.mark.parametrize("first", ["ours", "whole"])

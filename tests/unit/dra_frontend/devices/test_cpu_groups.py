@@ -1,18 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How CPUs are put together into devices."""
 
-from dataclasses import replace
-
 import pytest
 from dra_frontend.devices.cpu_groups import cpu_groups
 from dra_frontend.devices.model import CpuDevice
-from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import Machine
-from hypothesis import given
 
-from tests.rigs.trees import NAMES, captured
-from tests.strategies.machines import Core, assemble, even_cores, hybrid, machine, machines, odd_machines
-from tests.strategies.modes import MODES
+from tests.strategies.machines import Core, assemble, even_cores, hybrid, machine
 
 
 def groups(found: Machine, group_by: str) -> dict[str, CpuDevice]:
@@ -78,25 +72,3 @@ def test_a_thousand_cpus_have_names() -> None:
     """Numbers beyond 999 simply get longer."""
     found = cpu_groups(assemble(even_cores(1, 1, 1, 2, 1), stride=1500), "individual", "numanode")
     assert [group.name for group in found] == ["cpudev000", "cpudev1500"]
-
-
-def check_partition(found: Machine) -> None:
-    """Every CPU is in exactly one group of every mode; names differ; listing order does not matter."""
-    shuffled = replace(found, cpus=dict(reversed(found.cpus.items())))
-    for mode in MODES:
-        made = cpu_groups(found, mode.get("cpu_device_mode", ""), mode.get("group_by", ""))
-        assert sorted(cpu for group in made for cpu in group.cpus) == sorted(found.cpus)
-        assert len({group.name for group in made}) == len(made)
-        assert cpu_groups(shuffled, mode.get("cpu_device_mode", ""), mode.get("group_by", "")) == made
-
-
-@given(machines() | odd_machines())
-def test_every_cpu_is_in_exactly_one_group(found: Machine) -> None:
-    """Nothing is lost and nothing offered twice, whatever the machine."""
-    check_partition(found)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_cpu_of_a_captured_machine_is_in_exactly_one_group(name: str) -> None:
-    """The same on real machines."""
-    check_partition(discover(captured(name)))

@@ -104,7 +104,14 @@ def test_the_same_at_every_start(name: str) -> None:
     files = list(tree.files.items())
     random.Random(name).shuffle(files)
     first, second = (discover(t) for t in (tree, MemoryTree(dict(files))))
-    shuffled = replace(second, numa_nodes=dict(reversed(second.numa_nodes.items())))
+    assert repr(first) == repr(second)
+    for numbers in (first.cpus, first.numa_nodes):
+        assert list(numbers) == sorted(numbers)
+    shuffled = replace(
+        second,
+        cpus=dict(reversed(second.cpus.items())),
+        numa_nodes=dict(reversed(second.numa_nodes.items())),
+    )
     assert repr(published(build_inventory(first, Config(), "n"))) == repr(
         published(build_inventory(shuffled, Config(), "n"))
     )

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole machines: discovery against hwloc, and against damage."""
+"""Whole machines: discovery against hwloc and against damage, and which changes a fingerprint shows."""
 
-import random
 from functools import cache
 
 import pytest
 from dra_frontend.commands.inspect import report
-from dra_frontend.machine.discovery import discover
+from dra_frontend.machine.discovery import discover, read_fingerprint, with_free_pages
 from dra_frontend.machine.file_tree import HostTreeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.rigs.trees import NAMES, MemoryTree, captured, expected
+from tests.rigs.trees import NAMES, MemoryTree, captured, expected, small_machine
 
 CPU = "/sys/devices/system/cpu"
 
@@ -22,19 +21,6 @@ def test_agrees_with_hwloc(name: str) -> None:
     assert len(NAMES) == 8
     found = report(discover(captured(name)))
     assert {key: found[key] for key in expected(name)} == expected(name)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_order_of_a_directory_does_not_matter(name: str) -> None:
-    """Two reads of the same machine give equal values, ordered by id, in whatever order the file system lists."""
-    machine = discover(captured(name))
-    files = list(captured(name).files.items())
-    random.Random(name).shuffle(files)
-    again = discover(MemoryTree(dict(files)))
-    assert again == machine
-    assert repr(again) == repr(machine)
-    assert list(machine.cpus) == sorted(machine.cpus)
-    assert list(machine.numa_nodes) == sorted(machine.numa_nodes)
 
 
 def test_groups_are_named_though_ids_are_missing_or_repeat() -> None:
@@ -98,3 +84,38 @@ def test_every_kind_of_file_may_vanish_from_one_cpu(name: str) -> None:
     paths = [path for path in tree.files if path.startswith(prefix)]
     for path in {*paths, *(path.rpartition("/")[0] for path in paths), f"{prefix}topology", f"{prefix}cache"}:
         _assert_whole_or_named(_online(name), tree.changed({path: None}))
+
+
+NODE = "/sys/devices/system/node/node1"
+PAGES = f"{NODE}/hugepages/hugepages-2048kB"
+
+
+@pytest.mark.parametrize(
+    ("changes", "seen"),
+    [
+        ({"/sys/devices/system/cpu/online": "0-6\n"}, True),
+        ({"/sys/devices/system/cpu/isolated": "3\n"}, True),
+        ({f"{PAGES}/nr_hugepages": "255\n"}, True),
+        ({f"{PAGES}/surplus_hugepages": "1\n"}, True),
+        ({f"{NODE}/meminfo": "Node 1 MemTotal: 8388608 kB\n"}, True),
+        ({NODE: None}, True),
+        ({f"{PAGES}/free_hugepages": "7\n"}, False),
+        # A balloon that moves some pages.
+        ({f"{NODE}/meminfo": "Node 1 MemTotal: 4194404 kB\n"}, False),
+        # What cannot change is not even read.
+        ({"/sys/devices/system/cpu/cpu3/topology/core_id": "9\n"}, False),
+    ],
+)
+def test_what_changes_the_offer_changes_the_shape(changes: dict[str, str | None], seen: bool) -> None:
+    """CPUs, nodes, pages and memory that come or go call for a discovery; what changes all the time does not."""
+    changed = read_fingerprint(small_machine().changed(changes)).shape != read_fingerprint(small_machine()).shape
+    assert changed == seen
+
+
+def test_the_free_pages_of_a_fingerprint_are_the_machines() -> None:
+    """The machine of an earlier discovery shows the free pages of the latest fingerprint; damage is an error."""
+    later = read_fingerprint(small_machine().changed({f"{PAGES}/free_hugepages": "7\n"}))
+    machine = with_free_pages(discover(small_machine()), later)
+    assert [pool.free for node in machine.numa_nodes.values() for pool in node.hugepages] == [200, 0, 7, 1]
+    with pytest.raises(HostTreeError, match="nr_hugepages"):
+        read_fingerprint(small_machine().changed({f"{PAGES}/nr_hugepages": "many\n"}))

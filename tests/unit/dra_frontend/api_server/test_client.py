@@ -226,20 +226,18 @@ async def test_a_slow_read_of_the_token_stops_one_call_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [None, "", "[1", "a: b", "current-context: x\ncontexts: []\nclusters: []\nusers: []\n", "just words"],
+    "text", [None, "", "[1", "a: b", "current-context: x\ncontexts: []\nclusters: []\nusers: []\n", "just words"]
 )
 async def test_unreadable_kubeconfig_names_the_file(tmp_path: Path, text: str | None) -> None:
-    """Whatever is wrong with the file, the error names it; never a traceback of the library."""
+    """Whatever is wrong with the file, the error names it; never a traceback of the library.
+
+    Outside of a pod and without such a file it says what to do.
+    """
     path = tmp_path / "kubeconfig"
     if text is not None:
         path.write_text(text)
     with pytest.raises(KubeConfigError, match=str(path)):
         await Connection(kubeconfig(str(path))).open()
-
-
-async def test_no_service_account(tmp_path: Path) -> None:
-    """Outside of a pod and without a kubeconfig the error says what to do."""
     with pytest.raises(KubeConfigError, match="set kubeconfig"):
         await Connection(in_cluster({}, tmp_path)).open()
 

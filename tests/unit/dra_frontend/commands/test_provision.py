@@ -140,8 +140,7 @@ def test_the_time_is_bounded() -> None:
 
 
 @given(
-    st.dictionaries(st.tuples(st.integers(0, 3), st.sampled_from([M2, G1])), st.integers(0, 20), min_size=1),
-    st.data(),
+    st.dictionaries(st.tuples(st.integers(0, 3), st.sampled_from([M2, G1])), st.integers(0, 20), min_size=1), st.data()
 )
 def test_whatever_the_kernel_gives_is_reported_as_it_is(
     possible: dict[tuple[int, int], int], data: st.DataObject

@@ -46,42 +46,42 @@ def fault(*files: dict[str, Any], on: Machine | None = None) -> str:
     return str(caught.value)
 
 
-@pytest.mark.fault("memory peer, setup")
-@pytest.mark.parametrize("size", ["2M", "2Mi", "2m", "2MB", "2048kB", "2048Ki", "hugepages-2Mi", "hugepages-2048kB"])
-def test_every_spelling_of_a_size(size: str) -> None:
-    """Kubernetes, the kernel's parameters, sysfs, OCI and the peer each write another."""
-    assert planned(file({"size": size, "count": 4})) == {(M2, 0): 2, (M2, 1): 2}
+SPELLINGS = ["2M", "2Mi", "2m", "2MB", "2048kB", "2048Ki", "hugepages-2Mi", "hugepages-2048kB"]
+ONE, TWO = {"size": "2M", "count": 8, "node": 0}, {"size": "2M", "count": 6, "node": 1}
+BOOT = {"defaultHugepagesSize": "1G"}
+SEVEN = file({"size": "2M", "count": 7})
+FAR, BARE, OFF = node(2), node(1, frozenset({1}), memory=0), replace(node(3), online=False)
 
 
 @pytest.mark.fault("memory peer, setup")
-def test_without_a_node_pages_are_split_evenly() -> None:
-    """The remainder goes to the lowest nodes, one page each."""
-    nodes = [node(n, frozenset({n})) for n in (0, 2, 5, 7)]
-    counts = planned(file({"size": "1G", "count": 10}), on=host(*nodes))
-    assert counts == {(G1, 0): 3, (G1, 2): 3, (G1, 5): 2, (G1, 7): 2}
-
-
-def test_only_nodes_with_memory_take_part() -> None:
-    """Neither nodes without memory nor, where there are others, nodes without CPUs: far memory is no default target."""
-    nodes = (node(0, frozenset({0})), node(1, frozenset({1}), memory=0), node(2), replace(node(3), online=False))
-    pages = file({"size": "2M", "count": 7})
-    assert planned(pages, on=host(*nodes)) == {(M2, 0): 7}
-    assert planned(pages, on=host(node(0, frozenset({0}), memory=0), node(1), node(2))) == {(M2, 1): 4, (M2, 2): 3}
-
-
-@pytest.mark.fault("memory peer, setup")
-def test_a_node_is_honoured_everywhere() -> None:
-    """On machines with several nodes, and on memory without CPUs."""
-    pages = file({"size": "2M", "count": 5, "node": 1}, {"size": "1G", "count": 2, "node": 2})
-    nodes = (node(0, frozenset({0})), node(1, frozenset({1})), node(2))
-    assert planned(pages, on=host(*nodes)) == {(M2, 1): 5, (G1, 2): 2}
-
-
-def test_files_are_merged() -> None:
-    """Each says its part; what two of them say alike is said once."""
-    one, two = {"size": "2M", "count": 8, "node": 0}, {"size": "2M", "count": 6, "node": 1}
-    counts = planned(file(one), file(two, one), file({"size": "1G", "count": 1}))
-    assert counts == {(M2, 0): 8, (M2, 1): 6, (G1, 0): 1, (G1, 1): 0}
+@pytest.mark.parametrize(
+    ("nodes", "files", "counts"),
+    [
+        # Kubernetes, the kernel's parameters, sysfs, OCI and the peer each write a size another way.
+        *([[0, 1], [file({"size": size, "count": 4})], {(M2, 0): 2, (M2, 1): 2}] for size in SPELLINGS),
+        # The remainder of a split goes to the lowest nodes, one page each.
+        ([0, 2, 5, 7], [file({"size": "1G", "count": 10})], {(G1, 0): 3, (G1, 2): 3, (G1, 5): 2, (G1, 7): 2}),
+        # No node without memory takes part, nor, where there are others, one without CPUs: far memory is no default.
+        ([0, BARE, FAR, OFF], [SEVEN], {(M2, 0): 7}),
+        ([BARE, FAR, node(4)], [SEVEN], {(M2, 2): 4, (M2, 4): 3}),
+        # A node that is named has them, far memory too.
+        ([0, 1, FAR], [file(TWO, {"size": "1G", "count": 2, "node": 2})], {(M2, 1): 6, (G1, 2): 2}),
+        # Each file says its part; what two of them say alike is said once.
+        (
+            [0, 1],
+            [file(ONE), file(TWO, ONE), file({"size": "1G", "count": 1})],
+            {(M2, 0): 8, (M2, 1): 6, (G1, 0): 1, (G1, 1): 0},
+        ),
+        # Version, status and the boot parameter are in the peer's type; they change nothing at run time.
+        ([0], [{**SEVEN, "apiVersion": "v0", "status": {}, "spec": {**SEVEN["spec"], **BOOT}}], {(M2, 0): 7}),
+    ],
+)
+def test_what_each_node_shall_have(
+    nodes: list[int | NumaNode], files: list[dict[str, Any]], counts: dict[tuple[int, int], int]
+) -> None:
+    """By size and node, of all files together; a number stands for a node with a CPU."""
+    found = host(*(one if isinstance(one, NumaNode) else node(one, frozenset({one})) for one in nodes))
+    assert planned(*files, on=found) == counts
 
 
 def test_contradictions_are_refused() -> None:
@@ -113,13 +113,6 @@ def test_what_is_not_understood_is_refused(document: Any, text: str) -> None:
     """With the file and the field."""
     assert fault(document).startswith("0.yaml: ")
     assert text in fault(document)
-
-
-def test_the_whole_form_of_the_peer_is_accepted() -> None:
-    """Version, status and the boot parameter are there in its type; they change nothing at run time."""
-    document = file({"size": "2M", "count": 2}, apiVersion="v0", status={"conditions": []})
-    document["spec"]["defaultHugepagesSize"] = "1G"
-    assert planned(document) == {(M2, 0): 1, (M2, 1): 1}
 
 
 def test_what_the_machine_does_not_have_is_refused() -> None:

@@ -6,7 +6,7 @@ from dra_frontend.devices.cpu_groups import cpu_groups
 from dra_frontend.devices.model import CpuDevice
 from dra_frontend.machine.model import Machine
 
-from tests.strategies.machines import Core, assemble, even_cores, hybrid, machine
+from tests.strategies.machines import Core, assemble, hybrid, machine
 
 
 def groups(found: Machine, group_by: str) -> dict[str, CpuDevice]:
@@ -66,9 +66,3 @@ def test_a_node_that_spans_sockets_always_names_the_same_socket() -> None:
     found = assemble([Core(package=1), Core(package=0)])
     (group,) = groups(found, "numanode").values()
     assert group.attributes["dra.cpu/socketID"] == 1
-
-
-def test_a_thousand_cpus_have_names() -> None:
-    """Numbers beyond 999 simply get longer."""
-    found = cpu_groups(assemble(even_cores(1, 1, 1, 2, 1), stride=1500), "individual", "numanode")
-    assert [group.name for group in found] == ["cpudev000", "cpudev1500"]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numa_contract.config import Config, parse_config
 
-from tests.rigs.trees import NAMES, captured, small_machine
+from tests.rigs.trees import small_machine
 from tests.strategies.machines import GIB, machine, machines, odd_machines
 from tests.strategies.modes import MODES
 
@@ -274,13 +274,3 @@ def test_no_cpu_is_offered_twice_or_unduly(found: Machine, data: st.DataObject) 
     assert len(cpus) == len(set(cpus))
     assert set(cpus) == found.online - reserved - inventory.withheld_cpus
     assert found.online - set(cpus)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_never_more_memory_than_there_is(name: str) -> None:
-    """On every captured machine plain memory and hugepages together fit into each node."""
-    found = discover(captured(name))
-    inventory = offered(found)
-    for node in found.numa_nodes.values():
-        devices = [d for pool in inventory.pools for d in pool.devices if isinstance(d, MemoryDevice)]
-        assert sum(d.amount for d in devices if d.numa_node == node.id) <= node.memory_bytes

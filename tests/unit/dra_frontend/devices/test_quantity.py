@@ -36,8 +36,7 @@ EQUAL = [
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
-    [*EQUAL, ("1E", "1e18"), ("2E3", "2000"), ("1E-3", "1m"), (" 7 ", 7), (0.1, "100m"), (1e3, "1k")],
+    ("one", "other"), [*EQUAL, ("1E", "1e18"), ("2E3", "2000"), ("1E-3", "1m"), (" 7 ", 7), (0.1, "100m"), (1e3, "1k")]
 )
 def test_equality_is_of_values(one: str | float, other: str | float) -> None:
     """The server may give back another spelling, or a bare number, for the same amount."""

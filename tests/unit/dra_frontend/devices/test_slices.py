@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from dra_frontend.devices.inventory import Inventory, build_inventory
+from dra_frontend.devices.model import MemoryDevice
 from dra_frontend.devices.slices import ALLOCATABLE, DEVICES_PER_SLICE, slice_documents
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import HugepagePool, Machine
@@ -67,10 +68,17 @@ def assert_canonical(devices: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("reserved", [frozenset(), frozenset({0, 1})])
 def test_captured_machines_are_admitted(name: str, reserved: frozenset[int]) -> None:
-    """What would be published of every captured machine, in every mode, passes the server's validation unchanged."""
+    """What would be published of every captured machine, in every mode, passes the server's validation unchanged.
+
+    Plain memory and hugepages together fit into each node.
+    """
     found = discover(captured(name))
     for mode in MODES:
-        assert_admitted(published(build_inventory(found, Config(reserved_cpus=reserved, **mode), "n")))
+        inventory = build_inventory(found, Config(reserved_cpus=reserved, **mode), "n")
+        assert_admitted(published(inventory))
+    for node in found.numa_nodes.values():
+        offered = (one for pool in inventory.pools for one in pool.devices if isinstance(one, MemoryDevice))
+        assert sum(one.amount for one in offered if one.numa_node == node.id) <= node.memory_bytes
 
 
 @pytest.mark.fault("memory peer, discovery")
@@ -108,9 +116,7 @@ def test_the_same_at_every_start(name: str) -> None:
     for numbers in (first.cpus, first.numa_nodes):
         assert list(numbers) == sorted(numbers)
     shuffled = replace(
-        second,
-        cpus=dict(reversed(second.cpus.items())),
-        numa_nodes=dict(reversed(second.numa_nodes.items())),
+        second, cpus=dict(reversed(second.cpus.items())), numa_nodes=dict(reversed(second.numa_nodes.items()))
     )
     assert repr(published(build_inventory(first, Config(), "n"))) == repr(
         published(build_inventory(shuffled, Config(), "n"))

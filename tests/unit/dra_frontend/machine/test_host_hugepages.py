@@ -4,13 +4,7 @@
 from pathlib import Path
 
 import pytest
-from dra_frontend.machine.host_hugepages import (
-    HostPages,
-    PodPages,
-    find_pods_groups,
-    held_pages,
-    read_pod_pages,
-)
+from dra_frontend.machine.host_hugepages import HostPages, PodPages, find_pods_groups, held_pages, read_pod_pages
 from dra_frontend.machine.model import HugepagePool
 from dra_frontend.node.host_tree import HostTree
 

@@ -40,10 +40,7 @@ def far_node(number: int, cpumap: str = "00") -> dict[str, str | None]:
 def test_hugepages_of_every_size() -> None:
     """Total, free and surplus pages of each size come per node; a kernel without surplus file has none."""
     machine = look({"node0/hugepages/hugepages-2048kB/surplus_hugepages": "6\n"})
-    assert machine.numa_nodes[0].hugepages == (
-        HugepagePool(2 << 20, 256, 200, 6),
-        HugepagePool(1 << 30, 0, 0),
-    )
+    assert machine.numa_nodes[0].hugepages == (HugepagePool(2 << 20, 256, 200, 6), HugepagePool(1 << 30, 0, 0))
     assert machine.numa_nodes[1].hugepages[1] == HugepagePool(1 << 30, 1, 1)
 
 

@@ -129,14 +129,6 @@ def test_claims_come_and_go_on_every_machine(name: str, asks: list[Ask], group_b
     assert sum(map(len, held)) == len(frozenset[int]().union(*held))
 
 
-def test_there_are_enough_machines() -> None:
-    """At least thirty synthetic machines, up to 8 sockets and 512 CPUs, and 10,000 random claims over all of them."""
-    assert len(SYNTHETIC) >= 30
-    assert max(len(found.cpus) for found in SYNTHETIC.values()) == 512
-    assert max(len({cpu.package for cpu in found.cpus.values()}) for found in SYNTHETIC.values()) == 8
-    assert (len(SYNTHETIC) + len(NAMES)) * CLAIMS_PER_MACHINE >= 10_000
-
-
 @given(machines(), st.data())
 def test_no_more_l3_groups_than_needed(found: Machine, data: st.DataObject) -> None:
     """On one NUMA node the number of L3 groups is the smallest possible: that of the fullest ones together."""

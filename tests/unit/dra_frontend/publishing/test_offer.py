@@ -139,10 +139,7 @@ def test_an_offline_cpu_of_a_claim_makes_its_device_ill() -> None:
     books = ledger(cpu_claim("a", "cpudevnuma000", 0, 4), cpu_claim("b", "cpudevnuma001", 3))
     seen = snapshot(offered(machine(offline=frozenset({4}))), books, Snapshot())
     ill = health(seen, "cpudevnuma000")
-    assert (ill.health, ill.message) == (
-        Health.UNHEALTHY,
-        "CPU 4 is offline and belongs to a claim; claims: ns/a",
-    )
+    assert (ill.health, ill.message) == (Health.UNHEALTHY, "CPU 4 is offline and belongs to a claim; claims: ns/a")
     assert health(seen, "cpudevnuma001").health is Health.HEALTHY
     assert device(seen, "cpudevnuma000").overclaimed is False
     full = ledger(cpu_claim("a", "cpudevnuma000", 0, 1, 4, 5))

@@ -44,25 +44,24 @@ class Connection:
         self._reading = asyncio.Lock()
         self._settings = Settings()
         self._trust: object = None
-        self._rest: Any = None
-        self._former: Any = None
+        self._rests: list[Any] = []
+        """The present connections, and the former ones: what was under way ends on them."""
 
     async def open(self) -> None:
         """Reads address and credentials; connects to nobody yet. Raises KubeConfigError, and OSError for bad files."""
         self._read_at = self._clock()
         self._settings, trust = await asyncio.to_thread(read_settings, self._load)
         if trust != self._trust:
-            fresh = RESTClientObject(self._settings)
-            # What is under way ends on the former connections.
-            oldest, self._former, self._rest, self._trust = self._former, self._rest, fresh, trust
-            if oldest is not None:
+            self._rests.insert(0, RESTClientObject(self._settings))
+            self._trust = trust
+            for oldest in self._rests[2:]:
+                self._rests.remove(oldest)
                 await oldest.close()
 
     async def close(self) -> None:
         """Closes all connections."""
-        for rest in (self._rest, self._former):
-            if rest is not None:
-                await rest.close()
+        for rest in self._rests:
+            await rest.close()
 
     async def ask(self, call: Call, seconds: float | None = None) -> bytes:
         """Returns the body of a successful answer that comes within ``seconds``, by default the limit of every call."""
@@ -128,7 +127,7 @@ class Connection:
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": AGENT}
         if token is not None:
             headers["Authorization"] = token
-        response: aiohttp.ClientResponse = await self._rest.request(
+        response: aiohttp.ClientResponse = await self._rests[0].request(
             call.method,
             self._settings.host + call.path,
             query_params=call.query,

@@ -134,11 +134,15 @@ class FileLock:
 
     def _try(self) -> bool:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if locked(descriptor) and is_named(descriptor, self.path):
-            self._descriptor = descriptor
-            return True
-        os.close(descriptor)  # if somebody removed or replaced the file, the next try is at another
-        return False
+        had = False
+        try:
+            # If somebody removed or replaced the file, the next try is at another.
+            had = locked(descriptor) and is_named(descriptor, self.path)
+        finally:
+            if not had:
+                os.close(descriptor)
+        self._descriptor = descriptor if had else None
+        return had
 
     def release(self) -> None:
         """Releases it; RuntimeError if it is not held."""

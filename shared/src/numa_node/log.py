@@ -5,7 +5,8 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from typing import Final, TextIO
 
 _STANDARD: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
@@ -63,6 +64,16 @@ class Complaints:
             self._told = dict([*self._told.items(), (item, text)][-_MOST_COMPLAINTS:])
             trace = error if isinstance(error, Exception) and not isinstance(error, self._foreseen) else None
             self._logger.warning(message, extra={"item": str(item), "error": text}, exc_info=trace)
+
+    @contextmanager
+    def about(self, item: Hashable, message: str) -> Iterator[None]:
+        """Says what goes wrong with an item inside, whatever it is, and raises nothing: the others go on."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - said
+            self.say(item, message, error)
+        else:
+            self.well(item)
 
     def well(self, item: Hashable) -> None:
         """Nothing is wrong with the item any more."""

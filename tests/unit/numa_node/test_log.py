@@ -63,8 +63,10 @@ def test_a_complaint_is_made_once_for_each_item(caplog: pytest.LogCaptureFixture
     complaints = Complaints(logging.getLogger("a"), KeyError)
     for error in (OSError("full"), OSError("full"), OSError("read-only")):
         complaints.say("x", "not written", error)
-    complaints.say("y", "not written", OSError("full"))
-    complaints.well("y")
+    for fault in (OSError("full"), None):
+        with complaints.about("y", "not written"):
+            if fault is not None:
+                raise fault
     complaints.say("y", "not written", OSError("full"))
     complaints.say("z", "odd", ZeroDivisionError())
     complaints.say("w", "known", KeyError("w"))

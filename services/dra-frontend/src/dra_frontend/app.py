@@ -11,7 +11,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -138,11 +138,11 @@ class Service:
         """Returns what runs as long as the service does, by name."""
         return [
             ("reports", self.reconciler.run_reports()),
-            ("kills", self.kills.run()),
-            ("disk", self.reconciler.run_disk()),
+            ("kills", _each_second(self.kills.create_due)),
+            ("disk", _each_second(self.reconciler.scan)),
             ("sweep", self.reconciler.run_sweep()),
             ("recovery", self.recovery.run()),
-            *((f"sockets {driver}", plugin.keep_sockets()) for driver, plugin in self.plugins.items()),
+            *((f"sockets {driver}", _each_second(plugin.restore_sockets)) for driver, plugin in self.plugins.items()),
             ("readiness", self._follow_readiness()),
             ("machine", self.watch.run(self.refresh)),
             ("notices", self.notices.run()),
@@ -170,6 +170,13 @@ class Service:
         async with asyncio.TaskGroup() as tasks:
             for publisher in self.publishers.values():
                 tasks.create_task(publisher.run())
+
+
+async def _each_second(work: Callable[[], Awaitable[None]]) -> None:
+    """Does something each second for ever, or until it raises."""
+    while True:
+        await asyncio.sleep(1.0)
+        await work()
 
 
 async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:

@@ -221,8 +221,5 @@ class Transaction:
         """
         missing = [f for f in self._files.view.files.values() if f.record and self._metadata.missing(f.record)]
         for record in [file.record for file in (*self.vanished.values(), *missing) if file.record]:
-            try:
+            with self._complaints.about((record.driver, record.claim.uid), "claim file not restored"):
                 self.write(record, "restored")
-                self._complaints.well((record.driver, record.claim.uid))
-            except (OSError, ValueError) as error:
-                self._complaints.say((record.driver, record.claim.uid), "claim file not restored", error)

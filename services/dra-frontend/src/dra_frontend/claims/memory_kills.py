@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Events for pods of which a container was killed for want of memory: the kernel's reason, in terms of the claim."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -92,21 +91,12 @@ class MemoryKills:
         for key in (*done, *dropped):
             del self._killed[key]
 
-    async def run(self) -> None:
-        """Creates the Events, each second those that are due. Runs for ever."""
-        while True:
-            await asyncio.sleep(1.0)
-            await self.create_due()
-
     async def create_due(self) -> None:
         """Creates the Events that are due. Raises nothing."""
         for one in list(self._killed.values()):
             if one.pending and one.due <= self.clock():
-                try:
+                with self._complaints.about(one.report.id, "event not created"):
                     await self._create(one)
-                    self._complaints.well(one.report.id)
-                except Exception as error:  # noqa: BLE001 - one container must not stop the others
-                    self._complaints.say(one.report.id, "event not created", error)
 
     async def _create(self, one: _Container) -> None:
         report, ledger = one.report, self._store.ledger

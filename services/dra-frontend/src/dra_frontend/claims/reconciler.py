@@ -61,12 +61,9 @@ class Reconciler:
             known = self._followed.get(report.id)
             if not (report.claims or report.unknown_claims) or known is report or known == report:
                 continue
-            try:
+            with self._complaints.about(report.id, "record not updated"):
                 await self._follow(report)
                 self._followed[report.id] = report
-                self._complaints.well(report.id)
-            except Exception as error:  # noqa: BLE001 - one container must not stop the others
-                self._complaints.say(report.id, "record not updated", error)
 
     async def _follow(self, report: ContainerReport) -> None:
         ledger = self._store.ledger
@@ -84,24 +81,16 @@ class Reconciler:
                 # The kubelet does not call Prepare for the second pod of a claim.
                 await self._compare(record)
 
-    async def run_disk(self) -> None:
-        """Scans every file each second. Waits for nobody else; ends as :meth:`scan` does."""
-        while True:
-            await asyncio.sleep(1.0)
-            await self.scan()
-
     async def scan(self) -> None:
-        """Writes again what vanished. Raises DirectoryReplacedError where the CDI directory is not the node's any more.
+        """Looks at every file, and writes again what vanished.
 
-        That was said for a second then, and only a restart helps.
+        Raises DirectoryReplacedError where the CDI directory is not the node's any more. That was said for a second
+        then, and only a restart helps.
         """
         if self._detached:
             raise DirectoryReplacedError
-        try:
+        with self._complaints.about("disk", "the CDI directory cannot be scanned"):
             await self._store.transact(_only_scan, thorough=True)
-            self._complaints.well("disk")
-        except Exception as error:  # noqa: BLE001 - whatever is wrong, the next scan may do better
-            self._complaints.say("disk", "the CDI directory cannot be scanned", error)
         self._detached = self._store.detached
 
     async def run_sweep(self) -> None:

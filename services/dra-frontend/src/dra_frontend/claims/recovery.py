@@ -38,6 +38,7 @@ _RETRY_SECONDS: Final = (5.0, 600.0)
 # A list of all claims is dear for the API server, and every node of a cluster may want it at the same time.
 _LIST_SECONDS: Final = (300.0, 3600.0)
 _AT_ONCE: Final = 8
+_NOT_REBUILT: Final = "lost record not rebuilt"
 
 
 class ClaimSource(Protocol):
@@ -88,10 +89,9 @@ class Recovery:
                     async with asyncio.timeout(ROUND_SECONDS):
                         await self._wanted.wait()
                 self._wanted.clear()
-                try:
+                # Whatever is wrong, the next round may do better.
+                with self._complaints.about("round", "recovery put off"):
                     await self.round()
-                except Exception as error:  # noqa: BLE001 - whatever is wrong, the next round may do better
-                    self._complaints.say("round", "recovery put off", error)
 
     async def attempted(self) -> None:
         """Waits until every claim that the journal knows and no file tells of was asked for, a few seconds at most."""
@@ -128,12 +128,9 @@ class Recovery:
         return sorted(due)
 
     async def _by_name(self, key: ClaimKey, name: Name, turns: asyncio.Semaphore) -> None:
-        try:
+        with self._complaints.about(key, _NOT_REBUILT):
             async with turns:
                 document = await self._source.get_claim(*name)
-        except Exception as error:  # noqa: BLE001 - one claim must not stop the others
-            self._complaints.say(key, "lost record not rebuilt", error)
-        else:
             await self._rebuild(key, document)
 
     async def _by_list(self, namespace: str, keys: list[ClaimKey]) -> None:
@@ -148,28 +145,28 @@ class Recovery:
         # Anybody's pod can name any number of claims that do not exist: one transaction for all of them.
         await self._store.transact(partial(_give_up, keys=[key for key in keys if key[1] not in documents]))
         for key in [key for key in keys if key[1] in documents]:
-            await self._rebuild(key, documents[key[1]])
+            with self._complaints.about(key, _NOT_REBUILT):
+                await self._rebuild(key, documents[key[1]])
 
     async def _rebuild(self, key: ClaimKey, document: Any) -> None:
-        """Writes the record of a lost claim, or lets go of it where there is no such claim any more. Raises nothing."""
+        """Writes the record of a lost claim, or lets go of it where there is no such claim any more.
+
+        Raises Refused or OSError, and what a claim of any shape may lead to.
+        """
         driver, uid = key
         try:
-            try:
-                view = claim_of(document, uid)
-                if view is None or not view.is_for(self._node, uid) or not view.results[driver]:
-                    await self._store.transact(partial(_give_up, keys=[key]))
-                    return
-                view.check_usable(uid)
-            except Refused:
-                await self._store.transact(lambda transaction: transaction.answered.add(key))
-                raise
-            inventory = self._machine.inventory
-            judged = judge(view, driver, inventory, self._config)
-            if await self._store.transact(partial(_prepare_lost, judged=judged, inventory=inventory)):
-                self._complaints.well(key)
-                _log.warning("lost record rebuilt", extra={"driver": driver, "claim": str(view), "uid": uid})
-        except Exception as error:  # noqa: BLE001 - one claim of any shape must not stop the others
-            self._complaints.say(key, "lost record not rebuilt", error)
+            view = claim_of(document, uid)
+            if view is None or not view.is_for(self._node, uid) or not view.results[driver]:
+                await self._store.transact(partial(_give_up, keys=[key]))
+                return
+            view.check_usable(uid)
+        except Refused:
+            await self._store.transact(lambda transaction: transaction.answered.add(key))
+            raise
+        inventory = self._machine.inventory
+        judged = judge(view, driver, inventory, self._config)
+        if await self._store.transact(partial(_prepare_lost, judged=judged, inventory=inventory)):
+            _log.warning("lost record rebuilt", extra={"driver": driver, "claim": str(view), "uid": uid})
 
     async def _list_once(self) -> None:
         """Lists the claims of the cluster once, where nothing on the node tells what was prepared on it."""
@@ -179,11 +176,8 @@ class Recovery:
             if not (self._store.journal_lost or self._nameless) or not self._backend.live:
                 waits.reset()
                 continue
-            try:
+            with self._complaints.about("list", "claims of this node not listed"):
                 await self.list_all()
-            except Exception as error:  # noqa: BLE001 - tried again, ever less often
-                self._complaints.say("list", "claims of this node not listed", error)
-            else:
                 return
 
     async def list_all(self) -> None:

@@ -26,7 +26,6 @@ from dra_frontend.node.sockets import PlacedSocket, hidden_name
 _log = logging.getLogger(__name__)
 
 _REGISTRATION: Final = "pluginregistration.Registration"
-CHECK_SECONDS: Final = 1.0
 # A node may start all its pods at once, each with a call that waits for the backend; more than this is refused.
 _CONCURRENT_RPCS: Final = 512
 
@@ -154,12 +153,6 @@ class KubeletPlugin:
             self._health.close()
         for one in reversed(served):
             await one.close(self.grace_seconds)
-
-    async def keep_sockets(self) -> None:
-        """Checks each second whether the sockets are still there. Runs for ever."""
-        while True:
-            await asyncio.sleep(CHECK_SECONDS)
-            await self.restore_sockets()
 
     async def restore_sockets(self) -> None:
         """Serves anew what was removed: the kubelet drops a plugin whose registration is gone. Raises nothing."""

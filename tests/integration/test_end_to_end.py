@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Both services with all stand-ins, each a process of its own: what a claim and the other containers get."""
 
+import json
+from typing import Any
+
 import pytest
 
-from tests.stage.pods import Box, StagePod, claim_pod, cpu_set, cpus, delete_claim, hugepages, make_claim, memory
+from tests.stage.machine import HostDirectory
+from tests.stage.pods import Box, StagePod, claim_pod, cpu_set, cpus, delete_claim, hugepages, make_claim, memory, opaque
 from tests.stage.process import wait_for
 from tests.stage.stage import Stage
 from tests.stage.wires import AnsweredError
 
+METADATA = "/var/run/kubernetes.io/dra-device-attributes/resourceclaims"
+"""Where a container sees the device metadata (KEP-5304)."""
+EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 ALL = set(range(32))
 NODE_0 = {*range(8), *range(16, 24)}
 MIB = 1 << 20
@@ -118,3 +125,65 @@ def test_a_kubelet_that_restarts_finds_everything_as_it_was(stage: Stage) -> Non
         assert sorted(pod.cdi_ids) == sorted(ids)
         assert stage.held(pod.claim_uid) == box.cpus() == given
         wait_for("the slices", lambda: len(stage.slices()) == 3)
+
+
+def test_a_container_reads_of_its_devices_and_only_of_its_own(stage: Stage) -> None:
+    """One file for each request and driver, at the path that the KEP names; gone with the claim."""
+    with claim_pod(stage, "db", cpus(4), hugepages(4 * MIB)) as pod:
+        pod.prepare()
+        box = pod.run()
+        cpus_file, pages_file = (
+            box.mounts[f"{METADATA}/db-claim/{place}-metadata.json"] for place in ("cpus/dra.cpu", "pages/dra.memory")
+        )
+        told = json.loads(cpus_file.read_text())
+        assert told["metadata"]["uid"] == pod.claim_uid
+        attributes = told["requests"][0]["devices"][0]["attributes"]
+        assert attributes["dra.cpu/allocatedNumCPUs"] == {"int": 4}
+        pages = json.loads(pages_file.read_text())
+        assert pages["requests"][0]["devices"][0]["attributes"]["dra.memory/allocatedBytes"] == {"int": 4 * MIB}
+        assert set(pod.create("other", cdi_devices=[]).mounts) == set()
+    assert not cpus_file.parent.parent.exists()
+
+
+def killed(stage: Stage, pod: StagePod) -> list[dict[str, Any]]:
+    """The Events about kills in a pod."""
+    return [one for one in stage.events("OutOfClaimedMemory") if one["regarding"]["uid"] == pod.uid]
+
+
+def told_of_kill(stage: Stage, box: Box) -> bool:
+    """Whether the backend tells that a container runs on after one kill."""
+    told = [(one["id"], one["state"], one["memoryKills"]) for one in stage.state("/v1/containers")]
+    return (box.id, "running", 1) in told
+
+
+def test_a_kill_becomes_one_event_that_names_the_numa_node(stage: Stage) -> None:
+    """Told once, though the container lives for weeks, backends come and go, and the API server forgets the Event."""
+    requests, limited = memory(64 * MIB, numa_node=1), opaque("dra.memory", "memoryConfig", {"limit": "claim"})
+    with claim_pod(stage, "old", requests, config=[limited]) as old, claim_pod(stage, "new", requests) as new:
+        boxes = {}
+        for pod in (old, new):
+            pod.prepare()
+            boxes[pod.name] = pod.run()
+
+        def kill(pod: StagePod) -> dict[str, Any]:
+            directory = boxes[pod.name].directory
+            for group in (directory, directory.parent):
+                HostDirectory.write(group / "memory.events", "oom_kill 1")
+            (event,) = wait_for("an event", lambda: killed(stage, pod), 20.0)
+            return event
+
+        event = kill(old)
+        assert (event["type"], event["regarding"]["kind"]) == ("Warning", "Pod")
+        assert event["note"] == (
+            "container app was killed by the kernel, out of memory on NUMA node 1 of node-a: "
+            "claim default/old-claim gives it 64Mi on NUMA node 1, it may use no more (limit: claim)"
+        )
+        stage.api(f"{EVENTS}/{event['metadata']['name']}", "DELETE")
+        (instance,) = stage.instances
+        stage.kill_backend(instance)
+        instance.backend.start()
+        stage.wait_ready(instance)
+        wait_for("the new backend to tell of the first", lambda: told_of_kill(stage, boxes["old"]), 20.0)
+        # They are told in the order in which they were heard of: the first would come before.
+        kill(new)
+        assert not killed(stage, old)

@@ -71,18 +71,6 @@ def shown(stage: Stage, device: str) -> dict[str, Any]:
     return found
 
 
-def test_a_cpu_goes_and_comes(stage: Stage, machine: HostDirectory) -> None:
-    """CPUs that go offline leave the capacity, and come back to it, while the device keeps its name."""
-    assert amount(stage, "cpudevnuma001") == "16"
-    machine.take_offline({15, 31})
-    soon("a smaller capacity", lambda: amount(stage, "cpudevnuma001") == "14")
-    assert stage.state("/v1/machine")["offline"] == "15,31"
-    assert shown(stage, "cpudevnuma001")["capacity"] == 14
-    machine.take_online({15, 31})
-    soon("the old capacity", lambda: amount(stage, "cpudevnuma001") == "16")
-    assert stage.state("/v1/machine")["offline"] == ""
-
-
 def test_a_claimed_cpu_goes_offline(stage: Stage, machine: HostDirectory) -> None:
     """The claim keeps its CPUs in the books, its device is unhealthy, and nobody else gets what is left of a core."""
     with claim_pod(stage, "db", cpus(4, numa_node=1)) as pod:
@@ -136,21 +124,6 @@ def test_an_unreadable_machine_changes_nothing(stage: Stage, machine: HostDirect
     assert not stage.unready(stage.instances[0])
     machine.write(online, text.strip())
     soon("no problem", lambda: not stage.state("/v1/machine")["problem"])
-
-
-def test_hugepages_come_and_go(stage: Stage, machine: HostDirectory) -> None:
-    """nr_hugepages is followed, what pages take is taken from plain memory, and an empty size has no devices."""
-    plain = shown(stage, "memory-numa001")["capacity"]
-    machine.set_pages(1, 1024, 1024)
-    soon("half of the pages", lambda: amount(stage, "hugepages-2m-numa001") == "2Gi")
-    assert shown(stage, "memory-numa001")["capacity"] == plain + 1024 * PAGE
-    for node in (0, 1):
-        machine.set_pages(node, 0, 0)
-    soon("no pages", lambda: "node-a-hugepages-2m" not in {one["spec"]["pool"]["name"] for one in stage.slices()})
-    assert "hugepages-2m-numa000" not in published(stage)
-    for node in (0, 1):
-        machine.set_pages(node, 2048, 2048)
-    soon("all pages", lambda: amount(stage, "hugepages-2m-numa001") == "4Gi")
 
 
 def test_pages_of_a_claim_are_taken_back(stage: Stage, machine: HostDirectory) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from tests.hostile.attack import Actor, Attack, Run
+from tests.hostile.attack import Actor, Attack, Run, taking
 from tests.hostile.field import AGENT, Field
 
 _SECONDS = 2.0
@@ -21,22 +21,18 @@ def _asked(field: Field) -> int:
     return sum(one["agent"].startswith(AGENT) for one in served)
 
 
-def answers(*faults: dict[str, Any]) -> Run:
+@taking
+def answers(field: Field, *faults: dict[str, Any]) -> Iterator[str]:
     """Answers about slices in one way after the other, once every watch is broken; hears how many requests came."""
-
-    @contextmanager
-    def attack(field: Field) -> Iterator[str]:
-        before = _asked(field)
-        for fault in faults:
-            field.fail_next(**{"count": _BOTH, "resource": "resourceslices", **fault})
-        field.stage.api("/fake", "POST", {"drop_watches": True})
-        try:
-            time.sleep(_SECONDS)
-            yield f"{_asked(field) - before} requests"
-        finally:
-            field.stage.api("/fake", "POST", {"no_faults": True})
-
-    return attack
+    before = _asked(field)
+    for fault in faults:
+        field.fail_next(**{"count": _BOTH, "resource": "resourceslices", **fault})
+    field.stage.api("/fake", "POST", {"drop_watches": True})
+    try:
+        time.sleep(_SECONDS)
+        yield f"{_asked(field) - before} requests"
+    finally:
+        field.stage.api("/fake", "POST", {"no_faults": True})
 
 
 @contextmanager

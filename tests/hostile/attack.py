@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an attack is: who does it, what he does, and what he may hear and cost."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Concatenate, ParamSpec
 
 from tests.hostile.field import Field
 from tests.stage.settings import StageSettings
@@ -24,6 +25,17 @@ class Actor(StrEnum):
 
 Run = Callable[[Field], AbstractContextManager[str]]
 """Attacks, and gives what was heard. The block is run while the attack lasts, or when it is over: as it chooses."""
+
+_P = ParamSpec("_P")
+
+
+def taking(attack: Callable[Concatenate[Field, _P], Iterator[str]]) -> Callable[_P, Run]:
+    """An attack that takes more than the field: it is called with that, and gives one that takes the field."""
+
+    def made(*arguments: _P.args, **named: _P.kwargs) -> Run:
+        return lambda field: contextmanager(attack)(field, *arguments, **named)
+
+    return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from tests.hostile.attack import Actor, Attack, Run
+from tests.hostile.attack import Actor, Attack, taking
 from tests.hostile.field import Field
 from tests.stage.pods import StagePod, cpus, memory, opaque
 from tests.stage.wires import AnsweredError
@@ -28,15 +28,11 @@ def heard_of(pod: StagePod) -> str:
     return heard
 
 
-def with_parameters(*config: Document, request: Document | None = None) -> Run:
+@taking
+def with_parameters(field: Field, *config: Document, request: Document | None = None) -> Iterator[str]:
     """A claim with opaque parameters."""
-
-    @contextmanager
-    def attack(field: Field) -> Iterator[str]:
-        with field.claim_pod(request or cpus(1), config=config) as pod:
-            yield heard_of(pod)
-
-    return attack
+    with field.claim_pod(request or cpus(1), config=config) as pod:
+        yield heard_of(pod)
 
 
 def _nested(depth: int) -> Document:

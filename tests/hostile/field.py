@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from tests.stage.pods import StagePod, claim_pod, cpu_set, cpus
+from tests.stage.pods import Box, StagePod, claim_pod, cpu_set, cpus
 from tests.stage.process import Process, wait_for
 from tests.stage.settings import OUR_BACKEND, OUR_FRONTEND, StageSettings
 from tests.stage.stage import Instance, Stage
@@ -108,15 +108,15 @@ class Field:
         return {cpu["cpu"] for cpu in self.stage.state("/v1/cpus") if cpu.get("claimUid")}
 
     @contextmanager
-    def victim(self, count: int = 2) -> Iterator[set[int]]:
+    def victim(self, count: int = 2, *more: Any) -> Iterator[tuple[StagePod, Box, set[int]]]:
         """Somebody else's claim, whose container runs on its CPUs, now and when the block ends."""
-        with self.claim_pod(cpus(count)) as pod:
+        with self.claim_pod(cpus(count), *more) as pod:
             self.patiently(pod.prepare)
             box = pod.run()
             given = self.stage.held(pod.claim_uid)
             assert len(given) == count
             box.comes_to(given)
-            yield given
+            yield pod, box, given
             box.comes_to(given)
             assert self.stage.held(pod.claim_uid) == given
 

@@ -8,7 +8,6 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ from typing import Any
 from numa_contract.cdi import RECORD_ANNOTATION
 from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER, cdi_file_name
 
-from tests.hostile.attack import Actor, Attack, Run
+from tests.hostile.attack import Actor, Attack, taking
 from tests.hostile.field import Field
-from tests.stage.pods import cpus, memory
+from tests.stage.pods import memory
 from tests.stage.process import wait_for
 
 _SCANS = 2.5
@@ -36,57 +35,45 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def with_entries(*entries: Callable[[Path], object]) -> Run:
+@taking
+def with_entries(field: Field, *entries: Callable[[Path], object]) -> Iterator[str]:
     """Puts things into the directory under the names of claim files, and sees that both tell of each."""
-
-    @contextmanager
-    def attack(field: Field) -> Iterator[str]:
-        names = [cdi_file_name(CPU_DRIVER, f"{number}-{uuid.uuid4()}") for number, _ in enumerate(entries)]
-        paths = [field.stage.paths.cdi_dir / name for name in names]
-        try:
-            for path, make in zip(paths, entries, strict=True):
-                make(path)
-            wait_for("both to tell of them", lambda: all(_told(field).count(name) >= 2 for name in names))
-            time.sleep(_SCANS)
-            heard = _told(field)
-        finally:
-            # A container runtime reads what lies there, too, and may hang for ever.
-            for path in paths:
-                _remove(path)
-        yield heard
-
-    return attack
+    names = [cdi_file_name(CPU_DRIVER, f"{number}-{uuid.uuid4()}") for number, _ in enumerate(entries)]
+    paths = [field.stage.paths.cdi_dir / name for name in names]
+    try:
+        for path, make in zip(paths, entries, strict=True):
+            make(path)
+        wait_for("both to tell of them", lambda: all(_told(field).count(name) >= 2 for name in names))
+        time.sleep(_SCANS)
+        heard = _told(field)
+    finally:
+        # A container runtime reads what lies there, too, and may hang for ever.
+        for path in paths:
+            _remove(path)
+    yield heard
 
 
-def with_records(*changes: Callable[[Any], None]) -> Run:
+@taking
+def with_records(field: Field, *changes: Callable[[Any], None]) -> Iterator[str]:
     """Damages the memory record of a claim whose container runs, again and again. The container keeps its CPUs."""
+    with field.victim(2, memory("64Mi")) as (pod, _, _):
+        path = field.stage.paths.cdi_dir / cdi_file_name(MEMORY_DRIVER, pod.claim_uid)
 
-    @contextmanager
-    def attack(field: Field) -> Iterator[str]:
-        with field.claim_pod(cpus(2), memory("64Mi")) as pod:
-            field.patiently(pod.prepare)
-            box, given = pod.run(), field.stage.held(pod.claim_uid)
-            box.comes_to(given)
-            path = field.stage.paths.cdi_dir / cdi_file_name(MEMORY_DRIVER, pod.claim_uid)
+        def record() -> Any:
+            return json.loads(json.loads(path.read_text())["annotations"][RECORD_ANNOTATION])
 
-            def record() -> Any:
-                return json.loads(json.loads(path.read_text())["annotations"][RECORD_ANNOTATION])
-
-            document, whole = json.loads(path.read_text()), record()
-            for change in changes:
-                damaged = copy.deepcopy(whole)
-                change(damaged)
-                fresh = path.with_name(".fresh")
-                fresh.write_text(json.dumps(document | {"annotations": {RECORD_ANNOTATION: json.dumps(damaged)}}))
-                fresh.replace(path)
-                time.sleep(0.3)
-            field.stage.runtime("restart")
-            field.ready()
-            wait_for("the record", lambda: record()["memory"] == whole["memory"])
-            box.comes_to(given)
-            yield "the record was written again"
-
-    return attack
+        document, whole = json.loads(path.read_text()), record()
+        for change in changes:
+            damaged = copy.deepcopy(whole)
+            change(damaged)
+            fresh = path.with_name(".fresh")
+            fresh.write_text(json.dumps(document | {"annotations": {RECORD_ANNOTATION: json.dumps(damaged)}}))
+            fresh.replace(path)
+            time.sleep(0.3)
+        field.stage.runtime("restart")
+        field.ready()
+        wait_for("the record", lambda: record()["memory"] == whole["memory"])
+        yield "the record was written again"
 
 
 def _memory(**fields: object) -> Callable[[Any], None]:

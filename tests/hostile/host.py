@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from tests.hostile.attack import Actor, Attack, Run
+from tests.hostile.attack import Actor, Attack, taking
 from tests.hostile.field import Field
 from tests.stage.process import wait_for
 
@@ -47,22 +47,18 @@ def _cdi_directory_replaced(field: Field) -> Iterator[str]:
     yield "the records were written again"
 
 
-def _with_fifo(path_of: str) -> Run:
+@taking
+def _with_fifo(field: Field, path_of: str) -> Iterator[str]:
     """Puts a FIFO, of which every plain read or write hangs, into the place of a file of the host for two rounds."""
-
-    @contextmanager
-    def attack(field: Field) -> Iterator[str]:
-        path = field.settings.host_root / path_of
-        aside = path.with_name("aside")
-        path.rename(aside)
-        os.mkfifo(path)
-        try:
-            with field.victim():
-                yield field.stage.unready(field.instance) or "ready"
-        finally:
-            aside.replace(path)
-
-    return attack
+    path = field.settings.host_root / path_of
+    aside = path.with_name("aside")
+    path.rename(aside)
+    os.mkfifo(path)
+    try:
+        with field.victim():
+            yield field.stage.unready(field.instance) or "ready"
+    finally:
+        aside.replace(path)
 
 
 @contextmanager
@@ -93,7 +89,7 @@ def _cgroups_away(field: Field) -> Iterator[str]:
     """The tree is gone for one audit, and back: nobody has stopped."""
     root = field.stage.paths.cgroup_root
     aside = root.with_name("aside")
-    with field.victim() as given, field.pod("plain") as web:
+    with field.victim() as (_, _, given), field.pod("plain") as web:
         plain = web.run()
         root.rename(aside)
         time.sleep(2.0)

@@ -5,10 +5,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from tests.hostile.attack import Actor, Attack, Run
+from tests.hostile.attack import Actor, Attack, taking
 from tests.hostile.field import Field
 
 # Opens connections to both ports, sends the same on each, keeps the newest 2,000 and goes on until it is ended.
@@ -30,24 +29,20 @@ while True:
 _SECONDS = 1.0
 
 
-def flood(sent: bytes) -> Run:
+@taking
+def flood(field: Field, sent: bytes) -> Iterator[str]:
     """Floods both ports, and goes on meanwhile."""
-
-    @contextmanager
-    def attack(field: Field) -> Iterator[str]:
-        command = ["sh", "-c", 'ulimit -n 4096; exec "$0" "$@"', sys.executable, "-c", _FLOOD, sent.hex()]
-        with subprocess.Popen([*command, *map(str, field.ports)]) as peer:
-            try:
-                time.sleep(_SECONDS)
-                began = time.monotonic()
-                assert field.healthy()
-                # Of 1024 that a container runtime may leave a process.
-                assert all(len(list(Path(f"/proc/{one.pid}/fd").iterdir())) < 200 for one in field.processes)
-                yield f"probes answered after {time.monotonic() - began:.1f} s"
-            finally:
-                peer.kill()
-
-    return attack
+    command = ["sh", "-c", 'ulimit -n 4096; exec "$0" "$@"', sys.executable, "-c", _FLOOD, sent.hex()]
+    with subprocess.Popen([*command, *map(str, field.ports)]) as peer:
+        try:
+            time.sleep(_SECONDS)
+            began = time.monotonic()
+            assert field.healthy()
+            # Of 1024 that a container runtime may leave a process.
+            assert all(len(list(Path(f"/proc/{one.pid}/fd").iterdir())) < 200 for one in field.processes)
+            yield f"probes answered after {time.monotonic() - began:.1f} s"
+        finally:
+            peer.kill()
 
 
 _SOON = r"after [0-2]\.\d s"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from tests.hostile.attack import Actor, Attack, Run
+from tests.hostile.attack import Actor, Attack, taking
 from tests.hostile.field import Field
 from tests.stage.pods import StagePod, cpu_list, cpus
 from tests.stage.wires import AnsweredError
@@ -23,15 +23,11 @@ def heard_of(pod: StagePod, env: Sequence[str]) -> str:
     return f"runs on {cpu_list(box.cpus())}"
 
 
-def with_environment(make: Environment) -> Run:
+@taking
+def with_environment(field: Field, make: Environment) -> Iterator[str]:
     """A plain pod with an environment; the kubelet tries three times."""
-
-    @contextmanager
-    def attack(field: Field) -> Iterator[str]:
-        with field.pod() as pod:
-            yield [heard_of(pod, make(field)) for _ in range(3)][-1]
-
-    return attack
+    with field.pod() as pod:
+        yield [heard_of(pod, make(field)) for _ in range(3)][-1]
 
 
 def _one(value: str, name: str = f"DRA_CPUSET_{_ANY}") -> Environment:
@@ -47,13 +43,8 @@ def _many_beside_the_own_claim(field: Field) -> Iterator[str]:
 
 @contextmanager
 def _claim_of_another_pod(field: Field) -> Iterator[str]:
-    with field.claim_pod(cpus(2)) as owner, field.pod() as pod:
-        field.patiently(owner.prepare)
-        box = owner.run()
-        given = field.stage.held(owner.claim_uid)
-        box.comes_to(given)
+    with field.victim() as (owner, _, given), field.pod() as pod:
         yield heard_of(pod, [f"DRA_CPUSET_{owner.claim_uid}={cpu_list(given)}"])
-        box.comes_to(given)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from tests.hostile.attack import Actor, Attack, Run
+from tests.hostile.attack import Actor, Attack, taking
 from tests.hostile.field import Field
 from tests.stage.pods import Box, StagePod, cpu_list, cpus
 from tests.stage.wires import AnsweredError
@@ -18,19 +18,15 @@ _STRANGER = {"id": "f" * 64, "podSandboxId": "nobody", "name": "stranger", "stat
 Events = Callable[[Field, StagePod, Box], Sequence[tuple[str, Any, Any]]]
 
 
-def sends(*data: bytes) -> Run:
+@taking
+def sends(field: Field, *data: bytes) -> Iterator[str]:
     """Writes bytes to the plugin; each time it is back, and the containers are as before."""
-
-    @contextmanager
-    def attack(field: Field) -> Iterator[str]:
-        with field.victim():
-            for one in data:
-                assert field.stage.runtime("send_bytes", data=one.hex()) == 1
-                time.sleep(0.1)
-                field.ready()
-        yield f"it came back {len(data)} times"
-
-    return attack
+    with field.victim():
+        for one in data:
+            assert field.stage.runtime("send_bytes", data=one.hex()) == 1
+            time.sleep(0.1)
+            field.ready()
+    yield f"it came back {len(data)} times"
 
 
 @contextmanager
@@ -42,52 +38,40 @@ def _reconnects(field: Field) -> Iterator[str]:
     yield "it came back"
 
 
-def lists(*containers: Any) -> Run:
+@taking
+def lists(field: Field, *containers: Any) -> Iterator[str]:
     """Names odd containers in the next snapshot, beside those that there are; one named VICTIM's twice."""
-
-    @contextmanager
-    def attack(field: Field) -> Iterator[str]:
-        with field.claim_pod(cpus(2)) as pod:
-            field.patiently(pod.prepare)
-            box, given = pod.run(), field.stage.held(pod.claim_uid)
-            box.comes_to(given)
-            named = [one | {"id": box.id} if one["id"] == "VICTIM" else one for one in containers]
-            field.stage.runtime("list_also", containers=named)
-            field.stage.runtime("restart")
-            field.ready()
-            box.comes_to(given)
-            field.works()
-            yield json.dumps(field.stage.state("/v1/containers"))
-            field.stage.runtime("list_also", containers=[])
-            field.stage.runtime("restart")
-            field.ready()
-            box.comes_to(given)
-
-    return attack
+    with field.victim() as (_, box, given):
+        named = [one | {"id": box.id} if one["id"] == "VICTIM" else one for one in containers]
+        field.stage.runtime("list_also", containers=named)
+        field.stage.runtime("restart")
+        field.ready()
+        box.comes_to(given)
+        field.works()
+        yield json.dumps(field.stage.state("/v1/containers"))
+        field.stage.runtime("list_also", containers=[])
+        field.stage.runtime("restart")
+        field.ready()
 
 
-def mixes(events: Events) -> Run:
+@taking
+def mixes(field: Field, events: Events) -> Iterator[str]:
     """Sends events about a created container of a claim in any order; then starts it, and sees its CPUs."""
-
-    @contextmanager
-    def attack(field: Field) -> Iterator[str]:
-        with field.claim_pod(cpus(2)) as pod:
-            field.patiently(pod.prepare)
-            box, given = pod.create(), field.stage.held(pod.claim_uid)
-            for method, container, sandbox in events(field, pod, box):
-                try:
-                    field.stage.runtime("send_event", method=method, container=container, pod=sandbox)
-                except AnsweredError as error:
-                    print(method, error)
+    with field.claim_pod(cpus(2)) as pod:
+        field.patiently(pod.prepare)
+        box, given = pod.create(), field.stage.held(pod.claim_uid)
+        for method, container, sandbox in events(field, pod, box):
             try:
-                box.start()
+                field.stage.runtime("send_event", method=method, container=container, pod=sandbox)
             except AnsweredError as error:
-                yield f"refused: {error}"
-            else:
-                box.comes_to(given)
-                yield f"runs on {cpu_list(box.cpus())}"
-
-    return attack
+                print(method, error)
+        try:
+            box.start()
+        except AnsweredError as error:
+            yield f"refused: {error}"
+        else:
+            box.comes_to(given)
+            yield f"runs on {cpu_list(box.cpus())}"
 
 
 def _of(pod: StagePod, box: Box, *methods: str) -> list[tuple[str, Any, Any]]:

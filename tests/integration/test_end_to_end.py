@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 
 from tests.stage.machine import HostDirectory
-from tests.stage.pods import Box, StagePod, claim_pod, cpu_set, cpus, delete_claim, hugepages, make_claim, memory, opaque
+from tests.stage.pods import (
+    Box,
+    StagePod,
+    claim_pod,
+    cpu_set,
+    cpus,
+    delete_claim,
+    hugepages,
+    make_claim,
+    memory,
+    opaque,
+)
 from tests.stage.process import wait_for
 from tests.stage.stage import Stage
 from tests.stage.wires import AnsweredError

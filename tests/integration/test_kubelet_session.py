@@ -19,7 +19,6 @@ from tests.strategies import claims
 
 QUICK = KubeletSettings(poll=0.02, backoff=0.05, health_retry=0.05)
 OLD = "0c7d6f4e-8a0c-4b69-9f86-1f1f3f0b9f11"
-NEW = "5f0a2a0e-54d1-4a0c-9e57-6a0d6a0b1c22"
 
 
 class Door:

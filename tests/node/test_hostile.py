@@ -119,35 +119,38 @@ def test_a_frozen_leader_is_replaced(cluster: Cluster) -> None:
     assert third.run().cpus_allowed == third.cpus
 
 
-@pytest.mark.fault("backend A7")
-def test_a_group_called_container_is_the_pods_own_affair(cluster: Cluster) -> None:
-    """A privileged container that makes such a group in its own blocks no claim, and makes way as everybody."""
-    make = "mkdir /sys/fs/cgroup$(cut -d: -f3 /proc/self/cgroup)/container && echo made; exec sleep 1000"
-    dind = cluster.node.pod("dind", privileged=True).run(command=["sh", "-c", make])
-    assert until(dind.log, "the group is made") == "made\n"
-    assert (dind.cgroup.directory / "container").is_dir()
+def privileged(cluster: Cluster, script: str) -> Container:
+    """A privileged container in which a script has ended; there `$d` is the container's own group."""
+    command = f"d=/sys/fs/cgroup$(cut -d: -f3 /proc/self/cgroup); {script} && echo done; exec sleep 1000"
+    box = cluster.node.pod("mole", privileged=True).run(command=["sh", "-c", command])
+    assert until(box.log, "the script has ended") == "done\n"
+    return box
+
+
+def makes_way(cluster: Cluster, box: Container, claims: int) -> None:
+    """Claims that come one after another, so that audits see the container between them, find it off their CPUs."""
     claimed: frozenset[int] = frozenset()
-    # One after another, so that audits have seen the group.
-    for _ in range(4):
+    for _ in range(claims):
         db = cluster.pod(cpus(1, numa_node=1))
         assert db.run().cpus_allowed == db.cpus
         claimed |= db.cpus
-        assert dind.cpus_allowed == ALL - RESERVED - claimed
+        assert box.cpus_allowed == ALL - RESERVED - claimed
+
+
+@pytest.mark.fault("backend A7")
+def test_a_group_called_container_is_the_pods_own_affair(cluster: Cluster) -> None:
+    """A privileged container that makes such a group in its own blocks no claim, and makes way as everybody."""
+    dind = privileged(cluster, "mkdir $d/container")
+    assert (dind.cgroup.directory / "container").is_dir()
+    makes_way(cluster, dind, 4)
 
 
 def test_who_hides_his_own_cgroup_files_is_seen_and_moved(cluster: Cluster) -> None:
     """A container that gives its cpuset files away, readable for nobody, makes way and blocks no claim."""
     files = "$d $d/cpuset.cpus $d/cpuset.cpus.effective $d/cpuset.mems $d/cgroup.procs $d/cgroup.events"
-    hide = f"d=/sys/fs/cgroup$(cut -d: -f3 /proc/self/cgroup); chown 1000:1000 {files}; chmod 000 {files}; echo hidden"
-    mole = cluster.node.pod("mole", privileged=True).run(command=["sh", "-c", f"{hide}; exec sleep 1000"])
-    assert until(mole.log, "the files are hidden") == "hidden\n"
+    mole = privileged(cluster, f"chown 1000:1000 {files} && chmod 000 {files}")
     assert (mole.cgroup.directory / "cpuset.cpus.effective").stat().st_mode & 0o777 == 0
-    claimed: frozenset[int] = frozenset()
-    for _ in range(2):
-        db = cluster.pod(cpus(1, numa_node=1))
-        assert db.run().cpus_allowed == db.cpus
-        claimed |= db.cpus
-        assert mole.cpus_allowed == ALL - RESERVED - claimed
+    makes_way(cluster, mole, 2)
 
 
 @contextmanager

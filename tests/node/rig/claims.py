@@ -33,18 +33,10 @@ class Wish:
     """Opaque parameters: cpu_config(), memory_config()."""
     aligned: bool = True
     """Whether all its devices are to be on one NUMA node."""
-    constraints: Sequence[Mapping[str, Any]] = ()
-    """In place of that."""
-
-    @classmethod
-    def written(cls, spec: Mapping[str, Any]) -> "Wish":
-        """The claim of somebody's spec."""
-        return cls(aligned=False, **spec["devices"])
 
     def spec(self) -> dict[str, Any]:
         """The claim's spec."""
         devices: dict[str, Any] = {"requests": list(self.requests), "config": list(self.config)}
-        devices["constraints"] = list(self.constraints)
         if self.aligned and len(self.requests) > 1:
             devices["constraints"] = [{"matchAttribute": "resource.kubernetes.io/numaNode"}]
         return {"devices": {key: value for key, value in devices.items() if value}}

@@ -2,15 +2,12 @@
 """A client of the Container Runtime Interface: what the kubelet says to containerd, over the same socket."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
 from tests.node._pb import cri_pb2 as pb
-from tests.node._pb.cri_pb2_grpc import RuntimeServiceStub
 from tests.node.rig.wait import PATIENCE
 
 SOCKET = "unix:///run/containerd/containerd.sock"
@@ -36,14 +33,6 @@ class ExecResult:
     code: int
 
 
-@contextmanager
-def refusals(method: str) -> Iterator[None]:
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise CriError(method, error.code().name, error.details() or "") from error
-
-
 class Runtime:
     """One connection to the runtime; it reconnects by itself when containerd restarts."""
 
@@ -51,20 +40,26 @@ class Runtime:
         # After a restart of containerd the default back-off (up to two minutes) would be longer than a test.
         options = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500)]
         self._channel = grpc.insecure_channel(address, options=options)
-        self._stub = RuntimeServiceStub(self._channel)  # type: ignore[no-untyped-call] # generated code
 
     def close(self) -> None:
         self._channel.close()
 
-    def call(self, method: str, request: Any, limit: float = CALL_LIMIT) -> Any:
-        """Any CRI method by name; CriError when the runtime refuses."""
-        remote: Callable[..., Any] = getattr(self._stub, method)
-        with refusals(method):
+    def call(self, request: Any, limit: float = CALL_LIMIT) -> Any:
+        """The CRI method that takes such a request; CriError when the runtime refuses."""
+        method = str(request.DESCRIPTOR.name).removesuffix("Request")
+        remote = self._channel.unary_unary(
+            f"/runtime.v1.RuntimeService/{method}",
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=getattr(pb, f"{method}Response").FromString,
+        )
+        try:
             return remote(request, timeout=limit, wait_for_ready=True)
+        except grpc.RpcError as error:
+            raise CriError(method, error.code().name, error.details() or "") from error
 
     def version(self) -> tuple[str, str]:
         """Name and version of the runtime."""
-        answer = self.call("Version", pb.VersionRequest(version="v1"))
+        answer = self.call(pb.VersionRequest(version="v1"))
         return answer.runtime_name, answer.runtime_version
 
     def answers(self) -> bool:
@@ -78,49 +73,47 @@ class Runtime:
         return True
 
     def run_pod(self, config: pb.PodSandboxConfig) -> str:
-        return str(self.call("RunPodSandbox", pb.RunPodSandboxRequest(config=config)).pod_sandbox_id)
+        return str(self.call(pb.RunPodSandboxRequest(config=config)).pod_sandbox_id)
 
     def remove_pod(self, sandbox: str) -> None:
         """Stops the sandbox with all its containers and forgets it."""
-        self.call("StopPodSandbox", pb.StopPodSandboxRequest(pod_sandbox_id=sandbox))
-        self.call("RemovePodSandbox", pb.RemovePodSandboxRequest(pod_sandbox_id=sandbox))
+        self.call(pb.StopPodSandboxRequest(pod_sandbox_id=sandbox))
+        self.call(pb.RemovePodSandboxRequest(pod_sandbox_id=sandbox))
 
     def pods(self) -> list[str]:
-        return [item.id for item in self.call("ListPodSandbox", pb.ListPodSandboxRequest()).items]
+        return [item.id for item in self.call(pb.ListPodSandboxRequest()).items]
 
     def create(self, sandbox: str, config: pb.ContainerConfig, pod: pb.PodSandboxConfig) -> str:
         request = pb.CreateContainerRequest(pod_sandbox_id=sandbox, config=config, sandbox_config=pod)
-        return str(self.call("CreateContainer", request).container_id)
+        return str(self.call(request).container_id)
 
     def start(self, container: str) -> None:
-        self.call("StartContainer", pb.StartContainerRequest(container_id=container))
+        self.call(pb.StartContainerRequest(container_id=container))
 
     def stop(self, container: str, grace: int = 0) -> None:
         """Stops a container; `grace` seconds pass between SIGTERM and SIGKILL, 0 means SIGKILL at once."""
-        self.call("StopContainer", pb.StopContainerRequest(container_id=container, timeout=grace))
+        self.call(pb.StopContainerRequest(container_id=container, timeout=grace))
 
     def remove(self, container: str) -> None:
-        self.call("RemoveContainer", pb.RemoveContainerRequest(container_id=container))
+        self.call(pb.RemoveContainerRequest(container_id=container))
 
     def update(self, container: str, resources: pb.LinuxContainerResources) -> None:
         """In-place resize, as the kubelet does it."""
-        self.call(
-            "UpdateContainerResources", pb.UpdateContainerResourcesRequest(container_id=container, linux=resources)
-        )
+        self.call(pb.UpdateContainerResourcesRequest(container_id=container, linux=resources))
 
     def state(self, container: str) -> pb.ContainerStatus:
         request = pb.ContainerStatusRequest(container_id=container)
-        status: pb.ContainerStatus = self.call("ContainerStatus", request).status
+        status: pb.ContainerStatus = self.call(request).status
         return status
 
     def pid(self, container: str) -> int:
         """The container's first process, from the runtime's verbose status; 0 before it starts and after it ends."""
-        answer = self.call("ContainerStatus", pb.ContainerStatusRequest(container_id=container, verbose=True))
+        answer = self.call(pb.ContainerStatusRequest(container_id=container, verbose=True))
         return int(json.loads(answer.info["info"]).get("pid") or 0)
 
     def exec(self, container: str, command: list[str], limit: int = 60) -> ExecResult:
         """Runs a command inside a container and waits at most `limit` seconds for its end."""
         limit = int(limit * PATIENCE)
         request = pb.ExecSyncRequest(container_id=container, cmd=command, timeout=limit)
-        answer = self.call("ExecSync", request, limit=limit + 10.0)
+        answer = self.call(request, limit=limit + 10.0)
         return ExecResult(answer.stdout.decode(), answer.stderr.decode(), answer.exit_code)

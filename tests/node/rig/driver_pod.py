@@ -4,7 +4,6 @@
 One thing is not as in a cluster: the pod has the node's network, since the test machine has no CNI plugin.
 """
 
-import json
 import os
 import signal
 from collections.abc import Mapping
@@ -148,15 +147,11 @@ class DriverPod:
             if volume["hostPath"].get("type") == "DirectoryOrCreate":
                 path.mkdir(parents=True, exist_ok=True)
             return name, str(path)
-        if "configMap" in volume:
+        if "configMap" in volume or "emptyDir" in volume:
             directory = VOLUMES / self.uid / name
             directory.mkdir(parents=True, exist_ok=True)
-            for file, text in self._files.items():
+            for file, text in self._files.items() if "configMap" in volume else ():
                 (directory / file).write_text(text)
-            return name, str(directory)
-        if "emptyDir" in volume:
-            directory = VOLUMES / self.uid / name
-            directory.mkdir(parents=True, exist_ok=True)
             return name, str(directory)
         return None  # The service account's token: the stand-in of the API server asks for none.
 
@@ -175,9 +170,3 @@ class DriverPod:
             self.node.kept.discard(self._sandbox)
             self.node.runtime.remove_pod(self._sandbox)
             self._sandbox = ""
-
-
-def rendered(file: Path) -> list[Document]:
-    """The chart's objects, as run.sh has put them in."""
-    objects: list[Document] = json.loads(file.read_text())
-    return objects

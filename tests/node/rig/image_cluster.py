@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cluster with our services as a kubelet runs them: the chart's pod from the built images, instead of processes."""
 
+import json
 import subprocess
 import time
 import uuid
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from tests.node.rig import figures
 from tests.node.rig.cluster import NODE_NAME, Cluster
-from tests.node.rig.driver_pod import DriverPod, rendered
+from tests.node.rig.driver_pod import DriverPod
 from tests.node.rig.instance import Instance
 from tests.node.rig.node import Node
 
@@ -21,7 +22,9 @@ class ImageCluster(Cluster):
 
     def __init__(self, node: Node) -> None:
         super().__init__(node)
-        self.driver = DriverPod(node, rendered(ARCHIVES / "chart.json"), str(uuid.uuid4()), NODE_NAME)
+        # The chart's objects, as run.sh has put them in.
+        objects = json.loads((ARCHIVES / "chart.json").read_text())
+        self.driver = DriverPod(node, objects, str(uuid.uuid4()), NODE_NAME)
 
     def start(self) -> None:
         for image in IMAGES:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An API server, as far as a DRA driver and a scheduler see one; it knows nothing of ours.
 
-``python -m tests.fakes.apiserver --port 0 --kubeconfig-out FILE`` runs it as a process. Faults can be ordered over
-HTTP as well: see ``ApiServer.order`` (POST /fake).
+``python -m tests.fakes.apiserver --port-file FILE --kubeconfig-out FILE`` runs it as a process. Faults can be ordered
+over HTTP as well: see ``ApiServer.order`` (POST /fake).
 """
 
 import argparse
@@ -28,7 +28,7 @@ _VERBS = {"POST": "create", "PUT": "update"}
 class ApiServer:
     """Use it with ``async with``; ``url`` is its address, ``store`` its objects, ``served`` what was asked."""
 
-    def __init__(self, options: Options | None = None, *, port: int = 0) -> None:
+    def __init__(self, options: Options | None = None) -> None:
         self.options = options or Options()
         self.store = Store(
             admit=lambda resource, new, old: admit(self.options.gates, resource, new, old, self.options.version)
@@ -37,7 +37,6 @@ class ApiServer:
         self.faults: list[Fault] = []
         self.watches: list[Watch] = []
         self.url = ""
-        self._port = port
         self._stopping = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -46,7 +45,7 @@ class ApiServer:
         app.router.add_route("*", "/{path:.*}", self._serve)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self._port, ssl_context=self._tls())
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=self._tls())
         await site.start()
         self.url = f"{'https' if self.options.certificate else 'http'}://127.0.0.1:{self._runner.addresses[0][1]}"
         return self
@@ -61,14 +60,11 @@ class ApiServer:
     def write_kubeconfig(self, path: Path, *, user: Mapping[str, Any] | None = None) -> Path:
         """Writes a kubeconfig for this server; ``user`` is its user entry, by default a token that is accepted."""
         token = {"token": min(self.options.tokens)} if self.options.tokens else {}
-        cluster = {"server": self.url}
-        if self.options.authority:
-            cluster["certificate-authority"] = str(self.options.authority)
         document = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "fake",
-            "clusters": [{"name": "fake", "cluster": cluster}],
+            "clusters": [{"name": "fake", "cluster": {"server": self.url}}],
             "users": [{"name": "fake", "user": dict(user) if user is not None else token}],
             "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "fake"}}],
         }
@@ -200,7 +196,7 @@ class ApiServer:
     async def _answer(self, request: web.Request, verb: str, target: Target) -> Document | web.StreamResponse:
         resource, namespace, name = target.resource, target.namespace, target.name
         if verb == "watch":
-            return await self._watch(Watch(self.store, request, resource, namespace, self.options.bookmark_seconds))
+            return await self._watch(Watch(self.store, request, resource, namespace))
         if verb == "get":
             return self.store.get(resource, namespace, name)
         if verb in {"list", "deletecollection"}:
@@ -247,11 +243,10 @@ def _verb(request: web.Request, target: Target) -> str:
 
 
 async def _main(arguments: argparse.Namespace) -> None:
-    options = Options(tokens=set(arguments.token) or None)
-    options.version = arguments.version
+    options = Options(version=arguments.version)
     options.gates |= dict.fromkeys(arguments.gate_off, False) | dict.fromkeys(arguments.gate_on, True)
     stop = stopping()
-    async with ApiServer(options, port=arguments.port) as server:
+    async with ApiServer(options) as server:
         if arguments.kubeconfig_out:
             server.write_kubeconfig(arguments.kubeconfig_out)
         for node in arguments.node:
@@ -266,10 +261,8 @@ async def _main(arguments: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.fakes.apiserver", description=__doc__)
-    parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--port-file", type=Path)
     parser.add_argument("--kubeconfig-out", type=Path)
-    parser.add_argument("--token", action="append", default=[], help="accept only these bearer tokens")
     parser.add_argument("--gate-off", action="append", default=[], help="a feature gate that is off")
     parser.add_argument("--gate-on", action="append", default=[], help="a feature gate that is on")
     parser.add_argument("--version", default="1.36", help="release of Kubernetes that is played")

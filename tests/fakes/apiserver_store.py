@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects with the habits of the API server: versions, uids, optimistic locking, finalizers, a history to watch."""
+"""Objects with the habits of the API server: versions, uids, optimistic locking, a history to watch."""
 
 import copy
 import secrets
@@ -130,7 +130,7 @@ class Store:
             new["status"] = old.get("status")
         new = {key: value for key, value in new.items() if value is not None}
         new |= {"kind": resource.kind, "apiVersion": resource.api_version}
-        fixed = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "generation", "generateName")
+        fixed = ("name", "namespace", "uid", "creationTimestamp", "generation", "generateName")
         kept = {key: old["metadata"][key] for key in fixed if key in old["metadata"]}
         new["metadata"] = {**(old["metadata"] if part else metadata), **kept}
         new["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
@@ -139,22 +139,14 @@ class Store:
             new["metadata"]["generation"] = old["metadata"].get("generation", 0) + 1
         if new == old:
             return old
-        if new["metadata"].get("deletionTimestamp") and not new["metadata"].get("finalizers"):
-            return self._remove(resource, new)
         return self._put(resource, new, old)
 
     def delete(self, resource: Resource, namespace: str, name: str, preconditions: Document | None = None) -> Document:
-        """Deletes the object, or marks it while it has finalizers."""
+        """Deletes the object, whatever finalizers it has."""
         old = self.get(resource, namespace, name)
         wanted = preconditions or {}
         self._check_version(resource, old, wanted.get("uid"), wanted.get("resourceVersion"))
-        if not old["metadata"].get("finalizers"):
-            return self._remove(resource, old)
-        if old["metadata"].get("deletionTimestamp"):
-            return old
-        marked = copy.deepcopy(old)
-        marked["metadata"]["deletionTimestamp"] = _now()
-        return self._put(resource, marked, old)
+        return self._remove(resource, old)
 
     def since(self, version: int, resource: Resource) -> list[Change]:
         """What happened to objects of a kind after a version."""

@@ -50,8 +50,6 @@ class Options:
     """(verb, resource) that RBAC denies."""
     certificate: Path | None = None
     key: Path | None = None
-    authority: Path | None = None
-    bookmark_seconds: float = 60.0
     not_served: set[str] = field(default_factory=set)
     """API groups that answer 404."""
 

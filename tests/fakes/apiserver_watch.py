@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selectors and watches of the fake API server."""
+"""Selectors and watches of the fake API server, which sends no bookmarks."""
 
 import asyncio
 import json
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -33,7 +32,6 @@ class Watch:
     request: web.Request
     resource: Resource
     namespace: str
-    bookmark_seconds: float
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _dropped: bool = False
 
@@ -72,12 +70,7 @@ class Watch:
                 for kind, document in _seen(change, self.request, self.namespace):
                     await _send(response, kind, document)
                 position = change.version
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self.bookmark_seconds):
-                    await self._changed.wait()
-                    continue
-            if self.request.query.get("allowWatchBookmarks") == "true":
-                await _send(response, "BOOKMARK", self._bookmark())
+            await self._changed.wait()
 
     async def _begin(self, response: web.StreamResponse) -> int:
         """Where the client stands; without a version it first gets everything that exists."""
@@ -89,10 +82,6 @@ class Watch:
             if matches(self.resource, self.request, document):
                 await _send(response, "ADDED", document)
         return position
-
-    def _bookmark(self) -> Document:
-        metadata = {"resourceVersion": str(self.store.version)}
-        return {"kind": self.resource.kind, "apiVersion": self.resource.api_version, "metadata": metadata}
 
 
 def _seen(change: Change, request: web.Request, namespace: str) -> Iterator[tuple[str, Document]]:

@@ -170,12 +170,8 @@ def _cached(device: Any) -> CachedDevice:
 def calls(kubelet: Kubelet) -> Calls:
     """What may come over the control socket."""
 
-    async def wait(driver: str, seconds: float = 10.0) -> Document:
-        return _shown(await kubelet.driver(driver, seconds))
-
     async def status() -> Document:
-        failures = {str(path): texts for path, texts in kubelet.plugins.failures.items()}
-        return {"endpoints": [_shown(one) for one in kubelet.plugins.endpoints], "failures": failures}
+        return {"endpoints": [_shown(one) for one in kubelet.plugins.endpoints]}
 
     async def health() -> list[Document]:
         return [
@@ -188,11 +184,11 @@ def calls(kubelet: Kubelet) -> Calls:
         return [asdict(call) for call in kubelet.calls]
 
     operations: Calls = {"restart": kubelet.restart, "prepare": kubelet.prepare_pod, "unprepare": kubelet.unprepare_pod}
-    return {"wait": wait, "status": status, "health": health, "calls": made, **operations}
+    return {"status": status, "health": health, "calls": made, **operations}
 
 
 def _shown(one: Endpoint) -> Document:
-    return {"driver": one.driver, "service": one.service, "endpoint": one.path, "connected": one.connected()}
+    return {"driver": one.driver, "connected": one.connected()}
 
 
 async def _main() -> None:

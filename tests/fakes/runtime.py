@@ -15,7 +15,7 @@ from typing import Any
 from tests.fakes._pb import nri_pb2 as pb
 from tests.fakes.runtime_control import main
 from tests.fakes.runtime_levels import RuntimeOptions
-from tests.fakes.runtime_merge import overwrite
+from tests.fakes.runtime_merge import drop_hugepage_limits, overwrite
 from tests.fakes.runtime_node import FakeNode, request
 from tests.fakes.runtime_plugins import HookCall
 from tests.fakes.runtime_store import Container, OperationError, Pod, resources
@@ -113,8 +113,7 @@ class FakeRuntime(FakeNode):
                 raise
             message.CopyFrom(asked.container)
             await self.host.apply(updates, self.apply)
-            if self.options.drops_hugepage_limits:
-                del message.linux.resources.hugepage_limits[:]
+            drop_hugepage_limits(message.linux.resources)
             message.state = pb.CONTAINER_CREATED
             self.containers[container.id] = container
         async with self.host.node_lock:
@@ -144,7 +143,7 @@ class FakeRuntime(FakeNode):
             others = []
             for update in (one for answer in await self.host.relay("UpdateContainer", asked) for one in answer.update):
                 if update.container_id == container.id:
-                    overwrite(asked.linux_resources, update.linux.resources, appends_hugepages=False)
+                    overwrite(asked.linux_resources, update.linux.resources)
                 else:
                     others.append(update)
             await self.host.apply(others, self.apply)

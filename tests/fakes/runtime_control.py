@@ -46,7 +46,7 @@ class RuntimeControl:
 
     def calls(self) -> Calls:
         """Every call by its name."""
-        others = ("containers", "hooks", "plugins", "wait_plugins", "send_bytes", "send_event", "list_also")
+        others = ("hooks", "plugins", "wait_plugins", "send_bytes", "send_event", "list_also")
         return {name: self._operation(name) for name in _OPERATIONS} | {name: getattr(self, name) for name in others}
 
     def _operation(self, name: str) -> Any:
@@ -59,10 +59,6 @@ class RuntimeControl:
             return _described(made or args.get("container"))
 
         return carry_out
-
-    async def containers(self) -> list[Any]:
-        """Every container."""
-        return [_described(container) for container in self._runtime.containers.values()]
 
     async def hooks(self) -> list[dict[str, Any]]:
         """Every call of a plugin so far."""
@@ -134,15 +130,12 @@ def _described(made: Pod | Container | None) -> dict[str, Any] | None:
     return {
         "id": made.id,
         "name": made.name,
-        "pod_uid": made.pod.uid,
-        "running": made.running,
         "env": made.env,
         "mounts": [
             {"destination": m.destination, "type": m.type, "source": m.source, "options": list(m.options)}
             for m in made.message.mounts
         ],
         "cpus": made.cpus,
-        "mems": made.mems,
         "cgroup": str(made.directory) if made.directory else None,
     }
 

@@ -3,11 +3,10 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from tests.fakes._pb import nri_pb2 as pb
-from tests.fakes.runtime_levels import ApiLevel
+from tests.fakes.runtime_levels import LEVELS, RuntimeOptions
 from tests.fakes.runtime_merge import ConflictError, Ownership, adjust, claim_update
 from tests.fakes.runtime_plugins import HookCall, PluginGoneError, PluginPeer
 from tests.fakes.runtime_store import OperationError
@@ -21,19 +20,15 @@ Apply = Callable[[pb.ContainerUpdate], Awaitable[None]]
 class PluginHost:
     """Accepts plugins and calls them, one event at a time on the whole node."""
 
-    def __init__(
-        self, socket: Path, level: ApiLevel, runtime: str, request_seconds: float, registration_seconds: float
-    ) -> None:
+    def __init__(self, options: RuntimeOptions) -> None:
         self.calls: list[HookCall] = []
         self.log: list[str] = []
         self.plugins: list[PluginPeer] = []
         self.node_lock = asyncio.Lock()
         self.changed = asyncio.Condition()
-        self._socket = socket
-        self._level = level
-        self._runtime = runtime
-        self._request_seconds = request_seconds
-        self._registration_seconds = registration_seconds
+        self._socket = options.socket
+        self._level = LEVELS[options.level]
+        self._request_seconds = options.request_seconds
         self._arrivals: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
         self._trunks: set[Trunk] = set()
         self._server: asyncio.Server | None = None
@@ -64,7 +59,7 @@ class PluginHost:
             peer = PluginPeer(trunk, self._level, self._request_seconds, self.calls.append, self.log.append)
             tasks.create_task(self._keep(peer))
             try:
-                await peer.introduce(self._runtime, self._registration_seconds)
+                await peer.introduce()
                 async with self.node_lock:
                     updates = await peer.synchronize(*snapshot())
                     await self.apply(updates, apply)

@@ -53,14 +53,10 @@ class RuntimeOptions:
 
     socket: Path
     level: str = "0.12"
-    name: str = "containerd"
     cdi_dirs: tuple[Path, ...] = ()
     cgroup_root: Path | None = None
     cgroup_driver: str = "systemd"
     machine_cpus: str = "0-7"
     machine_mems: str = "0-1"
     hugepage_sizes: tuple[str, ...] = ("2MB", "1GB")
-    drops_hugepage_limits: bool = True
-    """Stock containerd has disable_hugetlb_controller = true and throws these limits away."""
     request_seconds: float = 2.0
-    registration_seconds: float = 5.0

@@ -32,7 +32,7 @@ def adjust(container: pb.Container, adjustment: pb.ContainerAdjustment, plugin: 
     del container.env[:]
     container.env.extend(f"{key}={content}" for key, content in env.items())
     _claim_resources(adjustment.linux.resources, plugin, owners, ())
-    overwrite(container.linux.resources, adjustment.linux.resources, appends_hugepages=False)
+    overwrite(container.linux.resources, adjustment.linux.resources)
 
 
 def claim_update(update: pb.ContainerUpdate, plugin: str, owners: Ownership) -> None:
@@ -40,8 +40,8 @@ def claim_update(update: pb.ContainerUpdate, plugin: str, owners: Ownership) -> 
     _claim_resources(update.linux.resources, plugin, owners, ("of", update.container_id))
 
 
-def overwrite(stored: pb.LinuxResources, wanted: pb.LinuxResources, *, appends_hugepages: bool) -> None:
-    """Puts what is given over what is stored. Zero and empty mean "leave as is"; an update appends hugepage limits."""
+def overwrite(stored: pb.LinuxResources, wanted: pb.LinuxResources) -> None:
+    """Puts what is given over what is stored. Zero and empty mean "leave as is"."""
     for name in ("shares", "quota", "period"):
         if wanted.cpu.HasField(name) and (value := getattr(wanted.cpu, name).value):
             getattr(stored.cpu, name).value = value
@@ -49,14 +49,18 @@ def overwrite(stored: pb.LinuxResources, wanted: pb.LinuxResources, *, appends_h
     stored.cpu.mems = wanted.cpu.mems or stored.cpu.mems
     if wanted.memory.limit.value:
         stored.memory.limit.value = stored.memory.swap.value = wanted.memory.limit.value
-    if not appends_hugepages:
-        given = {limit.page_size for limit in wanted.hugepage_limits}
-        kept = [limit for limit in stored.hugepage_limits if limit.page_size not in given]
-        del stored.hugepage_limits[:]
-        stored.hugepage_limits.extend(kept)
+    given = {limit.page_size for limit in wanted.hugepage_limits}
+    kept = [limit for limit in stored.hugepage_limits if limit.page_size not in given]
+    del stored.hugepage_limits[:]
+    stored.hugepage_limits.extend(kept)
     stored.hugepage_limits.extend(wanted.hugepage_limits)
     for key, value in wanted.unified.items():
         stored.unified[key] = value
+
+
+def drop_hugepage_limits(stored: pb.LinuxResources) -> None:
+    """Stock containerd has disable_hugetlb_controller = true and throws these limits away."""
+    del stored.hugepage_limits[:]
 
 
 def env_of(entries: Iterable[str]) -> dict[str, str]:

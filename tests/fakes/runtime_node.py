@@ -12,8 +12,8 @@ from tests.fakes._pb import nri_pb2 as pb
 from tests.fakes.runtime_cdi import UnresolvableError, inject
 from tests.fakes.runtime_cgroups import CgroupRefusedError, FakeCgroups
 from tests.fakes.runtime_host import PluginHost
-from tests.fakes.runtime_levels import LEVELS, RuntimeOptions
-from tests.fakes.runtime_merge import overwrite
+from tests.fakes.runtime_levels import RuntimeOptions
+from tests.fakes.runtime_merge import drop_hugepage_limits, overwrite
 from tests.fakes.runtime_store import Container, OperationError, Pod
 
 _WATCH_SECONDS = 0.05
@@ -36,9 +36,7 @@ class FakeNode:
         self.containers: dict[str, Container] = {}
         self.strangers: list[pb.Container] = []
         """What a snapshot lists beside the containers that there are."""
-        self.host = PluginHost(
-            options.socket, LEVELS[options.level], options.name, options.request_seconds, options.registration_seconds
-        )
+        self.host = PluginHost(options)
         self.materialises = options.cgroup_root is not None
         self.cgroups = FakeCgroups(
             options.cgroup_root or Path("/nonexistent"),
@@ -91,9 +89,8 @@ class FakeNode:
         if container is None:
             return
         stored = container.message.linux.resources
-        overwrite(stored, update.linux.resources, appends_hugepages=True)
-        if self.options.drops_hugepage_limits:
-            del stored.hugepage_limits[:]
+        overwrite(stored, update.linux.resources)
+        drop_hugepage_limits(stored)
         if container.running and container.directory is not None:
             try:
                 await asyncio.to_thread(self.cgroups.write, container.directory, stored)

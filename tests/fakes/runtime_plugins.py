@@ -26,6 +26,7 @@ from tests.fakes.runtime_wire import Trunk, TrunkClosedError
 _PLUGIN = "nri.pkg.api.v1alpha1.Plugin"
 _RUNTIME = "nri.pkg.api.v1alpha1.Runtime"
 _MIN_OBJECTS = 8
+_REGISTRATION_SECONDS = 5.0
 
 
 class PluginGoneError(Exception):
@@ -38,10 +39,8 @@ class HookCall:
 
     plugin: str
     method: str
-    object_id: str
     seconds: float
     outcome: str
-    text: str = ""
 
 
 class PluginPeer:
@@ -77,22 +76,22 @@ class PluginPeer:
             tasks.create_task(self._server.run())
             await self.trunk.run()
 
-    async def introduce(self, runtime: str, registration_seconds: float) -> None:
+    async def introduce(self) -> None:
         """Waits for the registration and configures. Raises PluginGoneError."""
         try:
-            async with asyncio.timeout(registration_seconds):
+            async with asyncio.timeout(_REGISTRATION_SECONDS):
                 await self._registered.wait()
         except TimeoutError:
             raise self.close("plugin registration timed out") from None
         if self._refused:
             raise self.close(self._refused)
-        request = pb.ConfigureRequest(runtime_name=runtime, runtime_version=self._level.runtime_version)
+        request = pb.ConfigureRequest(runtime_name="containerd", runtime_version=self._level.runtime_version)
         if self._level.timeouts:
-            request.registration_timeout = int(registration_seconds * 1000)
+            request.registration_timeout = int(_REGISTRATION_SECONDS * 1000)
             request.request_timeout = int(self._seconds * 1000)
         request.NRI_version = self._level.nri_version
         try:
-            answer = await self._call("Configure", "", request)
+            answer = await self._call("Configure", request)
         except RpcError as error:
             raise self.close(f"failed to configure plugin: {error}") from error
         if unknown := answer.events & ~self._level.valid_events:
@@ -110,7 +109,7 @@ class PluginPeer:
             request = pb.SynchronizeRequest(pods=pods[:pods_now], containers=containers[:containers_now], more=more)
             try:
                 left = deadline - time.monotonic()
-                answer = await self._call("Synchronize", "", request, left)
+                answer = await self._call("Synchronize", request, left)
             except OversizedCallError as error:
                 pods_now, containers_now = self._smaller(pods_now, containers_now, error)
                 continue
@@ -126,19 +125,18 @@ class PluginPeer:
 
     async def event(self, method: str, request: Any) -> Any:
         """One event; None when the plugin did not subscribe. Raises PluginGoneError, RpcError for an answered error."""
-        object_id = request.container.id if hasattr(request, "container") else request.pod.id
         if not self.events & 1 << (EVENTS[method] - 1):
             return None
         if method not in LIFECYCLE or not self.state_change_only:
             try:
-                return await self._call(method, object_id, request)
+                return await self._call(method, request)
             except RpcError as error:
                 if error.code != UNIMPLEMENTED or method not in LIFECYCLE:
                     raise
                 self.state_change_only = True
         container = request.container if hasattr(request, "container") else None
         change = pb.StateChangeEvent(event=LIFECYCLE[method], pod=request.pod, container=container)
-        await self._call("StateChange", object_id, change, label=method)
+        await self._call("StateChange", change, label=method)
         return None
 
     def close(self, reason: str) -> PluginGoneError:
@@ -146,30 +144,28 @@ class PluginPeer:
         self.trunk.close(reason)
         return PluginGoneError(f"plugin {self.name}: {reason}")
 
-    async def _call(
-        self, method: str, object_id: str, request: Message, seconds: float | None = None, label: str = ""
-    ) -> Any:
+    async def _call(self, method: str, request: Message, seconds: float | None = None, label: str = "") -> Any:
         read = getattr(pb, f"{method}Response", pb.Empty).FromString
         started = time.monotonic()
-        outcome, text = "ok", ""
+        outcome = "ok"
         patience = self._seconds if seconds is None else max(seconds, 0.001)
         try:
             return read(await self._client.call(_PLUGIN, method, request, patience))
-        except RpcError as error:
-            outcome, text = "error", error.message
+        except RpcError:
+            outcome = "error"
             raise
         except DecodeError as error:
-            outcome, text = "error", str(error)
+            outcome = "error"
             raise RpcError(INTERNAL, f"cannot read the answer: {error}") from error
         except TimeoutError as error:
             outcome = "timeout"
             raise self.close(f"failed to handle {method}: context deadline exceeded") from error
         except TrunkClosedError as error:
-            outcome, text = "closed", str(error)
+            outcome = "closed"
             raise self.close(f"failed to handle {method}: {error}") from error
         finally:
             spent = time.monotonic() - started
-            self._record(HookCall(self.name, label or method, object_id, spent, outcome, text))
+            self._record(HookCall(self.name, label or method, spent, outcome))
 
     def _smaller(self, pods: int, containers: int, error: OversizedCallError) -> tuple[int, int]:
         if pods + containers <= _MIN_OBJECTS:

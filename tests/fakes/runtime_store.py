@@ -73,7 +73,6 @@ def resources(
     *,
     cpus: str = "",
     mems: str = "",
-    cpu_shares: int = 0,
     cpu_quota: int = 0,
     cpu_period: int = 0,
     memory_limit: int = 0,
@@ -82,7 +81,7 @@ def resources(
     """Resources as CRI relays them: the wrappers are there even for zero, which means "not given"."""
     message = pb.LinuxResources()
     message.cpu.cpus, message.cpu.mems = cpus, mems
-    message.cpu.shares.value = cpu_shares
+    message.cpu.shares.value = 0
     message.cpu.quota.value = cpu_quota
     message.cpu.period.value = cpu_period
     message.memory.limit.value = memory_limit

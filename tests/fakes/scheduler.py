@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Allocates a ResourceClaim to published devices as kube-scheduler does, for the common shapes of claims.
 
-Left out: ``firstAvailable``, admin access, and constraints other than ``matchAttribute``.
+Left out: ``firstAvailable``, admin access, tolerations, and constraints other than ``matchAttribute``.
 """
 
 import copy
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.fakes import quantities
-from tests.fakes.scheduler_devices import Candidate, Document, candidates, consumption, selected, tolerated
+from tests.fakes.scheduler_devices import Candidate, Document, candidates, consumption, selected, tainted
 
 
 class UnschedulableError(Exception):
@@ -69,7 +69,7 @@ class _Search:
     def _try(self, slot: Slot, candidate: Candidate) -> tuple[bool, dict[str, str] | None]:
         if not all(selected(candidate, expression) for expression in slot.selectors):
             return False, None
-        if not tolerated(candidate, slot.wish.get("tolerations") or []) or candidate.key in self.taken:
+        if tainted(candidate) or candidate.key in self.taken:
             return False, None
         requests = (slot.wish.get("capacity") or {}).get("requests") or {}
         if candidate.shared:
@@ -180,8 +180,6 @@ def _allocated(claim: Document, search: _Search, node: str, pods: Sequence[Docum
 def _result(slot: Slot, candidate: Candidate, consumed: dict[str, str] | None) -> Document:
     driver, pool, device = candidate.key
     result: Document = {"request": slot.request, "driver": driver, "pool": pool, "device": device}
-    if slot.wish.get("tolerations"):
-        result["tolerations"] = slot.wish["tolerations"]
     if consumed is not None:
         result |= {"shareID": str(uuid.uuid4()), "consumedCapacity": consumed}
     return result

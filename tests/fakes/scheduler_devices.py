@@ -102,22 +102,9 @@ def _literal(text: str) -> object:
     return {"true": True, "false": False}.get(text) if text in {"true", "false"} else int(text)
 
 
-def tolerated(candidate: Candidate, tolerations: Iterable[Document]) -> bool:
-    """True unless a taint that keeps pods away is not tolerated."""
-    return all(
-        any(_tolerates(one, taint) for one in tolerations)
-        for taint in candidate.device.get("taints") or []
-        if taint.get("effect") in {"NoSchedule", "NoExecute"}
-    )
-
-
-def _tolerates(toleration: Document, taint: Document) -> bool:
-    if toleration.get("effect") not in {None, "", taint["effect"]}:
-        return False
-    if toleration.get("operator", "Equal") == "Exists":
-        return toleration.get("key") in {None, "", taint["key"]}
-    same = toleration.get("key") == taint["key"] and toleration.get("value", "") == taint.get("value", "")
-    return bool(same)
+def tainted(candidate: Candidate) -> bool:
+    """True if a taint keeps pods away."""
+    return any(taint.get("effect") in {"NoSchedule", "NoExecute"} for taint in candidate.device.get("taints") or [])
 
 
 def consumption(candidate: Candidate, requests: Mapping[str, Any], used: Mapping[str, int]) -> dict[str, str] | None:

@@ -28,8 +28,6 @@ class StateServer:
     containers: dict[str, dict[str, Any]] = field(default_factory=dict)
     tellings: list[list[str]] = field(default_factory=list)
     """The containers of each request that brought them."""
-    bodies: list[int] = field(default_factory=list)
-    """Bytes of each lease."""
     held: tuple[str, int] = ("", 0)
     """Backend and generation that the containers are of."""
     epoch: str = ""
@@ -77,7 +75,7 @@ class StateServer:
                 return status, b'{"detail": "refused"}'
         match method, target.partition("?")[0]:
             case "PUT", "/v1/backend":
-                return self._lease(json.loads(body), len(body))
+                return self._lease(json.loads(body))
             case "GET", "/v1/records" if not self.former:
                 return await self._records(int(parse_qs(urlsplit(target).query)["after"][0]))
             case "PUT", "/v1/containers" if self.former:
@@ -85,9 +83,8 @@ class StateServer:
                 return 204, b""
         return 404, b"{}"
 
-    def _lease(self, document: dict[str, Any], size: int) -> tuple[int, bytes]:
+    def _lease(self, document: dict[str, Any]) -> tuple[int, bytes]:
         reports = document.pop("containers", None)
-        self.bodies.append(size)
         if self.former:
             known = document["epoch"] == self.epoch
             self.epoch = document["epoch"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our plugins with a kubelet: registration, pods that start and end, restarts, rolling update, health."""
+"""Our plugins with a kubelet: registration, pods that start and end, older kubelets, health."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -22,11 +22,10 @@ OLD = "0c7d6f4e-8a0c-4b69-9f86-1f1f3f0b9f11"
 
 
 class Door:
-    """Gives each request of a claim the device of that name; refuses claims whose UID is in ``bad``."""
+    """Gives each request of a claim the device of that name."""
 
     def __init__(self, *requests: str) -> None:
         self.requests = requests
-        self.bad: set[str] = set()
         self.calls: list[tuple[str, str, list[str]]] = []
 
     async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Answer]:
@@ -34,8 +33,6 @@ class Door:
         return {claim.uid: self._answer(driver, claim) for claim in claims}
 
     def _answer(self, driver: str, claim: ClaimName) -> Answer:
-        if claim.uid in self.bad:
-            return Answer(error=f"{claim}: no CPUs left")
         return Answer(
             tuple(
                 PreparedDevice(request, "node", request, (f"{driver}/x={claim.uid}-{request}",), f"share-{request}")
@@ -45,7 +42,7 @@ class Door:
 
     async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Answer]:
         self.calls.append(("unprepare", driver, [claim.uid for claim in claims]))
-        return {claim.uid: Answer(error="still running" if claim.uid in self.bad else None) for claim in claims}
+        return {claim.uid: Answer() for claim in claims}
 
 
 def claim(uid: str, *drivers: str, pods: Sequence[str] = ("pod-a",)) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import cel
-import pytest
 from dra_frontend.commands.classes import device_classes
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.slices import slice_documents
@@ -41,7 +40,10 @@ def classes_of(device: dict[str, Any]) -> list[str]:
 
 
 def test_each_device_has_the_class_of_its_kind() -> None:
-    """Plain memory, pages by size, near and far, CPUs; none is in two, and no missing attribute is reached."""
+    """Plain memory, pages by size, near and far, CPUs; none is in two, and no missing attribute is reached.
+
+    Devices of other drivers fit nowhere.
+    """
     pools = build_inventory(MACHINE, Config(), "n").pools
     slices: list[Document] = [document for pool in pools for document in slice_documents(pool, "n")]
     found = {
@@ -49,6 +51,7 @@ def test_each_device_has_the_class_of_its_kind() -> None:
         for document in slices
         for device in document["spec"]["devices"]
     }
+    assert classes_of(presented("gpu.example.com", {})) == []
     assert found == {
         "cpudevnuma000": ["dra.cpu"],
         "cpudevnuma001": ["dra.cpu"],
@@ -60,20 +63,3 @@ def test_each_device_has_the_class_of_its_kind() -> None:
         "hugepages-2m-numa002": ["dra.hugepages-2m-far"],
         "hugepages-1g-numa001": ["dra.hugepages-1g"],
     }
-
-
-@pytest.mark.parametrize(
-    ("size", "huge", "expected"),
-    [("4Ki", False, "dra.memory"), ("2Mi", True, "dra.hugepages-2m"), ("1Gi", True, "dra.hugepages-1g")],
-)
-def test_the_memory_peers_devices_fit(size: str, huge: bool, expected: str) -> None:
-    """They write sizes otherwise and have no tier."""
-    names = ("pageSize", "hugeTLB")
-    values = zip(names, ({"string": size}, {"bool": huge}), strict=True)
-    attributes = {f"resource.kubernetes.io/{name}": value for name, value in values}
-    assert classes_of(presented("dra.memory", attributes)) == [expected]
-
-
-def test_devices_of_other_drivers_fit_nowhere() -> None:
-    """Whatever they have."""
-    assert classes_of(presented("gpu.example.com", {})) == []

@@ -14,10 +14,6 @@ BAD: list[tuple[Document, str]] = [
     ({"driverconfig": {}}, "(root): Additional property driverconfig "),
     ({"driverConfig": {"reservedCpus": "0"}}, "- driverConfig: Additional property reservedCpus "),
     ({"frontend": {"image": {"name": "x"}}}, "- frontend.image: Additional property name "),
-    ({"backend": {"pluginindex": "00"}}, "- backend: Additional property pluginindex "),
-    ({"metrics": {"podMonitor": {"scrape": True}}}, "- metrics.podMonitor: Additional property scrape "),
-    ({"image": {"tag": "1"}}, "(root): Additional property image "),
-    ({"hostNetwork": True}, "(root): Additional property hostNetwork "),
     # Settings of the services.
     ({"driverConfig": {"reservedCPUs": 0}}, "driverConfig.reservedCPUs"),
     ({"driverConfig": {"reservedCPUs": "0..3"}}, "driverConfig.reservedCPUs"),
@@ -88,7 +84,6 @@ BAD: list[tuple[Document, str]] = [
     ({"frontend": {"port": 0}}, "frontend.port"),
     ({"frontend": {"port": 8081}}, "frontend.port and backend.port"),
     ({"backend": {"pluginIndex": 0}}, "backend.pluginIndex"),
-    ({"backend": {"resources": {"request": {}}}}, "- backend.resources: Additional property request "),
     ({"fullnameOverride": "Not_A_Name"}, "fullnameOverride"),
     ({"podLabels": {"app.kubernetes.io/name": "x"}}, "podLabels: app.kubernetes.io/name "),
     ({"updateStrategy": {"type": "Recreate"}}, "updateStrategy.type"),

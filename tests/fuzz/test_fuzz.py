@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fuzz.__main__ import fuzz
+from tests.fuzz.__main__ import TARGETS, fuzz
 from tests.fuzz.corpus import SHORT, inputs
 from tests.fuzz.target import FuzzError, Target, check
-from tests.fuzz.targets import TARGETS
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)

@@ -23,7 +23,8 @@ from nri_backend.nri.plugin import PLUGIN_SERVICE, PluginService
 from nri_backend.ttrpc import REQUEST, Call, ServerConnection, encode_call, encode_frame
 
 from hack.trace import Journey
-from tests.rigs.claims import MI, container, cpu_record, memory_record, pod
+from tests.rigs.builders import MI, cpu_record, memory_record
+from tests.rigs.containers import container, pod
 from tests.rigs.enforcement import Node, enforcing
 
 _WARM = 3

@@ -24,7 +24,7 @@ from numa_contract.reports import ContainerReport
 from numa_node.claim_directory import ClaimDirectory
 
 from tests.rigs.builders import env_of, write_claim
-from tests.rigs.claims import config, container, pod
+from tests.rigs.containers import config, container, pod
 from tests.rigs.kernel_tree import SIZES, KernelTree
 
 

@@ -15,7 +15,8 @@ from numa_contract.cdi import ClaimFile
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import MemoryMount
 
-from tests.rigs.claims import MI, entitlement_of, memory_record
+from tests.rigs.builders import MI, memory_record
+from tests.rigs.containers import entitlement_of
 
 PLAIN, TWO = 4096, 2 * MI
 

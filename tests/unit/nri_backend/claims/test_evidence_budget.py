@@ -14,7 +14,8 @@ from nri_backend.frontend_link.reports import report
 from nri_backend.nri.messages import read_container
 from nri_backend.nri.model import MAX_VARIABLE_BYTES, MAX_VARIABLES
 
-from tests.rigs.claims import cpu_record, files_of, pod
+from tests.rigs.builders import cpu_record, files_of
+from tests.rigs.containers import pod
 
 MEGABYTE: Final = 1 << 20
 ONE = cpu_record("c1", "cpus=2-3")

@@ -9,7 +9,7 @@ from nri_backend.claims.judge import Claims, Reason, Refusal, assess, read_evide
 from numa_contract.cdi import ClaimFile
 from numa_contract.records import AllocationRecord, Owner
 
-from tests.rigs.claims import MI, cpu_record, env_of, files_of, memory_record
+from tests.rigs.builders import MI, cpu_record, env_of, files_of, memory_record
 
 ME = Owner(pod_uid="p1", container="main")
 SIDE = Owner(pod_uid="p1", container="side")

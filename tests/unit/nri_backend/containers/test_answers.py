@@ -10,7 +10,8 @@ from nri_backend.limits.stated import CpuLimit, Stated
 from nri_backend.nri.model import Adjustment, MemoryPolicy, Resources
 from numa_contract.records import AllocationRecord
 
-from tests.rigs.claims import MI, config, container, cpu_record, entitlement_of, memory_record, pod
+from tests.rigs.builders import MI, cpu_record, memory_record
+from tests.rigs.containers import config, container, entitlement_of, pod
 
 TWO = 2 * MI
 

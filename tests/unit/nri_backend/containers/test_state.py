@@ -16,7 +16,8 @@ from nri_backend.limits.difference import Host
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord, Owner
 
-from tests.rigs.claims import MI, config, container, cpu_record, env_of, files_of, memory_record, pod
+from tests.rigs.builders import MI, cpu_record, env_of, files_of, memory_record
+from tests.rigs.containers import config, container, pod
 
 ONE = cpu_record("c1", "cpus=2-3")
 TWO = cpu_record("c2", "cpus=4-5", pods=("p2",))

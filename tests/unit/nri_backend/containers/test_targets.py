@@ -13,7 +13,8 @@ from nri_backend.nri.model import Resources
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
 
-from tests.rigs.claims import MI, POD, PODS, TOP, container, cpu_record, env_of, files_of, memory_record, pod
+from tests.rigs.builders import MI, cpu_record, env_of, files_of, memory_record
+from tests.rigs.containers import POD, PODS, TOP, container, pod
 
 TWO = 2 * MI
 

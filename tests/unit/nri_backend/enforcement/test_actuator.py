@@ -12,7 +12,8 @@ from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.actuator import Actuator
 from numa_node.claim_directory import ClaimDirectory, DirectoryView
 
-from tests.rigs.claims import cpu_record, pod, write_claim
+from tests.rigs.builders import cpu_record, write_claim
+from tests.rigs.containers import pod
 from tests.rigs.enforcement import edges_of
 from tests.rigs.kernel_tree import KernelTree
 

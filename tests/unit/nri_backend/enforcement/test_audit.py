@@ -19,7 +19,8 @@ from nri_backend.nri.model import Adjustment, ContainerState, RefusedError, Reso
 from numa_contract.cpuset import parse_cpu_list
 from numa_node.claim_directory import DirectoryReplacedError
 
-from tests.rigs.claims import MI, POD, PODS, cgroup_of, container, cpu_record, env_of, memory_record, pod
+from tests.rigs.builders import MI, cpu_record, env_of, memory_record
+from tests.rigs.containers import POD, PODS, cgroup_of, container, pod
 from tests.rigs.enforcement import Node, auditing, enforcing
 
 pytestmark = pytest.mark.usefixtures("blocking")

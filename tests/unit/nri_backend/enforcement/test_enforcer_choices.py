@@ -6,7 +6,8 @@ from pathlib import Path
 
 from nri_backend.nri.model import ContainerState, Resources
 
-from tests.rigs.claims import MI, POD, container, cpu_record, memory_record, pod
+from tests.rigs.builders import MI, cpu_record, memory_record
+from tests.rigs.containers import POD, container, pod
 from tests.rigs.enforcement import Node, enforcing
 
 ONE, TWO = cpu_record("c1", "cpus=2-3"), cpu_record("c2", "cpus=4-5")

@@ -9,7 +9,8 @@ from typing import Literal
 import pytest
 from nri_backend.nri.model import LinkStatus, RefusedError, Resources
 
-from tests.rigs.claims import MI, POD, PODS, TOP, container, cpu_record, memory_record, pod
+from tests.rigs.builders import MI, cpu_record, memory_record
+from tests.rigs.containers import POD, PODS, TOP, container, pod
 from tests.rigs.enforcement import Node, enforcing
 from tests.rigs.kernel_tree import DENIED
 

@@ -12,7 +12,8 @@ from nri_backend.containers.container import Tracked
 from nri_backend.enforcement.start import MAX_TRIES, Starter
 from nri_backend.nri.model import Container, RefusedError
 
-from tests.rigs.claims import cpu_record, pod
+from tests.rigs.builders import cpu_record
+from tests.rigs.containers import pod
 from tests.rigs.enforcement import Node, enforcing
 from tests.rigs.kernel_tree import KernelTree
 

@@ -11,7 +11,8 @@ from nri_backend.nri.model import Container, Leadership, RefusedError, Resources
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
 
-from tests.rigs.claims import MI, POD, cgroup_of, container, cpu_record, env_of, memory_record, pod
+from tests.rigs.builders import MI, cpu_record, env_of, memory_record
+from tests.rigs.containers import POD, cgroup_of, container, pod
 from tests.rigs.enforcement import Node, enforcing
 from tests.rigs.kernel_tree import DENIED, SIZES
 

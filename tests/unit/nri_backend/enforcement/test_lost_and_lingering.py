@@ -13,7 +13,8 @@ from nri_backend.containers.container import Phase
 from nri_backend.nri.model import MAX_VARIABLES, Container, ContainerState
 from numa_contract.cpuset import parse_cpu_list
 
-from tests.rigs.claims import MI, container, cpu_record, env_of, memory_record, pod
+from tests.rigs.builders import MI, cpu_record, env_of, memory_record
+from tests.rigs.containers import container, pod
 from tests.rigs.enforcement import Node, auditing, enforcing
 
 ONE = cpu_record("c1", "cpus=2-3")

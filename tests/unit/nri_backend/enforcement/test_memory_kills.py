@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from nri_backend.enforcement.memory_kills import PodKills, kill_count
 from nri_backend.nri.model import ContainerState
 
-from tests.rigs.claims import MI, POD, container, memory_record, pod
+from tests.rigs.builders import MI, memory_record
+from tests.rigs.containers import POD, container, pod
 from tests.rigs.enforcement import Node
 from tests.rigs.kernel_tree import KernelTree
 

@@ -14,7 +14,8 @@ import pytest
 from nri_backend.node.proofs import Proof, Proofs
 from nri_backend.nri.model import ContainerState, Resources
 
-from tests.rigs.claims import MI, container, cpu_record, env_of, memory_record, pod
+from tests.rigs.builders import MI, cpu_record, env_of, memory_record
+from tests.rigs.containers import container, pod
 from tests.rigs.enforcement import Node, auditing, enforcing
 
 ONE = cpu_record("c1", "cpus=2-3")

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from nri_backend.enforcement.turn import MAX_STUCK, Step, Turn
 
-from tests.rigs.claims import container, cpu_record, pod
+from tests.rigs.builders import cpu_record
+from tests.rigs.containers import container, pod
 from tests.rigs.enforcement import Node, enforcing
 from tests.rigs.kernel_tree import KernelTree
 

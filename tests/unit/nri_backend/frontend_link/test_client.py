@@ -16,7 +16,7 @@ from nri_backend.frontend_link.reports import Reports
 from numa_contract.reports import BackendStatus
 
 from tests.fakes.state_server import StateServer, state_server
-from tests.rigs.claims import container, pod
+from tests.rigs.containers import container, pod
 
 
 class Backend:

@@ -10,7 +10,7 @@ from nri_backend.containers.state import MAX_REFUSED, NodeState
 from nri_backend.frontend_link.reports import Reports
 from numa_contract.reports import MAX_STATE_BYTES, BackendStatus, ContainerReport
 
-from tests.rigs.claims import container, pod
+from tests.rigs.containers import container, pod
 
 STATUS = BackendStatus(instance="b")
 

@@ -26,7 +26,8 @@ from nri_backend.limits.claimed import (
 from nri_backend.limits.difference import Limit, Wanted
 from nri_backend.limits.stated import CpuLimit
 
-from tests.rigs.claims import MI, cpu_record, entitlement_of, memory_record
+from tests.rigs.builders import MI, cpu_record, memory_record
+from tests.rigs.containers import entitlement_of
 
 TWO, GIGA = 2 * MI, 1 << 30
 MIN, LOW = "memory.min", "memory.low"

@@ -10,7 +10,7 @@ from nri_backend.claims.entitlement import Held
 from nri_backend.node.proofs import Proof, dump_proof, parse_proof, proof_name
 from numa_contract.errors import ContractError
 
-from tests.rigs.claims import MI, cpu_record, memory_record
+from tests.rigs.builders import MI, cpu_record, memory_record
 
 RECORDS = (cpu_record("c1", "a=2-3", "b=4"), memory_record("m1", ("m", 1, MI, 4096), m={"limit": "claim"}))
 PROOF = Proof(container="ab12", inode=7, claims=tuple(Held(record, record.requests[:1]) for record in RECORDS))

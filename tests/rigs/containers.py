@@ -9,25 +9,6 @@ from numa_contract.config import Config, SharedPool
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
 
-from tests.rigs.builders import MI, cpu_record, env_of, file_of, files_of, memory_record, write_claim
-
-__all__ = [
-    "MI",
-    "POD",
-    "PODS",
-    "TOP",
-    "cgroup_of",
-    "config",
-    "container",
-    "cpu_record",
-    "entitlement_of",
-    "env_of",
-    "file_of",
-    "files_of",
-    "memory_record",
-    "pod",
-    "write_claim",
-]
 TOP = "kubepods.slice"
 PODS = f"{TOP}/kubepods-burstable.slice"
 POD = f"{PODS}/kubepods-burstable-podp1.slice"

@@ -44,7 +44,7 @@ def test_a_claim_is_held_as_recorded() -> None:
     entitlement = held(env_of(ONE) + env_of(MEM), ONE, MEM)
     assert entitlement.cpus == {2, 3}
     assert entitlement.mems == {0, 1}
-    assert dict(entitlement.hugepages) == {("m1", "m", 2 * MI): 64 * MI, ("m1", "n", 2 * MI): 4 * MI}
+    assert dict(entitlement.hugepages) == {(2 * MI, "m1", "m"): 64 * MI, (2 * MI, "m1", "n"): 4 * MI}
     assert entitlement.env == {}
 
 

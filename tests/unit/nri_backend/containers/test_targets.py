@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from nri_backend.containers.container import Phase, Tracked, tracked_as
 from nri_backend.containers.state import NodeState
-from nri_backend.containers.targets import GroupTarget, group_targets, groups_above, target, target_at_start
+from nri_backend.containers.targets import Raises, group_targets, groups_above, target, target_at_start
 from nri_backend.limits.claimed import Raise
 from nri_backend.limits.difference import Host
 from nri_backend.limits.stated import pod_directory, stated
@@ -35,10 +35,9 @@ def put(state: NodeState, id_: str, *env: str, of: str = "p1", quota: int | None
     return tracked
 
 
-def raises(state: NodeState, path: str = POD) -> dict[str, Raise] | None:
-    """What a cgroup above containers needs; None where all is left as it is."""
-    groups = {group.path: group for group in group_targets(state, groups_above(state))}
-    return None if groups[path].kept else dict(groups[path].raises)
+def raises(state: NodeState) -> Raises:
+    """What the cgroup of the pod needs."""
+    return group_targets(state, groups_above(state))[POD]
 
 
 def test_hugepages_of_a_pod_are_those_of_its_living_containers() -> None:
@@ -49,9 +48,7 @@ def test_hugepages_of_a_pod_are_those_of_its_living_containers() -> None:
     first, second = put(state, "a", *env_of(one)), put(state, "b", *env_of(two), name="side")
     put(state, "c", *env_of(far), of="p2")
     assert target(state, first, full=True).claimed == {TWO: 64 * MI}
-    assert target_at_start(state, first).groups == (
-        GroupTarget(POD, {"hugetlb.2MB.max": Raise(plus=66 * MI, needed=True)}),
-    )
+    assert target_at_start(state, first).groups == {POD: {"hugetlb.2MB.max": Raise(plus=66 * MI, needed=True)}}
     state.put(replace(second, phase=Phase.STOPPED))
     assert raises(state) == {"hugetlb.2MB.max": Raise(plus=64 * MI, needed=True)}
     state.put(replace(first, phase=Phase.STOPPED))
@@ -62,7 +59,7 @@ def test_a_plain_container_asks_for_nothing() -> None:
     """Neither of itself nor above it."""
     state = node()
     plain = target_at_start(state, put(state, "plain", quota=50_000))
-    assert (plain.groups, plain.claimed, plain.desired.files) == ((), None, {})
+    assert (plain.groups, plain.claimed, plain.desired.files) == ({}, None, {})
     assert raises(state) == {}
 
 
@@ -106,9 +103,9 @@ def test_a_pod_that_is_told_under_another_name_since_it_was_listed_is_left_alone
     tracked = put(state, "free", *env_of(one), quota=200_000)
     listed = groups_above(state)
     state.replace_containers([replace(tracked, pod=replace(tracked.pod, uid=""))])
-    assert [group.path for group in group_targets(state, listed) if group.kept] == [POD]
+    assert group_targets(state, listed)[POD] is None
     state.replace_containers([])
-    assert [group.path for group in group_targets(state, listed) if group.kept] == [POD]
+    assert group_targets(state, listed)[POD] is None
 
 
 def test_every_group_above_containers_is_looked_at_once() -> None:

@@ -5,13 +5,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from nri_backend.containers.targets import GroupTarget, Target
+from nri_backend.containers.container import Tracked
+from nri_backend.containers.targets import Target
 from nri_backend.enforcement.apply import Outcome, apply
 from nri_backend.limits.claimed import Raise, hugepage_raises
 from nri_backend.limits.difference import Desired
 from nri_backend.node.cgroups import Notes
 from numa_contract.cpuset import parse_cpu_list
 
+from tests.rigs.containers import pod
 from tests.rigs.kernel_tree import DENIED, MI, SIZES, KernelTree
 
 POD = "kubepods/pod1"
@@ -29,6 +31,11 @@ def tree(tmp_path: Path) -> KernelTree:
     return tree
 
 
+def one(cgroup: str = CGROUP) -> Tracked:
+    """A container."""
+    return Tracked("c1", "main", pod(), cgroup=cgroup, pod_cgroup=POD)
+
+
 def wants(cpus: str, mems: str = "", *, shared: bool = False) -> Desired:
     """What a container shall show."""
     return Desired(parse_cpu_list(cpus), parse_cpu_list(cpus), shared=shared, mems=parse_cpu_list(mems))
@@ -43,8 +50,8 @@ def run(
     full: bool = True,
 ) -> Outcome:
     """One job, with an instance of ours that has just started; hugepages of the container and of its pod."""
-    groups = () if of_pod is None else (GroupTarget(POD, hugepage_raises(of_pod, SIZES)),)
-    target = Target("c1", CGROUP, wanted, POD, groups, own, page_sizes=SIZES, full=full)
+    groups = {} if of_pod is None else {POD: hugepage_raises(of_pod, SIZES)}
+    target = Target(one(), wanted, groups, own, page_sizes=SIZES, full=full)
     return apply(tree, Notes(tree.root), target)
 
 
@@ -141,7 +148,7 @@ def test_a_file_that_cannot_be_read_is_an_outcome_like_any_other(tree: KernelTre
 @pytest.mark.parametrize("cgroup", ["kubepods/pod1/none", ""])
 def test_a_container_without_a_cgroup_is_told_as_such(tree: KernelTree, cgroup: str) -> None:
     """Gone, or never named by the runtime: nothing is seen, nothing is written, above all not at the root."""
-    outcome = apply(tree, Notes(tree.root), Target("x", cgroup, wants("2-3")))
+    outcome = apply(tree, Notes(tree.root), Target(one(cgroup), wants("2-3")))
     assert outcome.observed is None
     assert outcome.left
     assert tree.written == []
@@ -150,8 +157,8 @@ def test_a_container_without_a_cgroup_is_told_as_such(tree: KernelTree, cgroup: 
 @pytest.mark.parametrize(("needed", "told"), [(False, 0), (True, 1)])
 def test_a_pod_without_a_cgroup_fails_only_who_needs_it(tree: KernelTree, needed: bool, told: int) -> None:
     """A runtime may keep containers elsewhere: what is not there throttles nobody, and cannot protect anybody."""
-    group = GroupTarget("kubepods/none", {"memory.min": Raise(plus=MI, needed=needed)})
-    outcome = apply(tree, Notes(tree.root), Target("c1", CGROUP, wants("2-3"), "kubepods/none", (group,)))
+    groups = {"kubepods/none": {"memory.min": Raise(plus=MI, needed=needed)}}
+    outcome = apply(tree, Notes(tree.root), Target(one(), wants("2-3"), groups))
     assert len(outcome.left) == told
     assert (outcome.observed is None) is needed
 
@@ -173,7 +180,7 @@ def test_a_group_that_a_container_has_made_is_its_own_affair(tree: KernelTree) -
 def test_a_tree_that_is_not_there_says_nothing_about_who_lives(tree: KernelTree) -> None:
     """Without the mount every container would look as if it had ended."""
     tree.path("").rename(tree.path("").with_name("hidden"))
-    outcome = apply(tree, Notes(tree.root), Target("c1", CGROUP, wants("2-3")))
+    outcome = apply(tree, Notes(tree.root), Target(one(), wants("2-3")))
     assert outcome.observed is not None
     assert outcome.observed.cpus is None
     assert outcome.left

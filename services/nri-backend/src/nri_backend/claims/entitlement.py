@@ -29,6 +29,8 @@ _Part = tuple[str, MemoryAllocation, MemoryParameters]
 """Claim UID, what one allocation result was given, and how it is to be enforced."""
 Protected = tuple[str, str, str]
 """File, claim UID and request: what is protected once, however many containers share it."""
+Pages = tuple[int, str, str]
+"""Page size in bytes, claim UID and request: what is limited once, however many containers share it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,8 @@ class Entitlement:
     """It holds CPUs, and no request of them wants to keep the CFS quota."""
     memory: MemoryGrant | None = None
     """None without a memory claim."""
-    hugepages: Mapping[tuple[str, str, int], int] = field(default_factory=dict)
-    """Bytes by claim UID, request and page size in bytes."""
+    hugepages: Mapping[Pages, int] = field(default_factory=dict)
+    """Bytes, whole pages."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables that the container shall get beyond those of CDI."""
 
@@ -90,17 +92,17 @@ def entitlement_from(claims: Iterable[Held]) -> Entitlement:
     """Adds up what the claims of one container give it."""
     claims = tuple(claims)
     memory = [(h.record, a) for h in claims for a in h.record.memory_of(h.requests)]
-    hugepages: dict[tuple[str, str, int], int] = defaultdict(int)
+    hugepages: dict[Pages, int] = defaultdict(int)
     for record, allocation in memory:
         if allocation.hugepages:
-            hugepages[record.claim.uid, allocation.request, allocation.page_bytes] += allocation.size
+            hugepages[allocation.page_bytes, record.claim.uid, allocation.request] += allocation.size
     quotas = {h.record.parameters_of(r).quota for h in claims if h.record.driver == CPU_DRIVER for r in h.requests}
     return Entitlement(
         claims=claims,
         cpus=frozenset().union(*(h.record.cpus_of(h.requests) for h in claims)),
         quota_off=quotas == {"off"},
         memory=_granted([(r.claim.uid, a, r.memory_parameters_of(a.request)) for r, a in memory]) if memory else None,
-        hugepages=dict(hugepages),
+        hugepages={pages: amount // pages[0] * pages[0] for pages, amount in hugepages.items()},
         env={
             cpu_env_key(h.record.claim.uid, None): format_cpu_list(h.record.cpus_of(h.requests))
             for h in claims

@@ -18,32 +18,23 @@ from nri_backend.limits.claimed import (
 )
 from nri_backend.limits.difference import Desired, Wanted, desired_cpuset
 
+Raises = Mapping[str, Raise] | None
+"""What the claims below a cgroup need there, by file; what they do not need any more goes back.
 
-@dataclass(frozen=True, slots=True)
-class GroupTarget:
-    """A cgroup above containers, and what the claims below it need there; what they do not need any more goes back."""
-
-    path: str
-    raises: Mapping[str, Raise] = field(default_factory=dict)
-    """By file."""
-    kept: bool = False
-    """All is left as it is: a container runs below it of whose claims nothing is known here, or it is no pod's now."""
+None: all is left as it is; a container runs below it of whose claims nothing is known here, or it is no pod's now.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """One container and what its cgroup must say; page sizes and hugepages in bytes."""
 
-    id: str
-    cgroup: str
+    tracked: Tracked
     desired: Desired
-    pod_cgroup: str = ""
-    groups: tuple[GroupTarget, ...] = ()
-    """What must be true above it first."""
+    groups: Mapping[str, Raises] = field(default_factory=dict)
+    """What must be true above it first, by path."""
     claimed: Mapping[int, int] | None = None
     """Hugepages by page size; None for containers without a memory claim."""
-    asked: Mapping[int, int] = field(default_factory=dict)
-    """Hugepages that the kubelet asked for, by page size; empty where the runtime has dropped that (containerd)."""
     guarded: tuple[int, ...] = ()
     """Page sizes that it must not reserve: those without a limit that the kubelet has stated, or with one of 0."""
     page_sizes: tuple[int, ...] = ()
@@ -63,18 +54,15 @@ def target(state: NodeState, tracked: Tracked, *, full: bool) -> Target:
     """Returns what a container's own cgroup must say."""
     desired = cpuset_of(state, tracked)
     if not full:
-        return Target(tracked.id, tracked.cgroup, desired, full=False)
+        return Target(tracked, desired, full=False)
     held = tracked.entitlement
     files = {CPU_MAX: Wanted(None)} if held.cpus and tracked.unthrottled else {}
     if held.memory is not None:
         files |= memory_limits(held.memory)
     return Target(
-        id=tracked.id,
-        cgroup=tracked.cgroup,
+        tracked,
         desired=replace(desired, files=files) if files else desired,
-        pod_cgroup=tracked.pod_cgroup,
         claimed=None if held.memory is None else claimed_bytes([held]),
-        asked=tracked.asked.hugepages,
         guarded=_guarded(state, tracked),
         page_sizes=state.host.page_sizes,
     )
@@ -82,7 +70,7 @@ def target(state: NodeState, tracked: Tracked, *, full: bool) -> Target:
 
 def target_at_start(state: NodeState, tracked: Tracked) -> Target:
     """Returns what a container's cgroup must say, and those above it because of this container."""
-    groups: tuple[GroupTarget, ...] = ()
+    groups: Mapping[str, Raises] = {}
     if tracked.entitlement.claims:
         above = groups_above([tracked])
         groups = group_targets(state, above if tracked.protected else {p: u for p, u in above.items() if u is not None})
@@ -100,10 +88,10 @@ def groups_above(containers: Iterable[Tracked]) -> dict[str, str | None]:
     return pods | {path: None for path in others if path not in pods}
 
 
-def group_targets(state: NodeState, groups: Mapping[str, str | None]) -> tuple[GroupTarget, ...]:
+def group_targets(state: NodeState, groups: Mapping[str, str | None]) -> dict[str, Raises]:
     """Returns what all containers of the node need of these cgroups, which are as groups_above() tells them."""
     passed_on = protections((tracked.cgroup, tracked.protected) for tracked in state)
-    return tuple(_group_target(state, path, uid, passed_on.get(path, {})) for path, uid in groups.items())
+    return {path: _group_target(state, path, uid, passed_on.get(path, {})) for path, uid in groups.items()}
 
 
 def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
@@ -115,16 +103,16 @@ def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
     return tuple(size for size in state.host.page_sizes if not tracked.stated.hugepages.get(size))
 
 
-def _group_target(state: NodeState, path: str, pod_uid: str | None, passed_on: dict[str, Raise]) -> GroupTarget:
+def _group_target(state: NodeState, path: str, pod_uid: str | None, passed_on: dict[str, Raise]) -> Raises:
     if pod_uid is None:
-        return GroupTarget(path, passed_on)
+        return passed_on
     members = state.of_pod(pod_uid)
     alive = [tracked for tracked in members if tracked.alive]
     # The runtime may have told another pod for it, or none, since the cgroups were listed.
     foreign = all(tracked.pod_cgroup != path for tracked in members)
     if foreign or any(tracked.unsettled for tracked in alive):
-        return GroupTarget(path, kept=True)
-    return GroupTarget(path, _pod_raises(state, alive) | passed_on)
+        return None
+    return _pod_raises(state, alive) | passed_on
 
 
 def _pod_raises(state: NodeState, alive: Sequence[Tracked]) -> dict[str, Raise]:

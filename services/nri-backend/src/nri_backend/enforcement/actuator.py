@@ -173,13 +173,13 @@ class Actuator:
         )
 
     def _step(self, wanted: Target) -> Step[Outcome]:
-        return wanted.id, partial(apply, self._edges.tree, self._notes, wanted)
+        return wanted.tracked.id, partial(apply, self._edges.tree, self._notes, wanted)
 
     async def apply_groups(self, groups: Mapping[str, str | None]) -> list[Outcome]:
         """Makes some cgroups above containers, as groups_above() tells them, true for 10 ms; as apply_some()."""
         step = partial(apply_group, self._edges.tree, self._notes)
         return await self._writing.work(
-            lambda: [(one.path, partial(step, one)) for one in group_targets(self._state, groups)]
+            lambda: [(path, partial(step, path, raises)) for path, raises in group_targets(self._state, groups).items()]
         )
 
     def take_outcome(self, tracked: Tracked, outcome: Outcome) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from nri_backend.containers.targets import GroupTarget, Target
+from nri_backend.containers.targets import Raises, Target
 from nri_backend.limits.claimed import guard_limits, hugepage_files, hugepage_limits, own_limit, plan, with_reservation
 from nri_backend.limits.difference import Desired, Difference, Limit, Observed, cpu_differences, differences
 from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, MissingFileError, Notes
@@ -54,17 +54,17 @@ def observe_sets(tree: CgroupTree, path: str) -> Observed | None:
 
 def apply(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
     """Makes a container's cgroup true, those above it first. Raises nothing."""
-    done = Outcome(target.id)
-    if not target.cgroup:
+    done, path = Outcome(target.tracked.id), target.tracked.cgroup
+    if not path:
         done.left.append("the runtime names no cgroup for it")
         return done
     try:
-        for group in target.groups:
-            _apply_above(tree, notes, group, done)
+        for group, raises in target.groups.items():
+            _apply_above(tree, notes, group, raises, done)
         desired = _with_hugepages(tree, notes, target)
-        look = partial(observe, tree, target.cgroup, desired, full=target.full)
-        done.observed = _repair(tree, target.cgroup, desired, look(), look, done)
-        _apply_leaf(tree, target.cgroup, desired, done, full=target.full)
+        look = partial(observe, tree, path, desired, full=target.full)
+        done.observed = _repair(tree, path, desired, look(), look, done)
+        _apply_leaf(tree, path, desired, done, full=target.full)
     except CgroupGoneError as error:
         # A tree that is not there says nothing about who lives.
         done.observed = None if tree.is_mounted() else Observed()
@@ -79,36 +79,36 @@ def apply(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
     return done
 
 
-def apply_group(tree: CgroupTree, notes: Notes, target: GroupTarget) -> Outcome:
+def apply_group(tree: CgroupTree, notes: Notes, path: str, raises: Raises) -> Outcome:
     """Makes the limits of one cgroup above containers true. Raises nothing."""
-    done = Outcome(target.path)
+    done = Outcome(path)
     try:
-        _raise_limits(tree, notes, target, done)
+        _raise_limits(tree, notes, path, raises, done)
     except CgroupGoneError:
-        notes.forget(target.path)
+        notes.forget(path)
     except CgroupRefusedError as error:
         done.left.append(str(error))
     return done
 
 
 def _with_hugepages(tree: CgroupTree, notes: Notes, target: Target) -> Desired:
-    pod_own = partial(_pod_own, tree, notes, target)
+    pod_own, asked = partial(_pod_own, tree, notes, target), target.tracked.asked.hugepages
     if target.claimed is not None:
-        limits = hugepage_limits(target.claimed, target.asked, pod_own())
+        limits = hugepage_limits(target.claimed, asked, pod_own())
     else:
         # Most often all is as it must be, and these are the only files that are read for it.
-        reservable = tree.read_limits(target.cgroup, [hugepage_files(size)[1] for size in target.guarded])
-        limits = guard_limits(target.guarded, reservable, pod_own, stated=bool(target.asked))
+        reservable = tree.read_limits(target.tracked.cgroup, [hugepage_files(size)[1] for size in target.guarded])
+        limits = guard_limits(target.guarded, reservable, pod_own, stated=bool(asked))
     return replace(target.desired, files={**target.desired.files, **limits}) if limits else target.desired
 
 
 def _pod_own(tree: CgroupTree, notes: Notes, target: Target) -> dict[int, Limit]:
     """Returns the kubelet's own hugepage limits of the pod, by page size in bytes."""
-    if not target.pod_cgroup:
+    if not (path := target.tracked.pod_cgroup):
         return {}
     sizes = {hugepage_files(size)[0]: size for size in target.page_sizes}
-    noted = notes.load(target.pod_cgroup)
-    limits = tree.read_limits(target.pod_cgroup, sizes)
+    noted = notes.load(path)
+    limits = tree.read_limits(path, sizes)
     return {sizes[file]: own_limit(limit, noted.get(file)) for file, limit in limits.items()}
 
 
@@ -156,23 +156,23 @@ def _apply_leaf(tree: CgroupTree, path: str, desired: Desired, done: Outcome, *,
         done.left.append(str(error))
 
 
-def _apply_above(tree: CgroupTree, notes: Notes, group: GroupTarget, done: Outcome) -> None:
+def _apply_above(tree: CgroupTree, notes: Notes, path: str, raises: Raises, done: Outcome) -> None:
     try:
-        _raise_limits(tree, notes, group, done)
+        _raise_limits(tree, notes, path, raises, done)
     except CgroupGoneError:
         # Without the pod's cgroup there is no quota of it either; what a claim cannot do without is another matter.
-        if any(raised.needed for raised in group.raises.values()):
+        if any(raised.needed for raised in (raises or {}).values()):
             raise
 
 
-def _raise_limits(tree: CgroupTree, notes: Notes, target: GroupTarget, done: Outcome) -> None:
+def _raise_limits(tree: CgroupTree, notes: Notes, path: str, raises: Raises, done: Outcome) -> None:
     """Makes the limits of one cgroup true. CgroupGoneError, CgroupRefusedError."""
-    path, noted = target.path, notes.load(target.path)
-    if target.kept or not (noted or target.raises):
+    noted = notes.load(path)
+    if raises is None or not (noted or raises):
         return
-    files = tuple(name for file in {**target.raises, **noted} for name in with_reservation(file))
+    files = tuple(name for file in {**raises, **noted} for name in with_reservation(file))
     present = tree.read_limits(path, files)
-    wanted, ahead, after = plan(present, noted, target.raises)
+    wanted, ahead, after = plan(present, noted, raises)
     if ahead != noted:
         notes.store(path, ahead)
     # What claims change by coming and going is no repair.

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from numa_contract.pagesize import oci_page_size
 
@@ -26,6 +26,7 @@ CPU_MAX: Final = "cpu.max"
 MEMORY_MAX: Final = "memory.max"
 MEMORY_HIGH: Final = "memory.high"
 _HUGE: Final = "hugetlb."
+_Kind = TypeVar("_Kind", int, str)
 Note = tuple[Limit, ...]
 """What we remember of one limit: the kubelet's value, then those that we have written over it.
 
@@ -117,7 +118,7 @@ def memory_limits(grant: MemoryGrant) -> dict[str, Wanted]:
         for file, limit in ((MEMORY_MAX, grant.maximum), (MEMORY_HIGH, grant.high))
         if limit is not None
     }
-    protection = _protected_bytes([grant.protected])
+    protection = _sums([grant.protected])
     return limits | {file: Wanted(size, "at least", needed=True) for file, size in protection.items()}
 
 
@@ -137,19 +138,19 @@ def protections(containers: Iterable[tuple[str, Mapping[Protected, int]]]) -> di
             for ancestor in ancestors(path):
                 below[ancestor].append(protected)
     return {
-        path: {file: Raise(plus=size, needed=True) for file, size in _protected_bytes(shares).items()}
+        path: {file: Raise(plus=size, needed=True) for file, size in _sums(shares).items()}
         for path, shares in below.items()
     }
 
 
-def _protected_bytes(shares: Iterable[Mapping[Protected, int]]) -> dict[str, int]:
-    """Returns the bytes protected by file; a request that several containers hold counts once."""
-    distinct: dict[Protected, int] = {}
+def _sums(shares: Iterable[Mapping[tuple[_Kind, str, str], int]]) -> dict[_Kind, int]:
+    """Returns the bytes by file, or by page size; a request that several containers hold counts once."""
+    distinct: dict[tuple[_Kind, str, str], int] = {}
     for share in shares:
         distinct |= share
-    total: dict[str, int] = defaultdict(int)
-    for (file, _, _), size in distinct.items():
-        total[file] += size
+    total: dict[_Kind, int] = defaultdict(int)
+    for (kind, _, _), size in distinct.items():
+        total[kind] += size
     return dict(total)
 
 
@@ -160,14 +161,8 @@ def hugepage_files(size: int) -> tuple[str, ...]:
 
 
 def claimed_bytes(entitlements: Iterable[Entitlement]) -> dict[int, int]:
-    """Returns the hugepages claimed; a request that several of the containers hold counts once."""
-    distinct: dict[tuple[str, str, int], int] = {}
-    for entitlement in entitlements:
-        distinct |= entitlement.hugepages
-    total: dict[int, int] = defaultdict(int)
-    for (_, _, size), amount in distinct.items():
-        total[size] += amount // size * size
-    return dict(total)
+    """Returns the hugepages claimed."""
+    return _sums(entitlement.hugepages for entitlement in entitlements)
 
 
 def asked_limits(shown: Mapping[int, int], claimed: Mapping[int, int]) -> dict[int, int]:

@@ -12,13 +12,28 @@ from pathlib import Path
 
 import pytest
 from nri_backend.node.proofs import Proof, Proofs
-from nri_backend.nri.model import ContainerState, Resources
+from nri_backend.nri.model import Container, ContainerState, Resources
 
 from tests.rigs.builders import MI, cpu_record, env_of, memory_record
 from tests.rigs.containers import container, pod
 from tests.rigs.enforcement import Node, auditing, enforcing
 
 ONE = cpu_record("c1", "cpus=2-3")
+HUGE = memory_record("m1", ("m", 0, 32 * MI, 2 * MI))
+
+
+@asynccontextmanager
+async def finding(
+    memory: Path, env: tuple[str, ...], mebibytes: int, name: str = "claim", proofs: type[Proofs] = Proofs
+) -> AsyncIterator[tuple[Node, Container, str]]:
+    """A new instance, to which the runtime lists a running container with this limit of 2 MiB pages, and its cgroup."""
+    node = Node(memory, proofs=proofs)
+    listed = replace(container(name, *env, huge={"2MB": mebibytes * MI}), state=ContainerState.RUNNING)
+    path = node.make_cgroups(pod(), listed)
+    async with auditing(node):
+        await node.enforcer.activate()  # before the runtime tells its state
+        await node.enforcer.synchronize([pod()], [listed])
+        yield node, listed, path
 
 
 async def restarted(memory: Path, *containers: tuple[str, tuple[str, ...], str]) -> str:
@@ -71,20 +86,15 @@ async def test_a_lost_memory_record_takes_nothing_from_a_claim_container(memory:
 @pytest.mark.parametrize(("created", "started"), [(True, True), (True, False), (False, False)])
 async def test_a_limit_is_added_once(memory: Path, created: bool, started: bool) -> None:
     """The spec states 64 MiB and the claim has 32: what an instance of ours has answered before it ended is known."""
-    record = memory_record("m1", ("m", 0, 32 * MI, 2 * MI))
     async with enforcing(Node(memory)) as node:
-        env = node.claim(record)
+        env = node.claim(HUGE)
         path = node.make_cgroups(pod(), container("claim"))
         if created:
             await node.enforcer.create_container(pod(), container("claim", *env, huge={"2MB": 64 * MI}))
         if started:
             await node.enforcer.start_container(pod(), container("claim", *env, huge={"2MB": 96 * MI}))
-    stated = {"2MB": (96 if created else 64) * MI}
-    listed = replace(container("claim", *env, huge=stated), state=ContainerState.RUNNING)
     for _ in range(2):
-        node = Node(memory)
-        async with auditing(node):
-            await node.enforcer.activate()
+        async with finding(memory, env, 96 if created else 64) as (node, listed, _):
             for _ in range(2):
                 node.kernel.set(path, "hugetlb.2MB.max", "0")
                 await node.enforcer.synchronize([pod()], [listed])
@@ -94,15 +104,9 @@ async def test_a_limit_is_added_once(memory: Path, created: bool, started: bool)
 
 async def test_a_resize_of_hugepages_is_answered_once(memory: Path) -> None:
     """Our answer to it holds the claimed pages, too, for a container that was created in a gap."""
-    record = memory_record("m1", ("m", 0, 32 * MI, 2 * MI))
-    node = Node(memory)
-    env = node.claim(record)
-    path = node.make_cgroups(pod(), container("claim"))
+    env = Node(memory).claim(HUGE)
     (memory / "former").write_text("none")  # an upgrade was seen before
-    async with auditing(node):
-        await node.enforcer.activate()
-        listed = replace(container("claim", *env, huge={"2MB": 64 * MI}), state=ContainerState.RUNNING)
-        await node.enforcer.synchronize([pod()], [listed])
+    async with finding(memory, env, 64) as (node, listed, path):
         (update,) = await node.enforcer.update_container(pod(), listed, Resources(hugepage_limits={"2MB": 128 * MI}))
         assert update.resources.hugepage_limits == {"2MB": 160 * MI}
         await node.until(partial(is_limited, node, path, 160 * MI))
@@ -133,17 +137,10 @@ def is_limited(node: Node, path: str, limit: int) -> bool:
 @pytest.mark.fault("backend A12")
 async def test_what_the_release_before_has_left_running_counts_as_answered(memory: Path) -> None:
     """It kept no proofs, whether an upgrade follows it or a roll-back did; and who was answered by nobody gets more."""
-    record = memory_record("m1", ("m", 0, 32 * MI, 2 * MI))
     for name, limit in (("upgraded", 96), ("unanswered", 128), ("rolled-back", 96)):
         if name == "rolled-back":
             (memory / "former.lock").write_text("0.1.0 became active here")
-        node = Node(memory)
-        env = node.claim(record)
-        path = node.make_cgroups(pod(), container(name))
-        async with auditing(node):
-            await node.enforcer.activate()  # before the runtime tells its state
-            listed = replace(container(name, *env, huge={"2MB": 96 * MI}), state=ContainerState.RUNNING)
-            await node.enforcer.synchronize([pod()], [listed])
+        async with finding(memory, Node(memory).claim(HUGE), 96, name) as (node, _, path):
             await node.until(partial(is_limited, node, path, limit * MI))
 
 
@@ -217,12 +214,7 @@ async def meanwhile(node: Node) -> AsyncIterator[None]:
 
 async def limit_after_a_restart(memory: Path, env: tuple[str, ...], mebibytes: int) -> str:
     """Returns what a new instance makes of a container that the runtime states this limit of."""
-    node = Node(memory)
-    async with auditing(node):
-        await node.enforcer.activate()
-        path = node.make_cgroups(pod(), container("claim"))
-        listed = replace(container("claim", *env, huge={"2MB": mebibytes * MI}), state=ContainerState.RUNNING)
-        await node.enforcer.synchronize([pod()], [listed])
+    async with finding(memory, env, mebibytes) as (node, _, path):
         await node.until(lambda: node.enforcer.state.pool)
         await node.enforcer._auditor.audit(full=True)
         return node.kernel.get(path, "hugetlb.2MB.max")
@@ -230,9 +222,8 @@ async def limit_after_a_restart(memory: Path, env: tuple[str, ...], mebibytes: i
 
 async def test_a_creation_while_others_are_forgotten_stays_answered(memory: Path) -> None:
     """Who tidies up knows the containers of a moment ago: after a restart the claim is not added again."""
-    record = memory_record("m1", ("m", 0, 32 * MI, 2 * MI))
     async with enforcing(Node(memory, proofs=SlowProofs)) as node:
-        env = node.claim(record)
+        env = node.claim(HUGE)
         node.make_cgroups(pod(), container("claim"))
         tidying = asyncio.create_task(node.enforcer._prover.forget_others())
         async with meanwhile(node):
@@ -244,15 +235,9 @@ async def test_a_creation_while_others_are_forgotten_stays_answered(memory: Path
 
 async def test_a_resize_while_the_first_proof_is_written_takes_nothing(memory: Path) -> None:
     """It waits for no disk, the proof keeps the claim's CPUs, and says in the end that the resize was answered."""
-    huge = memory_record("m1", ("m", 0, 32 * MI, 2 * MI))
-    node = Node(memory, proofs=SlowProofs)
-    env = (*node.claim(ONE), *node.claim(huge))
-    node.make_cgroups(pod(), container("claim"))
+    env = (*Node(memory).claim(ONE), *Node(memory).claim(HUGE))
     (memory / "former").write_text("none")  # an upgrade was seen before
-    async with auditing(node):
-        await node.enforcer.activate()
-        listed = replace(container("claim", *env, huge={"2MB": 64 * MI}), state=ContainerState.RUNNING)
-        await node.enforcer.synchronize([pod()], [listed])
+    async with finding(memory, env, 64, proofs=SlowProofs) as (node, listed, _):
         async with meanwhile(node):
             await node.enforcer.update_container(pod(), listed, Resources(hugepage_limits={"2MB": 128 * MI}))
         proof = memory / "proofs" / "claim.json"

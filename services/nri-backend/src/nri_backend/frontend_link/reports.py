@@ -11,14 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from numa_contract.errors import cut_answer
-from numa_contract.reports import (
-    CONTAINERS,
-    MAX_STATE_BYTES,
-    BackendStatus,
-    ClaimUse,
-    ContainerReport,
-    ContainerState,
-)
+from numa_contract.reports import CONTAINERS, MAX_STATE_BYTES, BackendStatus, ClaimUse, ContainerReport, ContainerState
 
 from nri_backend.claims.judge import Reason
 from nri_backend.containers.container import Phase, Tracked

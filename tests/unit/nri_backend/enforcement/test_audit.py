@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from nri_backend.containers.answers import MAX_SYNC_UPDATES
 from nri_backend.enforcement.audit import LOOKS
-from nri_backend.enforcement.hooks import CLEAR_SECONDS
+from nri_backend.enforcement.start import CLEAR_SECONDS
 from nri_backend.nri.model import Adjustment, ContainerState, RefusedError, Resources
 from numa_contract.cpuset import parse_cpu_list
 from numa_node.claim_directory import DirectoryReplacedError
@@ -195,10 +195,10 @@ async def test_a_container_whose_processes_linger_is_not_over(node: Node, reconn
     assert [told.state for told in node.reports.values()] == ["running"]
     node.unprepare(ONE)
     env = node.claim(cpu_record("c2", "cpus=2-3", pods=("p2",)))
-    node.enforcer.clear_seconds = 0.05
+    node.enforcer.starter.clear_seconds = 0.05
     with pytest.raises(RefusedError, match="still runs"):
         await node.create("next", *env, of="p2")
-    node.enforcer.clear_seconds = CLEAR_SECONDS
+    node.enforcer.starter.clear_seconds = CLEAR_SECONDS
     node.kernel.remove(claim)
     if reconnected:
         await node.until(lambda: "claim" not in node.reports)

@@ -130,7 +130,7 @@ async def test_a_trespasser_that_cannot_be_moved_keeps_the_claim_out(node: Node)
     """No container runs where it should not: the refusal names who is in the way and why, and is tried again."""
     plain = await node.run("plain", of="p9")
     node.kernel.refused[plain, "cpuset.cpus"] = DENIED
-    node.enforcer.clear_seconds = 0.05
+    node.enforcer.starter.clear_seconds = 0.05
     env = node.claim(ONE)
     with pytest.raises(RefusedError, match=r"main of pod ns/p9 still runs on CPUs of its claim \(2-3\).*retries"):
         await node.create("claim", *env)

@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hooks of the runtime: who holds what, what it gets, and who is refused.
 
-While not active, everything is noted and nothing is answered: another instance enforces. What that one has not done
-is refused.
+While not active, everything is noted and nothing answered: another instance enforces. What it has not done is refused.
 """
 
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
 
 from numa_contract.cpuset import parse_or_none
 
 from nri_backend.claims.judge import Refusal
-from nri_backend.containers.answers import adjustment, amendment, crowded, impossible, stored_updates, unenforced
+from nri_backend.containers.answers import adjustment, amendment, stored_updates, unenforced
 from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked, problem_of, tracked_as
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.actuator import Actuator, Edges
@@ -34,8 +32,6 @@ from nri_backend.nri.model import (
     Update,
 )
 
-# Under the 1.5 s after which plugin.py answers for us, with a text that helps less.
-CLEAR_SECONDS: Final = 1.2
 _log = logging.getLogger(__name__)
 
 
@@ -44,14 +40,13 @@ class Enforcer:
 
     def __init__(self, edges: Edges, state: NodeState, own_pod_uid: str) -> None:
         self.state = state
-        self.clear_seconds = CLEAR_SECONDS
         self.runtime = LinkStatus()
         """What the runtime can do; whoever has the connection sets it."""
         self._edges = edges
         self._own_pod_uid = own_pod_uid
         self.actuator = Actuator(self.state, edges)
         self._prover = Prover(self.state, edges.tree, edges.proofs)
-        self._starter = Starter(self.state, self.actuator, edges.tree)
+        self.starter = Starter(self.state, self.actuator, edges.tree)
         self._kills = KillWatch(self.state, self.actuator, edges)
         self._auditor = Auditor(self.state, self.actuator, self._prover, self._kills, edges)
 
@@ -106,7 +101,7 @@ class Enforcer:
         # A standby is asked after the active instance, and sees what that one has answered.
         tracked = self.state.assessed(self._described(pod, container, answered=not self.active))
         if active := self.active:
-            tracked, refusal = await self._hindrance(tracked)
+            tracked, refusal = await self.starter.hindrance(tracked, self.runtime)
         else:
             answered = Observed(parse_or_none(container.resources.cpus), parse_or_none(container.resources.mems))
             refusal = unenforced(tracked, answered, self._edges.leadership(), self.state.host)
@@ -140,9 +135,9 @@ class Enforcer:
         tracked = replace(self.state.get(container.id) or self._described(pod, container), phase=Phase.CREATED)
         tracked = self.state.assessed(tracked)
         if self.active:
-            tracked, refusal = await self._hindrance(tracked)
+            tracked, refusal = await self.starter.hindrance(tracked, self.runtime)
             if refusal is None:
-                tracked, refusal = await self._starter.make_true(tracked)
+                tracked, refusal = await self.starter.make_true(tracked)
         else:
             seen = await self.actuator.look(tracked) if tracked.evidence.claims else None
             refusal = unenforced(tracked, seen, self._edges.leadership(), self.state.host, starting=True)
@@ -151,7 +146,7 @@ class Enforcer:
                 now = replace(tracked, stated=stated(container.resources), answered=True)
                 self.actuator.note(replace(now, phase=Phase.STARTED, ran=True))
         if refusal is not None:
-            if await self._starter.kill(tracked):
+            if await self.starter.kill(tracked):
                 self.actuator.forget(tracked.id)
             else:
                 self._track_unseen(tracked)
@@ -166,7 +161,7 @@ class Enforcer:
         tracked = self._tracked(pod, container)
         self._track_unseen(tracked)
         if self.active and tracked.evidence != NO_EVIDENCE:
-            await self._starter.kill(tracked)
+            await self.starter.kill(tracked)
 
     def _track_unseen(self, tracked: Tracked) -> None:
         """It may run, nobody knows on which CPUs; claims wait until the audit has seen it."""
@@ -246,20 +241,6 @@ class Enforcer:
     def _described(self, pod: Pod, container: Container, *, answered: bool = False) -> Tracked:
         own = bool(pod.uid) and pod.uid == self._own_pod_uid
         return tracked_as(pod, container, answered=answered, own_pod=own)
-
-    async def _hindrance(self, tracked: Tracked) -> tuple[Tracked, Refusal | None]:
-        """Returns the container as it then is, and why it cannot run; the driver's own always can, or nothing heals."""
-        if tracked.own_pod:
-            return tracked, None
-        if refusal := tracked.refusal or impossible(tracked, self.state, self.runtime):
-            return tracked, refusal
-        changes = self.state.changes
-        # Others who are on its CPUs are being moved.
-        refusal = crowded(tracked, await self.actuator.cleared(tracked, self.clear_seconds))
-        if refusal is None and self.state.changes != changes:
-            tracked = self.state.assessed(tracked)
-            refusal = tracked.refusal
-        return tracked, refusal
 
     def _refused(self, tracked: Tracked, refusal: Refusal) -> RefusedError:
         self._edges.observer.refused(refusal.reason)

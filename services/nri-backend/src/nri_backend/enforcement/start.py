@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to a container between its creation and its first instruction (ring 2): it is made true, or killed."""
+"""What happens to a container before its first instruction: others leave its CPUs, it is made true, or it is killed."""
 
 import asyncio
 import logging
@@ -8,13 +8,16 @@ from functools import partial
 from typing import Final
 
 from nri_backend.claims.judge import Refusal
-from nri_backend.containers.answers import untrue
+from nri_backend.containers.answers import crowded, impossible, untrue
 from nri_backend.containers.container import Phase, Tracked
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import cpuset_of
 from nri_backend.enforcement.actuator import Actuator
 from nri_backend.node.cgroups import CgroupTree
+from nri_backend.nri.model import LinkStatus
 
+# Under the 1.5 s after which plugin.py answers for us, with a text that helps less.
+CLEAR_SECONDS: Final = 1.2
 MAX_TRIES: Final = 3
 """The pool may change so often while a container is being started."""
 # Part of what plugin.py leaves between our deadline and the runtime's patience.
@@ -23,12 +26,27 @@ _log = logging.getLogger(__name__)
 
 
 class Starter:
-    """Makes containers true, or kills them."""
+    """Waits until others have left, makes containers true, or kills them."""
 
     def __init__(self, state: NodeState, actuator: Actuator, tree: CgroupTree) -> None:
+        self.clear_seconds = CLEAR_SECONDS
         self._state = state
         self._actuator = actuator
         self._tree = tree
+
+    async def hindrance(self, tracked: Tracked, runtime: LinkStatus) -> tuple[Tracked, Refusal | None]:
+        """Returns the container as it then is, and why it cannot run; the driver's own always can, or nothing heals."""
+        if tracked.own_pod:
+            return tracked, None
+        if refusal := tracked.refusal or impossible(tracked, self._state, runtime):
+            return tracked, refusal
+        changes = self._state.changes
+        # Others who are on its CPUs are being moved.
+        refusal = crowded(tracked, await self._actuator.cleared(tracked, self.clear_seconds))
+        if refusal is None and self._state.changes != changes:
+            tracked = self._state.assessed(tracked)
+            refusal = tracked.refusal
+        return tracked, refusal
 
     async def make_true(self, tracked: Tracked) -> tuple[Tracked, Refusal | None]:
         """Makes the container's cgroup true; its phase says when that is done, the refusal why it cannot be."""

@@ -174,7 +174,7 @@ async def test_watch_that_breaks_is_unavailable(pair: Pair) -> None:
 async def test_event_has_the_fields_that_are_required(pair: Pair) -> None:
     """Events about a Node lie in "default", and no text is longer than the API allows, whatever its characters."""
     server, client = pair
-    await client.create_event("", {"kind": "Node", "name": "node-a"}, "Reason", "ä" * 2000, "Warning")
+    await client.create_event("", {"kind": "Node", "name": "node-a"}, "Reason", "ä" * 2000)
     (event,) = server.store.select(EVENTS)
     assert event["metadata"]["namespace"] == "default"
     assert 1000 < len(event["note"].encode()) <= 1024

@@ -52,14 +52,14 @@ class Sink:
         self.failures: dict[str, list[Exception]] = {}
 
     async def create_event(
-        self, namespace: str, regarding: dict[str, Any], reason: str, note: str, kind: str = "Normal", *, key: str = ""
+        self, namespace: str, regarding: dict[str, Any], reason: str, note: str, *, key: str = ""
     ) -> None:
         self.attempts += 1
         if self.failures.get(regarding["name"]):
             raise self.failures[regarding["name"]].pop()
         if key in self.events:
             raise ConflictError("create event", "exists")
-        self.events[key] = (namespace, regarding, f"{kind} {reason}", note)
+        self.events[key] = (namespace, regarding, reason, note)
 
 
 class Kills:
@@ -108,7 +108,7 @@ async def test_a_kill_is_told_once(tmp_path: Path, sink: Sink) -> None:
         await node.reported(report(kills), after=1000)
     assert len(sink.events) == sink.attempts == 1
     namespace, regarding, reason, note = next(iter(sink.events.values()))
-    assert (namespace, reason) == ("default", f"Warning {REASON}")
+    assert (namespace, reason) == ("default", REASON)
     assert regarding == {"apiVersion": "v1", "kind": "Pod", "namespace": "default", "name": "db", "uid": "pod-uid"}
     assert "claim default/db-claim" in note
     again = Kills(tmp_path, sink)

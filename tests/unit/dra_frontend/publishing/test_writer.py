@@ -141,7 +141,7 @@ async def until_quiet(rig: Rig, notices: Notices, count: int) -> list[Document]:
     """The Events, once there are so many and the sender knows it."""
     async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
         run = tasks.create_task(notices.run())
-        while len(events := list(rig.server.store.select(EVENTS))) < count or notices._waiting:  # noqa: ASYNC110 - a server
+        while len(events := list(rig.server.store.select(EVENTS))) < count or notices._waiting.qsize():  # noqa: ASYNC110 - a server
             await asyncio.sleep(0.005)
         run.cancel()
     return sorted(events, key=lambda event: str(event["note"]))
@@ -173,9 +173,9 @@ async def test_events_are_few_and_wait_for_the_server(rig: Rig) -> None:
     notices = Notices(rig.client, "node-a")
     for number in range(100):
         notices.notify(f"Reason{number}", "note")
-    assert len(notices._waiting) == 64
+    assert notices._waiting.qsize() == 64
     for _ in range(62):
-        notices._waiting.popleft()
+        notices._waiting.get_nowait()
     rig.server.fail_next(1, 403, resource="events")
     rig.server.fail_next(1, 503, resource="events")
     assert [one["reason"] for one in await until_quiet(rig, notices, 1)] == ["Reason99"]

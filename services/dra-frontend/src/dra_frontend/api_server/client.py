@@ -156,10 +156,8 @@ class KubeClient:
         with suppress(NotFoundError):
             await self._ask(Call("delete", *_SLICES, name, body=body))
 
-    async def create_event(
-        self, namespace: str, regarding: Document, reason: str, note: str, kind: str = "Normal", *, key: str = ""
-    ) -> None:
-        """Records an events.k8s.io/v1 Event, ``Normal`` or ``Warning``. One about a Node has no namespace: pass "".
+    async def create_event(self, namespace: str, regarding: Document, reason: str, note: str, *, key: str = "") -> None:
+        """Records an events.k8s.io/v1 Event, a ``Warning``. One about a Node has no namespace: pass "".
 
         A ``key`` becomes part of its name: an Event that was recorded with the same key is a ConflictError.
         """
@@ -176,7 +174,7 @@ class KubeClient:
             "reason": reason[:128],
             "regarding": regarding,
             "note": cut_answer(note),
-            "type": kind,
+            "type": "Warning",
         }
         await self._ask(Call("create", "events.k8s.io", "events", namespace=where, body=document), self._event_pace)
 

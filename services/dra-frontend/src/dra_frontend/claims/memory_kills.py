@@ -108,7 +108,7 @@ class MemoryKills:
         key = f"{report.id[:16]}.{report.memory_kills}"
         try:
             # One with the same key is a ConflictError.
-            await self._create_event(report.pod_namespace, regarding, REASON, note, "Warning", key=key)
+            await self._create_event(report.pod_namespace, regarding, REASON, note, key=key)
             extra = {"pod": f"{report.pod_namespace}/{report.pod_name}", "note": note}
             _log.warning("killed for want of memory", extra=extra)
         except ConflictError:

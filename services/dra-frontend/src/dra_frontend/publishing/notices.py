@@ -4,7 +4,6 @@
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -29,10 +28,9 @@ class Notices:
         self._regarding = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node}
         self._clock = clock
         self._sent: dict[tuple[str, str], tuple[float, int]] = {}
-        self._waiting: deque[tuple[str, str, str]] = deque(maxlen=_MOST)
-        self._wake = asyncio.Event()
+        self._waiting = asyncio.Queue[tuple[str, str]](_MOST)
 
-    def notify(self, reason: str, note: str, kind: str = "Warning") -> None:
+    def notify(self, reason: str, note: str) -> None:
         """Notes an Event. Its subject is what stands before the first colon of the note."""
         key = (reason, note.partition(":")[0])
         since, repeats = self._sent.get(key, (-_REPEAT_SECONDS, 0))
@@ -41,23 +39,21 @@ class Notices:
             return
         _log.warning("notice", extra={"reason": reason, "note": note})
         self._sent[key] = (self._clock(), 0)
-        self._waiting.append((reason, f"{note} ({repeats} times more since the last Event)" if repeats else note, kind))
-        self._wake.set()
+        if self._waiting.full():
+            self._waiting.get_nowait()
+        self._waiting.put_nowait((reason, f"{note} ({repeats} times more since the last Event)" if repeats else note))
 
     async def run(self) -> None:
         """Sends what waits; what the server does not take now is sent later. Runs for ever."""
-        waits = Backoff(1.0, 60.0)
+        waits, event = Backoff(1.0, 60.0), None
         while True:
-            await self._wake.wait()
+            event = event or await self._waiting.get()
             try:
-                while self._waiting:
-                    reason, note, kind = self._waiting[0]
-                    await self._client.create_event("", self._regarding, reason, note, kind)
-                    self._waiting.popleft()
-                self._wake.clear()
+                await self._client.create_event("", self._regarding, *event)
+                event = None
                 waits.reset()
             except Exception as error:  # noqa: BLE001 - an Event is a courtesy, and nobody's end
                 _log.warning("event not recorded", extra={"error": str(error)})
                 if not isinstance(error, KubeError) or not error.retriable:
-                    self._waiting.popleft()
+                    event = None
                 await asyncio.sleep(waits.next())

@@ -51,6 +51,21 @@ class Claims:
         self.documents[meta["name"]] = document
         return ClaimName(meta["namespace"], meta["name"], meta["uid"])
 
+    def forget(self, uid: str, how: str) -> None:
+        """A claim is gone, replaced by a namesake, allocated elsewhere, or deallocated."""
+        document = self.documents[f"claim-{uid}"]
+        if how == "gone":
+            del self.documents[f"claim-{uid}"]
+        elif how == "elsewhere":
+            terms = document["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"]
+            terms[0]["matchFields"][0]["values"] = ["node-b"]
+        elif how == "deallocated":
+            del document["status"]["allocation"]
+        else:
+            document["metadata"]["uid"] = "new"
+        if how == "unreadable namesake":
+            document["status"]["allocation"]["devices"] = "none"
+
     async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
         """Answers, unless it is away."""
         if self.away is not None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """ResourceClaim documents become values, or a refusal that names claim and remedy; nothing else."""
 
-import json
 from fractions import Fraction
 from typing import Any
 
@@ -9,51 +8,46 @@ import pytest
 from dra_frontend.allocation.claim import ClaimView, Refused, Source, amount_of, count_of, read_claim
 from numa_contract.records import AllocationResult
 
+from tests.strategies.claims import NODE, claim, cpus, memory, result
+
 UID = "8d3b3a4e-7f1a-4f7e-9f0c-2b6d5a3e1c00"
 
 
 def document() -> dict[str, Any]:
     """A claim as the API server of 1.36 gives it, with everything that a scheduler and a template add."""
-    claim: dict[str, Any] = json.loads("""{
-      "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
-      "metadata": {"namespace": "default", "name": "pod-a-cpu-x7k2p",
-        "annotations": {"resource.kubernetes.io/pod-claim-name": "cpu"}},
-      "spec": {"devices": {"requests": [{"name": "cpus", "exactly": {"deviceClassName": "dra.cpu"}}]}},
-      "status": {
-        "reservedFor": [{"resource": "pods", "name": "pod-a", "uid": "pod-uid-a"},
-          {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "gang", "uid": "group-uid"}],
-        "allocation": {
-          "nodeSelector": {"nodeSelectorTerms": [
-            {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-1"]}]}]},
-          "devices": {
-            "results": [
-              {"request": "cpus/big", "driver": "dra.cpu", "pool": "node-1", "device": "cpudevnuma000",
-               "shareID": "1f0c1111-2222-4333-8444-555566667777", "consumedCapacity": {"dra.cpu/cpu": "4"}},
-              {"request": "mem", "driver": "dra.memory", "pool": "node-1-memory", "device": "memory-numa000",
-               "consumedCapacity": {"size": "1536Mi"}},
-              {"request": "watch", "driver": "dra.cpu", "pool": "node-1", "device": "cpudevnuma001",
-               "adminAccess": true}],
-            "config": [
-              {"source": "FromClass", "requests": [],
-               "opaque": {"driver": "dra.cpu", "parameters": {"from": "class"}}},
-              {"source": "FromClaim", "requests": ["cpus"],
-               "opaque": {"driver": "dra.cpu", "parameters": {"from": "claim"}}},
-              {"source": "FromClaim", "requests": ["mem"],
-               "opaque": {"driver": "dra.memory", "parameters": {"from": "other"}}}]}}}}""")
-    claim["metadata"]["uid"] = UID
-    return claim
+    config = [
+        {"source": source, "requests": requests, "opaque": {"driver": driver, "parameters": {"from": said}}}
+        for source, requests, driver, said in (
+            ("FromClass", [], "dra.cpu", "class"),
+            ("FromClaim", ["cpus"], "dra.cpu", "claim"),
+            ("FromClaim", ["mem"], "dra.memory", "other"),
+        )
+    ]
+    watching = result("watch", "dra.cpu", "cpudevnuma001", adminAccess=True)
+    found = claim(
+        UID,
+        *(cpus(4, "cpus/big"), memory("1536Mi", "mem"), watching),
+        pods=("pod-uid-a",),
+        name="pod-a-cpu-x7k2p",
+        namespace="default",
+        config=config,
+    )
+    found["metadata"]["annotations"] = {"resource.kubernetes.io/pod-claim-name": "cpu"}
+    group = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "gang", "uid": "group-uid"}
+    found["status"]["reservedFor"].append(group)
+    return found
 
 
-def read(claim: object, uid: str = UID) -> ClaimView:
+def read(document: object, uid: str = UID) -> ClaimView:
     """The claim, which some pod may use; raises Refused."""
-    view = read_claim(claim)
+    view = read_claim(document)
     view.check_usable(uid)
     return view
 
 
-def refusal(claim: object, uid: str = UID) -> str:
+def refusal(document: object, uid: str = UID) -> str:
     with pytest.raises(Refused) as caught:
-        read(claim, uid)
+        read(document, uid)
     return str(caught.value)
 
 
@@ -69,14 +63,14 @@ def test_a_whole_claim_is_read() -> None:
     claim = read(document())
     assert (claim.claim.uid, str(claim)) == (UID, "claim default/pod-a-cpu-x7k2p")
     assert claim.pod_claim_name == "cpu"
-    assert [(pod.uid, pod.name) for pod in claim.reserved_for] == [("pod-uid-a", "pod-a")]
+    assert [(pod.uid, pod.name) for pod in claim.reserved_for] == [("pod-uid-a", "name-pod-uid-a")]
     (first,), (second,) = claim.results["dra.cpu"], claim.results["dra.memory"]
     assert (first.base, count_of("dra.cpu", first)) == ("cpus", 4)
     assert first == AllocationResult(
         request="cpus/big",
-        pool="node-1",
+        pool=NODE,
         device="cpudevnuma000",
-        share_id="1f0c1111-2222-4333-8444-555566667777",
+        share_id="share-cpus/big",
         consumed={"dra.cpu/cpu": "4"},
     )
     assert (second.share_id, count_of("dra.memory", second)) == (None, 1536 << 20)
@@ -150,7 +144,7 @@ def test_parameters_match_by_nothing_by_base_or_by_full_name(requests: list[str]
 def test_node_selection() -> None:
     """Only names that are demanded are read; terms are alternatives, and one that demands none may be ours."""
     claim = document()
-    assert read(claim).is_for("node-1", UID)
+    assert read(claim).is_for(NODE, UID)
     assert not read(claim).is_for("node-2", UID)
     selector = claim["status"]["allocation"]["nodeSelector"]
     selector["nodeSelectorTerms"].append(
@@ -166,7 +160,7 @@ def test_another_object_of_the_same_name_is_refused() -> None:
     """The kubelet asks for a UID; a claim made anew under that name is another claim."""
     text = refusal(document(), "other-uid")
     assert text.startswith(f"claim default/pod-a-cpu-x7k2p: UID other-uid was replaced by {UID}; delete the pod")
-    assert not read(document()).is_for("node-1", "other-uid")
+    assert not read(document()).is_for(NODE, "other-uid")
 
 
 def test_unallocated_and_unreserved_claims_are_refused() -> None:
@@ -174,11 +168,11 @@ def test_unallocated_and_unreserved_claims_are_refused() -> None:
     claim = document()
     claim["status"]["reservedFor"] = claim["status"]["reservedFor"][1:]
     assert "default/pod-a-cpu-x7k2p: reserved for no pod" in refusal(claim)
-    assert read_claim(claim).is_for("node-1", UID)
+    assert read_claim(claim).is_for(NODE, UID)
     for absent in ({}, {"allocation": None}, None):
         claim["status"] = absent
         assert "not allocated" in refusal(claim)
-        assert not read_claim(claim).is_for("node-1", UID)
+        assert not read_claim(claim).is_for(NODE, UID)
 
 
 @pytest.mark.parametrize("path", ["device", "pool", "request"])

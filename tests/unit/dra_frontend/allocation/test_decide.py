@@ -152,23 +152,6 @@ def test_several_results_of_one_request_are_all_different() -> None:
     assert len(record.cpus_of(["a"])) == 3
 
 
-@pytest.mark.parametrize(
-    ("entry", "config", "text"),
-    [
-        (cpus(2, "r"), opaque({"strategy": "best"}, from_class=True), "FromClass: cpuConfig.strategy: 'best'"),
-        (
-            memory("64Mi", "r"),
-            memory_opaque({"mount": {"path": "/h"}}),
-            "FromClaim: memoryConfig.mount: is for hugepag",
-        ),
-    ],
-)
-def test_bad_parameters_are_refused_by_name(entry: dict[str, Any], config: dict[str, Any], text: str) -> None:
-    """The refusal names claim, request, source and field."""
-    shown = refused(view("u", entry, config=(config,)), entry["driver"])
-    assert shown.startswith(f"claim ns/claim-u: request r: parameters {text}")
-
-
 def test_a_device_that_is_gone_is_refused_with_its_request_once() -> None:
     """With parameters and without; a subrequest is named whole."""
     for config in ((), (opaque({"strategy": "spread"}),)):

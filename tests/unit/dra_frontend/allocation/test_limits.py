@@ -106,17 +106,6 @@ def test_a_running_container_holds_what_nobody_else_tells_of() -> None:
         assert ledger.held_cpus() == {1, 5}
 
 
-@pytest.mark.fault("frontend A5")
-def test_a_claim_that_is_being_released_keeps_its_record() -> None:
-    """Prepared again with the same results the record comes back; with others the claim waits for its containers."""
-    running = report(claims=[{"uid": "u", "driver": "dra.cpu"}], cpus="4-5")
-    old = decided(view("u", cpus(2)), ledger=holding(decided(view("other", cpus(1)))))
-    leaving = Ledger({}, holding(old).files, (running,))
-    assert decided(view("u", cpus(2)), ledger=leaving) == old
-    gone = Ledger({}, holding(old).files)
-    assert len(decided(view("u", cpus(1)), ledger=gone).cpus_of()) == 1
-
-
 def bomb(parameters: Any) -> dict[str, Any]:
     """An entry of a claim's config."""
     return {"source": "FromClaim", "requests": [], "opaque": {"driver": "dra.cpu", "parameters": parameters}}

@@ -110,19 +110,7 @@ async def test_a_pod_that_shows_up_later_is_read_from_the_api_server(node: Front
 @pytest.mark.parametrize("change", ["gone", "replaced", "unreadable namesake", "elsewhere", "deallocated"])
 async def test_a_forgotten_claim_is_released(node: Frontend, api: Claims, change: str) -> None:
     """Its UID is gone from the API server, or it lives elsewhere, and no container uses it."""
-    document = api.documents["claim-u"]
-    if change == "gone":
-        del api.documents["claim-u"]
-    elif change == "replaced":
-        document["metadata"]["uid"] = "new"
-    elif change == "unreadable namesake":
-        document["metadata"]["uid"] = "new"
-        document["status"]["allocation"]["devices"] = "none"
-    elif change == "deallocated":
-        del document["status"]["allocation"]
-    else:
-        terms = document["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"]
-        terms[0]["matchFields"][0]["values"] = ["node-b"]
+    api.forget("u", change)
     await node.reconciler.sweep_some()
     assert node.store.ledger.records == []
 

@@ -198,17 +198,7 @@ async def test_an_unreadable_record_of_several_requests_is_rebuilt(
 async def test_a_lost_claim_that_is_gone_is_let_go(node: Frontend, answer: str) -> None:
     """Nobody else would ever free its CPUs: the kubelet may have forgotten the claim long ago."""
     node.damage("u")
-    document = node.api.documents["claim-u"]
-    if answer == "gone":
-        del node.api.documents["claim-u"]
-    elif answer == "replaced":
-        document["metadata"]["uid"] = "new"
-    elif answer == "unreadable namesake":
-        document["metadata"]["uid"] = "new"
-        document["status"]["allocation"]["devices"] = "none"
-    else:
-        terms = document["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"]
-        terms[0]["matchFields"][0]["values"] = ["node-b"]
+    node.api.forget("u", answer)
     again = await restarted(node)
     assert again.store.ledger.held_cpus()
     await again.recovery.round()

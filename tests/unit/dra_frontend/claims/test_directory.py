@@ -51,19 +51,6 @@ def test_nothing_but_the_whole_file_has_its_name(files: ClaimFiles, tmp_path: Pa
     assert (file.name, file.stat().st_mode & 0o777) == (NAME, 0o600)
 
 
-def test_a_failed_write_changes_nothing(files: ClaimFiles, tmp_path: Path) -> None:
-    """When the file cannot be put in its place the old one stays and no temporary file is left."""
-    files.write(record())
-    before = (tmp_path / "cdi" / NAME).read_bytes()
-    other = tmp_path / "cdi" / cdi_file_name("dra.cpu", "u2")
-    other.mkdir()
-    with pytest.raises(OSError, match="directory"):
-        files.write(record("u2"))
-    assert (tmp_path / "cdi" / NAME).read_bytes() == before
-    assert sorted(path.name for path in (tmp_path / "cdi").iterdir()) == [NAME, other.name]
-    assert files.view.files.keys() == {("dra.cpu", "u1")}
-
-
 def test_a_file_with_an_unreadable_record_is_copied_and_stays(files: ClaimFiles, tmp_path: Path) -> None:
     """A healthy pod needs the file to restart: it is copied, its CPUs are held from its environment."""
     document = json.loads(dump_claim_file(record()))

@@ -127,6 +127,7 @@ async def test_what_cannot_be_read_or_written_changes_nothing(node: Frontend, ap
     node.file("u").unlink()
     node.file("u").mkdir()
     assert "its CDI file cannot be removed" in str(await node.unprepare("u"))
+    assert node.store.ledger.held_cpus() == node.cpus("u") != frozenset()
 
 
 async def test_a_claim_that_only_watches_gets_no_cdi_device(node: Frontend, api: Claims) -> None:

@@ -67,7 +67,7 @@ async def test_close_ends_waiting_streams_at_once() -> None:
 
 def test_report_on_the_wire() -> None:
     """Every field arrives where the kubelet looks for it."""
-    (device,) = pb.NodeWatchResourcesResponse.FromString(write_health((BAD,), timeout=30)).devices
+    (device,) = pb.NodeWatchResourcesResponse.FromString(write_health((BAD,))).devices
     assert (device.device.pool_name, device.device.device_name) == ("node", "cpudevnuma000")
     assert device.health == pb.UNHEALTHY
     assert device.message == "CPU 3 is offline"

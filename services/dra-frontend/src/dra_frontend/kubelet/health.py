@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -74,13 +73,12 @@ class HealthBoard:
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         """Returns the gRPC services, one for each name the API ever had."""
-        write = partial(write_health, timeout=STALE_SECONDS)
-        method = grpc.unary_stream_rpc_method_handler(self.watch, response_serializer=write)
+        method = grpc.unary_stream_rpc_method_handler(self.watch, response_serializer=write_health)
         return [grpc.method_handlers_generic_handler(name, {"NodeWatchResources": method}) for name in HEALTH_SERVICES]
 
 
-def write_health(devices: Iterable[DeviceHealth], *, timeout: int) -> bytes:
-    """Writes the complete list as of now; ``timeout`` in seconds."""
+def write_health(devices: Iterable[DeviceHealth]) -> bytes:
+    """Writes the complete list as of now."""
     now = int(time.time())
     return pb.NodeWatchResourcesResponse(
         devices=[
@@ -88,7 +86,7 @@ def write_health(devices: Iterable[DeviceHealth], *, timeout: int) -> bytes:
                 device=pb.DeviceIdentifier(pool_name=device.pool, device_name=device.device),
                 health=pb.HealthStatus.Name(device.health.value),
                 last_updated_time=now,
-                health_check_timeout_seconds=timeout,
+                health_check_timeout_seconds=STALE_SECONDS,
                 message=device.message,
             )
             for device in devices

@@ -18,7 +18,6 @@ from nri_backend.node.heartbeat import Heartbeat
 from nri_backend.node.preflight import PreflightError, check_controllers, check_mount, parse_mounts
 from nri_backend.nri.link import PLUGIN_CONNECTION, RUNTIME_CONNECTION, Trunk, wrap
 from nri_backend.nri.messages import read_container, read_pod
-from nri_backend.probe import answer
 from nri_backend.ttrpc import (
     RESPONSE,
     Call,
@@ -32,6 +31,7 @@ from nri_backend.ttrpc import (
 )
 from numa_contract.records import Owner
 from numa_contract.reports import RecordsAnswer, StateAnswer
+from numa_node.probes import HEALTHY, answer
 
 from tests.fuzz.contract_targets import text
 from tests.fuzz.documents import spoilt, written
@@ -234,7 +234,7 @@ TARGETS = [
     ),
     Target(
         "probe-line",
-        lambda data: answer(data, lambda: True),
+        lambda data: answer(data, {"/healthz": lambda: HEALTHY}),
         st.sampled_from((b"GET /healthz HTTP/1.1", b"HEAD /readyz?x=1 HTTP/1.0")),
         milliseconds=10,
         most_bytes=4096,

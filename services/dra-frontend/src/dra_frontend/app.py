@@ -9,7 +9,6 @@ import asyncio
 import gc
 import logging
 import signal
-import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -19,9 +18,10 @@ from uuid import uuid4
 
 from numa_contract import __version__
 from numa_contract.names import CLAIMS_JOURNAL, DRIVERS
-from numa_node.addresses import SocketPathError, listen_tcp
+from numa_node.addresses import SocketPathError
 from numa_node.files import raise_descriptor_limit
 from numa_node.log import set_up_logging
+from numa_node.probes import serve_pages
 from numa_node.readiness import Readiness
 
 from dra_frontend.api_server.client import KubeClient, connect
@@ -45,7 +45,7 @@ from dra_frontend.publishing.notices import Notices
 from dra_frontend.publishing.offer import Offer
 from dra_frontend.publishing.publisher import Publisher
 from dra_frontend.settings import Settings, open_host
-from dra_frontend.state_endpoint.api import probe_app, state_app
+from dra_frontend.state_endpoint.api import pages, state_app
 from dra_frontend.state_endpoint.records import RecordNews
 from dra_frontend.state_endpoint.server import HttpServer
 from dra_frontend.telemetry import BackendMetrics, NodeGauges, Telemetry
@@ -201,24 +201,21 @@ async def _serve(settings: Settings) -> None:
 async def _run(service: Service, bind: tuple[str, int] | None, stop: asyncio.Event) -> None:
     """Runs the parts of a service until it shall stop."""
     async with asyncio.TaskGroup() as tasks:
-        servers: dict[str, HttpServer] = {}
-
-        def serve(name: str, server: HttpServer, where: socket.socket) -> None:
-            servers[name] = server
-            tasks.create_task(server.serve(sockets=[where]))
+        servers: list[HttpServer] = []
 
         async def serve_state() -> None:
-            former, where = servers.get("state"), await service.run_directory.listen()
-            serve("state", HttpServer(state_app(service)), where)
-            if former is not None:
-                former.end()
+            former, where = servers.copy(), await service.run_directory.listen()
+            servers[:] = [HttpServer(state_app(service))]
+            tasks.create_task(servers[0].serve(sockets=[where]))
+            for server in former:
+                server.end()
 
         await serve_state()
-        if bind is not None:
-            serve("probes", HttpServer(probe_app(service), bounded=True), listen_tcp(*bind))
-        async with AsyncExitStack() as kubelet:
+        async with AsyncExitStack() as stack:
+            if bind is not None:
+                await stack.enter_async_context(serve_pages(bind, pages(service)))
             link = service.run_directory.keep(lambda: service.backend.leads, serve_state)
-            endless = [*service.endless(), ("link", link), ("claims", service.offer_claims(kubelet))]
+            endless = [*service.endless(), ("link", link), ("claims", service.offer_claims(stack))]
             running = [tasks.create_task(_essential(name, work)) for name, work in endless]
             # What exists now lives as long as the process: the collector need not walk it again and again.
             gc.collect()
@@ -228,7 +225,7 @@ async def _run(service: Service, bind: tuple[str, int] | None, stop: asyncio.Eve
             for task in running:
                 task.cancel()
         service.records.close()
-        for server in servers.values():
+        for server in servers:
             server.end()
 
 

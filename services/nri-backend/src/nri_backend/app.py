@@ -27,6 +27,7 @@ from numa_node.addresses import SocketPathError
 from numa_node.claim_directory import ClaimDirectory, DirectoryReplacedError
 from numa_node.files import raise_descriptor_limit
 from numa_node.log import set_up_logging
+from numa_node.probes import HEALTHY, Page, Pages, serve_pages
 from numa_node.readiness import Readiness
 
 from nri_backend.containers.state import NodeState
@@ -44,7 +45,6 @@ from nri_backend.node.proofs import Proofs
 from nri_backend.nri.link import dial
 from nri_backend.nri.model import LinkStatus
 from nri_backend.nri.session import RuntimeSession
-from nri_backend.probe import serve_probes
 from nri_backend.settings import COMMAND, Settings, UsageError, load_settings
 from nri_backend.telemetry import Telemetry
 
@@ -54,6 +54,7 @@ MAX_PROBLEMS: Final = 20
 _THREADS: Final = 2 * MAX_STUCK
 _LEAVE_SECONDS: Final = 2.0  # hooks are answered within 1.5 s of the 2 s that runtimes usually wait
 _log = logging.getLogger(__name__)
+_NOT_READY: Final = Page(b"not synchronised with the container runtime; see the log\n", 503)
 
 
 class EssentialTaskError(Exception):
@@ -107,6 +108,10 @@ class Backend:
             "reports": self._client.report_forever(),
             "records": self._client.follow_forever(),
         }
+
+    def pages(self) -> Pages:
+        """Returns what the kubelet may ask for."""
+        return {"/healthz": lambda: HEALTHY, "/readyz": lambda: HEALTHY if self.ready() else _NOT_READY}
 
     def ready(self) -> bool:
         """Tells whether the pod is ready: synchronised with the runtime, active or not."""
@@ -198,7 +203,7 @@ async def run(settings: Settings) -> None:
         stack.callback(lock.close)
         backend = Backend(settings, lock, instance)
         if settings.bind is not None:
-            await stack.enter_async_context(serve_probes(settings.bind, backend.ready))
+            await stack.enter_async_context(serve_pages(settings.bind, backend.pages()))
         _settle_memory()
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(_essential(name, w), name=name) for name, w in backend.tasks().items()]

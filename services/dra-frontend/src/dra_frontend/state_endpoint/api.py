@@ -2,6 +2,7 @@
 """The state endpoint: who has what on this node, for ``curl`` on the unix socket, and the backend's way to report."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
 from fastapi import FastAPI, HTTPException, Request
@@ -17,6 +18,7 @@ from numa_contract.reports import (
     RecordsAnswer,
     StateAnswer,
 )
+from numa_node.probes import HEALTHY, Page, Pages
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from dra_frontend.claims.backend import BackendView, read_state, take_former_report
@@ -60,25 +62,18 @@ class NodeState(Protocol):
         """Returns the metrics in the text format of Prometheus."""
 
 
-def _add_probes(app: FastAPI, state: NodeState) -> None:
-    """Adds ``/healthz``, ``/readyz`` and ``/metrics``: all that is served over TCP."""
+def pages(state: NodeState) -> Pages:
+    """Returns ``/healthz``, ``/readyz`` and ``/metrics``: all that is served over TCP."""
 
-    @app.get("/healthz", response_class=PlainTextResponse)
-    async def healthz() -> str:
-        """The event loop answers: alive."""
-        return "ok\n"
-
-    @app.get("/readyz", response_class=PlainTextResponse)
-    async def readyz() -> Response:
-        """Ready when registered with the kubelet, slices published and the backend working."""
+    def ready() -> Page:
         problems = state.unready()
         lines = [*(problems or ["ok"]), *(f"warning: {text}" for text in state.warnings())]
-        return PlainTextResponse("\n".join(lines) + "\n", status_code=503 if problems else 200)
+        return Page("\n".join([*lines, ""]).encode(), 503 if problems else 200)
 
-    @app.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        """Metrics in the text format of Prometheus."""
-        return Response(state.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    def metrics() -> Page:
+        return Page(state.metrics(), kind="text/plain; version=0.0.4; charset=utf-8")
+
+    return {"/healthz": lambda: HEALTHY, "/readyz": ready, "/metrics": metrics}
 
 
 def _add_views(app: FastAPI, state: NodeState) -> None:
@@ -113,6 +108,11 @@ def _showing(view: Callable[[], Any]) -> Callable[[], Awaitable[Any]]:
         return view()
 
     return show
+
+
+def _response(look: Callable[[], Page]) -> Response:
+    page = look()
+    return Response(page.body, status_code=page.status, media_type=page.kind)
 
 
 async def _read_body(request: Request) -> bytes:
@@ -190,12 +190,7 @@ def state_app(state: NodeState) -> FastAPI:
         return StateAnswer(instance=state.instance, known=known, generation=generation)
 
     _add_former_routes(app, state)
-    _add_probes(app, state)
-    return app
-
-
-def probe_app(state: NodeState) -> FastAPI:
-    """Returns the application of the TCP listener: probes and metrics, nothing else."""
-    app = FastAPI(openapi_url=None)
-    _add_probes(app, state)
+    for path, look in pages(state).items():
+        show = _showing(partial(_response, look))
+        app.add_api_route(path, show, name=path[1:], response_class=PlainTextResponse, response_model=None)
     return app

@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
@@ -11,11 +12,14 @@ import h11
 from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError, shown
 from numa_contract.records import Document
-from numa_node.http_heads import MAX_HEAD_BYTES, is_costly
 from pydantic import ValidationError
 
 REQUEST_SECONDS: Final = 2.0
 """Far below LEASE_SECONDS, so that a frontend that hangs is dialled anew before it has to call this backend dead."""
+_MAX_HEAD_BYTES: Final = 8 << 10
+# h11 looks at its own limit only while a head is not whole. Over a run of blanks its pattern of a header's value takes
+# the square of its length: 7 s for 60 KB.
+_BLANKS: Final = re.compile(rb"[ \t]{64}")
 _MAX_ANSWER: Final = 1 << 16
 _READ_BYTES: Final = 1 << 16
 
@@ -34,7 +38,7 @@ TRANSIENT: Final = (OSError, h11.ProtocolError, FrontendError)
 async def connected(path: str) -> AsyncIterator["HttpConnection"]:
     """A connection to the frontend. OSError if there is none to be had."""
     async with asyncio.timeout(REQUEST_SECONDS):
-        reader, writer = await asyncio.open_unix_connection(path, limit=MAX_HEAD_BYTES)
+        reader, writer = await asyncio.open_unix_connection(path, limit=_MAX_HEAD_BYTES)
     try:
         yield HttpConnection(reader, writer)
     finally:
@@ -105,7 +109,7 @@ class HttpConnection:
         except asyncio.IncompleteReadError as error:
             head = error.partial
         except asyncio.LimitOverrunError as error:
-            raise FrontendError(f"the head of an answer has more than {MAX_HEAD_BYTES} bytes") from error
-        if is_costly(head):
+            raise FrontendError(f"the head of an answer has more than {_MAX_HEAD_BYTES} bytes") from error
+        if _BLANKS.search(head):
             raise FrontendError("the head of an answer has a long run of blanks")
         return head

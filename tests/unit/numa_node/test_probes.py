@@ -6,13 +6,11 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
-from nri_backend import probe
-from nri_backend.probe import NOT_READY, BindError, answer, serve_probes
+from numa_node import probes
+from numa_node.probes import HEALTHY, BindError, Page, answer, serve_pages
 
-
-def always() -> bool:
-    """A backend that is ready."""
-    return True
+UNREADY = Page(b"not ready\n", 503)
+PAGES = {"/healthz": lambda: HEALTHY, "/readyz": lambda: UNREADY, "/metrics": lambda: Page(b"x" * (8 << 20))}
 
 
 @contextlib.asynccontextmanager
@@ -45,9 +43,10 @@ async def ended(reader: asyncio.StreamReader) -> bool:
 
 
 async def test_a_probe_gets_one_answer_and_an_end() -> None:
-    """Whole HTTP, of a fixed text, and the connection is closed."""
+    """Whole HTTP, of what is so at this moment, and the connection is closed."""
     ready = True
-    async with serve_probes(("127.0.0.1", 0), lambda: ready) as port:
+    pages = {"/healthz": lambda: HEALTHY, "/readyz": lambda: HEALTHY if ready else UNREADY}
+    async with serve_pages(("127.0.0.1", 0), pages) as port:
         head, _, body = (await get(port, "/healthz")).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 OK\r\n")
         assert b"Connection: close" in head
@@ -55,15 +54,15 @@ async def test_a_probe_gets_one_answer_and_an_end() -> None:
         assert (await get(port, "/readyz?verbose")).startswith(b"HTTP/1.1 200 ")
         ready = False
         head, _, body = (await get(port, "/readyz")).partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 503 ")
-        assert body == f"{NOT_READY}\n".encode()
+        assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+        assert body == b"not ready\n"
         assert (await get(port, "/healthz")).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize(
     ("line", "status"),
     [
-        (b"GET /metrics HTTP/1.1", b"404"),
+        (b"GET /v1/claims HTTP/1.1", b"404"),
         (b"GET / HTTP/1.1", b"404"),
         (b"GET /healthz", b"200"),
         (b"GET  /healthz HTTP/1.1", b"400"),
@@ -74,21 +73,21 @@ async def test_a_probe_gets_one_answer_and_an_end() -> None:
     ],
 )
 def test_there_is_nothing_else(line: bytes, status: bytes) -> None:
-    """Two targets and two methods; nothing that the peer said comes back."""
-    said = answer(line, lambda: True)
+    """A few targets and two methods; nothing that the peer said comes back."""
+    said = answer(line, PAGES)
     assert said.startswith(b"HTTP/1.1 " + status)
     assert len(said) < 200
 
 
 def test_a_head_is_the_answer_without_its_body() -> None:
     """HEAD tells the status and the length of what GET would bring."""
-    whole, head = (answer(method + b" /healthz HTTP/1.1", lambda: True) for method in (b"GET", b"HEAD"))
+    whole, head = (answer(method + b" /healthz HTTP/1.1", PAGES) for method in (b"GET", b"HEAD"))
     assert whole == head + b"ok\n"
 
 
 async def test_the_first_line_is_enough() -> None:
     """Headers are not waited for; those that come in pieces afterwards do not cut the answer off."""
-    async with serve_probes(("127.0.0.1", 0), always) as port, peer(port) as (reader, writer):
+    async with serve_pages(("127.0.0.1", 0), PAGES) as port, peer(port) as (reader, writer):
         writer.write(b"GET /healthz HTTP/1.1\r\nHo")
         assert (await reader.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200 ")
         writer.write(b"st: x\r\n\r\n")
@@ -96,10 +95,10 @@ async def test_the_first_line_is_enough() -> None:
         assert await reader.read() == b""
 
 
-@pytest.mark.fault("security S3")
+@pytest.mark.fault("security S3", "security S5")
 async def test_of_pipelined_requests_the_first_is_answered() -> None:
     """A connection is good for one answer, whatever is sent on it."""
-    async with serve_probes(("127.0.0.1", 0), always) as port:
+    async with serve_pages(("127.0.0.1", 0), PAGES) as port:
         said = b""
         with contextlib.suppress(ConnectionResetError):
             said = await ask(port, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 8000)
@@ -109,18 +108,18 @@ async def test_of_pipelined_requests_the_first_is_answered() -> None:
 @pytest.mark.parametrize("data", [b"GET /" + b"x" * 200_000, b"x" * 200_000, b"\n" * 200_000])
 async def test_endless_requests_are_cut_off(data: bytes) -> None:
     """After a few kilobytes nothing more is read; others are served."""
-    async with serve_probes(("127.0.0.1", 0), always) as port:
+    async with serve_pages(("127.0.0.1", 0), PAGES) as port:
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             said = await ask(port, data)
             assert not said or said.startswith(b"HTTP/1.1 400 ")
         assert (await get(port, "/healthz")).startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.fault("security S3")
+@pytest.mark.fault("security S3", "security S5")
 async def test_a_connection_has_a_few_seconds() -> None:
     """One that says nothing, or a byte now and then, ends all the same."""
     async with (
-        serve_probes(("127.0.0.1", 0), always, seconds=0.2) as port,
+        serve_pages(("127.0.0.1", 0), PAGES, seconds=0.2) as port,
         peer(port) as (silent, _),
         peer(port) as (slow, writer),
     ):
@@ -133,29 +132,43 @@ async def test_a_connection_has_a_few_seconds() -> None:
         assert await ended(silent)
 
 
-@pytest.mark.fault("backend A8", "security S3")
+@pytest.mark.fault("backend A8", "frontend A7", "security S3", "security S5")
 async def test_the_oldest_idle_connection_makes_room() -> None:
     """However many hold connections, the newest one, the kubelet's probe, is answered."""
-    async with serve_probes(("127.0.0.1", 0), always) as port, contextlib.AsyncExitStack() as stack:
+    async with serve_pages(("127.0.0.1", 0), PAGES) as port, contextlib.AsyncExitStack() as stack:
         first, _ = await stack.enter_async_context(peer(port))
-        for _ in range(3 * probe.MAX_CONNECTIONS):
+        for _ in range(3 * probes.MAX_CONNECTIONS):
             await stack.enter_async_context(peer(port))
         for _ in range(6):
             assert (await get(port, "/healthz")).startswith(b"HTTP/1.1 200 ")
         assert await ended(first)
 
 
+@pytest.mark.fault("security S5")
+async def test_who_does_not_read_is_cut_off() -> None:
+    """A large answer that is not taken is not kept for long; who reads it has it whole."""
+    async with serve_pages(("127.0.0.1", 0), PAGES, seconds=0.5) as port:
+        assert len((await get(port, "/metrics")).partition(b"\r\n\r\n")[2]) == 8 << 20
+        async with peer(port) as (reader, writer):
+            reader._transport.pause_reading()  # type: ignore[attr-defined]  # asyncio's own way of not reading
+            writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+            await asyncio.sleep(1)
+            reader._transport.resume_reading()  # type: ignore[attr-defined]
+            with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+                await reader.readexactly(8 << 20)
+
+
 async def test_a_taken_port_is_a_clear_error() -> None:
     """Who cannot bind says where and what to do."""
-    async with serve_probes(("127.0.0.1", 0), always) as port:
+    async with serve_pages(("127.0.0.1", 0), PAGES) as port:
         with pytest.raises(BindError, match=f"127.0.0.1:{port} .*--bind-address"):
-            async with serve_probes(("127.0.0.1", port), always):
+            async with serve_pages(("127.0.0.1", port), PAGES):
                 pass
 
 
 async def test_leaving_does_not_wait_for_peers() -> None:
     """Shutdown ends connections that are open."""
     async with contextlib.AsyncExitStack() as stack:
-        async with serve_probes(("127.0.0.1", 0), always) as port:
+        async with serve_pages(("127.0.0.1", 0), PAGES) as port:
             reader, _ = await stack.enter_async_context(peer(port))
         assert await ended(reader)

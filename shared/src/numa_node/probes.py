@@ -1,62 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/healthz`` and ``/readyz`` over TCP, for the kubelet. Everybody on the network may ask, so nothing here can grow.
+"""What a process says over TCP: probes for the kubelet, metrics for Prometheus. Everybody on the network may ask.
 
-A connection is good for one line, which is answered with one of a few fixed texts; then it is closed. No headers are
-read and nothing is rendered. The newest connection is always served: the oldest one makes room for it.
+So nothing here can grow. A connection is good for one line, which is answered with one of a few pages; then it is
+closed. No headers are read. The newest connection is always served: the oldest one makes room for it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Final
 
 from numa_node.addresses import listen_tcp
 
 MAX_CONNECTIONS: Final = 64
-SECONDS: Final = 3.0
-"""Of a whole connection."""
-_MOST_BYTES: Final = 4096
+SECONDS: Final = 5.0
+"""Of a whole connection, from its first byte to the last one that the peer reads."""
+_MOST_BYTES: Final = 8 << 10
 """Of a whole connection: a prober's headers are read and dropped, since closing before would cut its answer off."""
 _ACCEPTED_AT_ONCE: Final = 8
 """Of a flood, before other work of the event loop has its turn."""
 _WAITING: Final = 1024
 """Connections that the kernel keeps meanwhile (listen(2))."""
 
-NOT_READY: Final = "not synchronised with the container runtime; see the log"
-
 
 class BindError(OSError):
     """The address of the probes cannot be used."""
 
 
-def _page(status: str, text: str) -> bytes:
-    return (
-        f"HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(text) + 1}\r\n"
-        f"Cache-Control: no-store\r\nConnection: close\r\n\r\n{text}\n"
-    ).encode()
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What is said when somebody asks."""
+
+    body: bytes
+    status: int = 200
+    kind: str = "text/plain; charset=utf-8"
+
+    def http(self, *, head: bool) -> bytes:
+        """Returns the whole answer, for HEAD without its body."""
+        lines = (
+            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}",
+            f"Content-Type: {self.kind}",
+            f"Content-Length: {len(self.body)}",
+            "Cache-Control: no-store",
+            "Connection: close",
+        )
+        return "\r\n".join(lines).encode() + b"\r\n\r\n" + (b"" if head else self.body)
 
 
-_OK: Final = _page("200 OK", "ok")
-_UNREADY: Final = _page("503 Service Unavailable", NOT_READY)
-_UNKNOWN: Final = _page("404 Not Found", "only /healthz and /readyz")
-_NO_HTTP: Final = _page("400 Bad Request", "this is no HTTP")
+Pages = Mapping[str, Callable[[], Page]]
+"""By path."""
+HEALTHY: Final = Page(b"ok\n")
+_NO_HTTP: Final = Page(b"this is no HTTP\n", 400)
 
 
-def answer(line: bytes, ready: Callable[[], bool]) -> bytes:
+def answer(line: bytes, pages: Pages) -> bytes:
     """Returns the answer to a request line."""
     method, _, rest = line.partition(b" ")
-    target = rest.partition(b" ")[0].partition(b"?")[0]
+    target = rest.partition(b" ")[0].partition(b"?")[0].decode(errors="replace")
     if method not in (b"GET", b"HEAD") or not target:
-        return _NO_HTTP
-    page = {b"/healthz": _OK, b"/readyz": _OK}.get(target, _UNKNOWN)
-    if target == b"/readyz" and not ready():
-        page = _UNREADY
-    return page if method == b"GET" else page.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+        return _NO_HTTP.http(head=False)
+    page = pages[target]() if target in pages else Page(f"only {' and '.join(pages)}\n".encode(), 404)
+    return page.http(head=method == b"HEAD")
 
 
 class _Connection(asyncio.BufferedProtocol):
-    def __init__(self, ready: Callable[[], bool], others: "dict[_Connection, None]", seconds: float) -> None:
-        self._ready = ready
+    def __init__(self, pages: Pages, others: "dict[_Connection, None]", seconds: float) -> None:
+        self._pages = pages
         self._others = others
         self._seconds = seconds
         # Small, so that one turn of the event loop never reads more of a peer than this.
@@ -90,7 +101,7 @@ class _Connection(asyncio.BufferedProtocol):
         line, end, _ = bytes(self._buffer[: self._read]).partition(b"\n")
         if not self._answered and (end or self._read == _MOST_BYTES):
             self._answered = True
-            self._transport.write(answer(line.rstrip(b"\r") if end else b"", self._ready))
+            self._transport.write(answer(line.rstrip(b"\r") if end else b"", self._pages))
             self._transport.write_eof()
         if self._read == _MOST_BYTES:
             self._transport.close()
@@ -100,10 +111,8 @@ class _Connection(asyncio.BufferedProtocol):
 
 
 @asynccontextmanager
-async def serve_probes(
-    address: tuple[str, int], ready: Callable[[], bool], seconds: float = SECONDS
-) -> AsyncIterator[int]:
-    """Answers probes while the context is open; yields the port. BindError if the address cannot be had."""
+async def serve_pages(address: tuple[str, int], pages: Pages, *, seconds: float = SECONDS) -> AsyncIterator[int]:
+    """Answers while the context is open; yields the port. BindError if the address cannot be had."""
     host, port = address
     connections: dict[_Connection, None] = {}
     try:
@@ -116,7 +125,7 @@ async def serve_probes(
     loop = asyncio.get_running_loop()
     # asyncio takes one number for both: how many wait in the kernel, and how many are accepted in one turn.
     server = await loop.create_server(
-        lambda: _Connection(ready, connections, seconds), sock=listening, backlog=_ACCEPTED_AT_ONCE
+        lambda: _Connection(pages, connections, seconds), sock=listening, backlog=_ACCEPTED_AT_ONCE
     )
     listening.listen(_WAITING)
     try:

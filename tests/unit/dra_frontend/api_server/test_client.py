@@ -18,6 +18,7 @@ from dra_frontend.api_server.errors import (
     InvalidError,
     KubeConfigError,
     KubeError,
+    NotFoundError,
     UnavailableError,
     WatchExpiredError,
 )
@@ -68,12 +69,13 @@ MINE = ("example.com", "node-a")
 
 
 async def test_reads_claims_and_nodes(pair: Pair) -> None:
-    """What exists is returned as the server's document, what does not as None."""
+    """What exists is returned as the server's document, a claim that does not as None."""
     server, client = pair
     claim = server.store.create(CLAIMS, "default", {"metadata": {"name": "c"}, "spec": {}})
     assert await client.get_claim("default", "c") == claim
     assert await client.get_claim("other", "c") is None
-    assert await client.get_node("node-a") is None
+    with pytest.raises(NotFoundError, match="get nodes node-a: no such node; the kubelet makes it"):
+        await client.get_node("node-a")
     node = server.store.create(NODES, "", {"metadata": {"name": "node-a"}})
     assert await client.get_node("node-a") == node
 
@@ -506,6 +508,7 @@ async def test_a_rotated_ca_is_trusted_without_a_restart(tmp_path: Path) -> None
     ca.write_bytes((TLS / "other-ca.pem").read_bytes())
     options = Options(tokens={"secret"}, certificate=TLS / "server.pem", key=TLS / "server-key.pem")
     async with ApiServer(options) as server:
+        node = server.store.create(NODES, "", {"metadata": {"name": "node-a"}})
         environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": server.url.rpartition(":")[2]}
         connection = Connection(in_cluster(environ, tmp_path), clock=lambda: now[0])
         await connection.open()
@@ -522,7 +525,7 @@ async def test_a_rotated_ca_is_trusted_without_a_restart(tmp_path: Path) -> None
                     ca.write_text(text)
                 now[0] += 60
                 if works:
-                    assert await client.get_node("node-a") is None
+                    assert await client.get_node("node-a") == node
                 else:
                     with pytest.raises(UnavailableError, match="certificate"):
                         await client.get_node("node-a")

@@ -105,13 +105,13 @@ class KubeClient:
             if token == before:
                 raise UnavailableError(call.operation, "the same page comes again and again; is this an API server?")
 
-    async def get_node(self, name: str) -> Document | None:
-        """The Node, None when it does not exist (the kubelet has not registered yet)."""
+    async def get_node(self, name: str) -> Document:
+        """The Node; NotFoundError when it does not exist (the kubelet has not registered yet)."""
         call = Call("get", "", "nodes", name)
         try:
             return read_object(call, await self._ask(call), "Node")
-        except NotFoundError:
-            return None
+        except NotFoundError as error:
+            raise NotFoundError(call.operation, "no such node; the kubelet makes it") from error
 
     async def list_slices(self, driver: str, node_name: str) -> tuple[list[Document], str]:
         """The ResourceSlices of a driver on a node, and the version from which to watch."""

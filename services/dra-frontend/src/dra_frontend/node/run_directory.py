@@ -110,9 +110,8 @@ class RunDirectory:
         await asyncio.to_thread(self._remove_own)
 
     def _remove_link(self) -> None:
-        with suppress(OSError):
-            if self.active_link.readlink() == self._target:
-                self.active_link.unlink(missing_ok=True)
+        if self.active_link.readlink() == self._target:
+            self.active_link.unlink(missing_ok=True)
 
     def _remove_own(self) -> None:
         if self._placed is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from dra_frontend.api_server.client import KubeClient
-from dra_frontend.api_server.errors import InvalidError, KubeError, NotFoundError
+from dra_frontend.api_server.errors import InvalidError, KubeError
 from dra_frontend.api_server.requests import Document
 from dra_frontend.publishing.plan import canonical, differences, notes, plan_pool, variants
 
@@ -135,8 +135,6 @@ class SliceWriter:
         """Returns a document that belongs to the Node, and goes with it."""
         # Read each time: a node object that was made anew has another uid, and slices of the old one are collected.
         node = await self._client.get_node(self._node_name)
-        if node is None:
-            raise NotFoundError(f"get nodes {self._node_name}", "no such node; the kubelet makes it")
         owner = {"apiVersion": "v1", "kind": "Node", "name": self._node_name, "uid": node["metadata"]["uid"]}
         return {**document, "metadata": {**document["metadata"], "ownerReferences": [{**owner, "controller": True}]}}
 

@@ -70,14 +70,9 @@ def memory_record(
     )
 
 
-def file_of(record: AllocationRecord) -> ClaimFile:
-    """The record as the directory gives it."""
-    return ClaimFile(record.driver, record.claim.uid, record, record.cpus_of())
-
-
 def files_of(*records: AllocationRecord) -> dict[tuple[str, str], ClaimFile]:
     """Records as the directory gives them."""
-    return {(record.driver, record.claim.uid): file_of(record) for record in records}
+    return {(record.driver, record.claim.uid): ClaimFile.of(record) for record in records}
 
 
 def write_claim(directory: Path, record: AllocationRecord) -> Path:

@@ -9,12 +9,11 @@ from dra_frontend.allocation.claim import ClaimView, Refused, read_claim
 from dra_frontend.allocation.decide import decide, judge
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory, build_inventory
-from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ClaimUse, ContainerReport
 
-from tests.rigs.builders import report
+from tests.rigs.builders import files_of, report
 from tests.strategies.claims import NODE, claim
 from tests.strategies.machines import machine
 
@@ -53,7 +52,7 @@ def refused(
 
 def holding(*records: AllocationRecord, containers: tuple[ContainerReport, ...] = ()) -> Ledger:
     """A ledger with these records."""
-    return Ledger({(r.driver, r.claim.uid): ClaimFile.of(r) for r in records}, containers=containers)
+    return Ledger(files_of(*records), containers=containers)
 
 
 def lost(uid: str, seen: Mapping[str, frozenset[int]], driver: str = "dra.cpu") -> Ledger:

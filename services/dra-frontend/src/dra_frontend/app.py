@@ -45,9 +45,8 @@ from dra_frontend.publishing.notices import Notices
 from dra_frontend.publishing.offer import Offer
 from dra_frontend.publishing.publisher import Publisher
 from dra_frontend.settings import Settings, open_host
-from dra_frontend.state_endpoint.api import pages, state_app
+from dra_frontend.state_endpoint.api import HttpServer, pages, state_app
 from dra_frontend.state_endpoint.records import RecordNews
-from dra_frontend.state_endpoint.server import HttpServer
 from dra_frontend.telemetry import BackendMetrics, NodeGauges, Telemetry
 
 _log = logging.getLogger(__name__)

@@ -7,37 +7,19 @@ from typing import Any
 import pytest
 from dra_frontend.api_server.errors import ConflictError, InvalidError, UnavailableError
 from dra_frontend.claims.memory_kills import MOST_GONE, REASON, RETRY_SECONDS, MemoryKills, kill_note
-from numa_contract.names import MEMORY_DRIVER
-from numa_contract.records import AllocationRecord, AllocationResult, ClaimReference, MemoryAllocation, MemoryParameters
-from numa_contract.reports import ClaimUse, ContainerReport
+from numa_contract.reports import ContainerReport
 
+from tests.rigs import builders
+from tests.rigs.builders import MI, memory_record
 from tests.rigs.frontend import Frontend
 
-UID = "6f2ef9e5-2140-4fe6-8a0c-ab36ea3ff0d5"
-RECORD = AllocationRecord(
-    driver=MEMORY_DRIVER,
-    claim=ClaimReference(uid=UID, namespace="default", name="db-claim"),
-    results=(AllocationResult(request="memory", pool="node-a-memory", device="memory-numa001"),),
-    memory=(
-        MemoryAllocation(request="memory", device="memory-numa001", numa_node=1, size=48 << 20, page_bytes=4096),
-        MemoryAllocation(request="pages", device="h", numa_node=1, size=1 << 21, page_bytes=1 << 21, hugepages=True),
-    ),
-    memory_parameters={"memory": MemoryParameters(limit="claim")},
-)
+RECORD = memory_record("u", ("memory", 1, 48 * MI, 4096), ("pages", 1, 2 * MI, 2 * MI), memory={"limit": "claim"})
 
 
 def report(kills: int, container: str = "c1") -> ContainerReport:
     """A report of a container that holds the claim."""
-    return ContainerReport(
-        id=container,
-        name="main",
-        pod_uid="pod-uid",
-        pod_namespace="default",
-        pod_name="db",
-        claims=(ClaimUse(uid=UID, driver=MEMORY_DRIVER, requests=("memory", "pages")),),
-        mems=frozenset({1}),
-        memory_kills=kills,
-    )
+    use = {"uid": "u", "driver": "dra.memory", "requests": ["memory", "pages"]}
+    return builders.report(container, claims=[use], mems="1", memoryKills=kills)
 
 
 AWAY = UnavailableError("create event", "connection refused")
@@ -90,8 +72,8 @@ def sink() -> Sink:
 def test_the_note_names_node_claim_and_rule() -> None:
     """Who reads the pod's events learns which NUMA node was full and what the claim allowed there."""
     assert kill_note(report(1), [RECORD], "node-a", 1) == (
-        "container main was killed by the kernel, out of memory on NUMA node 1 of node-a: "
-        "claim default/db-claim gives it 48Mi on NUMA node 1, it may use no more (limit: claim)"
+        "container work was killed by the kernel, out of memory on NUMA node 1 of node-a: "
+        "claim ns/claim-u gives it 48Mi on NUMA node 1, it may use no more (limit: claim)"
     )
     unlimited = RECORD.model_copy(update={"memory_parameters": {}})
     assert kill_note(report(1), [unlimited], "node-a", 1).endswith("48Mi on NUMA node 1, binding: strict")
@@ -108,9 +90,9 @@ async def test_a_kill_is_told_once(tmp_path: Path, sink: Sink) -> None:
         await node.reported(report(kills), after=1000)
     assert len(sink.events) == sink.attempts == 1
     namespace, regarding, reason, note = next(iter(sink.events.values()))
-    assert (namespace, reason) == ("default", REASON)
-    assert regarding == {"apiVersion": "v1", "kind": "Pod", "namespace": "default", "name": "db", "uid": "pod-uid"}
-    assert "claim default/db-claim" in note
+    assert (namespace, reason) == ("ns", REASON)
+    assert regarding == {"apiVersion": "v1", "kind": "Pod", "namespace": "ns", "name": "p", "uid": "pod-1"}
+    assert "claim ns/claim-u" in note
     again = Kills(tmp_path, sink)
     await again.reported(report(1))
     assert (len(sink.events), sink.attempts) == (1, 2)
@@ -131,7 +113,7 @@ async def test_a_container_gets_one_event_in_five_minutes(tmp_path: Path, sink: 
 @pytest.mark.fault("security S11")
 async def test_what_is_kept_is_bounded(tmp_path: Path, sink: Sink, caplog: pytest.LogCaptureFixture) -> None:
     """Of containers that are gone the newest wait for the API server, and that is said; told ones are forgotten."""
-    sink.failures["db"] = [AWAY] * (MOST_GONE + 20)
+    sink.failures["p"] = [AWAY] * (MOST_GONE + 20)
     node = Kills(tmp_path, sink)
     await node.reported(*(report(1, f"c{n}") for n in range(MOST_GONE + 20)))
     node.frontend.backend.containers.clear()
@@ -146,19 +128,19 @@ async def test_what_is_kept_is_bounded(tmp_path: Path, sink: Sink, caplog: pytes
 
 async def test_an_event_outlives_a_restart_of_the_api_server(tmp_path: Path, sink: Sink) -> None:
     """It is tried again after a pause, in which others are told; what is refused for good is not, nor what is odd."""
-    sink.failures = {"db": [AWAY] * 3, "bad": [InvalidError("create event", "no")], "odd": [ValueError("odd")]}
+    sink.failures = {"p": [AWAY] * 3, "bad": [InvalidError("create event", "no")], "odd": [ValueError("odd")]}
     node = Kills(tmp_path, sink)
     named = [report(1, f"c-{name}").model_copy(update={"pod_name": name}) for name in ("odd", "bad", "other")]
     await node.reported(report(1), *named)
     assert [regarding["name"] for _, regarding, _, _ in sink.events.values()] == ["other"]
     for pause in RETRY_SECONDS[:3]:
         await node.reported(after=pause)
-    assert {regarding["name"] for _, regarding, _, _ in sink.events.values()} == {"other", "db", "odd"}
+    assert {regarding["name"] for _, regarding, _, _ in sink.events.values()} == {"other", "p", "odd"}
 
 
 async def test_attempts_to_create_an_event_end(tmp_path: Path, sink: Sink) -> None:
     """An API server that never comes back leaves nothing behind that goes on for ever."""
-    sink.failures = {"db": [AWAY] * 99}
+    sink.failures = {"p": [AWAY] * 99}
     node = Kills(tmp_path, sink)
     for _ in range(20):
         await node.reported(report(1), after=200)

@@ -11,11 +11,10 @@ from dra_frontend.claims.directory import ClaimFiles, Transaction
 from dra_frontend.claims.journal import Journal
 from dra_frontend.claims.store import ClaimStore
 from numa_contract.names import cdi_file_name
-from numa_contract.records import AllocationRecord, AllocationResult, ClaimReference, MemoryAllocation
 from numa_contract.reports import BackendStatus
 from numa_node.files import FileLock
 
-from tests.rigs.builders import record
+from tests.rigs.builders import memory_record, record
 from tests.rigs.frontend import Frontend, full_disk, on_disk
 from tests.strategies.claims import claim, cpus
 
@@ -276,17 +275,13 @@ async def test_a_full_disk_does_not_keep_claims_from_being_taken_back(tmp_path: 
 
 async def test_memory_of_a_living_container_stays_claimed(node: Frontend) -> None:
     """Hugepages are held as CPUs are: after Unprepare they come back with the last container."""
-    device, claim_ = "hugepages-2m-numa000", ClaimReference(uid="u1", namespace="ns", name="c")
-    result = AllocationResult(request="r", pool="p", device=device)
-    size: dict[str, Any] = {"numa_node": 0, "size": 64 << 20, "page_bytes": 2 << 20, "hugepages": True}
-    part = MemoryAllocation(request="r", device=device, **size)
-    held = AllocationRecord(driver="dra.memory", claim=claim_, results=(result,), memory=(part,))
+    held = memory_record("u1", ("r", 0, 64 << 20, 2 << 20))
     await node.store.transact(lambda t: t.write(held))
     node.report(claims=[{"uid": "u1", "driver": "dra.memory"}])
     await node.store.transact(lambda t: t.release("dra.memory", "u1"))
-    assert node.store.ledger.claimed_bytes() == {device: 64 << 20}
+    assert node.store.ledger.claimed_bytes() == {"d": 64 << 20}
     later = Frontend(node.root, enforced=False)
-    assert await later.store.transact(lambda t: t.ledger.claimed_bytes()) == {device: 64 << 20}
+    assert await later.store.transact(lambda t: t.ledger.claimed_bytes()) == {"d": 64 << 20}
     del node.backend.containers["c"]
     await node.look()
     assert node.store.ledger.claimed_bytes() == {}

@@ -18,15 +18,13 @@ from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.node.sockets import listen_unix
 from dra_frontend.publishing.offer import Offer, Snapshot, snapshot
-from dra_frontend.state_endpoint.api import pages, state_app
+from dra_frontend.state_endpoint.api import HttpServer, pages, state_app
 from dra_frontend.state_endpoint.records import RecordNews
-from dra_frontend.state_endpoint.server import HttpServer
-from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.names import DRIVERS
 from numa_contract.reports import MAX_STATE_BYTES
 
-from tests.rigs.decisions import INVENTORY, decided, view
+from tests.rigs.decisions import INVENTORY, decided, holding, view
 from tests.rigs.trees import MemoryTree, small_machine
 from tests.strategies.claims import NODE, cpus, memory
 
@@ -37,11 +35,7 @@ WATCH = MachineWatch(small_machine(), MemoryTree({}), CONFIG, NODE, lambda: Ledg
 def ledger() -> Ledger:
     """A claim for CPUs and memory, prepared."""
     found = view("u", cpus(2), memory("1Gi"))
-    files = {}
-    for driver in ("dra.cpu", "dra.memory"):
-        record = decided(found, driver)
-        files[driver, "u"] = ClaimFile.of(record)
-    return Ledger(files)
+    return holding(*(decided(found, driver) for driver in DRIVERS))
 
 
 class Endpoint:

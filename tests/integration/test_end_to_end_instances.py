@@ -45,30 +45,36 @@ def test_of_two_instances_one_acts_and_the_other_takes_over(open_stage: OpenStag
             assert not following.run().cpus() & given
 
 
+@pytest.mark.timeout(120)
+@pytest.mark.fault("frontend A8")
 def test_everybody_dies_and_the_claim_files_are_lost(open_stage: OpenStage) -> None:
-    """With cgroupfs and an older NRI: nobody prepares a claim until a backend enforces; what runs keeps its CPUs."""
+    """With cgroupfs and an older NRI: no claim is prepared while nobody enforces, and none is lost with its file."""
     stage = open_stage(cgroup_driver="cgroupfs", nri_level="0.8")
     instance = stage.add_ready_instance()
-    with claim_pod(stage, "db", cpus(4)) as pod, ThreadPoolExecutor() as threads:
+    with claim_pod(stage, "db", cpus(4)) as pod, claim_pod(stage, "next", cpus(12, numa_node=0)) as following:
         pod.prepare()
         box = pod.run()
         given = box.cpus()
+        stage.kill_backend(instance)
+        wait_for("the lease to end", lambda: not stage.state("/v1/backend")["live"], 15.0)
+        with ThreadPoolExecutor() as threads:
+            waiting = threads.submit(following.prepare)
+            with pytest.raises(TimeoutError):
+                waiting.result(1)
+            assert len(list(stage.paths.cdi_dir.glob("*.json"))) == 1
+            instance.backend.start()
+            waiting.result(15)
         instance.frontend.kill()
         stage.kill_backend(instance)
         for path in stage.paths.cdi_dir.glob("*.json"):
             path.unlink()
-        instance.frontend.start()
-        stage.wait_registered()
-        with claim_pod(stage, "next", cpus(12, numa_node=0)) as following:
-            waiting = threads.submit(following.prepare)
-            with pytest.raises(TimeoutError):
-                waiting.result(1)
-            assert not list(stage.paths.cdi_dir.glob("*.json"))
-            instance.backend.start()
-            waiting.result(15)
-            assert not stage.held(following.claim_uid) & given
-            wait_for("the record", lambda: stage.held(pod.claim_uid) == given == box.cpus())
-            assert len(list(stage.paths.cdi_dir.glob("*.json"))) == 2
+        for process in instance.processes:
+            process.start()
+        stage.wait_back(instance)
+        wait_for("both records", lambda: len(list(stage.paths.cdi_dir.glob("*.json"))) == 2)
+        assert stage.held(pod.claim_uid) == given == box.cpus()
+        # The kubelet does not prepare it again: its container could never be created.
+        assert following.run().cpus() == stage.held(following.claim_uid)
 
 
 @pytest.mark.fault("security S14")

@@ -71,19 +71,9 @@ class ApiServer:
         path.write_text(json.dumps(document, indent=1))
         return path
 
-    def fail_next(
-        self,
-        count: int,
-        answer: int | str,
-        *,
-        verb: str = "",
-        resource: str = "",
-        retry_after: int | None = None,
-        body: str | None = None,
-        agent: str = "",
-    ) -> None:
-        """Lets the next ``count`` requests fail: an HTTP code, ``"hang"``, ``"drop"``; ``body`` is the whole answer."""
-        self.faults.append(Fault(count, str(answer), verb, resource, retry_after, body, agent))
+    def fail_next(self, count: int, answer: int | str, **fault: Any) -> None:
+        """Lets the next ``count`` requests fail: an HTTP code, ``"hang"``, ``"drop"``; further fields as of Fault."""
+        self.faults.append(Fault(count, str(answer), **fault))
 
     def drop_watches(self) -> None:
         """Breaks every open watch."""

@@ -8,7 +8,7 @@ import argparse
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -101,57 +101,47 @@ class Kubelet:
             else:
                 claim.pods.remove(pod_uid)
         for name in _any_order(ending):
-            await self._unprepare(name, [claim for claim in ending if name in claim.drivers])
+            await self._call(name, "Unprepare", [claim for claim in ending if name in claim.drivers], UnprepareError)
         for claim in ending:
             del self.cache.claims[claim.namespace, claim.name]
         self.cache.save()
 
     async def _prepare(self, driver: str, claims: list[CachedClaim]) -> None:
         by_uid = {claim.uid: claim for claim in claims}
-        answer = await self._call(driver, "NodePrepareResources", "Prepare", claims, PrepareError)
-        for uid, entry in answer.claims.items():
-            if uid not in by_uid:
-                raise PrepareError(f"{driver} answered for a claim that it was not asked for: {uid}")
-            if entry.error:
-                raise PrepareError(f"{driver} failed to prepare claim {by_uid[uid].name}: {entry.error}")
+        for uid, entry in (await self._call(driver, "Prepare", claims, PrepareError)).items():
             # Appended to what the checkpoint holds, whatever that is: ids that change over time pile up.
             by_uid[uid].devices.setdefault(driver, []).extend(_cached(device) for device in entry.devices)
-        if len(answer.claims) < len(claims):
-            raise PrepareError(f"{driver} skipped {len(claims) - len(answer.claims)} ResourceClaims")
-
-    async def _unprepare(self, driver: str, claims: list[CachedClaim]) -> None:
-        answer = await self._call(driver, "NodeUnprepareResources", "Unprepare", claims, UnprepareError)
-        wanted = {claim.uid for claim in claims}
-        for uid, entry in answer.claims.items():
-            if uid not in wanted:
-                raise UnprepareError(f"{driver} answered for a claim that it was not asked for: {uid}")
-            if entry.error:
-                raise UnprepareError(f"{driver} failed to unprepare claim {uid}: {entry.error}")
-        if len(answer.claims) < len(claims):
-            raise UnprepareError(f"{driver} skipped {len(claims) - len(answer.claims)} ResourceClaims")
 
     async def _call(
-        self, driver: str, method: str, verb: str, claims: list[CachedClaim], failure: type[Exception]
-    ) -> Any:
+        self, driver: str, verb: str, claims: list[CachedClaim], failure: type[Exception]
+    ) -> Mapping[str, Any]:
         endpoint = self.plugins.endpoint(driver)
         if endpoint is None:
             raise failure(f"DRA driver {driver} is not registered")
-        messages = _MESSAGES[endpoint.service]
-        request = getattr(messages, f"Node{verb}ResourcesRequest")()
+        messages, method = _MESSAGES[endpoint.service], f"Node{verb}Resources"
+        request = getattr(messages, f"{method}Request")()
         for claim in claims:
             request.claims.add(namespace=claim.namespace, name=claim.name, uid=claim.uid)
         call = endpoint.channel.unary_unary(
             f"/k8s.io.kubelet.pkg.apis.dra.{endpoint.service}/{method}",
             type(request).SerializeToString,
-            getattr(messages, f"Node{verb}ResourcesResponse").FromString,
+            getattr(messages, f"{method}Response").FromString,
         )
         began = time.perf_counter()
         try:
-            answer = await call(request, timeout=self.settings.call)
-            self.calls.append(DriverCall(driver, method, len(claims), time.perf_counter() - began))
-            return answer
+            answers = (await call(request, timeout=self.settings.call)).claims
         except grpc.aio.AioRpcError as error:
             raise failure(f"{driver} {method}: {error.code().name}: {error.details()}") from error
+        self.calls.append(DriverCall(driver, method, len(claims), time.perf_counter() - began))
+        names = {claim.uid: claim.name for claim in claims}
+        for uid, entry in answers.items():
+            if uid not in names:
+                raise failure(f"{driver} answered for a claim that it was not asked for: {uid}")
+            if entry.error:
+                raise failure(f"{driver} failed to {verb.lower()} claim {names[uid]}: {entry.error}")
+        if len(answers) < len(claims):
+            raise failure(f"{driver} skipped {len(claims) - len(answers)} ResourceClaims")
+        return dict(answers)
 
 
 def _any_order(claims: Sequence[CachedClaim]) -> list[str]:

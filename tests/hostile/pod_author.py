@@ -89,12 +89,6 @@ _attack = partial(Attack, Actor.POD_AUTHOR)
 
 ATTACKS = [
     _attack(
-        "a list of the whole machine, once more",
-        with_environment(_one("0-31,0-31")),
-        "refused",
-        findings=("backend A1", "security S1"),
-    ),
-    _attack(
         "a variable whose name has 1 MB",
         with_environment(_one("0", f"DRA_CPUSET_{_ANY}" + "a" * (1 << 20))),
         r"refused with \d{1,4} characters",
@@ -105,22 +99,10 @@ ATTACKS = [
         "variables of another pod's claim", _claim_of_another_pod, "refused .*not known to be reserved for this pod"
     ),
     _attack(
-        "lists of 48 KiB that name the machine again and again",
-        with_environment(_one("0-65535," * (6 << 10))),
-        _SHORT,
-        findings=("backend A1", "security S1"),
-    ),
-    _attack(
         "a list of 1.5 MB",
         with_environment(_one("0-65535," * (190 << 10))),
         _SHORT,
         findings=("backend A1", "security S1"),
-    ),
-    _attack(
-        "30,000 variables of claims that there are not",
-        with_environment(lambda _field: [f"DRA_CPUSET_u{number}=0-{number % 8000}" for number in range(30_000)]),
-        _SHORT,
-        findings=("backend A2",),
     ),
     _attack("16,000 variables beside the own claim", _many_beside_the_own_claim, _SHORT, findings=("backend A2",)),
     _attack("the whole pool", _the_whole_pool, r"runs on \d", 2.0, ("backend A3", "security S2")),

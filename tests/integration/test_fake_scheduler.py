@@ -8,14 +8,11 @@ import pytest
 from tests.fakes.scheduler import UnschedulableError, allocate
 from tests.fakes.scheduler_devices import Document
 
-NUMA = "resource.kubernetes.io/numaNode"
 
-
-def device(name: str, numa: int, key: str, value: str, step: str, **attributes: Document) -> Document:
+def device(name: str, key: str, value: str, step: str) -> Document:
     policy = {"default": step, "validRange": {"min": step, "step": step, "max": value}}
     return {
         "name": name,
-        "attributes": {NUMA: {"int": numa}, **attributes},
         "capacity": {key: {"value": value, "requestPolicy": policy}},
         "allowMultipleAllocations": True,
     }
@@ -27,41 +24,31 @@ def a_slice(driver: str, pool: str, *devices: Document, generation: int = 1, cou
     return {"metadata": {"name": f"00000-{driver}-{pool}-{generation}"}, "spec": spec}
 
 
-PAGE, HUGE_TLB = "resource.kubernetes.io/pageSize", "resource.kubernetes.io/hugeTLB"
-HUGE: Document = {PAGE: {"string": "2m"}, HUGE_TLB: {"bool": True}}
-PLAIN: Document = {PAGE: {"string": "4k"}, HUGE_TLB: {"bool": False}}
-CPU = device("a", 0, "cpu", "8", "1")
+CPU = device("a", "cpu", "8", "1")
 TAINTED = {**CPU, "taints": [{"key": "k", "effect": "NoSchedule"}]}
 PUBLISHED = [
-    a_slice("cpu.example", "node-a", *(device(f"cpu{n}", n, "cpu", "8", "1") for n in (0, 1))),
-    a_slice("mem.example", "mem", *(device(f"mem{n}", n, "size", "8Gi", "4Ki", **PLAIN) for n in (0, 1))),
-    a_slice("mem.example", "huge", device("huge1", 1, "size", "64Mi", "2Mi", **HUGE)),
+    a_slice("cpu.example", "node-a", device("cpu0", "cpu", "8", "1"), device("cpu1", "cpu", "8", "1")),
+    a_slice("mem.example", "mem", device("mem0", "size", "8Gi", "4Ki")),
 ]
 
 
-def a_class(*expressions: str, **more: Any) -> Document:
-    return {"spec": {"selectors": [{"cel": {"expression": one}} for one in expressions], **more}}
+def a_class(driver: str, *config: Document) -> Document:
+    return {"spec": {"selectors": [{"cel": {"expression": f'device.driver == "{driver}"'}}], "config": [*config]}}
 
 
-HUGE_EXPRESSION = (
-    'device.driver == "mem.example" && device.attributes["resource.kubernetes.io"].hugeTLB'
-    ' && device.attributes["resource.kubernetes.io"].pageSize == "2m"'
-)
 OPAQUE = {"opaque": {"driver": "cpu.example", "parameters": {"a": 1}}}
-CLASSES = {
-    "cpu": a_class('device.driver == "cpu.example"', config=[OPAQUE]),
-    "mem": a_class('device.driver == "mem.example" && !device.attributes["resource.kubernetes.io"].hugeTLB'),
-    "huge": a_class(HUGE_EXPRESSION),
-}
+CLASSES = {"cpu": a_class("cpu.example", OPAQUE), "mem": a_class("mem.example")}
 
 
 def request(name: str, **amounts: str) -> Document:
     return {"name": name, "exactly": {"deviceClassName": name, "capacity": {"requests": amounts}}}
 
 
-def claim(*requests: Document, constraints: list[Document] | None = None, **more: Any) -> Document:
-    spec = {"requests": list(requests), "constraints": constraints or [], **more}
-    return {"metadata": {"name": "c", "namespace": "default"}, "spec": {"devices": spec}}
+def claim(*requests: Document, **more: Any) -> Document:
+    return {
+        "metadata": {"name": "c", "namespace": "default"},
+        "spec": {"devices": {"requests": list(requests), **more}},
+    }
 
 
 def results(allocated: Document) -> list[tuple[str, str, Any]]:
@@ -71,30 +58,7 @@ def results(allocated: Document) -> list[tuple[str, str, Any]]:
     ]
 
 
-def test_match_attribute_brings_all_requests_to_one_node() -> None:
-    """Only NUMA node 1 has hugepages, so CPUs and memory come from there too."""
-    same = [{"matchAttribute": NUMA}]
-    allocated = allocate(
-        claim(request("cpu", cpu="3"), request("mem", size="1Gi"), request("huge"), constraints=same),
-        PUBLISHED,
-        CLASSES,
-        pods=[{"name": "p", "uid": "u"}],
-    )
-    assert results(allocated) == [
-        ("cpu", "cpu1", {"cpu": "3"}),
-        ("mem", "mem1", {"size": "1Gi"}),
-        ("huge", "huge1", {"size": "2Mi"}),
-    ]
-    assert allocated["status"]["reservedFor"] == [{"resource": "pods", "name": "p", "uid": "u"}]
-    assert len({one["shareID"] for one in allocated["status"]["allocation"]["devices"]["results"]}) == 3
-    terms = allocated["status"]["allocation"]["nodeSelector"]["nodeSelectorTerms"]
-    assert terms[0]["matchFields"][0]["values"] == ["node-a"]
-
-
-@pytest.mark.parametrize(
-    ("asked", "given"),
-    [("100m", "1"), ("1500m", "2"), ("8", "8")],
-)
+@pytest.mark.parametrize(("asked", "given"), [("100m", "1"), ("1500m", "2"), ("8", "8")])
 def test_ranges_round_up(asked: str, given: str) -> None:
     """Requests go up to min, then to the next step, printed in the binary family."""
     assert results(allocate(claim(request("cpu", cpu=asked)), PUBLISHED, CLASSES)) == [("cpu", "cpu0", {"cpu": given})]

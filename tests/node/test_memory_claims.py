@@ -66,21 +66,6 @@ def test_the_pod_alone_stops_a_page_too_many(cluster: Cluster) -> None:
     until(lambda: box.cgroup.hugetlb("2MB")["rsvd.max"] == str(4 * MIB), "the audit puts the limit back")
 
 
-def test_a_pods_limit_is_constant_through_20_restarts(cluster: Cluster) -> None:
-    """With a second container beside it, neither the pod's limits nor its neighbour's change by a restart."""
-    first, second = Wish([hugepages(4 * MIB, numa_node=0)]), Wish([hugepages(6 * MIB, numa_node=1)])
-    db = cluster.pod_of(first, second)
-    near, far = db.cdi
-    other = db.run("other", cdi=[far])
-    for _ in range(20):
-        box = db.run("main", cdi=[near])
-        assert [db.sandbox.cgroup.hugetlb("2MB")[what] for what in ("max", "rsvd.max")] == [str(10 * MIB)] * 2
-        box.stop()
-        box.remove()
-    assert other.cgroup.hugetlb("2MB")["rsvd.max"] == str(6 * MIB)
-    assert other.mems_allowed == {1}
-
-
 @pytest.mark.core
 @each_runtime
 def test_a_mount_comes_and_goes_with_its_container(cluster: Cluster) -> None:

@@ -132,6 +132,10 @@ class Kubelet:
             answers = (await call(request, timeout=self.settings.call)).claims
         except grpc.aio.AioRpcError as error:
             raise failure(f"{driver} {method}: {error.code().name}: {error.details()}") from error
+        except asyncio.CancelledError:
+            if endpoint in self.plugins.endpoints:
+                raise
+            raise failure(f"{driver} {method}: its connection was closed") from None
         self.calls.append(DriverCall(driver, method, len(claims), time.perf_counter() - began))
         names = {claim.uid: claim.name for claim in claims}
         for uid, entry in answers.items():

@@ -56,7 +56,7 @@ class PluginHost:
             reader, writer = await self._arrivals.get()
             trunk = Trunk(reader, writer)
 
-            peer = PluginPeer(trunk, self._level, self._request_seconds, self.calls.append, self.log.append)
+            peer = PluginPeer(trunk, self._level, self._request_seconds, self.calls.append, self._unsolicited(apply))
             tasks.create_task(self._keep(peer))
             try:
                 await peer.introduce()
@@ -91,8 +91,6 @@ class PluginHost:
                 continue
             try:
                 adjust(request.container, answer.adjust, peer.name, owners)
-                if answer.evict:
-                    raise OperationError(f"plugin {peer.name} relies on evictions, which every runtime ignores")
                 for update in answer.update:
                     claim_update(update, peer.name, owners)
             except ConflictError as error:
@@ -101,6 +99,8 @@ class PluginHost:
                 raise OperationError(f"plugin {peer.name} asked to update the container that is being created")
             devices += [device.name for device in answer.adjust.CDI_devices]
             updates += answer.update
+            if answer.evict:
+                self.log.append(f"plugin {peer.name} relies on evictions, which every runtime ignores")
         return updates, devices
 
     async def apply(self, updates: Sequence[pb.ContainerUpdate], apply: Apply) -> None:
@@ -121,6 +121,15 @@ class PluginHost:
             return None
         except RpcError as error:
             raise OperationError(f"{method}: plugin {peer.name}: {error.message}") from error
+
+    def _unsolicited(self, apply: Apply) -> Callable[[Sequence[pb.ContainerUpdate]], Awaitable[None]]:
+        async def update(updates: Sequence[pb.ContainerUpdate]) -> None:
+            self.log.append("an update that no event asked for")
+            # The same lock as for events: a plugin that waits for this inside a hook waits for itself.
+            async with self.node_lock:
+                await self.apply(updates, apply)
+
+        return update
 
     async def _keep(self, peer: PluginPeer) -> None:
         self._trunks.add(peer.trunk)

@@ -4,7 +4,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +52,7 @@ class PluginPeer:
         level: ApiLevel,
         request_seconds: float,
         record: Callable[[HookCall], None],
-        log: Callable[[str], None],
+        update_containers: Callable[[Sequence[pb.ContainerUpdate]], Awaitable[None]],
     ) -> None:
         self.name = "?"
         self.events = 0
@@ -62,7 +62,7 @@ class PluginPeer:
         self._level = level
         self._seconds = request_seconds
         self._record = record
-        self._log = log
+        self._update_containers = update_containers
         self._registered = asyncio.Event()
         self._refused = ""
         methods = {"RegisterPlugin": self._register, "UpdateContainers": self._update}
@@ -191,7 +191,6 @@ class PluginPeer:
             raise RpcError(INVALID_ARGUMENT, self._refused)
         return pb.Empty()
 
-    async def _update(self, _payload: bytes) -> Message:
-        # A real one would wait for the event that goes on: a plugin that asks inside a hook waits for itself.
-        self._log(f"plugin {self.name}: an update that nobody asked for")
-        raise RpcError(INTERNAL, "an update that nobody asked for")
+    async def _update(self, payload: bytes) -> Message:
+        await self._update_containers(pb.UpdateContainersRequest.FromString(payload).update)
+        return pb.UpdateContainersResponse()

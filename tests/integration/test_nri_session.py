@@ -36,7 +36,7 @@ def _session(hooks: RecordingHooks, observer: RecordingObserver, **options: Any)
 async def test_a_containers_life_at_every_api_level(tmp_path: Path, level: str) -> None:
     """From 0.6 to 0.12 the same hooks are called in the same order, whatever the events look like on the wire.
 
-    What the kubelet asks for later is amended. The stand-in takes no eviction and no update that it did not ask for.
+    What the kubelet asks for later is amended. An eviction, or an update that no event asked for, would be in the log.
     """
     async with nri_rig(tmp_path, level) as rig:
         rig.answer(cpus="2-3", mems="0", hugepage_limits={"2MB": 4 << 20})

@@ -17,8 +17,8 @@ from typing import Any
 from dra_frontend._pb import dra_v1_pb2 as pb
 from dra_frontend.kubelet.dra import DraService, read_claims, write_prepared
 
+from tests.rigs.builders import claim, cpus
 from tests.rigs.frontend import Frontend
-from tests.strategies.claims import claim, cpus
 
 _WARM = 3
 

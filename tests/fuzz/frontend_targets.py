@@ -27,7 +27,8 @@ from numa_contract.reports import MAX_STATE_BYTES
 from tests.fuzz.contract_targets import text
 from tests.fuzz.documents import odd, spoilt, written
 from tests.fuzz.target import Target
-from tests.strategies import claims, contract
+from tests.rigs import builders as claims
+from tests.strategies import contract
 from tests.strategies.machines import machine
 
 _MIB = 1 << 20

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fake API server must be as strict as the real one, else it proves nothing."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +8,6 @@ import pytest
 from tests.fakes import quantities
 from tests.fakes.apiserver_rules import GATES_OF_1_36, admit
 from tests.fakes.apiserver_store import CLAIMS, SLICES, ApiError, Document, Store
-
-ROOT = Path(__file__).parents[2]
 
 
 def document(*devices: Document, **spec: Any) -> Document:

@@ -15,7 +15,7 @@ from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
 from tests.fakes.kubelet import Kubelet
 from tests.fakes.kubelet_plugins import KubeletSettings
 from tests.fakes.waiting import eventually
-from tests.strategies import claims
+from tests.rigs import builders as claims
 
 QUICK = KubeletSettings(poll=0.02, backoff=0.05, health_retry=0.05)
 OLD = "0c7d6f4e-8a0c-4b69-9f86-1f1f3f0b9f11"

@@ -65,12 +65,6 @@ def health(stage: Stage, device: str) -> tuple[str, str]:
     return next((one["health"], one["message"]) for one in stage.kubelet("health") if one["device"] == device)
 
 
-def shown(stage: Stage, device: str) -> dict[str, Any]:
-    """A device at the state endpoint."""
-    found: dict[str, Any] = next(one for one in stage.state("/v1/devices") if one["name"] == device)
-    return found
-
-
 def test_a_claimed_cpu_goes_offline(stage: Stage, machine: HostDirectory) -> None:
     """The claim keeps its CPUs in the books, its device is unhealthy, and nobody else gets what is left of a core."""
     with claim_pod(stage, "db", cpus(4, numa_node=1)) as pod:

@@ -16,7 +16,6 @@ MIB = 1 << 20
 GIB = 1 << 30
 ALL = kernel.online_cpus()
 HOLD = ["python3", "-IS", "/programs/touch_memory.py", "--hold", "2M:3", "1G:1", "4K:200"]
-SHOW = "print(open('/proc/self/status').read())"
 
 
 @pytest.mark.core

@@ -13,8 +13,7 @@ from numa_contract.config import Config
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ClaimUse, ContainerReport
 
-from tests.rigs.builders import files_of, report
-from tests.strategies.claims import NODE, claim
+from tests.rigs.builders import NODE, claim, files_of, report
 from tests.strategies.machines import machine
 
 INVENTORY = build_inventory(machine(), Config(reserved_cpus=frozenset({0})), NODE)

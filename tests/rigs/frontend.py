@@ -27,8 +27,7 @@ from numa_contract.reports import BackendStatus, ContainerReport
 from numa_node.claim_directory import ClaimDirectory
 from numa_node.files import FileLock
 
-from tests.rigs.builders import report
-from tests.strategies.claims import NODE
+from tests.rigs.builders import NODE, report
 from tests.strategies.machines import machine
 
 

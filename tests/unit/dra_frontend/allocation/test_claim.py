@@ -8,7 +8,7 @@ import pytest
 from dra_frontend.allocation.claim import ClaimView, Refused, Source, amount_of, count_of, read_claim
 from numa_contract.records import AllocationResult
 
-from tests.strategies.claims import NODE, claim, cpus, memory, result
+from tests.rigs.builders import NODE, claim, cpus, memory, result
 
 UID = "8d3b3a4e-7f1a-4f7e-9f0c-2b6d5a3e1c00"
 

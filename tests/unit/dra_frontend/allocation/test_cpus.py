@@ -19,9 +19,9 @@ from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.records import AllocationRecord, CpuParameters
 
+from tests.rigs.builders import NODE, cpus, opaque
 from tests.rigs.decisions import decided, refused, view
 from tests.rigs.trees import captured
-from tests.strategies.claims import NODE, cpus, opaque
 from tests.strategies.machines import SYNTHETIC, machine
 from tests.strategies.wishes import wishes
 

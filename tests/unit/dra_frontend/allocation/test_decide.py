@@ -12,9 +12,8 @@ from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.records import MemoryMount, MemoryParameters, Owner, parse_record
 
-from tests.rigs.builders import report
+from tests.rigs.builders import NODE, cpus, memory, memory_opaque, opaque, report, result
 from tests.rigs.decisions import INVENTORY, decided, holding, lost, refused, view
-from tests.strategies.claims import NODE, cpus, memory, memory_opaque, opaque, result
 from tests.strategies.machines import machine
 
 WHOLE: Inventory = build_inventory(

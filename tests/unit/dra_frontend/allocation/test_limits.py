@@ -11,9 +11,8 @@ from dra_frontend.devices.inventory import build_inventory
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config, MemoryProtection
 
-from tests.rigs.builders import report
+from tests.rigs.builders import NODE, cpus, memory, memory_opaque, opaque, report
 from tests.rigs.decisions import INVENTORY, decided, holding, refused, view
-from tests.strategies.claims import NODE, cpus, memory, memory_opaque, opaque
 from tests.strategies.machines import Core, assemble
 
 CONFIG = Config(reserved_cpus=frozenset({0}))

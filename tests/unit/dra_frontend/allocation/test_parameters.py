@@ -12,9 +12,9 @@ from numa_contract.config import Config, MemoryProtection
 from numa_contract.names import DRIVERS
 from numa_contract.records import CpuParameters, MemoryMount, MemoryParameters
 
+from tests.rigs.builders import NODE, cpus, memory, memory_opaque, opaque, result
 from tests.rigs.decisions import decided, refused, view
 from tests.rigs.trees import small_machine
-from tests.strategies.claims import NODE, cpus, memory, memory_opaque, opaque, result
 from tests.strategies.machines import machine
 
 NUMA = build_inventory(machine(), Config(), NODE)

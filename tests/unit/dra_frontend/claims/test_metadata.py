@@ -13,9 +13,9 @@ from dra_frontend.devices.inventory import Inventory, build_inventory
 from numa_contract.config import Config
 from numa_contract.records import AllocationRecord
 
+from tests.rigs.builders import NODE, claim, cpus, memory, result
 from tests.rigs.decisions import decided
 from tests.rigs.frontend import Claims, Frontend
-from tests.strategies.claims import NODE, claim, cpus, memory, result
 from tests.strategies.machines import machine
 
 PLUGINS = "/var/lib/kubelet/plugins"

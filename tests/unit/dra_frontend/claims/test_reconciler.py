@@ -12,9 +12,8 @@ from dra_frontend.claims.directory import Change, ClaimFiles
 from numa_node.claim_directory import DirectoryReplacedError
 
 from tests.fakes.waiting import eventually
-from tests.rigs.builders import record
+from tests.rigs.builders import claim, cpus, memory, record
 from tests.rigs.frontend import Claims, Frontend
-from tests.strategies.claims import claim, cpus, memory
 
 USE = {"uid": "u", "driver": "dra.cpu"}
 

@@ -11,9 +11,8 @@ import pytest
 from dra_frontend.api_server.errors import UnavailableError
 from numa_contract.reports import ClaimUse
 
-from tests.rigs.builders import record
+from tests.rigs.builders import claim, cpus, memory, record
 from tests.rigs.frontend import Claims, Frontend
-from tests.strategies.claims import claim, cpus, memory
 
 
 @pytest.fixture

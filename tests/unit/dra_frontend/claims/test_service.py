@@ -14,8 +14,8 @@ from numa_contract.config import Config
 from numa_node.files import FileLock
 
 from tests.fakes.waiting import eventually
+from tests.rigs.builders import NODE, claim, cpus, memory, opaque, result
 from tests.rigs.frontend import Claims, Frontend
-from tests.strategies.claims import NODE, claim, cpus, memory, opaque, result
 from tests.strategies.machines import machine
 
 

@@ -14,9 +14,8 @@ from numa_contract.names import cdi_file_name
 from numa_contract.reports import BackendStatus
 from numa_node.files import FileLock
 
-from tests.rigs.builders import memory_record, record
+from tests.rigs.builders import claim, cpus, memory_record, record
 from tests.rigs.frontend import Frontend, full_disk, on_disk
-from tests.strategies.claims import claim, cpus
 
 CPUS = frozenset({1, 2})
 USES: dict[str, Any] = {"claims": [{"uid": "u1", "driver": "dra.cpu"}], "cpus": "1-2"}

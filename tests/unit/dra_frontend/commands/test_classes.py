@@ -16,8 +16,8 @@ from numa_contract.config import Config
 
 from tests.fakes.scheduler import UnschedulableError, allocate
 from tests.fakes.scheduler_devices import candidates, selected
+from tests.rigs.builders import NODE
 from tests.rigs.trees import NAMES, captured, small_machine, write_tree
-from tests.strategies.claims import NODE
 from tests.strategies.machines import machine
 
 GIB = 1 << 30

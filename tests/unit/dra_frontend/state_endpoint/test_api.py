@@ -24,9 +24,9 @@ from numa_contract.config import Config
 from numa_contract.names import DRIVERS
 from numa_contract.reports import MAX_STATE_BYTES
 
+from tests.rigs.builders import NODE, cpus, memory
 from tests.rigs.decisions import INVENTORY, decided, holding, view
 from tests.rigs.trees import MemoryTree, small_machine
-from tests.strategies.claims import NODE, cpus, memory
 
 CONFIG = Config(reserved_cpus=frozenset({0}))
 WATCH = MachineWatch(small_machine(), MemoryTree({}), CONFIG, NODE, lambda: Ledger({}))

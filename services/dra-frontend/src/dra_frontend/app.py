@@ -139,7 +139,7 @@ class Service:
             ("reports", self.reconciler.run_reports()),
             ("kills", _each_second(self.kills.create_due)),
             ("disk", _each_second(self.reconciler.scan)),
-            ("sweep", self.reconciler.run_sweep()),
+            ("sweep", _each_second(self.reconciler.sweep_some)),
             ("recovery", self.recovery.run()),
             *((f"sockets {driver}", _each_second(plugin.restore_sockets)) for driver, plugin in self.plugins.items()),
             ("readiness", self._follow_readiness()),

@@ -93,15 +93,13 @@ class Reconciler:
             await self._store.transact(_only_scan, thorough=True)
         self._detached = self._store.detached
 
-    async def run_sweep(self) -> None:
-        """Every second some claims are compared with the API server. Runs for ever."""
-        while True:
-            await asyncio.sleep(1.0)
-            if self._backend.leads:
-                await self.sweep_some()
-
     async def sweep_some(self) -> None:
-        """Compares a few records with their claims, as long as the API server answers. Raises nothing."""
+        """Where this instance leads, compares a few records with their claims, as long as the API server answers.
+
+        Raises nothing.
+        """
+        if not self._backend.leads:
+            return
         ledger = self._store.ledger
         if not self._sweep:
             self._sweep = [(record.driver, record.claim.uid) for record in ledger.records]

@@ -74,8 +74,6 @@ class Recovery:
     _due: dict[ClaimKey, float] = field(default_factory=dict)
     """When a lost claim is asked for again."""
     _asked: frozenset[ClaimKey] = frozenset()
-    _nameless: bool = False
-    """Whether a claim is lost of which nothing tells the name."""
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError, Refused))
@@ -116,7 +114,6 @@ class Recovery:
         self._asked = (self._asked | set(due)) & lost.keys()
         self._news.set()
         self._news = asyncio.Event()
-        self._nameless = any(not namespace and not self._store.name(key)[1] for key, namespace in lost.items())
         for namespace in sorted({lost[key] for key in due if key not in named} - {""}):
             await self._by_list(namespace, [key for key in due if key not in named and lost[key] == namespace])
 
@@ -173,7 +170,9 @@ class Recovery:
         waits = Backoff(*_LIST_SECONDS)
         while True:
             await asyncio.sleep(waits.next())
-            if not (self._store.journal_lost or self._nameless) or not self._backend.live:
+            lost = self._store.ledger.lost().items()
+            nameless = any(not namespace and not self._store.name(key)[1] for key, namespace in lost)
+            if not (self._store.journal_lost or nameless) or not self._backend.live:
                 waits.reset()
                 continue
             with self._complaints.about("list", "claims of this node not listed"):

@@ -137,6 +137,32 @@ _claims_made = st.builds(
     st.lists(st.builds(claims.opaque, st.dictionaries(st.sampled_from(_CPU_FIELDS), _values), st.just("cpus"))),
     st.sampled_from(["1", "4", "1Ki", "1.5", "1e3", "-1", "0", "9" * 400, "1e400", "1e-400", "m"]),
 )
+_CONFIGS: list[dict[str, Any]] = [
+    *(
+        {"cpuConfig": fields}
+        for fields in (
+            {"cpuset": "0-8191," * 1400},
+            {"cpuset": ",".join(map(str, range(0, 4000, 2)))},
+            {f"field{n}": n for n in range(700)},
+            {"k" * 10_000: 1},
+            {"strategy": json.loads("[" * 900 + "]" * 900)},
+            {"l3": 10**19},
+            {"quota": "keep", "strategy": "packed", "l3": "ignore"},
+        )
+    ),
+    {f"k{n}": n for n in range(1000)},
+    {"cpuConfig": {}, "k" * 10_000: 1},
+]
+
+
+def _full(parameters: dict[str, Any], *requests: str) -> bytes:
+    """A claim with as many results and configurations as the API allows, each as large."""
+    entry = claims.opaque({}, *requests)
+    entry["opaque"]["parameters"] |= parameters
+    results = [claims.cpus(1, f"r{number}", "cpudevmachine") for number in range(32)]
+    return json.dumps(claims.claim("u", *results, config=[entry] * 32)).encode()
+
+
 _slice = {
     "kind": "ResourceSlice",
     "metadata": {"name": "s", "uid": "u", "resourceVersion": "3"},
@@ -181,6 +207,7 @@ TARGETS = [
         (Refused, KubeError, MalformedError),
         milliseconds=100,
         most_bytes=3 * _MIB // 2,
+        bombs=[*map(_full, _CONFIGS), _full(_CONFIGS[2], *(f"r{number}" for number in range(100, 132)))],
     ),
     Target(
         "api-list",

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel's list format."""
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,15 +51,3 @@ def test_what_others_write_is_not_remembered_for_ever() -> None:
         for _ in range(2):
             with pytest.raises(MalformedError):
                 parse_cpu_list(text)
-
-
-@pytest.mark.parametrize("bomb", ["0-8191,", "0-65535,", "0,", "0-1,", "9", "-", ",", "0-8191"])
-@pytest.mark.fault("backend A1", "security S1")
-def test_a_hostile_list_costs_next_to_nothing(bomb: str) -> None:
-    """A text of 1.5 MB, as an environment variable may be, is refused in the time of a short one."""
-    for length, seconds in ((1_500_000, 0.01), (30_000, 0.02)):
-        began = time.process_time()
-        with pytest.raises(MalformedError) as caught:
-            parse_cpu_list(bomb * (length // len(bomb)))
-        assert time.process_time() - began < seconds
-        assert len(str(caught.value)) < 300

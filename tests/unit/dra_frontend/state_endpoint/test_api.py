@@ -182,6 +182,8 @@ async def test_a_backend_of_the_last_release_reports(endpoint: Endpoint) -> None
         ("backend", [], "backend state "),
         ("backend", {"instance": 1}, "backend state "),
         ("backend", {**LEASE, "containers": 1}, "backend state "),
+        ("backend", {**LEASE, "containers": [1] * 20_001}, "backend state "),
+        ("backend", {**LEASE, "instance": "\ud800"}, "backend state "),
         ("backend", "x" * 100_000, "backend state "),
         ("containers/c", {**REPORT, "id": "other"}, "the report is about another container"),
         ("containers/c", {"id": "c"}, "a report cannot be read"),

@@ -41,8 +41,8 @@ _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)|[][{}]', re.DOTALL)
 
 def read_object(call: Call, data: bytes, kind: str) -> Document:
     """Returns the one object that was asked for; UnavailableError for anything else."""
-    document = _parsed(call, data)
-    if not isinstance(document, dict) or document.get("kind") != kind or not _is_usable(kind, document):
+    document: Document = _parsed(call, data)
+    if not _is_usable(kind, document) or document.get("kind") != kind:
         raise UnavailableError(call.operation, f"the answer is not a {kind}; is this an API server?")
     if call.name and document["metadata"]["name"] != call.name:
         raise UnavailableError(call.operation, f"the answer is another {kind}; is this an API server?")
@@ -53,8 +53,8 @@ def read_list(call: Call, data: bytes, kind: str) -> tuple[list[Document], Docum
     """Returns the items of a list that can be read, and its metadata; UnavailableError for anything but a list."""
     frame, texts = _apart(data)
     document = _parsed(call, frame)
-    metadata = _map(document, "metadata")
-    if metadata is None or document.get("kind") != f"{kind}List" or document.get("items") not in ([], None):
+    metadata = document.get("metadata") if isinstance(document, dict) and document.get("items") in ([], None) else None
+    if not isinstance(metadata, dict) or document.get("kind") != f"{kind}List":
         raise UnavailableError(call.operation, f"the answer is not a list of {kind}; is this an API server?")
     items = []
     for text in texts:
@@ -92,33 +92,25 @@ def read_event(call: Call, line: bytes, kind: str) -> tuple[str, Document]:
 
     An object of which no more than the version can be read comes as a BOOKMARK.
     """
-    event = _parsed(call, line)
-    document, what = _map(event, "object"), event.get("type") if isinstance(event, dict) else None
-    if document is not None and what == "ERROR":
-        code = document.get("code")
-        raise translate(call, code if isinstance(code, int) else 500, document, {})
-    metadata = _map(document, "metadata")
-    if document is None or metadata is None or not isinstance(metadata.get("resourceVersion"), str):
-        raise UnavailableError(call.operation, "the stream is not a watch; is this an API server?")
-    if what in ("ADDED", "MODIFIED", "DELETED") and _is_usable(kind, document):
-        return str(what), document
-    return "BOOKMARK", document
+    match _parsed(call, line):
+        case {"type": "ERROR", "object": dict(status)}:
+            code = status.get("code")
+            raise translate(call, code if isinstance(code, int) else 500, status, {})
+        case {"type": what, "object": {"metadata": {"resourceVersion": str()}} as document}:
+            is_news = what in ("ADDED", "MODIFIED", "DELETED") and _is_usable(kind, document)
+            return what if is_news else "BOOKMARK", document
+    raise UnavailableError(call.operation, "the stream is not a watch; is this an API server?")
 
 
 def _is_usable(kind: str, item: Any) -> bool:
-    metadata = _map(item, "metadata")
-    if metadata is None or not all(isinstance(metadata.get(key), str) and metadata[key] for key in ("name", "uid")):
-        return False
-    if kind != "ResourceSlice":
-        return True
-    pool = _map(_map(item, "spec"), "pool")
-    generation = 0 if pool is None else pool.get("generation", 0)
-    return pool is not None and isinstance(pool.get("name"), str) and isinstance(generation, int)
-
-
-def _map(value: Any, key: str) -> Document | None:
-    inner = value.get(key) if isinstance(value, dict) else None
-    return inner if isinstance(inner, dict) else None
+    match item:
+        case {"metadata": {"name": str(name), "uid": str(uid)}} if not (name and uid):
+            return False
+        case {"metadata": {"name": str(), "uid": str()}} if kind != "ResourceSlice":
+            return True
+        case {"metadata": {"name": str(), "uid": str()}, "spec": {"pool": {"name": str()} as pool}}:
+            return isinstance(pool.get("generation", 0), int)
+    return False
 
 
 def _parsed(call: Call, data: bytes) -> Any:
@@ -155,9 +147,9 @@ def read_status(body: bytes) -> Document:
 
 
 def _not_found(call: Call, status: Document, said: str) -> KubeError:
-    details = _map(status, "details") or {}
-    if status.get("reason") == "NotFound" and call.name and details.get("name") == call.name:
-        return NotFoundError(call.operation, said)
+    match status:
+        case {"reason": "NotFound", "details": {"name": name}} if call.name and name == call.name:
+            return NotFoundError(call.operation, said)
     # Nothing about the object: the API is not served here, or a proxy answered.
     where = f"{call.group}/v1" if call.group else "v1"
     return KubeError(call.operation, f"{said}; is {where} served? Kubernetes 1.34 or later is needed")

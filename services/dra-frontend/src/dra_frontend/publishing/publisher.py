@@ -68,31 +68,37 @@ class Publisher:
         """Publishes for ever, from the first ``set_pools`` on. Ends by cancellation only."""
         await self._wake.wait()
         waits = Backoff(*self._waits, calm=_CALM_SECONDS)
-        while True:
-            least = 0.0
-            try:
-                await self._round()
-            except* WatchExpiredError:
-                _log.info("watch expired", extra={"driver": self._driver})
-            except* Exception as group:  # noqa: BLE001 - whatever a server answers, claims are served on
-                error = group.exceptions[0]
-                self._failed(error)
-                least = error.retry_after if isinstance(error, KubeError) else 0.0
-            await asyncio.sleep(max(waits.next(), least))
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                least = 0.0
+                try:
+                    await self._round(tasks)
+                except WatchExpiredError:
+                    _log.info("watch expired", extra={"driver": self._driver})
+                except Exception as error:  # noqa: BLE001 - whatever a server answers, claims are served on
+                    self._failed(error)
+                    least = error.retry_after if isinstance(error, KubeError) else 0.0
+                await asyncio.sleep(max(waits.next(), least))
 
-    async def _round(self) -> None:
+    async def _round(self, tasks: asyncio.TaskGroup) -> None:
         """Lists, writes and watches; raises what ended that."""
         items, version = await self._client.list_slices(self._driver, self._node_name)
         self._writer.reset(items)
         await self._write()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._watch(version))
-            while True:
-                await self._wake.wait()
+        # Not a group of its own: one whose task fails while we are cancelled forgets the latter (CPython gh-116720).
+        watch = tasks.create_task(self._watch(version))
+        watch.add_done_callback(lambda _: self._wake.set())
+        try:
+            await self._wake.wait()
+            while not watch.done():
                 await self._write()
+                await self._wake.wait()
+        finally:
+            watch.cancel()
+        raise watch.result()
 
-    async def _watch(self, version: str) -> None:
-        """Follows what others write; resumes where the watch broke, and raises what ended it for good."""
+    async def _watch(self, version: str) -> Exception:
+        """Follows what others write; resumes where the watch broke, and returns what ended it for good."""
         loop, due = asyncio.get_running_loop(), 0.0
         waits, repairs = (Backoff(*self._waits, calm=_CALM_SECONDS) for _ in range(2))
         while True:
@@ -108,6 +114,8 @@ class Publisher:
                             loop.call_at(due, self._wake.set)
             except UnavailableError as error:
                 _log.info("watch ended", extra={"driver": self._driver, "error": str(error)})
+            except Exception as error:  # noqa: BLE001 - raised by whoever waits for this task
+                return error
             await asyncio.sleep(waits.next())
 
     async def _write(self) -> None:

@@ -46,7 +46,6 @@ from dra_frontend.publishing.offer import Offer
 from dra_frontend.publishing.publisher import Publisher
 from dra_frontend.settings import Settings, open_host
 from dra_frontend.state_endpoint.api import HttpServer, pages, state_app
-from dra_frontend.state_endpoint.records import RecordNews
 from dra_frontend.telemetry import BackendMetrics, NodeGauges, Telemetry
 
 _log = logging.getLogger(__name__)
@@ -74,8 +73,6 @@ class Service:
         )
         files, journal = ClaimFiles(Path(config.cdi_dir), run_dir / "quarantine"), Journal(run_dir / CLAIMS_JOURNAL)
         self.store = ClaimStore(files, journal, run_directory.claims_lock, self.backend, metadata)
-        self.records = RecordNews(self.store.generation)
-        self.store.listeners.append(self.records.publish)
         trees = open_host(settings), HostTree(config.cgroup_root)
         self.watch = MachineWatch(*trees, config, node, lambda: self.store.ledger)
         parts = client, self.store, self.watch, self.backend
@@ -223,7 +220,7 @@ async def _run(service: Service, bind: tuple[str, int] | None, stop: asyncio.Eve
             _log.info("stopping")
             for task in running:
                 task.cancel()
-        service.records.close()
+        service.store.news.close()
         for server in servers:
             server.end()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from dra_frontend.api_server.errors import UnavailableError
-from dra_frontend.claims.directory import Change, ClaimFiles
+from dra_frontend.claims.directory import ClaimFiles
 from numa_node.claim_directory import DirectoryReplacedError
 
 from tests.fakes.waiting import eventually
@@ -71,14 +71,14 @@ async def test_an_owner_is_stored_when_its_container_has_started(node: Frontend,
     await node.prepare("u")
     await node.prepare("u", "dra.memory")
     uses = [{"uid": "u", "driver": driver} for driver in ("dra.cpu", "dra.memory")]
-    written: list[Change] = []
-    node.store.listeners.append(lambda _, change: written.append(change))
+    before = node.store.news.generation
     node.report(state="created", claims=uses)
     await node.reconciler.follow_reports()
-    assert written == []
+    assert node.store.news.generation == before
     node.report(state="running", claims=uses)
     await node.reconciler.follow_reports()
-    assert [(change.kind, change.driver) for change in written] == [("updated", "dra.cpu"), ("updated", "dra.memory")]
+    written = (await node.store.news.after(before, 0)).changes
+    assert [(change.change, change.driver) for change in written] == [("updated", "dra.cpu"), ("updated", "dra.memory")]
 
 
 async def test_what_could_not_be_stored_is_tried_again(node: Frontend) -> None:

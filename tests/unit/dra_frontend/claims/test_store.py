@@ -31,6 +31,11 @@ async def release(frontend: Frontend, uid: str = "u1") -> None:
     await frontend.store.transact(lambda t: t.release("dra.cpu", uid))
 
 
+async def told(frontend: Frontend) -> list[tuple[str, str]]:
+    """What the backend hears of records."""
+    return [(change.change, change.uid) for change in (await frontend.store.news.after(0, 0)).changes]
+
+
 @pytest.fixture
 def node(tmp_path: Path) -> Frontend:
     """The leading instance."""
@@ -127,8 +132,6 @@ async def test_what_another_instance_prepared_is_seen_before_choosing(tmp_path: 
 
 async def test_the_cpus_of_a_living_container_stay_held(node: Frontend) -> None:
     """Unprepare takes the file; the CPUs come back when the last container is gone. The backend hears of all of it."""
-    told: list[tuple[str, str]] = []
-    node.store.listeners.append(lambda _, change: told.append((change.kind, change.uid)))
     await write(node)
     node.report(**USES)
     await release(node)
@@ -137,7 +140,7 @@ async def test_the_cpus_of_a_living_container_stay_held(node: Frontend) -> None:
     node.report(**USES, state="stopped")
     await node.look()
     assert node.store.ledger.held_cpus() == frozenset()
-    assert told == [("prepared", "u1"), ("released", "u1"), ("freed", "u1")]
+    assert await told(node) == [("prepared", "u1"), ("released", "u1")]
 
 
 @pytest.mark.fault("frontend A3")
@@ -170,10 +173,10 @@ async def test_what_is_released_is_held_until_the_backend_has_heard_of_it(tmp_pa
     await release(node)
     await node.look()
     assert node.store.ledger.held_cpus() == CPUS, "while no backend reports nobody can tell"
-    await held(1, node.store.generation)
+    await held(1, node.store.news.generation)
     await write(node)
     await release(node)
-    heard = node.store.generation
+    heard = node.store.news.generation
     assert await held(2, heard - 1) == CPUS
     assert (
         await held(3, heard, {"id": "c", "name": "work", "podUid": "p", "podNamespace": "ns", "podName": "p", **USES})
@@ -188,15 +191,15 @@ async def test_what_another_instance_has_released_is_news_to_this_ones_backend(t
     await write(former)
     await release(former)
     node = Frontend(tmp_path, enforced=False)
-    told: list[tuple[str, str]] = []
-    node.store.listeners.append(lambda _, change: told.append((change.kind, change.uid)))
-    lease = BackendStatus(instance="i", generation=1, records=node.store.generation, active=True, synchronized=True)
+    lease = BackendStatus(
+        instance="i", generation=1, records=node.store.news.generation, active=True, synchronized=True
+    )
     node.backend.renew(lease, [])
     for _ in range(2):
         await node.look()
         assert node.store.ledger.held_cpus() == CPUS
-    assert told == [("released", "u1")]
-    node.backend.renew(lease.model_copy(update={"records": node.store.generation}), [])
+    assert await told(node) == [("released", "u1")]
+    node.backend.renew(lease.model_copy(update={"records": node.store.news.generation}), [])
     await node.look()
     assert node.store.ledger.held_cpus() == frozenset()
 

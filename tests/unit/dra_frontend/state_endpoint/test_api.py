@@ -13,13 +13,12 @@ import pytest
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import Change
-from dra_frontend.claims.store import ClaimStore
+from dra_frontend.claims.store import ClaimStore, RecordNews
 from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.node.sockets import listen_unix
 from dra_frontend.publishing.offer import Offer, Snapshot, snapshot
 from dra_frontend.state_endpoint.api import HttpServer, pages, state_app
-from dra_frontend.state_endpoint.records import RecordNews
 from numa_contract.config import Config
 from numa_contract.names import DRIVERS
 from numa_contract.reports import MAX_STATE_BYTES
@@ -45,10 +44,11 @@ class Endpoint:
 
     def __init__(self, client: aiohttp.ClientSession) -> None:
         self.client = client
-        self.store = cast("ClaimStore", SimpleNamespace(ledger=ledger(), quarantined={"x.json": "broken"}))
+        self.store = cast(
+            "ClaimStore", SimpleNamespace(ledger=ledger(), quarantined={"x.json": "broken"}, news=RecordNews(100))
+        )
         self.offer = Offer(NODE, {driver: HealthBoard() for driver in DRIVERS}, {})
         self.offer.snapshot = snapshot(INVENTORY, ledger(), Snapshot())
-        self.records = RecordNews(100)
         self.reports: list[list[str]] = []
         self.problems: list[str] = []
         self.warned: list[str] = []
@@ -92,7 +92,7 @@ async def endpoint(tmp_path: Path) -> AsyncIterator[Endpoint]:
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(server.serve(sockets=[listening]))
             yield endpoint
-            endpoint.records.close()
+            endpoint.store.news.close()
             server.end()
             await serving
     placed.remove()
@@ -208,7 +208,7 @@ async def test_news_of_records_are_waited_for(endpoint: Endpoint) -> None:
         asked = tasks.create_task(endpoint.get("/v1/records?after=100"))
         # Asked for on another connection: when this is answered, the one above has been asked.
         await endpoint.get("/v1/version")
-        endpoint.records.publish(101, Change("prepared", "dra.cpu", "u"))
+        endpoint.store.news.publish(Change("prepared", "dra.cpu", "u"))
     change = {"generation": 101, "change": "prepared", "driver": "dra.cpu", "uid": "u"}
     assert await asked == {"generation": 101, "changes": [change]}
     assert await endpoint.get("/v1/records?after=3") == {"generation": 101, "changes": [change]}

@@ -8,13 +8,16 @@ without a file, as long as a container of the claim is alive or nobody can tell;
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeVar
 
 from numa_contract.cdi import ClaimFile
 from numa_contract.names import ClaimKey
+from numa_contract.reports import RecordChange, RecordsAnswer
 from numa_node.files import FileLock
 from numa_node.log import Complaints
 
@@ -29,7 +32,46 @@ T = TypeVar("T")
 
 # Another instance holds the lock for some milliseconds; ten seconds mean that something is stuck.
 _LOCK_SECONDS: Final = 10.0
+_REMEMBERED: Final = 256
 _NAMELESS: Final[Name] = ("", "")
+
+
+class RecordNews:
+    """What has changed about records lately, for whoever waits on ``/v1/records``: the backend, and people."""
+
+    def __init__(self, first: int | None = None) -> None:
+        self.generation = time.time_ns() // 1_000_000 if first is None else first
+        """Counts the changes of records. Of an instance before this one it is lower, so its readers are behind."""
+        self._changes: deque[RecordChange] = deque(maxlen=_REMEMBERED)
+        self._changed = asyncio.Event()
+        self._open = True
+
+    def publish(self, change: Change) -> None:
+        """Notes a change, and wakes everybody who waits."""
+        if change.kind != "freed":  # its record went before
+            self.generation += 1
+            told = RecordChange(generation=self.generation, change=change.kind, driver=change.driver, uid=change.uid)
+            self._changes.append(told)
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def close(self) -> None:
+        """Answers everybody who waits, now and from now on."""
+        self._open = False
+        self._changed.set()
+
+    async def after(self, generation: int | None, seconds: float) -> RecordsAnswer:
+        """Returns the changes after a generation, as soon as there are some or after so many seconds.
+
+        Without a generation, and with one that another instance told, at once.
+        """
+        if generation == self.generation and self._open:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._changed.wait()
+        later = self.generation if generation is None else generation
+        changes = tuple(change for change in self._changes if change.generation > later)
+        return RecordsAnswer(generation=self.generation, changes=changes)
 
 
 @dataclass(slots=True, eq=False)
@@ -45,10 +87,7 @@ class ClaimStore:
     _present: Mapping[ClaimKey, Name] = field(default_factory=dict)
     journal_lost: bool = False
     """Whether there was an instance before this one, and its journal is gone: nobody knows what it prepared."""
-    generation: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
-    """Counts the changes of records. Of an instance before this one it is lower, so its readers are behind."""
-    listeners: list[Callable[[int, Change], None]] = field(default_factory=list)
-    """Called with each change and the generation that it has made."""
+    news: RecordNews = field(default_factory=RecordNews)
     _released_at: dict[ClaimKey, int] = field(default_factory=dict)
     _complaints: Complaints = field(default_factory=partial(Complaints, _log))
 
@@ -126,11 +165,9 @@ class ClaimStore:
         releasing = self._held.releasing
         self._released_at = {key: at for key, at in self._released_at.items() if key in releasing}
         for change in transaction.changes:
-            self.generation += 1
+            self.news.publish(change)
             if change.kind == "released" and (change.driver, change.uid) in releasing:
-                self._released_at[change.driver, change.uid] = self.generation
-            for listener in self.listeners:
-                listener(self.generation, change)
+                self._released_at[change.driver, change.uid] = self.news.generation
 
     def _run(
         self,

@@ -152,7 +152,8 @@ def write_prepared(answers: Mapping[str, Answer], *, share_ids: bool = True) -> 
         except (TypeError, ValueError):  # protobuf refuses what is no text; one claim must not fail the others
             _log.exception("answer cannot be written", extra={"claim": uid})
             error = f"claim {uid}: its answer cannot be written; see the log"
-        response.claims[uid].CopyFrom(pb.NodePrepareResourceResponse(devices=devices, error=_error_text(error)))
+        said = "" if error is None else _error_text(error)
+        response.claims[uid].CopyFrom(pb.NodePrepareResourceResponse(devices=devices, error=said))
     return response.SerializeToString()
 
 
@@ -160,12 +161,10 @@ def write_unprepared(answers: Mapping[str, Answer]) -> bytes:
     """Writes the answer to unprepare."""
     response = pb.NodeUnprepareResourcesResponse()
     for uid, answer in answers.items():
-        response.claims[uid].error = _error_text(answer.error)
+        response.claims[uid].error = "" if answer.error is None else _error_text(answer.error)
     return response.SerializeToString()
 
 
-def _error_text(text: str | None) -> str:
+def _error_text(text: str) -> str:
     """An empty error would read as success; and the text goes into logs and Events, whoever wrote parts of it."""
-    if text is None:
-        return ""
     return cut_answer(text if text.isprintable() else repr(text)[1:-1]) or "unknown error"

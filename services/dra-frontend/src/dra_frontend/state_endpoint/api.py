@@ -28,7 +28,6 @@ from dra_frontend.claims.backend import BackendView, read_state, take_former_rep
 from dra_frontend.claims.store import ClaimStore
 from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.publishing.offer import Offer
-from dra_frontend.state_endpoint.records import RecordNews
 from dra_frontend.state_endpoint.views import (
     backend_view,
     cpus_view,
@@ -50,7 +49,6 @@ class NodeState(Protocol):
     offer: Offer
     store: ClaimStore
     backend: BackendView
-    records: RecordNews
 
     def reported(self) -> None:
         """Called after each lease and each report."""
@@ -173,7 +171,7 @@ def state_app(state: NodeState) -> FastAPI:
     @app.get("/v1/records")
     async def records(after: int | None = None) -> RecordsAnswer:
         """What has changed about records after a generation; waits until something has, 25 s at most."""
-        return await state.records.after(after, RECORDS_WAIT_SECONDS)
+        return await state.store.news.after(after, RECORDS_WAIT_SECONDS)
 
     @app.get("/", response_class=HTMLResponse)
     async def page() -> str:

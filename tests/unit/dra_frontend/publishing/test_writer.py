@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from dra_frontend.api_server.client import KubeClient, connect
 from dra_frontend.api_server.credentials import kubeconfig
-from dra_frontend.api_server.errors import InvalidError
+from dra_frontend.api_server.errors import InvalidError, WatchExpiredError
 from dra_frontend.publishing.notices import Notices
 from dra_frontend.publishing.publisher import Publisher
 from dra_frontend.publishing.writer import GateOffError, SliceWriter
@@ -135,6 +135,29 @@ async def test_no_pools_at_all_are_not_published(rig: Rig) -> None:
     for pools, wakes in (({}, False), ({"p": [a_slice("p", "a")]}, True)):
         publisher.set_pools(pools)
         assert publisher._wake.is_set() == wakes
+
+
+@pytest.mark.parametrize("steps", range(4))
+async def test_a_publisher_ends_while_its_watch_fails(rig: Rig, steps: int) -> None:
+    """Told to end at the moment at which the watch breaks for good, it does, a step of the event loop more or less."""
+    watching, fails = asyncio.Event(), asyncio.Event()
+
+    async def watch(*_: object) -> AsyncIterator[tuple[str, Document]]:
+        watching.set()
+        await fails.wait()
+        raise WatchExpiredError("watch", "gone")
+        yield  # makes it a generator
+
+    rig.client.watch_slices = watch  # type: ignore[method-assign, assignment] # a watch that fails when it is told to
+    publisher = Publisher(rig.client, "dra.cpu", "node-a", lambda _reason, _note: None)
+    publisher.set_pools({"p": [a_slice("p", "a")]})
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        run = tasks.create_task(publisher.run())
+        await watching.wait()
+        fails.set()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        run.cancel()
 
 
 async def until_quiet(rig: Rig, notices: Notices, count: int) -> list[Document]:

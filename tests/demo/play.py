@@ -7,9 +7,11 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from numa_contract.cpuset import format_cpu_list
+
 from tests.demo.plan import Plan, Published, make_plan, published
 from tests.demo.tables import amount, heading, say, table
-from tests.stage.pods import Box, StagePod, claim_pod, cpu_list, cpu_set
+from tests.stage.pods import Box, StagePod, claim_pod, cpu_set
 from tests.stage.process import StageError, wait_for
 from tests.stage.stage import Stage
 from tests.stage.wires import ask_unix
@@ -159,13 +161,13 @@ class Timeline:
         try:
             wait_for(what, lambda: condition(self._plain.cpus()))
         except StageError as error:
-            raise NotAsItMustBeError(f"{what}, but it has {cpu_list(self._plain.cpus())}") from error
+            raise NotAsItMustBeError(f"{what}, but it has {format_cpu_list(self._plain.cpus())}") from error
 
     def note(self, moment: str) -> None:
         """Writes down how things are; the backend reports its pool within a second."""
         cpus = self._plain.cpus()
-        wait_for(f"the backend to report the pool {cpu_list(cpus)}", lambda: self._pool() == cpus)
-        self._rows.append((moment, cpu_list(self._pool()), cpu_list(cpus)))
+        wait_for(f"the backend to report the pool {format_cpu_list(cpus)}", lambda: self._pool() == cpus)
+        self._rows.append((moment, format_cpu_list(self._pool()), format_cpu_list(cpus)))
         self.seen.append(cpus)
 
     def _pool(self) -> set[int]:
@@ -204,7 +206,7 @@ def _curl(stage: Stage, pod: StagePod) -> None:
 
 
 def _sentence(plan: Plan, claimed: set[int]) -> str:
-    given = [f"CPU(s) {cpu_list(claimed)}"] if claimed else []
+    given = [f"CPU(s) {format_cpu_list(claimed)}"] if claimed else []
     given += [amount(plan.memory) + " of memory"] if plan.memory else []
     given += [f"{amount(size)} of {page} hugepages" for page, size in plan.hugepages.items()]
     others = "a plain container made way before it started and got everything back afterwards, " if claimed else ""

@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
+from numa_contract.cpuset import format_cpu_list
+
 from tests.hostile.attack import Actor, Attack, taking
 from tests.hostile.field import Field
-from tests.stage.pods import StagePod, cpu_list, cpus
+from tests.stage.pods import StagePod, cpus
 from tests.stage.wires import AnsweredError
 
 _ANY = "5f0d3a52-0000-4000-8000-0000000000ee"
@@ -20,7 +22,7 @@ def heard_of(pod: StagePod, env: Sequence[str]) -> str:
         box = pod.run("forger", env=list(env))
     except AnsweredError as error:
         return f"refused with {len(str(error))} characters: {error}"
-    return f"runs on {cpu_list(box.cpus())}"
+    return f"runs on {format_cpu_list(box.cpus())}"
 
 
 @taking
@@ -44,7 +46,7 @@ def _many_beside_the_own_claim(field: Field) -> Iterator[str]:
 @contextmanager
 def _claim_of_another_pod(field: Field) -> Iterator[str]:
     with field.victim() as (owner, _, given), field.pod() as pod:
-        yield heard_of(pod, [f"DRA_CPUSET_{owner.claim_uid}={cpu_list(given)}"])
+        yield heard_of(pod, [f"DRA_CPUSET_{owner.claim_uid}={format_cpu_list(given)}"])
 
 
 @contextmanager
@@ -62,7 +64,7 @@ def _the_whole_pool(field: Field) -> Iterator[str]:
     """Starts while nobody enforces, and is seen as pinned ever after: by us, to the pool."""
     with field.pod() as pod:
         field.kill_backend()
-        box = pod.run(env=[f"DRA_CPUSET_{_ANY}={cpu_list(field.pool)}"])
+        box = pod.run(env=[f"DRA_CPUSET_{_ANY}={format_cpu_list(field.pool)}"])
         for _ in range(2):
             field.start_backend()
             field.stage.runtime("restart")
@@ -71,7 +73,7 @@ def _the_whole_pool(field: Field) -> Iterator[str]:
         field.start_backend()
         with field.pod("plain") as web, field.victim():
             web.run().comes_to(field.pool - field.held())
-        yield f"runs on {cpu_list(box.cpus())}"
+        yield f"runs on {format_cpu_list(box.cpus())}"
 
 
 @contextmanager
@@ -81,7 +83,7 @@ def _a_group_of_its_own(field: Field) -> Iterator[str]:
         box = pod.run()
         (box.directory / "container").mkdir()
         with field.victim(8):
-            yield f"runs on {cpu_list(box.cpus())}"
+            yield f"runs on {format_cpu_list(box.cpus())}"
 
 
 _SHORT = r"refused with \d{1,4} characters"

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from numa_contract.cpuset import format_cpu_list
+
 from tests.hostile.attack import Actor, Attack, taking
 from tests.hostile.field import Field
-from tests.stage.pods import Box, StagePod, cpu_list, cpus
+from tests.stage.pods import Box, StagePod, cpus
 from tests.stage.wires import AnsweredError
 
 _ENV = ["DRA_CPUSET_5f0d3a52-0000-4000-8000-0000000000ee=0-3"]
@@ -71,7 +73,7 @@ def mixes(field: Field, events: Events) -> Iterator[str]:
             yield f"refused: {error}"
         else:
             box.comes_to(given)
-            yield f"runs on {cpu_list(box.cpus())}"
+            yield f"runs on {format_cpu_list(box.cpus())}"
 
 
 def _of(pod: StagePod, box: Box, *methods: str) -> list[tuple[str, Any, Any]]:

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import pytest
+from numa_contract.cpuset import format_cpu_list
 
 from tests.rigs.trees import captured, write_tree
 from tests.stage.machine import HostDirectory
-from tests.stage.pods import claim_pod, cpu_list, cpus, hugepages
+from tests.stage.pods import claim_pod, cpus, hugepages
 from tests.stage.process import wait_for
 from tests.stage.settings import StageSettings
 from tests.stage.stage import Stage
@@ -78,12 +79,12 @@ def test_a_claimed_cpu_goes_offline(stage: Stage, machine: HostDirectory) -> Non
         assert health(stage, "cpudevnuma000") == ("HEALTHY", "online")
         soon("a smaller capacity", lambda: amount(stage, "cpudevnuma001") == "15")
         (record,) = stage.state(f"/v1/claims/{pod.claim_uid}")
-        assert record["cpus"][0]["cpus"] == cpu_list(held)
+        assert record["cpus"][0]["cpus"] == format_cpu_list(held)
         assert {"cpu": lost, "use": "offline", "claimUid": pod.claim_uid, "claim": "default/db-claim"} in stage.state(
             "/v1/cpus"
         )
         pod.prepare()
-        assert [one["cpus"] for one in stage.state(f"/v1/claims/{pod.claim_uid}")[0]["cpus"]] == [cpu_list(held)]
+        assert [one["cpus"] for one in stage.state(f"/v1/claims/{pod.claim_uid}")[0]["cpus"]] == [format_cpu_list(held)]
         machine.take_online({lost})
         soon("health again", lambda: health(stage, "cpudevnuma001") == ("HEALTHY", "online"))
 

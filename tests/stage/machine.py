@@ -5,7 +5,9 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from tests.stage.pods import cpu_list, cpu_set
+from numa_contract.cpuset import format_cpu_list
+
+from tests.stage.pods import cpu_set
 
 
 class HostDirectory:
@@ -30,7 +32,7 @@ class HostDirectory:
 
     def take_offline(self, cpus: Collection[int]) -> None:
         """Takes CPUs offline: their topology and caches go with them."""
-        self.write(self._cpu / "online", cpu_list(self.online() - set(cpus)))
+        self.write(self._cpu / "online", format_cpu_list(self.online() - set(cpus)))
         for cpu in cpus:
             self.write(self._cpu / f"cpu{cpu}/online", "0")
             for name in ("topology", "cache"):
@@ -43,7 +45,7 @@ class HostDirectory:
             for name in ("topology", "cache"):
                 shutil.move(self._aside / str(cpu) / name, self._cpu / f"cpu{cpu}" / name)
             self.write(self._cpu / f"cpu{cpu}/online", "1")
-        self.write(self._cpu / "online", cpu_list(self.online() | set(cpus)))
+        self.write(self._cpu / "online", format_cpu_list(self.online() | set(cpus)))
 
     def set_pages(self, node: int, total: int, free: int, kib: int = 2048) -> None:
         """Sets the hugepages of one size on a node."""

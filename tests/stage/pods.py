@@ -8,6 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from numa_contract.cpuset import parse_cpu_list
+
 from tests.fakes.scheduler import schedule
 from tests.stage.process import wait_for
 from tests.stage.stage import Stage
@@ -214,19 +216,4 @@ def claim_pod(stage: Stage, name: str, *requests: Document, config: Sequence[Doc
 
 def cpu_set(text: str) -> set[int]:
     """Reads the kernel's list format."""
-    found: set[int] = set()
-    for item in filter(None, text.strip().split(",")):
-        first, _, last = item.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
-
-
-def cpu_list(cpus: set[int]) -> str:
-    """Writes the kernel's list format."""
-    runs: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if runs and runs[-1][1] == cpu - 1:
-            runs[-1][1] = cpu
-        else:
-            runs.append([cpu, cpu])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return set(parse_cpu_list(text.strip()))

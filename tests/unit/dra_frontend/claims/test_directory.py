@@ -31,18 +31,6 @@ def quarantined(tmp_path: Path) -> list[bytes]:
     return [path.read_bytes() for path in (tmp_path / "quarantine").iterdir()]
 
 
-def test_another_instance_finds_what_was_written(files: ClaimFiles, tmp_path: Path) -> None:
-    """Every record is read from the directory alone; a scan believes the directory, not its memory."""
-    files.write(record("a"))
-    files.write(record("b", frozenset({5})))
-    other = ClaimFiles(tmp_path / "cdi", tmp_path / "quarantine")
-    found = other.scan(thorough=True).files
-    assert [file.record for file in found.values()] == [record("a"), record("b", frozenset({5}))]
-    other.write(record("a", frozenset({7})))
-    other.write(record("c"))
-    assert scan(files) == {("dra.cpu", "a"): {7}, ("dra.cpu", "b"): {5}, ("dra.cpu", "c"): {1, 2}}
-
-
 @pytest.mark.fault("protocols 7.1")
 def test_nothing_but_the_whole_file_has_its_name(files: ClaimFiles, tmp_path: Path) -> None:
     """Readable by root alone; the temporary file lay beside it, and no half-written one was ever called .json."""
@@ -114,16 +102,6 @@ def test_fields_that_a_newer_instance_added_are_written_again(
     written = newer.scan(thorough=True).files["dra.cpu", "u1"].record
     assert written is not None
     assert (written.model_extra, written.owner is None) == ({"anInvention": 1}, False)
-
-
-def test_a_quick_scan_after_changes_of_our_own_reads_nothing(files: ClaimFiles) -> None:
-    """Prepare does not get slower with the number of claims: the view is that of the last change."""
-    files.write(record())
-    files.write(record("u2"))
-    files.remove("dra.cpu", "u1")
-    view = files.view
-    assert files.scan(thorough=False) is view
-    assert scan(files) == {("dra.cpu", "u2"): {1, 2}}
 
 
 def test_a_quarantine_that_cannot_be_written_stops_nobody(files: ClaimFiles, tmp_path: Path) -> None:

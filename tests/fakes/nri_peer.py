@@ -3,9 +3,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from google.protobuf.message import Message
@@ -60,43 +60,40 @@ async def bare_runtime(socket: Path, methods: Connected) -> AsyncIterator["async
                 end.trunk.close("the test is over")
 
 
-@dataclass
-class OtherPlugin:
-    """A plugin that answers as the test wants. Methods are looked up by name; what is missing answers with nothing."""
+@asynccontextmanager
+async def other_plugin(
+    socket: Path, *, name: str = "other", events: int = 0x7FF, **methods: Method
+) -> AsyncIterator[None]:
+    """Registers a plugin that answers as the test wants, until the block is left or the runtime throws it out.
 
-    index: str = "10"
-    name: str = "other"
-    events: int = 0x7FF
-    methods: dict[str, Callable[["OtherPlugin", bytes], Awaitable[Message]]] = field(default_factory=dict)
-    trunk: Trunk | None = None
+    A method that is not given answers as one that does nothing.
+    """
+    trunk = Trunk(*await asyncio.open_unix_connection(socket))
+    runtime = RpcClient(trunk.open(2))
 
-    async def run(self, socket: Path) -> str:
-        """Connects, registers and serves until thrown out; why it was."""
-        reader, writer = await asyncio.open_unix_connection(socket)
-        self.trunk = Trunk(reader, writer)
-        server = RpcServer(self.trunk.open(1), PLUGIN, {name: self._method(name) for name in _METHODS})
-        runtime = RpcClient(self.trunk.open(2))
-        registration = pb.RegisterPluginRequest(plugin_name=self.name, plugin_idx=self.index)
-        async with asyncio.TaskGroup() as tasks:
-            for chore in (server.run(), runtime.run(), self.trunk.run()):
-                tasks.create_task(chore)
-            await runtime.call(RUNTIME, "RegisterPlugin", registration, 5.0)
-        return self.trunk.closed or ""
+    async def configure(_payload: bytes) -> Message:
+        return pb.ConfigureResponse(events=events)
 
-    def _method(self, name: str) -> Method:
-        async def answer(payload: bytes) -> Message:
-            if name in self.methods:
-                return await self.methods[name](self, payload)
-            if name == "Configure":
-                return pb.ConfigureResponse(events=self.events)
-            if name == "Synchronize":
-                return pb.SynchronizeResponse(more=pb.SynchronizeRequest.FromString(payload).more)
-            return pb.Empty()
+    async def synchronize(payload: bytes) -> Message:
+        return pb.SynchronizeResponse(more=pb.SynchronizeRequest.FromString(payload).more)
 
-        return answer
+    async def nothing(_payload: bytes) -> Message:
+        return pb.Empty()
 
+    served = {**dict.fromkeys(_METHODS, nothing), "Configure": configure, "Synchronize": synchronize, **methods}
 
-async def thrown_out(plugin: OtherPlugin, socket: Path) -> None:
-    """Runs a plugin until the runtime throws it out, whatever its methods meet then."""
-    with contextlib.suppress(ExceptionGroup):
-        await plugin.run(socket)
+    async def serve() -> None:
+        # Whatever a method meets when it is thrown out.
+        with contextlib.suppress(ExceptionGroup):
+            async with asyncio.TaskGroup() as tasks:
+                for chore in (RpcServer(trunk.open(1), PLUGIN, served).run(), runtime.run(), trunk.run()):
+                    tasks.create_task(chore)
+                registration = pb.RegisterPluginRequest(plugin_name=name, plugin_idx="10")
+                await runtime.call(RUNTIME, "RegisterPlugin", registration, 5.0)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(serve())
+        try:
+            yield
+        finally:
+            trunk.close("the test is over")

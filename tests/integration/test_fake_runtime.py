@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stand-in runtime itself: it must be as strict as what it stands for, else the other tests prove nothing."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +9,10 @@ import pytest
 from google.protobuf.message import Message
 
 from tests.fakes._pb import nri_pb2 as pb
-from tests.fakes.nri_peer import OtherPlugin, thrown_out
-from tests.fakes.runtime import FakeRuntime, running
+from tests.fakes.nri_peer import other_plugin
+from tests.fakes.runtime import running
 from tests.fakes.runtime_cdi import scan_directories
 from tests.fakes.runtime_levels import RuntimeOptions
-
-
-@asynccontextmanager
-async def _with(folder: Path, *plugins: OtherPlugin, **options: Any) -> AsyncIterator[FakeRuntime]:
-    """A runtime with other vendors' plugins, as many as get in."""
-    async with running(RuntimeOptions(folder / "nri.sock", **options)) as runtime, asyncio.TaskGroup() as tasks:
-        for plugin in plugins:
-            tasks.create_task(thrown_out(plugin, folder / "nri.sock"))
-        yield runtime
-        for plugin in plugins:
-            if plugin.trunk is not None:
-                plugin.trunk.close("the test is over")
 
 
 def _spec(**changes: Any) -> dict[str, Any]:
@@ -39,7 +24,8 @@ def _spec(**changes: Any) -> dict[str, Any]:
 @pytest.mark.fault("protocol trap 3.1")
 async def test_a_plugin_with_unknown_event_bits_is_closed(tmp_path: Path, level: str, events: int) -> None:
     """There is no negotiation: the plugin is out before it is in."""
-    async with _with(tmp_path, OtherPlugin(events=events), level=level) as runtime:
+    socket = tmp_path / "nri.sock"
+    async with running(RuntimeOptions(socket, level=level)) as runtime, other_plugin(socket, events=events):
         await runtime.wait_until(lambda one: bool(one.log))
         assert "invalid plugin events" in runtime.log[0]
         assert runtime.plugins == []
@@ -49,21 +35,22 @@ async def test_a_plugin_with_unknown_event_bits_is_closed(tmp_path: Path, level:
 async def test_a_plugin_that_takes_a_part_for_the_whole_is_closed(tmp_path: Path) -> None:
     """An intermediate answer must say more."""
 
-    async def whole(_plugin: OtherPlugin, _payload: bytes) -> Message:
+    async def whole(_payload: bytes) -> Message:
         return pb.SynchronizeResponse()
 
-    async with _with(tmp_path) as runtime:
+    socket = tmp_path / "nri.sock"
+    async with running(RuntimeOptions(socket)) as runtime:
         for number in range(30):
             pod = await runtime.run_pod_sandbox(f"pod-{number}")
             pod.message.annotations["big"] = "x" * (200 << 10)
-        plugin = OtherPlugin(methods={"Synchronize": whole})
-        await thrown_out(plugin, tmp_path / "nri.sock")
+        async with other_plugin(socket, Synchronize=whole):
+            await runtime.wait_until(lambda one: bool(one.log))
         assert "does not handle split sync requests" in runtime.log[0]
 
 
 async def test_effective_cpusets_follow_what_is_written(tmp_path: Path) -> None:
     """An own value within the parent's shows at once; an empty one is the parent's; others are what both have."""
-    async with _with(tmp_path, cgroup_root=tmp_path / "cgroup") as runtime:
+    async with running(RuntimeOptions(tmp_path / "nri.sock", cgroup_root=tmp_path / "cgroup")) as runtime:
         pod = await runtime.run_pod_sandbox("web")
         pinned = await runtime.create_container(pod, "pinned", cpus="2-3")
         free = await runtime.create_container(pod, "free")

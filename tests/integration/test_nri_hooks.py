@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from nri_backend.nri.model import RefusedError
 
 from tests.fakes._pb import nri_pb2 as pb
-from tests.fakes.nri_peer import OtherPlugin, thrown_out
+from tests.fakes.nri_peer import other_plugin
 from tests.fakes.runtime_store import OperationError
 from tests.rigs.nri_rig import PLUGIN_NAME, nri_rig
 
@@ -62,23 +62,19 @@ async def test_a_blocked_process_is_thrown_out_and_comes_back(tmp_path: Path) ->
 async def test_another_plugin_that_sets_cpus_fails_every_creation(tmp_path: Path) -> None:
     """There is no priority: the pod's event names both plugins, even for equal values."""
 
-    async def set_cpus(_plugin: OtherPlugin, _payload: bytes) -> Message:
+    async def set_cpus(_payload: bytes) -> Message:
         answer = pb.CreateContainerResponse()
         answer.adjust.linux.resources.cpu.cpus = "2-3"
         return answer
 
-    async with nri_rig(tmp_path) as rig:
-        other = OtherPlugin(name="balloons", methods={"CreateContainer": set_cpus})
-        ended = rig.tasks.create_task(thrown_out(other, tmp_path / "nri.sock"))
+    balloons = other_plugin(tmp_path / "nri.sock", name="balloons", CreateContainer=set_cpus)
+    async with nri_rig(tmp_path) as rig, balloons:
         await rig.runtime.wait_until(lambda runtime: len(runtime.plugins) == 2)
         pod = await rig.runtime.run_pod_sandbox("web")
         assert (await rig.runtime.create_container(pod, "plain")).cpus == "2-3"
         rig.answer(cpus="2-3", mems="0")
         with pytest.raises(OperationError, match='numa" and "10-balloons" both tried to set CPU pinning'):
             await rig.runtime.create_container(pod, "app")
-        assert other.trunk is not None
-        other.trunk.close("done")
-        await ended
 
 
 @pytest.mark.fault("protocol trap 3.15")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.node.rig import kernel
+from tests.node.rig.claims import ClaimPod
 from tests.node.rig.cluster import RESERVED, Cluster
 from tests.node.rig.cri import CriError
 from tests.node.rig.marks import both_drivers
@@ -33,24 +34,26 @@ def read_only(file: Path, content: str) -> Iterator[None]:
         subprocess.run(["umount", str(file)], check=True)
 
 
+def never_starts(pod: ClaimPod, why: str) -> None:
+    """A container of the pod is created, its start is refused, and nothing of it runs."""
+    box = pod.create()
+    with pytest.raises(CriError, match=f"dra-driver-numa: .*{why}"):
+        box.start()
+    until(lambda: box.state == "exited", "nothing of it runs")
+
+
 @pytest.mark.core
 def test_a_container_that_cannot_be_made_true_is_refused(cluster: Cluster) -> None:
     """StartContainer names the file or the controller that is in the way, and nobody else suffers from it."""
     fine, db = cluster.pod(cpus(1)), cluster.pod(cpus(1), hugepages(2 * MIB))
     pod = db.sandbox.cgroup
     with read_only(pod.directory / "hugetlb.2MB.rsvd.max", "0\n"):
-        box = db.create()
-        with pytest.raises(CriError, match=r"dra-driver-numa: .*/hugetlb\.2MB\.rsvd\.max"):
-            box.start()
-        until(lambda: box.state == "exited", "nothing of it runs")
+        never_starts(db, r"/hugetlb\.2MB\.rsvd\.max")
         assert fine.run().cpus_allowed == fine.cpus
 
     pod.write("cgroup.subtree_control", "-hugetlb")
     with read_only(pod.directory / "cgroup.subtree_control", "\n"):
-        box = db.create()
-        with pytest.raises(CriError, match=r"dra-driver-numa: .*the hugetlb controller is not in .*subtree_control"):
-            box.start()
-        until(lambda: box.state == "exited", "nothing of it runs")
+        never_starts(db, r"the hugetlb controller is not in .*subtree_control")
     again = db.run()
     assert (again.cpus_allowed, again.cgroup.hugetlb("2MB")["rsvd.max"]) == (db.cpus, str(2 * MIB))
 

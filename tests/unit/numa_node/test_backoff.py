@@ -14,3 +14,9 @@ def test_waits_double_up_to_the_cap() -> None:
 def test_two_instances_drift_apart() -> None:
     """Waits are random, so that two instances do not knock at the same moment for ever."""
     assert len({Backoff(1.0, 1.0).next() for _ in range(8)}) == 8
+
+
+def test_a_calm_time_ends_the_row() -> None:
+    """Who asks for no wait for a while begins anew: here a nanosecond, which is over before each of the calls."""
+    backoff = Backoff(1e-9, 1.0, calm=1e-9)
+    assert all(backoff.next() <= 1e-9 for _ in range(40))

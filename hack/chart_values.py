@@ -30,7 +30,8 @@ class Values(BaseModel):
 class Image(Values):
     """Where a container's image comes from."""
 
-    repository: Annotated[str, Field(pattern=r"^[a-z0-9]+([._:/-]+[a-z0-9]+)*$")]
+    repository: str
+    """Lower case; its registry gives way to global.imageRegistry."""
     tag: Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$")]
     """Empty: the chart's appVersion."""
     digest: Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64})?$")]
@@ -250,6 +251,15 @@ class Tests(Values):
     node_selector: Texts
 
 
+class Global(BaseModel):
+    """What a chart shares with those that it depends on; others may have values of their own here."""
+
+    model_config = ConfigDict(extra="allow", alias_generator=to_camel, use_attribute_docstrings=True)
+
+    image_registry: str | None = None
+    """Takes the place of the registry in both repositories: a mirror."""
+
+
 class ChartValues(Values):
     """Every value of the chart."""
 
@@ -257,7 +267,7 @@ class ChartValues(Values):
     fullname_override: Name
     namespace_override: Name
     allow_default_namespace: bool
-    image_pull_secrets: list[Kubernetes]
+    image_pull_secrets: list[Kubernetes] | None = None
     frontend: Component
     backend: Backend
     driver_config: Config
@@ -269,23 +279,25 @@ class ChartValues(Values):
     update_strategy: UpdateStrategy
     min_ready_seconds: Annotated[int, Field(ge=0)]
     termination_grace_period_seconds: Annotated[int, Field(ge=1)]
-    priority_class_name: str
+    priority_class_name: str | None = None
     resource_quota: ResourceQuota
-    pod_annotations: Texts
-    pod_labels: Texts
-    node_selector: Texts
-    tolerations: list[Kubernetes]
-    affinity: Kubernetes
-    dns_policy: Literal["ClusterFirst", "Default"]
+    pod_annotations: Texts | None = None
+    pod_labels: Texts | None = None
+    node_selector: Texts | None = None
+    tolerations: list[Kubernetes] | None = None
+    affinity: Kubernetes | None = None
+    host_network: bool
+    """The pods use the network of their node: for nodes on which the CNI itself has claims."""
+    dns_policy: Literal["ClusterFirst", "ClusterFirstWithHostNet", "Default"]
     selinux_type: Annotated[str, Field(alias="selinuxType", pattern=r"^[a-z0-9_]*$")]
     app_armor_profile: Literal["", "RuntimeDefault", "Unconfined"]
     probes: Probes
-    extra_volumes: list[Kubernetes]
+    extra_volumes: list[Kubernetes] | None = None
     hugepage_provision: HugePageProvision
     host_hugepages: HostHugepages
     metrics: Metrics
     network_policy: NetworkPolicy
     open_shift: Annotated[OpenShift, Field(alias="openshift")]
     tests: Tests
-    global_: Annotated[Kubernetes, Field(alias="global")] = {}
-    """Set by Helm where this chart is a dependency of another."""
+    global_: Annotated[Global | None, Field(alias="global")] = None
+    """Helm hands it on to a chart that is a dependency of another."""

@@ -255,9 +255,49 @@ def test_it_can_stand_in_for_a_peer(values: str, name: str) -> None:
 
 
 def test_an_update_leaves_no_gap() -> None:
-    """The new pod is ready before the old one leaves, and nothing binds a port of the host."""
-    strategy = only(render(), "DaemonSet")["spec"]["updateStrategy"]
-    assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    """On a tenth of the nodes at a time the new pod is ready before the old one leaves; nobody binds a host's port."""
+    documents = render()
+    strategy = only(documents, "DaemonSet")["spec"]["updateStrategy"]
+    assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "10%", "maxUnavailable": 0}}
+    assert "hostNetwork" not in pod_of(documents)
+
+
+def test_the_pods_can_use_the_network_of_their_node() -> None:
+    """Where the CNI itself has claims; OpenShift then allows it."""
+    serial = {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": "10%"}}
+    values = {"hostNetwork": True, "updateStrategy": serial, "openshift": {"scc": {"create": True}}}
+    documents = render(values)
+    assert pod_of(documents)["hostNetwork"] is True
+    assert only(documents, "SecurityContextConstraints")["allowHostNetwork"] is True
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("tolerations", "nodeSelector", "affinity", "priorityClassName", "podLabels", "podAnnotations"),
+        *("imagePullSecrets", "extraVolumes"),
+    ],
+)
+def test_null_takes_a_default_away(key: str) -> None:
+    """As in every chart."""
+    pod = pod_of(render({key: None}))
+    assert key in {"podLabels", "podAnnotations", "extraVolumes"} or key not in pod
+
+
+@pytest.mark.parametrize(
+    ("repository", "pulled"),
+    [
+        ("localhost/nri-backend", "mirror:5000/numa/nri-backend:1"),
+        ("registry.example/a/nri-backend", "mirror:5000/numa/a/nri-backend:1"),
+        ("a/nri-backend", "mirror:5000/numa/a/nri-backend:1"),
+    ],
+)
+def test_a_mirror_takes_the_place_of_the_registry(repository: str, pulled: str) -> None:
+    """What other charts call global.imageRegistry, a value beside others of somebody else's."""
+    values = {"imageRegistry": "mirror:5000/numa/", "storageClass": "fast"}
+    documents = render({"global": values, "backend": {"image": {"repository": repository, "tag": "1"}}})
+    assert container(documents, "backend")["image"] == pulled
+    assert container(documents, "frontend")["image"].startswith("mirror:5000/numa/dra-frontend:")
 
 
 def test_each_image_is_rolled_out_alone() -> None:

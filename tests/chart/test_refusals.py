@@ -79,7 +79,12 @@ BAD: list[tuple[Document, str]] = [
     # The pods.
     ({"frontend": {"image": {"tag": "a b"}}}, "frontend.image.tag"),
     ({"frontend": {"image": {"digest": "sha256:1234"}}}, "frontend.image.digest"),
-    ({"backend": {"image": {"repository": "Upper/Case"}}}, "backend.image.repository"),
+    (
+        {"backend": {"image": {"repository": "Upper/Case"}}},
+        "backend.image.repository: Upper/Case:0.1.0 cannot be pulled",
+    ),
+    ({"global": {"imageRegistry": "MIRROR"}}, "frontend.image.repository: MIRROR/dra-frontend:0.1.0 cannot be pulled"),
+    ({"hostNetwork": True}, "hostNetwork: two instances cannot listen on the same ports of a node"),
     ({"backend": {"image": {"pullPolicy": "Sometimes"}}}, "backend.image.pullPolicy"),
     ({"frontend": {"port": 0}}, "frontend.port"),
     ({"frontend": {"port": 8081}}, "frontend.port and backend.port"),

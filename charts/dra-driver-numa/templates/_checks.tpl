@@ -66,15 +66,24 @@
 {{- end -}}
 
 {{- define "numa.checkPods" -}}
+{{- range $name := list "frontend" "backend" -}}
+{{- $image := include "numa.image" (dict "image" (get $.Values $name).image "root" $) -}}
+{{- if not (regexMatch "^[a-z0-9]+([._:/-]+[a-z0-9]+)*[:@]" $image) -}}
+{{- fail (printf "%s.image.repository: %s cannot be pulled: write registry and repository in lower case, such as registry.example.com/%s" $name $image $name) -}}
+{{- end -}}
+{{- end -}}
 {{- if eq (int .Values.frontend.port) (int .Values.backend.port) -}}
 {{- fail (printf "frontend.port and backend.port are both %d: the containers share one network, choose different ones" (int .Values.backend.port)) -}}
 {{- end -}}
 {{- range $key := keys (include "numa.selector" . | fromYaml) -}}
-{{- if hasKey $.Values.podLabels $key -}}
+{{- if hasKey (default dict $.Values.podLabels) $key -}}
 {{- fail (printf "podLabels: %s is the selector's own and cannot be set" $key) -}}
 {{- end -}}
 {{- end -}}
 {{- with .Values.updateStrategy.rollingUpdate -}}
+{{- if and $.Values.hostNetwork (not (has (toString .maxSurge) (list "0" "0%"))) -}}
+{{- fail "hostNetwork: two instances cannot listen on the same ports of a node: set updateStrategy.rollingUpdate to {maxSurge: 0, maxUnavailable: 10%}" -}}
+{{- end -}}
 {{- if and (has (toString .maxSurge) (list "0" "0%")) (has (toString .maxUnavailable) (list "0" "0%")) -}}
 {{- fail "updateStrategy.rollingUpdate: maxSurge and maxUnavailable are both 0, nothing could ever be updated" -}}
 {{- end -}}

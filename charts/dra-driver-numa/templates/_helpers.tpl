@@ -39,12 +39,17 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* The image of a component: a digest wins over a tag. Takes (dict "image" IMAGE "root" $). */}}
+{{/* The image of a component: a digest wins over a tag, a mirror over the registry. Takes (dict "image" IMAGE "root" $). */}}
 {{- define "numa.image" -}}
+{{- $repository := .image.repository -}}
+{{- with (default dict .root.Values.global).imageRegistry -}}
+{{- /* What comes before the first slash is a registry when it has a dot or a port, or is localhost. */ -}}
+{{- $repository = printf "%s/%s" (trimSuffix "/" .) (regexReplaceAll "^(localhost|[^/]*[.:][^/]*)/" $repository "") -}}
+{{- end -}}
 {{- if .image.digest -}}
-{{- printf "%s@%s" .image.repository .image.digest -}}
+{{- printf "%s@%s" $repository .image.digest -}}
 {{- else -}}
-{{- printf "%s:%s" .image.repository (default .root.Chart.AppVersion .image.tag) -}}
+{{- printf "%s:%s" $repository (default .root.Chart.AppVersion .image.tag) -}}
 {{- end -}}
 {{- end -}}
 

@@ -15,6 +15,15 @@ OUR_BACKEND = (
     f"{sys.executable} -m nri_backend --config={{config}} --pod-uid={{pod_uid}} --host-root={{host_root}}"
     " --bind-address=off"
 )
+_HUGEPAGES = 'device.driver == "dra.memory" && device.attributes["resource.kubernetes.io"].hugeTLB'
+CLASSES = {
+    "dra.cpu": 'device.driver == "dra.cpu"',
+    "dra.memory": 'device.driver == "dra.memory" && !device.attributes["resource.kubernetes.io"].hugeTLB',
+} | {
+    f"dra.hugepages-{size}": f'{_HUGEPAGES} && device.attributes["resource.kubernetes.io"].pageSize == "{size}"'
+    for size in ("64k", "1m", "2m", "4m", "16m", "32m", "512m", "1g", "2g", "16g")
+}
+"""The CEL expression of each DeviceClass by its name: those of the chart, for every page size."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.stage.classes import CLASSES
 from tests.stage.process import Process, StageError, compile_sources, python, wait_for
-from tests.stage.settings import Paths, StageSettings, fill_in
+from tests.stage.settings import CLASSES, Paths, StageSettings, fill_in
 from tests.stage.wires import AnsweredError, ask_http, ask_line, ask_unix
 
 # 107 bytes for a socket less the longest name below the base, that of a registration socket with a pod's UID.

@@ -15,12 +15,12 @@ from numa_contract.cpuset import format_cpu_list
 from tests.fakes.scheduler import allocate, schedule
 from tests.node.rig import figures
 from tests.node.rig.claims import ClaimPod, Wish
-from tests.node.rig.hooks import HookTimes
+from tests.node.rig.figures import HookTimes
 from tests.node.rig.instance import Instance
 from tests.node.rig.node import Node
 from tests.node.rig.services import Services
 from tests.node.rig.wait import until
-from tests.stage.classes import CLASSES
+from tests.stage.settings import CLASSES
 from tests.stage.wires import ask_http, ask_line
 
 NODE_NAME = "node-a"

@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measured values that run.sh prints after the tests. Inside an emulated machine they show order, not size."""
 
+import re
+from collections import Counter, defaultdict
+
 from tests.node.rig.services import LOGS
+
+_BUCKET = re.compile(r'^dra_numa_backend_hook_seconds_bucket\{hook="(\w+)",le="([^"]+)"\} (\S+)$', re.MULTILINE)
+_OUTCOME = re.compile(r'^dra_numa_backend_hooks_total\{hook="(\w+)",outcome="(\w+)"\} (\S+)$', re.MULTILINE)
+_SHARES = {"median": 0.5, "p99": 0.99}
 
 
 def note(name: str, value: str) -> None:
@@ -9,3 +16,35 @@ def note(name: str, value: str) -> None:
     LOGS.mkdir(parents=True, exist_ok=True)
     with (LOGS / "figures.txt").open("a") as file:
         file.write(f"{name:<58} {value}\n")
+
+
+class HookTimes:
+    """Times of the runtime's calls, from the backend's histograms in the frontend's /metrics, over all its starts.
+
+    Sums of histograms; a percentile is the upper edge of the bucket it falls in.
+    """
+
+    def __init__(self) -> None:
+        self._below: dict[str, Counter[float]] = defaultdict(Counter)
+        self.outcomes: Counter[tuple[str, str]] = Counter()
+        """Calls by hook and outcome (ok, refused, timeout, error)."""
+
+    def add(self, metrics: str) -> None:
+        """Adds one scrape of a process that will be asked no more."""
+        for hook, edge, count in _BUCKET.findall(metrics):
+            self._below[hook][float(edge)] += int(float(count))
+        for hook, outcome, count in _OUTCOME.findall(metrics):
+            self.outcomes[hook, outcome] += int(float(count))
+
+    def percentile(self, hook: str, share: float) -> float:
+        """Seconds within which this share (0 to 1) of the calls was answered; infinite beyond the last bucket."""
+        edges = self._below[hook]
+        return next((edge for edge in sorted(edges) if edges[edge] >= share * edges[float("inf")]), float("inf"))
+
+    def note(self) -> None:
+        """Writes the figures of each hook."""
+        for hook in sorted(self._below):
+            count = self._below[hook][float("inf")]
+            times = [f"{name} <= {1000 * self.percentile(hook, share):g} ms" for name, share in _SHARES.items()]
+            bad = {outcome: n for (name, outcome), n in self.outcomes.items() if name == hook and outcome != "ok"}
+            note(f"hook {hook}", ", ".join([f"{count} calls", *times, *(f"{n} {o}" for o, n in bad.items())]))

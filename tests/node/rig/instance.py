@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.node.rig.driver_pod import DriverContainer
-from tests.node.rig.hooks import HookTimes
+from tests.node.rig.figures import HookTimes
 from tests.node.rig.services import Service
 from tests.node.rig.wait import until
 from tests.stage.wires import AnsweredError, ask_unix

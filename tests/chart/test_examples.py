@@ -10,6 +10,7 @@ import pytest
 import yaml
 from dra_frontend.allocation.claim import read_claim
 from dra_frontend.devices.inventory import Inventory, build_inventory
+from dra_frontend.devices.quantity import parse_quantity
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import HugepagePool
@@ -158,6 +159,30 @@ def pod_spec(document: Document) -> Document | None:
         inner: Document = document["spec"]["template"]["spec"]
         return inner
     return document["spec"] if document["kind"] in {"Pod", *FOREIGN} else None
+
+
+def claimed(found: list[Document], driver: str, key: str) -> int:
+    """CPUs, or bytes of plain memory, that the claim of an example asks for."""
+    (spec,) = [claim["spec"] for claim in claims_of(found)]
+    asked = [one["exactly"] for one in spec["devices"]["requests"]]
+    amounts = (one["capacity"]["requests"][key] for one in asked if one["deviceClassName"] == driver)
+    return sum(int(parse_quantity(amount)) for amount in amounts)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_pod_is_guaranteed(path: Path) -> None:
+    """Claims do not count for the QoS class: their CPUs and memory are requested, too. Hugepages would count twice."""
+    found = documents(path)
+    (spec,) = [spec for spec in map(pod_spec, found) if spec]
+    for container in spec.get("containers", []):
+        resources = container["resources"]
+        assert resources["requests"] == resources["limits"]
+        assert resources["requests"].keys() == {"cpu", "memory"}
+        cpus, size = (parse_quantity(resources["requests"][name]) for name in ("cpu", "memory"))
+        wanted = claimed(found, "dra.cpu", "dra.cpu/cpu")
+        assert cpus == wanted if wanted else cpus < 1
+        assert size >= claimed(found, "dra.memory", "size")
+        assert "QoS class Guaranteed" in path.read_text()
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -12,6 +12,7 @@ from numa_contract.names import cdi_file_name
 from numa_node.claim_directory import MAX_CLAIMS, ClaimDirectory
 
 from tests.rigs.builders import cpu_record, write_claim
+from tests.rigs.cpu_time import cpu_seconds
 
 ONE, TWO = cpu_record("c1", "cpus=2-3"), cpu_record("c2", "cpus=4")
 LATER = 10**9
@@ -128,11 +129,14 @@ def test_rude_entries_stop_nothing(tmp_path: Path, *, thorough: bool) -> None:
     for other in ("nvidia.json", "dra.k8s.io-cpu_claim-c9.json.tmp", "dra.k8s.io-gpu_claim-c9.json"):
         (tmp_path / other).write_text("not JSON")
     write_claim(tmp_path, ONE)
-    directory = ClaimDirectory(str(tmp_path))
-    began = time.process_time()
-    assert view_of(directory, thorough=thorough) == {"c1": {2, 3}}
-    assert time.process_time() - began < 0.1
-    assert set(directory.view.problems) == {name.name for name in names}
+    seen: list[ClaimDirectory] = []
+
+    def read() -> None:
+        seen.append(ClaimDirectory(str(tmp_path)))
+        assert view_of(seen[-1], thorough=thorough) == {"c1": {2, 3}}
+
+    assert cpu_seconds(read) < 0.1
+    assert set(seen[-1].view.problems) == {name.name for name in names}
 
 
 def test_a_directory_from_the_future_is_believed(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a pod's author may write costs next to nothing, in CPU time: no machine's load makes these fail."""
 
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -16,6 +15,7 @@ from nri_backend.nri.model import MAX_VARIABLE_BYTES, MAX_VARIABLES
 
 from tests.rigs.builders import cpu_record, files_of
 from tests.rigs.containers import pod
+from tests.rigs.cpu_time import cpu_seconds
 
 MEGABYTE: Final = 1 << 20
 ONE = cpu_record("c1", "cpus=2-3")
@@ -42,17 +42,6 @@ ENVIRONMENTS: Final[dict[str, Callable[[], list[str]]]] = {
 @pytest.fixture(params=ENVIRONMENTS)
 def message(request: pytest.FixtureRequest) -> pb.Container:
     return pb.Container(id="c", name="main", env=ENVIRONMENTS[request.param]())
-
-
-def cpu_seconds(work: Callable[[], object]) -> float:
-    """The CPU time of this thread for it, the best of three: what others do on the machine does not count."""
-
-    def once() -> float:
-        started = time.thread_time()
-        work()
-        return time.thread_time() - started
-
-    return min(once() for _ in range(3))
 
 
 @pytest.mark.fault("backend A1", "backend A2", "security S1", "security S10")

@@ -102,7 +102,7 @@ def request_mounts(record: AllocationRecord, request: str) -> list[dict[str, Any
 
 
 def dump_claim_file(record: AllocationRecord) -> bytes:
-    """Returns the bytes of the record's file, with one CDI device for each request; the same record gives the same."""
+    """Returns the content of the record's file, with one CDI device for each request. Depends on the record alone."""
     devices = []
     for request in record.requests:
         edits: dict[str, Any] = {"env": [f"{key}={value}" for key, value in request_env(record, request).items()]}

@@ -9,7 +9,7 @@ from math import inf
 class Backoff:
     """Waits that double from ``first`` to ``last`` seconds; half of each is random, so that instances drift apart.
 
-    After ``calm`` seconds beyond a wait in which nobody asked for the next one, the row begins anew.
+    When nobody asks for the next wait until ``calm`` seconds after the end of the last one, it is ``first`` again.
     """
 
     def __init__(self, first: float, last: float, jitter: random.Random | None = None, *, calm: float = inf) -> None:

@@ -53,7 +53,7 @@ class _Entry:
 
 
 stamp_clock_ns: Final = partial(time.clock_gettime_ns, _CLOCK_REALTIME_COARSE)
-"""Returns the time that the kernel would stamp a file with now."""
+"""Returns the time stamp that a file would get from the kernel now."""
 
 
 def _settled(stamp_ns: int, scanned_ns: int) -> bool:

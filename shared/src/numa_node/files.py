@@ -21,7 +21,7 @@ from typing import Final
 # each time, which took a seventh of an idle frontend's time in the virtual machine of the node tests.
 _READ_BYTES = 1 << 16
 MOST_OPEN: Final = 65536
-"""Some runtimes allow a billion; then nothing stops a leak."""
+"""Not more, since some runtimes allow a billion, which would never stop a leak."""
 _FIRST_DELAY: Final = 0.002
 _LONGEST_DELAY: Final = 0.1
 
@@ -29,7 +29,7 @@ _LONGEST_DELAY: Final = 0.1
 def raise_descriptor_limit() -> None:
     """Raises the soft limit of open files to the hard one, up to MOST_OPEN.
 
-    A soft limit of 1024 is what systemd and containerd leave to programs that might still use select(2).
+    systemd and containerd set it to 1024 for the sake of programs that still use select(2).
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_OPEN if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN)
@@ -118,7 +118,7 @@ class FileLock:
         try:
             async with asyncio.timeout(limit) as scope:
                 mine = await self._turn.acquire()
-                # Polled, since a thread that sits in flock(2) cannot be cancelled and would outlive the event loop.
+                # Polled, since a thread that blocks in flock(2) cannot be cancelled and would outlive the event loop.
                 delay = _FIRST_DELAY
                 while not self._try():
                     await asyncio.sleep(delay)
@@ -136,7 +136,7 @@ class FileLock:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         had = False
         try:
-            # If somebody removed or replaced the file, the next try is at another.
+            # If somebody removed or replaced the file, the next try opens the new one.
             had = locked(descriptor) and is_named(descriptor, self.path)
         finally:
             if not had:

@@ -67,7 +67,7 @@ class Complaints:
 
     @contextmanager
     def about(self, item: Hashable, message: str) -> Iterator[None]:
-        """Says what goes wrong with an item inside, whatever it is, and raises nothing: the others go on."""
+        """Logs any exception of the block as the fault of this item, and does not raise it: other items go on."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - said

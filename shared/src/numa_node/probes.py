@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process says over TCP: probes for the kubelet, metrics for Prometheus. Everybody on the network may ask.
+"""What a process serves over TCP: probes for the kubelet, metrics for Prometheus. Anybody on the network may ask.
 
-So nothing here can grow. A connection is good for one line, which is answered with one of a few pages; then it is
-closed. No headers are read. The newest connection is always served: the oldest one makes room for it.
+So everything here is bounded. Only the first line of a connection is looked at; it is answered with one of a few pages,
+and the connection is closed. No header is parsed. The newest connection is always served: the oldest makes room for it.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ MAX_CONNECTIONS: Final = 64
 SECONDS: Final = 5.0
 """Of a whole connection, from its first byte to the last one that the peer reads."""
 _MOST_BYTES: Final = 8 << 10
-"""Of a whole connection: a prober's headers are read and dropped, since closing before would cut its answer off."""
+"""Of a whole connection: headers are received and dropped, since closing earlier would cut the answer off."""
 _ACCEPTED_AT_ONCE: Final = 8
 """Of a flood, before other work of the event loop has its turn."""
 _WAITING: Final = 1024
@@ -31,7 +31,7 @@ class BindError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What is said when somebody asks."""
+    """One answer."""
 
     body: bytes
     status: int = 200
@@ -112,7 +112,7 @@ class _Connection(asyncio.BufferedProtocol):
 
 @asynccontextmanager
 async def serve_pages(address: tuple[str, int], pages: Pages, *, seconds: float = SECONDS) -> AsyncIterator[int]:
-    """Answers while the context is open; yields the port. BindError if the address cannot be had."""
+    """Serves while the context is open; yields the port. Raises BindError if the address cannot be used."""
     host, port = address
     connections: dict[_Connection, None] = {}
     try:

@@ -169,7 +169,7 @@ class Service:
 
 
 async def _each_second(work: Callable[[], Awaitable[None]]) -> None:
-    """Does something each second for ever, or until it raises."""
+    """Calls ``work`` every second, for ever or until it raises."""
     while True:
         await asyncio.sleep(1.0)
         await work()

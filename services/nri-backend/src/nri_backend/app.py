@@ -49,7 +49,7 @@ from nri_backend.settings import COMMAND, Settings, UsageError, load_settings
 from nri_backend.telemetry import Telemetry
 
 MAX_PROBLEMS: Final = 20
-"""Problems told in a lease; whoever has more than these reads the log."""
+"""Problems in one lease; for more there is the log."""
 # Enforcement works in two threads at a time; the others are for writes that hang (turn.py) and kills beside them.
 _THREADS: Final = 2 * MAX_STUCK
 _LEAVE_SECONDS: Final = 2.0  # hooks are answered within 1.5 s of the 2 s that runtimes usually wait
@@ -58,7 +58,7 @@ _NOT_READY: Final = Page(b"not synchronised with the container runtime; see the 
 
 
 class EssentialTaskError(Exception):
-    """A task without which this process is of no use has ended."""
+    """A task has ended that this process cannot do without."""
 
 
 class Backend:

@@ -65,11 +65,11 @@ class _Series:
 
 
 class Telemetry:
-    """What has happened in this process. Enforcement and the runtime's calls are counted here."""
+    """What this process has done: counts of enforcement and of the runtime's calls."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.counters = Counter[str]()
-        """What a lease tells beside the metrics."""
+        """Sent in the lease, besides the metrics."""
         self._clock = clock
         self._last_event: float | None = None
         self._hooks = _Series("hook_seconds", "Time of a hook.", "hook", buckets=_HOOK_SECONDS)
@@ -80,7 +80,7 @@ class Telemetry:
 
     def call_done(self, method: str, seconds: float, outcome: str) -> None:
         """Counts one call of the runtime."""
-        # The runtime chooses the name; one that nobody knows must not make a new time series.
+        # The runtime chooses the name; an unknown one must not make a new time series.
         hook = "unknown" if outcome == "unimplemented" else method
         self._hooks.observe(seconds, hook)
         self._outcomes.count(hook, outcome)
@@ -92,12 +92,12 @@ class Telemetry:
         self._refusals.count(reason)
 
     def repaired(self, kind: str) -> None:
-        """Counts a kernel file that the audit found wrong and wrote."""
+        """Counts a kernel file that the audit found wrong and rewrote."""
         self.counters[f"repaired_{kind}"] += 1
         self._repairs.count(kind)
 
     def moved(self, count: int, seconds: float) -> None:
-        """Counts one move of so many containers without a claim."""
+        """Counts one move of ``count`` containers without a claim."""
         self.counters["moved"] += count
         self._mover.observe(seconds)
 

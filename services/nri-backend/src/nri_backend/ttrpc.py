@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ttrpc, bytes in, calls or answers out, bytes to send. Sans I/O: no socket and no clock may come in here.
+"""ttrpc: takes received bytes, yields calls or answers, and returns bytes to send. No socket and no clock in here.
 
 On the wire are frames of a 10-byte header (length, stream id, type, flags; big endian) and a body. A stream begins with
-a request and ends with its response. One that has ended is forgotten: all that is known of it is that its id is not
-above the last one. The errors say who is at fault: we, the peer, or a method.
+a request and ends with its response, and is then forgotten: that its id was used shows only in the highest id so far.
+The errors say whose fault it is: ours, the peer's, or a method's.
 """
 
 from collections.abc import Iterator
@@ -171,27 +171,27 @@ def decode_answer(data: bytes) -> bytes | StatusError:
 
 
 class ServerConnection:
-    """The end that is called."""
+    """The side that is called."""
 
     def __init__(self) -> None:
         self._reader = FrameReader()
         self._last_id = 0
-        """The highest stream id that was ever used."""
+        """The highest stream id used so far."""
         self._open: set[int] = set()
-        """The streams that wait for an answer."""
+        """Streams without an answer yet."""
 
     def receive_data(self, data: bytes) -> Iterator[Call | bytes]:
-        """Takes the next bytes; yields calls to answer, and refusals to send of calls that broke a rule.
+        """Takes the next bytes; yields calls to answer, and as bytes to send the refusals of calls that broke a rule.
 
-        Must be exhausted. Raises PeerError when the bytes mean nothing.
+        Must be exhausted. Raises PeerError for bytes that are not ttrpc.
         """
         for frame in self._reader.feed(data):
-            # Unknown types are to be ignored, and so are data frames: NRI has unary calls only.
+            # The protocol wants unknown types ignored; data frames are too, since NRI has only unary calls.
             if frame.type == REQUEST:
                 yield self._request(frame)
 
     def respond(self, stream_id: int, answer: bytes | StatusError) -> bytes:
-        """The answer to an open call, as bytes to write. Raises OversizedError; the call is still open then."""
+        """Returns the answer to an open call, as bytes to send. Raises OversizedError, which leaves the call open."""
         frame = encode_frame(stream_id, RESPONSE, encode_answer(answer))
         if stream_id not in self._open:
             raise RuntimeError(f"stream {stream_id} waits for no answer")
@@ -209,7 +209,7 @@ class ServerConnection:
         try:
             request = ttrpc_pb2.Request.FromString(frame.data)
         except DecodeError as error:
-            # A Go server answers the stream and goes on as well: the frame around the nonsense was sound.
+            # A Go server, too, answers the stream and carries on: only the body was bad, not the frame.
             return _refusal(frame, Code.INVALID_ARGUMENT, f"the request cannot be read: {error}")
         self._open.add(frame.stream_id)
         # Metadata is ignored.
@@ -217,23 +217,23 @@ class ServerConnection:
 
 
 class ClientConnection:
-    """The end that calls, once: a plugin has nothing to ask but to be registered."""
+    """The side that calls, and just once: a plugin only asks to be registered."""
 
     def __init__(self) -> None:
         self._reader = FrameReader()
         self._stream_id = 0
-        """Of the call that waits for its answer; 0 for none."""
+        """Of the call without an answer yet; 0 for none."""
 
     def call(self, call: Call) -> bytes:
-        """The call as bytes to write. Raises OversizedError."""
+        """Returns the call as bytes to send. Raises OversizedError."""
         frame = encode_frame(1, REQUEST, encode_call(call))
         self._stream_id = 1
         return frame
 
     def receive_data(self, data: bytes) -> Iterator[bytes | StatusError]:
-        """Takes the next bytes; yields the answer when it has come: a payload or an error.
+        """Takes the next bytes; yields the answer once it is complete: a payload or an error.
 
-        Must be exhausted. Raises PeerError for nonsense.
+        Must be exhausted. Raises PeerError for bytes that are not ttrpc.
         """
         for frame in self._reader.feed(data):
             if frame.type != RESPONSE or not self._stream_id or frame.stream_id != self._stream_id:

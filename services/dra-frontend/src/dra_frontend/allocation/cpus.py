@@ -42,7 +42,7 @@ class _Request:
     count: int
 
     def strictness(self) -> tuple[int, ...]:
-        """Orders the results of a device: who has the least choice comes first."""
+        """Orders the results of a device: the one with the least choice comes first."""
         wanted = self.parameters
         return (
             wanted.cpuset is None,
@@ -61,7 +61,7 @@ def cpu_device(result: AllocationResult, inventory: Inventory) -> CpuDevice | No
 
 
 def no_cpu_device(result: AllocationResult, inventory: Inventory) -> Refused:
-    """Returns that this node has no device of a result, and which it has."""
+    """Returns the refusal of a result whose device this node does not have; it names those that there are."""
     names = [device.name for pool in inventory.pools for device in pool.devices if isinstance(device, CpuDevice)]
     known = f"it has {names[0]}" + (f" to {names[-1]}" if names[1:] else "") if names else "it has none"
     return Refused(f"request {result.request}: this node has no CPU device {result.pool}/{result.device}, {known}")
@@ -154,7 +154,7 @@ class _Choice:
         return chosen
 
     def _one(self, request: _Request, mine: frozenset[int]) -> frozenset[int]:
-        """Returns the CPUs of a result beside those that other results of its claim have."""
+        """Returns the CPUs of a result; ``mine`` are those that other results of its claim already have."""
         offered, wanted, layout = request.device.cpus, request.parameters, self.inventory.layout
         if request.device.kind is DeviceKind.CPU:
             return self._single(request, mine)

@@ -157,7 +157,7 @@ class KubeClient:
             await self._ask(Call("delete", *_SLICES, name, body=body))
 
     async def create_event(self, namespace: str, regarding: Document, reason: str, note: str, *, key: str = "") -> None:
-        """Records an events.k8s.io/v1 Event, a ``Warning``. One about a Node has no namespace: pass "".
+        """Records an events.k8s.io/v1 Event of type ``Warning``. For one about a Node pass "": a Node has no namespace.
 
         A ``key`` becomes part of its name: an Event that was recorded with the same key is a ConflictError.
         """

@@ -45,7 +45,7 @@ class Connection:
         self._settings = Settings()
         self._trust: object = None
         self._rests: list[Any] = []
-        """The present connections, and the former ones: what was under way ends on them."""
+        """The current connections and those before them, on which open requests may still end."""
 
     async def open(self) -> None:
         """Reads address and credentials; connects to nobody yet. Raises KubeConfigError, and OSError for bad files."""

@@ -60,24 +60,25 @@ def _id(document: Any) -> object:
 
 
 class FormerEpoch:
-    """How a backend of release 0.1.0 tells of containers: by epochs. For one release, while an upgrade passes through.
+    """How a backend of release 0.1.0 reports containers: in epochs. Kept for one release, for upgrades.
 
-    A lease of a new epoch empties the reports; single ones follow; a lease that says ``complete`` ends the telling.
+    The first lease of an epoch empties the reports; then containers are reported one by one; a lease that says
+    ``complete`` ends the list.
     """
 
     def __init__(self) -> None:
         self._epoch = ("", "")
         self.known = True
-        """Whether the epoch of the last lease was known; if not, that backend sends every container again."""
+        """Whether the last lease had the epoch of the one before; if not, the backend sends every container again."""
 
     def renew(self, status: BackendStatus, containers: dict[str, ContainerReport]) -> bool:
-        """Takes a lease, and empties the reports for a new epoch; tells whether they are complete now."""
+        """Takes a lease, and empties the reports for a new epoch. Returns whether they are complete now."""
         epoch = (status.instance, status.epoch)
         self.known = epoch == self._epoch
         if not self.known:
             self._epoch = epoch
             containers.clear()
-        # "Complete" in a new epoch speaks of reports that were sent to somebody else, or before a restart of ours.
+        # "Complete" in the first lease of an epoch is about reports that another frontend got, or we before a restart.
         return self.known and status.complete
 
 
@@ -89,7 +90,7 @@ class BackendView:
     status: BackendStatus | None = None
     containers: dict[str, ContainerReport] = field(default_factory=dict)
     generation: int = 0
-    """Of the state that the reports are; 0 before this backend told it."""
+    """Of the state that the reports describe; 0 before this backend has sent it."""
     complete: bool = False
     """Whether the reports are this backend's present state, so that silence about a container means there is none."""
     unreadable: str = ""
@@ -138,7 +139,7 @@ class BackendView:
         self.containers, self._documents, self.unreadable = containers, documents, unreadable
 
     def changed(self) -> None:
-        """The lease or a report has changed: whoever waits for the backend checks again."""
+        """The lease or a report has changed: wakes everything that waits for the backend."""
         self.news.set()
         self.news = asyncio.Event()
 
@@ -184,7 +185,7 @@ class BackendView:
 def take_former_report(report: ContainerReport, containers: dict[str, ContainerReport]) -> None:
     """Takes one report of a backend of release 0.1.0.
 
-    Of refused attempts to create a container the last one stays: CRI-O never takes any back.
+    Only the latest refused attempt to create a container is kept: CRI-O never removes any.
     """
     if report.refused and report.state == "unknown":
         attempt = (report.pod_uid, report.name)

@@ -61,10 +61,10 @@ class Journal:
         self.found = False
         """Whether there was ever a journal; without one nobody knows what former instances have prepared."""
         self.foreign = True
-        """Whether another instance may have written since this one did; that tells of its changes."""
+        """Whether another instance may have written the journal since this one did, and so have changed claims."""
 
     def read(self) -> Entries:
-        """Returns what the journal says; what it should say, where there is none that can be read. Raises nothing."""
+        """Returns what the journal says, or what it should say if it cannot be read. Raises nothing."""
         known = self._stamp
         try:
             descriptor = os.open(self._path, _SAFELY | os.O_RDONLY)

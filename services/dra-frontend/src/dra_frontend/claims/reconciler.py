@@ -82,10 +82,10 @@ class Reconciler:
                 await self._compare(record)
 
     async def scan(self) -> None:
-        """Looks at every file, and writes again what vanished.
+        """Looks at every file and rewrites those that vanished.
 
-        Raises DirectoryReplacedError where the CDI directory is not the node's any more. That was said for a second
-        then, and only a restart helps.
+        Raises DirectoryReplacedError when the CDI directory was replaced on the host: only a restart helps. It does so
+        one scan late, so that the problem is reported first.
         """
         if self._detached:
             raise DirectoryReplacedError
@@ -94,7 +94,7 @@ class Reconciler:
         self._detached = self._store.detached
 
     async def sweep_some(self) -> None:
-        """Where this instance leads, compares a few records with their claims, as long as the API server answers.
+        """Compares a few records with their claims, if this instance leads; stops when the API server does not answer.
 
         Raises nothing.
         """

@@ -56,7 +56,7 @@ class Machine(Protocol):
 
     @property
     def inventory(self) -> Inventory:
-        """Another one whenever something changed."""
+        """A new object whenever something changed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,12 +87,12 @@ class Recovery:
                     async with asyncio.timeout(ROUND_SECONDS):
                         await self._wanted.wait()
                 self._wanted.clear()
-                # Whatever is wrong, the next round may do better.
+                # Whatever went wrong, the next round may succeed.
                 with self._complaints.about("round", "recovery put off"):
                     await self.round()
 
     async def attempted(self) -> None:
-        """Waits until every claim that the journal knows and no file tells of was asked for, a few seconds at most."""
+        """Waits, for a few seconds at most, until every claim in the journal that has no file was asked for once."""
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while self._store.ledger.absent - self._asked:
@@ -146,9 +146,9 @@ class Recovery:
                 await self._rebuild(key, documents[key[1]])
 
     async def _rebuild(self, key: ClaimKey, document: Any) -> None:
-        """Writes the record of a lost claim, or lets go of it where there is no such claim any more.
+        """Rewrites the record of a lost claim, or gives it up if the claim no longer exists.
 
-        Raises Refused or OSError, and what a claim of any shape may lead to.
+        Raises Refused or OSError, and anything else that a malformed claim may cause.
         """
         driver, uid = key
         try:

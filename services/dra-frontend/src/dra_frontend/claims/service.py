@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 # The kubelet gives 45 s for the whole call and comes back after 60-90 s; a clear error within them beats a timeout.
 BACKEND_WAIT_SECONDS: Final = 20.0
-# What a claim needs may be that of a container that has just ended: the backend reports at most ten times a second.
+# What a claim needs may have belonged to a container that has just ended: the backend reports ten times a second.
 REPORT_SECONDS: Final = 1.0
 Answers = Mapping[str, Answer]
 """By claim UID."""
@@ -35,7 +35,7 @@ Answers = Mapping[str, Answer]
 
 @dataclass(slots=True, eq=False)
 class NodeClaims:
-    """The claims service of both drivers. Each claim has its own answer: what is wrong with one fails no other."""
+    """The claims service of both drivers. Each claim has its own answer: a fault in one fails no other."""
 
     _source: ClaimSource
     _store: ClaimStore
@@ -134,7 +134,7 @@ class NodeClaims:
         return answers
 
     async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Answers:
-        """Takes claims back; one that is not known is taken back already."""
+        """Releases claims; an unknown one counts as released already."""
         try:
             return await self._store.transact(partial(_unprepare, driver, claims))
         except OSError as error:
@@ -142,7 +142,7 @@ class NodeClaims:
 
 
 def _prepared(view: ClaimView, driver: str, record: AllocationRecord | None) -> Answer:
-    """Returns what the kubelet is answered, and logs it. ``record`` is None for a claim that only watches."""
+    """Returns the answer to the kubelet, and logs it. ``record`` is None for a claim that only watches devices."""
     given: list[tuple[AllocationResult, tuple[str, ...]]] = []
     if record is not None:
         memory = {part.device: part.size for part in record.memory}

@@ -37,17 +37,17 @@ _NAMELESS: Final[Name] = ("", "")
 
 
 class RecordNews:
-    """What has changed about records lately, for whoever waits on ``/v1/records``: the backend, and people."""
+    """The latest changes of records, for those that wait on ``/v1/records``: the backend, and people."""
 
     def __init__(self, first: int | None = None) -> None:
         self.generation = time.time_ns() // 1_000_000 if first is None else first
-        """Counts the changes of records. Of an instance before this one it is lower, so its readers are behind."""
+        """Counts changes, from the start time on: what a reader has from an earlier instance is lower."""
         self._changes: deque[RecordChange] = deque(maxlen=_REMEMBERED)
         self._changed = asyncio.Event()
         self._open = True
 
     def publish(self, change: Change) -> None:
-        """Notes a change, and wakes everybody who waits."""
+        """Records a change and wakes all waiters."""
         if change.kind != "freed":  # its record went before
             self.generation += 1
             told = RecordChange(generation=self.generation, change=change.kind, driver=change.driver, uid=change.uid)
@@ -56,14 +56,14 @@ class RecordNews:
             self._changed = asyncio.Event()
 
     def close(self) -> None:
-        """Answers everybody who waits, now and from now on."""
+        """Answers all waiters, and from now on every call at once."""
         self._open = False
         self._changed.set()
 
     async def after(self, generation: int | None, seconds: float) -> RecordsAnswer:
-        """Returns the changes after a generation, as soon as there are some or after so many seconds.
+        """Returns the changes after a generation, as soon as there are any, or none after ``seconds``.
 
-        Without a generation, and with one that another instance told, at once.
+        Returns at once without a generation, or with one that another instance gave.
         """
         if generation == self.generation and self._open:
             with suppress(TimeoutError):
@@ -146,7 +146,7 @@ class ClaimStore:
             certain = not backend.problem
             transaction = Transaction(self._files, self._metadata, self._complaints, reports, certain, answered)
             status = backend.status
-            # A backend of 0.1.0, and one that cannot hear, does not say what it has heard of, and is taken at its word.
+            # A backend of 0.1.0, or one that cannot read our news, does not say how far it has read; it is believed.
             heard = status.records if status is not None else None
             unheard = {key for key, at in self._released_at.items() if heard is not None and at > heard}
             restoring = certain and status is not None and status.active
@@ -189,9 +189,9 @@ class ClaimStore:
             self._held, self._present = replace(transaction.ledger, containers=()), transaction.present
 
     def _load(self, transaction: Transaction, unheard: set[ClaimKey], *, thorough: bool) -> None:
-        """Reads directory and journal again. What went missing without a release is held further."""
+        """Rereads directory and journal. What went missing without a release stays held."""
         entries = self._journal.read()
-        # Another instance's change may bear the time of ours, and without a journal nobody tells of it.
+        # Another instance's change may have the time stamp of ours, and only the journal tells them apart.
         view = self._files.scan(thorough=thorough or self._journal.foreign)
         transaction.present = dict(entries.present)
         for key, file in self._held.files.items() if view.files is not self._held.files else ():
@@ -205,8 +205,8 @@ class ClaimStore:
         fresh = transaction.releasing.keys() - self._held.releasing.keys()
         transaction.changes += [Change("released", *key) for key in sorted(fresh)]
         if transaction.releasing and transaction.certain:
-            # A container may have been started just before the release, and its report be on its way: what counts is
-            # said by a backend that knows of the release.
+            # A container may have been started just before the release, with its report still on its way: only a
+            # backend that knows of the release can say that there is none.
             ledger, sure = transaction.ledger, transaction.releasing.keys() - unheard - fresh
             for key in [key for key in transaction.releasing if key in sure and not ledger.users(key[1])]:
                 del transaction.releasing[key]

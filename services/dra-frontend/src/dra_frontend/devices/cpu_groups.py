@@ -29,7 +29,7 @@ def _split(machine: Machine, key: Callable[[Cpu], _Key]) -> dict[_Key, list[Cpu]
 
 
 def _common(cpus: list[Cpu]) -> dict[str, AttributeValue]:
-    """Returns the attributes that are the same for all CPUs of a group: nothing is said that holds for a part only."""
+    """Returns the attributes that are the same for all CPUs of a group: what is true of some CPUs only is left out."""
     found: dict[str, AttributeValue] = {}
     if len({cpu.numa_node for cpu in cpus}) == 1:
         found |= numa_attributes(cpus[0].numa_node)
@@ -95,7 +95,7 @@ _GROUPINGS: Final[Mapping[str, Callable[[Machine], _Groups]]] = {
 
 
 def cpu_groups(machine: Machine, mode: str, group_by: str) -> list[CpuDevice]:
-    """Returns the devices of a machine, as if nothing were reserved; each CPU is in exactly one.
+    """Returns the devices of a machine as if nothing were reserved. Each CPU is in exactly one.
 
     Their order depends on the machine alone.
     """

@@ -26,8 +26,8 @@ from dra_frontend.machine.model import Machine
 from dra_frontend.placement.allocator import Layout
 
 PCIE_ROOT: Final = "resource.kubernetes.io/pcieRoot"
-"""By this attribute a claim for CPUs and one for a device of another driver meet (KEP-5491)."""
-# The server counts each value of each attribute of a device.
+"""Lets a claim match CPUs with a device of another driver on the same PCIe root (KEP-5491)."""
+# The limit of the server, which counts every value of a list attribute.
 _MOST_VALUES: Final = 48
 _LONGEST_POOL_NAME: Final = 253
 _NODE_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*", re.ASCII)
@@ -71,9 +71,10 @@ def build_inventory(
     host_pages: Mapping[PageKey, int] = MappingProxyType({}),
     withheld: frozenset[int] = frozenset(),
 ) -> Inventory:
-    """Returns what the node offers; the same for the same arguments. Raises InventoryError for unusable names.
+    """Returns what the node offers, the same for the same arguments. Raises InventoryError for unusable names.
 
-    Of a machine that runs: CPUs held by claims, hugepages held by host processes, and CPUs that were withheld before.
+    Of a running machine: ``held`` CPUs are in claims, ``host_pages`` in use by host processes, and ``withheld`` are the
+    CPUs that were withheld before.
     """
     refused = dict(_refusals(machine, config))
     groups = cpu_groups(machine, config.cpu_device_mode, config.group_by)
@@ -140,13 +141,13 @@ def _withheld(
 def _offered(
     machine: Machine, group: CpuDevice, cpus: frozenset[int], roots: Mapping[str, frozenset[int]]
 ) -> CpuDevice:
-    """Returns a device with the CPUs that are left of it."""
+    """Returns the device of a group, with the CPUs of it that are offered."""
     attributes: dict[str, AttributeValue] = {**group.attributes, "dra.cpu/smtEnabled": machine.smt}
     capacity = None
     if group.kind is not DeviceKind.CPU:
         attributes["dra.cpu/numCPUs"] = len(cpus)
         capacity = Capacity.of(CPU_CAPACITY, len(cpus), default=1, step=1, binary=False)
-    # A list that is too long for the server is cut: what it names is true, and the whole slice would be refused.
+    # Cut to what the server takes: a longer list would have the whole slice refused, and a part of it is still true.
     if near := _near(roots, cpus)[: _MOST_VALUES - len(attributes)]:
         attributes[PCIE_ROOT] = near
     return replace(group, attributes=attributes, capacity=capacity, cpus=cpus)

@@ -15,7 +15,7 @@ Attributes = Mapping[str, AttributeValue]
 
 
 class DeviceKind(StrEnum):
-    """What a CPU device is one of, in the words of ``groupBy``."""
+    """What the CPUs of a device have in common, in the words of ``groupBy``."""
 
     NUMA_NODE = "numanode"
     SOCKET = "socket"

@@ -47,28 +47,28 @@ class PreparedDevice:
     pool: str
     device: str
     cdi_ids: tuple[str, ...]
-    """A pure function of claim and request: the kubelet checkpoints them."""
+    """The same for the same claim and request at any time: the kubelet checkpoints them."""
     share_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one claim of a call."""
+    """The outcome of one claim in a call."""
 
     devices: tuple[PreparedDevice, ...] = ()
-    """Of a claim that is prepared; never none, since the container would start with nothing injected."""
+    """Of a prepared claim; never empty, or the container would start with nothing injected."""
     error: str | None = None
-    """Why it failed; the text reaches the pod's events. None is success, also of unprepare."""
+    """Why it failed; the text reaches the pod's events. None means success, of unprepare too."""
 
 
 class ClaimsService(Protocol):
-    """Who prepares claims. Every claim gets its own answer, by UID: a bad one must not raise for the others."""
+    """Prepares claims. Every claim gets its own answer, by UID: a bad one must not make the whole call raise."""
 
     async def prepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Answer]:
         """May be cancelled when the kubelet's deadline is near."""
 
     async def unprepare(self, driver: str, claims: Sequence[ClaimName]) -> Mapping[str, Answer]:
-        """Succeeds for claims that nobody knows."""
+        """Succeeds for unknown claims."""
 
 
 Count = Callable[[str, str, float, Sequence[bool]], None]
@@ -135,12 +135,12 @@ def write_prepared(answers: Mapping[str, Answer], *, share_ids: bool = True) -> 
     for uid, answer in answers.items():
         devices, error = [], answer.error
         if error is None and not answer.devices:
-            # The kubelet takes it for success and starts the container with nothing injected.
+            # The kubelet would take it for success and start the container with nothing injected.
             error = f"claim {uid}: prepared without any device; report this bug"
         try:
             devices = [
                 pb.Device(
-                    # A subrequest left in the name makes the kubelet inject nothing, silently.
+                    # With the subrequest in the name the kubelet silently injects nothing.
                     request_names=[device.request.partition("/")[0]],
                     pool_name=device.pool,
                     device_name=device.device,
@@ -149,7 +149,7 @@ def write_prepared(answers: Mapping[str, Answer], *, share_ids: bool = True) -> 
                 )
                 for device in answer.devices
             ]
-        except (TypeError, ValueError):  # protobuf refuses what is no text; one claim must not fail the others
+        except (TypeError, ValueError):  # protobuf takes only valid text; one claim must not fail the others
             _log.exception("answer cannot be written", extra={"claim": uid})
             error = f"claim {uid}: its answer cannot be written; see the log"
         said = "" if error is None else _error_text(error)

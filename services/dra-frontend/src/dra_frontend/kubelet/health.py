@@ -22,7 +22,7 @@ STALE_SECONDS: Final = 30
 
 
 class Health(Enum):
-    """Health of a device, by the numbers of the wire."""
+    """Health of a device, numbered as in the protocol."""
 
     UNKNOWN = 0
     HEALTHY = 1
@@ -31,7 +31,7 @@ class Health(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceHealth:
-    """How one device is; the kubelet cuts the message at 1024 characters."""
+    """Health of one device; the kubelet cuts the message at 1024 characters."""
 
     pool: str
     device: str

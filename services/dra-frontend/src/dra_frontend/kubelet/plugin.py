@@ -26,7 +26,7 @@ from dra_frontend.node.sockets import PlacedSocket, hidden_name
 _log = logging.getLogger(__name__)
 
 _REGISTRATION: Final = "pluginregistration.Registration"
-# A node may start all its pods at once, each with a call that waits for the backend; more than this is refused.
+# A node may start all its pods at once, each with a call that waits for the backend; more calls are refused.
 _CONCURRENT_RPCS: Final = 512
 
 
@@ -56,7 +56,7 @@ class PluginPaths:
 
 @dataclass(slots=True)
 class ServedSocket:
-    """A gRPC server, and the file by which the kubelet finds it: removed by nobody but the one who placed it."""
+    """A gRPC server, and the socket by which the kubelet finds it: only the instance that placed it removes it."""
 
     path: Path
     handlers: list[grpc.GenericRpcHandler]
@@ -65,9 +65,9 @@ class ServedSocket:
 
     @classmethod
     async def open(cls, path: Path, handlers: list[grpc.GenericRpcHandler]) -> Self:
-        """Serves at a path. OSError, also where something that is not a socket lies."""
-        # gRPC unlinks at shutdown whatever bears the name it was bound to, which may be our successor's socket. So it
-        # binds a hidden name, the socket is renamed into place, and we remove it ourselves.
+        """Serves at a path. Raises OSError, also where the path is taken by something other than a socket."""
+        # At shutdown gRPC unlinks the path it was bound to, where our successor's socket may be by then. So it binds
+        # a hidden name, the socket is renamed into place, and we remove it ourselves.
         await asyncio.to_thread(path.parent.mkdir, 0o750, parents=True, exist_ok=True)
         server = grpc.aio.server(maximum_concurrent_rpcs=_CONCURRENT_RPCS)
         server.add_generic_rpc_handlers(tuple(handlers))
@@ -84,7 +84,7 @@ class ServedSocket:
             raise
 
     async def close(self, grace: float) -> None:
-        """Removes the file, if it still is ours, and lets running calls end within the grace, in seconds."""
+        """Removes the socket if it is still ours, and gives running calls ``grace`` seconds to end."""
         await asyncio.to_thread(self.placed.remove)
         await self.server.stop(grace)
 
@@ -100,11 +100,11 @@ class KubeletPlugin:
     count: Count | None = None
     grace_seconds: float = 5.0
     registered: bool = False
-    """Whether the kubelet's last word was that it took the plugin."""
+    """Whether the kubelet's latest answer was that it accepted the plugin."""
     error: str = ""
     """Why the kubelet refused the plugin; empty when it did not."""
     problem: str = ""
-    """Which socket cannot be put in its place, and why; empty when all are there."""
+    """Which socket cannot be put in place, and why; empty when all are."""
     _served: list[ServedSocket] = field(default_factory=list)
     _complaints: Complaints = field(default_factory=partial(Complaints, _log))
 

@@ -103,7 +103,7 @@ class RunDirectory:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Removes link, socket and directory as far as they are still ours."""
+        """Removes those of link, socket and directory that are still ours."""
         with suppress(OSError):
             async with self.claims_lock.hold(_LEAVE_SECONDS):
                 await asyncio.to_thread(self._remove_link)

@@ -45,14 +45,14 @@ class Layout:
     """What the allocator knows of a machine, prepared once."""
 
     places: tuple[tuple[frozenset[int], Place], ...]
-    """All CPUs of a place, and the place with all of them."""
+    """Each place with all its CPUs free, and before it those CPUs as a set."""
     isolated: frozenset[int]
     by_type: Mapping[CoreType, frozenset[int]]
     by_node: Mapping[int, frozenset[int]]
 
     @classmethod
     def of(cls, machine: Machine) -> "Layout":
-        """Lays out a machine. A core whose threads were in two places would be in both, and whole in neither."""
+        """Lays out a machine. A core with threads in two places counts as broken in both."""
         cores: defaultdict[tuple[int, int, int | None], defaultdict[int, list[int]]]
         cores = defaultdict(lambda: defaultdict(list))
         threads = Counter(cpu.core for cpu in machine.cpus.values())
@@ -71,10 +71,10 @@ class Layout:
         )
 
     def within(self, cpus: frozenset[int], *, atomic: bool = False) -> list[Place]:
-        """Returns the places of some CPUs, with those alone; with whole cores alone if ``atomic``."""
+        """Returns the places that have some of these CPUs, reduced to them, or to their whole cores if ``atomic``."""
         found = []
         for all_cpus, place in self.places:
-            # Places that are taken or free as a whole cost two comparisons, not two for each of their cores.
+            # A place that is all taken or all free costs two comparisons instead of two for each core.
             if cpus.isdisjoint(all_cpus):
                 continue
             part = place if cpus >= all_cpus and not atomic else _within(place, cpus & all_cpus, atomic)
@@ -83,12 +83,12 @@ class Layout:
         return found
 
 
-# From one prepare to the next the free CPUs of few places change: those of the others are remembered, and their first
-# threads. Without the former an allocation on 512 CPUs took 1.8 times as long on one NUMA node, 1.3 times on the
-# machine; the latter are a fifth of one that spreads. 128: all places of such a machine, for either value of atomic.
+# Between two prepares the free CPUs of only a few places change, so those of the others are cached, and so are their
+# first threads. Without the first cache an allocation on 512 CPUs took 1.8 times as long on one NUMA node and 1.3 times
+# on the machine; the second saves a fifth of one that spreads. 128: all places of such a machine, atomic or not.
 @lru_cache(128)
 def _within(place: Place, cpus: frozenset[int], atomic: bool) -> Place | None:
-    """Returns what is among some CPUs, None where that is nothing; broken cores with the fewest threads first."""
+    """Returns the place reduced to some CPUs, None if it has none of them; broken cores with few threads first."""
     whole = [core for core in place.whole if cpus.issuperset(core)]
     broken: list[Core] = []
     if not atomic:
@@ -100,7 +100,7 @@ def _within(place: Place, cpus: frozenset[int], atomic: bool) -> Place | None:
 
 @lru_cache(128)
 def first_threads(place: Place) -> Place:
-    """Returns one thread in place of each core; as good as a whole core if the core is."""
+    """Returns the place with one thread of each core; the thread of a whole core counts as whole."""
     return place.holding([core[:1] for core in place.whole], [core[:1] for core in place.broken])
 
 
@@ -109,7 +109,7 @@ def allocate(
 ) -> frozenset[int]:
     """Returns ``count`` CPUs that a device offers and nobody has, the same for the same input; raises NoCpusError."""
     search = _Search(offered, taken, count, layout, parameters)
-    # Each required parameter narrows the choice or ends it.
+    # From here on each required parameter narrows the choice, or leaves none.
     if not has(together(search.places), count):
         raise search.refused("")
     if parameters.l3 == "required":
@@ -243,9 +243,9 @@ def _listed(cpus: Iterable[int], how: str) -> str:
 
 
 def even_shares(amounts: Sequence[int], need: int, widest: int) -> list[int] | None:
-    """Returns one share for each giver, as close to each other as they can be; None if they differ by over ``widest``.
+    """Returns one share for each giver, as equal as possible; None if they must differ by more than ``widest``.
 
-    Each share is one of the giver's amounts and their sum is ``need``; the first ones get the larger shares.
+    Each share is one of the amounts of its giver, and they add up to ``need``; the first givers get the larger ones.
     """
     mean = need // len(amounts)
     for width in range(widest + 1):

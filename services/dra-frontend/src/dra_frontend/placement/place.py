@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of a machine, and taking CPUs from one so that few sockets, NUMA nodes, L3 groups and cores are touched.
+"""Parts of a machine, and how CPUs are taken from one so that few sockets, NUMA nodes, L3 groups and cores are used.
 
 The smallest part that placement separates is a place. Larger ones are a tree: a socket holds NUMA nodes, these hold L3
-groups, these hold cores. What fits into one small part goes into the tightest one; what does not takes the fullest
-parts whole and puts the rest where it fits tightest.
+groups, these hold cores. A need that one small part can meet takes the part that it fits most tightly; a larger need
+takes the fullest parts whole, and for the rest the part that it fits most tightly.
 
-Amounts that a part can give are a bit set (bit n: n CPUs are possible): "whole cores only" is exact on cores of
-different sizes, and everything else is the special case in which all amounts up to the size are possible.
+The amounts that a part can give are a bit set (bit n: n CPUs are possible). This makes "whole cores only" exact on
+cores of different sizes; otherwise all amounts up to the size are possible.
 """
 
 from collections import defaultdict
@@ -34,8 +34,8 @@ def sums(sizes: Sequence[int]) -> int:
     """Returns the bit set of all sums of some of the sizes."""
     found = 1
     for size in set(sizes):
-        # Equal sizes in bundles of 1, 2, 4 and so on, and the rest, which sum up to every number of them: a machine has
-        # hundreds of cores of one size.
+        # A machine has hundreds of cores of one size. Bundles of 1, 2, 4 and so on of them, and one of the rest, add
+        # up to any number of cores.
         count, bundle = sizes.count(size), 1
         while count:
             bundle = min(bundle, count)
@@ -51,9 +51,9 @@ def has(amounts: int, amount: int) -> bool:
 
 
 def picked(amounts: Sequence[int], need: int) -> list[int] | None:
-    """Returns one of each giver's amounts so that they sum up to ``need``, the first ones as large as that allows.
+    """Returns one of each giver's amounts so that they add up to ``need``, the first ones as large as possible.
 
-    None where no amounts do.
+    None if no choice adds up.
     """
     choices = [[n for n in range(given.bit_length(), -1, -1) if has(given, n)] for given in amounts]
     rests = [1]
@@ -181,15 +181,15 @@ class Branch:
     """A part that is divided."""
 
     places: Sequence[Place]
-    """All that are in it."""
+    """All places in it."""
     parts: tuple["Part", ...]
     """At least two."""
     height: int
-    """Levels that may separate its places."""
+    """Number of levels that may separate its places."""
     key: int
     size: int
     amounts: int
-    """These as in a place."""
+    """Key, size and amounts are as in Place."""
 
     @property
     def whole(self) -> Sequence[Core]:
@@ -197,7 +197,7 @@ class Branch:
         return merged(self.places).whole
 
     def best(self, need: int) -> tuple[Rank, "Part"]:
-        """Returns the best part that can meet the need alone, as this one can, and how good that is."""
+        """Returns the best part that can meet the need alone, and its rank. This one must be able to."""
         return best_of(self.parts, need) or ((self.height, False, self.size), self)
 
     def take(self, need: int) -> list[int]:
@@ -220,8 +220,8 @@ Part: TypeAlias = Place | Branch
 
 
 def best_of(parts: Iterable[Part], need: int) -> tuple[Rank, Part] | None:
-    """Returns the best part in some parts that can meet the need alone, and how good it is; None if there is none."""
-    # Rank and part are found in one go: every place of the best part would be ranked again on each level below.
+    """Returns the rank and the best part, among these and what is in them, that can meet the need alone, or None."""
+    # Rank and part are found together: otherwise each level below would rank the places of the best part again.
     holding = [(part.best(need), part) for part in parts if has(part.amounts, need)]
     if not holding:
         return None
@@ -229,7 +229,7 @@ def best_of(parts: Iterable[Part], need: int) -> tuple[Rank, Part] | None:
 
 
 def build(places: Sequence[Place], levels: Sequence[Level]) -> Part:
-    """Returns the tree of some places, split by one level after another; what no level separates is merged."""
+    """Returns the tree of some places, split by one level after another. Places that no level separates are merged."""
     if not levels or len(places) == 1:
         return merged(places)
     parts = tuple(build(group, levels[1:]) for group in split(places, levels[:1]))
@@ -240,7 +240,7 @@ def build(places: Sequence[Place], levels: Sequence[Level]) -> Part:
 
 
 def split(places: Sequence[Place], levels: Sequence[Level]) -> list[list[Place]]:
-    """Returns the places in groups that none of the levels, at least one, separates; in their order."""
+    """Returns the places grouped by the levels (at least one), in their order."""
     key = attrgetter(*levels)
     groups: defaultdict[Hashable, list[Place]] = defaultdict(list)
     for place in places:

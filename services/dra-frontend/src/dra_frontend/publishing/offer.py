@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the outside sees: the devices that the machine has now, held against what claims were given.
+"""What is published: the devices that the machine has now, compared with what claims were given.
 
-Claims outlast hardware: pages are taken back, CPUs go offline. Such a device is tainted and reported unhealthy, and one
+Claims outlast hardware: pages are taken back, CPUs go offline. Such a device is tainted and reported unhealthy. One
 that is gone stays published as long as a claim holds some of it.
 """
 
@@ -38,10 +38,10 @@ class Holding:
     cpus: frozenset[int] = frozenset()
     claims: set[str] = field(default_factory=set)
     pool: str = ""
-    """Empty where no record of them can be read."""
+    """Empty if no record of these claims can be read."""
 
     def fault(self, left: int, online: frozenset[int]) -> str:
-        """Returns what is wrong with the device, of which the machine has ``left``; empty if nothing is."""
+        """Returns what is wrong with the device, of which the machine still has ``left``; empty if nothing is."""
         if offline := self.cpus - online:
             return f"CPU {format_cpu_list(offline)} is offline and belongs to a claim; {self.named()}"
         if self.amount > left:
@@ -57,7 +57,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that the outside sees of the devices."""
+    """Everything that is published of the devices."""
 
     pools: tuple[Pool, ...] = ()
     health: Mapping[str, Sequence[DeviceHealth]] = field(default_factory=dict)
@@ -113,7 +113,7 @@ def _holdings(ledger: Ledger) -> dict[_Key, Holding]:
 
 
 def snapshot(inventory: Inventory, ledger: Ledger, before: Snapshot) -> Snapshot:
-    """Returns what is to be seen now; ``before`` is what was seen last."""
+    """Returns what to publish now; ``before`` is what was published last."""
     held, online = _holdings(ledger), inventory.machine.online
     left = {(pool.driver, device.name): device.amount for pool in inventory.pools for device in pool.devices}
     health: dict[str, list[DeviceHealth]] = {driver: [] for driver in DRIVERS}
@@ -128,7 +128,7 @@ def snapshot(inventory: Inventory, ledger: Ledger, before: Snapshot) -> Snapshot
             status = Health.UNHEALTHY if fault else Health.HEALTHY
             health[pool.driver].append(DeviceHealth(pool.name, device.name, status, fault or "online"))
         pools.append(replace(pool, devices=tuple(devices)))
-    # Gone before this process started: there is nothing to publish any more, but its claims should know.
+    # Gone before this process started: there is no device to publish, but its claims are still told by its health.
     for (driver, name), holding in sorted(unseen.items(), key=lambda item: item[0]):
         if holding.pool:
             fault = f"this node has no such device any more; {holding.named()}"
@@ -137,7 +137,7 @@ def snapshot(inventory: Inventory, ledger: Ledger, before: Snapshot) -> Snapshot
 
 
 def _with_gone(fresh: Sequence[Pool], before: Sequence[Pool], gone: set[_Key]) -> list[Pool]:
-    """Adds devices that claims hold and the machine has no more, each at the place that it had."""
+    """Adds devices that claims hold and the machine no longer has, each where it was in its pool."""
     merged = {(pool.driver, pool.name): pool for pool in fresh}
     for pool in before:
         kept = merged.get((pool.driver, pool.name), replace(pool, devices=()))
@@ -152,7 +152,7 @@ def _with_gone(fresh: Sequence[Pool], before: Sequence[Pool], gone: set[_Key]) -
 
 
 def _emptied(device: Device) -> Device:
-    """Returns a device of which nothing is left, in a form that the server takes: it refuses a capacity of zero."""
+    """Returns a device with nothing left, but the least capacity: the server refuses zero."""
     if device.capacity is None:
         return replace(device, cpus=frozenset())
     least = replace(device.capacity, value=device.capacity.minimum, default=device.capacity.minimum, step=None)

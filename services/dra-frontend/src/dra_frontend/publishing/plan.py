@@ -83,8 +83,8 @@ def _without_mapping(device: Document) -> Document:
     return {key: value for key, value in device.items() if key != ALLOCATABLE}
 
 
-# Fields that a server may refuse, by reason of the Event. Without the gate it refuses the whole slice for a list
-# (KEP-5491). It drops the mapping (KEP-5517), and refuses it where it wants another form.
+# Fields that a server may refuse, by reason of the Event. With its gate off it refuses a whole slice because of a list
+# attribute (KEP-5491). The mapping (KEP-5517) it drops, or refuses if it expects another form.
 _REFUSED: Final = {
     "ResourceSliceListsRefused": (_without_lists, "list attributes", "DRAListTypeAttributes"),
     "NodeAllocatableMappingUnsupported": (_without_mapping, ALLOCATABLE, "DRANodeAllocatableResources"),
@@ -93,7 +93,7 @@ _DROPPED: Final = {f".{ALLOCATABLE}": "DRANodeAllocatableResources (Kubernetes 1
 
 
 def variants(documents: Sequence[Document]) -> list[tuple[list[Document], tuple[str, ...]]]:
-    """Returns slices as they are, then with one field after another left out, each with the reasons for that."""
+    """Returns the slices as they are, then with more and more of these fields left out, each with the reasons."""
     found: list[tuple[list[Document], tuple[str, ...]]] = [(list(documents), ())]
     for reason, (without, _, _) in _REFUSED.items():
         before, reasons = found[-1]
@@ -104,7 +104,7 @@ def variants(documents: Sequence[Document]) -> list[tuple[list[Document], tuple[
 
 
 def notes(refused: Iterable[str], dropped: Sequence[str]) -> dict[str, str]:
-    """Returns what to say, by reason: of fields left out for these reasons, and of paths that came back otherwise."""
+    """Returns notes by reason: on fields left out for these reasons, and on paths dropped or changed by the server."""
     found = {}
     for reason in sorted(refused):
         _, what, gate = _REFUSED[reason]

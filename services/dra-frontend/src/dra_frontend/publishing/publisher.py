@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 # An outage of the API server of a second or two is its restart, and nobody's business.
 _FAILURES_BEFORE_NOTICE: Final = 3
-# A round, a watch or a time without strangers' writes of this length ends a row of waits.
+# A round or watch that lasts so long, or so long without writes by others, makes the next wait a short one again.
 _CALM_SECONDS: Final = 60.0
 
 
@@ -85,7 +85,8 @@ class Publisher:
         items, version = await self._client.list_slices(self._driver, self._node_name)
         self._writer.reset(items)
         await self._write()
-        # Not a group of its own: one whose task fails while we are cancelled forgets the latter (CPython gh-116720).
+        # Not in a TaskGroup of its own: if the watch fails while we are cancelled, that loses the cancellation
+        # (CPython gh-116720).
         watch = tasks.create_task(self._watch(version))
         watch.add_done_callback(lambda _: self._wake.set())
         try:
@@ -109,7 +110,7 @@ class Publisher:
                         async with self._writing:  # what we write is known when it is answered, not before
                             if kind == "BOOKMARK" or not self._writer.see(kind, document):
                                 continue
-                        if due <= loop.time():  # one repair puts right whatever was written until then
+                        if due <= loop.time():  # one repair undoes all writes until then
                             due = loop.time() + repairs.next()
                             loop.call_at(due, self._wake.set)
             except UnavailableError as error:

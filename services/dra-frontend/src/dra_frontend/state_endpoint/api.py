@@ -129,7 +129,7 @@ async def _read_body(request: Request) -> bytes:
 def _add_former_routes(app: FastAPI, state: NodeState) -> None:
     """Adds ``PUT /v1/containers``, and ``PUT`` and ``DELETE`` of one container.
 
-    So a backend of release 0.1.0 reports. For one release, while an upgrade passes.
+    A backend of release 0.1.0 reports by these. Kept for one release, for upgrades.
     """
 
     async def put(request: Request) -> Response:
@@ -198,10 +198,10 @@ def state_app(state: NodeState) -> FastAPI:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers, of which app.py has the only ones, and without its clock."""
+    """uvicorn without its signal handlers, since app.py has its own, and without its clock."""
 
     def __init__(self, app: FastAPI) -> None:
-        # h11 and asyncio: httptools and uvloop cost 14 MB and serve ten requests a second no better.
+        # h11 and asyncio: httptools and uvloop cost 14 MB and are no gain at ten requests a second.
         super().__init__(
             uvicorn.Config(
                 app,
@@ -220,13 +220,13 @@ class HttpServer(uvicorn.Server):
         self._ended = asyncio.Event()
 
     def end(self) -> None:
-        """Lets serve() return, when the requests at work are answered."""
+        """Lets serve() return once the open requests are answered."""
         self._ended.set()
 
     async def main_loop(self) -> None:
-        """Waits for the end; uvicorn would look for it ten times a second, a quarter of what an idle frontend costs.
+        """Waits for the end. uvicorn's own loop polls ten times a second, a quarter of what an idle frontend costs.
 
-        It would also set the headers of every answer, date and server, so there are none.
+        That loop also sets the date and server headers, so answers have neither.
         """
         await self._ended.wait()
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the state endpoint shows, as plain values made from machine, devices, ledger and the backend's reports.
 
-And as a page without scripts that draws the node: one box per core in its NUMA node, coloured by who holds it.
+Also a page without scripts that draws the node: one box per core in its NUMA node, coloured by holder.
 """
 
 from collections import defaultdict

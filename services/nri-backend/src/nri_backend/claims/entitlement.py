@@ -75,7 +75,7 @@ class Entitlement:
     memory: MemoryGrant | None = None
     """None without a memory claim."""
     hugepages: Mapping[Pages, int] = field(default_factory=dict)
-    """Bytes, whole pages."""
+    """Bytes, in whole pages."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables that the container shall get beyond those of CDI."""
 

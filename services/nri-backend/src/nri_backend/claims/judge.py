@@ -119,9 +119,9 @@ def read_evidence(env: Sequence[str]) -> Evidence:
 def assess(
     evidence: Evidence, user: Owner, claims: Claims, proven: Sequence[Held] = ()
 ) -> tuple[Entitlement, tuple[ClaimUse, ...], Refusal | None]:
-    """Returns what a container holds, of that what no record allows any more, and why it may not hold all it names.
+    """Returns what a container holds, what part of that no record allows any more, and why it is refused the rest.
 
-    Without evidence it holds nothing. ``proven`` was made true for it since it was started.
+    Without evidence it holds nothing. ``proven``: what was enforced for it since its start.
     """
     found = {key: _judge(key, variables, user, claims) for key, variables in evidence.claims.items()}
     held = [result for result in found.values() if isinstance(result, Held)]

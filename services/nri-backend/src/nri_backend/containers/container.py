@@ -32,7 +32,7 @@ class Phase(Enum):
     ENDING = auto()
     STOPPED = auto()
     REFUSED = auto()
-    """An attempt that a hook has refused, and that will not come to be."""
+    """An attempt that a hook has refused: this container will never exist."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from nri_backend.containers.container import Phase, Tracked
 from nri_backend.limits.difference import Host
 
 MAX_REFUSED: Final = 64
-"""Refused attempts that are kept. The kubelet makes a new one every few seconds to minutes, for each container."""
+"""Refused attempts that are kept. The kubelet tries each container again every few seconds to minutes."""
 _Place = tuple[frozenset[int] | None, frozenset[int], bool]
 """The CPUs that a container was last seen on, those that it alone may use, whether it is the driver's own."""
 
@@ -31,18 +31,18 @@ class NodeState:
         """``changed`` is called after each change."""
         self.config = config or Config()
         self.lazy = self.config.shared_pool.grow == "lazy"
-        """Running members of the pool get released CPUs with their next change only."""
+        """Running containers of the pool get released CPUs only when something else about them changes."""
         self.host = Host()
         self.changes = 0
-        """Grows with every change: whoever has waited sees by it whether he must judge anew."""
+        """Grows with every change: after a wait it shows whether a container must be judged again."""
         self.files: Mapping[ClaimKey, ClaimFile] = {}
         self.pool: frozenset[int] = frozenset()
         self.held: frozenset[int] = frozenset()
         """CPUs that files or orphans hold."""
         self.told = False
-        """Whether the runtime has told its state; before that nobody knows which containers there are."""
+        """Whether the runtime has sent its state; before that the containers are unknown."""
         self.refused: dict[Owner, Tracked] = {}
-        """The latest attempt at each container that was refused, the oldest first."""
+        """The latest refused attempt to create or start each container, the oldest first."""
         self._changed = changed
         self._tracked: dict[str, Tracked] = {}
         self._by_place: dict[_Place, set[str]] = {}
@@ -67,7 +67,7 @@ class NodeState:
         self._index(before, tracked)
         self._tracked[tracked.id] = tracked
         attempt = self.refused.get(tracked.user)
-        # One that has ended is an earlier life of the same container.
+        # A container that has ended is an earlier life of the attempted one.
         if attempt is not None and (tracked.alive or attempt.id == tracked.id):
             del self.refused[tracked.user]
         if tracked.alive:
@@ -86,10 +86,10 @@ class NodeState:
         return before
 
     def refuse(self, tracked: Tracked) -> None:
-        """Takes an attempt at a container that was refused; it has an id that nobody hears of again.
+        """Takes a refused attempt to create or start a container; its id never appears again.
 
-        It stays until the pod is gone or the container was created: by the claims that it names the frontend sees that
-        a record must be read again.
+        It is kept until the pod is gone or the container was created: the claims that it names show the frontend which
+        records to read again.
         """
         self.refused.pop(tracked.user, None)
         self.refused[tracked.user] = tracked
@@ -140,7 +140,7 @@ class NodeState:
     def take_files(self, files: Mapping[ClaimKey, ClaimFile]) -> None:
         """Takes the present claim files.
 
-        A file that has not changed must be the same object as before; who names none but those is not looked at.
+        An unchanged file must be the same object as before: only containers that name a changed one are judged again.
         """
         news = {key for key in self.files.keys() | files.keys() if self.files.get(key) is not files.get(key)}
         self.files = files

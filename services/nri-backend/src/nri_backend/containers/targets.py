@@ -19,9 +19,9 @@ from nri_backend.limits.claimed import (
 from nri_backend.limits.difference import Desired, Wanted, desired_cpuset
 
 Raises = Mapping[str, Raise] | None
-"""What the claims below a cgroup need there, by file; what they do not need any more goes back.
+"""What the claims below a cgroup need there, by file; limits that they no longer need go back to the kubelet's.
 
-None: all is left as it is; a container runs below it of whose claims nothing is known here, or it is no pod's now.
+None: all is left as it is, since a container below it has claims that are not known here, or it is no pod's any more.
 """
 
 
@@ -32,7 +32,7 @@ class Target:
     tracked: Tracked
     desired: Desired
     groups: Mapping[str, Raises] = field(default_factory=dict)
-    """What must be true above it first, by path."""
+    """What must be true in the cgroups above it first, by path."""
     claimed: Mapping[int, int] | None = None
     """Hugepages by page size; None for containers without a memory claim."""
     guarded: tuple[int, ...] = ()

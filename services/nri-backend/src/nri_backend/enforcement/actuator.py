@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes the state, and reads and writes what the state is about.
+"""Changes the state, and reads and writes the cgroups that it describes.
 
 One job writes at a time, in a thread, and what it writes is computed when its turn comes; so the last value written is
 the latest one wanted. A job of the audit ends after 10 ms, which is the longest that a hook waits for its own; one
@@ -31,7 +31,7 @@ from nri_backend.nri.model import Leadership
 from nri_backend.telemetry import Telemetry
 
 REPORTED_SECONDS: Final = 2.0
-"""A write that hangs for so long is told as a problem."""
+"""A write that hangs for so long is reported as a problem."""
 _log = logging.getLogger(__name__)
 
 
@@ -151,7 +151,7 @@ class Actuator:
             self._state.replace_containers(containers)
 
     def forget(self, container_id: str) -> None:
-        """The runtime has forgotten the container, so the state may."""
+        """Removes a container that the runtime has removed."""
         with self._pool_watched():
             dropped = self._state.drop(container_id)
         if dropped is not None and not self._state.of_pod(dropped.pod.uid):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hooks of the runtime: who holds what, what it gets, and who is refused.
 
-While not active, everything is noted and nothing answered: another instance enforces. What it has not done is refused.
+A standby tracks everything and changes nothing, since another instance enforces. It refuses what that has not enforced.
 """
 
 import logging
@@ -41,7 +41,7 @@ class Enforcer:
     def __init__(self, edges: Edges, state: NodeState, own_pod_uid: str) -> None:
         self.state = state
         self.runtime = LinkStatus()
-        """What the runtime can do; whoever has the connection sets it."""
+        """What the runtime can do; set with each change of the connection."""
         self._edges = edges
         self._own_pod_uid = own_pod_uid
         self.actuator = Actuator(self.state, edges)
@@ -192,7 +192,7 @@ class Enforcer:
         if (tracked := self.state.get(container.id)) is None:
             return []
         if self.active:
-            # The audit may have found before that the cgroup is gone; whom the kernel killed is told here.
+            # The audit may have found the cgroup gone already; kills by the kernel are reported here.
             await self._kills.look(tracked.pod.uid, ended=tracked.id)
         if tracked.phase in (Phase.ENDING, Phase.STOPPED):
             return []
@@ -232,7 +232,7 @@ class Enforcer:
         return claims and await self.actuator.populated(tracked)
 
     def disconnected(self) -> None:
-        """What is known stays enforced; new containers come to light at the next synchronisation."""
+        """What is known stays enforced; new containers are seen at the next synchronisation."""
         self._auditor.request_audit()
 
     def _tracked(self, pod: Pod, container: Container) -> Tracked:

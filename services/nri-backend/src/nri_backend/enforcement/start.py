@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to a container before its first instruction: others leave its CPUs, it is made true, or it is killed."""
+"""Before a container's first instruction: others leave its CPUs, its cgroup is made true, or it is killed."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from nri_backend.enforcement.actuator import Actuator
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.nri.model import LinkStatus
 
-# Under the 1.5 s after which plugin.py answers for us, with a text that helps less.
+# Under the 1.5 s after which plugin.py answers instead, with a less helpful text.
 CLEAR_SECONDS: Final = 1.2
 MAX_TRIES: Final = 3
 """The pool may change so often while a container is being started."""
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class Starter:
-    """Waits until others have left, makes containers true, or kills them."""
+    """Waits until others have left a container's CPUs, makes its cgroup true, or kills it."""
 
     def __init__(self, state: NodeState, actuator: Actuator, tree: CgroupTree) -> None:
         self.clear_seconds = CLEAR_SECONDS
@@ -35,13 +35,13 @@ class Starter:
         self._tree = tree
 
     async def hindrance(self, tracked: Tracked, runtime: LinkStatus) -> tuple[Tracked, Refusal | None]:
-        """Returns the container as it then is, and why it cannot run; the driver's own always can, or nothing heals."""
+        """Returns the container as it then is, and why it cannot run. The driver's own always can: it heals others."""
         if tracked.own_pod:
             return tracked, None
         if refusal := tracked.refusal or impossible(tracked, self._state, runtime):
             return tracked, refusal
         changes = self._state.changes
-        # Others who are on its CPUs are being moved.
+        # Other containers on its CPUs are being moved away.
         refusal = crowded(tracked, await self._actuator.cleared(tracked, self.clear_seconds))
         if refusal is None and self._state.changes != changes:
             tracked = self._state.assessed(tracked)

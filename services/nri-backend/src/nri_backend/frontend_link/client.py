@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two things that this backend asks of the frontend in the same pod: to take its state, and for news of records.
 
-The state is told whenever it changes, and renews the lease. News of records make others leave a claim's CPUs before its
+The state is sent whenever it changes, and renews the lease. News of records make others leave a claim's CPUs before its
 containers come; they only make things faster, since every hook, and every second, look at the claim directory itself.
 The frontend may be away for any time: nothing in the backend waits for it, and this module tries again, quietly.
 """
@@ -25,7 +25,7 @@ A_SECOND: Final = 6
 PAUSE_SECONDS: Final = 0.02
 """After each news of records: a frontend that always has some keeps nobody busy."""
 FORMER_RENEW_SECONDS: Final = 1.0
-"""The lease of a frontend of 0.1.0 is over after three."""
+"""The lease of a frontend of 0.1.0 ends after three."""
 _log = logging.getLogger(__name__)
 
 
@@ -46,11 +46,11 @@ class _Pace:
 
 
 class _FormerFrontend:
-    """What a frontend of release 0.1.0 was told on one connection. For one release, while an upgrade passes through.
+    """What was sent to a frontend of release 0.1.0 on one connection. Kept for one release, for upgrades.
 
-    It is told by epochs. One opens with a lease that says ``complete: false``, which makes that frontend forget all
-    containers; then they are listed in one request; a lease that says ``complete: true`` ends it. Each change begins a
-    new one.
+    Reports come in epochs. An epoch begins with a lease that says ``complete: false``, which makes the frontend forget
+    all containers; one request lists them; a lease that says ``complete: true`` ends the list. Each change begins a new
+    epoch.
     """
 
     def __init__(self, http: HttpConnection) -> None:
@@ -59,7 +59,7 @@ class _FormerFrontend:
         self._epoch = ""
 
     async def tell(self, status: BackendStatus, reports: Reports) -> None:
-        """Renews its lease, after a whole new epoch if containers have changed. Raises as HttpConnection does."""
+        """Renews the lease, and first sends a new epoch if containers have changed. Raises as HttpConnection does."""
         if (generation := reports.generation) != self._told:
             self._epoch = os.urandom(8).hex()
             await self._lease(status, complete=False)
@@ -67,7 +67,7 @@ class _FormerFrontend:
             if not 200 <= code < 300:
                 raise FrontendError(f"PUT /v1/containers was answered with status {code}")
             self._told = generation
-        # Before the runtime has told its state, nobody can say that this is all.
+        # Before the runtime has sent its state, the list may be incomplete.
         if not await self._lease(status, complete=generation > 0):
             self._told = -1
 
@@ -79,8 +79,8 @@ class _FormerFrontend:
 class FrontendClient:
     """Talks on one socket of the frontend.
 
-    Whoever changes something sets ``news``. ``changed`` is called for each news of records, and when some may have been
-    missed.
+    Set ``news`` when something has changed. ``changed`` is called when records have changed, and when a change may have
+    been missed.
     """
 
     def __init__(

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 REQUEST_SECONDS: Final = 2.0
 """Far below LEASE_SECONDS, so that a frontend that hangs is dialled anew before it has to call this backend dead."""
 _MAX_HEAD_BYTES: Final = 8 << 10
-# h11 looks at its own limit only while a head is not whole. Over a run of blanks its pattern of a header's value takes
-# the square of its length: 7 s for 60 KB.
+# h11 applies its own limit only while a head is incomplete. Its pattern for header values takes quadratic time on a run
+# of blanks: 7 s for 60 KB.
 _BLANKS: Final = re.compile(rb"[ \t]{64}")
 _MAX_ANSWER: Final = 1 << 16
 _READ_BYTES: Final = 1 << 16
@@ -36,7 +36,7 @@ TRANSIENT: Final = (OSError, h11.ProtocolError, FrontendError)
 
 @asynccontextmanager
 async def connected(path: str) -> AsyncIterator["HttpConnection"]:
-    """A connection to the frontend. OSError if there is none to be had."""
+    """A connection to the frontend. Raises OSError if it cannot be opened."""
     async with asyncio.timeout(REQUEST_SECONDS):
         reader, writer = await asyncio.open_unix_connection(path, limit=_MAX_HEAD_BYTES)
     try:

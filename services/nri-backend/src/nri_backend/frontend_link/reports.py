@@ -19,7 +19,7 @@ from nri_backend.containers.state import NodeState
 from nri_backend.limits.difference import limit_text
 
 MAX_UNKNOWN: Final = 16
-"""Claims that a container names without holding them; a pod's author may write any number of them."""
+"""Most claims reported that a container names without holding them; a pod's author may write any number."""
 _STATES: Final[dict[Phase, ContainerState]] = {
     Phase.CREATED: "created",
     Phase.STARTED: "running",
@@ -31,20 +31,20 @@ _log = logging.getLogger(__name__)
 
 
 class Reports:
-    """The containers of a state, and the refused attempts at others, as of the last refresh()."""
+    """The reports of all containers and refused attempts, as of the last refresh()."""
 
     def __init__(self, state: NodeState) -> None:
         self.generation = 0
-        """Of all this; 0 before the runtime has told its state, when nobody knows which containers there are."""
+        """Changes when a report does; 0 before the runtime has sent its state, when the containers are unknown."""
         self._state = state
         self._kept: dict[str, tuple[Tracked, bytes]] = {}
 
     def refresh(self) -> int:
-        """Takes what has changed; returns the generation, which is another one then."""
+        """Reads the state; returns the generation, a higher one if a report has changed."""
         if not self._state.told:
             return 0
         before = self._kept
-        # A running container whose start was refused, and that could not be killed, is told once, as refused.
+        # A container whose start was refused and that could not be killed is both; it is reported as refused.
         present = {one.id: one for one in (*self._state, *self._state.refused.values())}
         self._kept = {
             id_: before[id_] if id_ in before and before[id_][0] is one else (one, _bytes(one))
@@ -74,7 +74,7 @@ class Reports:
 
 
 def report(tracked: Tracked) -> ContainerReport:
-    """Returns the report of a container, or of an attempt at one that was refused."""
+    """Returns the report of a container or of a refused attempt."""
     refusal, refused_now = tracked.refusal, tracked.phase is Phase.REFUSED
     # A container that runs although its record is missing was not refused: the frontend rebuilds the record for it.
     lost = not refused_now and refusal is not None and (bool(tracked.orphan) or refusal.reason is Reason.NO_RECORD)
@@ -100,7 +100,7 @@ def report(tracked: Tracked) -> ContainerReport:
 
 
 def _bounded(uses: Sequence[ClaimUse]) -> tuple[ClaimUse, ...]:
-    """A pod's author writes these: cuts them to MAX_UNKNOWN claims and as many requests in all."""
+    """Returns at most MAX_UNKNOWN claims, with as many requests in all: a pod's author writes these."""
     left, kept = MAX_UNKNOWN, []
     for use in uses[:MAX_UNKNOWN]:
         kept.append(use.model_copy(update={"requests": use.requests[: max(left, 0)]}))

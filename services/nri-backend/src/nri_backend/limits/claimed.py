@@ -28,9 +28,9 @@ MEMORY_HIGH: Final = "memory.high"
 _HUGE: Final = "hugetlb."
 _Kind = TypeVar("_Kind", int, str)
 Note = tuple[Limit, ...]
-"""What we remember of one limit: the kubelet's value, then those that we have written over it.
+"""What is remembered of one limit: the kubelet's value, then the values that we have written over it.
 
-The latter are two while a write is under way: a crash in between must not make our own value look like the kubelet's.
+Ours are two during a write, so that a crash in the middle cannot make our own value look like the kubelet's.
 """
 
 
@@ -39,13 +39,13 @@ class Raise:
     """What the claims below a cgroup need of a limit that the kubelet sets there."""
 
     plus: int = 0
-    """To be added to the kubelet's own."""
+    """Added to the kubelet's own limit."""
     lifted: bool = False
     """No limit at all."""
     needed: bool = False
 
     def over(self, own: Limit) -> Limit:
-        """Returns the limit that is then wanted; no limit stays no limit."""
+        """Returns the limit wanted over the kubelet's own; no limit stays no limit."""
         return None if self.lifted or own is None else own + self.plus
 
 
@@ -62,7 +62,7 @@ def own_limit(current: Limit, note: Note | None) -> Limit:
 def plan(
     present: Mapping[str, Limit], noted: Mapping[str, Note], raises: Mapping[str, Raise]
 ) -> tuple[dict[str, Wanted], dict[str, Note], dict[str, Note]]:
-    """Returns what to write to the files of one cgroup, what to note before that, and what to note afterwards.
+    """Returns what to write to the files of one cgroup, and the notes to keep before and after that write.
 
     A file that is noted and needs no raise gets the kubelet's value back. ``present``: what the files say that are
     raised or noted; those that are not there do not exist.
@@ -144,7 +144,7 @@ def protections(containers: Iterable[tuple[str, Mapping[Protected, int]]]) -> di
 
 
 def _sums(shares: Iterable[Mapping[tuple[_Kind, str, str], int]]) -> dict[_Kind, int]:
-    """Returns the bytes by file, or by page size; a request that several containers hold counts once."""
+    """Returns the sum of bytes by file or page size; a request that several containers share counts once."""
     distinct: dict[tuple[_Kind, str, str], int] = {}
     for share in shares:
         distinct |= share
@@ -161,7 +161,7 @@ def hugepage_files(size: int) -> tuple[str, ...]:
 
 
 def claimed_bytes(entitlements: Iterable[Entitlement]) -> dict[int, int]:
-    """Returns the hugepages claimed."""
+    """Returns the claimed bytes by page size."""
     return _sums(entitlement.hugepages for entitlement in entitlements)
 
 

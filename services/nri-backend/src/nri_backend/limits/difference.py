@@ -30,7 +30,7 @@ class Wanted:
 
     limit: Limit
     rule: Literal["exactly", "at most", "at least"] = "exactly"
-    """At most: a lower one holds as well, somebody else's limit."""
+    """``at most`` accepts a lower limit that somebody else has set, ``at least`` a higher one."""
     needed: bool = False
     """The file must exist; others are set where the kernel has them."""
 

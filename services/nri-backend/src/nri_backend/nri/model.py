@@ -86,7 +86,7 @@ class Adjustment:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """New resources for a container that exists; the runtime goes on when it fails."""
+    """New resources for an existing container; if applying them fails, the runtime carries on."""
 
     container_id: str
     resources: Resources

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import aiohttp
-from aiohttp.http_exceptions import LineTooLong
 
 from dra_frontend.api_server.answers import MOST_BYTES, read_status, translate
 from dra_frontend.api_server.credentials import Load, Settings, read_settings
@@ -73,14 +72,19 @@ class Connection:
             raise UnavailableError(call.operation, f"no answer within {seconds:.3g} s") from error
 
     async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
-        """Yields the lines of an answer that does not end."""
+        """Yields the lines of an answer that does not end; one that breaks off within a line has not said it."""
         async with self._answered(call, _WATCH_LIMITS) as response:
-            try:
-                while line := await response.content.readline(max_line_length=MOST_BYTES):
+            # readline() would copy what there is of a line for each piece that comes, and pieces may be of a few bytes.
+            line = bytearray()
+            async for piece in response.content.iter_any():
+                end, *following = piece.split(b"\n")
+                line += end
+                for begun in following:
                     if line.strip():
-                        yield line
-            except LineTooLong as error:
-                raise TooLargeError(call.operation, f"an event has more than {MOST_BYTES} bytes") from error
+                        yield bytes(line)
+                    line = bytearray(begun)
+                if len(line) > MOST_BYTES:
+                    raise TooLargeError(call.operation, f"an event has more than {MOST_BYTES} bytes")
 
     async def authorization(self, refused: str | None = "") -> str | None:
         """Returns the Authorization header, at most a minute old and read again if it is the one that was refused.

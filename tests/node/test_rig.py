@@ -109,7 +109,7 @@ def test_what_becomes_of_limits_that_a_plugin_answers(node: Node, services: Serv
     plugin.start().wait_for_log("synchronised")
     pod = node.pod(hugetlb={"2MB": 8 * MIB})
     unified = {"hugetlb.2MB.max": LIMIT, "hugetlb.2MB.rsvd.max": LIMIT}
-    answers = {"dropped": {"hugepage_limits": {"2MB": 4 * MIB}}, "kept": {"unified": unified}}
+    answers = {"dropped": {"hugepageLimits": [{"pageSize": "2MB", "limit": 4 * MIB}]}, "kept": {"unified": unified}}
     boxes = {name: pod.run(name, env={VARIABLE: json.dumps(answer)}) for name, answer in answers.items()}
     assert {name: limits(box) for name, box in boxes.items()} == {"dropped": ["max", "max"], "kept": [LIMIT, LIMIT]}
 

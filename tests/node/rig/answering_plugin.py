@@ -1,39 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An NRI plugin that answers a container's creation with what a variable of the container asks for, as JSON.
+"""An NRI plugin that answers a container's creation with the resources in a variable of the container, as JSON.
 
-Shows what a runtime does with an answer, apart from ours: `python -m tests.node.rig.answering_plugin`. Its keys
-are `hugepage_limits` (bytes by "2MB") and `unified` (values by cgroup file).
+Shows what a runtime does with an answer, apart from ours: `python -m tests.node.rig.answering_plugin`.
 """
 
 import asyncio
-import json
-import logging
 from typing import Final
 
-from nri_backend.nri.link import dial
-from nri_backend.nri.model import Adjustment, Container, Pod, Resources
-from nri_backend.nri.session import RuntimeSession
+from google.protobuf.json_format import Parse
+from google.protobuf.message import Message
 
+from tests.fakes._pb import nri_pb2 as pb
+from tests.fakes.nri_peer import other_plugin
 from tests.node.rig.node import NRI_SOCKET
-from tests.rigs.nri_hooks import RecordingHooks, RecordingObserver
 
-VARIABLE: Final = "DRA_CPUSET_answer"
-"""Of the driver's own kind, since no other reaches a plugin."""
+VARIABLE: Final = "ANSWER"
+_CREATE_CONTAINER: Final = 1 << (pb.CREATE_CONTAINER - 1)
 
 
-class Answers(RecordingHooks):
+async def create(payload: bytes) -> Message:
     """Answers a creation."""
+    answer = pb.CreateContainerResponse()
+    for variable in pb.CreateContainerRequest.FromString(payload).container.env:
+        if variable.startswith(f"{VARIABLE}="):
+            Parse(variable.removeprefix(f"{VARIABLE}="), answer.adjust.linux.resources)
+    return answer
 
-    async def create_container(self, pod: Pod, container: Container) -> Adjustment:
-        """What the variable asks for."""
-        for variable in container.env:
-            if variable.startswith(f"{VARIABLE}="):
-                return Adjustment(Resources(**json.loads(variable.removeprefix(f"{VARIABLE}="))))
-        return Adjustment()
+
+async def synchronize(payload: bytes) -> Message:
+    """Says when the runtime has told its state."""
+    print("synchronised", flush=True)
+    return pb.SynchronizeResponse(more=pb.SynchronizeRequest.FromString(payload).more)
+
+
+async def main() -> None:
+    """Answers until it is killed."""
+    methods = {"CreateContainer": create, "Synchronize": synchronize}
+    async with other_plugin(NRI_SOCKET, name="answering", events=_CREATE_CONTAINER, **methods):
+        await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO)
-    observer = RecordingObserver()
-    session = RuntimeSession(Answers(), observer.link_changed, observer.call_done, name="answering", index="50")
-    asyncio.run(session.run_forever(lambda: dial(NRI_SOCKET)))
+    asyncio.run(main())

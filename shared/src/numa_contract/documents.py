@@ -15,7 +15,7 @@ def parse_json(data: bytes, most_bytes: int, kind: str, name: str) -> Any:
     """Reads one JSON text in UTF-8; errors call it ``kind`` and ``name``.
 
     MalformedError for one that is too long, nested too deep for the parser, not JSON, not UTF-8, or that holds NaN, an
-    infinite or huge number, or a lone surrogate: the latter can be read, and fails whoever writes it again.
+    infinite or huge number, or a lone surrogate: a surrogate could be read, but never written again.
     """
     if len(data) > most_bytes:
         raise MalformedError(kind, name, f"has {len(data)} bytes, more than {most_bytes}")

@@ -2,8 +2,8 @@
 """The claim files in the CDI directory as they are now, cheap enough to be brought up to date in every hook.
 
 Rules of this file. A claim's CPUs are held as long as a file of its name is there, readable or not; what once could be
-read and no longer can keeps its CPUs. Nothing but the absence of the file lets go of them. The writer replaces files by
-rename, so the directory's own time tells of every change. Time stamps in the kernel move in steps of a tick, up to
+read and no longer can keeps its CPUs. Nothing but the absence of the file frees them. The writer replaces files by
+rename, so the directory's own time changes with every change. Time stamps in the kernel move in steps of a tick, up to
 10 ms. The clock that they are taken from is read before each scan: a stamp that is older than that cannot come again,
 nor can one that lies in the future; one in between proves nothing (timekeeping.rst, ktime_get_coarse_real_ts64;
 multigrain stamps are never older).
@@ -107,8 +107,8 @@ class ClaimDirectory:
     def note(self, key: ClaimKey, file: ClaimFile | None) -> None:
         """Takes over what this process has just put there, or removed (None), so that the next refresh need not look.
 
-        Whoever else writes within the same tick of the clock is then seen by the next thorough refresh only: writers
-        exclude each other by a lock, and tell each other of their changes by other means. Raises nothing.
+        What others write within the same tick of the clock is then seen only by the next thorough refresh: writers
+        exclude each other by a lock, and learn of each other's changes by other means. Raises nothing.
         """
         name, files = cdi_file_name(*key), dict(self.view.files)
         self._entries.pop(name, None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that several processes of a node share: read whoever wrote them, replaced whole, locked.
+"""Files that several processes of a node share: read safely, replaced as a whole, locked.
 
 A lock is an exclusive flock(2). The kernel releases it when its holder dies, however that happens. Lock files are never
 removed: a lock on a file that has lost its name excludes nobody.

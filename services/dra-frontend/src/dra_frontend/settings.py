@@ -31,7 +31,7 @@ _CONFIG_FLAGS = {
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What this process was told to be."""
+    """Flags, environment and configuration file of this process."""
 
     config: Config
     node_name: str

@@ -223,7 +223,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. Returns the exit code: 0 asked to leave, 1 could not start or go on, 2 wrongly told."""
+    """The command. Returns the exit code: 0 asked to leave, 1 could not start or go on, 2 unusable settings."""
     try:
         settings = load_settings(sys.argv[1:] if arguments is None else arguments)
     except (UsageError, ConfigError) as error:

@@ -40,7 +40,7 @@ class UsageError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that this process was told."""
+    """Flags, environment and configuration file of this process."""
 
     config: Config
     """What both containers read, with the flags that win over it."""
@@ -51,7 +51,7 @@ class Settings:
     """Host ("" for every address) and TCP port of the probes; None switches them off."""
     plugin_index: str
     notes: tuple[str, ...] = ()
-    """What the log should say once about how it was told."""
+    """Warnings about the settings, logged once at the start."""
 
     @property
     def state_socket(self) -> str:

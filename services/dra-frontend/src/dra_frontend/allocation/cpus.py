@@ -140,7 +140,7 @@ class _Choice:
         except Refused as error:
             refusal = error
         for request in requests:
-            self._one(request, frozenset())  # what cannot be had alone is refused for that
+            self._one(request, frozenset())  # a result that cannot be met even alone is refused for its own reason
         if sum(request.count for request in requests) <= len(requests[0].device.cpus - self.held):
             for order in orders:
                 with suppress(Refused):

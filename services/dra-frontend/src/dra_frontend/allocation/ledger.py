@@ -44,14 +44,14 @@ class Ledger:
         return [file.record for _, file in sorted(self.files.items()) if file.record]
 
     def _strays(self) -> list[tuple[ContainerReport, ClaimUse, frozenset[int]]]:
-        """Returns the claims of running containers that nothing else tells of, and the CPUs that they have for them."""
+        """Returns the claims of running containers that have no file and are not being released, with their CPUs."""
         found = []
         for report in self.containers:
-            # Of those that the backend has a record of it does not repeat the CPUs: they are those of the cgroup.
+            # For claims that have a record the backend reports no CPUs: they are those of the cgroup.
             for uses, shown in ((report.claims, report.cpus), (report.unknown_claims, frozenset[int]())):
                 for use in uses[:_MOST_USES] if report.alive and not report.refused else ():
                     key, cpus = (use.driver, use.uid), use.cpus or shown
-                    # A variable alone holds no CPU: only who is really pinned to them does.
+                    # An environment variable alone holds no CPU: the container must really be pinned to it.
                     if key not in self.files and key not in self.releasing and (cpus or use.driver != CPU_DRIVER):
                         found.append((report, use, cpus))
         return found

@@ -2,7 +2,7 @@
 """Answers of the API server: of which shape they must be, and what a failed one means.
 
 A proxy, a mesh or an API server in trouble answers 200 with other JSON, too: that is "unavailable", never "not there".
-In a list an item that cannot be read is that item's problem: whoever may create an object writes some of its JSON.
+In a list an item that cannot be read is that item's problem: its JSON is partly written by its creator.
 """
 
 import logging
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 MOST_BYTES: Final = 4 << 20
 """Of an answer, and of an event of a watch. etcd takes objects of 1.5 MiB."""
 _STATUS_BYTES: Final = 64 << 10
-"""Of a Status. A message is cut all the same, and whoever fails often must not cost much."""
+"""Of a Status. Only a part of its message is shown anyway, and failures may be frequent."""
 _DIGITS: Final = 20
 _SHOWN: Final = 500
 """Characters of the server's own words: they name fields, and what is wrong with them."""

@@ -67,7 +67,7 @@ class _Container:
 
 @dataclass(slots=True, eq=False)
 class MemoryKills:
-    """Creates one Event for kills, whichever of several instances were told of them."""
+    """Creates one Event for kills, however many instances know of them."""
 
     _node: str
     _store: ClaimStore

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 # The kubelet gives 45 s for the whole call and comes back after 60-90 s; a clear error within them beats a timeout.
 BACKEND_WAIT_SECONDS: Final = 20.0
-# What a claim needs may have belonged to a container that has just ended: the backend reports ten times a second.
+# What a claim needs may have belonged to a container that has just ended: reports come ten times a second at most.
 REPORT_SECONDS: Final = 1.0
 Answers = Mapping[str, Answer]
 """By claim UID."""

@@ -136,7 +136,7 @@ class ClaimStore:
     async def transact(self, change: Callable[[Transaction], T], *, thorough: bool = False) -> T:
         """Runs ``change`` on the present claims, alone on this node, in a worker thread.
 
-        Raises what ``change`` raises, and OSError when the lock cannot be had. A caller that is cancelled does not
+        Raises what ``change`` raises, and OSError when the lock cannot be taken. A caller that is cancelled does not
         wait, but the lock is held until the thread has ended: it may be writing.
         """
         await self._lock.acquire(_LOCK_SECONDS)

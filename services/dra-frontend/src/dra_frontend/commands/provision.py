@@ -56,7 +56,7 @@ class KernelPools:
             raise HostTreeError(path, write_fault(error, page_bytes)) from error
 
     def compact(self, node: int) -> None:
-        """Compacts the node, or all of them on kernels that have no such file, or nothing where neither may be had."""
+        """Compacts the node, or all of them if the kernel has no file for one; nothing if neither can be written."""
         for path in (f"{NODE_DIRECTORY}/node{node}/compact", _COMPACT_ALL):
             try:
                 self._write(path, "1")

@@ -166,5 +166,5 @@ def write_unprepared(answers: Mapping[str, Answer]) -> bytes:
 
 
 def _error_text(text: str) -> str:
-    """An empty error would read as success; and the text goes into logs and Events, whoever wrote parts of it."""
+    """Returns an error fit for logs and Events, which may quote anybody; never an empty one, which means success."""
     return cut_answer(text if text.isprintable() else repr(text)[1:-1]) or "unknown error"

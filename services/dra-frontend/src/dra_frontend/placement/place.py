@@ -87,7 +87,7 @@ def fill(whole: Iterable[Core], broken: Iterable[Core], need: int) -> list[int]:
 
 
 def exactly(cores: Sequence[Core], need: int) -> list[int]:
-    """Returns exactly ``need`` CPUs on cores that are taken whole, the first ones as far as that works out."""
+    """Returns exactly ``need`` CPUs on whole cores, on the first ones if these add up to it."""
     shares = picked([1 | 1 << len(core) for core in cores], need) or ()
     return [cpu for core, share in zip(cores, shares, strict=True) if share for cpu in core]
 

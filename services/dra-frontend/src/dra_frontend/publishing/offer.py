@@ -128,7 +128,7 @@ def snapshot(inventory: Inventory, ledger: Ledger, before: Snapshot) -> Snapshot
             status = Health.UNHEALTHY if fault else Health.HEALTHY
             health[pool.driver].append(DeviceHealth(pool.name, device.name, status, fault or "online"))
         pools.append(replace(pool, devices=tuple(devices)))
-    # Gone before this process started: there is no device to publish, but its claims are still told by its health.
+    # Gone before this process started: there is no device to publish, but the pods of its claims still see its health.
     for (driver, name), holding in sorted(unseen.items(), key=lambda item: item[0]):
         if holding.pool:
             fault = f"this node has no such device any more; {holding.named()}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The writes by which the API server comes to hold the desired slices of a pool; nothing is written in vain.
+"""The writes that make the API server hold the desired slices of a pool; nothing is written without need.
 
 Slices have deterministic names. Each is equal, replaced or created; others of the pool are deleted. While one object
 changes, the pool is whole before and after it. If more do, the generation is raised: consumers see the new slices once

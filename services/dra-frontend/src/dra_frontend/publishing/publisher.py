@@ -115,7 +115,7 @@ class Publisher:
                             loop.call_at(due, self._wake.set)
             except UnavailableError as error:
                 _log.info("watch ended", extra={"driver": self._driver, "error": str(error)})
-            except Exception as error:  # noqa: BLE001 - raised by whoever waits for this task
+            except Exception as error:  # noqa: BLE001 - raised by the one who awaits this task
                 return error
             await asyncio.sleep(waits.next())
 

@@ -19,7 +19,7 @@ from nri_backend.limits.stated import Stated
 from nri_backend.nri.model import Adjustment, Container, Leadership, LinkStatus, Resources, Update
 
 UNLIMITED: Final = -1
-"""The quota by which a runtime is told that there is none."""
+"""The quota that means "no limit" to a runtime."""
 # containerd applies these one by one under its node-wide lock, some 30 ms each, and CRI-O fails the synchronisation
 # when one fails. Only the runtime's memory is at stake: the kernel's files are written by us.
 MAX_SYNC_UPDATES: Final = 32

@@ -63,18 +63,18 @@ class Tracked:
     orphan: tuple[ClaimUse, ...] = ()
     """Of what it holds, the claims whose record is gone or no longer allows it."""
     stated: Stated = NOTHING_STATED
-    """Its limits as the runtime tells them."""
+    """Its limits as the runtime last sent them."""
     answered: bool = False
-    """It told them after an instance of ours had answered at the creation: the claimed hugepages are among them."""
+    """They were sent after an instance of ours had answered at the creation, so they include the claimed hugepages."""
     ran: bool = False
-    """The runtime has told of it as running, or about to: if it has a cgroup on the node, that was there."""
+    """The runtime has reported it as running or starting: its cgroup, if it has one on the node, has existed."""
     cpus: frozenset[int] | None = None
     """``cpuset.cpus.effective`` as last read; None before that."""
     mems: frozenset[int] | None = None
     limits: Mapping[str, Limit] = field(default_factory=dict)
     """Those that its claims have set, by file as last read."""
     memory_kills: int = 0
-    """How many of its processes the kernel has killed for want of memory, as far as seen."""
+    """How many of its processes the kernel has killed for want of memory, as last counted."""
 
     @property
     def names(self) -> dict[str, str]:

@@ -108,7 +108,7 @@ def _group_target(state: NodeState, path: str, pod_uid: str | None, passed_on: d
         return passed_on
     members = state.of_pod(pod_uid)
     alive = [tracked for tracked in members if tracked.alive]
-    # The runtime may have told another pod for it, or none, since the cgroups were listed.
+    # Since the cgroups were listed the runtime may have named another pod for this one, or none.
     foreign = all(tracked.pod_cgroup != path for tracked in members)
     if foreign or any(tracked.unsettled for tracked in alive):
         return None

@@ -23,8 +23,8 @@ TICK_SECONDS: Final = 1.0
 """Between two looks at the CPUs, and the mems that are claimed, of all containers."""
 FULL_SECONDS: Final = 5.0
 """Between two looks at everything."""
-# How many targets are computed, on the event loop, for one job: about as many as it comes to in its time. A move
-# writes for each; a look of the audit most often writes nothing.
+# How many targets are computed, on the event loop, for one job: about as many as it can handle in its time. A move
+# writes each of them; a look of the audit mostly writes none.
 MOVES: Final = 24
 LOOKS: Final = 64
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Auditor:
         self._next_tick = self._next_full = 0.0
         self._must_look = False
         self._knows_all = False
-        """The runtime has told its state."""
+        """The runtime has sent its state."""
 
     @property
     def problems(self) -> Iterable[str]:

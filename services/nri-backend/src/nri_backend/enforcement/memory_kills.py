@@ -33,18 +33,18 @@ def kill_count(text: str) -> int:
 
 @dataclass(slots=True)
 class PodKills:
-    """The counts of one pod, as far as they are accounted for."""
+    """The kills of one pod that are accounted for."""
 
     total: int
-    """Of the pod's count, what was there before or has been told of a container."""
+    """Of the pod's count: kills from before our time, and those attributed to a container."""
     own: dict[str, int] = field(default_factory=dict)
     """By container, what its own cgroup said last."""
 
     def take(self, total: int, own: Mapping[str, int | None], ended: str = "") -> dict[str, int]:
         """Takes new counts of the pod and of its containers, None where there is no cgroup; returns the new kills.
 
-        What no container's own count has falls to ``ended``, of which the runtime has just told the end, else to the
-        only one whose cgroup is gone since the last look: the kernel is often faster than the runtime.
+        Kills in no container's own count are attributed to ``ended``, whose end the runtime has just reported, else to
+        the only one whose cgroup went since the last look: the kernel is often faster than the runtime.
         """
         counts = {name: count for name, count in own.items() if count is not None}
         new = {name: count - self.own.get(name, 0) for name, count in counts.items() if count > self.own.get(name, 0)}
@@ -55,7 +55,7 @@ class PodKills:
         if ended and rest > 0:
             new[ended] = new.get(ended, 0) + rest
         self.total += sum(new.values())
-        # Of a cgroup that outlives its container for a while the count goes on.
+        # A cgroup may outlive its container for a while, and its count then goes on.
         self.own = counts | {name: self.own[name] for name in gone if name != ended}
         return new
 

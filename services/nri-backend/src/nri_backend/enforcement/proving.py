@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Prover:
-    """Writes proofs, and reads them when the runtime tells of containers that ran before."""
+    """Writes proofs, and reads them when the runtime lists containers that ran before."""
 
     def __init__(self, state: NodeState, tree: CgroupTree, proofs: Proofs) -> None:
         self.problem = ""

@@ -39,7 +39,7 @@ class _Job(Generic[_Result]):
 
 
 class Turn:
-    """Jobs wait for each other here; each is told what to do when its turn comes."""
+    """Jobs wait for each other here; what each is to do is computed when its turn comes."""
 
     def __init__(self, freed: Callable[[], None]) -> None:
         self._lock = asyncio.Lock()

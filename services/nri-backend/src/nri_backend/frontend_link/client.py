@@ -21,7 +21,7 @@ from nri_backend.frontend_link.reports import Reports
 
 AT_ONCE: Final = 4
 A_SECOND: Final = 6
-"""Reports. Few changes are told at once, since a claim may wait for what they free; a storm ten times a second."""
+"""Reports in a burst, and per second after it: a claim may wait for what a change frees, but changes may storm."""
 PAUSE_SECONDS: Final = 0.02
 """After each news of records: a frontend that always has some keeps nobody busy."""
 FORMER_RENEW_SECONDS: Final = 1.0
@@ -156,7 +156,7 @@ class FrontendClient:
                     self._connected = True
                     _log.info("the frontend answers", extra={"socket": self._path, "frontend": answer.instance})
                 if held is None or before == generation != held:
-                    wait = 0  # it has forgotten the containers, or wants them told in another way
+                    wait = 0  # it has forgotten the containers, or wants them in another form
             backoff.reset()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait):

@@ -61,7 +61,7 @@ class HttpConnection:
     ) -> _Answer:
         """Returns the answer to a request. FrontendError unless its status is 200 and its body such a document.
 
-        OSError (TimeoutError after so many seconds included) or h11.ProtocolError if the request failed.
+        OSError (TimeoutError included) or h11.ProtocolError if the request failed.
         """
         status, data = await self.request(method, target, body, seconds)
         if status != 200:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runtime and kubelet state of a container: limits as far as claims have to do with them, and its cgroup.
+"""What runtime and kubelet say of a container: its cgroup, and the limits that concern claims.
 
 A cgroup has two spellings. With the systemd driver it is ``slice:prefix:id``, and a slice lies inside the slices that
 its name is made of (systemd.slice(5)). With the cgroupfs driver it is the path itself.
@@ -15,7 +15,7 @@ from numa_contract.pagesize import parse_page_size
 from nri_backend.nri.model import Resources
 
 PERIOD: Final = 100_000
-"""Microseconds; what the kernel has unless told."""
+"""Microseconds; the kernel's default."""
 # What the OCI runtimes use where the slice is left out (runc, libcontainer/cgroups/systemd).
 _DEFAULT_SLICE: Final = "system.slice"
 _SUFFIX: Final = ".slice"

@@ -6,7 +6,7 @@ its holder dies, however that happens. A holder that is frozen, or that has lost
 heartbeat into the file, and a standby that serves the runtime puts a file of its own in the place of one whose
 heartbeat is stale. The former holder sees by the inode that its file has lost the name, and ends.
 
-Whoever takes the lock, in either way, does so under a second one: two standbys never both win.
+Both ways to take the lock are guarded by a second lock, so that two standbys never both win.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class LockLostError(Exception):
 
 
 class ActiveLock:
-    """The lock of one instance. Whoever makes one closes it."""
+    """The lock of one instance; to be closed by its creator."""
 
     def __init__(
         self, directory: str, former: FormerLock, instance: str, clock: Callable[[], float] = time.monotonic

@@ -14,7 +14,7 @@ _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class FormerLock:
-    """The lock as far as it is there."""
+    """The lock of release 0.1.0, if its file exists."""
 
     def __init__(self, path: str) -> None:
         self.path = path

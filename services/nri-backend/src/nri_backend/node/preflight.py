@@ -12,7 +12,7 @@ from numa_node.addresses import check_socket_path
 _NEEDED: Final = "cpuset"
 # Bound to cgroup v1, these would be enforced in a tree that this program does not look at.
 _OURS: Final = (_NEEDED, "memory", "hugetlb")
-# With it hugepages count as memory: a limit of the claimed bytes would kill whoever touches his claimed pages.
+# With it hugepages count as memory: a limit of the claimed bytes would kill a container that touches its claimed pages.
 _COUNTS_HUGEPAGES: Final = "memory_hugetlb_accounting"
 
 

@@ -126,7 +126,7 @@ class Proofs:
         return {name.removesuffix(".json") for name in names if not name.startswith(".")}
 
     def retain(self, container_ids: Collection[str]) -> set[str]:
-        """Forgets the proofs of all other containers, and what a crash has left; returns of whom there are some."""
+        """Removes the proofs of all other containers, and leftovers of a crash; returns the ids that have one."""
         kept = {proof_name(container_id) for container_id in container_ids}
         with contextlib.suppress(OSError):
             for name in set(os.listdir(self._path)) - kept:  # noqa: PTH208

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod's author may write costs next to nothing, in CPU time: no machine's load makes these fail."""
+"""What a pod's author may write costs next to nothing, in CPU time and memory: no machine's load makes these fail."""
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Final
 
@@ -9,12 +10,13 @@ from nri_backend._pb import nri_pb2 as pb
 from nri_backend.claims.entitlement import Entitlement
 from nri_backend.claims.judge import MAX_CLAIMS, Claims, Reason, Refusal, assess, read_evidence
 from nri_backend.containers.container import tracked_as
+from nri_backend.containers.state import MAX_REFUSED, NodeState
 from nri_backend.frontend_link.reports import report
 from nri_backend.nri.messages import read_container
 from nri_backend.nri.model import MAX_VARIABLE_BYTES, MAX_VARIABLES
 
 from tests.rigs.builders import cpu_record, files_of
-from tests.rigs.containers import pod
+from tests.rigs.containers import container, pod
 from tests.rigs.cpu_time import cpu_seconds
 
 MEGABYTE: Final = 1 << 20
@@ -88,3 +90,20 @@ def test_what_is_over_the_limits_is_malformed() -> None:
         assert refusal is not None
         assert refusal.reason == Reason.MALFORMED
         assert f"more than {MAX_VARIABLES} variables or 64 KiB" in refusal.text
+
+
+def test_refused_attempts_are_kept_without_their_environments() -> None:
+    """As many as are kept, each with the longest environment that is read; what is told of them names 16 claims."""
+    state = NodeState()
+    value = "0" * (MAX_VARIABLE_BYTES // MAX_VARIABLES - 40)
+    tracemalloc.start()
+    for number in range(MAX_REFUSED):
+        env = [f"DRA_CPUSET_x{number}-{n % MAX_CLAIMS}_{n}={value}" for n in range(MAX_VARIABLES)]
+        tracked = state.assessed(tracked_as(pod(f"p{number}"), container(f"c{number}", *env, of=f"p{number}")))
+        assert tracked.refusal is not None
+        state.refuse(tracked)
+        del env, tracked
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(state.refused) == MAX_REFUSED
+    assert kept < 6 * MEGABYTE

@@ -15,7 +15,7 @@ from numa_contract.records import Owner
 
 from nri_backend.claims.entitlement import claimed_cpus, shared_pool
 from nri_backend.claims.judge import Claims, assess
-from nri_backend.containers.container import Phase, Tracked
+from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked
 from nri_backend.limits.difference import Host
 
 MAX_REFUSED: Final = 64
@@ -89,10 +89,10 @@ class NodeState:
         """Takes a refused attempt to create or start a container; its id never appears again.
 
         It is kept until the pod is gone or the container was created: the claims that it names show the frontend which
-        records to read again.
+        records to read again. What its author wrote is not kept: of so many attempts that would be megabytes.
         """
         self.refused.pop(tracked.user, None)
-        self.refused[tracked.user] = tracked
+        self.refused[tracked.user] = replace(tracked, phase=Phase.REFUSED, evidence=NO_EVIDENCE)
         if len(self.refused) > MAX_REFUSED:
             del self.refused[next(iter(self.refused))]
         self._changed()

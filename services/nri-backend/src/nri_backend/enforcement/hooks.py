@@ -244,7 +244,7 @@ class Enforcer:
 
     def _refused(self, tracked: Tracked, refusal: Refusal) -> RefusedError:
         self._edges.observer.refused(refusal.reason)
-        self.state.refuse(replace(tracked, refusal=refusal, phase=Phase.REFUSED))
+        self.state.refuse(replace(tracked, refusal=refusal))
         fields = {"reason": str(refusal.reason), **tracked.names, "id": tracked.id, "error": refusal.text}
         _log.warning("refused", extra=fields)
         return RefusedError(f"dra-driver-numa: {refusal.text}")

@@ -18,6 +18,7 @@ from numa_contract.records import AllocationRecord, Owner
 
 from tests.rigs.builders import MI, cpu_record, env_of, files_of, memory_record
 from tests.rigs.containers import config, container, pod
+from tests.rigs.cpu_time import cpu_seconds
 
 ONE = cpu_record("c1", "cpus=2-3")
 TWO = cpu_record("c2", "cpus=4-5", pods=("p2",))
@@ -153,6 +154,19 @@ def test_only_who_names_a_changed_file_is_looked_at_again() -> None:
     assert state.get("one") != one
     assert state.get("two") is before
     assert before == two
+
+
+def test_many_who_lost_their_records_make_nobody_wait() -> None:
+    """The frontend writes lost records again one by one, and each is looked at in every hook."""
+    state = node()
+    for number in range(250):
+        proven = (Held(cpu_record(f"c{number}", "cpus=2"), ("cpus",)),)
+        found = tracked_as(pod(), container(f"x{number}", *env_of(proven[0].record), name=f"n{number}"))
+        state.put(state.assessed(replace(found, phase=Phase.STARTED, proven=proven)))
+    state.take_files(files_of(*(cpu_record(f"c{number}", "cpus=2") for number in range(250))))
+    state.take_files({})
+    assert all(tracked.orphan for tracked in state)
+    assert cpu_seconds(lambda: state.take_files({})) < 0.004
 
 
 @pytest.mark.fault("backend A3", "security S2")

@@ -146,15 +146,13 @@ class NodeState:
         self.files = files
         # Before anything else: whatever is wrong with a container, nobody gets the CPUs of a claim.
         self._recompute()
-        self._first_users = {k: user for k, user in self._first_users.items() if k in files or self._is_used(k)}
+        used = {held.key for tracked in self if tracked.alive for held in tracked.entitlement.claims}
+        self._first_users = {k: user for k, user in self._first_users.items() if k in files or k in used}
         # In the order in which they came: of two who claim, the first wins.
         for tracked in self:
             concerned = tracked.alive and not news.isdisjoint(tracked.evidence.claims)
             if concerned and (now := self.assessed(tracked)) != tracked:
                 self.put(now)
-
-    def _is_used(self, key: ClaimKey) -> bool:
-        return any(key == held.key for tracked in self if tracked.alive for held in tracked.entitlement.claims)
 
     def assessed(self, tracked: Tracked) -> Tracked:
         """Returns the container as it stands with the present records."""

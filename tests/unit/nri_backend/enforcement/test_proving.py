@@ -58,6 +58,18 @@ async def test_a_pod_that_names_the_pool_gets_nothing_over_any_restarts(memory: 
         assert await restarted(memory, ("evil", forged, "p9"), ("web", (), "p2")) == "1,2,3,4,5,6,7"
 
 
+async def test_a_proof_shares_the_record_with_the_claim_file(memory: Path) -> None:
+    """A second copy of each would stay in memory from every restart of the runtime on."""
+    async with enforcing(Node(memory)) as node:
+        env = node.claim(ONE)
+        await node.run("claim", *env)
+    async with finding(memory, env, 0) as (node, _, _):
+        tracked = node.enforcer.state.get("claim")
+        assert tracked is not None
+        (held,) = tracked.proven
+        assert held.record is node.enforcer.state.files[held.key].record
+
+
 @pytest.mark.fault("backend A3", "security S2")
 async def test_a_proof_is_good_for_one_cgroup(memory: Path) -> None:
     """A container of the same id after a reboot, or whatever a forger makes of one, is another."""

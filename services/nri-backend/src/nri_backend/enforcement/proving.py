@@ -44,8 +44,9 @@ class Prover:
         evident = [tracked.id for tracked in containers if tracked.evidence != NO_EVIDENCE]
         found = await asyncio.to_thread(self._load, evident, {tracked.id: tracked.cgroup for tracked in containers})
         self._answered.update(proof.container for proof in found.values() if proof.answered)
-        self._written |= {proof.container: (proof.claims, proof.answered) for proof in found.values() if proof.inode}
-        return [self._recalled(tracked, found.get(tracked.id)) for tracked in containers]
+        claims = {container: tuple(map(self._shared, proof.claims)) for container, proof in found.items()}
+        self._written |= {i: (claims[i], proof.answered) for i, proof in found.items() if proof.inode}
+        return [self._recalled(tracked, claims.get(tracked.id, ())) for tracked in containers]
 
     async def recall_all(self, containers: Sequence[Tracked]) -> list[Tracked]:
         """Does so for all that the runtime lists, and adds those that it does not list and that live all the same.
@@ -99,10 +100,15 @@ class Prover:
         # As of now: one may have been created meanwhile.
         self._answered.intersection_update(tracked.id for tracked in self._state)
 
-    def _recalled(self, tracked: Tracked, proof: Proof | None) -> Tracked:
+    def _shared(self, held: Held) -> Held:
+        # Most proofs say what the claim's file says: a second copy of 250 records is 5 MB.
+        file = self._state.files.get(held.key)
+        return replace(held, record=file.record) if file and file.record == held.record else held
+
+    def _recalled(self, tracked: Tracked, proven: tuple[Held, ...]) -> Tracked:
         # What could not be written is known here alone.
         before = self._state.get(tracked.id)
-        proven = (proof.claims if proof else ()) or (before.proven if before else ())
+        proven = proven or (before.proven if before else ())
         answered = tracked.id in self._answered or tracked.answered
         return replace(tracked, proven=proven, answered=answered or (before is not None and before.answered))
 

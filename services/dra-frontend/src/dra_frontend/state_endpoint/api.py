@@ -40,7 +40,7 @@ from dra_frontend.state_endpoint.views import (
 _FORMER_LIST: Final = TypeAdapter(list[ContainerReport])
 
 
-class NodeState(Protocol):
+class StateSource(Protocol):
     """Everything the endpoint shows and tells; read at each request."""
 
     node: str
@@ -63,7 +63,7 @@ class NodeState(Protocol):
         """Returns the metrics in the text format of Prometheus."""
 
 
-def pages(state: NodeState) -> Pages:
+def pages(state: StateSource) -> Pages:
     """Returns ``/healthz``, ``/readyz`` and ``/metrics``: all that is served over TCP."""
 
     def ready() -> Page:
@@ -77,7 +77,7 @@ def pages(state: NodeState) -> Pages:
     return {"/healthz": lambda: HEALTHY, "/readyz": ready, "/metrics": metrics}
 
 
-def _add_views(app: FastAPI, state: NodeState) -> None:
+def _add_views(app: FastAPI, state: StateSource) -> None:
     """Adds what is shown without an argument."""
     watch, store, backend = state.watch, state.store, state.backend
     versions = {"version": __version__, "node": state.node, "instance": state.instance}
@@ -126,7 +126,7 @@ async def _read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _add_former_routes(app: FastAPI, state: NodeState) -> None:
+def _add_former_routes(app: FastAPI, state: StateSource) -> None:
     """Adds ``PUT /v1/containers``, and ``PUT`` and ``DELETE`` of one container.
 
     A backend of release 0.1.0 reports by these. Kept for one release, for upgrades.
@@ -155,7 +155,7 @@ def _add_former_routes(app: FastAPI, state: NodeState) -> None:
         app.add_api_route(f"/v1/containers{path}", endpoint, methods=[method], include_in_schema=False)
 
 
-def state_app(state: NodeState) -> FastAPI:
+def state_app(state: StateSource) -> FastAPI:
     """Returns the application of the unix socket."""
     app = FastAPI(title="dra-driver-numa state", version=__version__, docs_url=None, redoc_url=None)
     _add_views(app, state)

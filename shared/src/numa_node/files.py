@@ -9,7 +9,6 @@ import asyncio
 import errno
 import fcntl
 import os
-import resource
 import secrets
 import stat
 from collections.abc import AsyncIterator
@@ -20,21 +19,8 @@ from typing import Final
 # Nearly every file of sysfs fits into one; an empty read ends it. A buffer for the most would be mapped and unmapped
 # each time, which took a seventh of an idle frontend's time in the virtual machine of the node tests.
 _READ_BYTES = 1 << 16
-MOST_OPEN: Final = 65536
-"""Not more, since some runtimes allow a billion, which would never stop a leak."""
 _FIRST_DELAY: Final = 0.002
 _LONGEST_DELAY: Final = 0.1
-
-
-def raise_descriptor_limit() -> None:
-    """Raises the soft limit of open files to the hard one, up to MOST_OPEN.
-
-    systemd and containerd set it to 1024 for the sake of programs that still use select(2).
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_OPEN if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def read_regular(path: str, most_bytes: int, *, follow: bool = False) -> bytes:

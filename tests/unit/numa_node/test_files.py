@@ -5,8 +5,6 @@ import asyncio
 import fcntl
 import os
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -92,22 +90,3 @@ async def test_lock_on_a_removed_file_is_taken_anew(short_root: Path) -> None:
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(other)
-
-
-SCRIPT = """
-import resource, sys
-from numa_node.files import raise_descriptor_limit
-soft, hard = map(int, sys.argv[1:])
-resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-raise_descriptor_limit()
-print(*resource.getrlimit(resource.RLIMIT_NOFILE))
-"""
-
-
-@pytest.mark.fault("frontend A7", "security S5")
-@pytest.mark.parametrize(("soft", "hard", "raised"), [(100, 200, 200), (200, 200, 200)])
-def test_the_soft_limit_is_raised_to_the_hard_one(soft: int, hard: int, raised: int) -> None:
-    """A process starts with what systemd leaves to old programs, and may take what the hard limit allows."""
-    command = [sys.executable, "-c", SCRIPT, str(soft), str(hard)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert said == f"{raised} {hard}\n"

@@ -19,7 +19,7 @@ from uuid import uuid4
 from numa_contract import __version__
 from numa_contract.names import CLAIMS_JOURNAL, DRIVERS
 from numa_node.addresses import SocketPathError
-from numa_node.files import raise_descriptor_limit
+from numa_node.descriptors import raise_descriptor_limit
 from numa_node.log import set_up_logging
 from numa_node.probes import serve_pages
 from numa_node.readiness import Readiness

@@ -25,7 +25,7 @@ from numa_contract.names import NRI_PLUGIN_NAME
 from numa_contract.reports import BackendStatus
 from numa_node.addresses import SocketPathError
 from numa_node.claim_directory import ClaimDirectory, DirectoryReplacedError
-from numa_node.files import raise_descriptor_limit
+from numa_node.descriptors import raise_descriptor_limit
 from numa_node.log import set_up_logging
 from numa_node.probes import HEALTHY, Page, Pages, serve_pages
 from numa_node.readiness import Readiness

@@ -112,8 +112,9 @@ def test_a_frozen_leader_is_replaced(cluster: Cluster) -> None:
         until(lambda: (box.cpus_allowed, plain.cpus_allowed) == (first.cpus, pool), "all is as the claims say")
 
     until(lambda: not old.backend.alive, "the former leader notices and ends")
+    former = old.status.get("instance")  # the lease of a dead process lasts for seconds
     old.start().wait_ready()
-    until(lambda: old.status.get("synchronized"), "it is a standby now")
+    until(lambda: old.status.get("synchronized") and old.status["instance"] != former, "it is a standby now")
     assert [one for one in cluster.instances if one.active] == [new]
     third = cluster.pod(cpus(1, numa_node=1))
     assert third.run().cpus_allowed == third.cpus

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # run.sh [--profile NAME]... [--keep] [pytest arguments]
 # run.sh [--profile NAME] --exec COMMAND...    in a machine that --keep left running
-# run.sh --stop                                end the machines that --keep left running
+# run.sh [--profile NAME]... --stop            end the machines that --keep left running (default: all of them)
 #
 # Runs the node tests inside a virtual machine with a real kernel, a real containerd and several NUMA nodes; one
 # machine after another when several profiles are named (default: all). pytest arguments count from tests/node/.
@@ -75,9 +75,10 @@ run_profile() { # run_profile NAME PYTEST-ARGUMENT...: the status of pytest
   return "$status"
 }
 
-stop_all() {
-  local file
-  for file in "$NODE_DIR"/vm/profiles/*.env; do use_profile "$(basename "$file" .env)"; machine_kill; done
+stop() { # stop [PROFILE...]
+  local name
+  (($#)) || for name in "$NODE_DIR"/vm/profiles/*.env; do set -- "$@" "$(basename "$name" .env)"; done
+  for name; do use_profile "$name"; machine_kill; done
 }
 
 main() {
@@ -88,7 +89,7 @@ main() {
       --profile) profiles+=("$2"); shift 2 ;;
       --keep) KEEP=yes; shift ;;
       --exec) shift; use_profile "${profiles[0]:-default}"; KEEP=yes; guest "$@"; return ;;
-      --stop) stop_all; return ;;
+      --stop) stop ${profiles[@]+"${profiles[@]}"}; return ;;
       *) arguments+=("$1"); shift ;;
     esac
   done

@@ -45,7 +45,7 @@ from dra_frontend.publishing.notices import Notices
 from dra_frontend.publishing.offer import Offer
 from dra_frontend.publishing.publisher import Publisher
 from dra_frontend.settings import Settings, open_host
-from dra_frontend.state_endpoint.api import HttpServer, pages, state_app
+from dra_frontend.state_endpoint.server import HttpServer, StateApp, pages
 from dra_frontend.telemetry import BackendMetrics, NodeGauges, Telemetry
 
 _log = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ async def _run(service: Service, bind: tuple[str, int] | None, stop: asyncio.Eve
 
         async def serve_state() -> None:
             former, where = servers.copy(), await service.run_directory.listen()
-            servers[:] = [HttpServer(state_app(service))]
+            servers[:] = [HttpServer(StateApp(service))]
             tasks.create_task(servers[0].serve(sockets=[where]))
             for server in former:
                 server.end()

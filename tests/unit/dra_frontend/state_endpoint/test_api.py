@@ -3,6 +3,8 @@
 
 import asyncio
 import io
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +20,7 @@ from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.node.sockets import listen_unix
 from dra_frontend.publishing.offer import Offer, Snapshot, snapshot
-from dra_frontend.state_endpoint.api import HttpServer, pages, state_app
+from dra_frontend.state_endpoint.server import HttpServer, StateApp, pages
 from numa_contract.config import Config
 from numa_contract.names import DRIVERS
 from numa_contract.reports import MAX_STATE_BYTES
@@ -88,7 +90,7 @@ async def endpoint(tmp_path: Path) -> AsyncIterator[Endpoint]:
     listening, placed = listen_unix(tmp_path / "s.sock")
     async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(tmp_path / "s.sock"))) as client:
         endpoint = Endpoint(client)
-        server = HttpServer(state_app(endpoint))
+        server = HttpServer(StateApp(endpoint))
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(server.serve(sockets=[listening]))
             yield endpoint
@@ -212,6 +214,18 @@ async def test_news_of_records_are_waited_for(endpoint: Endpoint) -> None:
     change = {"generation": 101, "change": "prepared", "driver": "dra.cpu", "uid": "u"}
     assert await asked == {"generation": 101, "changes": [change]}
     assert await endpoint.get("/v1/records?after=3") == {"generation": 101, "changes": [change]}
+
+
+async def test_news_after_no_number_are_refused(endpoint: Endpoint) -> None:
+    """The answer says what was wrong with the question."""
+    async with endpoint.client.get("http://node/v1/records?after=x") as answer:
+        assert (answer.status, await answer.json()) == (422, {"detail": "after='x' is not a number"})
+
+
+def test_the_backend_is_answered_without_the_library_for_people() -> None:
+    """A node on which nobody looks does not pay for FastAPI."""
+    code = "import sys, dra_frontend.app; sys.exit('fastapi' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 async def test_probes(endpoint: Endpoint) -> None:

@@ -1,33 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state endpoint: who has what on this node, for ``curl`` on the unix socket, and the backend's way to report."""
+"""The state endpoint for people: who has what on this node, by ``curl`` on the unix socket, and its OpenAPI document.
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+server.py imports this module when somebody first asks for it: the libraries take 10 MB and 0.15 s of CPU time.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-import uvicorn
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import HTMLResponse, PlainTextResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from numa_contract import __version__
-from numa_contract.errors import MalformedError
 from numa_contract.records import RECORD_VERSION
-from numa_contract.reports import (
-    MAX_STATE_BYTES,
-    RECORDS_WAIT_SECONDS,
-    REPORT_VERSION,
-    ContainerReport,
-    RecordsAnswer,
-    StateAnswer,
-)
-from numa_node.probes import HEALTHY, Page, Pages
+from numa_contract.reports import REPORT_VERSION, ContainerReport, RecordsAnswer, StateAnswer
+from numa_node.probes import Page
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from dra_frontend.claims.backend import BackendView, read_state, take_former_report
-from dra_frontend.claims.store import ClaimStore
-from dra_frontend.node.machine_watch import MachineWatch
-from dra_frontend.publishing.offer import Offer
+from dra_frontend.claims.backend import take_former_report
+from dra_frontend.state_endpoint.server import (
+    RequestRefusedError,
+    StateSource,
+    pages,
+    read_body,
+    records_after,
+    take_state,
+)
 from dra_frontend.state_endpoint.views import (
     backend_view,
     cpus_view,
@@ -38,43 +35,6 @@ from dra_frontend.state_endpoint.views import (
 )
 
 _FORMER_LIST: Final = TypeAdapter(list[ContainerReport])
-
-
-class StateSource(Protocol):
-    """Everything the endpoint shows and tells; read at each request."""
-
-    node: str
-    instance: str
-    watch: MachineWatch
-    offer: Offer
-    store: ClaimStore
-    backend: BackendView
-
-    def reported(self) -> None:
-        """Called after each lease and each report."""
-
-    def unready(self) -> Sequence[str]:
-        """Returns why the pod is not ready; nothing when it is."""
-
-    def warnings(self) -> list[str]:
-        """Returns what an operator should know of, although the service is ready."""
-
-    def metrics(self) -> bytes:
-        """Returns the metrics in the text format of Prometheus."""
-
-
-def pages(state: StateSource) -> Pages:
-    """Returns ``/healthz``, ``/readyz`` and ``/metrics``: all that is served over TCP."""
-
-    def ready() -> Page:
-        problems = state.unready()
-        lines = [*(problems or ["ok"]), *(f"warning: {text}" for text in state.warnings())]
-        return Page("\n".join([*lines, ""]).encode(), 503 if problems else 200)
-
-    def metrics() -> Page:
-        return Page(state.metrics(), kind="text/plain; version=0.0.4; charset=utf-8")
-
-    return {"/healthz": lambda: HEALTHY, "/readyz": ready, "/metrics": metrics}
 
 
 def _add_views(app: FastAPI, state: StateSource) -> None:
@@ -116,16 +76,6 @@ def _response(look: Callable[[], Page]) -> Response:
     return Response(page.body, status_code=page.status, media_type=page.kind)
 
 
-async def _read_body(request: Request) -> bytes:
-    """Returns the body of a request; status 413 for one that is too large, before it is read."""
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MAX_STATE_BYTES:
-            raise HTTPException(413, f"the body has more than {MAX_STATE_BYTES} bytes")
-    return bytes(body)
-
-
 def _add_former_routes(app: FastAPI, state: StateSource) -> None:
     """Adds ``PUT /v1/containers``, and ``PUT`` and ``DELETE`` of one container.
 
@@ -135,7 +85,7 @@ def _add_former_routes(app: FastAPI, state: StateSource) -> None:
     async def put(request: Request) -> Response:
         named = request.path_params.get("id")
         try:
-            body = await _read_body(request)
+            body = await read_body(request.receive)
             reports = _FORMER_LIST.validate_json(body) if named is None else [ContainerReport.model_validate_json(body)]
         except ValidationError as error:
             raise HTTPException(422, "a report cannot be read") from error
@@ -171,7 +121,7 @@ def state_app(state: StateSource) -> FastAPI:
     @app.get("/v1/records")
     async def records(after: int | None = None) -> RecordsAnswer:
         """What has changed about records after a generation; waits until something has, 25 s at most."""
-        return await state.store.news.after(after, RECORDS_WAIT_SECONDS)
+        return await records_after(state, after)
 
     @app.get("/", response_class=HTMLResponse)
     async def page() -> str:
@@ -181,56 +131,15 @@ def state_app(state: StateSource) -> FastAPI:
     @app.put("/v1/backend")
     async def renew(request: Request) -> StateAnswer:
         """Takes the backend's lease, metrics and the state of all containers; answers which state of them is known."""
-        try:
-            status, reports = read_state(await _read_body(request))
-        except MalformedError as error:
-            raise HTTPException(422, str(error)) from error
-        state.backend.renew(status, reports)
-        state.reported()
-        known, generation = state.backend.former.known, state.backend.generation
-        return StateAnswer(instance=state.instance, known=known, generation=generation)
+        return take_state(state, await read_body(request.receive))
+
+    @app.exception_handler(RequestRefusedError)
+    async def refused(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestRefusedError)  # noqa: S101  for the type checker: no other comes here
+        return JSONResponse({"detail": str(error)}, error.status)
 
     _add_former_routes(app, state)
     for path, look in pages(state).items():
         show = _showing(partial(_response, look))
         app.add_api_route(path, show, name=path[1:], response_class=PlainTextResponse, response_model=None)
     return app
-
-
-class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers, since app.py has its own, and without its clock."""
-
-    def __init__(self, app: FastAPI) -> None:
-        # h11 and asyncio: httptools and uvloop cost 14 MB and are no gain at ten requests a second.
-        super().__init__(
-            uvicorn.Config(
-                app,
-                loop="asyncio",
-                http="h11",
-                ws="none",
-                lifespan="off",
-                access_log=False,
-                log_config=None,
-                log_level="error",
-                timeout_graceful_shutdown=1,
-                h11_max_incomplete_event_size=1 << 16,
-                backlog=1024,
-            )
-        )
-        self._ended = asyncio.Event()
-
-    def end(self) -> None:
-        """Lets serve() return once the open requests are answered."""
-        self._ended.set()
-
-    async def main_loop(self) -> None:
-        """Waits for the end. uvicorn's own loop polls ten times a second, a quarter of what an idle frontend costs.
-
-        That loop also sets the date and server headers, so answers have neither.
-        """
-        await self._ended.wait()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leaves signals alone."""
-        yield

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server of the state socket. What the backend asks all the time is answered here; api.py has the rest."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+from urllib.parse import parse_qs
+
+import uvicorn
+from numa_contract.errors import MalformedError, shown
+from numa_contract.reports import MAX_STATE_BYTES, RECORDS_WAIT_SECONDS, RecordsAnswer, StateAnswer
+from numa_node.probes import HEALTHY, Page, Pages
+
+from dra_frontend.claims.backend import BackendView, read_state
+from dra_frontend.claims.store import ClaimStore
+from dra_frontend.node.machine_watch import MachineWatch
+from dra_frontend.publishing.offer import Offer
+
+_Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+_Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+_App = Callable[[MutableMapping[str, Any], _Receive, _Send], Awaitable[None]]
+
+
+class StateSource(Protocol):
+    """Everything the endpoint shows and tells; read at each request."""
+
+    node: str
+    instance: str
+    watch: MachineWatch
+    offer: Offer
+    store: ClaimStore
+    backend: BackendView
+
+    def reported(self) -> None:
+        """Called after each lease and each report."""
+
+    def unready(self) -> Sequence[str]:
+        """Returns why the pod is not ready; nothing when it is."""
+
+    def warnings(self) -> list[str]:
+        """Returns what an operator should know of, although the service is ready."""
+
+    def metrics(self) -> bytes:
+        """Returns the metrics in the text format of Prometheus."""
+
+
+def pages(state: StateSource) -> Pages:
+    """Returns ``/healthz``, ``/readyz`` and ``/metrics``: all that is served over TCP."""
+
+    def ready() -> Page:
+        problems = state.unready()
+        lines = [*(problems or ["ok"]), *(f"warning: {text}" for text in state.warnings())]
+        return Page("\n".join([*lines, ""]).encode(), 503 if problems else 200)
+
+    def metrics() -> Page:
+        return Page(state.metrics(), kind="text/plain; version=0.0.4; charset=utf-8")
+
+    return {"/healthz": lambda: HEALTHY, "/readyz": ready, "/metrics": metrics}
+
+
+class RequestRefusedError(Exception):
+    """A request is answered with this status and text."""
+
+    def __init__(self, status: int, text: str) -> None:
+        self.status = status
+        super().__init__(text)
+
+
+async def read_body(receive: _Receive) -> bytes:
+    """Returns the body of a request; status 413 for one that is too large, before it is read."""
+    body = bytearray()
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise RequestRefusedError(400, "the sender has gone")
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > MAX_STATE_BYTES:
+            raise RequestRefusedError(413, f"the body has more than {MAX_STATE_BYTES} bytes")
+    return bytes(body)
+
+
+def take_state(state: StateSource, body: bytes) -> StateAnswer:
+    """Takes the backend's lease, metrics and the state of all containers; answers which state of them is known."""
+    try:
+        status, reports = read_state(body)
+    except MalformedError as error:
+        raise RequestRefusedError(422, str(error)) from error
+    state.backend.renew(status, reports)
+    state.reported()
+    known, generation = state.backend.former.known, state.backend.generation
+    return StateAnswer(instance=state.instance, known=known, generation=generation)
+
+
+async def records_after(state: StateSource, after: int | None) -> RecordsAnswer:
+    """Returns what has changed about records after a generation; waits until something has."""
+    return await state.store.news.after(after, RECORDS_WAIT_SECONDS)
+
+
+class StateApp:
+    """The application of the unix socket."""
+
+    def __init__(self, state: StateSource) -> None:
+        self._state = state
+        self._others: _App | None = None
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: _Receive, send: _Send) -> None:
+        """Answers one request, as ASGI wants it."""
+        asked = scope["method"], scope["path"]
+        if asked not in (("PUT", "/v1/backend"), ("GET", "/v1/records")):
+            await (await self._app_for_people())(scope, receive, send)
+            return
+        try:
+            if asked[0] == "PUT":
+                status, answer = 200, take_state(self._state, await read_body(receive)).model_dump_json()
+            else:
+                status, answer = (
+                    200,
+                    (await records_after(self._state, _after(scope["query_string"]))).model_dump_json(),
+                )
+        except RequestRefusedError as error:
+            status, answer = error.status, json.dumps({"detail": str(error)})
+        body = answer.encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _app_for_people(self) -> _App:
+        if self._others is None:
+            # In a thread: the import takes some 0.3 s, and nobody else waits for that.
+            self._others = await asyncio.to_thread(_import_app, self._state)
+        return self._others
+
+
+def _import_app(state: StateSource) -> _App:
+    from dra_frontend.state_endpoint.api import state_app  # noqa: PLC0415
+
+    return state_app(state)
+
+
+def _after(query: bytes) -> int | None:
+    given = parse_qs(query.decode("latin-1")).get("after", [""])[-1]
+    try:
+        return int(given) if given else None
+    except ValueError:
+        raise RequestRefusedError(422, f"after={shown(given)} is not a number") from None
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers, since app.py has its own, and without its clock."""
+
+    def __init__(self, app: StateApp) -> None:
+        # h11 and asyncio: httptools and uvloop cost 14 MB and are no gain at ten requests a second.
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="asyncio",
+                http="h11",
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                log_level="error",
+                timeout_graceful_shutdown=1,
+                h11_max_incomplete_event_size=1 << 16,
+                backlog=1024,
+            )
+        )
+        self._ended = asyncio.Event()
+
+    def end(self) -> None:
+        """Lets serve() return once the open requests are answered."""
+        self._ended.set()
+
+    async def main_loop(self) -> None:
+        """Waits for the end. uvicorn's own loop polls ten times a second, a quarter of what an idle frontend costs.
+
+        That loop also sets the date and server headers, so answers have neither.
+        """
+        await self._ended.wait()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals alone."""
+        yield

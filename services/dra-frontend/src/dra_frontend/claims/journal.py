@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -156,12 +157,22 @@ def _former_releases(descriptor: int) -> frozenset[ClaimKey] | None:
 def _dump(entries: Entries) -> bytes:
     """Returns a line for each entry. What does not fit is cut down to what keeps promises: no names, no records."""
     for whole in (True, False):
-        values: list[Any] = [[*key, *(name if whole else ("", ""))] for key, name in entries.present.items()]
-        values += [_releasing_value(file, whole=whole) for file in entries.releasing.values()]
-        data = b"".join([_encode(value).encode() + b"\n" for value in values])
+        lines = [_present_line(*key, *(name if whole else ("", ""))) for key, name in entries.present.items()]
+        lines += [_line(_releasing_value(file, whole=whole)) for file in entries.releasing.values()]
+        data = b"".join(lines)
         if len(data) <= SLOT_BYTES - _HEADER:
             return data
     raise OSError(errno.EFBIG, "there are more claims than it has room for")
+
+
+def _line(value: Any) -> bytes:
+    return _encode(value).encode() + b"\n"
+
+
+# All but one are the same at each write.
+@lru_cache(maxsize=4096)
+def _present_line(*key_and_name: str) -> bytes:
+    return _line(key_and_name)
 
 
 def _releasing_value(file: ClaimFile, *, whole: bool) -> dict[str, Any]:

@@ -6,9 +6,13 @@ import inspect
 from collections.abc import Iterator
 
 from dra_frontend.api_server import client as kube
+from numa_contract.names import DRIVERS
 
 from tests.chart.helm import only, render
 from tests.chart.policies import policy
+
+# Beside the patch of resourceclaims/status the server asks for this, of no resource that there is.
+SINCE_1_36 = ("associated-node:patch", "resource.k8s.io", "resourceclaims/driver")
 
 
 def calls() -> Iterator[tuple[str, str, str]]:
@@ -36,8 +40,14 @@ def test_the_role_is_what_the_code_calls() -> None:
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    assert granted == set(calls())
+    assert granted == {*calls(), SINCE_1_36}
     assert "*" not in str(granted)
+
+
+def test_the_status_of_devices_is_written_by_their_driver_alone() -> None:
+    """The names of such a rule are those of drivers."""
+    (rule,) = [one for one in only(render(), "ClusterRole")["rules"] if SINCE_1_36[2] in one["resources"]]
+    assert rule["resourceNames"] == list(DRIVERS)
 
 
 def test_the_role_is_bound_to_the_pods_account() -> None:
@@ -47,6 +57,6 @@ def test_the_role_is_bound_to_the_pods_account() -> None:
     account = only(documents, "DaemonSet")["spec"]["template"]["spec"]["serviceAccountName"]
     assert subject["name"] == account == "given"
     values = {"serviceAccount": {"create": False, "name": "given"}}
-    for name in ("own-node", "own-events"):
+    for name in ("own-node", "own-claims", "own-events"):
         (condition,) = policy(name, values)["matchConditions"]
         assert f'"system:serviceaccount:{subject["namespace"]}:given"' in condition["expression"]

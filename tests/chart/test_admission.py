@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The driver writes slices and Events of its own node only, and everybody else is left alone."""
 
+from typing import Any
+
 import pytest
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.slices import slice_documents
@@ -14,6 +16,7 @@ from tests.rigs.trees import captured
 NODE_EXTRA = "authentication.kubernetes.io/node-name"
 ACCOUNT = "system:serviceaccount:dra-driver-numa:dra-driver-numa"
 SLICES = policy("own-node")
+CLAIMS = policy("own-claims")
 EVENTS = policy("own-events")
 
 
@@ -99,6 +102,35 @@ def test_others_are_left_alone(spec: Document) -> None:
     assert judge(spec, "UPDATE", of_node("b"), user=caller("b", "system:node:b")) == NOT_MATCHED
 
 
+def with_status(node: str = "a", **status: Any) -> Document:
+    """A claim that is allocated to a node."""
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+    allocation = {"devices": {"results": []}, "nodeSelector": {"nodeSelectorTerms": [term]}}
+    return {"metadata": {"name": "c"}, "status": {"allocation": allocation, "reservedFor": [{"uid": "p"}], **status}}
+
+
+MINE = [{"driver": "dra.cpu", "device": "cpudevnuma000", "data": {"cpus": "1-2"}}]
+GPU = [{"driver": "gpu.example", "device": "gpu-0"}]
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "text"),
+    [
+        pytest.param(with_status(devices=MINE), with_status(), ALLOWED, id="ours"),
+        pytest.param(with_status(devices=[*GPU, *MINE]), with_status(devices=GPU), ALLOWED, id="beside others"),
+        pytest.param(with_status("b", devices=MINE), with_status("b"), "a claim of another node", id="another node's"),
+        pytest.param({"status": {"devices": MINE}}, {"status": {}}, "a claim of another node", id="nobody's"),
+        pytest.param(with_status(devices=GPU), with_status(), "dra.cpu and dra.memory only", id="another driver"),
+        pytest.param(with_status(), with_status(devices=GPU), "dra.cpu and dra.memory only", id="removed"),
+        pytest.param(with_status(reservedFor=[]), with_status(), "status.devices of claims only", id="stolen"),
+        pytest.param(with_status("b"), with_status(), "status.devices of claims only", id="moved"),
+    ],
+)
+def test_the_status_of_claims_of_the_node_is_written(new: Document, old: Document, text: str) -> None:
+    """What Kubernetes 1.36 sees to by itself: our entries, in claims that are allocated to the caller's node."""
+    assert text in judge(CLAIMS, "UPDATE", new, old, user=caller())
+
+
 @pytest.mark.fault("security S15")
 @pytest.mark.parametrize(
     ("document", "text"),
@@ -115,7 +147,7 @@ def test_events_are_in_the_drivers_own_name(document: Document, text: str) -> No
     assert text in judge(EVENTS, "CREATE", document, user=caller())
 
 
-@pytest.mark.parametrize("name", ["own-node", "own-events", "parameters", "tolerate-missing"])
+@pytest.mark.parametrize("name", ["own-node", "own-claims", "own-events", "parameters", "tolerate-missing"])
 def test_a_policy_is_bound_and_fails_closed(name: str) -> None:
     """A policy without a binding does nothing; one that cannot be evaluated refuses."""
     assert binding(name)["policyName"].endswith(f"-{name}")

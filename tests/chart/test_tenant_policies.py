@@ -182,7 +182,7 @@ def test_what_was_there_before_can_be_updated() -> None:
 
 def test_messages_are_what_the_server_takes() -> None:
     """One line each, and one for every expression, since the server falls back to it."""
-    for name in ("own-node", "own-events", "parameters", "tolerate-missing"):
+    for name in ("own-node", "own-claims", "own-events", "parameters", "tolerate-missing"):
         assert all("\n" not in message and message.strip() for message in messages(policy(name)))
     assert len(list(messages(PARAMETERS))) == len(PARAMETERS["validations"])
 
@@ -219,4 +219,4 @@ def test_a_policy_can_be_left_out(name: str) -> None:
         if "AdmissionPolicy" in one["kind"]
     }
     gone = {"parameters": "parameters", "tolerateMissing": "tolerate-missing"}[name]
-    assert ends == {"own-node", "own-events", "parameters", "tolerate-missing"} - {gone}
+    assert ends == {"own-node", "own-claims", "own-events", "parameters", "tolerate-missing"} - {gone}

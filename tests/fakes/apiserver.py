@@ -16,13 +16,14 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from tests.fakes import apiserver_devices as devices
 from tests.fakes.apiserver_rules import admit
 from tests.fakes.apiserver_store import NODES, RESOURCES, ApiError, Document, Store
 from tests.fakes.apiserver_values import Fault, Options, Served, Target
 from tests.fakes.apiserver_watch import Watch, matches
 from tests.fakes.control import stopping
 
-_VERBS = {"POST": "create", "PUT": "update"}
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 
 
 class ApiServer:
@@ -87,7 +88,7 @@ class ApiServer:
 
     def writes(self, resource: str = "resourceslices") -> list[Served]:
         """The successful writes to a kind of object so far."""
-        changing = {"create", "update", "delete", "deletecollection"}
+        changing = {"create", "update", "patch", "delete", "deletecollection"}
         return [
             one
             for one in self.served
@@ -179,9 +180,12 @@ class ApiServer:
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if self.options.tokens is not None and token not in self.options.tokens:
             raise ApiError(401, "Unauthorized", "Unauthorized")
-        if (verb, target.resource.name) in self.options.forbidden:
-            text = f'cannot {verb} resource "{target.resource.name}" in API group "{target.resource.group}"'
-            raise ApiError(403, "Forbidden", f'{target.resource.name} is forbidden: User "fake" {text}', target.name)
+        resource, group = "/".join(filter(None, (target.resource.name, target.part))), target.resource.group
+        rules = self.options.rules
+        if (verb, resource) in self.options.forbidden or (
+            rules is not None and not devices.allows(rules, verb, group, resource)
+        ):
+            raise _forbidden(verb, resource, target)
 
     async def _answer(self, request: web.Request, verb: str, target: Target) -> Document | web.StreamResponse:
         resource, namespace, name = target.resource, target.namespace, target.name
@@ -204,14 +208,28 @@ class ApiServer:
                 "metadata": metadata,
                 "items": items,
             }
-        body = await request.json() if request.can_read_body else {}
+        body = json.loads(await request.read() or b"{}")
         if verb == "delete":
             return self.store.delete(resource, namespace, name, body.get("preconditions"))
         if verb == "create":
             if resource.namespaced and not namespace:
                 raise ApiError(405, "MethodNotAllowed", f"{resource.name} are made in a namespace")
             return self.store.create(resource, namespace, body, dry_run="dryRun" in request.query)
+        if verb == "patch":
+            return self._apply(target, body, request)
         return self.store.update(resource, namespace, name, body, target.part)
+
+    def _apply(self, target: Target, body: Document, request: web.Request) -> Document:
+        """A server-side apply to the status of a claim, the one patch that is known here."""
+        if request.content_type != "application/apply-patch+yaml" or target.part != "status":
+            raise ApiError(415, "UnsupportedMediaType", "only status is applied to, by application/apply-patch+yaml")
+        old = self.store.get(target.resource, target.namespace, target.name)
+        new = devices.applied(old, devices.identity(body), request.query["fieldManager"])
+        rules, release = self.options.rules, tuple(map(int, self.options.version.split(".")))
+        for driver in devices.changed_drivers(new, old) if rules is not None and release >= (1, 36) else ():
+            if not devices.may_write(rules or [], "patch", driver, self.options.node, old):
+                raise _forbidden("associated-node:patch", "resourceclaims/driver", target)
+        return self.store.update(target.resource, target.namespace, target.name, new, "status")
 
     async def _watch(self, watch: Watch) -> web.StreamResponse:
         self.watches.append(watch)
@@ -219,6 +237,11 @@ class ApiServer:
             return await watch.serve()
         finally:
             self.watches.remove(watch)
+
+
+def _forbidden(verb: str, resource: str, target: Target) -> ApiError:
+    text = f'User "fake" cannot {verb} resource "{resource}" in API group "{target.resource.group}"'
+    return ApiError(403, "Forbidden", f"{target.resource.name} is forbidden: {text}", target.name)
 
 
 def _verb(request: web.Request, target: Target) -> str:

@@ -9,11 +9,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tests.fakes import apiserver_allocatable as allocatable
+from tests.fakes import apiserver_devices as devices
 from tests.fakes import quantities
 from tests.fakes.apiserver_store import ApiError, Document, Resource
 
 GATES_OF_1_36 = {
     "DRAConsumableCapacity": True,
+    "DRAResourceClaimDeviceStatus": True,
     "DRADeviceTaints": True,
     "DRAPartitionableDevices": True,
     "DRAListTypeAttributes": False,
@@ -66,6 +68,7 @@ def _prepare_claim(gates: Mapping[str, bool], new: Document, old: Document | Non
         for result in allocation.get("devices", {}).get("results") or []:
             result.pop("consumedCapacity", None)
             result.pop("shareID", None)
+    devices.prepare(gates, new, old)
 
 
 def _drop(gates: Mapping[str, bool], spec: Document, old: Document) -> None:

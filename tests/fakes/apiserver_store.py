@@ -132,7 +132,8 @@ class Store:
         new |= {"kind": resource.kind, "apiVersion": resource.api_version}
         fixed = ("name", "namespace", "uid", "creationTimestamp", "generation", "generateName")
         kept = {key: old["metadata"][key] for key in fixed if key in old["metadata"]}
-        new["metadata"] = {**(old["metadata"] if part else metadata), **kept}
+        managed = {"managedFields": metadata["managedFields"]} if "managedFields" in metadata else {}
+        new["metadata"] = {**(old["metadata"] | managed if part else metadata), **kept}
         new["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
         new = self.admit(resource, new, old)
         if new.get("spec") != old.get("spec"):

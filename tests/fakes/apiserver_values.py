@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.fakes.apiserver_rules import GATES_OF_1_36
-from tests.fakes.apiserver_store import Resource
+from tests.fakes.apiserver_store import Document, Resource
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,15 @@ class Options:
 
     gates: dict[str, bool] = field(default_factory=lambda: dict(GATES_OF_1_36))
     version: str = "1.36"
-    """Release of Kubernetes, as far as it matters for the fields of slices."""
+    """Release of Kubernetes, as far as it matters for the fields of slices and the rights of drivers."""
     tokens: set[str] | None = None
     """Accepted bearer tokens; None lets everybody in."""
     forbidden: set[tuple[str, str]] = field(default_factory=set)
     """(verb, resource) that RBAC denies."""
+    rules: list[Document] | None = None
+    """Those of the ClusterRole that callers have; None lets everybody do everything."""
+    node: str = ""
+    """That the callers' tokens are bound to."""
     certificate: Path | None = None
     key: Path | None = None
     not_served: set[str] = field(default_factory=set)

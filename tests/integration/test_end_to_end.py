@@ -51,6 +51,20 @@ def test_a_claim_becomes_a_pinned_container(stage: Stage) -> None:
     assert not list(stage.paths.cdi_dir.glob("*.json"))
 
 
+def test_a_claim_says_what_it_has_and_whether_it_is_true(stage: Stage) -> None:
+    """Who cannot log in on the node reads it from the API server: CPUs, bytes, and what the kernel shows."""
+    with claim_pod(stage, "told", cpus(4), hugepages(4 * MIB)) as pod:
+        pod.prepare()
+        box = pod.run()
+        path = f"/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/{(pod.claim or {})['metadata']['name']}"
+        devices = wait_for("a status", lambda: stage.api(path)["status"].get("devices"), 15)
+        by_driver = {one["driver"]: one for one in devices}
+        assert cpu_set(by_driver["dra.cpu"]["data"]["cpus"]) == box.cpus()
+        assert by_driver["dra.memory"]["data"] == {"bytes": 4 * MIB, "numaNodes": [0], "pageSize": "2Mi"}
+        told = {(c["type"], c["status"], c["reason"]) for one in devices for c in one["conditions"]}
+        assert told == {("Ready", "True", "Prepared"), ("Enforced", "True", "Exclusive"), ("Enforced", "True", "Bound")}
+
+
 def test_a_plain_container_makes_way_and_comes_back(stage: Stage) -> None:
     """Others are off the claimed CPUs before the claim's container is created, and get them back after unprepare."""
     with StagePod(stage, "web") as web, claim_pod(stage, "db", cpus(6)) as db:

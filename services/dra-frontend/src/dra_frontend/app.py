@@ -28,6 +28,7 @@ from dra_frontend.api_server.client import KubeClient, connect
 from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
+from dra_frontend.claims.device_status import DeviceStatus
 from dra_frontend.claims.directory import ClaimFiles
 from dra_frontend.claims.journal import Journal
 from dra_frontend.claims.memory_kills import MemoryKills
@@ -75,9 +76,10 @@ class Service:
         self.store = ClaimStore(files, journal, run_directory.claims_lock, self.backend, metadata)
         trees = open_host(settings), HostTree(config.cgroup_root)
         self.watch = MachineWatch(*trees, config, node, lambda: self.store.ledger)
-        parts = client, self.store, self.watch, self.backend
+        self.device_status = DeviceStatus(client, self.store, self.watch, self.backend, self.telemetry.status_written)
+        parts = self.device_status, self.store, self.watch, self.backend
         self.recovery = Recovery(node, *parts, config)
-        self.reconciler = Reconciler(node, client, self.store, self.backend)
+        self.reconciler = Reconciler(node, self.device_status, self.store, self.backend)
         self.kills = MemoryKills(node, self.store, self.backend, client.create_event)
         self.claims = NodeClaims(*parts, self.recovery, config)
         boards = {driver: HealthBoard() for driver in DRIVERS}
@@ -137,6 +139,7 @@ class Service:
             ("kills", _each_second(self.kills.create_due)),
             ("disk", _each_second(self.reconciler.scan)),
             ("sweep", _each_second(self.reconciler.sweep_some)),
+            ("device status", _each_second(self.device_status.write_some)),
             ("recovery", self.recovery.run()),
             *((f"sockets {driver}", _each_second(plugin.restore_sockets)) for driver, plugin in self.plugins.items()),
             ("readiness", self._follow_readiness()),

@@ -155,6 +155,10 @@ class Telemetry:
         )
         text = "Metadata files that could not be written, so that a container does without"
         self.metadata_failures = Counter("dra_numa_metadata_failures", text, ["driver"], registry=registry)
+        text = "Writes of status.devices of claims; denied: no right, or the server does not keep the field"
+        self.status_writes = Counter("dra_numa_claim_status_writes", text, ["result"], registry=registry)
+        for result in ("written", "failed", "denied"):
+            self.status_writes.labels(result)
         for counter in (self.prepared, self.unprepared):
             for result in ("success", "error", "unknown"):
                 counter.labels(result)
@@ -162,6 +166,10 @@ class Telemetry:
     def no_metadata(self, driver: str) -> None:
         """Counts a metadata file that could not be written."""
         self.metadata_failures.labels(driver).inc()
+
+    def status_written(self, result: str) -> None:
+        """Counts an attempt to write the devices of a claim."""
+        self.status_writes.labels(result).inc()
 
     def show(self, *collectors: Collector) -> None:
         """Shows what they collect at each scrape."""

@@ -5,7 +5,7 @@ Every call is bounded in time and size, its answer is checked for its shape, and
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Final
@@ -104,6 +104,19 @@ class KubeClient:
                 return
             if token == before:
                 raise UnavailableError(call.operation, "the same page comes again and again; is this an API server?")
+
+    async def apply_claim_devices(self, namespace: str, name: str, uid: str, devices: Sequence[Document]) -> Document:
+        """Makes these all the entries of ``status.devices`` that this driver has in the ResourceClaim of that UID.
+
+        A server-side apply: those of other drivers stay. Returns the claim. InvalidError for one that was allocated
+        anew, and for another claim of that name.
+        """
+        metadata = {"namespace": namespace, "name": name, "uid": uid}
+        body = {"apiVersion": f"{_RESOURCES}/v1", "kind": "ResourceClaim", "metadata": metadata}
+        query = {"fieldManager": AGENT, "force": "true"}
+        body["status"] = {"devices": list(devices)}
+        call = Call("patch", _RESOURCES, "resourceclaims/status", name, namespace, query, body)
+        return read_object(call, await self._ask(call), "ResourceClaim")
 
     async def get_node(self, name: str) -> Document:
         """The Node; NotFoundError when it does not exist (the kubelet has not registered yet)."""

@@ -131,6 +131,8 @@ class Connection:
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": AGENT}
         if token is not None:
             headers["Authorization"] = token
+        if call.verb == "patch":
+            headers["Content-Type"] = "application/apply-patch+yaml"
         response: aiohttp.ClientResponse = await self._rests[0].request(
             call.method,
             self._settings.host + call.path,

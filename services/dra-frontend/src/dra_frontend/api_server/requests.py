@@ -12,12 +12,15 @@ from dra_frontend.api_server.errors import InvalidError
 
 Document = dict[str, Any]
 
-_METHODS: Final = {"create": "POST", "update": "PUT", "delete": "DELETE"}
+_METHODS: Final = {"create": "POST", "update": "PUT", "patch": "PATCH", "delete": "DELETE"}
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request. ``verb``, ``group`` and ``resource`` are RBAC's words; the path follows from them."""
+    """One request. ``verb``, ``group`` and ``resource`` are RBAC's words; the path follows from them.
+
+    A subresource is a part of ``resource``, after a slash. The one kind of patch is a server-side apply.
+    """
 
     verb: str
     group: str
@@ -38,9 +41,10 @@ class Call:
         parts = ["apis", self.group, "v1"] if self.group else ["api", "v1"]
         if self.namespace:
             parts += ["namespaces", self._segment(self.namespace)]
-        parts.append(self.resource)
-        if self.name or self.verb in {"get", "update", "delete"}:
-            parts.append(self._segment(self.name))
+        resource, slash, part = self.resource.partition("/")
+        parts.append(resource)
+        if self.name or self.verb in {"get", "update", "patch", "delete"}:
+            parts += [self._segment(self.name), part] if slash else [self._segment(self.name)]
         return "/" + "/".join(parts)
 
     @property

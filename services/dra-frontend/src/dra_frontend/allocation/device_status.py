@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the API server is told of the devices of a claim (KEP-4817): entries of ``status.devices``.
+
+An entry has ``data``, what the claim has of the device, and two conditions. ``Ready`` says that the claim is prepared,
+``Enforced`` whether what the kernel shows of its containers is what its record says.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.errors import cut_answer
+from numa_contract.names import CPU_DRIVER, DRIVERS, MEMORY_DRIVER
+from numa_contract.pagesize import kubernetes_page_size
+from numa_contract.records import AllocationRecord, CpuAllocation, MemoryAllocation
+from numa_contract.reports import ContainerReport
+
+from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.machine.model import Machine
+
+Document = Mapping[str, Any]
+_MOST_ENTRIES: Final = 256
+"""Of a claim, read of the server: it has as many at most as results of all drivers, 32."""
+
+
+class Key(NamedTuple):
+    """What makes an entry of ``status.devices`` unique, and which result of the allocation it is about."""
+
+    driver: str
+    pool: str
+    device: str
+    share_id: str
+
+
+class Condition(NamedTuple):
+    """A condition without its times."""
+
+    status: str
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What one entry says."""
+
+    data: Document
+    conditions: Mapping[str, Condition]
+    since: Mapping[str, str]
+    """When each condition took its status, as the server has it; none of what is not written yet."""
+
+
+Entries = Mapping[Key, Entry]
+
+PREPARED: Final = Condition("True", "Prepared")
+NO_CONTAINER: Final = Condition("Unknown", "NoContainer", "no container has used it yet")
+NO_BACKEND: Final = Condition(
+    "Unknown", "NoBackend", "nri-backend of this node does not enforce; see /readyz of its pod"
+)
+_EXCLUSIVE: Final = Condition("True", "Exclusive")
+_BOUND: Final = Condition("True", "Bound")
+
+
+def read_entries(document: object) -> Entries:
+    """Returns the entries of our drivers in a ResourceClaim, as far as they can be read."""
+    entries = {}
+    match document:
+        case {"status": {"devices": list(devices)}}:
+            for one in devices[:_MOST_ENTRIES]:
+                match one:
+                    case {"driver": str(driver), "pool": str(pool), "device": str(device), **more} if driver in DRIVERS:
+                        entries[Key(driver, pool, device, str(more.get("shareID") or ""))] = _entry(more)
+    return entries
+
+
+def _entry(fields: Mapping[Any, Any]) -> Entry:
+    conditions, since, given = {}, {}, fields.get("conditions")
+    for one in given if isinstance(given, list) else ():
+        match one:
+            case {"type": str(kind), "status": str(status), "reason": str(reason), **more}:
+                conditions[kind] = Condition(status, reason, str(more.get("message", "")))
+                since[kind] = str(more.get("lastTransitionTime", ""))
+    return Entry(fields.get("data") or {}, conditions, since)
+
+
+def written(entries: Entries, present: Entries, now: str) -> list[dict[str, Any]]:
+    """Returns the entries as documents. A condition keeps its time where the server has its status already."""
+    documents = []
+    for key, entry in entries.items():
+        had = present.get(key)
+        conditions = []
+        for kind, condition in entry.conditions.items():
+            same = had is not None and had.conditions.get(kind, NO_CONTAINER).status == condition.status
+            since = had.since.get(kind) if had is not None and same else None
+            conditions.append({"type": kind, **condition._asdict(), "lastTransitionTime": since or now})
+        share = {"shareID": key.share_id} if key.share_id else {}
+        name = {"driver": key.driver, "pool": key.pool, "device": key.device, **share}
+        documents.append({**name, "data": dict(entry.data), "conditions": conditions})
+    return documents
+
+
+def differs(entries: Entries, present: Entries) -> bool:
+    """Tells whether the server has not what it should have; further entries and conditions are not looked at."""
+    for key, entry in entries.items():
+        had = present.get(key)
+        if had is None or had.data != entry.data:
+            return True
+        if any(had.conditions.get(kind) != condition for kind, condition in entry.conditions.items()):
+            return True
+    return False
+
+
+def settled(entries: Entries, present: Entries) -> Entries:
+    """Returns the entries, where nobody uses a claim with what was last seen of its containers: they may come back."""
+    kept = {}
+    for key, entry in entries.items():
+        had = present[key].conditions.get("Enforced") if key in present else None
+        if had is not None and had.status != "Unknown" and entry.conditions["Enforced"] == NO_CONTAINER:
+            entry = Entry(entry.data, {**entry.conditions, "Enforced": had}, entry.since)
+        kept[key] = entry
+    return kept
+
+
+def status_entries(ledger: Ledger, machine: Machine, *, silent: bool) -> dict[str, Entries]:
+    """Returns the entries of every claim by UID. ``silent``: nobody knows what containers are doing."""
+    shown = _Shown.of(ledger)
+    entries: defaultdict[str, dict[Key, Entry]] = defaultdict(dict)
+    for record in ledger.records:
+        parts: Sequence[CpuAllocation | MemoryAllocation] = record.cpus or record.memory
+        for result, part in zip(record.results, parts, strict=False):
+            key = Key(record.driver, result.pool, result.device, result.share_id or "")
+            enforced = NO_BACKEND if silent else shown.enforced(record, part)
+            conditions = {"Ready": PREPARED, "Enforced": enforced}
+            entries[record.claim.uid][key] = Entry(_data(part, machine), conditions, {})
+    return dict(entries)
+
+
+def _data(part: CpuAllocation | MemoryAllocation, machine: Machine) -> Document:
+    if isinstance(part, MemoryAllocation):
+        page = kubernetes_page_size(part.page_bytes)
+        return {"bytes": part.size, "numaNodes": [part.numa_node], "pageSize": page}
+    nodes = {machine.cpus[cpu].numa_node for cpu in part.cpus if cpu in machine.cpus}
+    return {"cpus": format_cpu_list(part.cpus), "numaNodes": sorted(nodes)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What the reports say of the node's containers, made once for all claims."""
+
+    ledger: Ledger
+    users: Mapping[str, list[ContainerReport]]
+    """Containers that name a claim, by its UID, refused ones, too."""
+    intruders: frozenset[int]
+    """CPUs on which some container runs that its claims, if any, do not give it."""
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> "_Shown":
+        users: defaultdict[str, list[ContainerReport]] = defaultdict(list)
+        beyond: set[frozenset[int]] = set()
+        for report in ledger.containers:
+            for uid in {use.uid for use in (*report.claims, *report.unknown_claims)} if report.alive else ():
+                users[uid].append(report)
+            if report.alive and not report.refused and not report.unknown_claims:
+                own = _cpus_of(report, ledger) if report.claims else frozenset[int]()
+                beyond.add(report.cpus - own if own else report.cpus)
+        return cls(ledger, users, frozenset().union(*beyond))
+
+    def enforced(self, record: AllocationRecord, part: CpuAllocation | MemoryAllocation) -> Condition:
+        """Returns the condition of one result."""
+        named = self.users.get(record.claim.uid, [])
+        running = [one for one in named if not one.refused and _uses(one, record, part.request) and one.cpus]
+        if isinstance(part, CpuAllocation):
+            if common := part.cpus & self.intruders:
+                text = f"other containers run on CPUs {format_cpu_list(common)} of it"
+                return Condition("False", "NotExclusive", text)
+            for one in running:
+                if not one.cpus <= _cpus_of(one, self.ledger):
+                    return Condition("False", "CPUsDiffer", f"{_name(one)} runs on CPUs {format_cpu_list(one.cpus)}")
+        else:
+            for one in running:
+                if (nodes := _nodes_of(one, self.ledger)) and not one.mems <= nodes:
+                    text = f"{_name(one)} may use memory of NUMA nodes {format_cpu_list(one.mems)}"
+                    return Condition("False", "NUMANodesDiffer", text)
+        if running:
+            return _EXCLUSIVE if isinstance(part, CpuAllocation) else _BOUND
+        if refused := [one for one in named if one.refused]:
+            return Condition("False", "ContainerRefused", cut_answer(refused[-1].refused))
+        return NO_CONTAINER
+
+
+def _name(report: ContainerReport) -> str:
+    return f"container {report.name} of pod {report.pod_namespace}/{report.pod_name}"
+
+
+def _uses(report: ContainerReport, record: AllocationRecord, request: str) -> bool:
+    return any(
+        (use.driver, use.uid) == (record.driver, record.claim.uid) and (not use.requests or request in use.requests)
+        for use in report.claims
+    )
+
+
+def _cpus_of(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
+    """Returns the CPUs of all claims that a container holds."""
+    held = [(use, ledger.record(CPU_DRIVER, use.uid)) for use in report.claims if use.driver == CPU_DRIVER]
+    return frozenset().union(*(record.cpus_of(use.requests or None) for use, record in held if record is not None))
+
+
+def _nodes_of(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
+    """Returns the NUMA nodes that a container is bound to, those of all its claims; none where no request is strict."""
+    nodes, strict = set[int](), False
+    for use in report.claims:
+        record = ledger.record(MEMORY_DRIVER, use.uid) if use.driver == MEMORY_DRIVER else None
+        for part in record.memory_of(use.requests or None) if record else ():
+            nodes.add(part.numa_node)
+            strict |= record is not None and record.memory_parameters_of(part.request).binding == "strict"
+    return frozenset(nodes) if strict else frozenset()

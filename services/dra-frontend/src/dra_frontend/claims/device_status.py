@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps ``status.devices`` of this node's claims as they should be, for people and controllers to read (KEP-4817).
+
+Nothing waits for it and nothing depends on it: a claim is prepared whether or not this can be written. What the server
+has is known from the claims that are read anyway, so that a restart writes nothing that is there already. Entries go
+with the allocation: the server drops them.
+"""
+
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from math import inf
+from typing import Any, Final, Protocol
+
+from numa_contract.records import ClaimReference
+from numa_node.backoff import Backoff
+from numa_node.log import Complaints
+
+from dra_frontend.allocation.claim import uid_of
+from dra_frontend.allocation.device_status import (
+    NO_CONTAINER,
+    Entries,
+    differs,
+    read_entries,
+    settled,
+    status_entries,
+    written,
+)
+from dra_frontend.api_server.errors import ForbiddenError, KubeError
+from dra_frontend.claims.backend import BackendView
+from dra_frontend.claims.recovery import Machine
+from dra_frontend.claims.store import ClaimStore
+
+_log = logging.getLogger(__name__)
+
+SETTLE_SECONDS: Final = 2.0
+"""A change is written so long after it was seen, and up to twice that: what passes meanwhile is never written."""
+PATIENCE_SECONDS: Final = 10.0
+"""So long a claim that no container has used yet waits for one, so that most claims are written once."""
+PAUSE_SECONDS: Final = 15.0
+"""Between two writes of one claim."""
+SILENT_SECONDS: Final = 60.0
+"""A backend that enforces nothing for so long is worth a write; its restart takes seconds."""
+MOST_A_SECOND: Final = 2
+_REFUSED_SECONDS: Final = 600.0
+"""Before a claim is tried again that the server has refused to change."""
+_FAILED: Final = (2.0, 120.0)
+_DENIED: Final = (300.0, 3600.0)
+"""Waits while no claim can be written at all, because the server is away or does not let us."""
+_MOST_DENIED: Final = 3
+_NOT_WRITTEN: Final = "status of claims not written; they work without it"
+
+
+class ClaimApi(Protocol):
+    """Where claims are read and their devices written."""
+
+    async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """Returns the ResourceClaim, None if there is none; raises KubeError otherwise."""
+
+    def list_claims(self, namespace: str = "") -> AsyncIterator[dict[str, Any]]:
+        """Yields every ResourceClaim of a namespace, by default of the cluster; raises KubeError."""
+
+    async def apply_claim_devices(
+        self, namespace: str, name: str, uid: str, devices: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Makes these the entries of our drivers; returns the claim. Raises KubeError."""
+
+
+@dataclass(slots=True, eq=False)
+class DeviceStatus:
+    """Writes what the server does not have, a few claims a second. Others read claims through it."""
+
+    _api: ClaimApi
+    _store: ClaimStore
+    _machine: Machine
+    _backend: BackendView
+    _count: Callable[[str], None] = lambda _: None
+    """Counts writes by result: ``written``, ``failed`` or ``denied``."""
+    clock: Callable[[], float] = time.monotonic
+    _claims: dict[str, ClaimReference] = field(default_factory=dict)
+    _wanted: Mapping[str, Entries] = field(default_factory=dict)
+    _present: dict[str, Entries] = field(default_factory=dict)
+    """What the server has, by UID. Of a claim that was prepared before this process began it is not known at first."""
+    _from: tuple[object, ...] | None = None
+    """What ``_wanted`` was made from."""
+    _due: dict[str, float] = field(default_factory=dict)
+    _not_before: dict[str, float] = field(default_factory=dict)
+    _paused_until: float = -inf
+    _silent_since: float = inf
+    _waits: Backoff = field(default_factory=partial(Backoff, *_FAILED))
+    _denied_waits: Backoff = field(default_factory=partial(Backoff, *_DENIED))
+    _denials: list[str] = field(default_factory=list)
+    """Why the server has denied what was written since the last success."""
+    _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError))
+
+    async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """Reads a claim for somebody else, and notes what it says of our devices."""
+        document = await self._api.get_claim(namespace, name)
+        uid = uid_of(document)
+        if uid in self._wanted:
+            self._present[uid] = read_entries(document)
+            self._compare(uid)
+        return document
+
+    def list_claims(self, namespace: str = "") -> AsyncIterator[dict[str, Any]]:
+        """Lists claims for somebody else."""
+        return self._api.list_claims(namespace)
+
+    async def write_some(self) -> None:
+        """Writes what is due, if the backend of this pod was the last to enforce here. Raises nothing."""
+        status = self._backend.status
+        if status is None or not status.active:
+            return
+        self._refresh()
+        now = self.clock()
+        due = [uid for uid, at in self._due.items() if max(at, self._not_before.get(uid, -inf)) <= now]
+        for uid in sorted(due, key=lambda uid: self._due[uid])[:MOST_A_SECOND]:
+            if self._paused_until > now:
+                return
+            try:
+                await self._write(uid)
+            except Exception as error:  # noqa: BLE001 - whatever a server answers, claims are served on
+                self._failed(uid, error)
+
+    def _refresh(self) -> None:
+        """Makes what each claim should say, when something that it is made from has changed."""
+        now = self.clock()
+        self._silent_since = min(self._silent_since, now) if self._backend.problem else inf
+        silent = now - self._silent_since > SILENT_SECONDS
+        made_from = (self._store.news.generation, self._backend.containers, self._machine.inventory, silent)
+        if self._from is not None and all(map(_is_same, made_from, self._from)):
+            return
+        ledger = self._store.ledger
+        before, self._wanted = self._wanted, status_entries(ledger, self._machine.inventory.machine, silent=silent)
+        self._claims = {record.claim.uid: record.claim for record in ledger.records}
+        for memory in (self._present, self._due, self._not_before):
+            for uid in [uid for uid in memory if uid not in self._wanted]:
+                del memory[uid]
+        for uid in self._wanted:
+            if self._from is not None and uid not in before:
+                self._present.setdefault(uid, {})
+            self._compare(uid)
+        self._from = made_from
+
+    def _compare(self, uid: str) -> None:
+        """Notes when a claim is to be written, or that it need not be."""
+        present = self._present.get(uid)
+        if present is None:
+            return
+        wanted = settled(self._wanted[uid], present)
+        if not differs(wanted, present):
+            self._due.pop(uid, None)
+            return
+        unused = all(entry.conditions["Enforced"] == NO_CONTAINER for entry in wanted.values())
+        wait = PATIENCE_SECONDS if unused else SETTLE_SECONDS
+        # Not all nodes of a cluster at once.
+        at = self.clock() + wait * random.uniform(1, 2)  # noqa: S311 - spreads writes, guards nothing
+        self._due[uid] = min(self._due.get(uid, inf), at)
+
+    async def _write(self, uid: str) -> None:
+        claim, present = self._claims[uid], self._present[uid]
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        documents = written(settled(self._wanted[uid], present), present, now)
+        answer = await self._api.apply_claim_devices(claim.namespace, claim.name, uid, documents)
+        self._not_before[uid] = self.clock() + PAUSE_SECONDS
+        self._present[uid] = read_entries(answer)
+        self._due.pop(uid, None)
+        self._compare(uid)
+        if documents and not self._present[uid]:
+            self._deny("the API server drops status.devices; is DRAResourceClaimDeviceStatus on?", 1)
+            return
+        self._count("written")
+        self._denials.clear()
+        self._complaints.well("status")
+        self._waits.reset()
+        self._denied_waits.reset()
+
+    def _failed(self, uid: str, error: Exception) -> None:
+        if isinstance(error, KubeError) and error.retriable:
+            self._count("failed")
+            self._pause(self._waits, error, error.retry_after)
+            return
+        self._not_before[uid] = self.clock() + _REFUSED_SECONDS
+        if isinstance(error, ForbiddenError):
+            self._deny(str(error))
+        else:
+            # Gone, or allocated anew: what comes of that is known when it is read the next time.
+            self._count("failed")
+            self._complaints.say(uid, "status of a claim not written", error)
+
+    def _deny(self, why: str, most: int = _MOST_DENIED) -> None:
+        """Notes that a claim must not be written, and after a few in a row that none may."""
+        self._count("denied")
+        self._denials = [*self._denials, why][:_MOST_DENIED]
+        if len(self._denials) >= most:
+            self._pause(self._denied_waits, self._denials[0])
+        else:
+            self._complaints.say("status", _NOT_WRITTEN, self._denials[0])
+
+    def _pause(self, waits: Backoff, error: Exception | str, least: float = 0.0) -> None:
+        self._paused_until = self.clock() + max(waits.next(), least)
+        self._complaints.say("status", _NOT_WRITTEN, error)
+
+
+def _is_same(one: object, other: object) -> bool:
+    return one is other or (isinstance(one, int) and one == other)

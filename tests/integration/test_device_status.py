@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``status.devices`` of claims, by the real client and with the rights of the chart, as each release keeps it."""
+
+import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_frontend.api_server.client import KubeClient, connect
+from dra_frontend.api_server.credentials import kubeconfig
+from dra_frontend.api_server.errors import ForbiddenError, InvalidError, NotFoundError
+
+from tests.chart.helm import only, render
+from tests.fakes.apiserver import ApiServer
+from tests.fakes.apiserver_store import CLAIMS, Document
+from tests.fakes.apiserver_values import Options
+
+NODE = "node-a"
+SHARE = "6f1b0c5e-0000-4000-8000-000000000001"
+RELEASES = ("1.34", "1.36", "1.37")
+CONDITION = {"type": "Ready", "status": "True", "reason": "Prepared", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+
+
+def result(driver: str, device: str, **more: str) -> Document:
+    return {"request": "r", "driver": driver, "pool": NODE, "device": device, **more}
+
+
+CPU = {"driver": "dra.cpu", "pool": NODE, "device": "cpudevnuma000", "shareID": SHARE, "data": {"cpus": "1-2"}}
+GPU = {"driver": "gpu.example", "pool": NODE, "device": "gpu-0", "data": {"model": "x"}}
+
+
+@asynccontextmanager
+async def cluster(tmp_path: Path, version: str, **options: Any) -> AsyncGenerator[tuple[ApiServer, KubeClient], None]:
+    """A server with a claim of two drivers, and the driver's client with the rights that the chart gives it."""
+    options = {"rules": only(render(), "ClusterRole")["rules"], "node": NODE, **options}
+    async with ApiServer(Options(version=version, **options)) as server:
+        term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [NODE]}]}
+        results = [result("dra.cpu", "cpudevnuma000", shareID=SHARE), result("gpu.example", "gpu-0")]
+        allocation = {"devices": {"results": results}, "nodeSelector": {"nodeSelectorTerms": [term]}}
+        claim = {"metadata": {"name": "c"}, "spec": {}, "status": {"allocation": allocation, "devices": [GPU]}}
+        server.store.create(CLAIMS, "ns", claim)
+        async with connect(kubeconfig(str(server.write_kubeconfig(tmp_path / "kubeconfig")))) as client:
+            yield server, client
+
+
+def present(server: ApiServer) -> Document:
+    return server.store.get(CLAIMS, "ns", "c")
+
+
+async def apply(server: ApiServer, client: KubeClient, *devices: Document, uid: str = "") -> list[Document]:
+    claim = await client.apply_claim_devices("ns", "c", uid or present(server)["metadata"]["uid"], list(devices))
+    devices_of: list[Document] = claim["status"].get("devices", [])
+    return devices_of
+
+
+@pytest.mark.parametrize("version", RELEASES)
+async def test_the_charts_rights_are_enough_in_every_release(tmp_path: Path, version: str) -> None:
+    """Entries are added, changed and taken away; those of others stay, and what is there already changes nothing."""
+    async with cluster(tmp_path, version) as (server, client):
+        assert await apply(server, client, CPU) == [GPU, {**CPU, "conditions": []}]
+        before = present(server)["metadata"]["resourceVersion"]
+        assert await apply(server, client, CPU) == [GPU, {**CPU, "conditions": []}]
+        assert present(server)["metadata"]["resourceVersion"] == before
+        changed = {**CPU, "data": {"cpus": "1"}, "conditions": [CONDITION]}
+        assert await apply(server, client, changed) == [GPU, changed]
+        assert await apply(server, client) == [GPU]
+
+
+async def test_entries_go_with_the_allocation(tmp_path: Path) -> None:
+    """The server drops them; nobody has to be there for it, and nobody of the node may write them any more."""
+    async with cluster(tmp_path, "1.36") as (server, client):
+        await apply(server, client, CPU)
+        server.store.update(CLAIMS, "ns", "c", {**present(server), "status": {}}, "status")
+        assert "devices" not in present(server)["status"]
+        with pytest.raises(ForbiddenError):
+            await apply(server, client, CPU)
+        server.options.version = "1.34"
+        with pytest.raises(InvalidError, match="allocated device"):
+            await apply(server, client, CPU)
+
+
+@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.parametrize(
+    ("rights", "node"), [("associated-node:patch", NODE), ("", NODE), ("associated-node:patch", "node-b")]
+)
+async def test_from_1_36_a_driver_needs_more(tmp_path: Path, version: str, rights: str, node: str) -> None:
+    """Its own verb, and a token of the claim's node; the error names what to grant."""
+    rules = [one for one in only(render(), "ClusterRole")["rules"] if rights or "resourceNames" not in one]
+    async with cluster(tmp_path, version, rules=rules, node=node) as (server, client):
+        if version == "1.34" or (rights and node == NODE):
+            assert len(await apply(server, client, CPU)) == 2
+        else:
+            with pytest.raises(ForbiddenError, match=r"associated-node:patch resource .*resourceclaims/driver"):
+                await apply(server, client, CPU)
+
+
+async def test_entries_of_other_drivers_are_not_ours_to_write(tmp_path: Path) -> None:
+    """The rights are by driver."""
+    async with cluster(tmp_path, "1.36") as (server, client):
+        with pytest.raises(ForbiddenError):
+            await apply(server, client, {**GPU, "data": {"model": "y"}})
+
+
+async def test_without_the_right_to_the_status_nothing_is_written(tmp_path: Path) -> None:
+    """Older charts did not give it."""
+    async with cluster(tmp_path, "1.34", rules=[]) as (server, client):
+        with pytest.raises(ForbiddenError, match=re.escape('resources: ["resourceclaims/status"]')):
+            await apply(server, client, CPU)
+
+
+async def test_a_server_without_the_gate_drops_them(tmp_path: Path) -> None:
+    """And says nothing of it."""
+    async with cluster(tmp_path, "1.34") as (server, client):
+        server.store.update(CLAIMS, "ns", "c", _without_devices(present(server)), "status")
+        server.options.gates["DRAResourceClaimDeviceStatus"] = False
+        assert await apply(server, client, CPU) == []
+
+
+def _without_devices(claim: Document) -> Document:
+    return {**claim, "status": {key: value for key, value in claim["status"].items() if key != "devices"}}
+
+
+async def test_another_claim_of_the_name_is_not_written(tmp_path: Path) -> None:
+    """What was meant for one that is gone does not land on its successor; one that is gone is not made."""
+    async with cluster(tmp_path, "1.36") as (server, client):
+        with pytest.raises(InvalidError, match="immutable"):
+            await apply(server, client, CPU, uid=SHARE)
+        server.store.delete(CLAIMS, "ns", "c")
+        with pytest.raises(NotFoundError):
+            await apply(server, client, CPU, uid=SHARE)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {**CPU, "conditions": [{**CONDITION, "reason": ""}]},
+        {**CPU, "conditions": [{**CONDITION, "lastTransitionTime": None}]},
+        {**CPU, "conditions": [{**CONDITION, "type": f"T{n}"} for n in range(9)]},
+        {**CPU, "data": {"cpus": "1," * 6000}},
+        {key: value for key, value in CPU.items() if key != "shareID"},
+    ],
+)
+async def test_what_the_server_refuses(tmp_path: Path, entry: Document) -> None:
+    """The rules of the API that the fake keeps."""
+    async with cluster(tmp_path, "1.36") as (server, client):
+        with pytest.raises(InvalidError):
+            await apply(server, client, entry)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the API server is told of a claim's devices: what it has, and whether the kernel shows the same."""
+
+from typing import Any
+
+import pytest
+from dra_frontend.allocation.device_status import (
+    NO_BACKEND,
+    NO_CONTAINER,
+    PREPARED,
+    Condition,
+    Entry,
+    Key,
+    differs,
+    read_entries,
+    settled,
+    status_entries,
+    written,
+)
+from dra_frontend.allocation.ledger import Ledger
+from numa_contract.records import AllocationRecord
+from numa_contract.reports import ContainerReport
+
+from tests.rigs.builders import MI, cpu_record, files_of, memory_record, report
+from tests.strategies.machines import machine
+
+CPU_KEY = Key("dra.cpu", "node", "d", "")
+MEMORY_KEY = Key("dra.memory", "node", "d", "")
+USE = {"uid": "u", "driver": "dra.cpu"}
+MEMORY_USE = {"uid": "u", "driver": "dra.memory"}
+NOW = "2026-01-01T00:00:00Z"
+
+
+def entry(key: Key, *given: AllocationRecord | ContainerReport, silent: bool = False) -> Entry:
+    """The entry of a claim, by the records of the node and the reports of its containers."""
+    records = [one for one in given if isinstance(one, AllocationRecord)]
+    ledger = Ledger(files_of(*records), containers=tuple(one for one in given if isinstance(one, ContainerReport)))
+    return status_entries(ledger, machine(), silent=silent)["u"][key]
+
+
+def enforced(key: Key, *given: AllocationRecord | ContainerReport, silent: bool = False) -> Condition:
+    """Its condition Enforced."""
+    return entry(key, *given, silent=silent).conditions["Enforced"]
+
+
+def test_the_data_names_cpus_nodes_bytes_and_pages() -> None:
+    """What a reader needs to know where a claim is, without a shell on the node."""
+    cpus = entry(CPU_KEY, cpu_record("u", "r=1-2,5"))
+    assert cpus.data == {"cpus": "1-2,5", "numaNodes": sorted({machine().cpus[cpu].numa_node for cpu in (1, 2, 5)})}
+    pages = entry(MEMORY_KEY, memory_record("u", ("pages", 1, 4 * MI, 2 * MI)))
+    assert pages.data == {"bytes": 4 * MI, "numaNodes": [1], "pageSize": "2Mi"}
+    assert cpus.conditions == {"Ready": PREPARED, "Enforced": NO_CONTAINER}
+
+
+@pytest.mark.parametrize(
+    ("containers", "expected"),
+    [
+        ([report(claims=[USE], cpus="1-2")], Condition("True", "Exclusive")),
+        ([report(claims=[USE], cpus="1"), report("other", cpus="3-7")], Condition("True", "Exclusive")),
+        ([report(claims=[USE], cpus="1-2"), report("other", cpus="2-7")], "CPUs 2 "),
+        ([report("other", cpus="1", state="stopped")], NO_CONTAINER),
+        ([report(claims=[USE], cpus="1-3")], "container work of pod ns/p runs on CPUs 1-3"),
+        ([report(claims=[USE], cpus="1-2", state="stopped")], NO_CONTAINER),
+        ([report(claims=[USE], cpus="")], NO_CONTAINER),
+        ([report(unknownClaims=[USE], refused="not yours")], "not yours"),
+        (
+            [report(claims=[USE], cpus="1-2"), report("b", unknownClaims=[USE], refused="no")],
+            Condition("True", "Exclusive"),
+        ),
+    ],
+)
+def test_a_cpu_claim_is_enforced_as_the_kernel_shows_it(
+    containers: list[ContainerReport], expected: Condition | str
+) -> None:
+    """Its containers run on its CPUs and nobody else does; who was refused takes nothing from who runs."""
+    found = enforced(CPU_KEY, cpu_record("u", "r=1-2"), *containers)
+    if isinstance(expected, Condition):
+        assert found == expected
+    else:
+        assert found.status == "False"
+        assert expected in found.message
+
+
+def test_containers_of_several_claims_are_no_intruders() -> None:
+    """A container may hold two claims; each of them has its own CPUs."""
+    both = report(claims=[USE, {"uid": "v", "driver": "dra.cpu"}], cpus="1-4")
+    assert enforced(CPU_KEY, cpu_record("u", "r=1-2"), cpu_record("v", "r=3-4"), both).reason == "Exclusive"
+    beyond = report(claims=[{"uid": "v", "driver": "dra.cpu"}], cpus="2-4")
+    mine = report("mine", claims=[USE], cpus="1-2")
+    assert enforced(CPU_KEY, cpu_record("u", "r=1-2"), cpu_record("v", "r=3-4"), beyond, mine).reason == "NotExclusive"
+
+
+@pytest.mark.parametrize(
+    ("binding", "mems", "reason"),
+    [("strict", "1", "Bound"), ("strict", "0-1", "NUMANodesDiffer"), ("preferred", "0-1", "Bound")],
+)
+def test_a_memory_claim_is_enforced_where_it_is_bound(binding: str, mems: str, reason: str) -> None:
+    """A container may use no other node's memory, unless its claim leaves that to a policy."""
+    record = memory_record("u", ("m", 1, MI, 4096), m={"binding": binding})
+    assert enforced(MEMORY_KEY, record, report(claims=[MEMORY_USE], cpus="0-7", mems=mems)).reason == reason
+
+
+def test_nothing_is_claimed_while_nobody_enforces() -> None:
+    """What a backend said before it fell silent may not be true any more."""
+    assert enforced(CPU_KEY, cpu_record("u", "r=1"), report(claims=[USE], cpus="1"), silent=True) == NO_BACKEND
+
+
+def test_what_is_written_is_read_again() -> None:
+    """A condition keeps the time at which it took its status; another status has a new one."""
+    wanted = status_entries(Ledger(files_of(cpu_record("u", "r=1"))), machine(), silent=False)["u"]
+    documents = written(wanted, {}, NOW)
+    assert documents[0]["conditions"][0] == {
+        "type": "Ready",
+        "status": "True",
+        "reason": "Prepared",
+        "message": "",
+        "lastTransitionTime": NOW,
+    }
+    present = read_entries({"status": {"devices": documents}})
+    assert not differs(wanted, present)
+    assert written(wanted, present, "later") == documents
+    running = status_entries(
+        Ledger(files_of(cpu_record("u", "r=1")), containers=(report(claims=[USE], cpus="1"),)), machine(), silent=False
+    )["u"]
+    assert differs(running, present)
+    assert [one["lastTransitionTime"] for one in written(running, present, "later")[0]["conditions"]] == [NOW, "later"]
+
+
+def test_a_share_of_a_device_is_named() -> None:
+    """The server knows entries of shared devices by it."""
+    record = cpu_record("u", "r=1")
+    record = record.model_copy(update={"results": (record.results[0].model_copy(update={"share_id": "s"}),)})
+    (document,) = written(status_entries(Ledger(files_of(record)), machine(), silent=False)["u"], {}, NOW)
+    assert document["shareID"] == "s"
+
+
+def test_an_ended_container_leaves_what_was_seen_of_it() -> None:
+    """It may be restarted at once; a claim that was true is not unknown meanwhile."""
+    idle = {CPU_KEY: entry(CPU_KEY, cpu_record("u", "r=1"))}
+    seen = {CPU_KEY: entry(CPU_KEY, cpu_record("u", "r=1"), report(claims=[USE], cpus="1"))}
+    silent = {CPU_KEY: entry(CPU_KEY, cpu_record("u", "r=1"), silent=True)}
+    assert settled(idle, seen)[CPU_KEY].conditions["Enforced"].reason == "Exclusive"
+    assert settled(idle, silent) == settled(idle, {}) == idle
+
+
+@pytest.mark.parametrize(
+    "document",
+    [None, {}, {"status": None}, {"status": {"devices": 3}}, {"status": {"devices": [1, {"driver": "dra.cpu"}]}}],
+)
+def test_anything_is_read(document: Any) -> None:
+    """Claims are read for a Prepare: what their status says must not be in its way."""
+    assert read_entries(document) == {}
+
+
+def test_odd_entries_are_read_as_far_as_they_go() -> None:
+    """Others' entries are theirs; conditions of any shape are none."""
+    name = {"driver": "dra.cpu", "pool": "node", "device": "d"}
+    for odd in ({"conditions": 1}, {"conditions": [1, {"type": 2}]}, {"data": None, "shareID": None}):
+        assert read_entries({"status": {"devices": [{**name, **odd}]}}) == {CPU_KEY: Entry({}, {}, {})}
+    assert read_entries({"status": {"devices": [{**name, "driver": "gpu.example"}]}}) == {}

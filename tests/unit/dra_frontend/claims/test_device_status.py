@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When the devices of claims are written to the API server, and when not."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_frontend.api_server.errors import ForbiddenError, InvalidError, KubeError, UnavailableError
+from dra_frontend.claims.device_status import (
+    MOST_A_SECOND,
+    PATIENCE_SECONDS,
+    PAUSE_SECONDS,
+    SETTLE_SECONDS,
+    SILENT_SECONDS,
+    DeviceStatus,
+)
+from dra_frontend.claims.reconciler import SWEEP_TICKS, Reconciler
+from numa_contract.reports import BackendStatus
+
+from tests.fakes.apiserver_devices import applied
+from tests.rigs import builders
+from tests.rigs.builders import NODE, claim, cpus, memory
+from tests.rigs.frontend import Claims, Frontend
+
+Document = dict[str, Any]
+OTHERS = {"driver": "gpu.example", "pool": "p", "device": "gpu-0", "data": {"model": "x"}}
+
+
+class Api(Claims):
+    """One that lets itself be applied to."""
+
+    def __init__(self, *documents: Document) -> None:
+        super().__init__(*documents)
+        self.writes: list[str] = []
+        """UIDs."""
+        self.refuses: KubeError | None = None
+        self.keeps = True
+
+    async def apply_claim_devices(self, namespace: str, name: str, uid: str, devices: list[Document]) -> Document:
+        """As the server does it, or does not."""
+        self.writes.append(uid)
+        if self.refuses is not None:
+            raise self.refuses
+        if self.keeps:
+            body = {"metadata": {"name": name, "uid": uid}, "status": {"devices": devices}}
+            self.documents[name] = applied(self.documents[name], body, "dra-driver-numa")
+        return self.documents[name]
+
+    def entries(self, uid: str) -> list[Document]:
+        """What a claim says of its devices."""
+        found: list[Document] = self.documents[f"claim-{uid}"]["status"].get("devices", [])
+        return found
+
+    def enforced(self, uid: str) -> str:
+        """Status and reason of the condition of the claim's one device of ours."""
+        (entry,) = [one for one in self.entries(uid) if one["driver"].startswith("dra.")]
+        condition = next(one for one in entry["conditions"] if one["type"] == "Enforced")
+        return f"{condition['status']} {condition['reason']}"
+
+
+class Node:
+    """One instance, whose clock stands still unless it is told."""
+
+    def __init__(self, path: Path, api: Api) -> None:
+        self.api, self.now, self.counted = api, 1000.0, list[str]()
+        self.frontend = Frontend(path, api=api)
+        self.status = self.again()
+
+    def again(self) -> DeviceStatus:
+        """As a new process: it knows nothing of what was written."""
+        rig = self.frontend
+        self.status = DeviceStatus(self.api, rig.store, rig, rig.backend, self.counted.append, lambda: self.now)
+        rig.claims._source = self.status
+        self.sweep = Reconciler(NODE, self.status, rig.store, rig.backend)
+        return self.status
+
+    def runs(self, *uids: str, **more: Any) -> None:
+        """Containers of claims run, each on its claim's CPUs."""
+        told = [
+            builders.report(
+                f"c-{uid}", **{"claims": [{"uid": uid, "driver": "dra.cpu"}], "cpus": self.cpus(uid), **more}
+            )
+            for uid in uids
+        ]
+        self.frontend.backend.containers = {one.id: one for one in told}
+
+    def cpus(self, uid: str) -> str:
+        """As a list."""
+        return ",".join(str(cpu) for cpu in self.frontend.cpus(uid))
+
+    async def after(self, seconds: float) -> None:
+        """Time passes, a second at a time."""
+        for _ in range(int(seconds)):
+            self.now += 1
+            await self.status.write_some()
+
+
+@pytest.fixture
+def api() -> Api:
+    """An API server with claims of one CPU."""
+    return Api(*[claim(uid, cpus(1, device=f"cpudevnuma00{uid > 'c':d}")) for uid in "abcdef"])
+
+
+@pytest.fixture
+async def node(tmp_path: Path, api: Api) -> Node:
+    """An instance that runs since a second, without claims."""
+    node = Node(tmp_path, api)
+    await node.after(1)
+    return node
+
+
+async def test_a_claim_is_written_once_when_its_container_runs(node: Node, api: Api) -> None:
+    """Neither prepare nor start write by themselves; what both made of it is written a little later, once."""
+    await node.frontend.prepare("a")
+    await node.after(1)
+    node.runs("a")
+    assert not api.writes
+    await node.after(2 * SETTLE_SECONDS + 1)
+    assert api.writes == ["a"]
+    assert api.enforced("a") == "True Exclusive"
+    (entry,) = api.entries("a")
+    assert entry["data"] == {"cpus": node.cpus("a"), "numaNodes": [0]}
+    node.frontend.enforce()
+    await node.after(100)
+    assert api.writes == ["a"]
+    assert node.counted == ["written"]
+
+
+async def test_a_claim_that_nobody_uses_is_written_a_while_later(node: Node, api: Api) -> None:
+    """An image may take minutes to come: what the claim has can be read before."""
+    await node.frontend.prepare("a")
+    await node.after(PATIENCE_SECONDS)
+    assert not api.writes
+    await node.after(PATIENCE_SECONDS + 1)
+    assert api.enforced("a") == "Unknown NoContainer"
+    node.runs("a")
+    await node.after(PAUSE_SECONDS + 1)
+    assert api.enforced("a") == "True Exclusive"
+
+
+async def test_what_passes_is_not_written(node: Node, api: Api) -> None:
+    """A container that ends and is started again, and CPUs that are shared for a moment, are nobody's news."""
+    await node.frontend.prepare("a")
+    node.runs("a")
+    await node.after(10)
+    node.runs()
+    await node.after(30)
+    node.runs("a", cpus="0-3")
+    await node.after(1)
+    node.runs("a")
+    await node.after(30)
+    assert api.writes == ["a"]
+
+
+async def test_what_stays_wrong_is_written_and_mended(node: Node, api: Api) -> None:
+    """Also when it keeps changing: one write of a claim in a while."""
+    await node.frontend.prepare("a")
+    node.runs("a")
+    await node.after(10)
+    node.runs("a", cpus="0-3")
+    await node.after(PAUSE_SECONDS)
+    assert api.enforced("a") == "False CPUsDiffer"
+    for _ in range(30):
+        node.runs("a")
+        await node.after(5)
+        node.runs("a", cpus="0-3")
+        await node.after(5)
+    assert len(api.writes) <= 2 + 300 / PAUSE_SECONDS
+    node.runs("a")
+    await node.after(2 * PAUSE_SECONDS)
+    assert api.enforced("a") == "True Exclusive"
+
+
+async def test_a_storm_is_written_slowly(node: Node, api: Api) -> None:
+    """A node that starts many pods at once does not flood the server of a cluster of such nodes."""
+    for uid in "abcdef":
+        await node.frontend.prepare(uid)
+    node.runs(*"abcdef")
+    for second in range(1, 12):
+        await node.after(1)
+        assert len(api.writes) <= MOST_A_SECOND * second
+    assert sorted(api.writes) == list("abcdef")
+
+
+async def test_a_restart_writes_nothing_that_is_there(node: Node, api: Api) -> None:
+    """What the server has is known from the claims that are read anyway; what it lacks is written then."""
+    for uid in "ab":
+        await node.frontend.prepare(uid)
+    node.runs(*"ab")
+    await node.after(10)
+    del api.documents["claim-b"]["status"]["devices"]
+    node.again()
+    await node.after(2 * PAUSE_SECONDS)
+    assert sorted(api.writes) == ["a", "b"], "not before the claims are read"
+    for _ in range(SWEEP_TICKS):
+        await node.sweep.sweep_some()
+    await node.after(10)
+    assert sorted(api.writes) == ["a", "b", "b"]
+    await node.frontend.prepare("a")
+    await node.after(30)
+    assert len(api.writes) == 3
+
+
+async def test_entries_of_others_are_kept(node: Node, api: Api) -> None:
+    """A claim may have devices of several drivers; both of ours are written at once."""
+    api.add(claim("x", cpus(1), memory("1Mi")))
+    api.documents["claim-x"]["status"]["devices"] = [OTHERS]
+    for driver in ("dra.cpu", "dra.memory"):
+        await node.frontend.prepare("x", driver)
+    await node.after(3 * PATIENCE_SECONDS)
+    assert api.writes == ["x"]
+    assert [one["driver"] for one in api.entries("x")] == ["gpu.example", "dra.cpu", "dra.memory"]
+    await node.frontend.unprepare("x")
+    await node.frontend.unprepare("x", "dra.memory")
+    await node.after(100)
+    assert api.writes == ["x"], "the server drops entries with the allocation"
+
+
+@pytest.mark.parametrize(
+    ("error", "result", "most"),
+    [
+        (ForbiddenError("patch", "no"), "denied", 12),
+        (UnavailableError("patch", "away"), "failed", 60),
+        (InvalidError("patch", "not a device of it"), "failed", 8 * 6),
+    ],
+)
+async def test_a_server_that_refuses_is_not_pressed(
+    node: Node, api: Api, caplog: pytest.LogCaptureFixture, error: KubeError, result: str, most: int
+) -> None:
+    """Claims are prepared as ever; the log says it once, a metric counts it, and it is tried again rarely."""
+    api.refuses = error
+    for uid in "abcdef":
+        assert (await node.frontend.prepare(uid)).error is None
+    node.runs(*"abcdef")
+    await node.after(3600)
+    assert 2 <= len(api.writes) <= most
+    assert set(node.counted) == {result}
+    told = [record for record in caplog.records if "written" in record.message]
+    assert len(told) == (6 if isinstance(error, InvalidError) else 1)
+    api.refuses = None
+    await node.after(3700)
+    assert api.enforced("a") == api.enforced("f") == "True Exclusive"
+
+
+async def test_a_server_without_the_field_is_left_alone(node: Node, api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    """One whose feature gate is off drops what it is sent, and says nothing."""
+    api.keeps = False
+    await node.frontend.prepare("a")
+    await node.after(3600)
+    assert len(api.writes) < 10
+    assert set(node.counted) == {"denied"}
+    (told,) = [record for record in caplog.records if "written" in record.message]
+    assert "DRAResourceClaimDeviceStatus" in vars(told)["error"]
+
+
+async def test_a_silent_backend_makes_it_unknown(node: Node, api: Api) -> None:
+    """Not in the seconds of its restart, but when it stays away."""
+    await node.frontend.prepare("a")
+    node.runs("a")
+    await node.after(10)
+    status = node.frontend.backend.status
+    assert status is not None
+    node.frontend.backend.status = status.model_copy(update={"synchronized": False})
+    await node.after(SILENT_SECONDS / 2)
+    assert api.writes == ["a"]
+    await node.after(SILENT_SECONDS)
+    assert api.enforced("a") == "Unknown NoBackend"
+    node.frontend.backend.status = status
+    await node.after(2 * PAUSE_SECONDS)
+    assert api.enforced("a") == "True Exclusive"
+
+
+async def test_a_standby_writes_nothing(tmp_path: Path, api: Api) -> None:
+    """Two instances of a node would write in turn; the one whose backend enforces does."""
+    node = Node(tmp_path, api)
+    node.frontend.backend.status = BackendStatus(instance="i", epoch="e", synchronized=True, active=False)
+    await node.frontend.prepare("a")
+    await node.after(100)
+    assert not api.writes
+
+
+async def test_a_claim_that_comes_back_is_written_again(node: Node, api: Api) -> None:
+    """Deallocated and allocated anew under its UID, its entries are gone, and it is new."""
+    await node.frontend.prepare("a")
+    await node.after(3 * PATIENCE_SECONDS)
+    await node.frontend.unprepare("a")
+    del api.documents["claim-a"]["status"]["devices"]
+    await node.after(1)
+    await node.frontend.prepare("a")
+    await asyncio.sleep(0)
+    await node.after(3 * PATIENCE_SECONDS)
+    assert api.writes == ["a", "a"]
+
+
+async def test_one_claim_that_is_denied_stops_no_other(node: Node, api: Api) -> None:
+    """The server may deny what is no more allocated to this node."""
+    await node.frontend.prepare("a")
+    api.refuses = ForbiddenError("patch", "no")
+    await node.after(3 * PATIENCE_SECONDS)
+    api.refuses = None
+    await node.frontend.prepare("b")
+    await node.after(3 * PATIENCE_SECONDS)
+    assert api.writes == ["a", "b"]

@@ -186,6 +186,13 @@ class HostHugepages(Values):
     """Mount the node's cgroup tree into the frontend, read-only."""
 
 
+class HostInterrupts(Values):
+    """Interrupts of devices, and unbound kernel workers."""
+
+    mount: bool
+    """Mount what moves them into the backend."""
+
+
 class NetworkPolicy(Values):
     """Who may speak with the pods."""
 
@@ -295,6 +302,7 @@ class ChartValues(Values):
     extra_volumes: list[Kubernetes] | None = None
     hugepage_provision: HugePageProvision
     host_hugepages: HostHugepages
+    host_interrupts: HostInterrupts
     metrics: Metrics
     network_policy: NetworkPolicy
     open_shift: Annotated[OpenShift, Field(alias="openshift")]

@@ -153,12 +153,18 @@ def test_each_half_has_only_its_own_paths() -> None:
         "/var/run/cdi": ("/var/run/cdi", True),
         "/var/run/nri": ("/var/run/nri", True),
         "/sys/fs/cgroup": ("/sys/fs/cgroup", False),
+        "/host/proc/irq": ("/proc/irq", False),
+        "/host/sys/devices/virtual/workqueue": ("/sys/devices/virtual/workqueue", False),
     }
     assert helm.host_mounts(documents, "backend") == backend
     # Who does not want the host's hugepages subtracted gives the frontend no view of the node's cgroups.
     documents = render({"hostHugepages": {"detect": False}})
     assert "/sys/fs/cgroup" not in helm.host_mounts(documents, "frontend")
     assert helm.host_mounts(documents, "backend") == backend
+    # Who does not want interrupts moved gives the backend no way to move them, and does not tell it to.
+    documents = render({"hostInterrupts": {"mount": False}})
+    assert not any(path.startswith("/host/") for path in helm.host_mounts(documents, "backend"))
+    assert "--kernel-root=/host" not in helm.container(documents, "backend")["args"]
 
 
 @pytest.mark.fault("protocol trap 7.8")

@@ -36,9 +36,10 @@ def cpu_record(
     pods: Iterable[str] = ("p1",),
     pool: bool = False,
     owner: Owner | None = None,
-    quota: str = "off",
+    **parameters: Any,
 ) -> AllocationRecord:
-    """A CPU claim; requests as ``name=0-3``. ``pool`` lets the containers of the owner's pod share it."""
+    """A CPU claim; requests as ``name=0-3``. ``pool`` lets the containers of the owner's pod share it;
+    parameters are those of all requests."""
     pairs = [request.split("=") for request in requests]
     return AllocationRecord(
         driver=CPU_DRIVER,
@@ -46,7 +47,7 @@ def cpu_record(
         reserved_for=tuple(PodReference(uid=pod, name=pod) for pod in pods),
         results=tuple(AllocationResult(request=n, pool="node", device="d") for n, _ in pairs),
         cpus=tuple(CpuAllocation(request=n, device="d", cpus=parse_cpu_list(cpus)) for n, cpus in pairs),
-        parameters={n: CpuParameters(quota=quota) for n, _ in pairs},
+        parameters={n: CpuParameters.model_validate(parameters) for n, _ in pairs},
         sharing="pod" if pool else "container",
         owner=owner,
     )

@@ -29,6 +29,7 @@ parameters = st.builds(
     strategy=st.sampled_from(["packed", "spread", "of tomorrow"]),
     full_physical_cores=st.booleans(),
     quota=st.sampled_from(["off", "keep"]),
+    irqs=st.sampled_from(["move", "keep"]),
 )
 memory_parameters = st.builds(
     MemoryParameters,

@@ -158,6 +158,8 @@ class CpuParameters(RecordPart):
     """``any``, ``performance`` or ``efficiency``."""
     quota: str = "off"
     """``off`` (no CFS quota where the claim covers the limit) or ``keep``."""
+    irqs: str = "move"
+    """``move`` (interrupts leave the CPUs while they are in use) or ``keep``."""
 
 
 class MemoryMount(RecordPart):

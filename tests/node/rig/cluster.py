@@ -142,7 +142,7 @@ class Cluster:
         pod_uid = str(uuid.uuid4())
         env = {"POD_UID": pod_uid, "NODE_NAME": NODE_NAME}
         common = ("--config", str(_CONFIG), "--bind-address", "off")
-        backend = self.services.module(f"backend-{number}", "nri_backend", *common, env=env)
+        backend = self.services.module(f"backend-{number}", "nri_backend", *common, "--kernel-root=/", env=env)
         frontend = self.services.module(f"frontend-{number}", "dra_frontend", *common, env=env)
         return Instance(pod_uid, backend, frontend, self.times)
 

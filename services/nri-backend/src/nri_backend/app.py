@@ -45,6 +45,7 @@ from nri_backend.node.proofs import Proofs
 from nri_backend.nri.link import dial
 from nri_backend.nri.model import LinkStatus
 from nri_backend.nri.session import RuntimeSession
+from nri_backend.quiet.quiet import Quiet
 from nri_backend.settings import COMMAND, Settings, UsageError, load_settings
 from nri_backend.telemetry import Telemetry
 
@@ -81,7 +82,8 @@ class Backend:
             leadership=lambda: lock.leadership,
             observer=self._telemetry,
         )
-        state = NodeState(config, self._news.set)
+        state = NodeState(config, self._changed)
+        self._quiet = Quiet(state, lambda: self._enforcer.active, settings.kernel_root, settings.own_dir)
         state.take_host(read_node())
         self._enforcer = Enforcer(edges, state, settings.pod_uid)
         self._session = RuntimeSession(
@@ -107,6 +109,7 @@ class Backend:
             "leader": self._lead(),
             "reports": self._client.report_forever(),
             "records": self._client.follow_forever(),
+            "interrupts": self._quiet.run_forever(),
         }
 
     def pages(self) -> Pages:
@@ -126,6 +129,10 @@ class Backend:
         self._lock.serve(serving=status.synchronized)
         self._news.set()
 
+    def _changed(self) -> None:
+        self._news.set()
+        self._quiet.wake()
+
     def _records_changed(self) -> None:
         self._enforcer.records_changed()
         # The frontend waits to hear who still uses a claim that it has released.
@@ -134,6 +141,7 @@ class Backend:
     def status(self) -> BackendStatus:
         """Returns the lease as of now."""
         link, enforcer = self._session.status, self._enforcer
+        problems = (*self._quiet.problems, *enforcer.problems)[:MAX_PROBLEMS]
         return BackendStatus(
             software=__version__,
             instance=self._instance,
@@ -143,7 +151,7 @@ class Backend:
             synchronized=link.synchronized,
             runtime=" ".join(filter(None, (link.runtime_name, link.runtime_version))),
             pool=enforcer.state.pool,
-            problems=tuple(cut_answer(problem) for problem in enforcer.problems[:MAX_PROBLEMS]),
+            problems=tuple(cut_answer(problem) for problem in problems),
             counters={name: float(count) for name, count in self._telemetry.counters.items()},
             metrics=self._telemetry.metrics(
                 Counter(tracked.kind for tracked in enforcer.state),
@@ -152,6 +160,7 @@ class Backend:
                 active=self._enforcer.active,
                 pool_cpus=len(enforcer.state.pool),
                 claims=len(enforcer.state.files),
+                **self._quiet.gauges(),
             ),
         )
 
@@ -162,7 +171,7 @@ class Backend:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._lock.keep(), name="heartbeat")
             await self._enforcer.activate()
-            self._news.set()
+            self._changed()
 
 
 def _settle_memory() -> None:

@@ -47,6 +47,8 @@ class Settings:
     pod_uid: str
     node_name: str
     host_root: str
+    kernel_root: str
+    """Where the node's proc/irq and sys/devices/virtual/workqueue can be written; empty: interrupts are left alone."""
     bind: tuple[str, int] | None
     """Host ("" for every address) and TCP port of the probes; None switches them off."""
     plugin_index: str
@@ -87,6 +89,8 @@ def _parser() -> argparse.ArgumentParser:
     for option, (key, text) in _FLAGS.items():
         parser.add_argument(option, dest=key, metavar="VALUE", help=f"{text} (default {defaults[key]})")
     parser.add_argument("--host-root", metavar="DIR", default="/", help="where sys/ and proc/ are read (default /)")
+    text = "where proc/irq and sys/devices/virtual/workqueue are written (default: nowhere, interrupts stay)"
+    parser.add_argument("--kernel-root", metavar="DIR", default="", help=text)
     parser.add_argument("--pod-uid", metavar="UID", help="UID of this pod (default: POD_UID of the environment)")
     parser.add_argument("--bind-address", metavar="HOST:PORT|off", default=":8081", help="probes (default :8081)")
     parser.add_argument(
@@ -113,6 +117,7 @@ def load_settings(arguments: Sequence[str], environment: Mapping[str, str] | Non
         pod_uid=pod_uid(flags["pod_uid"] or environment.get("POD_UID")),
         node_name=node_name(environment.get("NODE_NAME"), config.hostname_override),
         host_root=flags["host_root"],
+        kernel_root=flags["kernel_root"],
         bind=parse_bind_address(flags["bind_address"]),
         plugin_index=flags["plugin_index"],
         notes=tuple(

@@ -23,6 +23,8 @@ GAUGES: Final = {
     "active": "Whether this instance holds the lock and enforces.",
     "pool_cpus": "CPUs for containers without a claim.",
     "claims": "Claim records known.",
+    "interrupts_moved": "Interrupts that were moved off claimed CPUs.",
+    "interrupts_staying": "Interrupts on claimed CPUs that cannot be moved.",
     "last_event_age_seconds": "Seconds since the runtime's last call.",
 }
 """What is true at the moment of a report."""

@@ -79,8 +79,9 @@ def test_without_parameters_everything_is_the_default() -> None:
 def test_every_field_arrives() -> None:
     """All fields of the tables, with values that are no defaults."""
     first = {"fullPhysicalCores": True, "l3": "required", "isolated": "only", "coreType": "performance"}
-    assert wish(opaque(first), opaque({"sharing": "pod", "quota": "keep"})) == CpuParameters(
-        full_physical_cores=True, l3="required", isolated="only", core_type="performance", quota="keep"
+    second = {"sharing": "pod", "quota": "keep", "irqs": "keep"}
+    assert wish(opaque(first), opaque(second)) == CpuParameters(
+        full_physical_cores=True, l3="required", isolated="only", core_type="performance", quota="keep", irqs="keep"
     )
     given = wish(opaque({"strategy": "spread", "numa": "distribute"}))
     assert given == CpuParameters(strategy="spread", numa="distribute")
@@ -209,8 +210,8 @@ def test_a_claim_may_name_its_cpus_in_machine_mode() -> None:
 
 def test_single_cpus_are_chosen_by_the_scheduler() -> None:
     """In individual mode only what does not choose CPUs is allowed."""
-    free = opaque({"sharing": "pod", "quota": "keep"})
-    assert wish(free, inventory=SINGLE) == CpuParameters(quota="keep")
+    free = opaque({"sharing": "pod", "quota": "keep", "irqs": "keep"})
+    assert wish(free, inventory=SINGLE) == CpuParameters(quota="keep", irqs="keep")
     assert "the scheduler has chosen" in fault(of_cpus(opaque({"strategy": "spread"}), inventory=SINGLE))
 
 

@@ -66,6 +66,7 @@ class CpuConfig(Section):
     isolated: Literal["ignore", "only", "never"] | None = None
     core_type: Literal["any", "performance", "efficiency"] | None = None
     quota: Literal["off", "keep"] | None = None
+    irqs: Literal["move", "keep"] | None = None
 
 
 def _mount_path(text: str) -> str:

@@ -19,7 +19,7 @@ from dra_frontend.allocation.parameters import CpuConfig, MemoryConfig, Stated, 
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import DeviceKind, MemoryDevice
 
-_CHOICE_FREE: Final = ("sharing", "quota")
+_CHOICE_FREE: Final = ("sharing", "quota", "irqs")
 """Fields that do not choose CPUs, so that they go with every other."""
 _EXCLUSIVE: Final = (
     (("strategy", "spread"), ("full_physical_cores", True)),
@@ -105,7 +105,7 @@ def _named_cpus(stated: Stated, choosing: list[str], kind: DeviceKind) -> frozen
         raise refusal(given.source, path, f"is allowed {where}")
     for name in choosing:
         if name != "cpuset":
-            reason = "excludes cpuset, which names the CPUs itself; beside it only sharing and quota are allowed"
+            reason = "excludes cpuset, which names the CPUs itself; beside it only sharing, quota and irqs are allowed"
             raise refusal(stated[name].source, CpuConfig.path(name), reason)
     try:
         cpus = parse_cpu_list(given.value)

@@ -70,6 +70,8 @@ class Entitlement:
     claims: tuple[Held, ...] = ()
     cpus: frozenset[int] = frozenset()
     """Empty without a CPU claim."""
+    interrupted: frozenset[int] = frozenset()
+    """Of these, those on which it wants interrupts to stay."""
     quota_off: bool = False
     """It holds CPUs, and no request of them wants to keep the CFS quota."""
     memory: MemoryGrant | None = None
@@ -100,6 +102,7 @@ def entitlement_from(claims: Iterable[Held]) -> Entitlement:
     return Entitlement(
         claims=claims,
         cpus=frozenset().union(*(h.record.cpus_of(h.requests) for h in claims)),
+        interrupted=frozenset().union(*(h.record.cpus_of(_keeping_interrupts(h)) for h in claims)),
         quota_off=quotas == {"off"},
         memory=_granted([(r.claim.uid, a, r.memory_parameters_of(a.request)) for r, a in memory]) if memory else None,
         hugepages={pages: amount // pages[0] * pages[0] for pages, amount in hugepages.items()},
@@ -109,6 +112,10 @@ def entitlement_from(claims: Iterable[Held]) -> Entitlement:
             if h.record.driver == CPU_DRIVER and len(h.requests) > 1
         },
     )
+
+
+def _keeping_interrupts(held: Held) -> list[str]:
+    return [request for request in held.requests if held.record.parameters_of(request).irqs == "keep"]
 
 
 def _granted(parts: Sequence[_Part]) -> MemoryGrant:

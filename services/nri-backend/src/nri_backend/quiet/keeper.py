@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps things of one kind off claimed CPUs while there are claims, and gives them back what they had."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NoReturn
+
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.errors import cut_answer
+
+from nri_backend.quiet.moves import Cpus, plan, without
+from nri_backend.quiet.things import StoreFile, Things
+
+PAUSE_SECONDS: Final = 0.2
+"""After each look: pods that come in a burst keep nobody busy."""
+FIGHT_LOOKS: Final = 3
+"""After so many looks in a row that found things back on claimed CPUs, somebody else wants them there."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be true."""
+
+    taken: Cpus
+    """CPUs that things have to leave; empty: they get back what they had."""
+    online: Cpus
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one look has left."""
+
+    moved: frozenset[str] = frozenset()
+    refused: frozenset[str] = frozenset()
+    """Those that the kernel does not let us move; they are not tried again as long as there are claims."""
+    staying: int = 0
+    returned: int = 0
+    """How many somebody else had put back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Things of one kind, and what is said of them."""
+
+    things: Things
+    store: StoreFile
+    noun: str
+    look_seconds: float
+    """Between two looks while something is moved: others may have moved it back."""
+    elsewhere: bool
+    """Whether one that is left without a CPU may go to any that nobody has claimed."""
+    remedy: str = ""
+    """What to do where somebody moves them back all the time; empty: nothing, they are moved again."""
+
+
+def vacate(kind: Kind, wanted: Wanted, refused: frozenset[str]) -> Outcome:
+    """Makes it true once. OSError or ValueError where that cannot be kept, and so is not begun. Blocks."""
+    store = kind.store.load()
+    if not wanted.taken and not store:
+        return Outcome()
+    present = kind.things.present(wanted.taken, store.keys())
+    movable = {name: cpus for name, cpus in present.items() if name not in refused}
+    planned = plan(movable, store, wanted.taken, wanted.online, elsewhere=kind.elsewhere)
+    if planned.writes:
+        kind.store.save(planned.before)
+    failed = set()
+    for name, cpus in planned.writes.items():
+        try:
+            kind.things.write(name, cpus)
+        except OSError:
+            failed.add(name)
+    after = without(planned.after, store, failed)
+    if after != (planned.before if planned.writes else store):
+        kind.store.save(after)
+    refused = (refused | failed) & present.keys() if wanted.taken else frozenset()
+    left = refused | {name for name, moved in after.items() if not moved.known[-1].isdisjoint(wanted.taken)}
+    staying = kind.things.staying(left, wanted.taken)
+    return Outcome(frozenset(after), refused, staying, len(planned.returned))
+
+
+class Keeper:
+    """The task for one kind. It costs nothing as long as there are no claims."""
+
+    def __init__(self, kind: Kind, wanted: Callable[[], Wanted | None]) -> None:
+        """``wanted`` is asked on the event loop; None while this instance must not act."""
+        self.outcome = Outcome()
+        self._kind = kind
+        self._wanted = wanted
+        self._news = asyncio.Event()
+        self._done: Wanted | None = None
+        self._next_look: float | None = None
+        self._fights = 0
+        self._error = ""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What somebody should look at, in words."""
+        kind, fought = self._kind, self._fights >= FIGHT_LOOKS and self._kind.remedy
+        return (
+            *([f"{kind.noun} are not moved off claimed CPUs: {self._error}"] if self._error else ()),
+            *([f"somebody moves {kind.noun} back to claimed CPUs: {kind.remedy}"] if fought else ()),
+        )
+
+    def wake(self) -> None:
+        """Something has changed that may change what is wanted."""
+        self._news.set()
+
+    async def run_forever(self) -> NoReturn:
+        """Works when what is wanted changes, and now and then while something is moved."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(self._next_look):
+                    await self._news.wait()
+            self._news.clear()
+            wanted = self._wanted()
+            due = self._next_look is not None and asyncio.get_running_loop().time() >= self._next_look
+            if wanted is not None and (due or wanted != self._done):
+                await self._look(wanted)
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _look(self, wanted: Wanted) -> None:
+        loop = asyncio.get_running_loop()
+        job = loop.run_in_executor(None, partial(vacate, self._kind, wanted, self.outcome.refused))
+        try:
+            self._take(wanted, await asyncio.shield(job))
+        except asyncio.CancelledError:
+            # Whoever gets the lock next begins with what this one has kept.
+            await asyncio.wait([job])
+            raise
+        except (OSError, ValueError) as error:
+            if not self._error:
+                _log.warning("%s are not moved", self._kind.noun, extra={"error": str(error)})
+            self._error = cut_answer(str(error))
+        again = bool(wanted.taken or self.outcome.moved or self._error)
+        self._next_look = loop.time() + self._kind.look_seconds if again else None
+        self._done = wanted
+
+    def _take(self, wanted: Wanted, outcome: Outcome) -> None:
+        if (outcome.moved, outcome.staying) != (self.outcome.moved, self.outcome.staying):
+            numbers = {"moved": len(outcome.moved), "staying": outcome.staying}
+            _log.info("%s", self._kind.noun, extra={"off": format_cpu_list(wanted.taken), **numbers})
+        fought = bool(outcome.returned) and wanted == self._done
+        self._fights = self._fights + 1 if fought else 0
+        self.outcome = outcome
+        self._error = ""

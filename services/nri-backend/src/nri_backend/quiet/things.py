@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be moved, as the one who moves it sees it; and what was moved, kept on disk. Every call blocks."""
+
+import contextlib
+import os
+from collections.abc import Collection
+from typing import Final, Protocol
+
+from numa_node.files import read_regular, replace_file
+from pydantic import TypeAdapter
+
+from nri_backend.quiet.moves import Cpus, Moved, Store
+
+_MOST_BYTES: Final = 16 << 20
+_STORE: Final = TypeAdapter(dict[str, Moved])
+
+
+class Things(Protocol):
+    """Things of one kind, each with a set of CPUs."""
+
+    def present(self, taken: Cpus, moved: Collection[str]) -> dict[str, Cpus]:
+        """Returns what things say: those that were moved, and at least those others that are on taken CPUs."""
+
+    def write(self, name: str, cpus: Cpus) -> None:
+        """Gives a thing another set. OSError where the kernel refuses it."""
+
+    def staying(self, names: Collection[str], taken: Cpus) -> int:
+        """Returns how many of those that could not be moved are really at work on taken CPUs."""
+
+
+class StoreFile:
+    """What was moved; absent where nothing was."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def load(self) -> Store:
+        """Returns what was kept. OSError or ValueError if it cannot be read."""
+        try:
+            return _STORE.validate_json(read_regular(self._path, _MOST_BYTES))
+        except FileNotFoundError:
+            return {}
+
+    def save(self, moved: Store) -> None:
+        """Keeps it. OSError leaves all as it was."""
+        if moved:
+            replace_file(self._path, _STORE.dump_json(dict(moved)), 0o600)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)  # noqa: PTH108

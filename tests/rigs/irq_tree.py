@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A directory tree that behaves like /proc/irq and the workqueues of sysfs, as far as sets of CPUs go."""
+
+import errno
+import os
+from pathlib import Path
+
+from nri_backend.quiet.interrupts import DEFAULT, WORKQUEUES, Interrupts
+from nri_backend.quiet.masks import format_mask, parse_mask
+from numa_contract.cpuset import format_cpu_list, parse_cpu_list
+
+
+class IrqTree(Interrupts):
+    """Plain files; interrupts that are managed refuse to be written."""
+
+    def __init__(self, root: Path, cpus: str = "0-7") -> None:
+        super().__init__(str(root))
+        self.root = root
+        self.managed: set[str] = set()
+        self.written: list[str] = []
+        """Names, in the order of the writes, refused ones among them."""
+        (root / "proc/irq").mkdir(parents=True)
+        (root / "sys/devices/virtual/workqueue").mkdir(parents=True)
+        every = format_mask(parse_cpu_list(cpus)) + "\n"
+        (root / "proc/irq/default_smp_affinity").write_text(every)
+        (root / "sys/devices/virtual/workqueue/cpumask").write_text(every)
+
+    def add(self, number: int, cpus: str, handler: str = "eth0", *, managed: bool = False) -> None:
+        """An interrupt; of its CPUs it uses the first one."""
+        directory = self.root / f"proc/irq/{number}"
+        directory.mkdir()
+        if handler:
+            (directory / handler).mkdir()
+        if managed:
+            self.managed.add(str(number))
+        self.set(str(number), cpus)
+
+    def set(self, name: str, cpus: str) -> None:
+        """Somebody writes an affinity."""
+        directory = self.root / "proc/irq" / name
+        (directory / "smp_affinity_list").write_text(f"{cpus}\n")
+        (directory / "effective_affinity_list").write_text(f"{min(parse_cpu_list(cpus))}\n")
+
+    def says(self) -> dict[str, str]:
+        """What everything says, by name, as lists."""
+        irqs = self.root / "proc/irq"
+        workqueues = self.root / "sys/devices/virtual/workqueue"
+        masks = {DEFAULT: irqs / "default_smp_affinity", WORKQUEUES: workqueues / "cpumask"}
+        found = {name: format_cpu_list(parse_mask(path.read_text())) for name, path in masks.items()}
+        lists = {path.parent.name: path.read_text().strip() for path in irqs.glob("*/smp_affinity_list")}
+        return found | lists
+
+    def write(self, name: str, cpus: frozenset[int]) -> None:
+        """Writes as the kernel would let us."""
+        self.written.append(name)
+        if name in self.managed:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().write(name, cpus)
+        if name.isdecimal():
+            self.set(name, format_cpu_list(cpus))

@@ -41,6 +41,8 @@ class Claims:
         self.no_lists = False
         self.lists: list[str] = []
         """Which namespaces were listed; "" is the whole cluster."""
+        self.read: list[str] = []
+        """Which claims were read, by name."""
         for document in documents:
             self.add(document)
 
@@ -67,6 +69,7 @@ class Claims:
 
     async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
         """Answers, unless it is away."""
+        self.read.append(name)
         if self.away is not None:
             raise self.away
         return self.documents.get(name)

@@ -23,6 +23,7 @@ from numa_node.descriptors import raise_descriptor_limit
 from numa_node.log import set_up_logging
 from numa_node.probes import serve_pages
 from numa_node.readiness import Readiness
+from numa_node.ticks import next_tick
 
 from dra_frontend.api_server.client import KubeClient, connect
 from dra_frontend.api_server.credentials import kubeconfig
@@ -136,12 +137,12 @@ class Service:
         """Returns what runs as long as the service does, by name."""
         return [
             ("reports", self.reconciler.run_reports()),
-            ("kills", _each_second(self.kills.create_due)),
-            ("disk", _each_second(self.reconciler.scan)),
-            ("sweep", _each_second(self.reconciler.sweep_some)),
-            ("device status", _each_second(self.device_status.write_some)),
+            ("kills", _each_tick(self.kills.create_due)),
+            ("disk", self.reconciler.run_scans()),
+            ("sweep", _each_tick(self.reconciler.sweep_some)),
+            ("device status", _each_tick(self.device_status.write_some)),
             ("recovery", self.recovery.run()),
-            *((f"sockets {driver}", _each_second(plugin.restore_sockets)) for driver, plugin in self.plugins.items()),
+            *((f"sockets {driver}", _each_tick(plugin.restore_sockets)) for driver, plugin in self.plugins.items()),
             ("readiness", self._follow_readiness()),
             ("machine", self.watch.run(self.refresh)),
             ("notices", self.notices.run()),
@@ -156,7 +157,7 @@ class Service:
             if not seen <= told:
                 told |= seen
                 self.notices.notify("KubeletManagerStatic", _STATIC_MANAGER.format(" and ".join(sorted(seen))))
-            await asyncio.sleep(0.5)
+            await next_tick()
 
     async def offer_claims(self, stack: AsyncExitStack) -> None:
         """Serves the kubelet and publishes for ever, once the backend enforces: before, claims would be refused."""
@@ -171,10 +172,10 @@ class Service:
                 tasks.create_task(publisher.run())
 
 
-async def _each_second(work: Callable[[], Awaitable[None]]) -> None:
-    """Calls ``work`` every second, for ever or until it raises."""
+async def _each_tick(work: Callable[[], Awaitable[None]]) -> None:
+    """Calls ``work`` every two seconds, for ever or until it raises."""
     while True:
-        await asyncio.sleep(1.0)
+        await next_tick()
         await work()
 
 

@@ -134,6 +134,20 @@ async def test_a_claim_is_not_released_without_proof(node: Frontend, api: Claims
     assert len(node.store.ledger.records) == 1
 
 
+async def test_a_sweep_asks_for_one_claim_at_a_time(node: Frontend, api: Claims) -> None:
+    """Both records of a claim cost one request, and many claims no more in a second than one."""
+    api.add(claim("v", cpus(1), memory("1Mi")))
+    for driver in ("dra.cpu", "dra.memory"):
+        assert (await node.prepare("v", driver)).error is None
+    del api.documents["claim-v"]
+    api.read.clear()
+    await node.reconciler.sweep_some()
+    assert api.read == ["claim-v"]
+    assert [record.claim.uid for record in node.store.ledger.records] == ["u"]
+    await node.reconciler.sweep_some()
+    assert api.read == ["claim-v", "claim-u"]
+
+
 @pytest.mark.fault("frontend A12", "frontend A13")
 async def test_one_odd_claim_does_not_end_the_sweep(node: Frontend, api: Claims) -> None:
     """Whatever the API server answers about it, the others are looked after."""

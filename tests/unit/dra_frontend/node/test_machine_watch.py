@@ -3,6 +3,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Literal
 
 import pytest
@@ -159,7 +160,7 @@ async def test_an_unknown_exception_is_survived(caplog: pytest.LogCaptureFixture
         seen.set()
 
     async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
-        run = tasks.create_task(rig.watch.run(changed, every=0.001))
+        run = tasks.create_task(rig.watch.run(changed, partial(asyncio.sleep, 0)))
         await seen.wait()
         run.cancel()
     assert any(record.exc_info for record in caplog.records)

@@ -7,15 +7,17 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Final
 
-from numa_contract.names import ClaimKey
+from numa_contract.names import DRIVERS, ClaimKey
 from numa_contract.records import AllocationRecord, Owner, PodReference
 from numa_contract.reports import ContainerReport
 from numa_node.claim_directory import DirectoryReplacedError
 from numa_node.log import Complaints
+from numa_node.ticks import next_tick
 
-from dra_frontend.allocation.claim import Refused, claim_of
+from dra_frontend.allocation.claim import ClaimView, Refused, claim_of
 from dra_frontend.allocation.decide import with_pods
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
@@ -25,8 +27,8 @@ from dra_frontend.claims.store import ClaimStore
 
 _log = logging.getLogger(__name__)
 
-# A whole sweep over all claims takes this many ticks of a second: a claim that is gone is noticed within a minute.
-SWEEP_TICKS: Final = 45
+# Between two looks at every file: what changes in place, and files of metadata that are gone, are seen by these alone.
+_THOROUGH_TICKS: Final = 5
 # What could not be done for a container is tried again after so long, without news.
 _RETRY_SECONDS: Final = 5.0
 
@@ -40,7 +42,7 @@ class Reconciler:
     _store: ClaimStore
     _backend: BackendView
     _followed: dict[str, ContainerReport] = field(default_factory=dict)
-    _sweep: list[ClaimKey] = field(default_factory=list)
+    _sweep: list[str] = field(default_factory=list)
     _detached: bool = False
     _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError, Refused))
 
@@ -81,8 +83,14 @@ class Reconciler:
                 # The kubelet does not call Prepare for the second pod of a claim.
                 await self._compare(record)
 
-    async def scan(self) -> None:
-        """Looks at every file and rewrites those that vanished.
+    async def run_scans(self) -> None:
+        """Looks for what vanished, every two seconds. Runs until :meth:`scan` raises."""
+        for tick in count(1):
+            await next_tick()
+            await self.scan(thorough=tick % _THOROUGH_TICKS == 0)
+
+    async def scan(self, *, thorough: bool = True) -> None:
+        """Rewrites files that vanished; ``thorough`` looks at every one of them.
 
         Raises DirectoryReplacedError when the CDI directory was replaced on the host: only a restart helps. It does so
         one scan late, so that the problem is reported first.
@@ -90,40 +98,41 @@ class Reconciler:
         if self._detached:
             raise DirectoryReplacedError
         with self._complaints.about("disk", "the CDI directory cannot be scanned"):
-            await self._store.transact(_only_scan, thorough=True)
+            await self._store.transact(_only_scan, thorough=thorough)
         self._detached = self._store.detached
 
     async def sweep_some(self) -> None:
-        """Compares a few records with their claims, if this instance leads; stops when the API server does not answer.
+        """Compares the records of one claim with it, if this instance leads: each in its turn. Raises nothing.
 
-        Raises nothing.
+        One at a time is a claim in two seconds: what the API server is asked does not grow with the claims.
         """
         if not self._backend.leads:
             return
         ledger = self._store.ledger
         if not self._sweep:
-            self._sweep = [(record.driver, record.claim.uid) for record in ledger.records]
-        share = -(-len(self._sweep) // SWEEP_TICKS)
-        for key in [self._sweep.pop() for _ in range(min(len(self._sweep), max(share, 1)))]:
-            record = ledger.record(*key)
-            try:
-                if record is not None:
-                    await self._compare(record)
-                self._complaints.well(key)
-            except KubeError as error:
-                self._complaints.say("sweep", "claims not read", error)
-                return
-            except Exception as error:  # noqa: BLE001 - one claim of any shape must not stop the others
-                self._complaints.say(key, "claim not compared", error)
+            self._sweep = sorted({record.claim.uid for record in ledger.records})
+        uid = self._sweep.pop() if self._sweep else ""
+        try:
+            if records := [record for driver in DRIVERS if (record := ledger.record(driver, uid))]:
+                await self._compare(*records)
+            self._complaints.well(uid)
+        except KubeError as error:
+            self._complaints.say("sweep", "claims not read", error)
+        except Exception as error:  # noqa: BLE001 - one claim of any shape must not stop the others
+            self._complaints.say(uid, "claim not compared", error)
 
-    async def _compare(self, record: AllocationRecord) -> None:
-        """Compares a record with its claim: releases it when the claim is forgotten, else takes over reservedFor.
+    async def _compare(self, *records: AllocationRecord) -> None:
+        """Compares records with their claim: releases them when it is forgotten, else takes over reservedFor.
 
         Raises KubeError when the API server does not answer, and Refused when what it says cannot be read: that proves
         nothing. A claim that is reserved for nobody keeps its record, too.
         """
-        document = await self._source.get_claim(record.claim.namespace, record.claim.name)
-        view = claim_of(document, record.claim.uid)
+        claim = records[0].claim
+        view = claim_of(await self._source.get_claim(claim.namespace, claim.name), claim.uid)
+        for record in records:
+            await self._follow_claim(record, view)
+
+    async def _follow_claim(self, record: AllocationRecord, view: ClaimView | None) -> None:
         if view is not None and view.is_for(self._node, record.claim.uid):
             if view.reserved_for and view.results[record.driver] and view.reserved_for != record.reserved_for:
                 await self._store.transact(partial(_set_pods, seen=record, pods=view.reserved_for))

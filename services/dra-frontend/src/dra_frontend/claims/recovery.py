@@ -19,6 +19,7 @@ from numa_contract.config import Config
 from numa_contract.names import ClaimKey
 from numa_node.backoff import Backoff
 from numa_node.log import Complaints
+from numa_node.ticks import until_tick
 
 from dra_frontend.allocation.claim import Refused, claim_of, read_claim, uid_of
 from dra_frontend.allocation.decide import Judged, judge
@@ -31,7 +32,6 @@ from dra_frontend.devices.inventory import Inventory
 
 _log = logging.getLogger(__name__)
 
-ROUND_SECONDS: Final = 1.0
 PATIENCE_SECONDS: Final = 3.0
 """How long a Prepare waits for lost claims to be asked for, so that they get their CPUs back first."""
 _RETRY_SECONDS: Final = (5.0, 600.0)
@@ -79,12 +79,12 @@ class Recovery:
     _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError, Refused))
 
     async def run(self) -> None:
-        """Rebuilds what is lost, every second or as soon as somebody waits for it. Runs for ever."""
+        """Rebuilds what is lost, every two seconds or as soon as somebody waits for it. Runs for ever."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._list_once())
             while True:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(ROUND_SECONDS):
+                    async with asyncio.timeout(until_tick()):
                         await self._wanted.wait()
                 self._wanted.clear()
                 # Whatever went wrong, the next round may succeed.

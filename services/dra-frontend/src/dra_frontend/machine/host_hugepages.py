@@ -19,10 +19,11 @@ from dra_frontend.machine.model import HugepagePool
 PageKey = tuple[int, int]
 """(NUMA node, page size in bytes)."""
 
-# Consecutive samples, one a second, for which an increase must last before it counts; a program may test and release.
-RISE_SAMPLES: Final = 3
+# Consecutive samples, two seconds apart, for which an increase must last before it counts; a program may test and
+# release.
+RISE_SAMPLES: Final = 2
 # The same for a decrease: what was held a moment ago may be taken again, and a promise is not withdrawn lightly.
-FALL_SAMPLES: Final = 10
+FALL_SAMPLES: Final = 5
 
 # cgroupfs driver, systemd driver; --cgroup-root of the kubelet (kind has one) adds a level and, to slices, a prefix.
 _PODS_GROUP = re.compile(r"kubepods(\.slice)?|.+-kubepods\.slice", re.ASCII)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine as it is now: its fingerprint every second, and a full discovery when that has changed."""
+"""The machine as it is now: its fingerprint every two seconds, and a full discovery when that has changed."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Awaitable, Callable
 
 from numa_contract.config import Config
+from numa_node.ticks import next_tick
 
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory, build_inventory
@@ -17,8 +17,6 @@ from dra_frontend.machine.host_hugepages import HostPages, PageKey, held_pages, 
 from dra_frontend.machine.model import Machine
 
 _log = logging.getLogger(__name__)
-
-READ_SECONDS: Final = 1.0
 
 
 def _sample(host: FileTree, cgroups: FileTree, sizes: frozenset[int]) -> tuple[Fingerprint, dict[PageKey, int], bool]:
@@ -80,10 +78,10 @@ class MachineWatch:
         """Hugepages that count as held by host processes."""
         return self._host_pages.counted
 
-    async def run(self, changed: Callable[[], None], every: float = READ_SECONDS) -> None:
-        """Reads every second, and calls ``changed`` after each read, as claims change too. Runs for ever."""
+    async def run(self, changed: Callable[[], None], pause: Callable[[], Awaitable[None]] = next_tick) -> None:
+        """Reads every two seconds, and calls ``changed`` after each read, as claims change too. Runs for ever."""
         while True:
-            await asyncio.sleep(every)
+            await pause()
             try:
                 await self.read()
                 changed()

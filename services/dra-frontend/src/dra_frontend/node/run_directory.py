@@ -18,12 +18,12 @@ from typing import Final, Self
 from numa_contract.names import CLAIMS_LOCK, STATE_SOCKET, check_uid
 from numa_node.addresses import check_socket_path
 from numa_node.files import FileLock
+from numa_node.ticks import next_tick
 
 from dra_frontend.node.sockets import PlacedSocket, listen_unix
 
 _log = logging.getLogger(__name__)
 
-CHECK_SECONDS: Final = 0.5
 # How long an instance waits for another one that is just switching the link.
 _SWITCH_SECONDS: Final = 10.0
 _LEAVE_SECONDS: Final = 2.0
@@ -64,10 +64,10 @@ class RunDirectory:
         return listening
 
     async def keep(self, leads: Callable[[], bool], listen_anew: Callable[[], Awaitable[None]]) -> None:
-        """Checks twice a second, as :meth:`check` does. Runs for ever."""
+        """Checks every two seconds, as :meth:`check` does. Runs for ever."""
         while True:
             await self.check(leads=leads(), listen_anew=listen_anew)
-            await asyncio.sleep(CHECK_SECONDS)
+            await next_tick()
 
     async def check(self, *, leads: bool, listen_anew: Callable[[], Awaitable[None]]) -> None:
         """Lets ``state.sock`` lead here when this instance begins to lead, and while it leads nowhere. Raises nothing.

@@ -9,6 +9,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import is_
 from typing import Final
 
 from numa_contract.cpuset import format_cpu_list
@@ -80,9 +81,15 @@ class Offer:
     counted: bool = False
     """Devices say which of the node's allocatable resources they take from (KEP-5517)."""
     snapshot: Snapshot = field(default_factory=Snapshot)
+    _books: tuple[object, ...] = ()
 
     def refresh(self, inventory: Inventory, ledger: Ledger) -> None:
         """Compares machine and books, and publishes what is different."""
+        # Objects that are replaced when something changes; compared by identity, an idle node pays nothing.
+        books, known = (inventory, ledger.files, *ledger.releasing.values()), self._books
+        if len(books) == len(known) and all(map(is_, books, known)):
+            return
+        self._books = books
         before, self.snapshot = self.snapshot, snapshot(inventory, ledger, self.snapshot)
         for fault in self.snapshot.faults():
             if fault not in before.faults():

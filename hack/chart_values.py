@@ -16,6 +16,10 @@ Texts = dict[str, str]
 Name = Annotated[str, Field(max_length=63, pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$")]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Duration = Annotated[str, Field(pattern=r"^[0-9]+(ms|s|m|h)$")]
+ExtendedResource = Annotated[
+    str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
+]
+"""As in ``resources`` of a container; its domain is not one of Kubernetes."""
 Fraction = Annotated[str, Field(pattern=r"^(100|[1-9]?[0-9])%$")] | Annotated[int, Field(ge=0)]
 
 
@@ -147,6 +151,8 @@ class AdditionalClass(Values):
     name: Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
     selectors: list[str]
     config: list[Kubernetes] = []
+    extended_resource_name: ExtendedResource | None = None
+    """A pod that asks for so many of it gets as many devices of this class, each whole or with its default capacity."""
 
 
 class DeviceClasses(Values):
@@ -159,6 +165,8 @@ class DeviceClasses(Values):
     """Classes for NUMA nodes without CPUs as well."""
     extra_selectors: dict[str, list[str]]
     """More CEL expressions, by class name."""
+    extended_resource: Literal[""] | ExtendedResource
+    """A class of single CPUs as this extended resource; empty: none."""
     additional: list[AdditionalClass]
 
 

@@ -15,6 +15,7 @@ from tests.fakes.apiserver_store import ApiError, Document, Resource
 
 GATES_OF_1_36 = {
     "DRAConsumableCapacity": True,
+    "DRAExtendedResource": True,
     "DRAResourceClaimDeviceStatus": True,
     "DRADeviceTaints": True,
     "DRAPartitionableDevices": True,
@@ -39,6 +40,8 @@ def admit(
 ) -> Document:
     """The document as a server of this release will store it; ApiError 422 with every cause when it is not valid."""
     new = copy.deepcopy(new)
+    if resource.name == "deviceclasses" and not gates["DRAExtendedResource"]:
+        (new.get("spec") or {}).pop("extendedResourceName", None)
     if resource.name == "resourceclaims":
         _prepare_claim(gates, new, old)
     if resource.name != "resourceslices":

@@ -123,7 +123,7 @@ def container_devices(
         if entry is not None:
             by_pod_name[entry["name"]] = cache[claim["metadata"]["namespace"], claim["metadata"]["name"]]
     spec = pod.get("spec") or {}
-    return {
+    given = {
         container["name"]: [
             cdi_id
             for use in (container.get("resources") or {}).get("claims") or []
@@ -132,3 +132,9 @@ def container_devices(
         ]
         for container in spec.get("containers") or []
     }
+    # What the scheduler has made of extended resources is in no spec (KEP-5004).
+    extended = (pod.get("status") or {}).get("extendedResourceClaimStatus") or {}
+    for mapping in extended.get("requestMappings") or []:
+        special = cache[pod["metadata"]["namespace"], extended["resourceClaimName"]]
+        given[mapping["containerName"]] += special.cdi_ids(mapping["requestName"])
+    return given

@@ -44,24 +44,26 @@ class _Search:
     used: dict[tuple[str, str, str], dict[str, int]]
     results: list[tuple[Slot, Candidate, dict[str, str] | None]] = field(default_factory=list)
 
-    def run(self, slots: Sequence[Slot]) -> bool:
-        """True with ``results`` filled when every slot got a device."""
+    def run(self, slots: Sequence[Slot], start: int = 0) -> bool:
+        """True with ``results`` filled when every slot got a device, the first one none before ``start``."""
         if not slots:
             return True
-        for candidate in self.devices:
+        for place, candidate in enumerate(self.devices[start:], start):
             fits, consumed = self._try(slots[0], candidate)
             if not fits:
                 continue
             self.results.append((slots[0], candidate, consumed))
-            if self._constrained() and self._go_on(slots, candidate, consumed):
+            # Devices of one request are tried in ascending order, so that a shared one is not taken twice for it.
+            more = len(slots) > 1 and slots[1] is slots[0]
+            if self._constrained() and self._go_on(slots, candidate, consumed, place + 1 if more else 0):
                 return True
             self.results.pop()
         return False
 
-    def _go_on(self, slots: Sequence[Slot], candidate: Candidate, consumed: dict[str, str] | None) -> bool:
+    def _go_on(self, slots: Sequence[Slot], candidate: Candidate, consumed: dict[str, str] | None, start: int) -> bool:
         before = dict(self.used.get(candidate.key, {})), set(self.taken)
         _account(self.used, self.taken, candidate.key, consumed)
-        if self.run(slots[1:]):
+        if self.run(slots[1:], start):
             return True
         self.used[candidate.key], self.taken = before
         return False

@@ -108,6 +108,13 @@ class AdmissionPolicy(Values):
     tolerate_missing: TolerateMissing
 
 
+class ExistingPods(Switch):
+    """Claims for pods of labelled namespaces that have none, as a MutatingAdmissionPolicy."""
+
+    sizes: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
+    """Numbers of CPUs that those namespaces have templates for."""
+
+
 class RollingUpdate(Values):
     """As in a DaemonSet."""
 
@@ -291,6 +298,7 @@ class ChartValues(Values):
     rbac: Rbac
     admission_policy: AdmissionPolicy
     device_classes: DeviceClasses
+    existing_pods: ExistingPods
     update_strategy: UpdateStrategy
     min_ready_seconds: Annotated[int, Field(ge=0)]
     termination_grace_period_seconds: Annotated[int, Field(ge=1)]

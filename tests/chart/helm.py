@@ -20,6 +20,8 @@ Document = dict[str, Any]
 # Every switch on but serviceMonitor, which excludes podMonitor: each other object that the chart can make is in it.
 EVERYTHING: Document = {
     "networkPolicy": {"apiServerCIDRs": ["10.0.0.1/32", "fd00::1/128"]},
+    "deviceClasses": {"extendedResource": "dra-numa/cpu"},
+    "existingPods": {"enabled": True},
     "resourceQuota": {"enabled": True},
     "openshift": {"scc": {"create": True}},
     "hugepageProvision": {

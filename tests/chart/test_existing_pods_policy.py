@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The policy that gives claims to pods that have none: its CEL, evaluated over pods as the API server presents them.
+
+What only a real server shows: that it takes the types which the mutation names (``Object.spec...``), and merges the
+result as its schema says. Here these are maps, and lists of objects are merged by name.
+"""
+
+import asyncio
+import re
+from fractions import Fraction
+from typing import Any
+
+import cel
+import pytest
+import yaml
+from dra_frontend.allocation.claim import read_claim
+from dra_frontend.devices.quantity import parse_quantity
+
+from tests.chart.helm import CHART, Document, HelmError, render, run
+from tests.chart.schemas import check_object
+from tests.chart.test_examples import cluster, create, inventory
+from tests.chart.test_existing_pods import example
+from tests.fakes.apiserver import ApiServer
+from tests.fakes.scheduler import schedule
+from tests.rigs.decisions import decided
+
+ON = {"existingPods": {"enabled": True, "sizes": [2, 4]}}
+FUNCTIONS: dict[str, Any] = {
+    "quantity": lambda text: float(parse_quantity(text)),
+    "compareTo": lambda one, other: (one > other) - (one < other),
+    "isInteger": lambda value: Fraction(value).denominator == 1,
+    "asInteger": int,
+}
+"""Of the server's environment (k8s.io/apiserver/pkg/cel/library/quantity.go)."""
+
+
+def policy() -> tuple[Document, Document]:
+    """The specs of the policy and of its binding."""
+    found = {one["kind"]: one["spec"] for one in render(ON) if one["kind"].startswith("Mutating")}
+    return found["MutatingAdmissionPolicy"], found["MutatingAdmissionPolicyBinding"]
+
+
+def mutated(pod: Document) -> Document:
+    """The pod as the policy leaves it."""
+    spec, _ = policy()
+    variables: Document = {}
+    context = cel.Context({"object": pod, "variables": variables}, functions=FUNCTIONS)
+    for condition in spec["matchConditions"]:
+        try:
+            if cel.evaluate(condition["expression"], context) is False:
+                return pod
+        except (RuntimeError, ValueError, TypeError):
+            # An error does not count where another condition is false.
+            continue
+    for variable in spec["variables"]:
+        variables[variable["name"]] = cel.evaluate(variable["expression"], context)
+    context.add_variable("variables", variables)
+    (mutation,) = spec["mutations"]
+    assert mutation["patchType"] == "ApplyConfiguration"
+    return dict(_merged(pod, cel.evaluate(_as_maps(mutation["applyConfiguration"]["expression"]), context)))
+
+
+def _as_maps(expression: str) -> str:
+    """Typed objects as plain maps, which this evaluator knows; the type must be the path of its fields."""
+    assert set(re.findall(r"Object[\w.]*(?=\{)", expression)) == {
+        "Object",
+        "Object.spec",
+        "Object.spec.resourceClaims",
+        "Object.spec.containers",
+        "Object.spec.containers.resources",
+        "Object.spec.containers.resources.claims",
+    }
+    return re.sub(r"(\w+): ", r'"\1": ', re.sub(r"Object[\w.]*\{", "{", expression))
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if isinstance(old, dict) and isinstance(new, dict):
+        return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
+    if isinstance(old, list) and isinstance(new, list):
+        by_name = {one["name"]: one for one in old}
+        by_name |= {one["name"]: _merged(by_name.get(one["name"]), one) for one in new}
+        return list(by_name.values())
+    return new
+
+
+def pod(*resources: Document, **spec: Any) -> Document:
+    """A pod with containers of these resources."""
+    containers = [{"name": f"c{number}", "resources": one} for number, one in enumerate(resources)]
+    return {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": containers, **spec}}
+
+
+def equal(cpu: str, memory: str = "1Gi") -> Document:
+    """Requests that are the limits."""
+    return {"requests": {"cpu": cpu, "memory": memory}, "limits": {"cpu": cpu, "memory": memory}}
+
+
+def claims_of(document: Document) -> dict[str, str]:
+    """Template by container."""
+    templates = {one["name"]: one["resourceClaimTemplateName"] for one in document["spec"].get("resourceClaims", [])}
+    return {
+        container["name"]: templates[claim["name"]]
+        for container in document["spec"]["containers"]
+        for claim in container["resources"].get("claims", [])
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([equal("4")], {"c0": "numa-cpus-4"}),
+        ([equal("4000m"), equal("500m"), equal("2")], {"c0": "numa-cpus-4", "c2": "numa-cpus-2"}),
+        (
+            [{"requests": {"cpu": "4", "memory": "1024Mi"}, "limits": {"cpu": "4", "memory": "1Gi"}}],
+            {"c0": "numa-cpus-4"},
+        ),
+    ],
+)
+def test_whole_cpus_of_guaranteed_pods_become_claims(given: list[Document], expected: dict[str, str]) -> None:
+    """One for each container; everything else of the pod stays, so that it is Guaranteed as before."""
+    before = pod(*given, priority=7)
+    after = mutated(before)
+    assert claims_of(after) == expected
+    for one in after["spec"]["containers"]:
+        one["resources"].pop("claims", None)
+    del after["spec"]["resourceClaims"]
+    assert after == before
+
+
+BURSTABLE = {"requests": {"cpu": "4", "memory": "1Gi"}, "limits": {"cpu": "4", "memory": "2Gi"}}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param(pod({}), id="best effort"),
+        pytest.param(pod(BURSTABLE), id="burstable"),
+        pytest.param(pod(equal("4"), {}), id="one container is not"),
+        pytest.param(pod(equal("4"), initContainers=[{"name": "i", "resources": {}}]), id="an init container is not"),
+        pytest.param(pod(equal("2500m")), id="a part of a CPU"),
+        pytest.param(pod(equal("3")), id="a number without a template"),
+        pytest.param(pod(equal("4"), resourceClaims=[{"name": "x"}]), id="has a claim"),
+        pytest.param(pod(equal("4"), resources={"limits": {"cpu": "8"}}), id="resources of the pod"),
+        pytest.param(pod(equal("4"), nodeName="node-a"), id="bound already"),
+    ],
+)
+def test_all_others_are_left_alone(given: Document) -> None:
+    """As the kubelet's static CPU manager leaves them; and those that say themselves what they want."""
+    assert mutated(given) == given
+
+
+def test_it_is_for_namespaces_that_say_so() -> None:
+    """Nobody's pods are changed by an installation."""
+    assert not any(one["kind"].startswith("Mutating") for one in render())
+    spec, binding = policy()
+    assert spec["failurePolicy"] == "Fail"
+    assert binding["matchResources"]["namespaceSelector"] == {"matchLabels": {"dra-driver-numa/existing-pods": "claim"}}
+    with pytest.raises(HelmError):
+        render({"existingPods": {"enabled": True, "sizes": []}})
+
+
+@pytest.mark.parametrize(
+    ("release", "served"), [("1.34", "v1beta1"), ("1.35", "v1beta1"), ("1.36", "v1"), ("1.37", "v1")]
+)
+def test_it_is_valid_in_every_release(release: str, served: str) -> None:
+    """By the version of the API that the release has, an alpha or beta of a vendor's included."""
+    text = run(
+        *("template", "x", str(CHART), "--namespace", "n", "--set", "existingPods.enabled=true"),
+        *("--kube-version", f"{release}.1-vendor.3", "--show-only", "templates/existingpods.yaml"),
+    )
+    for document in yaml.safe_load_all(text):
+        assert document["apiVersion"] == f"admissionregistration.k8s.io/{served}"
+        check_object(document, release)
+
+
+async def test_the_example_is_scheduled_and_prepared() -> None:
+    """The pod that the policy has changed finds its templates, and gets as many CPUs as it has asked for."""
+    found = example("claimed-by-policy")
+    (namespace,) = [one for one in found if one["kind"] == "Namespace"]
+    _, binding = policy()
+    assert (
+        binding["matchResources"]["namespaceSelector"]["matchLabels"].items() <= namespace["metadata"]["labels"].items()
+    )
+    templates = {one["metadata"]["name"]: one["spec"] for one in found if one["kind"] == "ResourceClaimTemplate"}
+    assert templates.keys() == {f"numa-cpus-{size}" for size in ON["existingPods"]["sizes"]}  # type: ignore[attr-defined]
+    (unchanged,) = [one for one in found if one["kind"] == "Pod"]
+    assert claims_of(mutated(unchanged)) == {"work": "numa-cpus-4"}
+    published = inventory("numanode")
+
+    def allocated(server: str) -> Document:
+        claim = {"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": templates["numa-cpus-4"]["spec"]}
+        for document in [*cluster(published), claim]:
+            create(server, document)
+        return schedule(server, "default", "c", pods=[{"name": "unchanged", "uid": "u"}])
+
+    async with ApiServer() as server:
+        view = read_claim(await asyncio.to_thread(allocated, server.url))
+    assert len(decided(view, "dra.cpu", inventory=published).cpus_of()) == 4

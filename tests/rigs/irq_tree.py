@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A directory tree that behaves like /proc/irq and the workqueues of sysfs, as far as sets of CPUs go."""
 
-import errno
-import os
 from pathlib import Path
 
 from nri_backend.quiet.interrupts import DEFAULT, WORKQUEUES, Interrupts
@@ -50,11 +48,11 @@ class IrqTree(Interrupts):
         lists = {path.parent.name: path.read_text().strip() for path in irqs.glob("*/smp_affinity_list")}
         return found | lists
 
-    def write(self, name: str, cpus: frozenset[int]) -> None:
+    def write(self, name: str, cpus: frozenset[int]) -> bool:
         """Writes as the kernel would let us."""
         self.written.append(name)
-        if name in self.managed:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        super().write(name, cpus)
+        if name in self.managed or not super().write(name, cpus):
+            return False
         if name.isdecimal():
             self.set(name, format_cpu_list(cpus))
+        return True

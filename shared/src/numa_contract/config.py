@@ -164,6 +164,8 @@ class Config(Section):
     """What a claim does to the CPU limit of its pod: raises it by the claimed CPUs, lifts it, or leaves it alone."""
     irqs: Literal["move", "leave"] = "move"
     """Whether interrupts and unbound workqueues leave the CPUs of running claims, where /proc/irq can be written."""
+    host_slices: bool = False
+    """Whether system.slice, user.slice and init.scope keep off claimed CPUs."""
     memory_protection: MemoryProtection = MemoryProtection()
     hugepage_guard: bool = True
     """Containers without hugepages cannot reserve any: ``mmap(MAP_HUGETLB)`` fails instead of killing them later."""

@@ -83,7 +83,7 @@ class Backend:
             observer=self._telemetry,
         )
         state = NodeState(config, self._changed)
-        self._quiet = Quiet(state, lambda: self._enforcer.active, settings.kernel_root, settings.own_dir)
+        self._quiet = Quiet(state, lambda: self._enforcer.active, edges.tree, settings)
         state.take_host(read_node())
         self._enforcer = Enforcer(edges, state, settings.pod_uid)
         self._session = RuntimeSession(
@@ -109,7 +109,7 @@ class Backend:
             "leader": self._lead(),
             "reports": self._client.report_forever(),
             "records": self._client.follow_forever(),
-            "interrupts": self._quiet.run_forever(),
+            "quiet": self._quiet.run_forever(),
         }
 
     def pages(self) -> Pages:

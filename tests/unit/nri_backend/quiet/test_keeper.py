@@ -36,7 +36,7 @@ def tree(tmp_path: Path) -> IrqTree:
 
 def kind(tree: IrqTree, look_seconds: float = 60.0) -> Kind:
     store = StoreFile(f"{tree.root}/interrupts.json")
-    return Kind(tree, store, "interrupts", look_seconds, elsewhere=True, remedy="stop it")
+    return Kind(tree, store, "interrupts", look_seconds, elsewhere=True, fought="stop it")
 
 
 def test_interrupts_leave_and_come_back(tree: IrqTree) -> None:

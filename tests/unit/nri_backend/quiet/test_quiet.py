@@ -11,12 +11,14 @@ from nri_backend.containers.state import NodeState
 from nri_backend.limits.difference import Host
 from nri_backend.quiet.interrupts import DEFAULT
 from nri_backend.quiet.quiet import Quiet, vacated
+from nri_backend.settings import Settings, load_settings
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.fakes.waiting import eventually
 from tests.rigs.builders import cpu_record, env_of, files_of
 from tests.rigs.containers import config, container, pod
 from tests.rigs.irq_tree import IrqTree
+from tests.rigs.kernel_tree import KernelTree
 
 ONE = cpu_record("c1", "cpus=2-3")
 NIC = cpu_record("c2", "cpus=4-5", pods=("p2",), irqs="keep")
@@ -35,6 +37,13 @@ def put(state: NodeState, phase: Phase) -> None:
     for id_, record, uid in (("a", ONE, "p1"), ("b", NIC, "p2")):
         tracked = state.assessed(tracked_as(pod(uid), container(id_, *env_of(record), of=uid)))
         state.put(replace(tracked, phase=phase))
+
+
+def settings(root: Path) -> Settings:
+    """Of a node below this directory."""
+    arguments = [f"--host-root={root}", f"--kernel-root={root}", f"--run-dir={root}"]
+    (root / "backend").mkdir()
+    return load_settings(arguments, {"POD_UID": "u", "NODE_NAME": "n"})
 
 
 def test_interrupts_leave_while_a_container_runs() -> None:
@@ -59,7 +68,7 @@ async def test_nothing_happens_before_the_runtime_has_told_its_containers(tmp_pa
     tree, state = IrqTree(tmp_path), node()
     tree.add(24, "0-7")
     active: list[bool] = []
-    quiet = Quiet(state, lambda: bool(active), str(tmp_path), str(tmp_path))
+    quiet = Quiet(state, lambda: bool(active), KernelTree(tmp_path / "cgroup"), settings(tmp_path))
     task = asyncio.create_task(quiet.run_forever())
     put(state, Phase.STARTED)
     for _ in range(2):
@@ -80,5 +89,5 @@ async def test_without_a_root_nothing_is_moved(tmp_path: Path) -> None:
     """Whoever starts the program by hand keeps his interrupts."""
     state = node()
     state.replace_containers(())
-    quiet = Quiet(state, lambda: True, "", str(tmp_path))
-    assert quiet._wanted() is None
+    quiet = Quiet(state, lambda: True, KernelTree(tmp_path / "cgroup"), replace(settings(tmp_path), kernel_root=""))
+    assert quiet._interrupts_wanted() is None

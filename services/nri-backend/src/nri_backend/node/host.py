@@ -14,6 +14,11 @@ class HostError(Exception):
     """The machine cannot be read; nothing can be enforced without knowing its CPUs."""
 
 
+def possible_cpus(host_root: str) -> frozenset[int]:
+    """Returns the CPUs that may ever be online below ``host_root``. OSError or ValueError if that cannot be read."""
+    return parse_cpu_list(Path(host_root, "sys/devices/system/cpu/possible").read_text())
+
+
 def read_host(host_root: str) -> Host:
     """Reads the machine below ``host_root``. HostError."""
     path = Path(host_root, "sys/devices/system/cpu/online")

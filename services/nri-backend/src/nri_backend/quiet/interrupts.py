@@ -46,14 +46,15 @@ class Interrupts:
                     found[name] = cpus
         return found
 
-    def write(self, name: str, cpus: Cpus) -> None:
-        """Writes what they are to say. OSError where the kernel refuses, as it does for managed interrupts."""
-        if name == DEFAULT:
-            self._default.write_text(format_mask(cpus))
-        elif name == WORKQUEUES:
-            (self._workqueues / "cpumask").write_text(format_mask(cpus))
-        else:
-            (self._irqs / name / "smp_affinity_list").write_text(format_cpu_list(cpus))
+    def write(self, name: str, cpus: Cpus) -> bool:
+        """Writes what they are to say; tells whether the kernel took it: managed interrupts it keeps to itself."""
+        masks = {DEFAULT: self._default, WORKQUEUES: self._workqueues / "cpumask"}
+        path = masks.get(name) or self._irqs / name / "smp_affinity_list"
+        try:
+            path.write_text(format_mask(cpus) if name in masks else format_cpu_list(cpus))
+        except OSError:
+            return False
+        return True
 
     def staying(self, names: Iterable[str], taken: Cpus) -> int:
         """Returns how many of these interrupts arrive on taken CPUs: of its set the kernel may use one CPU."""

@@ -54,8 +54,10 @@ class Kind:
     """Between two looks while something is moved: others may have moved it back."""
     elsewhere: bool
     """Whether one that is left without a CPU may go to any that nobody has claimed."""
-    remedy: str = ""
+    fought: str = ""
     """What to do where somebody moves them back all the time; empty: nothing, they are moved again."""
+    stuck: str = ""
+    """Why some stay, and what to do; empty: it cannot be helped."""
 
 
 def vacate(kind: Kind, wanted: Wanted, refused: frozenset[str]) -> Outcome:
@@ -68,17 +70,13 @@ def vacate(kind: Kind, wanted: Wanted, refused: frozenset[str]) -> Outcome:
     planned = plan(movable, store, wanted.taken, wanted.online, elsewhere=kind.elsewhere)
     if planned.writes:
         kind.store.save(planned.before)
-    failed = set()
-    for name, cpus in planned.writes.items():
-        try:
-            kind.things.write(name, cpus)
-        except OSError:
-            failed.add(name)
+    failed = {name for name, cpus in planned.writes.items() if not kind.things.write(name, cpus)}
     after = without(planned.after, store, failed)
     if after != (planned.before if planned.writes else store):
         kind.store.save(after)
     refused = (refused | failed) & present.keys() if wanted.taken else frozenset()
-    left = refused | {name for name, moved in after.items() if not moved.known[-1].isdisjoint(wanted.taken)}
+    now = {**movable, **planned.writes}
+    left = refused | {name for name, cpus in now.items() if not cpus.isdisjoint(wanted.taken)}
     staying = kind.things.staying(left, wanted.taken)
     return Outcome(frozenset(after), refused, staying, len(planned.returned))
 
@@ -100,11 +98,14 @@ class Keeper:
     @property
     def problems(self) -> tuple[str, ...]:
         """What somebody should look at, in words."""
-        kind, fought = self._kind, self._fights >= FIGHT_LOOKS and self._kind.remedy
-        return (
-            *([f"{kind.noun} are not moved off claimed CPUs: {self._error}"] if self._error else ()),
-            *([f"somebody moves {kind.noun} back to claimed CPUs: {kind.remedy}"] if fought else ()),
-        )
+        kind = self._kind
+        found = {
+            f"{kind.noun} are not moved off claimed CPUs: {self._error}": self._error,
+            f"somebody moves {kind.noun} back to claimed CPUs: {kind.fought}": self._fights >= FIGHT_LOOKS
+            and kind.fought,
+            f"{kind.noun} stay on claimed CPUs: {kind.stuck}": self.outcome.staying and kind.stuck,
+        }
+        return tuple(text for text, there in found.items() if there)
 
     def wake(self) -> None:
         """Something has changed that may change what is wanted."""

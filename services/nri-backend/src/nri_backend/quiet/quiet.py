@@ -1,22 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that is kept off claimed CPUs: which CPUs these are, by kind, and what is told of it."""
 
+import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final, NoReturn
+from typing import Final
 
 from nri_backend.containers.container import Phase
 from nri_backend.containers.state import NodeState
+from nri_backend.node.cgroups import CgroupTree
 from nri_backend.quiet.interrupts import Interrupts
 from nri_backend.quiet.keeper import Keeper, Kind, Wanted
 from nri_backend.quiet.moves import Cpus
+from nri_backend.quiet.slices import HostSlices
 from nri_backend.quiet.things import StoreFile
+from nri_backend.settings import Settings
 
-LOOK_SECONDS: Final = 30.0
-_REMEDY: Final = (
-    "if it is irqbalance, set IRQBALANCE_BANNED_CPULIST in its environment file, or stop it; "
-    "docs/exclusive.md, Interrupts"
-)
+INTERRUPT_SECONDS: Final = 30.0
+SLICE_SECONDS: Final = 5.0
+"""Between two looks: a daemon-reload gives host daemons every CPU again."""
+_BALANCED: Final = "if it is irqbalance, set IRQBALANCE_BANNED_CPULIST in its environment file, or stop it"
+_CONFINED: Final = "of the CPUs that their slice may use (AllowedCPUs=) claims have all; allow others, or reserve CPUs"
 _log = logging.getLogger(__name__)
 
 
@@ -27,24 +31,35 @@ def vacated(state: NodeState) -> Cpus:
     return (claimed - frozenset().union(*(held.interrupted for held in running))) & state.host.online
 
 
+def off_host(state: NodeState) -> Cpus:
+    """Returns the CPUs that host daemons leave: all that no other container may use, reserved ones excepted."""
+    return state.held & state.host.online
+
+
 class Quiet:
     """The tasks of this package, for an instance that enforces once the runtime has told its containers."""
 
-    def __init__(self, state: NodeState, active: Callable[[], bool], kernel_root: str, own_dir: str) -> None:
+    def __init__(self, state: NodeState, active: Callable[[], bool], tree: CgroupTree, settings: Settings) -> None:
         self._state = state
         self._active = active
-        interrupts = Interrupts(kernel_root)
-        self._movable = bool(kernel_root) and interrupts.writable
-        store = StoreFile(f"{own_dir}/interrupts.json")
-        kind = Kind(interrupts, store, "interrupts", LOOK_SECONDS, elsewhere=True, remedy=_REMEDY)
-        self._interrupts = Keeper(kind, self._wanted)
-        if kernel_root and not self._movable:
-            _log.warning("interrupts stay where they are: proc/irq cannot be written", extra={"below": kernel_root})
+        interrupts = Interrupts(settings.kernel_root)
+        self._movable = bool(settings.kernel_root) and interrupts.writable
+        store = StoreFile(f"{settings.own_dir}/interrupts.json")
+        kind = Kind(interrupts, store, "interrupts", INTERRUPT_SECONDS, elsewhere=True, fought=_BALANCED)
+        self._interrupts = Keeper(kind, self._interrupts_wanted)
+        store = StoreFile(f"{settings.own_dir}/host-slices.json")
+        kind = Kind(
+            HostSlices(tree, settings.host_root), store, "host daemons", SLICE_SECONDS, elsewhere=False, stuck=_CONFINED
+        )
+        self._slices = Keeper(kind, self._slices_wanted)
+        if settings.kernel_root and not self._movable:
+            where = {"below": settings.kernel_root}
+            _log.warning("interrupts stay where they are: proc/irq cannot be written", extra=where)
 
     @property
     def problems(self) -> tuple[str, ...]:
         """What somebody should look at, in words."""
-        return self._interrupts.problems
+        return self._interrupts.problems + self._slices.problems
 
     def gauges(self) -> dict[str, float]:
         """Returns the metrics as of now."""
@@ -54,13 +69,22 @@ class Quiet:
     def wake(self) -> None:
         """The state has changed, or this instance has become the active one."""
         self._interrupts.wake()
+        self._slices.wake()
 
-    async def run_forever(self) -> NoReturn:
-        """Moves and gives back."""
-        await self._interrupts.run_forever()
+    async def run_forever(self) -> None:
+        """Moves and gives back; never returns."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._interrupts.run_forever(), name="interrupts")
+            tasks.create_task(self._slices.run_forever(), name="host slices")
 
-    def _wanted(self) -> Wanted | None:
-        if not (self._movable and self._active() and self._state.told):
+    def _interrupts_wanted(self) -> Wanted | None:
+        moved = self._state.config.irqs == "move"
+        return self._wanted(vacated, moved=moved) if self._movable else None
+
+    def _slices_wanted(self) -> Wanted | None:
+        return self._wanted(off_host, moved=self._state.config.host_slices)
+
+    def _wanted(self, taken: Callable[[NodeState], Cpus], *, moved: bool) -> Wanted | None:
+        if not (self._active() and self._state.told):
             return None
-        moves = self._state.config.irqs == "move"
-        return Wanted(vacated(self._state) if moves else frozenset(), self._state.host.online)
+        return Wanted(taken(self._state) if moved else frozenset(), self._state.host.online)

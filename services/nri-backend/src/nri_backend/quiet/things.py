@@ -21,8 +21,8 @@ class Things(Protocol):
     def present(self, taken: Cpus, moved: Collection[str]) -> dict[str, Cpus]:
         """Returns what things say: those that were moved, and at least those others that are on taken CPUs."""
 
-    def write(self, name: str, cpus: Cpus) -> None:
-        """Gives a thing another set. OSError where the kernel refuses it."""
+    def write(self, name: str, cpus: Cpus) -> bool:
+        """Gives a thing another set; tells whether it could. OSError where that is no property of the thing."""
 
     def staying(self, names: Collection[str], taken: Cpus) -> int:
         """Returns how many of those that could not be moved are really at work on taken CPUs."""

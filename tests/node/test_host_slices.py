@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host daemons keep off claimed CPUs where the operator wants it."""
+
+import subprocess
+
+import pytest
+from numa_contract.cpuset import format_cpu_list
+
+from tests.node.rig import kernel
+from tests.node.rig.cluster import Cluster
+from tests.node.rig.kernel import Cgroup
+from tests.node.rig.wait import until
+from tests.stage.pods import cpus
+
+pytestmark = [pytest.mark.profile("containerd-1.7"), pytest.mark.configuration(hostSlices=True)]
+SYSTEM, INIT = Cgroup("/system.slice"), Cgroup("/init.scope")
+CPUS = kernel.online_cpus()
+
+
+def set_property(value: str) -> None:
+    """As an administrator confines a unit, until the next boot."""
+    subprocess.run(["systemctl", "set-property", "--runtime", "init.scope", f"AllowedCPUs={value}"], check=True)
+
+
+def allowed() -> tuple[frozenset[int], frozenset[int]]:
+    """What both may use by what they say; where that is nothing, every CPU."""
+    return SYSTEM.cpus("cpuset.cpus") or CPUS, INIT.cpus("cpuset.cpus") or CPUS
+
+
+def test_host_daemons_leave_claimed_cpus(cluster: Cluster) -> None:
+    """From Prepare on, sshd and the runtime too; after a daemon-reload; and with their own bounds afterwards."""
+    daemon = int(subprocess.run(["pidof", "-s", "containerd"], check=True, capture_output=True).stdout)
+    before = allowed()
+    db = cluster.pod(cpus(3, numa_node=1))
+    until(lambda: not (SYSTEM.cpus() | INIT.cpus()) & db.cpus, "both have left")
+    assert kernel.cpus_allowed(daemon) == SYSTEM.cpus() == CPUS - db.cpus
+    db.run()
+    set_property("0-5")
+    try:
+        subprocess.run(["systemctl", "daemon-reload"], check=True)
+        confined = frozenset(range(6)) - db.cpus
+        until(lambda: SYSTEM.cpus() == CPUS - db.cpus and INIT.cpus() == confined, "both are put right")
+        db.end()
+        until(lambda: allowed() == (before[0], frozenset(range(6))), "both have their own bounds")
+    finally:
+        set_property(format_cpu_list(CPUS))
+
+
+def test_a_killed_backend_leaves_host_daemons_free(cluster: Cluster) -> None:
+    """The next one goes on from what the former one has kept, and gives it back when the claim ends."""
+    before = allowed()
+    db = cluster.pod(cpus(2, numa_node=1))
+    until(lambda: not (SYSTEM.cpus() | INIT.cpus()) & db.cpus, "both have left")
+    cluster.instance.kill_backend()
+    assert not (SYSTEM.cpus() | INIT.cpus()) & db.cpus
+    cluster.wait_ready()
+    db.end()
+    until(lambda: allowed() == before, "all is as before")

@@ -8,7 +8,8 @@
 # machine after another when several profiles are named (default: all). pytest arguments count from tests/node/.
 #   --keep    leave the machine running and use it again next time
 # Variables: NODE_VM_CACHE (layers and logs), NODE_VM_MIRROR (Debian mirror), PYTHON (with pip; default .venv/bin/python),
-# ALIGNED_PODS (how many pods test_aligned.py runs; default 12), PATIENCE (how many times as long everything may take; default 1).
+# ALIGNED_PODS (how many pods test_aligned.py runs; default 12), PATIENCE (how many times as long everything may take; default 1),
+# EXCLUSIVITY (cpuExclusivity of tests that do not say another; default auto).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/vm/env.sh"
@@ -65,7 +66,7 @@ run_profile() { # run_profile NAME PYTEST-ARGUMENT...: the status of pytest
     (cd "$ROOT" && push_images) || fail "the images could not be put in"
     phase "images"
   fi
-  guest "cd /opt/numa/src/tests/node && exec env ALIGNED_PODS=${ALIGNED_PODS:-12} PATIENCE=$PATIENCE python3 -m pytest -o timeout=$((480 * PATIENCE))${1+$(printf ' %q' "$@")}" </dev/null &
+  guest "cd /opt/numa/src/tests/node && exec env ALIGNED_PODS=${ALIGNED_PODS:-12} PATIENCE=$PATIENCE EXCLUSIVITY=${EXCLUSIVITY:-auto} python3 -m pytest -o timeout=$((480 * PATIENCE))${1+$(printf ' %q' "$@")}" </dev/null &
   wait $! || status=$? # in the background, so that a signal to this script is heard at once
   phase tests
   guest 'cat /var/log/numa-node/figures.txt 2>/dev/null' || true

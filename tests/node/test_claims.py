@@ -107,6 +107,8 @@ def test_every_free_cpu_can_be_claimed(cluster: Cluster) -> None:
     plain = cluster.node.pod("web").run()
     pods = [cluster.pod(cpus(2, numa_node=0)), cluster.pod(cpus(3, numa_node=1)), cluster.pod(cpus(1, numa_node=1))]
     assert not pods[1].cpus & pods[2].cpus
+    for pod in pods:
+        pod.run()
     assert frozenset().union(*(pod.cpus for pod in pods)) == ALL - RESERVED
     until(lambda: plain.cpus_allowed == RESERVED, "the plain container shares the reserved CPUs")
     for pod in pods:

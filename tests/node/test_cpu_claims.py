@@ -9,7 +9,7 @@ from tests.node.rig import kernel
 from tests.node.rig.claims import cpu_config
 from tests.node.rig.cluster import RESERVED, Cluster
 from tests.node.rig.cri import CriError
-from tests.node.rig.marks import both_drivers
+from tests.node.rig.marks import both_drivers, in_pool_mode
 from tests.node.rig.pods import Container
 from tests.node.rig.wait import until
 from tests.stage.pods import cpus
@@ -44,6 +44,7 @@ def test_two_claims_never_meet(cluster: Cluster) -> None:
 
 
 @both_drivers
+@in_pool_mode
 def test_everybody_without_a_claim_makes_way_and_comes_back(cluster: Cluster) -> None:
     """Static pods, pods of every QoS class, init containers and restarted ones share what claims leave, always."""
     static = {"kubernetes.io/config.source": "file", "kubernetes.io/config.hash": "0123456789abcdef"}

@@ -11,6 +11,7 @@ from tests.node.rig import figures, kernel
 from tests.node.rig.claims import ClaimPod
 from tests.node.rig.cluster import RESERVED, Cluster
 from tests.node.rig.kernel import Cgroup
+from tests.node.rig.marks import in_pool_mode
 from tests.node.rig.node import CDI_DIRECTORY
 from tests.node.rig.pods import Container
 from tests.node.rig.wait import until
@@ -32,6 +33,7 @@ def is_true(box: Container, pod: ClaimPod, size: int) -> bool:
 
 
 @pytest.mark.core
+@in_pool_mode
 def test_a_killed_backend_puts_everything_right_when_it_is_back(cluster: Cluster) -> None:
     """Killed after Prepare, after CreateContainer and while containers run: what started unseen is pinned or moved."""
     running = cluster.pod(cpus(2, numa_node=0))
@@ -93,6 +95,7 @@ def test_a_killed_frontend_has_lost_no_claim(cluster: Cluster) -> None:
 
 
 @pytest.mark.core
+@in_pool_mode
 def test_a_restarted_runtime_gets_its_plugin_back(cluster: Cluster) -> None:
     """Stopped in order or killed, containerd comes back to running and prepared claims; the backend connects again."""
     plain = cluster.node.pod("web").run()

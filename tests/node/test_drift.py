@@ -12,7 +12,7 @@ from tests.node.rig import kernel
 from tests.node.rig.claims import ClaimPod
 from tests.node.rig.cluster import RESERVED, Cluster
 from tests.node.rig.cri import CriError
-from tests.node.rig.marks import both_drivers
+from tests.node.rig.marks import both_drivers, in_pool_mode
 from tests.node.rig.pods import Resources
 from tests.node.rig.wait import until
 from tests.stage.pods import cpus, hugepages, memory
@@ -59,6 +59,7 @@ def test_a_container_that_cannot_be_made_true_is_refused(cluster: Cluster) -> No
 
 
 @pytest.mark.core
+@in_pool_mode
 def test_what_others_write_is_repaired(cluster: Cluster) -> None:
     """A wrong cpuset of a claim's and of a plain container lasts about a second, a wrong page limit about five."""
     plain = cluster.node.pod("web").run()
@@ -83,6 +84,7 @@ def test_what_others_write_is_repaired(cluster: Cluster) -> None:
 
 
 @both_drivers
+@in_pool_mode
 def test_other_resources_do_not_move_a_claim(cluster: Cluster) -> None:
     """An update by the kubelet (a resize, a static CPU manager) or by systemctl leaves CPUs and pages to the claim."""
     plain = cluster.node.pod("web").run()

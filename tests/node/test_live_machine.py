@@ -2,9 +2,7 @@
 """A machine that changes under a running driver: CPUs offline and online, hugepages made and freed."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -15,23 +13,6 @@ from tests.stage.pods import cpus
 
 ALL = kernel.online_cpus()
 POOL = ALL - RESERVED
-
-
-def switch(cpu: int, online: bool) -> None:
-    """Takes a CPU from the kernel, or gives it back."""
-    Path(f"/sys/devices/system/cpu/cpu{cpu}/online").write_text(str(int(online)))
-
-
-@contextmanager
-def offline(*cpus: int) -> Iterator[None]:
-    """Some CPUs are gone for the length of a block."""
-    try:
-        for cpu in cpus:
-            switch(cpu, online=False)
-        yield
-    finally:
-        for cpu in cpus:
-            switch(cpu, online=True)
 
 
 def size_of(cluster: Cluster, device: str, capacity: str) -> str:
@@ -55,7 +36,7 @@ def test_slices_follow_cpus_that_go_and_come(cluster: Cluster) -> None:
     box, claimed = db.run(), db.cpus
     free, taken = max(kernel.node_cpus(1) - claimed), max(claimed)
     assert size_of(cluster, "cpudevnuma001", "dra.cpu/cpu") == "4"
-    with offline(free, taken):
+    with kernel.offline(free, taken):
         noted(
             "CPUs offline until the slice is smaller", lambda: size_of(cluster, "cpudevnuma001", "dra.cpu/cpu") == "2"
         )

@@ -16,12 +16,19 @@ POD = f"{PODS}/kubepods-burstable-podp1.slice"
 
 
 def config(
-    reserved: str = "", *, lazy: bool = False, guard: bool = False, quota: Literal["raise", "lift", "keep"] = "raise"
+    reserved: str = "",
+    *,
+    lazy: bool = False,
+    guard: bool = False,
+    quota: Literal["raise", "lift", "keep"] = "raise",
+    exclusivity: Literal["auto", "partition", "pool"] = "auto",
 ) -> Config:
     """What an operator has chosen."""
     pool = SharedPool(grow="lazy" if lazy else "immediate")
     cpus = parse_cpu_list(reserved)
-    return Config(reserved_cpus=cpus, shared_pool=pool, hugepage_guard=guard, cpu_quota=quota)
+    return Config(
+        reserved_cpus=cpus, shared_pool=pool, hugepage_guard=guard, cpu_quota=quota, cpu_exclusivity=exclusivity
+    )
 
 
 def entitlement_of(*records: AllocationRecord) -> Entitlement:

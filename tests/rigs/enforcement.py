@@ -26,6 +26,7 @@ from numa_node.claim_directory import ClaimDirectory
 from tests.rigs.builders import env_of, write_claim
 from tests.rigs.containers import config, container, pod
 from tests.rigs.kernel_tree import SIZES, KernelTree
+from tests.rigs.partition_tree import PARTITION, PartitionTree
 
 
 def edges_of(
@@ -54,6 +55,7 @@ class Node:
         lazy: bool = False,
         guard: bool = False,
         cpu_quota: Literal["raise", "lift", "keep"] = "raise",
+        exclusivity: Literal["auto", "partition", "pool"] = "auto",
         tree: Callable[[Path], KernelTree] = KernelTree,
         proofs: type[Proofs] = Proofs,
     ) -> None:
@@ -62,7 +64,7 @@ class Node:
         self.cdi = root / "cdi"
         self.cdi.mkdir(exist_ok=True)
         self.kernel = tree(root / "cgroup")
-        self.host = Host(parse_cpu_list("0-7"), SIZES)
+        self.host = Host(parse_cpu_list("0-7"), SIZES, partitions=isinstance(self.kernel, PartitionTree))
         self.counts = Telemetry()
         self.ahead = 0.0
         """Seconds that the audit's clock is ahead."""
@@ -76,7 +78,7 @@ class Node:
             observer=self.counts,
             clock=lambda: time.monotonic() + self.ahead,
         )
-        state = NodeState(config(reserved, lazy=lazy, guard=guard, quota=cpu_quota))
+        state = NodeState(config(reserved, lazy=lazy, guard=guard, quota=cpu_quota, exclusivity=exclusivity))
         state.take_host(self.host)
         self.enforcer = Enforcer(edges, state, "own-pod")
 
@@ -168,6 +170,10 @@ class Node:
     def quota(self, path: str) -> str:
         """The CPU limit that the kernel has for a cgroup, in microseconds."""
         return self.kernel.get(path, "cpu.max").partition(" ")[0]
+
+    def partition(self, path: str) -> str:
+        """What the kernel says that a cgroup is."""
+        return self.kernel.get(path, PARTITION)
 
     def cpus(self, path: str) -> str:
         """What the kernel shows."""

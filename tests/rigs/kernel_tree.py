@@ -99,6 +99,9 @@ class KernelTree(CgroupTree):
 
     def settle(self, path: str) -> None:
         """Computes the effective sets of a cgroup and of all below it."""
+        self._settle(path)
+
+    def _settle(self, path: str) -> None:
         directory = f"{self.root}/{path}"
         above = directory.rpartition("/")[0]
         for name, everything in (("cpuset.cpus", self.online), ("cpuset.mems", self.nodes)):
@@ -110,7 +113,7 @@ class KernelTree(CgroupTree):
         with os.scandir(directory) as entries:
             children = [entry.name for entry in entries if entry.is_dir()]
         for child in children:
-            self.settle(f"{path}/{child}")
+            self._settle(f"{path}/{child}")
 
 
 def _read(file: str) -> str | None:

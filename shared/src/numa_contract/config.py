@@ -153,6 +153,8 @@ class Config(Section):
     reserved_cpus: Annotated[CpuList, Field(alias="reservedCPUs")] = frozenset()
     """CPUs for the system: never in a claim; in the shared pool only when claims hold every other CPU."""
     reserved_memory: tuple[ReservedMemory, ...] = ()
+    cpu_exclusivity: Literal["auto", "partition", "pool"] = "auto"
+    """Who keeps others off claimed CPUs: the kernel where it can, the kernel or the claim is refused, or the pool."""
     shared_pool: SharedPool = SharedPool()
     min_shared_cpus: Annotated[int, Field(ge=0, le=HIGHEST_CPU, strict=True)] | None = Field(
         default=None, alias="minSharedCPUs"

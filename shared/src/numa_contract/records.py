@@ -160,6 +160,8 @@ class CpuParameters(RecordPart):
     """``off`` (no CFS quota where the claim covers the limit) or ``keep``."""
     irqs: str = "move"
     """``move`` (interrupts leave the CPUs while they are in use) or ``keep``."""
+    isolation: str = "exclusive"
+    """``exclusive`` (threads are balanced over the claim's CPUs) or ``isolated`` (they stay where they are put)."""
 
 
 class MemoryMount(RecordPart):

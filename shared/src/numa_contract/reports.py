@@ -57,7 +57,13 @@ class ContainerReport(Document):
     unknown_claims: tuple[ClaimUse, ...] = ()
     """Claims that the environment names and for which there is no record, or none that names the pod."""
     cpus: CpuSet = frozenset()
-    """``cpuset.cpus.effective`` as last read; empty when it could not be read."""
+    """``cpuset.cpus.effective`` as last read; empty when it could not be read.
+
+    Of a container without claimed CPUs, where the kernel keeps it off those of others: what ``cpuset.cpus`` allows."""
+    exclusivity: str = ""
+    """Who keeps others off its CPUs: ``partition`` or ``isolated`` (the kernel), or ``pool``; empty without a claim."""
+    pooled: str = ""
+    """Why that is the pool, where the kernel could have done it."""
     mems: CpuSet = frozenset()
     limits: dict[str, str] = Field(default_factory=dict)
     """Limits that its claims have set, as last read: the files of its cgroup by name, ``max`` is none."""
@@ -121,6 +127,8 @@ class BackendStatus(Document):
     runtime: str = ""
     pool: CpuSet = frozenset()
     """CPUs that containers without a claim may use."""
+    partitioned: CpuSet = frozenset()
+    """CPUs that the kernel keeps for claim containers, as cpuset partitions."""
     kubelet_pins: tuple[str, ...] = ()
     """What the kubelet's own static managers were seen to assign: ``cpu``, ``memory``."""
     problems: tuple[str, ...] = ()

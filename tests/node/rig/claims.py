@@ -13,6 +13,7 @@ from numa_contract.cpuset import parse_cpu_list
 from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER, cdi_file_name, cpu_env_key
 
 from tests.node.rig.node import CDI_DIRECTORY
+from tests.node.rig.pod_cgroups import Qos
 from tests.node.rig.pods import FOREVER, Container, Pod, Resources
 from tests.node.rig.wait import until
 from tests.stage.pods import opaque
@@ -55,9 +56,12 @@ def memory_config(*requests: str, **fields: Any) -> dict[str, Any]:
 class ClaimPod:
     """Its claims are allocated when this is built; everything else happens when it is asked for."""
 
-    def __init__(self, cluster: "Cluster", name: str, wishes: Sequence[Wish], *, overcommit: bool = False) -> None:
+    def __init__(
+        self, cluster: "Cluster", name: str, wishes: Sequence[Wish], *, qos: Qos, overcommit: bool = False
+    ) -> None:
         self._cluster = cluster
         self.name = name
+        self._qos = qos
         self.uid = str(uuid.uuid4())
         made = [(f"{name}-claim{number or ''}", wish) for number, wish in enumerate(wishes)]
         reference = {"name": name, "uid": self.uid}
@@ -65,7 +69,7 @@ class ClaimPod:
         self.cdi: list[str] = []
         """Devices of all its claims."""
         self._starts = 0
-        self._sandbox: Future[Pod] | None = cluster.at_once(lambda: cluster.node.pod(name, uid=self.uid))
+        self._sandbox: Future[Pod] | None = cluster.at_once(self._make_sandbox)
 
     @property
     def claim_uid(self) -> str:
@@ -102,8 +106,11 @@ class ClaimPod:
     def sandbox(self) -> Pod:
         """The pod's sandbox, made beside everything else. Its group allows no hugepages, as the kubelet leaves it."""
         if self._sandbox is None:
-            self._sandbox = self._cluster.at_once(lambda: self._cluster.node.pod(self.name, uid=self.uid))
+            self._sandbox = self._cluster.at_once(self._make_sandbox)
         return self._sandbox.result()
+
+    def _make_sandbox(self) -> Pod:
+        return self._cluster.node.pod(self.name, uid=self.uid, qos=self._qos)
 
     def create(self, name: str = "main", command: Sequence[str] = FOREVER, **options: Any) -> Container:
         """A container with the devices of all claims; CriError when it is refused."""

@@ -2,6 +2,7 @@
 """The rest of a cluster around the node: API server and scheduler, the kubelet's DRA part, and our driver's pods."""
 
 import json
+import os
 import statistics
 import time
 import uuid
@@ -18,6 +19,7 @@ from tests.node.rig.claims import ClaimPod, Wish
 from tests.node.rig.figures import HookTimes
 from tests.node.rig.instance import Instance
 from tests.node.rig.node import Node
+from tests.node.rig.pod_cgroups import Qos
 from tests.node.rig.services import Services
 from tests.node.rig.wait import until
 from tests.stage.settings import CLASSES
@@ -34,6 +36,7 @@ _CHECKPOINT = _KUBELET_ROOT / "dra_manager_state"
 _KUBECONFIG, _PORT, _CONTROL, _CONFIG = (
     Path("/run/node-test", name) for name in ("kubeconfig", "port", "kubelet.sock", "config.yaml")
 )
+_USUAL = {"cpuExclusivity": os.environ.get("EXCLUSIVITY", "auto")}
 T = TypeVar("T")
 
 
@@ -79,6 +82,7 @@ class Cluster:
 
     def configure(self, settings: Mapping[str, Any]) -> None:
         """Restarts both services with other settings, where they are not in force; keys of the configuration file."""
+        settings = {key: value for key, value in settings.items() if value != _USUAL.get(key)}
         if settings == self._settings:
             return
         self.instance.note_times()
@@ -97,7 +101,7 @@ class Cluster:
             "memoryProtection": protection,
         }
         # JSON is YAML.
-        _CONFIG.write_text(json.dumps(base | self._settings))
+        _CONFIG.write_text(json.dumps(base | _USUAL | self._settings))
 
     def _stand_in(self, name: str, *arguments: str) -> None:
         self.services.module(name, f"tests.fakes.{name}", *arguments, env={"PYTHONPATH": str(_SOURCE)}).start()
@@ -187,15 +191,20 @@ class Cluster:
         self.api(f"{_CLAIMS}/{name}", "DELETE")
 
     def pod(
-        self, *requests: Mapping[str, Any], prepare: bool = True, overcommit: bool = False, **wish: Any
+        self,
+        *requests: Mapping[str, Any],
+        prepare: bool = True,
+        overcommit: bool = False,
+        qos: Qos = "burstable",
+        **wish: Any,
     ) -> ClaimPod:
         """A pod with one claim, prepared unless told otherwise; its sandbox is being made. `wish`: as Wish."""
-        return self.pod_of(Wish(requests, **wish), prepare=prepare, overcommit=overcommit)
+        return self.pod_of(Wish(requests, **wish), prepare=prepare, overcommit=overcommit, qos=qos)
 
-    def pod_of(self, *wishes: Wish, prepare: bool = True, overcommit: bool = False) -> ClaimPod:
+    def pod_of(self, *wishes: Wish, prepare: bool = True, overcommit: bool = False, qos: Qos = "burstable") -> ClaimPod:
         """As pod, with several claims, all used by every container of it."""
         self._made += 1
-        pod = ClaimPod(self, f"pod-{self._made}", wishes, overcommit=overcommit)
+        pod = ClaimPod(self, f"pod-{self._made}", wishes, qos=qos, overcommit=overcommit)
         self._pods.append(pod)
         if prepare:
             pod.prepare()

@@ -2,7 +2,8 @@
 """What the kernel itself says: processes, control groups, NUMA nodes and hugepages. Reads only."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,6 +102,27 @@ def node_cpus(node: int) -> frozenset[int]:
 
 def online_cpus() -> frozenset[int]:
     return parse_cpu_list(Path("/sys/devices/system/cpu/online").read_text())
+
+
+def isolated_cpus() -> frozenset[int]:
+    """CPUs without load balancing, by boot parameters and by isolated partitions."""
+    return parse_cpu_list((CGROUPS / "cpuset.cpus.isolated").read_text())
+
+
+@contextmanager
+def offline(*cpus: int) -> Iterator[None]:
+    """Some CPUs are gone for the length of a block."""
+    try:
+        for cpu in cpus:
+            _switch(cpu, online=False)
+        yield
+    finally:
+        for cpu in cpus:
+            _switch(cpu, online=True)
+
+
+def _switch(cpu: int, *, online: bool) -> None:
+    Path(f"/sys/devices/system/cpu/cpu{cpu}/online").write_text(str(int(online)))
 
 
 def siblings(cpu: int) -> frozenset[int]:

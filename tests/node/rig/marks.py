@@ -6,3 +6,5 @@ import pytest
 both_drivers = pytest.mark.parametrize("cgroup_driver", ["systemd", "cgroupfs"], indirect=True)
 every_machine = pytest.mark.profile("default", "one-gig")
 each_runtime = pytest.mark.profile("default", "containerd-1.7")
+in_pool_mode = pytest.mark.configuration(cpuExclusivity="pool")
+"""For what only the pool does: others make way when a claim is prepared, and are audited every second."""

@@ -72,11 +72,12 @@ class Backend:
         self._readiness = Readiness()
         self._telemetry = Telemetry()
         self._news = asyncio.Event()
-        read_node = partial(read_host, settings.host_root)
         config = settings.config
+        tree = CgroupTree(config.cgroup_root)
+        read_node = partial(read_host, settings.host_root, tree)
         edges = Edges(
             directory=ClaimDirectory(config.cdi_dir),
-            tree=CgroupTree(config.cgroup_root),
+            tree=tree,
             read_host=read_node,
             proofs=Proofs(settings.own_dir, settings.former_lock),
             leadership=lambda: lock.leadership,
@@ -140,7 +141,7 @@ class Backend:
 
     def status(self) -> BackendStatus:
         """Returns the lease as of now."""
-        link, enforcer = self._session.status, self._enforcer
+        link, enforcer, pool = self._session.status, self._enforcer, self._enforcer.state.pool
         problems = (*self._quiet.problems, *enforcer.problems)[:MAX_PROBLEMS]
         return BackendStatus(
             software=__version__,
@@ -150,7 +151,8 @@ class Backend:
             enforced=self._lock.fresh,
             synchronized=link.synchronized,
             runtime=" ".join(filter(None, (link.runtime_name, link.runtime_version))),
-            pool=enforcer.state.pool,
+            pool=pool.shared - pool.partitioned,
+            partitioned=pool.partitioned,
             problems=tuple(cut_answer(problem) for problem in problems),
             counters={name: float(count) for name, count in self._telemetry.counters.items()},
             metrics=self._telemetry.metrics(
@@ -158,7 +160,9 @@ class Backend:
                 connected=link.connected,
                 synchronized=link.synchronized,
                 active=self._enforcer.active,
-                pool_cpus=len(enforcer.state.pool),
+                pool_cpus=len(pool.shared - pool.partitioned),
+                partitioned_cpus=len(pool.partitioned),
+                pooled_containers=sum(bool(tracked.pooled) for tracked in enforcer.state),
                 claims=len(enforcer.state.files),
                 **self._quiet.gauges(),
             ),

@@ -22,6 +22,8 @@ GAUGES: Final = {
     "synchronized": "Whether the runtime's state was taken over and events flow.",
     "active": "Whether this instance holds the lock and enforces.",
     "pool_cpus": "CPUs for containers without a claim.",
+    "partitioned_cpus": "CPUs that the kernel keeps for claim containers.",
+    "pooled_containers": "Claim containers that the kernel should keep others off, and that the pool does it for.",
     "claims": "Claim records known.",
     "interrupts_moved": "Interrupts that were moved off claimed CPUs.",
     "interrupts_staying": "Interrupts on claimed CPUs that cannot be moved.",

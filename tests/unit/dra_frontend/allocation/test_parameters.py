@@ -83,8 +83,8 @@ def test_every_field_arrives() -> None:
     assert wish(opaque(first), opaque(second)) == CpuParameters(
         full_physical_cores=True, l3="required", isolated="only", core_type="performance", quota="keep", irqs="keep"
     )
-    given = wish(opaque({"strategy": "spread", "numa": "distribute"}))
-    assert given == CpuParameters(strategy="spread", numa="distribute")
+    given = wish(opaque({"strategy": "spread", "numa": "distribute", "isolation": "isolated"}))
+    assert given == CpuParameters(strategy="spread", numa="distribute", isolation="isolated")
     fields = {"binding": "interleave", "limit": "claim", "protect": "min", "high": 0.9}
     assert memory_wish(memory_opaque({**fields, "sharing": "pod"})) == MemoryParameters.model_validate(fields)
     mount = {"path": "/dev/hugepages", "mode": "1777"}
@@ -193,8 +193,8 @@ def test_contradictions_are_refused(config: list[Entry], text: str) -> None:
 def test_a_claim_may_name_its_cpus_in_machine_mode() -> None:
     """Only there, only by the claim, once for a request, and beside it nothing that chooses CPUs."""
     named = opaque({"cpuset": "2-3"}, "cpus")
-    assert wish(named, opaque({"quota": "keep", "sharing": "pod"}), inventory=WHOLE) == CpuParameters(
-        cpuset=frozenset({2, 3}), quota="keep"
+    assert wish(named, opaque({"quota": "keep", "isolation": "isolated"}), inventory=WHOLE) == CpuParameters(
+        cpuset=frozenset({2, 3}), quota="keep", isolation="isolated"
     )
     assert "only in groupBy machine, and this node publishes its CPUs by numanode" in fault(of_cpus(named))
     for config, text in [

@@ -25,7 +25,7 @@ from numa_contract.config import Config
 from numa_contract.names import DRIVERS
 from numa_contract.reports import MAX_STATE_BYTES
 
-from tests.rigs.builders import NODE, cpus, memory
+from tests.rigs.builders import NODE, cpus, memory, report
 from tests.rigs.decisions import INVENTORY, decided, holding, view
 from tests.rigs.trees import MemoryTree, small_machine
 
@@ -99,6 +99,16 @@ async def endpoint(tmp_path: Path) -> AsyncIterator[Endpoint]:
             await serving
     placed.remove()
     listening.close()
+
+
+async def test_who_keeps_others_off_a_cpu_is_told(endpoint: Endpoint) -> None:
+    """As the backend reports it of the container that uses the claim; nothing while no container does."""
+    assert "exclusivity" not in (await endpoint.get("/v1/cpus"))[1]
+    for fields in ({"exclusivity": "partition"}, {"exclusivity": "pool", "pooled": "the kernel refused"}):
+        user = report("c", claims=[{"uid": "u", "driver": "dra.cpu"}], **fields)
+        endpoint.backend.containers = {"c": user}
+        shown = (await endpoint.get("/v1/cpus"))[1]
+        assert {key: shown.get(key) for key in fields} == fields
 
 
 async def test_everything_can_be_looked_at(endpoint: Endpoint) -> None:

@@ -5,17 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from nri_backend.claims.entitlement import MemoryGrant, claimed_cpus, shared_pool
+from nri_backend.claims.entitlement import MemoryGrant
 from nri_backend.limits.claimed import memory_limits
 from nri_backend.limits.difference import Wanted
 from nri_backend.nri.model import MemoryPolicy
-from numa_contract.cdi import ClaimFile
-from numa_contract.cpuset import parse_cpu_list
-from numa_contract.records import MemoryMount
+from numa_contract.records import CpuParameters, MemoryMount
 
-from tests.rigs.builders import MI, memory_record
+from tests.rigs.builders import MI, cpu_record, memory_record
 from tests.rigs.containers import entitlement_of
 
 PLAIN, TWO = 4096, 2 * MI
@@ -104,36 +100,21 @@ def test_two_claims_must_not_mount_over_each_other(one: str, other: str, hidden:
     assert memory.fault == (text if hidden else "")
 
 
-CPUS = st.frozensets(st.integers(0, 15))
-
-
-@given(CPUS, CPUS, CPUS)
-def test_the_pool_never_meets_a_claim(online: frozenset[int], reserved: frozenset[int], held: frozenset[int]) -> None:
-    """No CPU is both in a claim and in the pool, and none in it is offline."""
-    pool = shared_pool(online, reserved, held)
-    assert not pool & held
-    assert pool <= online
-    assert pool == online - reserved - held or not online - reserved - held
-
-
 @pytest.mark.parametrize(
-    ("online", "reserved", "held", "pool"),
+    ("isolation", "sharing", "partition", "fault"),
     [
-        ("0-7", "0", "2-3", "1,4-7"),
-        ("0-7", "0", "1-7", "0"),
-        ("0-7", "", "0-7", ""),
-        ("1-7", "0", "1-7", ""),
+        (["exclusive"], "container", "root", ""),
+        (["isolated", "isolated"], "container", "isolated", ""),
+        (["exclusive", "isolated"], "container", "isolated", "its requests ask for isolation: exclusive and"),
+        (["exclusive"], "pod", "", ""),
+        (["isolated"], "pod", "", "is for one container, and the claim is shared in the pod"),
+        (["silent"], "container", "", "isolation: silent is unknown to this release"),
     ],
 )
-def test_who_is_left_without_a_cpu_gets_the_reserved_ones(online: str, reserved: str, held: str, pool: str) -> None:
-    """A full node puts the rest on the reserved CPUs; without any there is no pool, and nothing empty is sent."""
-    assert shared_pool(*map(parse_cpu_list, (online, reserved, held))) == parse_cpu_list(pool)
-
-
-def test_a_file_without_a_record_holds_its_cpus() -> None:
-    """A damaged record does not give its CPUs away."""
-    files = [
-        ClaimFile("dra.cpu", "a", None, frozenset({1}), "damaged"),
-        ClaimFile("dra.memory", "b", None, frozenset()),
-    ]
-    assert claimed_cpus(files) == {1}
+def test_a_container_is_one_partition(isolation: list[str], sharing: str, partition: str, fault: str) -> None:
+    """What its requests want of the kernel must be one thing, and only one container can have it."""
+    record = cpu_record("c1", *(f"r{n}={n}" for n in range(len(isolation))))
+    parameters = {f"r{n}": CpuParameters(isolation=word) for n, word in enumerate(isolation)}
+    held = entitlement_of(record.model_copy(update={"parameters": parameters, "sharing": sharing}))
+    assert held.partition == partition
+    assert (fault in held.fault) if fault else not held.fault

@@ -48,14 +48,14 @@ def ids(found: list[Tracked]) -> list[str]:
 def test_the_pool_shrinks_with_the_record_and_grows_with_its_end() -> None:
     """A claim is out of the pool from the moment its record exists, before any container does."""
     state = node()
-    assert state.pool == set(range(1, 8))
+    assert state.pool.shared == set(range(1, 8))
     state.take_files(files_of(ONE, TWO))
-    assert state.pool == {1, 6, 7}
+    assert state.pool.shared == {1, 6, 7}
     state.take_host(Host(parse_cpu_list("0-4,6")))
-    assert state.pool == {1, 6}, "it follows what is online"
+    assert state.pool.shared == {1, 6}, "it follows what is online"
     state.take_host(Host(parse_cpu_list("0-7")))
     state.take_files(files_of(TWO))
-    assert state.pool == {1, 2, 3, 6, 7}
+    assert state.pool.shared == {1, 2, 3, 6, 7}
 
 
 def test_who_is_misplaced_trespassers_first() -> None:
@@ -129,7 +129,7 @@ def test_a_record_that_vanishes_leaves_an_orphan_that_holds_its_cpus() -> None:
     state.take_files({})
     lost = next(iter(state))
     assert lost.orphan
-    assert state.pool == {1, 4, 5, 6, 7}
+    assert state.pool.shared == {1, 4, 5, 6, 7}
     assert cpuset_of(state, lost).cpus == {2, 3}
     told = report(lost)
     assert (told.refused, [(use.uid, use.cpus) for use in told.unknown_claims]) == ("", [("c1", {2, 3})])
@@ -139,7 +139,7 @@ def test_a_record_that_vanishes_leaves_an_orphan_that_holds_its_cpus() -> None:
     assert (back.orphan, back.entitlement.cpus) == ((), {2, 3})
     state.take_files({})
     state.put(replace(back, phase=Phase.STOPPED))
-    assert state.pool == set(range(1, 8))
+    assert state.pool.shared == set(range(1, 8))
 
 
 def test_only_who_names_a_changed_file_is_looked_at_again() -> None:
@@ -178,8 +178,8 @@ def test_a_container_found_without_its_record_keeps_what_is_proven(online: str) 
     for tracked, held in ((found, ""), (replace(found, proven=proven), "2-3")):
         state = node(online=online)
         state.replace_containers([tracked])
-        assert state.held == parse_cpu_list(held)
-        assert not state.held & state.pool
+        assert state.pool.held == parse_cpu_list(held)
+        assert not state.pool.held & state.pool.shared
         told = report(next(iter(state)))
         assert [(use.uid, use.cpus) for use in told.unknown_claims] == [("c1", parse_cpu_list(held))]
 
@@ -293,12 +293,12 @@ def test_whatever_happens_no_cpu_is_in_two_hands(events: list[tuple[str, int, st
         running = [tracked for tracked in state if tracked.alive]
         own = [tracked.own_cpus for tracked in running if tracked.own_cpus]
         assert sum(map(len, own)) == len(frozenset().union(*own))
-        assert not state.pool & state.held
-        assert frozenset().union(*own) <= state.held
+        assert not state.pool.shared & state.pool.held
+        assert frozenset().union(*own) <= state.pool.held
         for tracked in running:
             wants = cpuset_of(state, tracked)
             assert wants.cpus == wants.shown
-            assert wants.cpus == (tracked.own_cpus or state.pool)
+            assert wants.cpus == (tracked.own_cpus or state.pool.shared)
 
 
 def test_a_report_holds_few_of_the_requests_that_a_pod_makes_up() -> None:

@@ -81,7 +81,7 @@ async def test_who_waits_together_looks_together(tmp_path: Path, tree: KernelTre
     directory.gate.set()
     await asyncio.gather(first, *hooks)
     assert directory.looks == 2
-    assert state.held == {2, 3}
+    assert state.pool.held == {2, 3}
     await actuator.refresh(thorough=True)
     assert directory.looks == 3
 

@@ -299,7 +299,7 @@ async def test_a_claim_directory_that_was_replaced_ends_the_process(memory: Path
                 path = await node.run("claim", *node.claim(ONE))
                 shutil.rmtree(memory / "mounted")
                 (memory / "mounted").mkdir()
-                await node.until(lambda: not node.enforcer.state.held)
+                await node.until(lambda: not node.enforcer.state.pool.held)
         assert node.cpus(path) == "2-3"
         assert any("restarts" in problem for problem in node.enforcer.problems)
     finally:

@@ -224,7 +224,7 @@ async def test_stopping_is_idempotent_and_late_events_change_nothing(node: Node)
         await node.enforcer.remove_container(pod(), stored)
     assert "claim" not in node.reports
     await node.enforcer.stop_container(pod(), container("never"))
-    assert node.enforcer.state.pool == parse_cpu_list("1,4-7"), "the claim is held by its record"
+    assert node.enforcer.state.pool.shared == parse_cpu_list("1,4-7"), "the claim is held by its record"
 
 
 @pytest.mark.fault("memory peer, nri")
@@ -261,9 +261,9 @@ async def test_a_container_that_is_removed_while_a_process_lives_keeps_its_cpus(
     node.unprepare(ONE)
     await node.enforcer.remove_container(pod(), container("claim"))
     await node.enforcer.actuator.refresh(thorough=True)
-    assert node.enforcer.state.pool == parse_cpu_list("1,4-7")
+    assert node.enforcer.state.pool.shared == parse_cpu_list("1,4-7")
     node.kernel.remove(path)
-    await node.until(lambda: node.enforcer.state.pool == parse_cpu_list("1-7"))
+    await node.until(lambda: node.enforcer.state.pool.shared == parse_cpu_list("1-7"))
 
 
 @pytest.mark.fault("issue 10, law 11")

@@ -41,7 +41,7 @@ async def test_what_could_not_be_kept_outlives_a_reconnection(memory: Path) -> N
         path = await node.run("claim", *node.claim(ONE))
         await lose(node)
         await node.enforcer.synchronize([pod()], [listed("claim", *env_of(ONE))])
-        assert node.enforcer.state.pool == HELD
+        assert node.enforcer.state.pool.shared == HELD
         assert node.cpus(path) == "2-3"
 
 
@@ -52,12 +52,12 @@ async def test_who_is_not_listed_and_lives_keeps_its_cpus(memory: Path) -> None:
         node.enforcer.disconnected()
         await node.enforcer.synchronize([pod()], [])
         await lose(node)
-        assert node.enforcer.state.pool == HELD
+        assert node.enforcer.state.pool.shared == HELD
     async with enforcing(Node(memory)) as node:
-        assert node.enforcer.state.pool == HELD
+        assert node.enforcer.state.pool.shared == HELD
         assert node.reports["claim"].state == "running"
         node.kernel.remove(path)
-        await node.until(lambda: node.enforcer.state.pool == parse_cpu_list("1-7"))
+        await node.until(lambda: node.enforcer.state.pool.shared == parse_cpu_list("1-7"))
         assert "claim" not in node.reports
 
 
@@ -119,7 +119,7 @@ async def test_a_record_that_goes_while_the_container_is_removed_changes_nothing
         await lose(node)
         go.set()
         await removal
-        assert node.enforcer.state.pool == HELD
+        assert node.enforcer.state.pool.shared == HELD
 
 
 @pytest.mark.fault("backend A10")
@@ -138,7 +138,7 @@ async def test_who_comes_back_is_judged_anew(memory: Path) -> None:
         assert tracked is not None
         assert tracked.phase is Phase.STARTED
         await node.until(lambda: node.cpus(path) == "2-3")
-        assert node.enforcer.state.pool == HELD
+        assert node.enforcer.state.pool.shared == HELD
 
 
 async def test_a_group_of_a_container_that_cannot_be_read_hides_nothing(memory: Path) -> None:
@@ -165,5 +165,5 @@ async def test_what_we_add_ourselves_breaks_no_limit(memory: Path) -> None:
     async with auditing(node):
         await node.enforcer.activate()
         await node.enforcer.synchronize([pod()], [replace(stored, state=ContainerState.RUNNING)])
-        assert node.enforcer.state.pool == HELD
+        assert node.enforcer.state.pool.shared == HELD
         assert node.cpus(path) == "2-3"

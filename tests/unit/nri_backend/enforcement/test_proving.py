@@ -44,7 +44,7 @@ async def restarted(memory: Path, *containers: tuple[str, tuple[str, ...], str])
         listed = [replace(container(i, *env, of=of), state=ContainerState.RUNNING) for i, env, of in containers]
         await node.enforcer.synchronize([pod(of) for _, _, of in containers], listed)
         await node.until(lambda: not node.enforcer.state.misplaced())
-        return ",".join(map(str, sorted(node.enforcer.state.pool)))
+        return ",".join(map(str, sorted(node.enforcer.state.pool.shared)))
 
 
 @pytest.mark.fault("backend A3", "security S2")
@@ -167,7 +167,7 @@ async def test_a_full_disk_stops_no_container_and_heals(memory: Path) -> None:
         assert any("cannot be kept" in problem for problem in node.enforcer.problems)
         node.unprepare(ONE)
         await node.enforcer.actuator.refresh(thorough=True)
-        assert node.enforcer.state.held == {2, 3}
+        assert node.enforcer.state.pool.held == {2, 3}
         proofs.unlink()
         node.enforcer._auditor.request_audit()
         await node.until(lambda: proofs.is_dir() and [file.name for file in proofs.iterdir()] == ["claim.json"])
@@ -190,7 +190,7 @@ async def test_who_takes_over_knows_what_was_made_true(memory: Path) -> None:
         former.unprepare(ONE)
     async with auditing(standby):
         await standby.enforcer.activate()
-        assert standby.enforcer.state.held == {2, 3}
+        assert standby.enforcer.state.pool.held == {2, 3}
 
 
 class SlowProofs(Proofs):
@@ -227,7 +227,7 @@ async def meanwhile(node: Node) -> AsyncIterator[None]:
 async def limit_after_a_restart(memory: Path, env: tuple[str, ...], mebibytes: int) -> str:
     """Returns what a new instance makes of a container that the runtime states this limit of."""
     async with finding(memory, env, mebibytes) as (node, _, path):
-        await node.until(lambda: node.enforcer.state.pool)
+        await node.until(lambda: node.enforcer.state.pool.shared)
         await node.enforcer._auditor.audit(full=True)
         return node.kernel.get(path, "hugetlb.2MB.max")
 

@@ -67,6 +67,7 @@ class CpuConfig(Section):
     core_type: Literal["any", "performance", "efficiency"] | None = None
     quota: Literal["off", "keep"] | None = None
     irqs: Literal["move", "keep"] | None = None
+    isolation: Literal["exclusive", "isolated"] | None = None
 
 
 def _mount_path(text: str) -> str:

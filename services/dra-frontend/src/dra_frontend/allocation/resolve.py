@@ -19,11 +19,12 @@ from dra_frontend.allocation.parameters import CpuConfig, MemoryConfig, Stated, 
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import DeviceKind, MemoryDevice
 
-_CHOICE_FREE: Final = ("sharing", "quota", "irqs")
+_CHOICE_FREE: Final = ("sharing", "quota", "irqs", "isolation")
 """Fields that do not choose CPUs, so that they go with every other."""
 _EXCLUSIVE: Final = (
     (("strategy", "spread"), ("full_physical_cores", True)),
     (("numa", "distribute"), ("l3", "required")),
+    (("isolation", "isolated"), ("sharing", "pod")),
 )
 """Values of fields for CPUs that contradict each other."""
 _CHARGED: Final = ("limit", "protect", "high")
@@ -85,7 +86,7 @@ def _sharing(stated: Mapping[tuple[str, str], Stated]) -> str:
 def cpu_parameters(stated: Stated, kind: DeviceKind) -> CpuParameters:
     """Returns how a request wants its CPUs of a device of that kind. Raises Refused."""
     choosing = [name for name in stated if name not in _CHOICE_FREE]
-    values = {name: given.value for name, given in stated.items() if name != "sharing"}
+    values = {name: given.value for name, given in stated.items()}
     if "cpuset" in stated:
         values["cpuset"] = _named_cpus(stated, choosing, kind)
     elif choosing and kind is DeviceKind.CPU:
@@ -95,6 +96,7 @@ def cpu_parameters(stated: Stated, kind: DeviceKind) -> CpuParameters:
         if values.get(one) == value and values.get(other) == excluded:
             text = f"{CpuConfig.path(other).partition('.')[2]}: {str(excluded).lower()} ({stated[other].source})"
             raise refusal(stated[one].source, CpuConfig.path(one), f"{value} contradicts {text}")
+    values.pop("sharing", None)
     return CpuParameters(**values)
 
 
@@ -105,7 +107,8 @@ def _named_cpus(stated: Stated, choosing: list[str], kind: DeviceKind) -> frozen
         raise refusal(given.source, path, f"is allowed {where}")
     for name in choosing:
         if name != "cpuset":
-            reason = "excludes cpuset, which names the CPUs itself; beside it only sharing, quota and irqs are allowed"
+            free = f"{', '.join(_CHOICE_FREE[:-1])} and {_CHOICE_FREE[-1]}"
+            reason = f"excludes cpuset, which names the CPUs itself; beside it only {free} are allowed"
             raise refusal(stated[name].source, CpuConfig.path(name), reason)
     try:
         cpus = parse_cpu_list(given.value)

@@ -224,7 +224,7 @@ class _Search:
         )
 
     def _none(self, detail: str) -> NoCpusError:
-        given = self._parameters.model_dump(exclude_defaults=True, exclude={"quota"})
+        given = self._parameters.model_dump(exclude_defaults=True, exclude={"quota", "isolation"})
         asked = ", ".join(f"{key}: {str(value).lower()}" for key, value in given.items())
         usable = [cpu for place in self.places for cpu in place.cpus]
         text = f"{self._count} CPUs wanted{f' ({asked})' if asked else ''}, {_listed(self._free, 'free')}"

@@ -46,7 +46,7 @@ def _add_views(app: FastAPI, state: StateSource) -> None:
         "machine": ("The machine by NUMA node, as of the latest look.", lambda: machine_view(watch)),
         "devices": ("The devices as published, with their health.", lambda: devices_view(state.offer.snapshot)),
         "claims": ("Every record.", lambda: _dumped(store.ledger.records)),
-        "cpus": ("Who holds each CPU.", lambda: cpus_view(watch.inventory, store.ledger)),
+        "cpus": ("Who holds each CPU.", lambda: cpus_view(watch.inventory, store.ledger, backend)),
         "memory": (
             "Capacity, claimed and free bytes per NUMA node and page size.",
             lambda: memory_view(watch.inventory, store.ledger),

@@ -98,8 +98,9 @@ def devices_view(snapshot: Snapshot) -> list[dict[str, Any]]:
     return shown
 
 
-def cpus_view(inventory: Inventory, ledger: Ledger) -> list[dict[str, Any]]:
-    """Returns one entry for each CPU that is online or in a claim: where it is, and who holds it."""
+def cpus_view(inventory: Inventory, ledger: Ledger, backend: BackendView) -> list[dict[str, Any]]:
+    """Returns one entry for each CPU that is online or in a claim: where it is, who holds it, who keeps others off."""
+    users = {use.uid: one for one in backend.containers.values() if one.alive for use in one.claims}
     holders = ledger.cpu_holders()
     names = {record.claim.uid: f"{record.claim.namespace}/{record.claim.name}" for record in ledger.records}
     shown = []
@@ -109,6 +110,8 @@ def cpus_view(inventory: Inventory, ledger: Ledger) -> list[dict[str, Any]]:
         entry = {"cpu": cpu.id, "core": cpu.core, "numaNode": cpu.numa_node, "l3": cpu.l3_id, "use": use}
         if holder is not None:
             entry |= {"claimUid": holder, "claim": names.get(holder, "")}
+            if (user := users.get(holder)) is not None:
+                entry |= {"exclusivity": user.exclusivity} | ({"pooled": user.pooled} if user.pooled else {})
         shown.append(entry)
     for cpu_id in sorted(holders.keys() - inventory.machine.online):
         holder = holders[cpu_id]
@@ -154,9 +157,9 @@ def _colour(uid: str) -> str:
     return f"hsl({sum(uid.encode()) * 47 % 360},45%,42%)"
 
 
-def _cpus(inventory: Inventory, ledger: Ledger) -> str:
+def _cpus(inventory: Inventory, ledger: Ledger, backend: BackendView) -> str:
     nodes: dict[int, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for cpu in cpus_view(inventory, ledger):
+    for cpu in cpus_view(inventory, ledger, backend):
         if cpu["use"] == "offline":
             continue
         uid = str(cpu.get("claimUid", ""))
@@ -197,7 +200,7 @@ def _claims(ledger: Ledger) -> str:
 def node_page(node: str, inventory: Inventory, ledger: Ledger, backend: BackendView) -> str:
     """Returns the page as HTML."""
     problem = f"<p class=bad>{escape(backend.problem)}</p>" if backend.problem else "<p>Enforcement is live.</p>"
-    body = _cpus(inventory, ledger) + _memory(inventory, ledger) + _claims(ledger)
+    body = _cpus(inventory, ledger, backend) + _memory(inventory, ledger) + _claims(ledger)
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(node)}</title><style>{_STYLE}</style>"
         f"<h1>{escape(node)}</h1>{problem}{body}</html>"

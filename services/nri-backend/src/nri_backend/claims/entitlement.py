@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a container holds: the sum of its claims, of those requests that it names. And what is left for everybody else.
+"""What a container holds: the sum of its claims, of those requests that it names.
 
 Of memory: nodes or a memory policy, a limit, protection. ``limit``, ``high`` and ``protect`` are about plain memory;
 hugepages have limits of their own. Of a container's requests one that asks for a limit is enough to limit it: to the
@@ -9,9 +9,8 @@ sum of all, since a cgroup has one limit.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
-from numa_contract.cdi import ClaimFile
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import CPU_DRIVER, ClaimKey, cpu_env_key
 from numa_contract.records import AllocationRecord, MemoryAllocation, MemoryParameters, hiding_mounts
@@ -31,6 +30,11 @@ Protected = tuple[str, str, str]
 """File, claim UID and request: what is protected once, however many containers share it."""
 Pages = tuple[int, str, str]
 """Page size in bytes, claim UID and request: what is limited once, however many containers share it."""
+
+
+PartitionKind = Literal["", "root", "isolated"]
+"""A word of ``cpuset.cpus.partition``: with load balancing, or without; empty for none."""
+_ISOLATION: Final[Mapping[str, PartitionKind]] = {"exclusive": "root", "isolated": "isolated"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,10 @@ class Entitlement:
     """Of these, those on which it wants interrupts to stay."""
     quota_off: bool = False
     """It holds CPUs, and no request of them wants to keep the CFS quota."""
+    partition: PartitionKind = ""
+    """What the kernel can make of its cgroup; empty without CPUs, and where several containers may have them."""
+    fault: str = ""
+    """Why its CPUs cannot be kept as its claims want it."""
     memory: MemoryGrant | None = None
     """None without a memory claim."""
     hugepages: Mapping[Pages, int] = field(default_factory=dict)
@@ -98,12 +106,16 @@ def entitlement_from(claims: Iterable[Held]) -> Entitlement:
     for record, allocation in memory:
         if allocation.hugepages:
             hugepages[allocation.page_bytes, record.claim.uid, allocation.request] += allocation.size
-    quotas = {h.record.parameters_of(r).quota for h in claims if h.record.driver == CPU_DRIVER for r in h.requests}
+    parameters = [h.record.parameters_of(r) for h in claims if h.record.driver == CPU_DRIVER for r in h.requests]
+    isolation = {one.isolation for one in parameters}
+    shared = any(h.record.sharing == "pod" for h in claims if h.record.driver == CPU_DRIVER)
     return Entitlement(
         claims=claims,
         cpus=frozenset().union(*(h.record.cpus_of(h.requests) for h in claims)),
         interrupted=frozenset().union(*(h.record.cpus_of(_keeping_interrupts(h)) for h in claims)),
-        quota_off=quotas == {"off"},
+        quota_off={one.quota for one in parameters} == {"off"},
+        partition="" if shared or not isolation else _ISOLATION.get(max(isolation), ""),
+        fault=_isolation_fault(isolation, shared=shared),
         memory=_granted([(r.claim.uid, a, r.memory_parameters_of(a.request)) for r, a in memory]) if memory else None,
         hugepages={pages: amount // pages[0] * pages[0] for pages, amount in hugepages.items()},
         env={
@@ -116,6 +128,16 @@ def entitlement_from(claims: Iterable[Held]) -> Entitlement:
 
 def _keeping_interrupts(held: Held) -> list[str]:
     return [request for request in held.requests if held.record.parameters_of(request).irqs == "keep"]
+
+
+def _isolation_fault(isolation: set[str], *, shared: bool) -> str:
+    if unknown := sorted(isolation - _ISOLATION.keys()):
+        return f"isolation: {unknown[0]} is unknown to this release of nri-backend; upgrade it or use exclusive"
+    if len(isolation) > 1:
+        return "its requests ask for isolation: exclusive and for isolated, and a container is one or the other"
+    if shared and "isolated" in isolation:
+        return "isolation: isolated is for one container, and the claim is shared in the pod; leave out one of them"
+    return ""
 
 
 def _granted(parts: Sequence[_Part]) -> MemoryGrant:
@@ -163,17 +185,3 @@ def _fault(parts: Sequence[_Part]) -> str:
         # The runtime would silently keep one of them.
         return f"of its claims' mounts that at {pair[0]} would hide that at {pair[1]}; give each a directory of its own"
     return ""
-
-
-def claimed_cpus(files: Iterable[ClaimFile]) -> frozenset[int]:
-    """Returns the CPUs that some claim's file holds, whether its record can be read or not."""
-    return frozenset().union(*(file.cpus for file in files))
-
-
-def shared_pool(online: frozenset[int], reserved: frozenset[int], held: frozenset[int]) -> frozenset[int]:
-    """Returns the CPUs for containers without a claim; no CPU of ``held`` is ever among them.
-
-    When every other CPU is held, they share the reserved ones. Empty when there is none of these either: then no plain
-    container may start, because an empty cpuset means "no change" to every runtime.
-    """
-    return (online - reserved - held) or ((online & reserved) - held)

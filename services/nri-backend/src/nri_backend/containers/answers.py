@@ -46,12 +46,18 @@ def _resources(tracked: Tracked, state: NodeState, asked: Stated, *, huge: bool)
     maximum = memory.maximum if memory is not None else None
     lower = maximum is not None and (asked.memory is None or asked.memory > maximum)
     return Resources(
-        cpus=format_cpu_list(entitlement.cpus or state.shared_by(own_pod=tracked.own_pod)),
+        cpus=format_cpu_list(entitlement.cpus or _shared_cpus(tracked, state)),
         mems=format_cpu_list(entitlement.mems),
         cpu_quota=UNLIMITED if asked.cpu is not None and tracked.unthrottled else None,
         memory_limit=maximum if lower else None,
         hugepage_limits=_hugepage_limits(entitlement, asked) if huge and memory is not None else {},
     )
+
+
+def _shared_cpus(tracked: Tracked, state: NodeState) -> frozenset[int]:
+    cpus = state.shared_by(tracked)
+    # Where nothing has to be left out, nothing is said: the container then also gets CPUs that come online.
+    return frozenset() if state.pool.constant and cpus == state.host.online else cpus
 
 
 def _hugepage_limits(entitlement: Entitlement, asked: Stated) -> dict[str, int]:
@@ -94,13 +100,33 @@ def impossible(tracked: Tracked, state: NodeState, runtime: LinkStatus) -> Refus
     """Returns why nobody could run the container on this node now; None when it can be run."""
     if tracked.entitlement.claims and not (tracked.cgroup and tracked.pod_cgroup):
         return Refusal(Reason.KERNEL, f"its claim cannot be enforced: {tracked.problem}")
+    if refusal := _no_partition(tracked, state):
+        return refusal
     if tracked.own_cpus and not tracked.own_cpus & state.host.online:
         cpus = format_cpu_list(tracked.own_cpus)
         return Refusal(Reason.OFFLINE, f"every CPU of its claim is offline ({cpus}); bring one back, it is retried")
-    if not tracked.own_cpus and not state.pool:
+    if not tracked.own_cpus and not state.pool.shared:
         text = "claims hold every CPU of the node and none is reserved; release a claim or set reservedCPUs"
         return Refusal(Reason.NO_POOL, text)
     return _no_policy(tracked, runtime)
+
+
+def _no_partition(tracked: Tracked, state: NodeState) -> Refusal | None:
+    entitlement, config = tracked.entitlement, state.config
+    if entitlement.fault:
+        return Refusal(Reason.UNSUPPORTED, f"its CPU claim cannot be enforced: {entitlement.fault}")
+    if state.pool.by_kernel or not must_be_partition(tracked, state):
+        return None
+    who = "the setting cpuExclusivity: pool" if config.cpu_exclusivity == "pool" else "the kernel (before Linux 6.7)"
+    wish = "isolation: isolated" if entitlement.partition == "isolated" else "cpuExclusivity: partition"
+    text = f"{wish} needs a cpuset partition, which {who} of this node does not allow; leave it out or use another node"
+    return Refusal(Reason.UNSUPPORTED, text)
+
+
+def must_be_partition(tracked: Tracked, state: NodeState) -> bool:
+    """Tells whether the container may run only if the kernel keeps others off its CPUs."""
+    kind = tracked.entitlement.partition
+    return kind == "isolated" or (bool(kind) and state.config.cpu_exclusivity == "partition")
 
 
 def _no_policy(tracked: Tracked, runtime: LinkStatus) -> Refusal | None:

@@ -13,7 +13,7 @@ from typing import Final
 from numa_contract.records import Owner
 from numa_contract.reports import ClaimUse
 
-from nri_backend.claims.entitlement import NOTHING, Entitlement, Held, Protected
+from nri_backend.claims.entitlement import NOTHING, Entitlement, Held, PartitionKind, Protected
 from nri_backend.claims.judge import Evidence, Refusal, read_evidence
 from nri_backend.limits.claimed import asked_limits, claimed_bytes, unthrottled
 from nri_backend.limits.difference import Limit
@@ -73,6 +73,12 @@ class Tracked:
     mems: frozenset[int] | None = None
     limits: Mapping[str, Limit] = field(default_factory=dict)
     """Those that its claims have set, by file as last read."""
+    partition: PartitionKind = ""
+    """The partition that its cgroup is: the kernel keeps everybody else off its CPUs."""
+    pooled: str = ""
+    """Why it is none although it should be one: others are kept off by leaving its CPUs out of the pool."""
+    apart: frozenset[int] = frozenset()
+    """CPUs of its pod's claims, without its own. A partition wants that its siblings' CPUs do not overlap with it."""
     memory_kills: int = 0
     """How many of its processes the kernel has killed for want of memory, as last counted."""
 

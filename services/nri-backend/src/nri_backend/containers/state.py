@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is enforced now: containers, claim files, the machine, and the pool that follows from them.
-
-The CPUs of records and of orphans are held: everybody else shares the others.
-"""
+"""What is enforced now: containers, claim files, the machine, and the pool that follows from them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -13,15 +10,16 @@ from numa_contract.config import Config
 from numa_contract.names import ClaimKey
 from numa_contract.records import Owner
 
-from nri_backend.claims.entitlement import claimed_cpus, shared_pool
+from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.claims.judge import Claims, assess
 from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked
+from nri_backend.containers.pool import Pool, claimed_by_pod, divide, weight
 from nri_backend.limits.difference import Host
 
 MAX_REFUSED: Final = 64
 """Refused attempts that are kept. The kubelet tries each container again every few seconds to minutes."""
-_Place = tuple[frozenset[int] | None, frozenset[int], bool]
-"""The CPUs that a container was last seen on, those that it alone may use, whether it is the driver's own."""
+_Place = tuple[frozenset[int] | None, frozenset[int], bool, frozenset[int]]
+"""The CPUs that a container was last seen on, its own, whether it is the driver's, those that it is to leave out."""
 
 
 class NodeState:
@@ -36,19 +34,17 @@ class NodeState:
         self.changes = 0
         """Grows with every change: after a wait it shows whether a container must be judged again."""
         self.files: Mapping[ClaimKey, ClaimFile] = {}
-        self.pool: frozenset[int] = frozenset()
-        self.held: frozenset[int] = frozenset()
-        """CPUs that files or orphans hold."""
+        self.pool = Pool()
         self.told = False
         """Whether the runtime has sent its state; before that the containers are unknown."""
         self.refused: dict[Owner, Tracked] = {}
-        """The latest refused attempt to create or start each container, the oldest first."""
+        """The latest refused attempt of each container, oldest first."""
         self._changed = changed
         self._tracked: dict[str, Tracked] = {}
         self._by_place: dict[_Place, set[str]] = {}
-        """Containers that run: a few groups."""
         self._by_pod: dict[str, set[str]] = {}
         self._first_users: dict[ClaimKey, Owner] = {}
+        self._claimed_by_pod: dict[str, frozenset[int]] = {}
 
     def __iter__(self) -> Iterator[Tracked]:
         return iter(tuple(self._tracked.values()))
@@ -72,8 +68,7 @@ class NodeState:
             del self.refused[tracked.user]
         if tracked.alive:
             self._note_users(tracked)
-        orphan = tracked.orphan if tracked.alive else ()
-        if orphan != (before.orphan if before is not None and before.alive else ()):
+        if weight(tracked) != weight(before):
             self._recompute()
 
     def drop(self, container_id: str) -> Tracked | None:
@@ -81,7 +76,7 @@ class NodeState:
         before = self._tracked.pop(container_id, None)
         if before is not None:
             self._index(before, None)
-            if before.orphan:
+            if weight(before) != weight(None):
                 self._recompute()
         return before
 
@@ -143,15 +138,17 @@ class NodeState:
         An unchanged file must be the same object as before: only containers that name a changed one are judged again.
         """
         news = {key for key in self.files.keys() | files.keys() if self.files.get(key) is not files.get(key)}
+        pods = claimed_by_pod(file for key in news for file in (self.files.get(key), files.get(key)) if file)
         self.files = files
+        self._claimed_by_pod = claimed_by_pod(files.values())
         # Before anything else: whatever is wrong with a container, nobody gets the CPUs of a claim.
         self._recompute()
         used = {held.key for tracked in self if tracked.alive for held in tracked.entitlement.claims}
         self._first_users = {k: user for k, user in self._first_users.items() if k in files or k in used}
         # In the order in which they came: of two who claim, the first wins.
         for tracked in self:
-            concerned = tracked.alive and not news.isdisjoint(tracked.evidence.claims)
-            if concerned and (now := self.assessed(tracked)) != tracked:
+            concerned = tracked.pod.uid in pods or not news.isdisjoint(tracked.evidence.claims)
+            if tracked.alive and concerned and (now := self.assessed(tracked)) != tracked:
                 self.put(now)
 
     def assessed(self, tracked: Tracked) -> Tracked:
@@ -159,7 +156,8 @@ class NodeState:
         runs = tracked.phase in (Phase.STARTED, Phase.ENDING)
         proven = tracked.entitlement.claims or tracked.proven if runs else ()
         entitlement, orphan, refusal = assess(tracked.evidence, tracked.user, self._claims, proven)
-        return replace(tracked, entitlement=entitlement, orphan=orphan, refusal=refusal)
+        apart = self._claimed_by_pod.get(tracked.pod.uid, frozenset()) - entitlement.cpus
+        return replace(tracked, entitlement=entitlement, orphan=orphan, refusal=refusal, apart=apart)
 
     @property
     def _claims(self) -> Claims:
@@ -189,19 +187,21 @@ class NodeState:
 
     def _recompute(self) -> None:
         self._count_change()
-        orphaned = frozenset().union(*(k.orphaned for k in self._tracked.values() if k.orphan and k.alive))
-        self.held = claimed_cpus(self.files.values()) | orphaned
-        self.pool = shared_pool(self.host.online, self.config.reserved_cpus, self.held)
+        self.pool = divide(self.config, self.host, self.files.values(), self._tracked.values())
 
     def overlapping(self, tracked: Tracked) -> list[Tracked]:
         """Returns the running containers that are, or may be, on the CPUs of a claim container.
 
         Looks at the distinct CPU sets only, of which a node has few. An earlier life of the same container and legal
-        sharers of its claim are no strangers.
+        sharers of its claim are no strangers; nor is who has no CPUs of its own, where the kernel moves that one.
         """
         if not (own := tracked.own_cpus):
             return []
-        groups = [ids for (cpus, *_), ids in self._by_place.items() if cpus is None or not own.isdisjoint(cpus)]
+        groups = [
+            ids
+            for (cpus, theirs, *_), ids in self._by_place.items()
+            if (cpus is None or not own.isdisjoint(cpus)) and (theirs or not self.partition_for(tracked))
+        ]
         others = [self._tracked[i] for ids in groups for i in ids if i != tracked.id]
         keys = {held.key for held in tracked.entitlement.claims}
         return [
@@ -213,23 +213,27 @@ class NodeState:
 
     def misplaced(self) -> list[Tracked]:
         """Returns the running containers that were last seen on CPUs other than theirs, trespassers first."""
-        first: list[Tracked] = []
-        others: list[Tracked] = []
-        for (cpus, own, of_driver), ids in self._by_place.items():
-            if cpus and not self._is_placed(cpus, own & self.host.online, of_driver=of_driver):
-                group = others if own or self.held.isdisjoint(cpus) else first
-                group += [tracked for i in ids if (tracked := self._tracked[i]).phase is Phase.STARTED]
-        return first + others
+        found: list[Tracked] = []
+        held = self.pool.held
+        for (cpus, own, of_driver, apart), ids in self._by_place.items():
+            wanted = own & self.host.online or self._without_claim(apart, own_pod=of_driver)
+            lazy = self.lazy and not own and not of_driver
+            unseen = cpus is None and held and not own
+            if unseen or (cpus and not (cpus <= wanted if lazy else cpus == wanted)):
+                found += [tracked for i in ids if (tracked := self._tracked[i]).phase is Phase.STARTED]
+        return sorted(found, key=lambda one: bool(one.own_cpus) or held.isdisjoint(one.cpus or held))
 
-    def _is_placed(self, cpus: frozenset[int], own: frozenset[int], *, of_driver: bool) -> bool:
-        if own or of_driver or not self.lazy:
-            return cpus == (own or self.shared_by(own_pod=of_driver))
-        return cpus <= self.pool
+    def shared_by(self, tracked: Tracked) -> frozenset[int]:
+        """Returns the CPUs that the container has if it has none of its own."""
+        return self._without_claim(tracked.apart, own_pod=tracked.own_pod)
 
-    def shared_by(self, *, own_pod: bool) -> frozenset[int]:
-        """Returns the CPUs of containers without a claim: the driver's own stay on reserved ones, if there are any."""
-        reserved = (self.config.reserved_cpus & self.host.online) - self.held
-        return reserved if own_pod and reserved else self.pool
+    def _without_claim(self, apart: frozenset[int], *, own_pod: bool) -> frozenset[int]:
+        return self.pool.without_claim(apart if self.pool.by_kernel else frozenset(), own_pod=own_pod)
+
+    def partition_for(self, tracked: Tracked, *, again: bool = False) -> PartitionKind:
+        """Returns what the kernel is to make of the container; ``again``: also where it has refused that before."""
+        possible = self.pool.by_kernel and (again or not tracked.pooled) and tracked.own_cpus & self.host.online
+        return tracked.entitlement.partition if possible else ""
 
     def of_pod(self, pod_uid: str) -> list[Tracked]:
         """Returns the containers of a pod."""
@@ -237,7 +241,7 @@ class NodeState:
 
 
 def _place(tracked: Tracked) -> _Place:
-    return tracked.cpus, tracked.own_cpus, tracked.own_pod
+    return tracked.cpus, tracked.own_cpus, tracked.own_pod, tracked.apart
 
 
 def _leave(groups: dict[Any, set[str]], group: object, member: str) -> None:

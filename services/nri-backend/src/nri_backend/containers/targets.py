@@ -4,6 +4,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.containers.container import Phase, Tracked
 from nri_backend.containers.state import NodeState
 from nri_backend.limits.claimed import (
@@ -40,21 +41,25 @@ class Target:
     page_sizes: tuple[int, ...] = ()
     full: bool = True
     """False: CPUs, and mems where they are claimed; no limits."""
+    partition: PartitionKind = ""
+    """What its cgroup must be made; empty: as it is."""
 
 
 def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
     """Returns the CPUs and nodes that a container's cgroup must show."""
     lazy = state.lazy and tracked.phase is Phase.STARTED and not tracked.own_pod
-    shared = state.shared_by(own_pod=tracked.own_pod)
-    own, mems = tracked.own_cpus, tracked.entitlement.mems
-    return desired_cpuset(own, mems, shared, state.host, claims=bool(state.held), lazy=lazy)
+    pool, own, mems = state.pool, tracked.own_cpus, tracked.entitlement.mems
+    shared = state.shared_by(tracked)
+    return desired_cpuset(
+        own, mems, shared, state.host, claims=bool(pool.held), lazy=lazy, partitions=state.host.partitions
+    )
 
 
-def target(state: NodeState, tracked: Tracked, *, full: bool) -> Target:
-    """Returns what a container's own cgroup must say."""
-    desired = cpuset_of(state, tracked)
+def target(state: NodeState, tracked: Tracked, *, full: bool, again: bool = False) -> Target:
+    """Returns what a container's own cgroup must say; ``again``: as in NodeState.partition_for()."""
+    desired, partition = cpuset_of(state, tracked), state.partition_for(tracked, again=again)
     if not full:
-        return Target(tracked, desired, full=False)
+        return Target(tracked, desired, partition=partition, full=False)
     held = tracked.entitlement
     files = {CPU_MAX: Wanted(None)} if held.cpus and tracked.unthrottled else {}
     if held.memory is not None:
@@ -62,6 +67,7 @@ def target(state: NodeState, tracked: Tracked, *, full: bool) -> Target:
     return Target(
         tracked,
         desired=replace(desired, files=files) if files else desired,
+        partition=partition,
         claimed=None if held.memory is None else claimed_bytes([held]),
         guarded=_guarded(state, tracked),
         page_sizes=state.host.page_sizes,
@@ -71,10 +77,18 @@ def target(state: NodeState, tracked: Tracked, *, full: bool) -> Target:
 def target_at_start(state: NodeState, tracked: Tracked) -> Target:
     """Returns what a container's cgroup must say, and those above it because of this container."""
     groups: Mapping[str, Raises] = {}
+    if unaffected(state, tracked):
+        # What the creation was answered needs no proof before the first instruction: nobody's CPUs depend on it.
+        return replace(target(state, tracked, full=True), desired=Desired())
     if tracked.entitlement.claims:
         above = groups_above([tracked])
         groups = group_targets(state, above if tracked.protected else {p: u for p, u in above.items() if u is not None})
     return replace(target(state, tracked, full=True), groups=groups)
+
+
+def unaffected(state: NodeState, tracked: Tracked) -> bool:
+    """Tells whether a container has nothing of claims, and no claim depends on its CPUs."""
+    return state.pool.constant and not (tracked.evidence.claims or tracked.apart or tracked.own_pod)
 
 
 def groups_above(containers: Iterable[Tracked]) -> dict[str, str | None]:

@@ -21,8 +21,8 @@ from numa_node.claim_directory import ClaimDirectory, DirectoryView
 from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import Target, group_targets, target, target_at_start
-from nri_backend.enforcement.apply import Outcome, apply, apply_group, observe_sets
-from nri_backend.enforcement.turn import Step, Turn
+from nri_backend.enforcement.apply import Outcome, apply, apply_group, observe_sets, with_partition
+from nri_backend.enforcement.turn import Result, Step, Turn
 from nri_backend.limits.difference import Host, Observed
 from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree, Notes
 from nri_backend.node.host import HostError
@@ -132,10 +132,10 @@ class Actuator:
 
     @contextlib.contextmanager
     def _pool_watched(self) -> Iterator[None]:
-        before = self._state.pool
+        before = self._state.pool.shared
         yield
-        if self._state.pool != before:
-            pool = {"before": format_cpu_list(before), "pool": format_cpu_list(self._state.pool)}
+        if (shared := self._state.pool.shared) != before:
+            pool = {"before": format_cpu_list(before), "pool": format_cpu_list(shared)}
             _log.info("the shared pool changes", extra=pool)
             self.news.set()
 
@@ -165,11 +165,11 @@ class Actuator:
             tracked.id, lambda: self._step(target_at_start(state, state.get(tracked.id) or tracked))
         )
 
-    async def apply_some(self, ids: Sequence[str], *, full: bool) -> list[Outcome]:
+    async def apply_some(self, ids: Sequence[str], *, full: bool, again: bool = False) -> list[Outcome]:
         """Makes the cgroups of running containers true for 10 ms; returns what became of those that it came to."""
         state = self._state
         return await self._writing.work(
-            lambda: [self._step(target(state, one, full=full)) for one in state.started(ids)]
+            lambda: [self._step(target(state, one, full=full, again=again)) for one in state.started(ids)]
         )
 
     def _step(self, wanted: Target) -> Step[Outcome]:
@@ -199,9 +199,14 @@ class Actuator:
         limits = tracked.limits if seen.limits is None else seen.limits
         if (seen.cpus, mems, limits, problem) != (tracked.cpus, tracked.mems, tracked.limits, tracked.problem):
             tracked = replace(tracked, cpus=seen.cpus, mems=mems, limits=limits, problem=problem)
+        tracked = with_partition(tracked, outcome)
         if tracked.entitlement.claims and not problem and tracked.refusal is None:
             tracked = replace(tracked, proven=tracked.entitlement.claims)
         self.note(tracked)
+
+    async def work(self, name: str, job: Callable[[], Result]) -> list[Result]:
+        """Does one more thing to the tree in its turn; returns its result, or nothing where it hangs."""
+        return await self._writing.work(lambda: [(name, job)])
 
     def progressed(self) -> None:
         """Wakes who waits for containers to be moved."""

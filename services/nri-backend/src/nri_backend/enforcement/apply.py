@@ -7,14 +7,20 @@ A container's limit is of no use while one above it is lower; so those above com
 value plus what claims need.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from nri_backend.claims.entitlement import PartitionKind
+from nri_backend.containers.container import Tracked
 from nri_backend.containers.targets import Raises, Target
+from nri_backend.enforcement.partitions import make_partition
 from nri_backend.limits.claimed import guard_limits, hugepage_files, hugepage_limits, own_limit, plan, with_reservation
 from nri_backend.limits.difference import Desired, Difference, Limit, Observed, cpu_differences, differences
 from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, MissingFileError, Notes
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -28,6 +34,10 @@ class Outcome:
     repaired: list[Difference] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     """What could not be made true, in words that name file, desired and observed, or the controller."""
+    partition: PartitionKind = ""
+    """What was wanted, and is."""
+    pooled: str = ""
+    """Why it is not what was wanted."""
 
 
 def observe(tree: CgroupTree, path: str, desired: Desired, *, full: bool) -> Observed:
@@ -35,10 +45,15 @@ def observe(tree: CgroupTree, path: str, desired: Desired, *, full: bool) -> Obs
 
     CgroupGoneError, CgroupRefusedError.
     """
-    cpus = tree.read_set(path, "cpuset.cpus.effective")
-    configured = mems = None
-    if cpus is not None and cpu_differences(desired, Observed(cpus)):
+    cpus = configured = mems = None
+    if desired.online:
         configured = tree.read_set(path, "cpuset.cpus")
+        # Where nothing of it is online the kernel gives it what its parent has.
+        cpus = None if configured is None else configured & desired.online or desired.online
+    elif desired.cpus:
+        cpus = tree.read_set(path, "cpuset.cpus.effective")
+        if cpus is not None and cpu_differences(desired, Observed(cpus)):
+            configured = tree.read_set(path, "cpuset.cpus")
     if full or desired.mems:
         mems = tree.read_set(path, "cpuset.mems.effective")
     return Observed(cpus, mems, configured, tree.read_limits(path, desired.files) if full else None)
@@ -65,6 +80,8 @@ def apply(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
         look = partial(observe, tree, path, desired, full=target.full)
         done.observed = _repair(tree, path, desired, look(), look, done)
         _apply_leaf(tree, path, desired, done, full=target.full)
+        if target.partition:
+            _apply_partition(tree, target, done)
     except CgroupGoneError as error:
         # A tree that is not there says nothing about who lives.
         done.observed = None if tree.is_mounted() else Observed()
@@ -77,6 +94,21 @@ def apply(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
         shown = {file: limit for file, limit in done.observed.limits.items() if file in target.desired.files}
         done.observed = replace(done.observed, limits=shown)
     return done
+
+
+def _apply_partition(tree: CgroupTree, target: Target, done: Outcome) -> None:
+    done.pooled = make_partition(tree, target.tracked.cgroup, target.partition, target.desired.cpus)
+    done.partition = "" if done.pooled else target.partition
+
+
+def with_partition(tracked: Tracked, outcome: Outcome) -> Tracked:
+    """Returns the container with what became of its partition, if that was the question."""
+    if not (outcome.partition or outcome.pooled):
+        return tracked
+    if outcome.pooled and outcome.pooled != tracked.pooled:
+        text = "the kernel does not keep others off its CPUs, the shared pool does"
+        _log.warning(text, extra={**tracked.names, "error": outcome.pooled})
+    return replace(tracked, partition=outcome.partition, pooled=outcome.pooled)
 
 
 def apply_group(tree: CgroupTree, notes: Notes, path: str, raises: Raises) -> Outcome:

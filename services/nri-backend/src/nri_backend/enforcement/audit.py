@@ -16,13 +16,16 @@ from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import groups_above
 from nri_backend.enforcement.actuator import Actuator, Edges
 from nri_backend.enforcement.apply import Outcome
+from nri_backend.enforcement.keeper import PartitionKeeper
 from nri_backend.enforcement.memory_kills import KillWatch
 from nri_backend.enforcement.proving import Prover
 
 TICK_SECONDS: Final = 1.0
 """Between two looks at the CPUs, and the mems that are claimed, of all containers."""
 FULL_SECONDS: Final = 5.0
-"""Between two looks at everything."""
+"""Between two looks at limits, too."""
+ALL_SECONDS: Final = 60.0
+"""Between two looks at those that no claim depends on, and two tries to make a partition that the kernel refuses."""
 # How many targets are computed, on the event loop, for one job: about as many as it can handle in its time. A move
 # writes each of them; a look of the audit mostly writes none.
 MOVES: Final = 24
@@ -33,15 +36,24 @@ _log = logging.getLogger(__name__)
 class Auditor:
     """The one loop of enforcement."""
 
-    def __init__(self, state: NodeState, actuator: Actuator, prover: Prover, kills: KillWatch, edges: Edges) -> None:
+    def __init__(
+        self,
+        state: NodeState,
+        actuator: Actuator,
+        prover: Prover,
+        kills: KillWatch,
+        keeper: PartitionKeeper,
+        edges: Edges,
+    ) -> None:
         self.active = False
         self._state = state
         self._actuator = actuator
         self._prover = prover
         self._kills = kills
+        self._keeper = keeper
         self._edges = edges
         self._group_problems: dict[str, str] = {}
-        self._next_tick = self._next_full = 0.0
+        self._next_tick = self._next_full = self._next_all = 0.0
         self._must_look = False
         self._knows_all = False
         """The runtime has sent its state."""
@@ -58,7 +70,7 @@ class Auditor:
 
     def request_audit(self, *, forget: bool = False) -> None:
         """Nothing is certain any more: a full audit is due at once. ``forget``: proofs of strangers, too."""
-        self._next_tick = self._next_full = 0.0
+        self._next_tick = self._next_full = self._next_all = 0.0
         self._knows_all = self._knows_all or forget
         self._actuator.news.set()
 
@@ -72,19 +84,24 @@ class Auditor:
         Raises DirectoryReplacedError a second after that was said: only a new container mounts the new directory.
         """
         news = self._actuator.news
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(self._next_tick - self._edges.clock(), 0)):
-                    await news.wait()
-            news.clear()
-            await self._round()
+        self._keeper.listen()
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(self._next_tick - self._edges.clock(), 0)):
+                        await news.wait()
+                news.clear()
+                await self._round()
+        finally:
+            self._keeper.close()
 
     async def _round(self) -> None:
         now = self._edges.clock()
-        tick, full = now >= self._next_tick, now >= self._next_full
+        tick, full, everyone = now >= self._next_tick, now >= self._next_full, now >= self._next_all
         if tick:
             self._next_tick = now + TICK_SECONDS
             self._next_full = now + FULL_SECONDS if full else self._next_full
+            self._next_all = now + ALL_SECONDS if everyone else self._next_all
             if self._actuator.detached:
                 raise DirectoryReplacedError
             await self._actuator.refresh_host()
@@ -93,9 +110,12 @@ class Auditor:
             self._must_look = False
             await self._actuator.refresh(thorough=tick)
         if self.active:
+            await self._look(self._keeper.take_changed(), full=False, final=True)
             await self.move()
             if tick:
-                await self.audit(full=full)
+                await self._keeper.settle(always=everyone)
+                await self.audit(full=full, everyone=everyone)
+            self._keeper.follow()
         if tick:
             await self._reap()
 
@@ -109,23 +129,42 @@ class Auditor:
         if done:
             self._edges.observer.moved(len(done), time.monotonic() - started)
 
-    async def audit(self, *, full: bool) -> None:
-        """Compares every running container with the kernel's files and repairs them. ``full``: limits too."""
+    async def audit(self, *, full: bool, everyone: bool = False) -> None:
+        """Compares running containers with the kernel's files and repairs them. ``full``: limits too.
+
+        ``everyone``: those as well that no claim depends on.
+        """
         if full:
             await self._audit_groups()
             await self._kills.look_at_all()
-        plan = [tracked.id for tracked in self._state if tracked.phase is Phase.STARTED]
-        while plan:
-            outcomes = await self._actuator.apply_some(plan[:LOOKS], full=full)
-            self._count_repairs(outcomes)
-            done = self._taken(plan[:LOOKS], outcomes)
-            plan = [container_id for container_id in plan if container_id not in done]
+        running = [tracked for tracked in self._state if tracked.phase is Phase.STARTED]
+        plan = [one.id for one in running if everyone or self._depends(one, full=full)]
+        await self._look(plan, full=full, again=everyone)
         if full:
             await self._prover.prove(self._state)
             if self._knows_all and self._edges.leadership().fresh:
                 await self._prover.forget_others()
         self._edges.observer.counters["audits"] += 1
         self._actuator.progressed()
+
+    def _depends(self, tracked: Tracked, *, full: bool) -> bool:
+        """Tells whether the kernel would not say by itself that something is wrong with a container."""
+        if tracked.cpus is None or (full and tracked.evidence.claims):
+            return True
+        return not (tracked.partition if tracked.own_cpus else self._state.pool.constant)
+
+    async def _look(self, plan: Sequence[str], *, full: bool, again: bool = False, final: bool = False) -> None:
+        """``again``: partitions that the kernel has refused are tried once more. ``final``: siblings were seen to."""
+        while plan:
+            outcomes = await self._actuator.apply_some(plan[:LOOKS], full=full, again=again)
+            self._count_repairs(outcomes)
+            for outcome in outcomes if not final else ():
+                tracked = self._state.get(outcome.id)
+                if outcome.pooled and tracked is not None and tracked.partition:
+                    self._keeper.suspect(tracked)
+                    outcome.pooled = ""
+            done = self._taken(plan[:LOOKS], outcomes)
+            plan = [container_id for container_id in plan if container_id not in done]
 
     async def _audit_groups(self) -> None:
         groups = groups_above(self._state)

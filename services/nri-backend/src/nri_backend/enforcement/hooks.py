@@ -16,6 +16,7 @@ from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked, proble
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.actuator import Actuator, Edges
 from nri_backend.enforcement.audit import Auditor
+from nri_backend.enforcement.keeper import PartitionKeeper
 from nri_backend.enforcement.memory_kills import KillWatch
 from nri_backend.enforcement.proving import Prover
 from nri_backend.enforcement.start import Starter
@@ -48,7 +49,8 @@ class Enforcer:
         self._prover = Prover(self.state, edges.tree, edges.proofs)
         self.starter = Starter(self.state, self.actuator, edges.tree)
         self._kills = KillWatch(self.state, self.actuator, edges)
-        self._auditor = Auditor(self.state, self.actuator, self._prover, self._kills, edges)
+        self._keeper = PartitionKeeper(self.state, self.actuator, edges.tree)
+        self._auditor = Auditor(self.state, self.actuator, self._prover, self._kills, self._keeper, edges)
 
     @property
     def active(self) -> bool:
@@ -58,19 +60,19 @@ class Enforcer:
     @property
     def problems(self) -> tuple[str, ...]:
         """What somebody should look at, in words."""
-        node = (self._prover.problem, *self.actuator.problems, *self._auditor.problems)
+        node = (self._prover.problem, self._keeper.problem, *self.actuator.problems, *self._auditor.problems)
         return tuple(filter(None, (*node, *map(problem_of, self.state))))
 
     async def activate(self) -> None:
         """Begins to enforce, with a full audit; claim containers wait until it has seen everybody."""
         self.state.forget_views()
-        for found in await self._prover.recall(tuple(self.state)):
+        for found in await self._keeper.recall(await self._prover.recall(tuple(self.state))):
             if (tracked := self.state.get(found.id)) is not None:
-                known = replace(tracked, proven=found.proven, answered=found.answered)
+                known = replace(tracked, proven=found.proven, answered=found.answered, partition=found.partition)
                 self.actuator.note(self.state.assessed(known))
         self._auditor.active = True
         await self.actuator.refresh(thorough=True)
-        await self._auditor.audit(full=True)
+        await self._auditor.audit(full=True, everyone=True)
 
     async def run_forever(self) -> None:
         """Moves, audits and looks for news of records; never returns."""
@@ -91,7 +93,7 @@ class Enforcer:
                 # One that is only created may start without an event on this connection: it is looked after at once.
                 ran = container.state is not ContainerState.CREATED
                 found.append(replace(self._described(pod, container), phase=Phase.STARTED, ran=ran))
-        self.actuator.take_all(await self._prover.recall_all(found))
+        self.actuator.take_all(await self._keeper.recall(await self._prover.recall_all(found)))
         self._auditor.request_audit(forget=True)
         return stored_updates(containers, self.state) if self.active else []
 
@@ -131,9 +133,8 @@ class Enforcer:
 
     async def _start(self, pod: Pod, container: Container) -> None:
         await self.actuator.refresh()
-        # Whatever came before: a start is a start.
-        tracked = replace(self.state.get(container.id) or self._described(pod, container), phase=Phase.CREATED)
-        tracked = self.state.assessed(tracked)
+        known = self._tracked(pod, container)
+        tracked = self.state.assessed(replace(known, phase=Phase.CREATED, partition="", pooled=""))
         if self.active:
             tracked, refusal = await self.starter.hindrance(tracked, self.runtime)
             if refusal is None:
@@ -239,8 +240,7 @@ class Enforcer:
         return self.state.get(container.id) or self.state.assessed(self._described(pod, container))
 
     def _described(self, pod: Pod, container: Container, *, answered: bool = False) -> Tracked:
-        own = bool(pod.uid) and pod.uid == self._own_pod_uid
-        return tracked_as(pod, container, answered=answered, own_pod=own)
+        return tracked_as(pod, container, answered=answered, own_pod=pod.uid == self._own_pod_uid != "")
 
     def _refused(self, tracked: Tracked, refusal: Refusal) -> RefusedError:
         self._edges.observer.refused(refusal.reason)

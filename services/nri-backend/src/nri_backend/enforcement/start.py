@@ -8,11 +8,12 @@ from functools import partial
 from typing import Final
 
 from nri_backend.claims.judge import Refusal
-from nri_backend.containers.answers import crowded, impossible, untrue
+from nri_backend.containers.answers import crowded, impossible, must_be_partition, untrue
 from nri_backend.containers.container import Phase, Tracked
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import cpuset_of
 from nri_backend.enforcement.actuator import Actuator
+from nri_backend.enforcement.apply import Outcome, with_partition
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.nri.model import LinkStatus
 
@@ -51,6 +52,32 @@ class Starter:
     async def make_true(self, tracked: Tracked) -> tuple[Tracked, Refusal | None]:
         """Makes the container's cgroup true; its phase says when that is done, the refusal why it cannot be."""
         state = self._state
+        tracked, outcome, refusal = await self._applied(tracked)
+        if refusal is None and outcome.pooled:
+            if must_be_partition(tracked, state):
+                return tracked, untrue([outcome.pooled])
+            # Without the kernel's help: first everybody else leaves its CPUs.
+            tracked = with_partition(tracked, outcome)
+            self._actuator.note(tracked)
+            refusal = crowded(tracked, await self._actuator.cleared(tracked, self.clear_seconds))
+            if refusal is None:
+                tracked, outcome, refusal = await self._applied(tracked)
+        if refusal is not None:
+            return tracked, refusal
+        seen, held = outcome.observed, state.pool.held
+        trespass = seen is not None and (seen.cpus is None or seen.cpus & held)
+        if tracked.entitlement.claims:
+            if outcome.left or seen is None:
+                return tracked, untrue(outcome.left)
+        elif outcome.left and held and trespass and not tracked.own_pod:
+            return tracked, untrue(outcome.left)
+        # A container in a virtual machine has no cgroup of its own on the node; without a claim that is its affair.
+        self._actuator.take_outcome(replace(tracked, phase=Phase.STARTED), outcome)
+        return tracked, None
+
+    async def _applied(self, tracked: Tracked) -> tuple[Tracked, Outcome, Refusal | None]:
+        """Applies the target until the state has not changed it meanwhile."""
+        state = self._state
         for _ in range(MAX_TRIES):
             self._actuator.note(tracked)
             changes, desired = state.changes, cpuset_of(state, tracked)
@@ -58,20 +85,9 @@ class Starter:
             if state.changes == changes:
                 break
             tracked = state.assessed(state.get(tracked.id) or tracked)
-            if tracked.refusal is not None:
-                return tracked, tracked.refusal
-            if cpuset_of(state, tracked) == desired:
+            if tracked.refusal is not None or cpuset_of(state, tracked) == desired:
                 break
-        seen = outcome.observed
-        trespass = seen is not None and (seen.cpus is None or seen.cpus & state.held)
-        if tracked.entitlement.claims:
-            if outcome.left or seen is None:
-                return tracked, untrue(outcome.left)
-        elif outcome.left and state.held and trespass and not tracked.own_pod:
-            return tracked, untrue(outcome.left)
-        # A container in a virtual machine has no cgroup of its own on the node; without a claim that is its affair.
-        self._actuator.take_outcome(replace(tracked, phase=Phase.STARTED), outcome)
-        return tracked, None
+        return tracked, outcome, tracked.refusal
 
     async def kill(self, tracked: Tracked) -> bool:
         """Kills every process of a container; tells whether that was done within WAIT_SECONDS.

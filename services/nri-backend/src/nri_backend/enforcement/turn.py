@@ -13,16 +13,16 @@ PATIENCE_SECONDS: Final = 0.1
 """After this a job is passed by."""
 MAX_STUCK: Final = 4
 """Jobs that hang in threads at the same time; with more of them nothing is begun."""
-_Result = TypeVar("_Result")
+Result = TypeVar("Result")
 _log = logging.getLogger(__name__)
-Step = tuple[str, Callable[[], _Result]]
+Step = tuple[str, Callable[[], Result]]
 """What is worked at (a container's id, a cgroup's path), and the work, which blocks."""
 
 
-class _Job(Generic[_Result]):
-    def __init__(self, steps: Sequence[Step[_Result]]) -> None:
+class _Job(Generic[Result]):
+    def __init__(self, steps: Sequence[Step[Result]]) -> None:
         self.steps = steps
-        self.results: list[_Result] = []
+        self.results: list[Result] = []
         self.current = ""
         self.passed_by = False
 
@@ -53,7 +53,7 @@ class Turn:
         now = time.monotonic()
         return {name: now - since for name, (_, since) in self._stuck.items()}
 
-    async def work(self, plan: Callable[[], Sequence[Step[_Result]]]) -> list[_Result]:
+    async def work(self, plan: Callable[[], Sequence[Step[Result]]]) -> list[Result]:
         """Takes some of the steps, at least the first; returns their results in order.
 
         A job that is passed by returns what it has got so far.
@@ -63,7 +63,7 @@ class Turn:
             running.result()
         return list(job.results)
 
-    async def finish(self, name: str, plan: Callable[[], Step[_Result]]) -> _Result:
+    async def finish(self, name: str, plan: Callable[[], Step[Result]]) -> Result:
         """Takes one step, however long it lasts, after what hangs of the same name."""
         while True:
             while name in self._stuck:
@@ -74,7 +74,7 @@ class Turn:
             if job.results:
                 return job.results[0]
 
-    async def _begun(self, plan: Callable[[], Sequence[Step[_Result]]]) -> tuple[_Job[_Result], asyncio.Future[None]]:
+    async def _begun(self, plan: Callable[[], Sequence[Step[Result]]]) -> tuple[_Job[Result], asyncio.Future[None]]:
         async with self._lock:
             while len(self._stuck) >= MAX_STUCK:
                 await asyncio.wait([running for running, _ in self._stuck.values()], return_when="FIRST_COMPLETED")
@@ -88,7 +88,7 @@ class Turn:
                     self._pass_by(job, running)
         return job, running
 
-    def _pass_by(self, job: _Job[_Result], running: asyncio.Future[None]) -> None:
+    def _pass_by(self, job: _Job[Result], running: asyncio.Future[None]) -> None:
         job.passed_by = True
         name = job.current
         if not name:

@@ -7,12 +7,13 @@ out, and one that has not changed costs nothing but its place in the body.
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from numa_contract.errors import cut_answer
 from numa_contract.reports import CONTAINERS, MAX_STATE_BYTES, BackendStatus, ClaimUse, ContainerReport, ContainerState
 
+from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.claims.judge import Reason
 from nri_backend.containers.container import Phase, Tracked
 from nri_backend.containers.state import NodeState
@@ -27,6 +28,7 @@ _STATES: Final[dict[Phase, ContainerState]] = {
     Phase.STOPPED: "stopped",
     Phase.REFUSED: "unknown",
 }
+_EXCLUSIVITY: Final[Mapping[PartitionKind, str]] = {"": "pool", "root": "partition", "isolated": "isolated"}
 _log = logging.getLogger(__name__)
 
 
@@ -91,6 +93,8 @@ def report(tracked: Tracked) -> ContainerReport:
         ),
         unknown_claims=tracked.orphan + (_bounded(refusal.unknown) if refusal else ()),
         cpus=tracked.cpus or frozenset(),
+        exclusivity=_EXCLUSIVITY[tracked.partition] if tracked.own_cpus else "",
+        pooled=cut_answer(tracked.pooled),
         mems=tracked.mems or frozenset(),
         limits={file: limit_text(limit) for file, limit in tracked.limits.items()},
         cgroup=tracked.cgroup,

@@ -22,6 +22,8 @@ class Host:
     """CPUs."""
     page_sizes: tuple[int, ...] = ()
     """Hugepage sizes in bytes."""
+    partitions: bool = False
+    """The kernel makes a cpuset partition of a cgroup wherever it lies (``cpuset.cpus.exclusive``, since Linux 6.7)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,9 @@ class Desired:
     """What ``cpuset.cpus.effective`` must then be: the same without CPUs that are offline."""
     shared: bool = False
     """The pool: a parent that allows fewer CPUs is no fault, and without claims on the node nothing is needed."""
+    online: frozenset[int] = frozenset()
+    """Not empty: ``cpuset.cpus`` itself is looked at, where nothing means these. The effective set shrinks and grows
+    with the partitions of others."""
     lazy: bool = False
     """It keeps what it has of the pool."""
     needs_cpuset: bool = True
@@ -69,7 +74,7 @@ class Observed:
     mems: frozenset[int] | None = None
     """Effective."""
     configured: frozenset[int] | None = None
-    """``cpuset.cpus``; read only where the effective set is not the desired one."""
+    """``cpuset.cpus``; read where the effective set is not the desired one, or says nothing."""
     limits: Mapping[str, Limit] | None = None
     """By file; a file that is not here does not exist. None: not looked at."""
 
@@ -93,22 +98,30 @@ class Difference:
 
 
 def desired_cpuset(
-    own: frozenset[int], mems: frozenset[int], pool: frozenset[int], host: Host, *, claims: bool, lazy: bool = False
+    own: frozenset[int],
+    mems: frozenset[int],
+    pool: frozenset[int],
+    host: Host,
+    *,
+    claims: bool,
+    lazy: bool = False,
+    partitions: bool = False,
 ) -> Desired:
     """Returns the cpuset part for a container whose claims hold these; ``claims``: whether any CPU is held at all.
 
     A running container whose CPUs have all gone offline belongs to the pool: the kernel would give it its parent's
     CPUs, everybody's (cpuset, cgroup-v2.rst). ``lazy``: as a member of the pool it keeps what it has of it.
+    ``partitions``: its effective set depends on those of others.
     """
     if shown := own & host.online:
         return Desired(cpus=own, shown=shown, mems=mems)
-    return _pool_part(mems, pool, claims, lazy)
+    return _pool_part(mems, pool, claims, lazy, host.online if partitions else frozenset())
 
 
 # The audit asks for every container of the node each second, and members of the pool nearly all want the same.
 @lru_cache(maxsize=16)
-def _pool_part(mems: frozenset[int], pool: frozenset[int], claims: bool, lazy: bool) -> Desired:
-    return Desired(cpus=pool, shown=pool, shared=True, lazy=lazy, needs_cpuset=claims, mems=mems)
+def _pool_part(mems: frozenset[int], pool: frozenset[int], claims: bool, lazy: bool, online: frozenset[int]) -> Desired:
+    return Desired(cpus=pool, shown=pool, shared=True, online=online, lazy=lazy, needs_cpuset=claims, mems=mems)
 
 
 def limit_text(limit: Limit) -> str:
@@ -136,7 +149,7 @@ def cpu_differences(desired: Desired, observed: Observed) -> list[Difference]:
     # Fewer CPUs than the pool because a parent or a CPU that just went offline takes some away: nothing to repair.
     if desired.shared and seen and seen <= desired.shown and observed.configured == desired.cpus:
         return []
-    return [Difference("cpus", CPUS, wanted, f"{format_cpu_list(seen)} (effective)")]
+    return [Difference("cpus", CPUS, wanted, f"{format_cpu_list(seen)}{'' if desired.online else ' (effective)'}")]
 
 
 def _mems(desired: Desired, observed: Observed) -> list[Difference]:

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Final
 
 from numa_contract.cpuset import parse_cpu_list
@@ -15,6 +16,7 @@ from numa_contract.errors import MalformedError
 from nri_backend.limits.claimed import Note
 from nri_backend.limits.difference import Limit
 
+EXCLUSIVE: Final = "cpuset.cpus.exclusive"
 _ATTRIBUTE: Final = "user.dra-driver-numa"
 _NOTE_BYTES: Final = 1 << 16
 # The kernel tells of a cgroup that was removed while its file is open, or between open and use.
@@ -90,6 +92,13 @@ class CgroupTree:
         if not text or not path:
             # An empty cpuset means "as the parent", and the root is everybody's: nobody here could want either.
             raise ValueError(f"{text!r} must not be written to {name} of {path!r}")
+        self._put(path, name, text)
+
+    def clear_exclusive(self, path: str) -> None:
+        """Lets a cgroup keep no CPUs for itself or for those below it. The same errors as of read()."""
+        self._put(path, EXCLUSIVE, "\n")
+
+    def _put(self, path: str, name: str, text: str) -> None:
         try:
             fd = os.open(f"{self.root}/{path}/{name}", os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
             try:
@@ -133,6 +142,25 @@ class CgroupTree:
             except ValueError as error:
                 raise CgroupRefusedError(f"{self.root}/{path}/{name}", "holds no number") from error
         return found
+
+    def makes_partitions(self) -> bool:
+        """Tells whether the kernel makes a partition of a cgroup wherever it lies.
+
+        The topmost cgroup alone does not have the file. Where the root has it, as in nodes that are containers, cgroups
+        above would have to take part.
+        """
+        return not os.path.exists(f"{self.root}/{EXCLUSIVE}") and any(  # noqa: PTH110
+            os.path.exists(f"{self.root}/{child}/{EXCLUSIVE}")  # noqa: PTH110
+            for child in self.children("")
+        )
+
+    def children(self, path: str) -> list[str]:
+        """Returns the names of the cgroups in a cgroup, a thousand at most; none where it is gone."""
+        try:
+            with os.scandir(f"{self.root}/{path}") as entries:
+                return list(islice((entry.name for entry in entries if entry.is_dir(follow_symlinks=False)), 1000))
+        except OSError:
+            return []
 
     def populated(self, path: str) -> bool:
         """Tells whether a process lives in the cgroup or below it; one that is gone or cannot tell has none."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the backend must know of the machine: CPUs online, hugepage sizes. Read from sysfs."""
+"""What the backend must know of the machine: CPUs online, hugepage sizes, whether its kernel makes partitions."""
 
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from numa_contract.errors import MalformedError
 from numa_contract.pagesize import parse_page_size
 
 from nri_backend.limits.difference import Host
+from nri_backend.node.cgroups import CgroupTree
 
 
 class HostError(Exception):
@@ -19,8 +20,8 @@ def possible_cpus(host_root: str) -> frozenset[int]:
     return parse_cpu_list(Path(host_root, "sys/devices/system/cpu/possible").read_text())
 
 
-def read_host(host_root: str) -> Host:
-    """Reads the machine below ``host_root``. HostError."""
+def read_host(host_root: str, tree: CgroupTree) -> Host:
+    """Reads the machine below ``host_root``, and of the tree what its kernel can do. HostError."""
     path = Path(host_root, "sys/devices/system/cpu/online")
     try:
         online = parse_cpu_list(path.read_text())
@@ -32,4 +33,4 @@ def read_host(host_root: str) -> Host:
         sizes = [parse_page_size(name) for name in names if name.startswith("hugepages-")]
     except (OSError, MalformedError) as error:
         raise HostError(f"{path}: {error}; mount the node's /sys there or set --host-root") from error
-    return Host(online, tuple(sorted(sizes)))
+    return Host(online, tuple(sorted(sizes)), tree.makes_partitions())

@@ -33,7 +33,7 @@ def vacated(state: NodeState) -> Cpus:
 
 def off_host(state: NodeState) -> Cpus:
     """Returns the CPUs that host daemons leave: all that no other container may use, reserved ones excepted."""
-    return state.held & state.host.online
+    return state.pool.held & state.host.online
 
 
 class Quiet:

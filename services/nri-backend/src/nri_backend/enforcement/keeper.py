@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which containers are partitions, which of them the kernel has changed, and what ended ones have left behind."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from numa_contract.cpuset import format_cpu_list
+
+from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked
+from nri_backend.containers.state import NodeState
+from nri_backend.enforcement.actuator import Actuator
+from nri_backend.enforcement.partitions import lost_cpus, partition_of, settle
+from nri_backend.node.cgroups import CgroupTree
+from nri_backend.node.partition_watch import PartitionWatch
+
+
+class PartitionKeeper:
+    """Hears from the kernel; changes nothing but what cgroups above partitions list."""
+
+    def __init__(self, state: NodeState, actuator: Actuator, tree: CgroupTree) -> None:
+        self.problem = ""
+        """CPUs that the kernel has lost, and the remedy."""
+        self._state = state
+        self._actuator = actuator
+        self._tree = tree
+        self._watch = PartitionWatch(tree.root)
+        self._changed: set[str] = set()
+        self._followed = -1
+        self._suspect: frozenset[int] = frozenset()
+        self._unsettled = True
+
+    async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
+        """Returns the containers with the partitions that they are now."""
+
+        def read() -> list[Tracked]:
+            return [
+                replace(one, partition=partition_of(self._tree, one.cgroup)) if one.evidence != NO_EVIDENCE else one
+                for one in containers
+            ]
+
+        return await asyncio.to_thread(read)
+
+    def listen(self) -> None:
+        """Wakes the audit when the kernel has changed a partition, from now on."""
+        asyncio.get_running_loop().add_reader(self._watch.fileno(), self._heard)
+
+    def close(self) -> None:
+        """Ends listening."""
+        asyncio.get_running_loop().remove_reader(self._watch.fileno())
+        self._watch.close()
+
+    def _heard(self) -> None:
+        self._changed |= self._watch.changed()
+        self._unsettled = True
+        self._actuator.news.set()
+
+    def suspect(self, tracked: Tracked) -> None:
+        """A partition was found broken: it is looked at again, after its siblings."""
+        self._changed.add(tracked.cgroup)
+        self._actuator.news.set()
+
+    def follow(self) -> None:
+        """Follows the partitions that there are now."""
+        if self._followed != self._state.changes:
+            self._followed = self._state.changes
+            self._watch.follow([one.cgroup for one in self._state if one.partition and one.phase is not Phase.STOPPED])
+
+    def take_changed(self) -> list[str]:
+        """Returns the containers whose partition the kernel has changed, after what else lives in their pods.
+
+        What makes a partition invalid is a sibling with CPUs of it; that one must leave them first.
+        """
+        changed, self._changed = self._changed, set()
+        pods = {one.pod.uid for one in self._state if one.cgroup in changed and one.phase is Phase.STARTED}
+        members = [one for uid in pods for one in self._state.of_pod(uid) if one.phase is Phase.STARTED]
+        return [one.id for one in sorted(members, key=lambda one: bool(one.partition))]
+
+    async def settle(self, *, always: bool = False) -> None:
+        """Takes back what ended partitions have left above them, if one has ended."""
+        if not (self._unsettled or always) or not self._state.host.partitions:
+            return
+        self._unsettled = False
+        online = self._state.host.online
+
+        def work() -> frozenset[int]:
+            settle(self._tree)
+            return lost_cpus(self._tree, online)
+
+        for found in await self._actuator.work("cgroups above partitions", work):
+            # A CPU that is just going offline is not lost.
+            lost, self._suspect = found & self._suspect, found
+            cpus = format_cpu_list(lost)
+            text = (
+                f"no cgroup has the CPUs {cpus}, since a partition ended while it was invalid; take them offline and \
+online again (/sys/devices/system/cpu/cpu*/online)"
+            )
+            self.problem = text if lost else ""

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes a container's cgroup a cpuset partition: the kernel then keeps everybody else off its CPUs. Every call blocks.
+
+What the kernel wants (kernel/cgroup/cpuset.c; measured in docs/adr/0013): the CPUs stand in ``cpuset.cpus.exclusive``
+of the cgroup and of all above it, and no two cgroups beside each other have the same there. What those above list stays
+when the container ends, and would forbid the CPUs to the next one in another QoS class.
+"""
+
+import logging
+import threading
+from typing import Final
+
+from numa_contract.cpuset import format_cpu_list
+
+from nri_backend.claims.entitlement import PartitionKind
+from nri_backend.limits.claimed import ancestors
+from nri_backend.node.cgroups import EXCLUSIVE, CgroupGoneError, CgroupRefusedError, CgroupTree, MissingFileError
+
+PARTITION: Final = "cpuset.cpus.partition"
+_EFFECTIVE: Final = "cpuset.cpus.effective"
+_MEMBER: Final = "member"
+_DEEPEST: Final = 6
+"""Cgroups from the root to a container: the kubelet's are four, one more where they are nested."""
+# A slow job is passed by (turn.py): the next one must not tidy up what is being made. The kernel has one lock, too.
+_CHANGING: Final = threading.RLock()
+_log = logging.getLogger(__name__)
+
+
+def partition_of(tree: CgroupTree, path: str) -> PartitionKind:
+    """Returns the valid partition that a cgroup is; empty for none."""
+    try:
+        text = tree.read(path, PARTITION) if path else ""
+    except (CgroupGoneError, CgroupRefusedError):
+        return ""
+    return "root" if text == "root" else "isolated" if text == "isolated" else ""
+
+
+def make_partition(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]) -> str:
+    """Makes a cgroup a partition with these CPUs; returns why it is none, else "".
+
+    What cannot be made leaves no trace. CgroupGoneError.
+    """
+    with _CHANGING:
+        return _made(tree, path, kind, cpus)
+
+
+def _made(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]) -> str:
+    try:
+        present = tree.read(path, PARTITION)
+        if present != kind or tree.read_set(path, EXCLUSIVE) != cpus:
+            _make(tree, path, kind, cpus, valid=present in ("root", "isolated"))
+        left, effective = tree.read(path, PARTITION), tree.read_set(path, _EFFECTIVE)
+    except CgroupRefusedError as error:
+        reason = str(error)
+    else:
+        # Of its CPUs some may be offline.
+        if left == kind and effective and effective <= cpus:
+            return ""
+        has = "" if effective is None else f" with the CPUs {format_cpu_list(effective)}"
+        reason = f"{tree.root}/{path}/{PARTITION} says {left}{has}"
+    _unmake(tree, path)
+    return reason
+
+
+def _make(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int], *, valid: bool) -> None:
+    if not valid:
+        # An invalid one that was told to be a root again would be moved off its CPUs.
+        tree.write(path, PARTITION, _MEMBER)
+    try:
+        _keep(tree, path, cpus)
+    except CgroupRefusedError:
+        # Somebody who has ended may still stand above, in another QoS class.
+        settle(tree)
+        _keep(tree, path, cpus)
+    tree.write(path, PARTITION, kind)
+
+
+def _keep(tree: CgroupTree, path: str, cpus: frozenset[int]) -> None:
+    for group in reversed(ancestors(path)):
+        present = tree.read_set(group, EXCLUSIVE)
+        if present is None:
+            raise MissingFileError(f"{tree.root}/{group}", EXCLUSIVE)
+        if not cpus <= present:
+            tree.write(group, EXCLUSIVE, format_cpu_list(cpus | present))
+    if tree.read_set(path, EXCLUSIVE) != cpus:
+        tree.write(path, EXCLUSIVE, format_cpu_list(cpus))
+
+
+def _unmake(tree: CgroupTree, path: str) -> None:
+    try:
+        tree.write(path, PARTITION, _MEMBER)
+        tree.clear_exclusive(path)
+    except CgroupRefusedError as error:
+        _log.warning("what is left of a partition cannot be taken back", extra={"error": str(error)})
+
+
+def settle(tree: CgroupTree) -> None:
+    """Lets the kubelet's cgroups above partitions keep what these need, no more."""
+    with _CHANGING:
+        for top in tree.children(""):
+            # A nested root, such as "kubelet", has them one below.
+            if any(name.startswith("kubepods") for name in (top, *tree.children(top))):
+                try:
+                    _settle(tree, top, 1)
+                except (CgroupGoneError, CgroupRefusedError) as error:
+                    _log.warning("cgroups above partitions cannot be put right", extra={"error": str(error)})
+
+
+def lost_cpus(tree: CgroupTree, online: frozenset[int]) -> frozenset[int]:
+    """Returns the CPUs that no cgroup has: those of a partition that ended while it was invalid."""
+    try:
+        taken = [tree.read_set(top, f"{EXCLUSIVE}.effective") or frozenset() for top in tree.children("")]
+        free = tree.read_set("", _EFFECTIVE)
+    except (CgroupGoneError, CgroupRefusedError):
+        return frozenset()
+    return frozenset() if free is None else online.difference(free, *taken)
+
+
+def _settle(tree: CgroupTree, path: str, depth: int) -> frozenset[int]:
+    """Returns the CPUs of partitions in a cgroup, itself included. From the bottom up: none is ever cut."""
+    kept = tree.read_set(path, EXCLUSIVE)
+    if not kept or depth > _DEEPEST:
+        return kept or frozenset()
+    if tree.read(path, PARTITION) != _MEMBER:
+        return kept
+    below: frozenset[int] = frozenset()
+    for child in tree.children(path):
+        try:
+            below |= _settle(tree, f"{path}/{child}", depth + 1)
+        except CgroupGoneError:
+            continue
+    if not below:
+        tree.clear_exclusive(path)
+    elif below < kept:
+        tree.write(path, EXCLUSIVE, format_cpu_list(below))
+    return below

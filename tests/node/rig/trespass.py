@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may run, and who does run, on CPUs that are somebody else's: all processes of the machine, not pods alone."""
+
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from numa_contract.cpuset import parse_cpu_list
+
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD
+
+
+def _stat(directory: Path) -> tuple[str, list[str]]:
+    """The name of a process and the fields of /proc/<pid>/stat after it."""
+    name, _, fields = (directory / "stat").read_text().rpartition(") ")
+    return name.partition("(")[2], fields.split()
+
+
+def _processes() -> list[Path]:
+    return [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _is_kernels(fields: list[str]) -> bool:
+    return bool(int(fields[6]) & _KERNEL_THREAD)
+
+
+def allowed_on(cpus: frozenset[int], cgroups: Collection[str]) -> dict[str, str]:
+    """Processes outside these cgroups whose Cpus_allowed_list has one of the CPUs. Threads of the kernel are left out:
+
+    those that it binds to a CPU belong there.
+    """
+    found = {}
+    for directory in _processes():
+        try:
+            name, fields = _stat(directory)
+            if _is_kernels(fields) or _inside(directory, cgroups):
+                continue
+            status = (directory / "status").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        allowed = next(line.split()[1] for line in status.splitlines() if line.startswith("Cpus_allowed_list"))
+        if not cpus.isdisjoint(parse_cpu_list(allowed)):
+            found[f"{name} ({directory.name})"] = allowed
+    return found
+
+
+def ran_on(cpus: frozenset[int], cgroups: Collection[str], seconds: float) -> dict[str, int]:
+    """Threads outside these cgroups that were seen to have run on one of the CPUs, with the CPU.
+
+    A sleeping thread shows the CPU that it last ran on; so only one counts whose CPU time has grown.
+    """
+    found: dict[str, int] = {}
+    spent: dict[str, int] = {}
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for directory in _processes():
+            try:
+                _, fields = _stat(directory)
+                if _is_kernels(fields) or not _grown(directory.name, fields, spent) or _inside(directory, cgroups):
+                    continue
+                for thread in (directory / "task").iterdir():
+                    name, fields = _stat(thread)
+                    if _grown(f"{directory.name}/{thread.name}", fields, spent) and int(fields[36]) in cpus:
+                        found[f"{name} ({thread.name})"] = int(fields[36])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+        time.sleep(0.05)
+    return found
+
+
+def _grown(who: str, fields: list[str], spent: dict[str, int]) -> bool:
+    """Whether CPU time was used since the last look; a first look tells nothing of one thread, all of a process."""
+    ticks, before = int(fields[11]) + int(fields[12]), spent.get(who)
+    spent[who] = ticks
+    return "/" not in who if before is None else ticks > before
+
+
+def _inside(directory: Path, cgroups: Collection[str]) -> bool:
+    text = (directory / "cgroup").read_text()
+    path = next(line[3:].strip() for line in text.splitlines() if line.startswith("0::"))
+    return any(path == one or path.startswith(f"{one}/") for one in cgroups)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claims as cpuset partitions: the kernel keeps everybody off their CPUs, whether somebody enforces or not."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from numa_contract.cpuset import format_cpu_list
+
+from tests.node.rig import kernel
+from tests.node.rig.claims import ClaimPod, cpu_config
+from tests.node.rig.cluster import RESERVED, Cluster
+from tests.node.rig.cri import CriError
+from tests.node.rig.kernel import Cgroup
+from tests.node.rig.pods import Container
+from tests.node.rig.trespass import allowed_on, ran_on
+from tests.node.rig.wait import until
+from tests.stage.pods import cpus
+
+ALL = kernel.online_cpus()
+# A little, and often: twenty that never rest are minutes of an emulated machine.
+BUSY = ["sh", "-c", "while :; do for i in $(seq 300); do :; done; sleep 1; done"]
+TOPS = [Cgroup("/kubepods.slice"), Cgroup("/kubepods.slice/kubepods-burstable.slice")]
+pytestmark = pytest.mark.configuration(cpuExclusivity="auto")
+
+
+def partition(box: Container) -> str:
+    """What the kernel says that the container's cgroup is."""
+    return box.cgroup.read("cpuset.cpus.partition")
+
+
+def alone(*holders: tuple[ClaimPod, Container], seconds: float = 0) -> None:
+    """Each has the CPUs of its claim; nobody else may run there, nor did for so long."""
+    for pod, box in holders:
+        assert box.cpus_allowed == box.cgroup.cpus() == pod.cpus
+    claimed = frozenset().union(*(pod.cpus for pod, _ in holders))
+    insiders = [box.cgroup.path for _, box in holders]
+    assert allowed_on(claimed, insiders) == {}
+    if seconds:
+        assert ran_on(claimed, insiders, seconds) == {}
+
+
+@pytest.mark.core
+def test_the_kernel_holds_claims_with_nobody_enforcing(cluster: Cluster) -> None:
+    """Two claims in two QoS classes, the backend killed: of twenty new pods, and of the host, nobody is
+    on them; nor after containerd, systemd and a CPU of a claim have come back."""
+    first = cluster.pod(cpus(2, numa_node=1))
+    second = cluster.pod(cpus(1, numa_node=0), qos="besteffort", config=[cpu_config(isolation="isolated")])
+    both = [(first, first.run()), (second, second.run("main", BUSY))]
+    assert [partition(box) for _, box in both] == ["root", "isolated"]
+    assert kernel.isolated_cpus() == second.cpus
+    alone(*both)
+    cluster.instance.kill_backend()
+    for number in range(20):
+        cluster.node.pod(f"late-{number}", qos="besteffort" if number % 2 else "burstable").run("main", BUSY)
+    alone(*both, seconds=30)
+    cluster.node.restart_containerd()
+    subprocess.run(["systemctl", "daemon-reload"], check=True)
+    alone(*both, seconds=5)
+    with kernel.offline(max(first.cpus)):
+        assert both[0][1].cpus_allowed == first.cpus - {max(first.cpus)}
+    alone(*both, seconds=5)
+    cluster.wait_ready()
+    alone(*both, seconds=5)
+    assert cluster.instance.status["partitioned"] == format_cpu_list(first.cpus | second.cpus)
+
+
+def test_what_a_claim_leaves_goes_to_the_next_of_another_class(cluster: Cluster) -> None:
+    """A claim that ends gives its CPUs back at once, and nothing above it forbids them to another QoS class."""
+    plain = cluster.node.pod("web").run()
+    first = cluster.pod(cpus(2, numa_node=1))
+    box = first.run()
+    taken = first.cpus
+    assert plain.cpus_allowed == ALL - RESERVED - taken
+    first.remove_sandbox()
+    until(lambda: plain.cpus_allowed == ALL - RESERVED, "given back")
+    until(lambda: [top.read("cpuset.cpus.exclusive") for top in TOPS] == ["", ""], "nothing is left above")
+    first.end()
+    for top in TOPS:
+        top.write("cpuset.cpus.exclusive", format_cpu_list(taken))  # as after a backend that died meanwhile
+    again = cluster.pod(cpus(2, numa_node=1), qos="guaranteed")
+    box = again.run()
+    assert again.cpus == taken
+    assert partition(box) == "root"
+    alone((again, box))
+
+
+def test_a_shared_claim_beside_a_partition(cluster: Cluster) -> None:
+    """The shared one is kept by the pool, the other by the kernel; nobody gets what either has."""
+    plain = cluster.node.pod("web").run()
+    one = cluster.pod(cpus(2, numa_node=1))
+    shared = cluster.pod(cpus(2, numa_node=1), config=[cpu_config(sharing="pod")])
+    boxes = [shared.run("a"), shared.run("b"), one.run()]
+    assert [partition(box) for box in boxes] == ["member", "member", "root"]
+    assert boxes[0].cpus_allowed == boxes[1].cpus_allowed == shared.cpus
+    late = cluster.node.pod("late").run()
+    assert late.cpus_allowed == plain.cpus_allowed == ALL - RESERVED - shared.cpus - one.cpus
+    shared.end()
+    until(lambda: plain.cpus_allowed == ALL - RESERVED - one.cpus, "the shared CPUs are back")
+    one.end()
+
+
+def test_a_sidecar_without_a_claim_beside_one_of_everything(cluster: Cluster) -> None:
+    """Inside a pod CPUs must not overlap, or the partition is none; a sidecar gets the reserved ones then."""
+    whole = cluster.pod(
+        *(cpus(len(kernel.node_cpus(n) - RESERVED), f"n{n}", numa_node=n) for n in (0, 1)), aligned=False
+    )
+    sidecar = whole.run("sidecar", cdi=[])
+    box = whole.run()
+    late = whole.run("late", cdi=[])
+    assert whole.cpus == ALL - RESERVED
+    assert partition(box) == "root"
+    assert sidecar.cpus_allowed == late.cpus_allowed == RESERVED
+    plain = cluster.node.pod("web").run()
+    assert plain.cpus_allowed == RESERVED
+    alone((whole, box))
+
+
+def test_a_partition_that_is_made_invalid_is_made_valid_again(cluster: Cluster) -> None:
+    """A sibling that takes CPUs of the claim breaks the partition; the kernel tells, and both are put right."""
+    db = cluster.pod(cpus(2, numa_node=1))
+    sidecar, box = db.run("sidecar", cdi=[]), db.run()
+    assert partition(box) == "root"
+    sidecar.cgroup.write("cpuset.cpus", format_cpu_list(db.cpus | RESERVED))
+    until(lambda: partition(box) == "root", "valid again")
+    assert not sidecar.cpus_allowed & db.cpus
+    alone((db, box))
+    box.cgroup.write("cpuset.cpus.partition", "member")
+    until(lambda: partition(box) == "root", "made again")
+    alone((db, box))
+
+
+def test_where_no_partition_can_be_made(cluster: Cluster) -> None:
+    """An exclusive claim is kept by the pool, and says why; an isolated one never runs."""
+    plain = cluster.node.pod("web").run()
+    db = cluster.pod(cpus(2, numa_node=1))
+    group = db.sandbox.cgroup
+    blocked = group.directory / "blocked"
+    blocked.mkdir()
+    (blocked / "cpuset.cpus").write_text(format_cpu_list(db.cpus))
+    box = db.run()
+    assert partition(box) == "member"
+    assert box.cpus_allowed == db.cpus
+    assert plain.cpus_allowed == ALL - RESERVED - db.cpus
+    report = next(one for one in cluster.instance.state("/v1/containers") if one["podUid"] == db.uid)
+    assert (report["exclusivity"], "cpuset.cpus" in report["pooled"]) == ("pool", True)
+    quiet = cluster.pod(cpus(1, numa_node=1), config=[cpu_config(isolation="isolated")])
+    block = Path(quiet.sandbox.cgroup.directory / "blocked")
+    block.mkdir()
+    (block / "cpuset.cpus").write_text(format_cpu_list(quiet.cpus))
+    refused = quiet.create()
+    with pytest.raises(CriError, match=r"dra-driver-numa: .*cpuset"):
+        refused.start()
+    until(lambda: refused.state == "exited", "nothing of it runs")
+
+
+def test_the_mode_changes_with_claims_running(cluster: Cluster) -> None:
+    """From pool to partition and back: running claims keep their CPUs, and nobody gets one of them meanwhile."""
+    cluster.configure({"cpuExclusivity": "pool"})
+    plain = cluster.node.pod("web").run("main", BUSY)
+    db = cluster.pod(cpus(2, numa_node=1))
+    box = db.run("main", BUSY)
+    assert partition(box) == "member"
+    left = ALL - RESERVED - db.cpus
+    assert plain.cpus_allowed == left
+    cluster.configure({"cpuExclusivity": "auto"})
+    until(lambda: partition(box) == "root", "made a partition")
+    assert ran_on(db.cpus, [box.cgroup.path], 3) == {}
+    until(lambda: plain.cgroup.cpus("cpuset.cpus") == ALL - RESERVED, "the pool is constant now")
+    alone((db, box))
+    cluster.configure({"cpuExclusivity": "pool"})
+    assert partition(box) == "root", "what runs keeps it"
+    until(lambda: plain.cgroup.cpus("cpuset.cpus") == left, "the pool leaves the claim out again")
+    alone((db, box))
+    db.end()
+    until(lambda: plain.cpus_allowed == ALL - RESERVED, "given back")

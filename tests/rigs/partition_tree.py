@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""As kernel_tree.py, of a kernel that makes remote cpuset partitions (docs/adr/0013 has what was measured)."""
+
+import errno
+import os
+from pathlib import Path
+
+from nri_backend.node.cgroups import EXCLUSIVE, CgroupRefusedError
+from numa_contract.cpuset import format_cpu_list, parse_cpu_list
+
+from tests.rigs.kernel_tree import SIZES, KernelTree
+
+PARTITION = "cpuset.cpus.partition"
+
+
+class PartitionTree(KernelTree):
+    """What one cgroup keeps for itself goes from everybody else."""
+
+    def __init__(self, root: Path, online: str = "0-7", nodes: str = "0-1") -> None:
+        super().__init__(root, online, nodes)
+        (root / "cpuset.cpus.effective").write_text(f"{online}\n")
+
+    def make(self, path: str, *, cpuset: bool = True, sizes: tuple[int, ...] = SIZES, limits: bool = True) -> None:
+        """As there, with the files of partitions."""
+        new = [part for part in _with_those_above(path) if not self.path(part).exists()]
+        super().make(path, cpuset=cpuset, sizes=sizes, limits=limits)
+        for part in new if cpuset else ():
+            for name, text in ((EXCLUSIVE, ""), (f"{EXCLUSIVE}.effective", ""), (PARTITION, "member")):
+                self.path(part).joinpath(name).write_text(f"{text}\n")
+
+    def remove(self, path: str) -> None:
+        """Its CPUs come back; what those above list stays."""
+        super().remove(path)
+        self.settle(path)
+
+    def set(self, path: str, name: str, text: str) -> None:
+        """Somebody else writes a file; a kernel that refuses raises."""
+        self._check(path, name, text)
+        super().set(path, name, text)
+
+    def write(self, path: str, name: str, text: str) -> None:
+        """Writes as the kernel would let us."""
+        self._check(path, name, text)
+        super().write(path, name, text)
+
+    def read(self, path: str, name: str) -> str:
+        """Reads what is settled."""
+        with self._one:
+            return super().read(path, name)
+
+    def get(self, path: str, name: str) -> str:
+        """As read()."""
+        with self._one:
+            return super().get(path, name)
+
+    def clear_exclusive(self, path: str) -> None:
+        """As there, and settled."""
+        super().clear_exclusive(path)
+        self.settle(path)
+
+    def settle(self, path: str) -> None:
+        """Computes which partitions are valid, and then everybody's CPUs."""
+        self._judge("")
+        (Path(self.root) / "cpuset.cpus.effective").write_text(f"{format_cpu_list(self._free())}\n")
+        for child in self.children(""):
+            self._settle(child)
+        for part in self._partitions():
+            shown = format_cpu_list(self._exclusive(part) & parse_cpu_list(self.online))
+            (self.path(part) / "cpuset.cpus.effective").write_text(f"{shown}\n")
+
+    def _check(self, path: str, name: str, text: str) -> None:
+        if name == EXCLUSIVE and text.strip():
+            wanted = parse_cpu_list(text.strip())
+            for sibling in self._siblings(path):
+                own = parse_cpu_list(self.get(sibling, "cpuset.cpus"))
+                if wanted & self._exclusive(sibling) or (own and own <= wanted):
+                    raise CgroupRefusedError(f"{self.root}/{path}/{name}", os.strerror(errno.EINVAL), text)
+
+    def _judge(self, path: str) -> None:
+        for child in self.children(path):
+            below = f"{path}/{child}".lstrip("/")
+            if not self.path(below).joinpath(PARTITION).exists():
+                continue
+            word = self.get(below, PARTITION)
+            # One that is invalid stays so until somebody writes it.
+            if word in ("root", "isolated"):
+                fault = self._fault(below)
+                self.path(below).joinpath(PARTITION).write_text(f"{word} invalid ({fault})\n" if fault else f"{word}\n")
+            self._judge(below)
+
+    def _fault(self, path: str) -> str:
+        mine = self._exclusive(path)
+        if not mine:
+            return "Invalid cpu list in cpuset.cpus.exclusive"
+        if not all(mine <= self._exclusive(above) for above in _with_those_above(path)):
+            return "Parent is not a partition root"
+        if any(mine & parse_cpu_list(self.get(sibling, "cpuset.cpus")) for sibling in self._siblings(path)):
+            return "Cpu list in cpuset.cpus not exclusive"
+        return ""
+
+    def _siblings(self, path: str) -> list[str]:
+        above, _, own = path.rpartition("/")
+        others = [f"{above}/{name}".lstrip("/") for name in self.children(above) if name != own]
+        return [one for one in others if self.path(one).joinpath(PARTITION).exists()]
+
+    def _exclusive(self, path: str) -> frozenset[int]:
+        file = self.path(path) / EXCLUSIVE
+        return parse_cpu_list(file.read_text()) if file.exists() else frozenset()
+
+    def _partitions(self) -> list[str]:
+        files = Path(self.root).rglob(PARTITION)
+        valid = [file.parent for file in files if file.read_text().strip() in ("root", "isolated")]
+        return [str(directory.relative_to(self.root)) for directory in valid]
+
+    def _free(self) -> frozenset[int]:
+        return parse_cpu_list(self.online).difference(*map(self._exclusive, self._partitions()))
+
+
+def _with_those_above(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]

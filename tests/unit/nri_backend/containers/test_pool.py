@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the CPUs of a node are divided."""
+
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nri_backend.claims.entitlement import PartitionKind
+from nri_backend.containers.container import Phase, Tracked, tracked_as
+from nri_backend.containers.pool import Pool, divide
+from nri_backend.limits.difference import Host
+from numa_contract.cdi import ClaimFile
+from numa_contract.config import Config
+from numa_contract.cpuset import parse_cpu_list
+
+from tests.rigs.builders import cpu_record
+from tests.rigs.containers import container, entitlement_of, pod
+
+CPUS = st.frozensets(st.integers(0, 15))
+
+
+def claim(uid: str, cpus: str, *, shared: bool = False) -> ClaimFile:
+    """A claim's file, with a record of the pod p1."""
+    record = cpu_record(uid, f"r={cpus}", pool=shared)
+    return ClaimFile("dra.cpu", uid, record, parse_cpu_list(cpus))
+
+
+def running(file: ClaimFile, partition: PartitionKind = "", pooled: str = "", phase: Phase = Phase.STARTED) -> Tracked:
+    """A container of a claim."""
+    assert file.record is not None
+    tracked = tracked_as(pod(), container(file.uid))
+    entitlement = entitlement_of(file.record)
+    return replace(tracked, entitlement=entitlement, partition=partition, pooled=pooled, phase=phase)
+
+
+def divided(
+    *claims: ClaimFile, by: tuple[Tracked, ...] = (), reserved: str = "0", mode: Literal["auto", "pool"] = "auto"
+) -> Pool:
+    """Eight CPUs, with a kernel that makes partitions."""
+    config = Config(reserved_cpus=parse_cpu_list(reserved), cpu_exclusivity=mode)
+    return divide(config, Host(parse_cpu_list("0-7"), (), partitions=True), claims, by)
+
+
+@given(CPUS, CPUS, CPUS)
+def test_the_pool_never_meets_a_held_claim(
+    online: frozenset[int], reserved: frozenset[int], held: frozenset[int]
+) -> None:
+    """Without partitions no CPU is both in a claim and in the pool, and none in it is offline."""
+    claims = [ClaimFile("dra.cpu", "a", None, held)]
+    pool = divide(Config(reserved_cpus=reserved), Host(online), claims, ()).shared
+    assert not pool & held
+    assert pool <= online
+    assert pool == online - reserved - held or not online - reserved - held
+
+
+@pytest.mark.parametrize(
+    ("online", "reserved", "held", "pool"),
+    [
+        ("0-7", "0", "2-3", "1,4-7"),
+        ("0-7", "0", "1-7", "0"),
+        ("0-7", "", "0-7", ""),
+        ("1-7", "0", "1-7", ""),
+    ],
+)
+def test_who_is_left_without_a_cpu_gets_the_reserved_ones(online: str, reserved: str, held: str, pool: str) -> None:
+    """A full node puts the rest on the reserved CPUs; without any there is no pool, and nothing empty is sent."""
+    claims = [ClaimFile("dra.cpu", "a", None, parse_cpu_list(held))]
+    config = Config(reserved_cpus=parse_cpu_list(reserved))
+    assert divide(config, Host(parse_cpu_list(online)), claims, ()).shared == parse_cpu_list(pool)
+
+
+A, B = claim("a", "2-3"), claim("b", "4-5")
+SHARED = claim("s", "6", shared=True)
+DAMAGED = ClaimFile("dra.cpu", "d", None, frozenset({1}), "damaged")
+
+
+@pytest.mark.parametrize(
+    ("claims", "by", "mode", "pool", "held"),
+    [
+        ((A, B), (), "pool", "1,6-7", "2-5"),
+        ((A, B), (), "auto", "1-7", ""),
+        ((A, B), (running(A, "root"),), "auto", "1-7", ""),
+        ((A, B), (running(A, "root"),), "pool", "1,6-7", "2-5"),
+        ((A, B), (running(A),), "auto", "1,4-7", "2-3"),
+        ((A, B), (running(A, phase=Phase.CREATED),), "auto", "1-7", ""),
+        ((A, B), (running(A, pooled="why", phase=Phase.CREATED),), "auto", "1,4-7", "2-3"),
+        ((A, B), (running(A, pooled="why", phase=Phase.STOPPED),), "auto", "1-7", ""),
+        ((A, SHARED), (running(A, "root"),), "auto", "1-5,7", "6"),
+        ((A, DAMAGED), (running(A, "isolated"),), "auto", "2-7", "1"),
+        ((), (running(A),), "pool", "1,4-7", "2-3"),
+        ((), (running(A, "root"),), "pool", "1,4-7", "2-3"),
+        ((), (running(A, "root"),), "auto", "1-7", ""),
+    ],
+)
+def test_only_what_the_kernel_does_not_keep_is_held(
+    claims: tuple[ClaimFile, ...], by: tuple[Tracked, ...], mode: Literal["auto", "pool"], pool: str, held: str
+) -> None:
+    """A claim is held in pool mode, when it is shared or damaged, and while its container is no partition."""
+    now = divided(*claims, by=by, mode=mode)
+    assert (now.shared, now.held) == (parse_cpu_list(pool), parse_cpu_list(held))
+    assert now.constant == (mode == "auto" and not held)
+
+
+def test_a_pool_that_is_all_partitions_is_not_handed_out_beside_a_held_claim() -> None:
+    """The kernel would give its members their parent's CPUs, those of the held claim among them."""
+    most = claim("a", "1-5,7")
+    assert divided(SHARED, most, by=(running(most, "root"),)).shared == {0}
+    assert divided(most, by=(running(most, "root"),)).shared == parse_cpu_list("1-7"), "nobody's CPUs depend on it"
+
+
+def test_a_sibling_leaves_out_its_pods_claims_as_far_as_something_remains() -> None:
+    """An overlap inside one pod makes the partition invalid; an empty set would be everything."""
+    now = divided()
+    assert now.without_claim(frozenset({2, 3}), own_pod=False) == parse_cpu_list("1,4-7")
+    assert now.without_claim(parse_cpu_list("1-7"), own_pod=False) == {0}, "the reserved ones"
+    assert divided(reserved="").without_claim(parse_cpu_list("0-7"), own_pod=False) == parse_cpu_list("0-7")
+    assert now.without_claim(frozenset(), own_pod=True) == {0}

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Claim containers as cpuset partitions, on a tree that behaves like a kernel that makes them."""
+
+import errno
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from nri_backend.enforcement.partitions import lost_cpus, make_partition, settle
+from nri_backend.node.cgroups import EXCLUSIVE
+from nri_backend.nri.model import ContainerState, RefusedError
+from numa_contract.cpuset import parse_cpu_list
+from numa_contract.records import AllocationRecord, CpuParameters
+
+from tests.rigs.builders import cpu_record, env_of
+from tests.rigs.containers import POD, PODS, TOP, container, pod
+from tests.rigs.enforcement import Node, auditing, enforcing
+from tests.rigs.kernel_tree import KernelTree
+from tests.rigs.partition_tree import PARTITION, PartitionTree
+
+OTHER_CLASS = f"{TOP}/kubepods-podx.slice"
+
+
+def isolated(record: AllocationRecord) -> AllocationRecord:
+    """The same claim with isolation: isolated."""
+    return record.model_copy(update={"parameters": {"r": CpuParameters(isolation="isolated")}})
+
+
+async def test_a_claim_is_a_partition_and_nobody_else_is_written(tmp_path: Path) -> None:
+    """Containers without a claim keep the one set that they were created with, whatever claims come and go."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        plain = await node.run("plain", of="p2")
+        await node.until(lambda: node.reports["plain"].cpus)
+        node.kernel.written.clear()
+        db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
+        assert (node.partition(db), node.cpus(db)) == ("root", "2-3")
+        assert node.cpus(plain) == "1,4-7"
+        assert node.enforcer.state.pool.shared == parse_cpu_list("1-7")
+        assert {path for path, *_ in node.kernel.written} == {db, POD, PODS, TOP}
+        told = node.reports["db"]
+        assert (told.exclusivity, told.pooled, told.cpus) == ("partition", "", {2, 3})
+        await node.stop("db")
+        assert node.cpus(plain) == "1-7"
+        await node.until(lambda: not node.kernel.get(TOP, EXCLUSIVE))
+        assert plain not in {path for path, *_ in node.kernel.written}
+
+
+async def test_nothing_is_said_to_a_container_where_no_cpu_is_reserved(tmp_path: Path) -> None:
+    """Its set stays empty, so that it follows the machine; once a claim must be held it is told what is left."""
+    async with enforcing(Node(tmp_path, reserved="", tree=PartitionTree)) as node:
+        _, answer = await node.create("plain", of="p2")
+        assert answer.resources.cpus == ""
+        plain = await node.run("plain", of="p2")
+        node.claim(cpu_record("c1", "r=2-3", pool=True))
+        await node.until(lambda: node.cpus(plain) == "0-1,4-7")
+
+
+async def test_isolated(tmp_path: Path) -> None:
+    """It is a partition without load balancing, or it does not run: here since a cgroup beside it has its CPUs."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        env = node.claim(isolated(cpu_record("c1", "r=2-3")))
+        db = await node.run("db", *env)
+        assert node.partition(db) == "isolated"
+        assert node.reports["db"].exclusivity == "isolated"
+        await node.stop("db")
+        node.kernel.make(f"{POD}/blocked")
+        node.kernel.set(f"{POD}/blocked", "cpuset.cpus", "2")
+        with pytest.raises(RefusedError, match=r"cannot be made as it must be: .*cpuset\.cpus\.exclusive: Invalid"):
+            await node.run("db2", *env)
+
+
+@pytest.mark.parametrize("mode", ["auto", "partition"])
+async def test_what_cannot_be_a_partition_is_held_by_the_pool(tmp_path: Path, mode: str) -> None:
+    """Before its first instruction everybody else has left its CPUs, and it becomes one as soon as it can.
+
+    Where the operator insists, it is refused.
+    """
+    async with enforcing(Node(tmp_path, exclusivity=mode, tree=PartitionTree)) as node:  # type: ignore[arg-type]
+        plain = await node.run("plain", of="p2")
+        node.kernel.make(f"{POD}/blocked")
+        node.kernel.set(f"{POD}/blocked", "cpuset.cpus", "2")
+        env = node.claim(cpu_record("c1", "r=2-3"))
+        if mode == "partition":
+            with pytest.raises(RefusedError, match=r"cpuset\.cpus\.exclusive"):
+                await node.run("db", *env)
+            assert node.cpus(plain) == "1-7"
+            return
+        db = await node.run("db", *env)
+        assert (node.partition(db), node.cpus(db), node.cpus(plain)) == ("member", "2-3", "1,4-7")
+        assert node.kernel.get(db, EXCLUSIVE) == ""
+        told = node.reports["db"]
+        assert told.exclusivity == "pool"
+        assert "cpuset.cpus.exclusive: Invalid argument when 2-3 was written" in told.pooled
+        node.kernel.remove(f"{POD}/blocked")
+        await node.until(lambda: node.partition(db) == "root")
+        await node.until(lambda: node.kernel.get(plain, "cpuset.cpus") == "1-7")
+        assert node.reports["db"].pooled == ""
+        await node.stop("db")
+        await node.until(lambda: node.cpus(plain) == "1-7")
+
+
+async def test_a_kernel_without_partitions_refuses_who_insists(tmp_path: Path) -> None:
+    """The reason reaches the pod's events at the creation."""
+    async with enforcing(Node(tmp_path)) as node:
+        with pytest.raises(RefusedError, match=r"isolation: isolated needs a cpuset partition, .*before Linux 6\.7"):
+            await node.create("db", *node.claim(isolated(cpu_record("c1", "r=2-3"))))
+    (tmp_path / "b").mkdir()
+    async with enforcing(Node(tmp_path / "b", exclusivity="pool", tree=PartitionTree)) as node:
+        with pytest.raises(RefusedError, match=r"needs a cpuset partition, which the setting cpuExclusivity: pool"):
+            await node.create("db", *node.claim(isolated(cpu_record("c1", "r=2-3"))))
+
+
+async def test_siblings_of_a_claim_leave_it_out(tmp_path: Path) -> None:
+    """An overlap inside a pod makes the partition invalid; of a pod without claims nothing is taken."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        env = node.claim(cpu_record("c1", "r=2-3"))
+        sidecar = await node.run("sidecar", name="sidecar")
+        other = await node.run("other", of="p2")
+        db = await node.run("db", *env)
+        assert node.kernel.get(sidecar, "cpuset.cpus") == "1,4-7"
+        assert node.kernel.get(other, "cpuset.cpus") == "1-7"
+        assert node.partition(db) == "root"
+
+
+async def test_shared_claims_are_held(tmp_path: Path) -> None:
+    """Two containers cannot be one partition; beside them others can."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        plain = await node.run("plain", of="p2")
+        shared = node.claim(cpu_record("s", "r=4-5", pool=True))
+        one, two = await node.run("one", *shared, name="one"), await node.run("two", *shared, name="two")
+        db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3", pods=["p3"])), of="p3")
+        assert [node.partition(path) for path in (one, two, db)] == ["member", "member", "root"]
+        assert node.cpus(plain) == "1,6-7"
+        assert node.kernel.get(plain, "cpuset.cpus") == "1-3,6-7"
+
+
+async def test_a_restart_takes_partitions_for_what_they_are(tmp_path: Path) -> None:
+    """The pool is not made smaller for a moment, and nobody is written."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        plain = await node.run("plain", of="p2")
+        db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
+        await node.until(lambda: node.reports["plain"].cpus)
+    again = Node(tmp_path, tree=lambda _: node.kernel)
+    node.kernel.written.clear()
+    async with auditing(again):
+        await again.enforcer.activate()
+        await again.synchronize(("plain", "p2"), ("db", "p1"))
+        assert again.enforcer.state.pool.shared == parse_cpu_list("1-7")
+        await again.until(lambda: again.reports["plain"].cpus)
+        assert again.partition(db) == "root"
+    assert not [path for path, *_ in node.kernel.written if path == plain]
+
+
+async def test_a_running_claim_becomes_a_partition_after_an_upgrade(tmp_path: Path) -> None:
+    """Its CPUs stay out of the pool until it is one; then the others get their constant set."""
+    async with enforcing(Node(tmp_path, exclusivity="pool", tree=PartitionTree)) as node:
+        plain = await node.run("plain", of="p2")
+        record = cpu_record("c1", "r=2-3")
+        db = await node.run("db", *node.claim(record))
+        assert (node.partition(db), node.cpus(plain)) == ("member", "1,4-7")
+    again = Node(tmp_path, tree=lambda _: node.kernel)
+    async with auditing(again):
+        listed = [container("plain", of="p2"), container("db", *env_of(record))]
+        running = [replace(one, state=ContainerState.RUNNING) for one in listed]
+        await again.enforcer.synchronize([pod("p1"), pod("p2")], running)
+        assert again.enforcer.state.pool.shared == parse_cpu_list("1,4-7")
+        await again.enforcer.activate()
+        await again.until(lambda: again.partition(db) == "root")
+        await again.until(lambda: again.kernel.get(plain, "cpuset.cpus") == "1-7")
+        assert again.cpus(plain) == "1,4-7"
+
+
+async def test_what_ended_partitions_left_above_is_taken_back(tmp_path: Path) -> None:
+    """A claim in another QoS class gets the CPUs at once, also when their former container ended unseen."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
+        node.kernel.remove(db)
+        node.kernel.make(f"{OTHER_CLASS}/box")
+        node.kernel.set(f"{OTHER_CLASS}/box", "cpuset.cpus", "2-3")
+        cpus = parse_cpu_list("2-3")
+        assert make_partition(node.kernel, f"{OTHER_CLASS}/box", "root", cpus) == ""
+        assert node.kernel.get(PODS, EXCLUSIVE) == ""
+        assert node.kernel.get(TOP, EXCLUSIVE) == "2-3"
+
+
+async def test_an_invalid_partition_is_healed_by_member_first(tmp_path: Path) -> None:
+    """The cause goes first, or the kernel would move the container off its CPUs."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        sidecar = await node.run("sidecar", name="sidecar")
+        db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
+        node.kernel.written.clear()
+        node.kernel.set(sidecar, "cpuset.cpus", "1-4")
+        await node.until(lambda: (words := _words(node)) and words[-1] == "root" == node.partition(db))
+        assert _words(node)[0] == "member"
+        assert node.kernel.get(sidecar, "cpuset.cpus") in ("1", "1,4-7")
+
+
+def _words(node: Node) -> list[str]:
+    """What was written about partitions."""
+    return [text for _, name, text in node.kernel.written if name == PARTITION]
+
+
+def test_settling_touches_no_live_partition_and_nobody_elses(tmp_path: Path) -> None:
+    """Only what the kubelet's cgroups list too much is taken back, from the bottom up."""
+    tree = PartitionTree(tmp_path / "cgroup")
+    for path in ("machine.slice/vm", f"{POD}/a", f"{POD}/b", f"{OTHER_CLASS}/c"):
+        tree.make(path)
+    for path, cpus in (("machine.slice", "6"), (TOP, "1-4"), (PODS, "2-4"), (POD, "2-4"), (f"{POD}/a", "2-3")):
+        tree.set(path, EXCLUSIVE, cpus)
+    tree.set(f"{POD}/a", PARTITION, "root")
+    settle(tree)
+    left = [tree.get(path, EXCLUSIVE) for path in ("machine.slice", TOP, PODS, POD, f"{POD}/a")]
+    assert left == ["6", "2-3", "2-3", "2-3", "2-3"]
+    assert tree.get(f"{POD}/a", PARTITION) == "root"
+
+
+def test_cpus_that_no_cgroup_has_are_found(tmp_path: Path) -> None:
+    """The kernel loses those of a partition that ended while it was invalid; those of a valid one are not lost."""
+    tree = PartitionTree(tmp_path / "cgroup")
+    tree.make(POD)
+    assert lost_cpus(tree, parse_cpu_list("0-7")) == frozenset()
+    (tmp_path / "cgroup/cpuset.cpus.effective").write_text("0-3\n")
+    (tmp_path / "cgroup" / TOP / f"{EXCLUSIVE}.effective").write_text("4-5\n")
+    assert lost_cpus(tree, parse_cpu_list("0-7")) == {6, 7}
+    assert lost_cpus(KernelTree(tmp_path / "other"), parse_cpu_list("0-7")) == frozenset(), "it cannot be told"
+
+
+def test_a_partition_that_cannot_be_taken_back_is_no_error(tmp_path: Path) -> None:
+    """The reason for the failure is what matters to its pod."""
+    tree = PartitionTree(tmp_path / "cgroup")
+    tree.make(f"{POD}/a")
+    tree.refused[TOP, EXCLUSIVE] = tree.refused[f"{POD}/a", PARTITION] = errno.EACCES
+    assert "cpuset.cpus.partition: Permission denied" in make_partition(tree, f"{POD}/a", "root", frozenset({2}))

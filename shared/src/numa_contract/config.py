@@ -150,6 +150,8 @@ class Config(Section):
     """One device for each group of CPUs, or one for each CPU."""
     group_by: Literal["numanode", "socket", "machine", "l3", "coretype"] = "numanode"
     """What a group is; of no effect in individual mode."""
+    allocator: Literal["cpumanager", "external"] = "cpumanager"
+    """Who chooses CPUs of a group: this driver where a claim names none, or claims alone. No effect on single CPUs."""
     reserved_cpus: Annotated[CpuList, Field(alias="reservedCPUs")] = frozenset()
     """CPUs for the system: never in a claim; in the shared pool only when claims hold every other CPU."""
     reserved_memory: tuple[ReservedMemory, ...] = ()

@@ -19,7 +19,7 @@ def test_the_peers_keys_keep_their_names() -> None:
     ("document", "named"),
     [
         ({"reservedCpus": "0"}, "use reservedCPUs"),
-        ({"nonsense": 1}, "nonsense: unknown key; known are apiVersion, "),
+        ({"nonsense": 1}, "nonsense: unknown key; known are allocator, apiVersion, "),
         ({"reservedCPUs": 0}, "reservedCPUs: must be a text"),
         ({"reservedCPUs": "3-1"}, "runs backwards"),
         ({"apiVersion": "v2"}, "apiVersion"),

@@ -212,6 +212,34 @@ def test_machine_mode_checks_the_named_cpus(cpu_list: str, requests: str, invent
     assert text in shown
 
 
+@pytest.mark.parametrize("group_by", ["numanode", "socket", "l3", "coretype"])
+def test_named_cpus_are_of_the_device_that_was_allocated(group_by: Any) -> None:
+    """The scheduler has counted them there; on another device they would be counted twice, or not at all."""
+    inventory = build_inventory(machine(), Config(reserved_cpus=frozenset({0}), group_by=group_by), NODE)
+    device = inventory.pools[0].devices[0].name
+    record = decided(view("u", cpus(2, "a", device), config=(named("1,5"),)), inventory=inventory)
+    assert record.cpus_of() == {1, 5}
+    if group_by != "coretype":
+        shown = refused(view("u", cpus(2, "a", device), config=(named("1-2"),)), inventory=inventory)
+        assert f"CPUs 1-2 are not of device {device}, which has 1,4-5: 2" in shown
+
+
+def test_an_external_allocator_names_all_cpus() -> None:
+    """Where an operator has said so, a claim that leaves the choice to this driver came by another scheduler."""
+    config = Config(allocator="external")
+    one, two = cpus(1, "a"), cpus(1, "b")
+    text = refused(view("u", one, two, config=(named("1", "a"),)), config=config)
+    assert "request b: names no CPUs" in text
+    assert "allocator: external" in text
+    assert decided(view("u", one, config=(named("5"),)), config=config).cpus_of() == {5}
+    before = decided(view("u", one))
+    assert decided(view("u", one), ledger=holding(before), config=config) == before
+    alone = Config(allocator="external", cpu_device_mode="individual")
+    inventory = build_inventory(machine(), alone, NODE)
+    result = {**single(3), "device": "cpudev003"}
+    assert decided(view("u", result), inventory=inventory, config=alone).cpus_of() == {3}
+
+
 def single(cpu: int) -> dict[str, Any]:
     """A result that is one CPU."""
     return result("cpus", "dra.cpu", f"cpudev{cpu:03d}")

@@ -190,13 +190,14 @@ def test_contradictions_are_refused(config: list[Entry], text: str) -> None:
     assert text in fault(of_cpus(*config))
 
 
-def test_a_claim_may_name_its_cpus_in_machine_mode() -> None:
-    """Only there, only by the claim, once for a request, and beside it nothing that chooses CPUs."""
+def test_a_claim_may_name_its_cpus() -> None:
+    """Of every group; only by the claim, once for a request, and beside it nothing that chooses CPUs."""
     named = opaque({"cpuset": "2-3"}, "cpus")
-    assert wish(named, opaque({"quota": "keep", "isolation": "isolated"}), inventory=WHOLE) == CpuParameters(
-        cpuset=frozenset({2, 3}), quota="keep", isolation="isolated"
-    )
-    assert "only in groupBy machine, and this node publishes its CPUs by numanode" in fault(of_cpus(named))
+    for inventory in (WHOLE, NUMA):
+        assert wish(named, opaque({"quota": "keep", "isolation": "isolated"}), inventory=inventory) == CpuParameters(
+            cpuset=frozenset({2, 3}), quota="keep", isolation="isolated"
+        )
+    assert "the scheduler has chosen" in fault(of_cpus(named, inventory=SINGLE))
     for config, text in [
         ([opaque({"cpuset": "2"}, from_class=True)], "may come from the claim only"),
         ([opaque({"cpuset": "3-1"})], "cpuConfig.cpuset: '3-1': the range 3-1 runs"),

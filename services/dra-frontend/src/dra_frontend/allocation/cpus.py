@@ -186,11 +186,13 @@ class _Choice:
 
     def _named(self, request: _Request, named: frozenset[int], mine: frozenset[int]) -> frozenset[int]:
         """Checks CPUs that the claim names itself. The words of each fault are what the CPU peer's users look for."""
-        inventory = self.inventory
+        inventory, device = self.inventory, request.device
+        outside = f"are not of device {device.name}, which has {format_cpu_list(device.cpus)}: "
         faults = [
             (named - inventory.machine.online, "contain offline cores: "),
             (named & inventory.reserved_cpus, "contain reserved cores: "),
             (named & inventory.withheld_cpus, "contain the CPU that is kept for containers without a claim: "),
+            (named - device.cpus, outside),
             (named & mine, "are already assigned to another device in this claim: "),
             (named & self.held, "conflict with already allocated claims: "),
         ]

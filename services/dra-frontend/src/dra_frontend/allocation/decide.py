@@ -91,6 +91,8 @@ def _allocated(judged: Judged, inventory: Inventory, ledger: Ledger) -> Allocati
         raise judged.refusal
     blank, uid, config = judged.blank, judged.blank.claim.uid, judged.config
     if blank.driver == CPU_DRIVER:
+        if config.allocator == "external" and config.cpu_device_mode == "grouped":
+            _check_named(blank)
         if config.max_claim_fraction < 1:
             check_fraction(blank.results, inventory, config.max_claim_fraction)
         cpus = allocate_cpus(uid, blank.results, blank.parameters, inventory, ledger)
@@ -98,6 +100,16 @@ def _allocated(judged: Judged, inventory: Inventory, ledger: Ledger) -> Allocati
     record = blank.model_copy(update={"memory": allocate_memory(uid, blank.results, inventory, ledger)})
     check_protection(record, inventory, ledger, config.memory_protection.max_fraction)
     return record
+
+
+def _check_named(blank: AllocationRecord) -> None:
+    """Raises Refused for a request that leaves the choice of its CPUs to this driver."""
+    for request, parameters in blank.parameters.items():
+        if parameters.cpuset is None:
+            raise Refused(
+                f"request {request}: names no CPUs, and on this node the claim has to (allocator: external); "
+                "use the scheduler that writes cpuConfig.cpuset into claims, or another node"
+            )
 
 
 def _same_parameters(old: AllocationRecord, judged: Judged) -> bool:

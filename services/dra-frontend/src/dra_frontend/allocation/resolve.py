@@ -87,11 +87,11 @@ def cpu_parameters(stated: Stated, kind: DeviceKind) -> CpuParameters:
     """Returns how a request wants its CPUs of a device of that kind. Raises Refused."""
     choosing = [name for name in stated if name not in _CHOICE_FREE]
     values = {name: given.value for name, given in stated.items()}
-    if "cpuset" in stated:
-        values["cpuset"] = _named_cpus(stated, choosing, kind)
-    elif choosing and kind is DeviceKind.CPU:
+    if choosing and kind is DeviceKind.CPU:
         reason = "chooses among CPUs, but in individual mode the scheduler has chosen; use CEL selectors"
         raise refusal(stated[choosing[0]].source, CpuConfig.path(choosing[0]), reason)
+    if "cpuset" in stated:
+        values["cpuset"] = _named_cpus(stated, choosing)
     for (one, value), (other, excluded) in _EXCLUSIVE:
         if values.get(one) == value and values.get(other) == excluded:
             text = f"{CpuConfig.path(other).partition('.')[2]}: {str(excluded).lower()} ({stated[other].source})"
@@ -100,11 +100,8 @@ def cpu_parameters(stated: Stated, kind: DeviceKind) -> CpuParameters:
     return CpuParameters(**values)
 
 
-def _named_cpus(stated: Stated, choosing: list[str], kind: DeviceKind) -> frozenset[int]:
+def _named_cpus(stated: Stated, choosing: list[str]) -> frozenset[int]:
     given, path = stated["cpuset"], CpuConfig.path("cpuset")
-    if kind is not DeviceKind.MACHINE:
-        where = f"only in groupBy machine, and this node publishes its CPUs by {kind.value}"
-        raise refusal(given.source, path, f"is allowed {where}")
     for name in choosing:
         if name != "cpuset":
             free = f"{', '.join(_CHOICE_FREE[:-1])} and {_CHOICE_FREE[-1]}"

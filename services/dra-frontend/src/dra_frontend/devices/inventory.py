@@ -19,6 +19,7 @@ from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, MEMORY_DRIVER, memory_
 from numa_contract.pagesize import kubernetes_page_size, parse_page_size, short_page_size
 
 from dra_frontend.devices.cpu_groups import cpu_groups
+from dra_frontend.devices.cpu_lists import cpu_lists, left_out
 from dra_frontend.devices.memory import hugepages, plain_memory
 from dra_frontend.devices.model import AttributeValue, Capacity, CpuDevice, Device, DeviceKind, Pool
 from dra_frontend.machine.host_hugepages import PageKey
@@ -81,10 +82,14 @@ def build_inventory(
     withheld = _withheld(machine, config, groups, held, withheld)
     kept = machine.online if CPU_DRIVER in refused else config.reserved_cpus | withheld
     roots = machine.pcie_roots if config.expose_pcie_roots else {}
-    cpus = [_offered(machine, group, group.cpus - kept, roots) for group in groups if not group.cpus <= kept]
+    listed = config.allocator == "external" and config.cpu_device_mode == "grouped"
+    cpus = [
+        _offered(machine, group, group.cpus - kept, roots, listed=listed) for group in groups if not group.cpus <= kept
+    ]
     pools = (Pool(CPU_DRIVER, node_name, tuple(cpus)), *_memory_pools(machine, config, node_name, host_pages, refused))
     _check_names(node_name, pools)
     warnings = [*_cpu_warnings(machine, config, pools[0], refused), *_memory_warnings(machine, config, pools, refused)]
+    warnings += left_out(machine, cpus) if listed else ()
     if cut := [device.name for device in cpus if device.attributes.get(PCIE_ROOT, ()) != _near(roots, device.cpus)]:
         warnings.append(f"{', '.join(cut)}: near more PCIe roots than a slice can list; use a smaller groupBy")
     return Inventory(machine, pools, config.reserved_cpus, withheld, tuple(warnings), refused)
@@ -139,14 +144,16 @@ def _withheld(
 
 
 def _offered(
-    machine: Machine, group: CpuDevice, cpus: frozenset[int], roots: Mapping[str, frozenset[int]]
+    machine: Machine, group: CpuDevice, cpus: frozenset[int], roots: Mapping[str, frozenset[int]], *, listed: bool
 ) -> CpuDevice:
-    """Returns the device of a group, with the CPUs of it that are offered."""
+    """Returns the device of a group, with the CPUs of it that are offered, and with their numbers if ``listed``."""
     attributes: dict[str, AttributeValue] = {**group.attributes, "dra.cpu/smtEnabled": machine.smt}
     capacity = None
     if group.kind is not DeviceKind.CPU:
         attributes["dra.cpu/numCPUs"] = len(cpus)
         capacity = Capacity.of(CPU_CAPACITY, len(cpus), default=1, step=1, binary=False)
+    if listed:
+        attributes |= cpu_lists(machine, replace(group, cpus=cpus))
     # Cut to what the server takes: a longer list would have the whole slice refused, and a part of it is still true.
     if near := _near(roots, cpus)[: _MOST_VALUES - len(attributes)]:
         attributes[PCIE_ROOT] = near

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which CPUs there are, as texts for a scheduler that chooses them itself: attributes in the form of the CPU peer."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Final
+
+from numa_contract.cpuset import format_cpu_list
+
+from dra_frontend.devices.model import CpuDevice
+from dra_frontend.machine.model import Machine
+
+CPU_IDS: Final = "dra.cpu/cpuIDs"
+"""The CPUs that a device offers, in the kernel's list format."""
+SMT_LAYOUT: Final = "dra.cpu/smtLayout"
+"""Which CPUs of the machine are threads of one core: as :func:`smt_layout` says it."""
+_MOST_BYTES: Final = 64
+"""Of a string attribute (DeviceAttributeMaxValueLength)."""
+_THREADS: Final = 2
+
+
+def cpu_lists(machine: Machine, device: CpuDevice) -> dict[str, str]:
+    """Returns the attributes of a device that the server would take: one that is too long is left out."""
+    texts = {CPU_IDS: format_cpu_list(device.cpus), SMT_LAYOUT: smt_layout(machine)}
+    return {name: text for name, text in texts.items() if 0 < len(text) <= _MOST_BYTES}
+
+
+def smt_layout(machine: Machine) -> str:
+    """Returns which threads share a core. ``0-7>4;8-11``: 0 and 4, 1 and 5, 2 and 6, 3 and 7; 8 to 11 are alone.
+
+    By the distance of the two, ascending; those alone last. Empty where a core has more than two.
+    """
+    cores: defaultdict[int, list[int]] = defaultdict(list)
+    for cpu in sorted(machine.cpus):
+        cores[machine.cpus[cpu].core].append(cpu)
+    strides: defaultdict[int, list[int]] = defaultdict(list)
+    for threads in cores.values():
+        if len(threads) > _THREADS:
+            return ""
+        strides[threads[-1] - threads[0]] += threads
+    single = strides.pop(0, None)
+    entries = [f"{format_cpu_list(cpus)}>{stride}" for stride, cpus in sorted(strides.items())]
+    return ";".join([*entries, format_cpu_list(single)] if single else entries)
+
+
+def left_out(machine: Machine, devices: list[CpuDevice]) -> Iterator[str]:
+    """Returns what a scheduler is not told, in words."""
+    if long := [device.name for device in devices if CPU_IDS not in device.attributes]:
+        yield f"{', '.join(long)}: the CPUs do not fit into {_MOST_BYTES} bytes of {CPU_IDS}; use a smaller groupBy"
+    if any(SMT_LAYOUT not in device.attributes for device in devices):
+        layout = smt_layout(machine)
+        reason = f"does not fit into {_MOST_BYTES} bytes" if layout else f"knows cores of up to {_THREADS} threads"
+        yield f"allocator: external: {SMT_LAYOUT} is left out, since it {reason}"

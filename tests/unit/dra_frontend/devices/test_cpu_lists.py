@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attributes by which a scheduler of its own learns which CPUs a device has, and which share a core."""
+
+from typing import Any
+
+import pytest
+from dra_frontend.devices.cpu_lists import CPU_IDS, SMT_LAYOUT, smt_layout
+from dra_frontend.devices.inventory import Inventory, build_inventory
+from dra_frontend.machine.model import Machine
+from hypothesis import given
+from numa_contract.config import Config
+from numa_contract.cpuset import parse_cpu_list
+
+from tests.strategies.machines import Core, assemble, machine, machines
+
+EVERY_FOURTH = assemble([Core(node=number % 4, threads=1) for number in range(128)])
+"""A machine that counts its CPUs round its NUMA nodes."""
+
+
+def offered(found: Machine, **keys: Any) -> Inventory:
+    """What a node offers to an external allocator."""
+    return build_inventory(found, Config(allocator="external", **keys), "n")
+
+
+def decoded(layout: str) -> dict[int, int]:
+    """The other thread of each CPU as a reader gets it; the CPU itself where it is alone."""
+    other: dict[int, int] = {}
+    for entry in layout.split(";"):
+        cpus, _, stride = entry.partition(">")
+        for cpu in sorted(parse_cpu_list(cpus)):
+            if cpu not in other:
+                other[cpu] = cpu + int(stride or 0)
+                other[other[cpu]] = cpu
+    return other
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (machine(), "0-7>4"),
+        (machine(threads=1), "0-3"),
+        (assemble([Core(threads=2)] * 4, adjacent=True), "0-7>1"),
+        (assemble([*[Core(threads=2)] * 4, *[Core(threads=1)] * 4], adjacent=True), "0-7>1;8-11"),
+        (machine(offline=frozenset({7})), "0-2,4-6>4;3"),
+        (machine(threads=4), ""),
+    ],
+)
+def test_threads_of_a_core_are_told_by_their_distance(found: Machine, expected: str) -> None:
+    """By distance, those alone last; what this form cannot say is not said."""
+    assert smt_layout(found) == expected
+
+
+@given(machines())
+def test_the_layout_can_be_read_again(found: Machine) -> None:
+    """Whatever the numbering, every CPU has its sibling or none."""
+    layout = smt_layout(found)
+    cores = [
+        {one for one in found.cpus if found.cpus[one].core == core} for core in {c.core for c in found.cpus.values()}
+    ]
+    if max(map(len, cores)) > 2:
+        assert layout == ""
+    else:
+        assert {frozenset(pair) for pair in decoded(layout).items()} == {frozenset(core) for core in cores}
+
+
+def test_devices_say_their_cpus_to_an_external_allocator() -> None:
+    """Those that claims may have; the layout is the machine's, the same on every device."""
+    inventory = offered(machine(), reserved_cpus=frozenset({0}))
+    said = {d.name: (d.attributes[CPU_IDS], d.attributes[SMT_LAYOUT]) for d in inventory.pools[0].devices}
+    assert said == {"cpudevnuma000": ("1,4-5", "0-7>4"), "cpudevnuma001": ("2-3,6-7", "0-7>4")}
+    assert inventory.warnings == ()
+
+
+@pytest.mark.parametrize("config", [Config(), Config(allocator="external", cpu_device_mode="individual")])
+def test_nobody_else_needs_them(config: Config) -> None:
+    """A single CPU has its number, and claims that leave the choice to this driver need none."""
+    for device in build_inventory(machine(), config, "n").pools[0].devices:
+        assert not {CPU_IDS, SMT_LAYOUT} & device.attributes.keys()
+
+
+def test_what_is_too_long_is_left_out_and_told() -> None:
+    """The server refuses a slice with a text of more than 64 bytes; a part of the CPUs would be a lie."""
+    inventory = offered(EVERY_FOURTH)
+    assert not any(CPU_IDS in device.attributes for device in inventory.pools[0].devices)
+    (warning,) = [one for one in inventory.warnings if CPU_IDS in one]
+    assert "cpudevnuma000, cpudevnuma001" in warning
+    assert "smaller groupBy" in warning
+    (warning,) = [one for one in offered(machine(threads=4)).warnings if SMT_LAYOUT in one]
+    assert "cores of up to 2 threads" in warning

@@ -155,6 +155,7 @@ def test_each_half_has_only_its_own_paths() -> None:
         "/sys/fs/cgroup": ("/sys/fs/cgroup", False),
         "/host/proc/irq": ("/proc/irq", False),
         "/host/sys/devices/virtual/workqueue": ("/sys/devices/virtual/workqueue", False),
+        "/host/run/irqbalance": ("/run/irqbalance", True),
     }
     assert helm.host_mounts(documents, "backend") == backend
     # Who does not want the host's hugepages subtracted gives the frontend no view of the node's cgroups.

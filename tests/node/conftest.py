@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tests.node.rig.node import CDI_DIRECTORY, MARKER, Node, Profile
 from tests.node.rig.pod_cgroups import Driver
 from tests.node.rig.services import LOGS, Services
 
+IRQBALANCE = Path("/opt/irqbalance")  # put in by run.sh when its arguments speak of irqbalance
 LAST_REPORT = pytest.StashKey[Services]()
 
 
@@ -37,6 +39,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not ARCHIVES.exists():
         # run.sh puts them in when its arguments speak of images: unpacking them takes an emulated processor minutes.
         wanted = [item for item in wanted if not item.get_closest_marker("images")]
+    if not IRQBALANCE.exists():
+        wanted = [item for item in wanted if not item.get_closest_marker("irqbalance")]
     config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
     items[:] = sorted(wanted, key=_place)
 

@@ -39,6 +39,21 @@ push_images() { # the built images, and the chart as Helm renders it
     guest 'rm -rf /opt/numa/images && mkdir -p /opt/numa/images && tar -xf - -C /opt/numa/images'
 }
 
+push_irqbalance() { # Debian's irqbalance, with the libraries that the guest lacks
+  local dir=$CACHE/irqbalance
+  if [ ! -d "$dir" ]; then
+    rm -rf "$dir-part"
+    (
+      private_apt "$dir-part/apt"
+      closure "$dir-part/debs" -t "$SUITE" irqbalance
+      for deb in "$dir-part"/debs/{irqbalance,libglib2.0-0t64,libpcre2-8-0,libatomic1}_*.deb; do dpkg -x "$deb" "$dir-part/root"; done
+    ) >&2 || return
+    mv "$dir-part/root" "$dir"
+    rm -rf "$dir-part"
+  fi
+  tar -C "$dir" -cf - usr/sbin usr/lib | guest 'rm -rf /opt/irqbalance && mkdir /opt/irqbalance && tar -xf - -C /opt/irqbalance'
+}
+
 collect_logs() { # what the guest knows about a failure
   local to=$CACHE/logs/$PROFILE
   rm -rf "$to"
@@ -65,6 +80,10 @@ run_profile() { # run_profile NAME PYTEST-ARGUMENT...: the status of pytest
   if [ "$PROFILE" = default ] && [[ "$*" == *image* ]]; then
     (cd "$ROOT" && push_images) || fail "the images could not be put in"
     phase "images"
+  fi
+  if [[ "$*" == *irqbalance* ]]; then
+    push_irqbalance || fail "irqbalance could not be put in"
+    phase "irqbalance"
   fi
   guest "cd /opt/numa/src/tests/node && exec env ALIGNED_PODS=${ALIGNED_PODS:-12} PATIENCE=$PATIENCE EXCLUSIVITY=${EXCLUSIVITY:-auto} python3 -m pytest -o timeout=$((480 * PATIENCE))${1+$(printf ' %q' "$@")}" </dev/null &
   wait $! || status=$? # in the background, so that a signal to this script is heard at once

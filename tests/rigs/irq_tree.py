@@ -4,6 +4,7 @@
 from pathlib import Path
 
 from nri_backend.quiet.interrupts import DEFAULT, WORKQUEUES, Interrupts
+from nri_backend.quiet.irqbalance import Irqbalance
 from nri_backend.quiet.masks import format_mask, parse_mask
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 
@@ -12,7 +13,7 @@ class IrqTree(Interrupts):
     """Plain files; interrupts that are managed refuse to be written."""
 
     def __init__(self, root: Path, cpus: str = "0-7") -> None:
-        super().__init__(str(root))
+        super().__init__(str(root), Irqbalance(str(root), str(root)))
         self.root = root
         self.managed: set[str] = set()
         self.written: list[str] = []
@@ -20,6 +21,8 @@ class IrqTree(Interrupts):
         (root / "proc/irq").mkdir(parents=True)
         (root / "sys/devices/virtual/workqueue").mkdir(parents=True)
         every = format_mask(parse_cpu_list(cpus)) + "\n"
+        (root / "sys/devices/system/cpu").mkdir(parents=True, exist_ok=True)
+        (root / "sys/devices/system/cpu/possible").write_text(f"{cpus}\n")
         (root / "proc/irq/default_smp_affinity").write_text(every)
         (root / "sys/devices/virtual/workqueue/cpumask").write_text(every)
 
@@ -38,6 +41,10 @@ class IrqTree(Interrupts):
         directory = self.root / "proc/irq" / name
         (directory / "smp_affinity_list").write_text(f"{cpus}\n")
         (directory / "effective_affinity_list").write_text(f"{min(parse_cpu_list(cpus))}\n")
+
+    def next_instance(self) -> None:
+        """Whoever looks now has not told irqbalance anything."""
+        self._balancer = Irqbalance(str(self.root), str(self.root))
 
     def says(self) -> dict[str, str]:
         """What everything says, by name, as lists."""

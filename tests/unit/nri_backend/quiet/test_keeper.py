@@ -68,6 +68,9 @@ def test_what_cannot_be_kept_is_not_moved(tree: IrqTree) -> None:
     lost = Kind(tree, StoreFile(f"{tree.root}/no/such/place"), "interrupts", 60.0, elsewhere=True)
     with pytest.raises(FileNotFoundError):
         vacate(lost, taken(2, 3), frozenset())
+    (tree.root / "interrupts.json").write_text("{]")
+    with pytest.raises(ValueError, match=r"interrupts\.json is damaged; remove it"):
+        vacate(kind(tree), taken(2, 3), frozenset())
     assert tree.says() == before
     assert not tree.written
 

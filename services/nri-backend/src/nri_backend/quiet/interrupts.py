@@ -12,18 +12,22 @@ from typing import Final
 
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 
+from nri_backend.quiet.irqbalance import Irqbalance
 from nri_backend.quiet.masks import format_mask, parse_mask
 from nri_backend.quiet.moves import Cpus
 
 DEFAULT: Final = "default"
 """The CPUs of interrupts that are requested from now on."""
 WORKQUEUES: Final = "workqueues"
+BALANCER: Final = "irqbalance"
+"""The CPUs that irqbalance may use."""
 
 
 class Interrupts:
     """Both, below a root that has ``proc/irq`` and ``sys/devices/virtual/workqueue``; interrupts go by their number."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, balancer: Irqbalance) -> None:
+        self._balancer = balancer
         self._irqs = Path(root, "proc/irq")
         self._default = self._irqs / "default_smp_affinity"
         self._workqueues = Path(root, "sys/devices/virtual/workqueue")
@@ -35,7 +39,10 @@ class Interrupts:
 
     def present(self, taken: Cpus, moved: Collection[str]) -> dict[str, Cpus]:
         """Returns what interrupts say: those that were moved, and those of devices that are on taken CPUs."""
-        found = {DEFAULT: parse_mask(self._default.read_text())}
+        # First, so that it does not move back what is moved now.
+        allowed = self._balancer.allowed()
+        found = {BALANCER: allowed} if allowed is not None else {}
+        found[DEFAULT] = parse_mask(self._default.read_text())
         with contextlib.suppress(OSError, ValueError):
             found[WORKQUEUES] = self._requested()
         for name in filter(str.isdecimal, os.listdir(self._irqs)):  # noqa: PTH208
@@ -48,6 +55,9 @@ class Interrupts:
 
     def write(self, name: str, cpus: Cpus) -> bool:
         """Writes what they are to say; tells whether the kernel took it: managed interrupts it keeps to itself."""
+        if name == BALANCER:
+            self._balancer.allow(cpus)
+            return True
         masks = {DEFAULT: self._default, WORKQUEUES: self._workqueues / "cpumask"}
         path = masks.get(name) or self._irqs / name / "smp_affinity_list"
         try:

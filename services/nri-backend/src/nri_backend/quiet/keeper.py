@@ -16,7 +16,7 @@ from nri_backend.quiet.moves import Cpus, plan, without
 from nri_backend.quiet.things import StoreFile, Things
 
 PAUSE_SECONDS: Final = 0.2
-"""After each look: pods that come in a burst keep nobody busy."""
+"""Before each look: hooks come first, and pods that come in a burst keep nobody busy."""
 FIGHT_LOOKS: Final = 3
 """After so many looks in a row that found things back on claimed CPUs, somebody else wants them there."""
 _log = logging.getLogger(__name__)
@@ -117,12 +117,12 @@ class Keeper:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(self._next_look):
                     await self._news.wait()
+            await asyncio.sleep(PAUSE_SECONDS)
             self._news.clear()
             wanted = self._wanted()
             due = self._next_look is not None and asyncio.get_running_loop().time() >= self._next_look
             if wanted is not None and (due or wanted != self._done):
                 await self._look(wanted)
-                await asyncio.sleep(PAUSE_SECONDS)
 
     async def _look(self, wanted: Wanted) -> None:
         loop = asyncio.get_running_loop()

@@ -10,6 +10,7 @@ from nri_backend.containers.container import Phase
 from nri_backend.containers.state import NodeState
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.quiet.interrupts import Interrupts
+from nri_backend.quiet.irqbalance import Irqbalance
 from nri_backend.quiet.keeper import Keeper, Kind, Wanted
 from nri_backend.quiet.moves import Cpus
 from nri_backend.quiet.slices import HostSlices
@@ -42,7 +43,7 @@ class Quiet:
     def __init__(self, state: NodeState, active: Callable[[], bool], tree: CgroupTree, settings: Settings) -> None:
         self._state = state
         self._active = active
-        interrupts = Interrupts(settings.kernel_root)
+        interrupts = Interrupts(settings.kernel_root, Irqbalance(settings.kernel_root, settings.host_root))
         self._movable = bool(settings.kernel_root) and interrupts.writable
         store = StoreFile(f"{settings.own_dir}/interrupts.json")
         kind = Kind(interrupts, store, "interrupts", INTERRUPT_SECONDS, elsewhere=True, fought=_BALANCED)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Final, Protocol
 
 from numa_node.files import read_regular, replace_file
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from nri_backend.quiet.moves import Cpus, Moved, Store
 
@@ -40,6 +40,8 @@ class StoreFile:
             return _STORE.validate_json(read_regular(self._path, _MOST_BYTES))
         except FileNotFoundError:
             return {}
+        except ValidationError as error:
+            raise ValueError(f"{self._path} is damaged; remove it when what it kept is put right by hand") from error
 
     def save(self, moved: Store) -> None:
         """Keeps it. OSError leaves all as it was."""

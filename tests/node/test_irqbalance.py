@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Debian's irqbalance beside the backend: it is told which CPUs are claimed, and keeps off them."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nri_backend.quiet.irqbalance import Irqbalance
+
+from tests.node.conftest import IRQBALANCE
+from tests.node.rig.cluster import Cluster
+from tests.node.rig.services import Services
+from tests.node.rig.wait import until
+from tests.node.test_interrupts import CPUS, IRQS, device_interrupts, managed, on
+from tests.stage.pods import cpus
+
+pytestmark = [pytest.mark.profile("containerd-1.7"), pytest.mark.irqbalance]
+OWN = frozenset({1})
+
+
+def banned() -> frozenset[int]:
+    """The CPUs that it leaves out, by its own word."""
+    allowed = Irqbalance("/", "/").allowed()
+    return CPUS - allowed if allowed is not None else frozenset()
+
+
+@pytest.fixture
+def irqbalance(services: Services) -> Iterator[None]:
+    """It runs with a bound of its own; afterwards each interrupt is where it was."""
+    before = device_interrupts()
+    Path("/run/irqbalance").mkdir(exist_ok=True)
+    env = {"LD_LIBRARY_PATH": f"{IRQBALANCE}/usr/lib/x86_64-linux-gnu", "IRQBALANCE_BANNED_CPULIST": "1"}
+    daemon = services.add("irqbalance", [f"{IRQBALANCE}/usr/sbin/irqbalance", "--foreground"], env).start()
+    until(lambda: banned() == OWN, "it answers")
+    yield
+    daemon.kill()
+    for number, text in before.items():
+        with contextlib.suppress(OSError):
+            (IRQS / number / "smp_affinity_list").write_text(text)
+
+
+@pytest.mark.usefixtures("irqbalance")
+def test_irqbalance_keeps_off_claimed_cpus(cluster: Cluster) -> None:
+    """It puts nothing back in two of its rounds, before the backend looks again, and has its own bound afterwards."""
+    db = cluster.pod(cpus(2, numa_node=1))
+    box = db.run()
+    until(lambda: banned() == OWN | db.cpus, "it is told")
+    until(lambda: on(db.cpus) <= managed(), "all that can leave has left")
+    end = time.monotonic() + 25
+    while time.monotonic() < end:
+        assert on(db.cpus) <= managed()
+        time.sleep(0.5)
+    box.stop()
+    until(lambda: banned() == OWN, "it has its own bound")

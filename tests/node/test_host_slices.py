@@ -12,7 +12,7 @@ from tests.node.rig.kernel import Cgroup
 from tests.node.rig.wait import until
 from tests.stage.pods import cpus
 
-pytestmark = [pytest.mark.profile("containerd-1.7"), pytest.mark.configuration(hostSlices=True)]
+pytestmark = [pytest.mark.profile("containerd-1.7"), pytest.mark.configuration(hostSlices=True, cpuExclusivity="pool")]
 SYSTEM, INIT = Cgroup("/system.slice"), Cgroup("/init.scope")
 CPUS = kernel.online_cpus()
 

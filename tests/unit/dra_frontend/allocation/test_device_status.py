@@ -43,10 +43,15 @@ def enforced(key: Key, *given: AllocationRecord | ContainerReport, silent: bool 
     return entry(key, *given, silent=silent).conditions["Enforced"]
 
 
+BY_POOL = Condition("True", "Exclusive", "the shared pool leaves its CPUs out")
+BY_KERNEL = Condition("True", "Exclusive", "the kernel keeps everybody else off (cpuset partition)")
+
+
 def test_the_data_names_cpus_nodes_bytes_and_pages() -> None:
     """What a reader needs to know where a claim is, without a shell on the node."""
     cpus = entry(CPU_KEY, cpu_record("u", "r=1-2,5"))
-    assert cpus.data == {"cpus": "1-2,5", "numaNodes": sorted({machine().cpus[cpu].numa_node for cpu in (1, 2, 5)})}
+    nodes = sorted({machine().cpus[cpu].numa_node for cpu in (1, 2, 5)})
+    assert cpus.data == {"cpus": "1-2,5", "isolation": "exclusive", "numaNodes": nodes}
     pages = entry(MEMORY_KEY, memory_record("u", ("pages", 1, 4 * MI, 2 * MI)))
     assert pages.data == {"bytes": 4 * MI, "numaNodes": [1], "pageSize": "2Mi"}
     assert cpus.conditions == {"Ready": PREPARED, "Enforced": NO_CONTAINER}
@@ -55,9 +60,12 @@ def test_the_data_names_cpus_nodes_bytes_and_pages() -> None:
 @pytest.mark.parametrize(
     ("containers", "expected"),
     [
-        ([report(claims=[USE], cpus="1-2")], Condition("True", "Exclusive")),
-        ([report(claims=[USE], cpus="1"), report("other", cpus="3-7")], Condition("True", "Exclusive")),
+        ([report(claims=[USE], cpus="1-2")], BY_POOL),
+        ([report(claims=[USE], cpus="1"), report("other", cpus="3-7")], BY_POOL),
         ([report(claims=[USE], cpus="1-2"), report("other", cpus="2-7")], "CPUs 2 "),
+        ([report(claims=[USE], cpus="1-2", exclusivity="partition"), report("other", cpus="0-7")], BY_KERNEL),
+        ([report(claims=[USE], cpus="1-3", exclusivity="partition")], "container work of pod ns/p runs on CPUs 1-3"),
+        ([report("other", cpus="0-7")], NO_CONTAINER),
         ([report("other", cpus="1", state="stopped")], NO_CONTAINER),
         ([report(claims=[USE], cpus="1-3")], "container work of pod ns/p runs on CPUs 1-3"),
         ([report(claims=[USE], cpus="1-2", state="stopped")], NO_CONTAINER),
@@ -65,14 +73,17 @@ def test_the_data_names_cpus_nodes_bytes_and_pages() -> None:
         ([report(unknownClaims=[USE], refused="not yours")], "not yours"),
         (
             [report(claims=[USE], cpus="1-2"), report("b", unknownClaims=[USE], refused="no")],
-            Condition("True", "Exclusive"),
+            BY_POOL,
         ),
     ],
 )
 def test_a_cpu_claim_is_enforced_as_the_kernel_shows_it(
     containers: list[ContainerReport], expected: Condition | str
 ) -> None:
-    """Its containers run on its CPUs and nobody else does; who was refused takes nothing from who runs."""
+    """Its containers run on its CPUs and nobody else does; who was refused takes nothing from who runs.
+
+    Beside a partition the sets of others say nothing, and before a container runs others may be there.
+    """
     found = enforced(CPU_KEY, cpu_record("u", "r=1-2"), *containers)
     if isinstance(expected, Condition):
         assert found == expected

@@ -120,7 +120,7 @@ async def test_a_claim_is_written_once_when_its_container_runs(node: Node, api: 
     assert api.writes == ["a"]
     assert api.enforced("a") == "True Exclusive"
     (entry,) = api.entries("a")
-    assert entry["data"] == {"cpus": node.cpus("a"), "numaNodes": [0]}
+    assert entry["data"] == {"cpus": node.cpus("a"), "isolation": "exclusive", "numaNodes": [0]}
     node.frontend.enforce()
     await node.after(100)
     assert api.writes == ["a"]

@@ -59,7 +59,7 @@ NO_CONTAINER: Final = Condition("Unknown", "NoContainer", "no container has used
 NO_BACKEND: Final = Condition(
     "Unknown", "NoBackend", "nri-backend of this node does not enforce; see /readyz of its pod"
 )
-_EXCLUSIVE: Final = Condition("True", "Exclusive")
+_BY_KERNEL: Final = ("partition", "isolated")
 _BOUND: Final = Condition("True", "Bound")
 
 
@@ -133,16 +133,17 @@ def status_entries(ledger: Ledger, machine: Machine, *, silent: bool) -> dict[st
             key = Key(record.driver, result.pool, result.device, result.share_id or "")
             enforced = NO_BACKEND if silent else shown.enforced(record, part)
             conditions = {"Ready": PREPARED, "Enforced": enforced}
-            entries[record.claim.uid][key] = Entry(_data(part, machine), conditions, {})
+            entries[record.claim.uid][key] = Entry(_data(record, part, machine), conditions, {})
     return dict(entries)
 
 
-def _data(part: CpuAllocation | MemoryAllocation, machine: Machine) -> Document:
+def _data(record: AllocationRecord, part: CpuAllocation | MemoryAllocation, machine: Machine) -> Document:
     if isinstance(part, MemoryAllocation):
         page = kubernetes_page_size(part.page_bytes)
         return {"bytes": part.size, "numaNodes": [part.numa_node], "pageSize": page}
     nodes = {machine.cpus[cpu].numa_node for cpu in part.cpus if cpu in machine.cpus}
-    return {"cpus": format_cpu_list(part.cpus), "numaNodes": sorted(nodes)}
+    isolation = record.parameters_of(part.request).isolation
+    return {"cpus": format_cpu_list(part.cpus), "isolation": isolation, "numaNodes": sorted(nodes)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,22 +173,37 @@ class _Shown:
         named = self.users.get(record.claim.uid, [])
         running = [one for one in named if not one.refused and _uses(one, record, part.request) and one.cpus]
         if isinstance(part, CpuAllocation):
-            if common := part.cpus & self.intruders:
-                text = f"other containers run on CPUs {format_cpu_list(common)} of it"
-                return Condition("False", "NotExclusive", text)
-            for one in running:
-                if not one.cpus <= _cpus_of(one, self.ledger):
-                    return Condition("False", "CPUsDiffer", f"{_name(one)} runs on CPUs {format_cpu_list(one.cpus)}")
+            if fault := self._not_exclusive(part, running):
+                return fault
         else:
             for one in running:
                 if (nodes := _nodes_of(one, self.ledger)) and not one.mems <= nodes:
                     text = f"{_name(one)} may use memory of NUMA nodes {format_cpu_list(one.mems)}"
                     return Condition("False", "NUMANodesDiffer", text)
         if running:
-            return _EXCLUSIVE if isinstance(part, CpuAllocation) else _BOUND
+            return _exclusive(running) if isinstance(part, CpuAllocation) else _BOUND
         if refused := [one for one in named if one.refused]:
             return Condition("False", "ContainerRefused", cut_answer(refused[-1].refused))
         return NO_CONTAINER
+
+    def _not_exclusive(self, part: CpuAllocation, running: Sequence[ContainerReport]) -> Condition | None:
+        # Where the kernel keeps the others off, their own sets say nothing; and before its container starts, they may.
+        by_kernel = all(one.exclusivity in _BY_KERNEL for one in running)
+        if not by_kernel and (common := part.cpus & self.intruders):
+            text = f"other containers run on CPUs {format_cpu_list(common)} of it"
+            return Condition("False", "NotExclusive", text)
+        for one in running:
+            if not one.cpus <= _cpus_of(one, self.ledger):
+                return Condition("False", "CPUsDiffer", f"{_name(one)} runs on CPUs {format_cpu_list(one.cpus)}")
+        return None
+
+
+def _exclusive(running: Sequence[ContainerReport]) -> Condition:
+    """Returns who keeps the others off."""
+    if all(one.exclusivity in _BY_KERNEL for one in running):
+        return Condition("True", "Exclusive", "the kernel keeps everybody else off (cpuset partition)")
+    why = next((f": {one.pooled}" for one in running if one.pooled), "")
+    return Condition("True", "Exclusive", cut_answer(f"the shared pool leaves its CPUs out{why}"))
 
 
 def _name(report: ContainerReport) -> str:

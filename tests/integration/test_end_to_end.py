@@ -65,6 +65,21 @@ def test_a_claim_says_what_it_has_and_whether_it_is_true(stage: Stage) -> None:
         assert told == {("Ready", "True", "Prepared"), ("Enforced", "True", "Exclusive"), ("Enforced", "True", "Bound")}
 
 
+def test_the_author_of_a_best_effort_pod_is_told_once(stage: Stage) -> None:
+    """The kubelet has put it there because it requests nothing; a second container is no news."""
+    with claim_pod(stage, "careless", cpus(1)) as pod:
+        pod.prepare()
+        made = stage.runtime("run_pod_sandbox", name=pod.name, uid=pod.uid, namespace="default", qos="besteffort")
+        pod.sandbox = made
+        pod.run().remove()
+        pod.run("other")
+
+        def told() -> list[str]:
+            return [event["regarding"]["name"] for event in stage.events("BestEffortWithClaim")]
+
+        assert wait_for("an Event", told, 10) == ["careless"]
+
+
 def test_a_plain_container_makes_way_and_comes_back(stage: Stage) -> None:
     """Others are off the claimed CPUs before the claim's container is created, and get them back after unprepare."""
     with StagePod(stage, "web") as web, claim_pod(stage, "db", cpus(6)) as db:

@@ -29,6 +29,7 @@ from dra_frontend.api_server.client import KubeClient, connect
 from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
+from dra_frontend.claims.best_effort import BestEffortPods
 from dra_frontend.claims.device_status import DeviceStatus
 from dra_frontend.claims.directory import ClaimFiles
 from dra_frontend.claims.journal import Journal
@@ -81,7 +82,8 @@ class Service:
         parts = self.device_status, self.store, self.watch, self.backend
         self.recovery = Recovery(node, *parts, config)
         self.reconciler = Reconciler(node, self.device_status, self.store, self.backend)
-        self.kills = MemoryKills(node, self.store, self.backend, client.create_event)
+        kills = MemoryKills(node, self.store, self.backend, client.create_event)
+        self.pod_events = kills, BestEffortPods(self.backend, client.create_event)
         self.claims = NodeClaims(*parts, self.recovery, config)
         boards = {driver: HealthBoard() for driver in DRIVERS}
         self.publishers = {driver: Publisher(client, driver, node, self.notices.notify) for driver in DRIVERS}
@@ -97,7 +99,8 @@ class Service:
     def reported(self) -> None:
         """The backend has renewed its lease."""
         self.backend.changed()
-        self.kills.backend_changed()
+        for events in self.pod_events:
+            events.backend_changed()
 
     def refresh(self) -> None:
         """Offers what machine and books say now."""
@@ -137,7 +140,7 @@ class Service:
         """Returns what runs as long as the service does, by name."""
         return [
             ("reports", self.reconciler.run_reports()),
-            ("kills", _each_tick(self.kills.create_due)),
+            *((f"events {type(one).__name__}", _each_tick(one.create_due)) for one in self.pod_events),
             ("disk", self.reconciler.run_scans()),
             ("sweep", _each_tick(self.reconciler.sweep_some)),
             ("device status", _each_tick(self.device_status.write_some)),

@@ -45,7 +45,8 @@ PAUSE_SECONDS: Final = 15.0
 """Between two writes of one claim."""
 SILENT_SECONDS: Final = 60.0
 """A backend that enforces nothing for so long is worth a write; its restart takes seconds."""
-MOST_A_SECOND: Final = 2
+MOST_AT_ONCE: Final = 4
+"""In a tick of two seconds."""
 _REFUSED_SECONDS: Final = 600.0
 """Before a claim is tried again that the server has refused to change."""
 _FAILED: Final = (2.0, 120.0)
@@ -118,7 +119,7 @@ class DeviceStatus:
         self._refresh()
         now = self.clock()
         due = [uid for uid, at in self._due.items() if max(at, self._not_before.get(uid, -inf)) <= now]
-        for uid in sorted(due, key=lambda uid: self._due[uid])[:MOST_A_SECOND]:
+        for uid in sorted(due, key=lambda uid: self._due[uid])[:MOST_AT_ONCE]:
             if self._paused_until > now:
                 return
             try:

@@ -57,7 +57,9 @@ class KernelTree(CgroupTree):
             self.settle(above)
 
     def remove(self, path: str) -> None:
-        """Removes a cgroup and those below it."""
+        """Removes a cgroup and those below it; who has a file open can read nothing more."""
+        for file in self.path(path).rglob("*.effective"):
+            os.truncate(file, 0)
         shutil.rmtree(self.path(path))
 
     def set(self, path: str, name: str, text: str) -> None:
@@ -124,11 +126,12 @@ def _read(file: str) -> str | None:
 
 
 def _write(file: str, text: str) -> None:
-    # Not truncated first: somebody may be reading, and the kernel never shows half a value.
-    descriptor = os.open(f"{file}.new", os.O_WRONLY | os.O_CREAT, 0o600)
-    os.write(descriptor, f"{text}\n".encode())
+    # In one write, since somebody may be reading, and the kernel never shows half a value; and in the same file, since
+    # somebody may have it open.
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
+    data = f"{text}\n".encode()
+    os.write(descriptor, data.ljust(os.fstat(descriptor).st_size, b"\n"))
     os.close(descriptor)
-    Path(f"{file}.new").rename(file)
 
 
 DENIED = errno.EACCES

@@ -21,15 +21,18 @@ from numa_node.claim_directory import ClaimDirectory, DirectoryView
 from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import Target, group_targets, target, target_at_start
-from nri_backend.enforcement.apply import Outcome, apply, apply_group, observe_sets, with_partition
+from nri_backend.enforcement.apply import Outcome, apply, apply_group, audit, observe_sets, with_partition
 from nri_backend.enforcement.turn import Result, Step, Turn
 from nri_backend.limits.difference import Host, Observed
 from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree, Notes
 from nri_backend.node.host import HostError
 from nri_backend.node.proofs import Proofs
+from nri_backend.node.readings import Readings
 from nri_backend.nri.model import Leadership
 from nri_backend.telemetry import Telemetry
 
+COMPARED: Final = 64
+"""Containers whose files are compared in one step: some 0.1 ms, 3 ms where limits are among them."""
 REPORTED_SECONDS: Final = 2.0
 """A write that hangs for so long is reported as a problem."""
 _log = logging.getLogger(__name__)
@@ -67,6 +70,8 @@ class Actuator:
         self._reading = asyncio.Lock()
         self._host_problem = ""
         self._unreported: set[str] = set()
+        self._readings = {full: Readings(edges.tree.root, stay_open=not full) for full in (False, True)}
+        """What there was to read in audits, in full or not, that found nothing wrong."""
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -162,18 +167,49 @@ class Actuator:
         """Makes the cgroup of one container, and those above it, true, as the state then wants it."""
         state = self._state
         return await self._writing.finish(
-            tracked.id, lambda: self._step(target_at_start(state, state.get(tracked.id) or tracked))
+            tracked.id, lambda: self._step(apply, target_at_start(state, state.get(tracked.id) or tracked))
         )
+
+    async def unsettled(self, ids: Sequence[str], *, full: bool) -> list[str]:
+        """Returns those of running containers that an audit must look at.
+
+        For the others nothing else is desired than in their last look, and the kernel's files say what they said then.
+        """
+        readings = self._readings[full]
+        readings.retain(ids)
+        known = readings.comparable(ids, self._state.changes)
+        left = {known[start]: known[start : start + COMPARED] for start in range(0, len(known), COMPARED)}
+        differing = set(ids).difference(known)
+        while left:
+            steps = [(first, partial(self._differing, readings, batch)) for first, batch in left.items()]
+            for first, found in await self._writing.work(steps.copy):
+                del left[first]
+                readings.forget(found)
+                differing.update(found)
+            for first in self.stuck & left.keys():
+                differing.update(left.pop(first))
+        return [i for i in ids if i in differing]
+
+    def _differing(self, readings: Readings, batch: Sequence[str]) -> tuple[str, list[str]]:
+        return batch[0], readings.differing(batch)
 
     async def apply_some(self, ids: Sequence[str], *, full: bool, again: bool = False) -> list[Outcome]:
         """Makes the cgroups of running containers true for 10 ms; returns what became of those that it came to."""
-        state = self._state
-        return await self._writing.work(
-            lambda: [self._step(target(state, one, full=full, again=again)) for one in state.started(ids)]
-        )
+        state, as_of = self._state, 0
 
-    def _step(self, wanted: Target) -> Step[Outcome]:
-        return wanted.tracked.id, partial(apply, self._edges.tree, self._notes, wanted)
+        def plan() -> list[Step[Outcome]]:
+            nonlocal as_of
+            as_of = state.changes
+            return [self._step(audit, target(state, one, full=full, again=again)) for one in state.started(ids)]
+
+        outcomes = await self._writing.work(plan)
+        for outcome in outcomes:
+            if outcome.seen is not None:
+                self._readings[full].keep(outcome.id, as_of, outcome.seen)
+        return outcomes
+
+    def _step(self, how: Callable[[CgroupTree, Notes, Target], Outcome], wanted: Target) -> Step[Outcome]:
+        return wanted.tracked.id, partial(how, self._edges.tree, self._notes, wanted)
 
     async def apply_groups(self, groups: Mapping[str, str | None]) -> list[Outcome]:
         """Makes some cgroups above containers, as groups_above() tells them, true for 10 ms; as apply_some()."""

@@ -18,7 +18,7 @@ from nri_backend.containers.targets import Raises, Target
 from nri_backend.enforcement.partitions import make_partition
 from nri_backend.limits.claimed import guard_limits, hugepage_files, hugepage_limits, own_limit, plan, with_reservation
 from nri_backend.limits.difference import Desired, Difference, Limit, Observed, cpu_differences, differences
-from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, MissingFileError, Notes
+from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, MissingFileError, Notes, Seen
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +38,8 @@ class Outcome:
     """What was wanted, and is."""
     pooled: str = ""
     """Why it is not what was wanted."""
+    seen: Seen | None = None
+    """What was read, if all was as it must be."""
 
 
 def observe(tree: CgroupTree, path: str, desired: Desired, *, full: bool) -> Observed:
@@ -65,6 +67,15 @@ def observe_sets(tree: CgroupTree, path: str) -> Observed | None:
         return Observed(tree.read_set(path, "cpuset.cpus.effective"), tree.read_set(path, "cpuset.mems.effective"))
     except (CgroupGoneError, CgroupRefusedError):
         return None
+
+
+def audit(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
+    """Makes a container's cgroup true as apply() does, and tells what there was to read. Raises nothing."""
+    recording = tree.recording()
+    done = apply(recording, notes, target)
+    if done.observed is not None and not done.repaired and not done.left:
+        done.seen = recording.seen
+    return done
 
 
 def apply(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from numa_node.claim_directory import DirectoryReplacedError
+from numa_node.ticks import TICK_SECONDS
 
 from nri_backend.containers.container import Phase, Tracked
 from nri_backend.containers.state import NodeState
@@ -20,10 +21,9 @@ from nri_backend.enforcement.keeper import PartitionKeeper
 from nri_backend.enforcement.memory_kills import KillWatch
 from nri_backend.enforcement.proving import Prover
 
-TICK_SECONDS: Final = 1.0
-"""Between two looks at the CPUs, and the mems that are claimed, of all containers."""
-FULL_SECONDS: Final = 5.0
-"""Between two looks at limits, too."""
+FULL_SECONDS: Final = 20.0
+"""Between two looks at everything, every claim file included. At each tick there is one at the CPUs, and at the mems
+that are claimed; when it finds something wrong, everything is looked at with the next one."""
 ALL_SECONDS: Final = 60.0
 """Between two looks at those that no claim depends on, and two tries to make a partition that the kernel refuses."""
 # How many targets are computed, on the event loop, for one job: about as many as it can handle in its time. A move
@@ -79,9 +79,9 @@ class Auditor:
         self._next_full = 0.0
 
     async def run_forever(self) -> None:
-        """Works every second and when there is news; never returns.
+        """Works every two seconds and when there is news; never returns.
 
-        Raises DirectoryReplacedError a second after that was said: only a new container mounts the new directory.
+        Raises DirectoryReplacedError two seconds after that was said: only a new container mounts the new directory.
         """
         news = self._actuator.news
         self._keeper.listen()
@@ -99,16 +99,17 @@ class Auditor:
         now = self._edges.clock()
         tick, full, everyone = now >= self._next_tick, now >= self._next_full, now >= self._next_all
         if tick:
-            self._next_tick = now + TICK_SECONDS
-            self._next_full = now + FULL_SECONDS if full else self._next_full
-            self._next_all = now + ALL_SECONDS if everyone else self._next_all
+            # With the process's other timers; a full look at the tick that is nearest to its time.
+            self._next_tick = now + TICK_SECONDS - now % TICK_SECONDS
+            self._next_full = now + FULL_SECONDS - TICK_SECONDS / 2 if full else self._next_full
+            self._next_all = now + ALL_SECONDS - TICK_SECONDS / 2 if everyone else self._next_all
             if self._actuator.detached:
                 raise DirectoryReplacedError
             await self._actuator.refresh_host()
         # Other news come from hooks, which have just looked: a second look would only make the next hook wait.
         if tick or self._must_look:
             self._must_look = False
-            await self._actuator.refresh(thorough=tick)
+            await self._actuator.refresh(thorough=tick and full)
         if self.active:
             await self._look(self._keeper.take_changed(), full=False, final=True)
             await self.move()
@@ -139,6 +140,8 @@ class Auditor:
             await self._kills.look_at_all()
         running = [tracked for tracked in self._state if tracked.phase is Phase.STARTED]
         plan = [one.id for one in running if everyone or self._depends(one, full=full)]
+        if not everyone:
+            plan = await self._actuator.unsettled(plan, full=full)
         await self._look(plan, full=full, again=everyone)
         if full:
             await self._prover.prove(self._state)
@@ -185,6 +188,7 @@ class Auditor:
     def _count_repairs(self, outcomes: Iterable[Outcome]) -> None:
         for one in (one for outcome in outcomes for one in outcome.repaired):
             self._edges.observer.repaired(one.kind)
+            self.request_full()
 
     def _taken(self, batch: Sequence[str], outcomes: Sequence[Outcome]) -> set[str]:
         """Takes outcomes into the state; returns who needs no further look, those included that have ended since."""

@@ -79,7 +79,7 @@ class Enforcer:
         await self._auditor.run_forever()
 
     def records_changed(self) -> None:
-        """Records may have changed: looks at once. For the frontend's events; every hook and every second look too."""
+        """Records may have changed: looks at once. For the frontend's events; every hook and every tick look too."""
         self._auditor.request_look()
 
     async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> list[Update]:

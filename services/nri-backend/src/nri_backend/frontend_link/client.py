@@ -2,7 +2,7 @@
 """The two things that this backend asks of the frontend in the same pod: to take its state, and for news of records.
 
 The state is sent whenever it changes, and renews the lease. News of records make others leave a claim's CPUs before its
-containers come; they only make things faster, since every hook, and every second, look at the claim directory itself.
+containers come; they only make things faster, since every hook, and every tick, look at the claim directory itself.
 The frontend may be away for any time: nothing in the backend waits for it, and this module tries again, quietly.
 """
 
@@ -13,8 +13,9 @@ import os
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from numa_contract.reports import RECORDS_WAIT_SECONDS, RENEW_SECONDS, BackendStatus, RecordsAnswer, StateAnswer
+from numa_contract.reports import RECORDS_WAIT_SECONDS, BackendStatus, RecordsAnswer, StateAnswer
 from numa_node.backoff import Backoff
+from numa_node.ticks import until_tick
 
 from nri_backend.frontend_link.http import REQUEST_SECONDS, TRANSIENT, FrontendError, HttpConnection, connected
 from nri_backend.frontend_link.reports import Reports
@@ -144,7 +145,7 @@ class FrontendClient:
         while True:
             await self._pace.wait()
             self._news.clear()
-            before, generation, wait = held, self._reports.refresh(), RENEW_SECONDS
+            before, generation, wait = held, self._reports.refresh(), until_tick()
             if before is None:
                 await former.tell(self._status(), self._reports)
                 wait = FORMER_RENEW_SECONDS

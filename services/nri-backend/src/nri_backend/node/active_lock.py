@@ -20,14 +20,14 @@ from typing import Final, Never
 
 from numa_contract.names import ACTIVE_LOCK
 from numa_node.files import is_named, locked
+from numa_node.ticks import next_tick
 
 from nri_backend.node.former_lock import FormerLock
-from nri_backend.node.heartbeat import BEAT_SECONDS, SIZE, STALE_SECONDS, Heartbeat
+from nri_backend.node.heartbeat import SIZE, STALE_SECONDS, Heartbeat
 from nri_backend.nri.model import Leadership
 
 POLL_SECONDS: Final = 0.1
 """flock has no asynchronous form, and a take-over must be done within a second; a try costs a few system calls."""
-CHECK_SECONDS: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -94,9 +94,8 @@ class ActiveLock:
         """Stamps the heartbeat as long as the lock is held; then LockLostError."""
         while True:
             self.check()
-            if self._clock() - self._own.at > BEAT_SECONDS - CHECK_SECONDS:
-                self.beat()
-            await asyncio.sleep(CHECK_SECONDS)
+            self.beat()
+            await next_tick()
 
     def attempt(self) -> bool:
         """Tries once to get the lock; tells whether it is held. OSError."""

@@ -2,12 +2,13 @@
 """The kernel's files of cgroups (cgroup-v2.rst), and nothing about what they should say. Every call blocks."""
 
 import contextlib
+import copy
 import errno
 import json
 import os
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Final
+from typing import Final, Self
 
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.documents import parse_json
@@ -21,6 +22,10 @@ _ATTRIBUTE: Final = "user.dra-driver-numa"
 _NOTE_BYTES: Final = 1 << 16
 # The kernel tells of a cgroup that was removed while its file is open, or between open and use.
 _GONE: Final = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
+
+
+Seen = dict[tuple[str, str], bytes | None]
+"""The content of files, by cgroup and name; None where there is no such file."""
 
 
 class CgroupGoneError(Exception):
@@ -53,6 +58,14 @@ class CgroupTree:
 
     def __init__(self, root: str) -> None:
         self.root = root.rstrip("/")
+        self.seen: Seen | None = None
+        """What was read, where that is kept."""
+
+    def recording(self) -> Self:
+        """Returns the same tree, which keeps what is read."""
+        twin = copy.copy(self)
+        twin.seen = {}
+        return twin
 
     def leaf(self, path: str) -> str:
         """Returns the sub-cgroup that crun made in a container's cgroup, "" where there is none.
@@ -83,9 +96,15 @@ class CgroupTree:
         """Returns a file's text without its end of line. CgroupGoneError, MissingFileError, CgroupRefusedError."""
         try:
             with open(f"{self.root}/{path}/{name}", "rb", buffering=0) as file:  # noqa: PTH123
-                return file.read().decode(errors="replace").strip()
+                data = file.read()
         except OSError as error:
-            raise self._translated(error, path, name) from error
+            translated = self._translated(error, path, name)
+            if self.seen is not None and isinstance(translated, MissingFileError):
+                self.seen[path, name] = None
+            raise translated from error
+        if self.seen is not None:
+            self.seen[path, name] = data
+        return data.decode(errors="replace").strip()
 
     def write(self, path: str, name: str, text: str) -> None:
         """Writes a file in one system call. The same errors as of read()."""

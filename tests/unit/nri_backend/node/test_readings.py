@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether files still say what they said when all was well."""
+
+from pathlib import Path
+
+import pytest
+from nri_backend.node.cgroups import MissingFileError
+from nri_backend.node.readings import Readings
+
+from tests.rigs.kernel_tree import KernelTree
+
+CPUS = "cpuset.cpus.effective"
+
+
+@pytest.fixture
+def tree(memory: Path) -> KernelTree:
+    """A tree with a container in it."""
+    tree = KernelTree(memory)
+    tree.make("pod/c")
+    return tree
+
+
+def readings_of(tree: KernelTree, *names: str, stay_open: bool) -> Readings:
+    """What these files said."""
+    recording, readings = tree.recording(), Readings(tree.root, stay_open=stay_open)
+    for name in names:
+        try:
+            recording.read("pod/c", name)
+        except MissingFileError:
+            continue
+    assert tree.seen is None
+    assert recording.seen is not None
+    readings.keep("c", 1, recording.seen)
+    return readings
+
+
+@pytest.mark.parametrize("stay_open", [True, False])
+@pytest.mark.parametrize("change", ["written", "removed", "forgotten"])
+def test_a_change_is_seen(tree: KernelTree, stay_open: bool, change: str) -> None:
+    """Whoever made it, and also when the whole cgroup is gone; as often as one looks."""
+    readings = readings_of(tree, CPUS, "cpuset.mems.effective", stay_open=stay_open)
+    assert [readings.differing("c") for _ in range(2)] == [[], []]
+    if change == "written":
+        tree.set("pod/c", "cpuset.cpus", "3")
+    elif change == "removed":
+        tree.remove("pod/c")
+    else:
+        readings.retain([])
+    assert [readings.differing("c") for _ in range(2)] == [["c"], ["c"]]
+
+
+@pytest.mark.parametrize("stay_open", [True, False])
+def test_a_file_that_comes_is_seen(tree: KernelTree, stay_open: bool) -> None:
+    """A controller may be switched on later."""
+    readings = readings_of(tree, CPUS, "hugetlb.4MB.max", stay_open=stay_open)
+    assert readings.differing("c") == []
+    tree.path("pod/c").joinpath("hugetlb.4MB.max").write_text("max\n")
+    assert readings.differing("c") == ["c"]
+
+
+def test_another_desire_is_another_look(tree: KernelTree) -> None:
+    """Only what was read for the present state can be compared."""
+    readings = readings_of(tree, CPUS, stay_open=True)
+    assert (readings.comparable(["c", "d"], 1), readings.comparable(["c"], 2)) == (["c"], [])
+
+
+def test_descriptors_are_closed(tree: KernelTree) -> None:
+    """Containers come and go for months."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    readings = readings_of(tree, CPUS, stay_open=True)
+    readings.differing("c")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before + 1
+    readings.forget(["c"])
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -51,8 +51,8 @@ check: .venv/.done ## Linters, types, import law, drift of generated code and lo
 	$(BIN)/python -m hack.version --check
 	UV=$(BIN)/uv locks/compile.sh --check
 
-bench: .venv/.done ## Measure both services through the stand-ins; writes bench.json
-	@$(BIN)/python -m tests.bench
+bench: .venv/.done ## Measure both services through the stand-ins; AGAINST="COMMAND..." another driver in turn with them; writes bench.json
+	@$(BIN)/python -m tests.bench $(if $(AGAINST),--against '$(AGAINST)' --against-backend '$(AGAINST_BACKEND)' --drivers '$(or $(DRIVERS),dra.cpu)')
 
 lock: .venv/.done ## Renew the locks from the pyproject files
 	UV=$(BIN)/uv locks/compile.sh

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``make bench``: measures a driver, ours by default, through the stand-ins; prints a table and writes bench.json."""
+"""``make bench``: measures a driver, ours by default, through the stand-ins; prints a table and writes bench.json.
+
+With ``--against`` another driver is measured in turn with this one on the same stand-ins, and ratios are printed.
+"""
 
 import argparse
 import json
@@ -11,10 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from tests.bench import scenarios, simulate
-from tests.bench.figures import Figures, Line
+from tests.bench.figures import Figures, Line, columns
 from tests.bench.load import Load
+from tests.bench.ratios import ratios
 from tests.rigs.trees import captured, write_tree
 from tests.stage.process import StageError, end_by_interrupt
 from tests.stage.settings import OUR_BACKEND, OUR_FRONTEND, StageSettings
@@ -44,6 +49,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--pairs", type=int, default=10_000, help="prepares simulated in memory (default 10000; 0: none)"
     )
+    parser.add_argument("--against", metavar="COMMAND", help="another DRA driver, or DRA driver and NRI plugin in one")
+    parser.add_argument(
+        "--against-backend", metavar="COMMAND", default="", help="its NRI plugin, if that is another process"
+    )
+    parser.add_argument("--turns", type=int, default=2, help="how often each of the two is measured (default 2)")
     parser.add_argument("--strict", action="store_true", help="end with status 3 when a budget is missed")
     parser.add_argument("-o", "--output", type=Path, default=Path("bench.json"), help="default bench.json")
     return parser.parse_args()
@@ -76,30 +86,53 @@ def _measure(stage: Stage, given: argparse.Namespace, figures: Figures) -> None:
     add(*scenarios.at_rest(stage, load))
 
 
+def _measured(given: argparse.Namespace, frontend: str, backend: str) -> Figures:
+    """Measures one driver on a stage of its own. Raises StageError, AnsweredError or OSError."""
+    figures = Figures({"frontend": frontend, "backend": backend})
+    with _machine() as root:
+        drivers = tuple(given.drivers.split(","))
+        settings = StageSettings(host_root=root, frontend=frontend, backend=backend, drivers=drivers, in_memory=True)
+        with Stage(settings) as stage:
+            _measure(stage, given, figures)
+    return figures
+
+
+def _compare(given: argparse.Namespace) -> dict[str, Any]:
+    """Measures two drivers in turn, and prints how they compare; returns the content of bench.json."""
+    commands = {"ours": (given.frontend, given.backend), "other": (given.against, given.against_backend)}
+    turns: dict[str, list[Figures]] = {name: [] for name in commands}
+    for turn in range(given.turns):
+        for name, (frontend, backend) in commands.items():
+            print(f"\n{name}, {turn + 1} of {given.turns} ", end="", flush=True, file=sys.stderr)
+            turns[name].append(_measured(given, frontend, backend))
+    rows = ratios(*([figures.lines for figures in turns[name]] for name in ("ours", "other")))
+    print(f"\n{columns(rows)}")
+    return {"version": 1, **{name: [figures.document() for figures in some] for name, some in turns.items()}}
+
+
 def main() -> int:
     """Runs the benchmark; returns 0, 1 when something failed, 3 when --strict and a budget is missed."""
     given = _arguments()
     end_by_interrupt()
-    about = {"machine": _MACHINE, "python": platform.python_version(), "host_cpus": os.cpu_count()}
-    about |= {"when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-    about |= {"frontend": given.frontend, "backend": given.backend}
-    figures = Figures(about)
     try:
-        if given.pairs:
-            figures.lines += simulate.lines(given.pairs)
-        with _machine() as root:
-            drivers = tuple(given.drivers.split(","))
-            settings = StageSettings(
-                host_root=root, frontend=given.frontend, backend=given.backend, drivers=drivers, in_memory=True
-            )
-            with Stage(settings) as stage:
-                _measure(stage, given, figures)
+        if given.against:
+            given.output.write_text(json.dumps(_compare(given), indent=1) + "\n")
+            return 0
+        return _measure_one(given)
     except KeyboardInterrupt:
         print("\nbench: interrupted", file=sys.stderr)
         return 130
     except (StageError, AnsweredError, OSError) as error:
         print(f"\nbench: failed: {error}", file=sys.stderr)
         return 1
+
+
+def _measure_one(given: argparse.Namespace) -> int:
+    about = {"machine": _MACHINE, "python": platform.python_version(), "host_cpus": os.cpu_count()}
+    about |= {"when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    simulated = simulate.lines(given.pairs) if given.pairs else []
+    measured = _measured(given, given.frontend, given.backend)
+    figures = Figures({**about, **measured.about}, [*simulated, *measured.lines])
     print(f"\n{figures.table()}")
     given.output.write_text(json.dumps(figures.document(), indent=1) + "\n")
     missed = [line.name for line in figures.lines if line.within is False]

@@ -71,10 +71,15 @@ class Figures:
             p99 = "" if line.p99 is None else f"{line.p99:.2f} {line.unit}"
             budget = "" if line.budget is None else f"{_budget(line)} {'kept' if line.within else 'MISSED'}"
             rows.append((line.name, line.load, f"{line.median:.2f} {line.unit}", p99, str(line.count), budget))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-        )
+        return columns(rows)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Returns rows, the first with headings, in columns."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
 
 
 def _budget(line: Line) -> str:

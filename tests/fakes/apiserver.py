@@ -17,6 +17,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from tests.fakes import apiserver_devices as devices
+from tests.fakes import apiserver_protobuf
 from tests.fakes.apiserver_rules import admit
 from tests.fakes.apiserver_store import NODES, RESOURCES, ApiError, Document, Store
 from tests.fakes.apiserver_values import Fault, Options, Served, Target
@@ -123,6 +124,7 @@ class ApiServer:
             target = self._target(request.path)
             verb = _verb(request, target)
             odd = await self._misbehave(request, verb, target)
+            _check_accept(request)
             self._authorize(request, verb, target)
             answer = odd if odd is not None else await self._answer(request, verb, target)
             code = 201 if verb == "create" else 200
@@ -208,7 +210,7 @@ class ApiServer:
                 "metadata": metadata,
                 "items": items,
             }
-        body = json.loads(await request.read() or b"{}")
+        body = _body(request, await request.read())
         if verb == "delete":
             return self.store.delete(resource, namespace, name, body.get("preconditions"))
         if verb == "create":
@@ -242,6 +244,19 @@ class ApiServer:
 def _forbidden(verb: str, resource: str, target: Target) -> ApiError:
     text = f'User "fake" cannot {verb} resource "{resource}" in API group "{target.resource.group}"'
     return ApiError(403, "Forbidden", f"{target.resource.name} is forbidden: {text}", target.name)
+
+
+def _check_accept(request: web.Request) -> None:
+    accepted = request.headers.get("Accept", "*/*")
+    if not any(kind in accepted for kind in ("json", "*/*", "application/*")):
+        text = f"this server answers in application/json only, {accepted} is accepted"
+        raise ApiError(406, "NotAcceptable", text)
+
+
+def _body(request: web.Request, data: bytes) -> Any:
+    if data and request.content_type == apiserver_protobuf.MEDIA_TYPE:
+        return apiserver_protobuf.read_object(data)
+    return json.loads(data or b"{}")
 
 
 def _verb(request: web.Request, target: Target) -> str:

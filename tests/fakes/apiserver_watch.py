@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selectors and watches of the fake API server, which sends no bookmarks."""
+"""Selectors and watches of the fake API server. The one bookmark that it sends ends the list of a streaming list."""
 
 import asyncio
 import json
@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from tests.fakes.apiserver_store import ApiError, Change, Document, Resource, Store
+
+_YES = {"1", "true"}
 
 
 def matches(resource: Resource, request: web.Request, document: Document | None) -> bool:
@@ -42,6 +44,7 @@ class Watch:
 
     async def serve(self) -> web.StreamResponse:
         """Streams events until the time is up, the connection is dropped or the client goes."""
+        self._check_options()
         matches(self.resource, self.request, None)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.enable_chunked_encoding()
@@ -73,15 +76,35 @@ class Watch:
             await self._changed.wait()
 
     async def _begin(self, response: web.StreamResponse) -> int:
-        """Where the client stands; without a version it first gets everything that exists."""
-        start = self.request.query.get("resourceVersion", "")
-        if start not in {"", "0"}:
+        """Where the client stands; without a version, or when it asks, it first gets everything that exists."""
+        start, streaming = self.request.query.get("resourceVersion", ""), self._is_streaming_list
+        if start not in {"", "0"} and not streaming:
             return int(start)
         position = self.store.version
         for document in self.store.select(self.resource, self.namespace):
             if matches(self.resource, self.request, document):
                 await _send(response, "ADDED", document)
+        if streaming and self.request.query.get("allowWatchBookmarks") in _YES:
+            metadata = {"resourceVersion": str(position), "annotations": {"k8s.io/initial-events-end": "true"}}
+            kind = {"kind": self.resource.kind, "apiVersion": self.resource.api_version}
+            await _send(response, "BOOKMARK", {**kind, "metadata": metadata})
         return position
+
+    @property
+    def _is_streaming_list(self) -> bool:
+        return self.request.query.get("sendInitialEvents") in _YES
+
+    def _check_options(self) -> None:
+        """As the server does (KEP-3157): the one option wants the other, and the other is for nothing else."""
+        match = self.request.query.get("resourceVersionMatch", "")
+        if "sendInitialEvents" in self.request.query and match != "NotOlderThan":
+            raise _invalid("sendInitialEvents requires setting resourceVersionMatch to NotOlderThan")
+        if match and "sendInitialEvents" not in self.request.query:
+            raise _invalid("resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided")
+
+
+def _invalid(reason: str) -> ApiError:
+    return ApiError(422, "Invalid", f"ListOptions.meta.k8s.io is invalid: resourceVersionMatch: Forbidden: {reason}")
 
 
 def _seen(change: Change, request: web.Request, namespace: str) -> Iterator[tuple[str, Document]]:

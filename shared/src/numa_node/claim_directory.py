@@ -56,6 +56,11 @@ stamp_clock_ns: Final = partial(time.clock_gettime_ns, _CLOCK_REALTIME_COARSE)
 """Returns the time stamp that a file would get from the kernel now."""
 
 
+def _stamp_of(directory: os.stat_result) -> _Stamp:
+    # The modification time, not the change time: chmod of the directory is no news. Without a link it is removed.
+    return directory.st_mtime_ns, directory.st_ino, directory.st_dev, min(directory.st_nlink, 1)
+
+
 def _settled(stamp_ns: int, scanned_ns: int) -> bool:
     """Tells whether a change after the scan must have another stamp."""
     return stamp_ns < scanned_ns or stamp_ns > scanned_ns + _FUTURE_NS
@@ -80,6 +85,21 @@ class ClaimDirectory:
         self.view = DirectoryView()
         """The view as of the last refresh."""
 
+    @property
+    def settled(self) -> bool:
+        """Whether the directory's time will tell of any change since the last scan; if not, it has to be read again."""
+        return not self._stamp or _settled(self._stamp[0], self._scanned_ns)
+
+    def is_current(self) -> bool:
+        """Tells by the directory's time whether the view is that of now: one system call, as quick as the file system.
+
+        Not while a refresh() is at work.
+        """
+        try:
+            return self.settled and _stamp_of(os.stat(self._path)) == self._stamp  # noqa: PTH116
+        except OSError:
+            return False
+
     def refresh(self, *, thorough: bool = False) -> DirectoryView:
         """Returns the present view. ``thorough`` looks at every file even if the directory's time has not changed.
 
@@ -90,10 +110,9 @@ class ClaimDirectory:
             status = os.stat(self._path)  # noqa: PTH116 - in every hook; Path costs more than the call
             if status.st_nlink == 0:
                 return self._detached()
-            # The modification time, not the change time: chmod of the directory is no news.
-            stamp: _Stamp = (status.st_mtime_ns, status.st_ino, status.st_dev)
+            stamp = _stamp_of(status)
             # The first scan's clock decides: a later one may have caught up with a stamp of the future.
-            if not thorough and stamp == self._stamp and _settled(stamp[0], self._scanned_ns):
+            if not thorough and stamp == self._stamp and self.settled:
                 return self.view
             found, problem = self._scan(now_ns)
         except FileNotFoundError:
@@ -119,7 +138,7 @@ class ClaimDirectory:
                 status = os.stat(f"{self._path}/{name}", follow_symlinks=False)  # noqa: PTH116
                 self._entries[name] = _Entry((status.st_ctime_ns, status.st_ino), self._clock_ns(), file)
             status = os.stat(self._path)  # noqa: PTH116
-            self._stamp = (status.st_mtime_ns, status.st_ino, status.st_dev)
+            self._stamp = _stamp_of(status)
             self._scanned_ns = status.st_mtime_ns + 1
         except OSError:
             self._stamp = ()

@@ -2,18 +2,16 @@
 """When an idle process wakes up: all that is looked at regularly is looked at together, in both processes."""
 
 import asyncio
-import time
 from typing import Final
 
 TICK_SECONDS: Final = 2.0
 
 
-def until_tick(ticks: int = 1) -> float:
-    """Returns the seconds until the next multiple of so many ticks of the clock that all processes of a boot share."""
-    period = ticks * TICK_SECONDS
-    return period - time.monotonic() % period
+def until_tick() -> float:
+    """Returns the seconds to the next multiple of a tick on the loop's clock, which all processes of a boot share."""
+    return TICK_SECONDS - asyncio.get_running_loop().time() % TICK_SECONDS
 
 
-async def next_tick(ticks: int = 1) -> None:
+async def next_tick() -> None:
     """Waits for it."""
-    await asyncio.sleep(until_tick(ticks))
+    await asyncio.sleep(until_tick())

@@ -61,11 +61,38 @@ def test_a_quiet_directory_is_not_read_again(tmp_path: Path) -> None:
     view = directory.refresh()
     assert directory.refresh() is view
     status = path.stat()
-    # Changed in place: the directory's time stays. A hook does not see it, the thorough look of every second does.
+    # Changed in place: the directory's time stays. A hook does not see it, a thorough look does.
     path.write_bytes(path.read_bytes().replace(b"2-3", b"4-5"))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert directory.refresh() is view
     assert view_of(directory, thorough=True) == {"c1": {4, 5}}
+
+
+def test_one_look_tells_whether_the_view_is_that_of_now(tmp_path: Path) -> None:
+    """Never of a directory that changed in the tick of its last scan, that is gone, or that lies elsewhere by now."""
+    path = tmp_path / "cdi"
+    path.mkdir()
+    write_claim(path, ONE)
+    now = path.stat().st_mtime_ns
+    directory = ClaimDirectory(str(path), clock_ns=lambda: now)
+    assert not directory.is_current()
+    directory.refresh()
+    assert (directory.settled, directory.is_current()) == (False, False)
+    now += LATER
+    directory.refresh()
+    assert (directory.settled, directory.is_current()) == (True, True)
+    write_claim(path, TWO)
+    assert not directory.is_current()
+    now = path.stat().st_mtime_ns + LATER
+    directory.refresh()
+    assert directory.is_current()
+    path.rename(tmp_path / "aside")
+    assert not directory.is_current()
+    path.mkdir()
+    assert not directory.is_current()
+    shutil.rmtree(path)
+    directory.refresh()
+    assert (directory.settled, directory.is_current()) == (True, False)
 
 
 def test_a_rewrite_of_the_same_record_changes_nothing(tmp_path: Path) -> None:

@@ -138,7 +138,8 @@ async def test_a_frontend_that_takes_no_containers_is_not_flooded(path: Path) ->
         backend.news.set()
         await server.until(lambda: len(server.leases) >= 2)
         began = asyncio.get_running_loop().time()
-        await server.until(lambda: len(server.leases) >= 3)
+        # The first of these comes at the next tick, which may be near.
+        await server.until(lambda: len(server.leases) >= 4)
         assert asyncio.get_running_loop().time() - began > 1.0
 
 

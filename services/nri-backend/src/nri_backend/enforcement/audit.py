@@ -30,6 +30,8 @@ ALL_SECONDS: Final = 60.0
 # writes each of them; a look of the audit mostly writes none.
 MOVES: Final = 24
 LOOKS: Final = 64
+SETTLE_SECONDS: Final = 0.02
+"""After this a time stamp of the kernel is another one: it moves in steps of up to 10 ms."""
 _log = logging.getLogger(__name__)
 
 
@@ -110,6 +112,9 @@ class Auditor:
         if tick or self._must_look:
             self._must_look = False
             await self._actuator.refresh(thorough=tick and full)
+            if not self._edges.directory.settled:
+                # So that not the next hook has to read everything again.
+                asyncio.get_running_loop().call_later(SETTLE_SECONDS, self.request_look)
         if self.active:
             await self._look(self._keeper.take_changed(), full=False, final=True)
             await self.move()

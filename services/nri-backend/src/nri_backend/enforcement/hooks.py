@@ -4,6 +4,7 @@
 A standby tracks everything and changes nothing, since another instance enforces. It refuses what that has not enforced.
 """
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -153,9 +154,8 @@ class Enforcer:
                 self._track_unseen(tracked)
             raise self._refused(tracked, refusal)
         if self.active and tracked.entitlement.claims:
-            await self._prover.prove([self.state.get(tracked.id) or tracked])
-            if tracked.entitlement.memory is not None:
-                await self._kills.look(pod.uid)
+            kills = [self._kills.look(pod.uid)] if tracked.entitlement.memory is not None else []
+            await asyncio.gather(self._prover.prove([self.state.get(tracked.id) or tracked]), *kills)
 
     async def _start_failed(self, pod: Pod, container: Container) -> None:
         """Takes a container of which nothing is certain for one that runs; with a claim it is not to run."""

@@ -13,7 +13,7 @@ ENVIRONMENTS := .venv/.done .venv-frontend/.done .venv-backend/.done
 SOURCES := shared/src services/dra-frontend/src services/nri-backend/src
 CHECKED := $(SOURCES) tests hack
 
-.PHONY: help demo test test-node test-node-core images fuzz check bench lock proto chart-schema manifests kind-up kind-down clean
+.PHONY: help demo test test-node test-node-core noise images fuzz check bench lock proto chart-schema manifests kind-up kind-down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test-node: .venv/.done ## Tests on a real kernel and a real containerd, in a vir
 
 test-node-core: .venv/.done ## Of these the rules a release must never break, on one machine
 	tests/node/run.sh --profile default -m core
+
+noise: .venv/.done ## Measure how quiet claimed CPUs are, and what a change of a partition costs others (root)
+	PATIENCE=$${PATIENCE:-3} tests/node/run.sh --profile noise
 
 images: .venv/.done ## Build both images from Debian packages, without an engine, with an SBOM each (root)
 	hack/images.sh

@@ -39,19 +39,19 @@ push_images() { # the built images, and the chart as Helm renders it
     guest 'rm -rf /opt/numa/images && mkdir -p /opt/numa/images && tar -xf - -C /opt/numa/images'
 }
 
-push_irqbalance() { # Debian's irqbalance, with the libraries that the guest lacks
-  local dir=$CACHE/irqbalance
+push_package() { # push_package NAME LIBRARY...: a package of Debian, and the libraries of it that the guest lacks, into /opt/NAME
+  local dir=$CACHE/$1 deb
   if [ ! -d "$dir" ]; then
     rm -rf "$dir-part"
     (
       private_apt "$dir-part/apt"
-      closure "$dir-part/debs" -t "$SUITE" irqbalance
-      for deb in "$dir-part"/debs/{irqbalance,libglib2.0-0t64,libpcre2-8-0,libatomic1}_*.deb; do dpkg -x "$deb" "$dir-part/root"; done
+      closure "$dir-part/debs" -t "$SUITE" "$1"
+      for deb; do dpkg -x "$dir-part/debs/$deb"_*.deb "$dir-part/root"; done
     ) >&2 || return
     mv "$dir-part/root" "$dir"
     rm -rf "$dir-part"
   fi
-  tar -C "$dir" -cf - usr/sbin usr/lib | guest 'rm -rf /opt/irqbalance && mkdir /opt/irqbalance && tar -xf - -C /opt/irqbalance'
+  tar -C "$dir" --exclude=usr/share -cf - usr | guest "rm -rf /opt/$1 && mkdir /opt/$1 && tar -xf - -C /opt/$1"
 }
 
 collect_logs() { # what the guest knows about a failure
@@ -82,8 +82,12 @@ run_profile() { # run_profile NAME PYTEST-ARGUMENT...: the status of pytest
     phase "images"
   fi
   if [[ "$*" == *irqbalance* ]]; then
-    push_irqbalance || fail "irqbalance could not be put in"
+    push_package irqbalance libglib2.0-0t64 libpcre2-8-0 libatomic1 || fail "irqbalance could not be put in"
     phase "irqbalance"
+  fi
+  if [ "$PROFILE" = noise ]; then
+    push_package rt-tests || fail "cyclictest could not be put in"
+    phase "cyclictest"
   fi
   guest "cd /opt/numa/src/tests/node && exec env ALIGNED_PODS=${ALIGNED_PODS:-12} PATIENCE=$PATIENCE EXCLUSIVITY=${EXCLUSIVITY:-auto} python3 -m pytest -o timeout=$((480 * PATIENCE))${1+$(printf ' %q' "$@")}" </dev/null &
   wait $! || status=$? # in the background, so that a signal to this script is heard at once

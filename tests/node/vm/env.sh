@@ -32,7 +32,7 @@ disk_key() { { base_key; requirements || exit 1; cd "$NODE_DIR" && cat vm/disk.s
 use_profile() { # use_profile NAME: sets the machine's shape and the run folder
   local file=$NODE_DIR/vm/profiles/$1.env
   [ -e "$file" ] || fail "no machine profile $1; there are: $(cd "$NODE_DIR/vm/profiles" && echo *.env | sed 's/\.env//g')"
-  OLDER_RUNTIME=
+  OLDER_RUNTIME= COUNTED=
   # shellcheck source=/dev/null
   . "$file"
   PROFILE=$1 RUN=$CACHE/run/$1

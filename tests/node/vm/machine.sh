@@ -25,6 +25,8 @@ machine_arguments() { # sets MACHINE (QEMU arguments) and CMDLINE from the profi
 
 machine_start() { # machine_start BASE DISK on|off (on: what the guest writes is thrown away)
   local base=$1 disk=$2 snapshot=$3 lib=$1/qemu/usr/lib/x86_64-linux-gnu
+  local clock=(-accel tcg,thread=multi,tb-size=1024)
+  [ -z "$COUNTED" ] || clock=(-accel tcg,thread=single,tb-size=1024 -icount shift=1,sleep=off) # 2 ns an instruction
   machine_arguments
   [ -s "$RUN/sockets" ] && [ -d "$(cat "$RUN/sockets")" ] || mktemp -d /tmp/node-vm.XXXXXX >"$RUN/sockets" # socket names are limited to 107 bytes
   "$PYTHON" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])' >"$RUN/port"
@@ -33,7 +35,7 @@ machine_start() { # machine_start BASE DISK on|off (on: what the guest writes is
   QEMU_MODULE_DIR=$lib/qemu TMPDIR=$RUN setsid nohup "$lib/ld-linux-x86-64.so.2" --library-path "$lib" "$base/qemu/usr/bin/qemu-system-x86_64" \
     -L "$base/qemu/usr/share/seabios" -L "$base/qemu/usr/share/qemu" \
     -nodefaults -no-user-config -display none -no-reboot -machine q35,hpet=off,vmport=off,smm=off \
-    -accel tcg,thread=multi,tb-size=1024 -cpu Westmere-v1,+pdpe1gb,+rdtscp "${MACHINE[@]}" \
+    "${clock[@]}" -cpu Westmere-v1,+pdpe1gb,+rdtscp "${MACHINE[@]}" \
     -kernel "$base/vmlinuz" -initrd "$base/initrd.gz" -append "$CMDLINE" \
     -drive "file=$disk,format=raw,if=none,id=d0,cache=unsafe,discard=unmap,aio=threads,snapshot=$snapshot" -device virtio-blk-pci,drive=d0 \
     -netdev "user,id=n0,hostfwd=tcp:127.0.0.1:$(cat "$RUN/port")-:22" -device virtio-net-pci,netdev=n0,romfile= -device virtio-rng-pci \
@@ -46,7 +48,7 @@ machine_wait() { # until ssh answers and systemd has nothing left to start
   until alive || ((SECONDS - begin > 10)); do sleep 0.1; done # on a busy host the new process may not be QEMU yet
   until guest true 2>/dev/null; do
     alive || { tail -n 20 "$RUN/qemu.log" "$RUN/console.log" >&2; fail "the machine ended before ssh answered"; }
-    ((SECONDS - begin < 300)) || { tail -n 20 "$RUN/console.log" >&2; fail "no ssh after 300 s"; }
+    ((SECONDS - begin < 300 * PATIENCE)) || { tail -n 20 "$RUN/console.log" >&2; fail "no ssh after $((300 * PATIENCE)) s"; }
     sleep 0.5
   done
   guest systemctl is-system-running --wait >/dev/null || { guest systemctl --failed --no-legend >&2; fail "units failed in the guest"; }

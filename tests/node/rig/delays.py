@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wake-up delays, as Debian's cyclictest measures them: how late a thread runs that asked to be woken at a time."""
+
+import json
+import statistics
+import subprocess
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Self
+
+from numa_contract.cpuset import format_cpu_list
+
+from tests.node.rig.kernel import Cgroup
+
+_PROGRAM = "/opt/rt-tests/usr/bin/cyclictest"  # put in by run.sh
+_LONGEST = 200_000  # microseconds that are told apart
+
+
+def cyclictest(cpus: Collection[int], *, every: int, seconds: int = 0, priority: int = 0) -> list[str]:
+    """A command with a thread on each CPU that wakes every so many microseconds; writes JSON to its output at the end.
+
+    `seconds`: how long, or until SIGINT. `priority`: of SCHED_FIFO, or 0 for an ordinary thread.
+    """
+    policy = [f"-p{priority}"] if priority else ["--policy=other"]
+    places = ["-a", format_cpu_list(cpus), "-t", str(len(cpus))]
+    output = ["-q", "-h", str(_LONGEST), "--histfile=/dev/null", "--json=/dev/stdout"]
+    duration = ["-D", str(seconds)] if seconds else []
+    return [_PROGRAM, *policy, *places, "-i", str(every), *duration, *output]
+
+
+@contextmanager
+def inside(group: Cgroup, command: list[str]) -> Iterator["subprocess.Popen[str]"]:
+    """A process that begins in a group and has root's rights, which cyclictest asks for; killed at the end."""
+    enter = ["sh", "-c", f'echo $$ >{group.directory}/cgroup.procs && exec "$@"', "sh", *command]
+    with subprocess.Popen(enter, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """All wake-ups of one measurement."""
+
+    worst: int
+    """Microseconds."""
+    nearly_all: int
+    """Microseconds that 99.9 % of the wake-ups did not exceed."""
+
+    @classmethod
+    def read(cls, output: str) -> Self:
+        """From what cyclictest wrote."""
+        threads = json.JSONDecoder().raw_decode(output[output.index("{") :])[0]["thread"].values()
+        counts: Counter[int] = Counter()
+        for thread in threads:
+            counts.update({int(delay): count for delay, count in thread["histogram"].items()})
+        late, above = counts.total() / 1000, 0
+        for delay in sorted(counts, reverse=True):
+            above += counts[delay]
+            if above > late:
+                break
+        return cls(worst=max(thread["max"] for thread in threads), nearly_all=delay)
+
+    @classmethod
+    def medians(cls, rounds: Iterable[Self]) -> Self:
+        """Of several rounds, each figure for itself."""
+        rounds = list(rounds)
+        pick = statistics.median_low
+        return cls(pick(one.worst for one in rounds), pick(one.nearly_all for one in rounds))
+
+    def __str__(self) -> str:
+        return f"99.9 % within {self.nearly_all} µs, worst {self.worst} µs"

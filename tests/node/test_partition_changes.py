@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long everybody else is held up while a partition comes and goes (docs/adr/0014-partition-changes.md)."""
+
+import os
+import signal
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from numa_contract.cpuset import format_cpu_list
+
+from tests.node.rig import figures, kernel
+from tests.node.rig.delays import Delays, cyclictest, inside
+from tests.node.rig.kernel import Cgroup
+from tests.node.rig.node import Node
+
+ROUNDS = 3
+CHANGES = 50  # there and back in each round
+PROBED = 2  # CPUs
+CLAIM = Cgroup("/exp/class/pod/claim")
+OTHER = Cgroup("/exp/class/other/plain")
+
+
+@contextmanager
+def tree(others: int) -> Iterator[None]:
+    """A claim's container that may take the upper half of the CPUs, and others beside it, with a process in each."""
+    claimed = format_cpu_list(sorted(kernel.online_cpus())[len(kernel.online_cpus()) // 2 :])
+    groups = [CLAIM, OTHER, *(Cgroup(f"/exp/class/other/{number}") for number in range(others))]
+    for group in groups:
+        group.directory.mkdir(parents=True)
+        for parent in reversed(Path(group.path).parents):
+            Cgroup(str(parent)).write("cgroup.subtree_control", "+cpuset")
+    for name in ("/exp", "/exp/class", "/exp/class/pod", CLAIM.path):
+        Cgroup(name).write("cpuset.cpus.exclusive", claimed)
+    try:
+        with ExitStack() as stack:
+            for group in groups:
+                stack.enter_context(inside(group, ["sleep", "infinity"]))
+            yield
+    finally:
+        for directory in sorted((p for p in Path(kernel.CGROUPS, "exp").rglob("*") if p.is_dir()), reverse=True):
+            directory.rmdir()
+        Cgroup("/exp").directory.rmdir()
+
+
+def change(state: str) -> float:
+    """Seconds that it takes to make the claim's group this."""
+    began = time.monotonic()
+    CLAIM.write("cpuset.cpus.partition", state)
+    took = time.monotonic() - began
+    assert CLAIM.read("cpuset.cpus.partition") == state
+    time.sleep(0.01)
+    return took
+
+
+def measure(state: str, priority: int) -> tuple[Delays, list[float]]:
+    """What a container on other CPUs sees while the group becomes this and member again, many times."""
+    online = sorted(kernel.online_cpus())
+    probe = cyclictest(online[:PROBED], every=500, priority=priority)
+    with inside(OTHER, probe) as process:
+        time.sleep(0.5)
+        # The backend, too, is on CPUs of its own: the reserved ones.
+        os.sched_setaffinity(0, online[PROBED : len(online) // 2])
+        took = [change(one) for _ in range(CHANGES) for one in (state, "member")]
+        os.sched_setaffinity(0, online)
+        process.send_signal(signal.SIGINT)
+        return Delays.read(process.communicate()[0]), took
+
+
+@pytest.mark.profile("noise")
+@pytest.mark.parametrize("others", [0, 250])
+@pytest.mark.parametrize("priority", [0, 80], ids=["ordinary", "fifo"])
+def test_how_long_others_are_held_up(node: Node, others: int, priority: int) -> None:
+    """Measures; fails only when a change is refused."""
+    size = f"{len(kernel.online_cpus())} CPUs, {others} containers, {'FIFO' if priority else 'ordinary'}"
+    with tree(others):
+        for state in ("member", "root", "isolated"):
+            rounds = [measure(state, priority) for _ in range(ROUNDS)]
+            times = sorted(1000 * one for _, took in rounds for one in took)
+            cost = f"a change {statistics.median(times):.1f} ms, at most {times[-1]:.1f} ms"
+            figures.note(f"{size}, {state}", f"{Delays.medians(one for one, _ in rounds)}; {cost}")

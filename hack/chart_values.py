@@ -102,7 +102,7 @@ class AdmissionPolicy(Values):
     """What RBAC cannot say, as ValidatingAdmissionPolicies."""
 
     enabled: bool
-    """Let the driver's service account write slices of its own node only, and Events about it and pods."""
+    """Let the driver's account write slices and claims' status of its own node only, and Events about it and pods."""
     parameters: Switch
     """Check the opaque parameters of claims, templates and classes."""
     tolerate_missing: TolerateMissing

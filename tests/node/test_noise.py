@@ -18,7 +18,7 @@ from tests.node.rig.pods import Container
 from tests.stage.pods import cpus
 
 ROUNDS = 3
-SECONDS = 2
+SECONDS = 1
 LOOPS = len(kernel.online_cpus())
 NEIGHBOUR = ["sh", "-c", "for n in $(seq $0); do while :; do :; done & done; wait", str(LOOPS)]
 BUILD = "for n in 1 2 3 4; do while :; do head -c 100000 /usr/bin/busybox | sha256sum >/dev/null; done & done"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long everybody else is held up while a partition comes and goes (docs/adr/0014-partition-changes.md)."""
+"""How long everybody else is held up while a partition comes and goes (docs/adr/0015-partition-changes.md)."""
 
 import os
 import signal

@@ -209,7 +209,7 @@ def test_a_kill_becomes_one_event_that_names_the_numa_node(stage: Stage) -> None
             directory = boxes[pod.name].directory
             for group in (directory, directory.parent):
                 HostDirectory.write(group / "memory.events", "oom_kill 1")
-            (event,) = wait_for("an event", lambda: killed(stage, pod), 20.0)
+            (event,) = wait_for("an event", lambda: killed(stage, pod), 40.0)
             return event
 
         event = kill(old)
@@ -223,7 +223,7 @@ def test_a_kill_becomes_one_event_that_names_the_numa_node(stage: Stage) -> None
         stage.kill_backend(instance)
         instance.backend.start()
         stage.wait_ready(instance)
-        wait_for("the new backend to tell of the first", lambda: told_of_kill(stage, boxes["old"]), 20.0)
+        wait_for("the new backend to tell of the first", lambda: told_of_kill(stage, boxes["old"]), 40.0)
         # They are told in the order in which they were heard of: the first would come before.
         kill(new)
         assert not killed(stage, old)

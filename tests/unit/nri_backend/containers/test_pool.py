@@ -27,12 +27,12 @@ def claim(uid: str, cpus: str, *, shared: bool = False) -> ClaimFile:
     return ClaimFile("dra.cpu", uid, record, parse_cpu_list(cpus))
 
 
-def running(file: ClaimFile, partition: PartitionKind = "", pooled: str = "", phase: Phase = Phase.STARTED) -> Tracked:
+def running(file: ClaimFile, partition: PartitionKind = "", phase: Phase = Phase.STARTED) -> Tracked:
     """A container of a claim."""
     assert file.record is not None
     tracked = tracked_as(pod(), container(file.uid))
     entitlement = entitlement_of(file.record)
-    return replace(tracked, entitlement=entitlement, partition=partition, pooled=pooled, phase=phase)
+    return replace(tracked, entitlement=entitlement, partition=partition, phase=phase)
 
 
 def divided(
@@ -85,8 +85,7 @@ DAMAGED = ClaimFile("dra.cpu", "d", None, frozenset({1}), "damaged")
         ((A, B), (running(A, "root"),), "pool", "1,6-7", "2-5"),
         ((A, B), (running(A),), "auto", "1,4-7", "2-3"),
         ((A, B), (running(A, phase=Phase.CREATED),), "auto", "1-7", ""),
-        ((A, B), (running(A, pooled="why", phase=Phase.CREATED),), "auto", "1,4-7", "2-3"),
-        ((A, B), (running(A, pooled="why", phase=Phase.STOPPED),), "auto", "1-7", ""),
+        ((A, B), (running(A, phase=Phase.STOPPED),), "auto", "1-7", ""),
         ((A, SHARED), (running(A, "root"),), "auto", "1-5,7", "6"),
         ((A, DAMAGED), (running(A, "isolated"),), "auto", "2-7", "1"),
         ((), (running(A),), "pool", "1,4-7", "2-3"),

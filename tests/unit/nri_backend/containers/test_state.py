@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from nri_backend.claims.entitlement import Held
 from nri_backend.claims.judge import Reason
 from nri_backend.containers.container import Phase, Tracked, tracked_as
+from nri_backend.containers.neighbours import misplaced, overlapping
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import cpuset_of
 from nri_backend.frontend_link.reports import MAX_UNKNOWN, report
@@ -65,9 +66,9 @@ def test_who_is_misplaced_trespassers_first() -> None:
     started(state, "wide", cpus="1-7")
     started(state, "right", cpus="1,4-7")
     state.take_files(files_of(ONE))
-    assert [tracked.id for tracked in state.misplaced()] == ["wide", "narrow"]
+    assert [tracked.id for tracked in misplaced(state)] == ["wide", "narrow"]
     started(state, "claim", *env_of(ONE), cpus="0-7")
-    assert ids(state.misplaced()) == ["claim", "narrow", "wide"]
+    assert ids(misplaced(state)) == ["claim", "narrow", "wide"]
 
 
 def test_a_lazy_pool_moves_only_who_must_leave() -> None:
@@ -78,7 +79,7 @@ def test_a_lazy_pool_moves_only_who_must_leave() -> None:
     started(state, "wide", cpus="1-7")
     state.take_files(files_of(ONE))
     started(state, "slipped", *env_of(ONE), cpus="2")
-    assert ids(state.misplaced()) == ["slipped", "wide"]
+    assert ids(misplaced(state)) == ["slipped", "wide"]
 
 
 def test_overlap_is_asked_of_sets_not_of_containers() -> None:
@@ -92,15 +93,15 @@ def test_overlap_is_asked_of_sets_not_of_containers() -> None:
     state.put(replace(started(state, "stopped", name="other"), phase=Phase.STOPPED))
     state.put(replace(started(state, "ending", name="other"), phase=Phase.ENDING))
     state.put(tracked_as(pod(), container("created")))
-    assert ids(state.overlapping(claim)) == ["ending", "stranger", "unseen"]
+    assert ids(overlapping(state, claim)) == ["ending", "stranger", "unseen"]
     state.drop("stranger")
-    assert ids(state.overlapping(claim)) == ["ending", "unseen"]
-    assert state.overlapping(started(state, "plain")) == []
+    assert ids(overlapping(state, claim)) == ["ending", "unseen"]
+    assert overlapping(state, started(state, "plain")) == []
     shared = cpu_record("c1", "cpus=2-3", pool=True)
     state = node(shared)
     started(state, "first", *env_of(shared), cpus="2-3")
     second = state.assessed(tracked_as(pod(), container("second", *env_of(shared), name="side")))
-    assert (second.refusal, state.overlapping(second)) == (None, []), "legal sharers are not strangers"
+    assert (second.refusal, overlapping(state, second)) == (None, []), "legal sharers are not strangers"
 
 
 def test_the_first_user_keeps_a_claim_over_restarts() -> None:
@@ -209,7 +210,7 @@ def test_a_container_that_is_listed_in_two_pods_is_one() -> None:
     state.replace_containers(twice)
     assert [tracked.pod.uid for tracked in state] == ["p2"]
     state.drop("c1")
-    assert (state.of_pod("p1"), state.of_pod("p2"), state.misplaced()) == ([], [], [])
+    assert (state.of_pod("p1"), state.of_pod("p2"), misplaced(state)) == ([], [], [])
 
 
 @pytest.mark.fault("backend A13")
@@ -282,7 +283,7 @@ def test_whatever_happens_no_cpu_is_in_two_hands(events: list[tuple[str, int, st
             started(state, f"plain-{id_}", of=of)
         elif event == "start":
             tracked = state.assessed(tracked_as(pod(of), container(id_, *env_of(record), of=of)))
-            if tracked.refusal is None and not state.overlapping(tracked):
+            if tracked.refusal is None and not overlapping(state, tracked):
                 state.put(replace(tracked, phase=Phase.STARTED, cpus=tracked.entitlement.cpus))
         elif event == "stop" and (found := state.get(id_)) is not None:
             state.put(replace(found, phase=Phase.STOPPED))

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from nri_backend.containers.neighbours import misplaced
 from nri_backend.node.proofs import Proof, Proofs
 from nri_backend.nri.model import Container, ContainerState, Resources
 
@@ -43,7 +44,7 @@ async def restarted(memory: Path, *containers: tuple[str, tuple[str, ...], str])
         await node.enforcer.activate()
         listed = [replace(container(i, *env, of=of), state=ContainerState.RUNNING) for i, env, of in containers]
         await node.enforcer.synchronize([pod(of) for _, _, of in containers], listed)
-        await node.until(lambda: not node.enforcer.state.misplaced())
+        await node.until(lambda: not misplaced(node.enforcer.state))
         return ",".join(map(str, sorted(node.enforcer.state.pool.shared)))
 
 

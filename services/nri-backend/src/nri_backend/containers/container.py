@@ -75,10 +75,12 @@ class Tracked:
     """Those that its claims have set, by file as last read."""
     partition: PartitionKind = ""
     """The partition that its cgroup is: the kernel keeps everybody else off its CPUs."""
+    exclusive: frozenset[int] = frozenset()
+    """The CPUs of the partition that it was found to be: nobody's, whatever becomes of record and proof."""
     pooled: str = ""
     """Why it is none although it should be one: others are kept off by leaving its CPUs out of the pool."""
     apart: frozenset[int] = frozenset()
-    """CPUs of its pod's claims, without its own. A partition wants that its siblings' CPUs do not overlap with it."""
+    """CPUs of its pod's claims and partitions, not its own: a partition ends where a sibling's set overlaps with it."""
     memory_kills: int = 0
     """How many of its processes the kernel has killed for want of memory, as last counted."""
 

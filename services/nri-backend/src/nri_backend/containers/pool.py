@@ -2,16 +2,17 @@
 """Which CPUs containers without a claim share, and which claims the kernel keeps them off by itself.
 
 A claim is held when its CPUs must be left out of the pool: always in pool mode; in partition mode where several
-containers may share it, its record cannot be read, or a container of it runs that is no partition. The CPUs of all
-other claims stay in the pool. Nobody is moved when such a claim comes or goes: the kernel takes its CPUs from everybody
-when its container starts, and gives them back when that ends.
+containers may share it, its record cannot be read, the kernel has refused a partition, or a container of it runs that
+is none. The CPUs of all other claims stay in the pool. Nobody is moved when such a claim comes or goes: the kernel
+takes its CPUs from everybody when its container starts, and gives them back when that ends.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
+from numa_contract.names import ClaimKey
 
 from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.containers.container import Phase, Tracked
@@ -35,6 +36,9 @@ class Pool:
     by_kernel: bool = False
     """Partition mode: claims are partitions where they can be."""
 
+    claimed: frozenset[int] = frozenset()
+    """CPUs of all claims, held or not: a partition may take them from everybody at any time."""
+
     @property
     def constant(self) -> bool:
         """Whether no claim concerns containers without one."""
@@ -46,31 +50,42 @@ class Pool:
         ``apart`` is left out, as far as something remains.
         """
         cpus = self.reserved if own_pod and self.reserved else self.shared
-        return cpus - apart or self.reserved - apart or cpus
+        if self._lasting(cpus - apart):
+            return cpus - apart
+        return self.reserved - apart or cpus - apart or cpus
+
+    def _lasting(self, cpus: frozenset[int]) -> bool:
+        # Where a container's CPUs are all in partitions it gets its parent's, held ones among them: docs/adr/0013.
+        return bool(cpus - self.claimed if self.held else cpus)
 
 
-def divide(config: Config, host: Host, files: Iterable[ClaimFile], containers: Iterable[Tracked]) -> Pool:
-    """Divides the CPUs among claims and the others, as of now."""
+def divide(
+    config: Config,
+    host: Host,
+    files: Collection[ClaimFile],
+    containers: Iterable[Tracked],
+    pooled: Collection[ClaimKey] = (),
+) -> Pool:
+    """Divides the CPUs among claims and the others, as of now; ``pooled``: claims that the kernel does not keep."""
     by_kernel = host.partitions and config.cpu_exclusivity != "pool"
     weights = [weight(tracked) for tracked in containers]
     partitioned = frozenset().union(*(cpus for cpus, partition in weights if partition))
     held = frozenset().union(
-        *(file.cpus for file in files if not (by_kernel and _for_one_container(file))),
+        *(file.cpus for file in files if not (by_kernel and _for_one_container(file, pooled))),
         *(cpus for cpus, partition in weights if not (by_kernel and partition)),
     )
     reserved = (host.online & config.reserved_cpus) - held
-    shared = host.online - config.reserved_cpus - held
-    if held and not shared - partitioned:
-        # Where a container's CPUs are all in partitions it gets its parent's, held ones among them: docs/adr/0013.
-        shared = frozenset()
-    return Pool(shared or reserved, reserved, held, partitioned, by_kernel)
+    pool = Pool(host.online - config.reserved_cpus - held, reserved, held, partitioned, by_kernel)
+    pool = replace(pool, claimed=partitioned.union(held, *(file.cpus for file in files)))
+    return replace(pool, shared=pool.without_claim(frozenset(), own_pod=False))
 
 
 def weight(tracked: Tracked | None) -> tuple[frozenset[int], PartitionKind]:
     """Returns the CPUs of a container that must be its own by now, and the partition that it is."""
-    if tracked is None or not (tracked.phase in (Phase.STARTED, Phase.ENDING) or (tracked.alive and tracked.pooled)):
+    if tracked is None or tracked.phase not in (Phase.STARTED, Phase.ENDING):
         return frozenset(), ""
-    return tracked.own_cpus, tracked.partition if tracked.own_cpus else ""
+    own = tracked.own_cpus | tracked.exclusive
+    return own, tracked.partition if own else ""
 
 
 def claimed_by_pod(files: Iterable[ClaimFile]) -> dict[str, frozenset[int]]:
@@ -82,5 +97,5 @@ def claimed_by_pod(files: Iterable[ClaimFile]) -> dict[str, frozenset[int]]:
     return claimed
 
 
-def _for_one_container(file: ClaimFile) -> bool:
-    return file.record is not None and file.record.sharing != "pod"
+def _for_one_container(file: ClaimFile, pooled: Collection[ClaimKey]) -> bool:
+    return file.record is not None and file.record.sharing != "pod" and (file.driver, file.uid) not in pooled

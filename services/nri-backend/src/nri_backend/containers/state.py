@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
@@ -13,13 +13,12 @@ from numa_contract.records import Owner
 from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.claims.judge import Claims, assess
 from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked
+from nri_backend.containers.places import Places
 from nri_backend.containers.pool import Pool, claimed_by_pod, divide, weight
 from nri_backend.limits.difference import Host
 
 MAX_REFUSED: Final = 64
 """Refused attempts that are kept. The kubelet tries each container again every few seconds to minutes."""
-_Place = tuple[frozenset[int] | None, frozenset[int], bool, frozenset[int]]
-"""The CPUs that a container was last seen on, its own, whether it is the driver's, those that it is to leave out."""
 
 
 class NodeState:
@@ -28,8 +27,6 @@ class NodeState:
     def __init__(self, config: Config | None = None, changed: Callable[[], object] = lambda: None) -> None:
         """``changed`` is called after each change."""
         self.config = config or Config()
-        self.lazy = self.config.shared_pool.grow == "lazy"
-        """Running containers of the pool get released CPUs only when something else about them changes."""
         self.host = Host()
         self.changes = 0
         """Grows with every change: after a wait it shows whether a container must be judged again."""
@@ -39,12 +36,14 @@ class NodeState:
         """Whether the runtime has sent its state; before that the containers are unknown."""
         self.refused: dict[Owner, Tracked] = {}
         """The latest refused attempt of each container, oldest first."""
+        self.places = Places()
         self._changed = changed
         self._tracked: dict[str, Tracked] = {}
-        self._by_place: dict[_Place, set[str]] = {}
         self._by_pod: dict[str, set[str]] = {}
         self._first_users: dict[ClaimKey, Owner] = {}
         self._claimed_by_pod: dict[str, frozenset[int]] = {}
+        self._pooled: dict[ClaimKey, str] = {}
+        """Claims of which the kernel has refused a partition, and why, until it has made one."""
 
     def __iter__(self) -> Iterator[Tracked]:
         return iter(tuple(self._tracked.values()))
@@ -68,8 +67,10 @@ class NodeState:
             del self.refused[tracked.user]
         if tracked.alive:
             self._note_users(tracked)
+        self._note_pooled(tracked)
         if weight(tracked) != weight(before):
             self._recompute()
+            self._part(tracked)
 
     def drop(self, container_id: str) -> Tracked | None:
         """Forgets a container; returns what was known."""
@@ -78,6 +79,7 @@ class NodeState:
             self._index(before, None)
             if weight(before) != weight(None):
                 self._recompute()
+                self._part(before)
         return before
 
     def refuse(self, tracked: Tracked) -> None:
@@ -108,7 +110,7 @@ class NodeState:
             if known.id not in listed and known.entitlement.claims and known.phase in (Phase.STARTED, Phase.ENDING)
         ]
         kills = {tracked.id: tracked.memory_kills for tracked in self}
-        self._tracked, self._by_place, self._by_pod = {}, {}, {}
+        self._tracked, self.places, self._by_pod = {}, Places(), {}
         self.refused.clear()
         self.told = True
         for container in (*ending, *containers):
@@ -141,6 +143,7 @@ class NodeState:
         pods = claimed_by_pod(file for key in news for file in (self.files.get(key), files.get(key)) if file)
         self.files = files
         self._claimed_by_pod = claimed_by_pod(files.values())
+        self._pooled = {key: why for key, why in self._pooled.items() if key in files}
         # Before anything else: whatever is wrong with a container, nobody gets the CPUs of a claim.
         self._recompute()
         used = {held.key for tracked in self if tracked.alive for held in tracked.entitlement.claims}
@@ -156,8 +159,28 @@ class NodeState:
         runs = tracked.phase in (Phase.STARTED, Phase.ENDING)
         proven = tracked.entitlement.claims or tracked.proven if runs else ()
         entitlement, orphan, refusal = assess(tracked.evidence, tracked.user, self._claims, proven)
-        apart = self._claimed_by_pod.get(tracked.pod.uid, frozenset()) - entitlement.cpus
-        return replace(tracked, entitlement=entitlement, orphan=orphan, refusal=refusal, apart=apart)
+        pooled = next((self._pooled[held.key] for held in entitlement.claims if held.key in self._pooled), "")
+        now = replace(tracked, entitlement=entitlement, orphan=orphan, refusal=refusal, pooled=pooled)
+        return replace(now, apart=self._apart(now))
+
+    def _apart(self, tracked: Tracked) -> frozenset[int]:
+        siblings = [weight(one)[0] for one in self.of_pod(tracked.pod.uid) if one.id != tracked.id]
+        claimed = self._claimed_by_pod.get(tracked.pod.uid, frozenset())
+        return claimed.union(*siblings) - tracked.own_cpus - tracked.exclusive
+
+    def _part(self, tracked: Tracked) -> None:
+        for other in self.of_pod(tracked.pod.uid):
+            if other.id != tracked.id and (apart := self._apart(other)) != other.apart:
+                self.put(replace(other, apart=apart))
+
+    def _note_pooled(self, tracked: Tracked) -> None:
+        for held in tracked.entitlement.claims if tracked.pooled or tracked.partition else ():
+            if tracked.pooled != self._pooled.get(held.key, ""):
+                if tracked.pooled:
+                    self._pooled[held.key] = tracked.pooled
+                else:
+                    del self._pooled[held.key]
+                self._recompute()
 
     @property
     def _claims(self) -> Claims:
@@ -173,13 +196,13 @@ class NodeState:
 
     def _index(self, before: Tracked | None, after: Tracked | None) -> None:
         self._count_change()
-        if before is not None:
-            _leave(self._by_place, _place(before), before.id)
-            _leave(self._by_pod, before.pod.uid, before.id)
+        self.places.change(before, after)
+        if before is not None and (ids := self._by_pod.get(before.pod.uid)) is not None:
+            ids.discard(before.id)
+            if not ids:
+                del self._by_pod[before.pod.uid]
         if after is not None:
             self._by_pod.setdefault(after.pod.uid, set()).add(after.id)
-            if after.phase in (Phase.STARTED, Phase.ENDING):
-                self._by_place.setdefault(_place(after), set()).add(after.id)
 
     def _count_change(self) -> None:
         self.changes += 1
@@ -187,48 +210,20 @@ class NodeState:
 
     def _recompute(self) -> None:
         self._count_change()
-        self.pool = divide(self.config, self.host, self.files.values(), self._tracked.values())
-
-    def overlapping(self, tracked: Tracked) -> list[Tracked]:
-        """Returns the running containers that are, or may be, on the CPUs of a claim container.
-
-        Looks at the distinct CPU sets only, of which a node has few. An earlier life of the same container and legal
-        sharers of its claim are no strangers; nor is who has no CPUs of its own, where the kernel moves that one.
-        """
-        if not (own := tracked.own_cpus):
-            return []
-        groups = [
-            ids
-            for (cpus, theirs, *_), ids in self._by_place.items()
-            if (cpus is None or not own.isdisjoint(cpus)) and (theirs or not self.partition_for(tracked))
-        ]
-        others = [self._tracked[i] for ids in groups for i in ids if i != tracked.id]
-        keys = {held.key for held in tracked.entitlement.claims}
-        return [
-            other
-            for other in others
-            if other.user != tracked.user
-            and not (other.pod.uid == tracked.pod.uid and keys & {held.key for held in other.entitlement.claims})
-        ]
-
-    def misplaced(self) -> list[Tracked]:
-        """Returns the running containers that were last seen on CPUs other than theirs, trespassers first."""
-        found: list[Tracked] = []
-        held = self.pool.held
-        for (cpus, own, of_driver, apart), ids in self._by_place.items():
-            wanted = own & self.host.online or self._without_claim(apart, own_pod=of_driver)
-            lazy = self.lazy and not own and not of_driver
-            unseen = cpus is None and held and not own
-            if unseen or (cpus and not (cpus <= wanted if lazy else cpus == wanted)):
-                found += [tracked for i in ids if (tracked := self._tracked[i]).phase is Phase.STARTED]
-        return sorted(found, key=lambda one: bool(one.own_cpus) or held.isdisjoint(one.cpus or held))
+        self.pool = divide(self.config, self.host, self.files.values(), self._tracked.values(), self._pooled)
 
     def shared_by(self, tracked: Tracked) -> frozenset[int]:
         """Returns the CPUs that the container has if it has none of its own."""
-        return self._without_claim(tracked.apart, own_pod=tracked.own_pod)
+        return self.without_claim(tracked.apart, own_pod=tracked.own_pod)
 
-    def _without_claim(self, apart: frozenset[int], *, own_pod: bool) -> frozenset[int]:
+    def without_claim(self, apart: frozenset[int], *, own_pod: bool) -> frozenset[int]:
+        """Returns the CPUs of containers without a claim that are to leave these out, as far as that matters."""
         return self.pool.without_claim(apart if self.pool.by_kernel else frozenset(), own_pod=own_pod)
+
+    @property
+    def lazy(self) -> bool:
+        """Running containers of the pool get released CPUs only when something else about them changes."""
+        return self.config.shared_pool.grow == "lazy" and not (self.pool.by_kernel and self.pool.held)
 
     def partition_for(self, tracked: Tracked, *, again: bool = False) -> PartitionKind:
         """Returns what the kernel is to make of the container; ``again``: also where it has refused that before."""
@@ -238,14 +233,3 @@ class NodeState:
     def of_pod(self, pod_uid: str) -> list[Tracked]:
         """Returns the containers of a pod."""
         return [self._tracked[container_id] for container_id in self._by_pod.get(pod_uid, ())]
-
-
-def _place(tracked: Tracked) -> _Place:
-    return tracked.cpus, tracked.own_cpus, tracked.own_pod, tracked.apart
-
-
-def _leave(groups: dict[Any, set[str]], group: object, member: str) -> None:
-    if (members := groups.get(group)) is not None:
-        members.discard(member)
-        if not members:
-            del groups[group]

@@ -48,7 +48,8 @@ class Target:
 def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
     """Returns the CPUs and nodes that a container's cgroup must show."""
     lazy = state.lazy and tracked.phase is Phase.STARTED and not tracked.own_pod
-    pool, own, mems = state.pool, tracked.own_cpus, tracked.entitlement.mems
+    pool, mems = state.pool, tracked.entitlement.mems
+    own = tracked.own_cpus or tracked.exclusive
     shared = state.shared_by(tracked)
     return desired_cpuset(
         own, mems, shared, state.host, claims=bool(pool.held), lazy=lazy, partitions=state.host.partitions

@@ -19,6 +19,7 @@ from numa_contract.cpuset import format_cpu_list
 from numa_node.claim_directory import ClaimDirectory, DirectoryView
 
 from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked
+from nri_backend.containers.neighbours import overlapping
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import Target, group_targets, target, target_at_start
 from nri_backend.enforcement.apply import Outcome, apply, apply_group, audit, observe_sets, with_partition
@@ -255,7 +256,7 @@ class Actuator:
     async def cleared(self, tracked: Tracked, seconds: float) -> list[Tracked]:
         """Waits until nobody else is on the container's CPUs, for so long; returns who still is."""
         deadline = asyncio.get_running_loop().time() + seconds
-        while strangers := self._state.overlapping(tracked):
+        while strangers := overlapping(self._state, tracked):
             progress = self._progress
             self.news.set()
             try:

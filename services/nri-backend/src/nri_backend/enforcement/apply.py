@@ -119,7 +119,8 @@ def with_partition(tracked: Tracked, outcome: Outcome) -> Tracked:
     if outcome.pooled and outcome.pooled != tracked.pooled:
         text = "the kernel does not keep others off its CPUs, the shared pool does"
         _log.warning(text, extra={**tracked.names, "error": outcome.pooled})
-    return replace(tracked, partition=outcome.partition, pooled=outcome.pooled)
+    exclusive = tracked.exclusive if outcome.partition else frozenset[int]()
+    return replace(tracked, partition=outcome.partition, exclusive=exclusive, pooled=outcome.pooled)
 
 
 def apply_group(tree: CgroupTree, notes: Notes, path: str, raises: Raises) -> Outcome:

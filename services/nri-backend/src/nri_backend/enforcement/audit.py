@@ -13,6 +13,7 @@ from numa_node.claim_directory import DirectoryReplacedError
 from numa_node.ticks import TICK_SECONDS
 
 from nri_backend.containers.container import Phase, Tracked
+from nri_backend.containers.neighbours import misplaced
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import groups_above
 from nri_backend.enforcement.actuator import Actuator, Edges
@@ -130,7 +131,7 @@ class Auditor:
         done: set[str] = set()
         started = time.monotonic()
         # The plan is made anew after each job: the newest one wins.
-        while plan := [tracked.id for tracked in self._state.misplaced() if tracked.id not in done][:MOVES]:
+        while plan := [tracked.id for tracked in misplaced(self._state) if tracked.id not in done][:MOVES]:
             done |= self._taken(plan, await self._actuator.apply_some(plan, full=False))
         if done:
             self._edges.observer.moved(len(done), time.monotonic() - started)
@@ -157,7 +158,7 @@ class Auditor:
 
     def _depends(self, tracked: Tracked, *, full: bool) -> bool:
         """Tells whether the kernel would not say by itself that something is wrong with a container."""
-        if tracked.cpus is None or (full and tracked.evidence.claims):
+        if tracked.cpus is None or tracked.entitlement.mems or (full and tracked.evidence.claims):
             return True
         return not (tracked.partition if tracked.own_cpus else self._state.pool.constant)
 

@@ -69,8 +69,8 @@ class Enforcer:
         self.state.forget_views()
         for found in await self._keeper.recall(await self._prover.recall(tuple(self.state))):
             if (tracked := self.state.get(found.id)) is not None:
-                known = replace(tracked, proven=found.proven, answered=found.answered, partition=found.partition)
-                self.actuator.note(self.state.assessed(known))
+                now = replace(tracked, partition=found.partition, exclusive=found.exclusive)
+                self.actuator.note(self.state.assessed(replace(now, proven=found.proven, answered=found.answered)))
         self._auditor.active = True
         await self.actuator.refresh(thorough=True)
         await self._auditor.audit(full=True, everyone=True)
@@ -135,14 +135,15 @@ class Enforcer:
     async def _start(self, pod: Pod, container: Container) -> None:
         await self.actuator.refresh()
         known = self._tracked(pod, container)
-        tracked = self.state.assessed(replace(known, phase=Phase.CREATED, partition="", pooled=""))
+        tracked = self.state.assessed(replace(known, phase=Phase.CREATED, partition=""))
         if self.active:
             tracked, refusal = await self.starter.hindrance(tracked, self.runtime)
             if refusal is None:
                 tracked, refusal = await self.starter.make_true(tracked)
         else:
-            seen = await self.actuator.look(tracked) if tracked.evidence.claims else None
-            refusal = unenforced(tracked, seen, self._edges.leadership(), self.state.host, starting=True)
+            leader = self._edges.leadership()
+            seen = await self._keeper.shown(tracked, leader) if tracked.evidence.claims else None
+            refusal = unenforced(tracked, seen, leader, self.state.host, starting=True)
             if refusal is None:
                 # At the creation it may have been asked before the active one; now the answer is in what is stored.
                 now = replace(tracked, stated=stated(container.resources), answered=True)

@@ -2,17 +2,24 @@
 """Which containers are partitions, which of them the kernel has changed, and what ended ones have left behind."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from numa_contract.cpuset import format_cpu_list
 
 from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.actuator import Actuator
-from nri_backend.enforcement.partitions import lost_cpus, partition_of, settle
+from nri_backend.enforcement.partitions import exclusive_of, lost_cpus, partition_of, settle
+from nri_backend.limits.difference import Observed
 from nri_backend.node.cgroups import CgroupTree
 from nri_backend.node.partition_watch import PartitionWatch
+from nri_backend.nri.model import Leadership
+
+REPAIR_SECONDS: Final = 1.0
+"""Between two repairs: one that breaks the partition of its pod in a loop takes nobody's time but its own."""
 
 
 class PartitionKeeper:
@@ -29,17 +36,27 @@ class PartitionKeeper:
         self._followed = -1
         self._suspect: frozenset[int] = frozenset()
         self._unsettled = True
+        self._next_repair = 0.0
 
     async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
         """Returns the containers with the partitions that they are now."""
 
-        def read() -> list[Tracked]:
-            return [
-                replace(one, partition=partition_of(self._tree, one.cgroup)) if one.evidence != NO_EVIDENCE else one
-                for one in containers
-            ]
+        return await asyncio.to_thread(lambda: [self._recalled(one) for one in containers])
 
-        return await asyncio.to_thread(read)
+    def _recalled(self, tracked: Tracked) -> Tracked:
+        partition = partition_of(self._tree, tracked.cgroup) if tracked.evidence != NO_EVIDENCE else ""
+        exclusive = exclusive_of(self._tree, tracked.cgroup) if partition else frozenset[int]()
+        return replace(tracked, partition=partition, exclusive=exclusive)
+
+    async def shown(self, tracked: Tracked, leader: Leadership) -> Observed | None:
+        """Returns what the kernel shows of a container, for a standby; None where it should be a partition and is none.
+
+        An active instance that is asked later than this one will make it.
+        """
+        kind, late = self._state.partition_for(tracked), leader.fresh and not leader.first
+        if kind and not late and await asyncio.to_thread(partition_of, self._tree, tracked.cgroup) != kind:
+            return None
+        return await self._actuator.look(tracked)
 
     def listen(self) -> None:
         """Wakes the audit when the kernel has changed a partition, from now on."""
@@ -53,12 +70,12 @@ class PartitionKeeper:
     def _heard(self) -> None:
         self._changed |= self._watch.changed()
         self._unsettled = True
-        self._actuator.news.set()
+        if time.monotonic() >= self._next_repair:
+            self._actuator.news.set()
 
     def suspect(self, tracked: Tracked) -> None:
         """A partition was found broken: it is looked at again, after its siblings."""
         self._changed.add(tracked.cgroup)
-        self._actuator.news.set()
 
     def follow(self) -> None:
         """Follows the partitions that there are now."""
@@ -71,6 +88,9 @@ class PartitionKeeper:
 
         What makes a partition invalid is a sibling with CPUs of it; that one must leave them first.
         """
+        if not self._changed or time.monotonic() < self._next_repair:
+            return []
+        self._next_repair = time.monotonic() + REPAIR_SECONDS
         changed, self._changed = self._changed, set()
         pods = {one.pod.uid for one in self._state if one.cgroup in changed and one.phase is Phase.STARTED}
         members = [one for uid in pods for one in self._state.of_pod(uid) if one.phase is Phase.STARTED]

@@ -19,8 +19,10 @@ from nri_backend.node.cgroups import EXCLUSIVE, CgroupGoneError, CgroupRefusedEr
 PARTITION: Final = "cpuset.cpus.partition"
 _EFFECTIVE: Final = "cpuset.cpus.effective"
 _MEMBER: Final = "member"
-_DEEPEST: Final = 6
-"""Cgroups from the root to a container: the kubelet's are four, one more where they are nested."""
+_NESTED: Final = 3
+"""How deep a kubelet's root may lie (--cgroup-root)."""
+_DEEPEST: Final = 4 + _NESTED
+"""Cgroups from the root to a container."""
 # A slow job is passed by (turn.py): the next one must not tidy up what is being made. The kernel has one lock, too.
 _CHANGING: Final = threading.RLock()
 _log = logging.getLogger(__name__)
@@ -33,6 +35,14 @@ def partition_of(tree: CgroupTree, path: str) -> PartitionKind:
     except (CgroupGoneError, CgroupRefusedError):
         return ""
     return "root" if text == "root" else "isolated" if text == "isolated" else ""
+
+
+def exclusive_of(tree: CgroupTree, path: str) -> frozenset[int]:
+    """Returns the CPUs of a partition."""
+    try:
+        return tree.read_set(path, EXCLUSIVE) or frozenset()
+    except (CgroupGoneError, CgroupRefusedError):
+        return frozenset()
 
 
 def make_partition(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]) -> str:
@@ -98,12 +108,17 @@ def settle(tree: CgroupTree) -> None:
     """Lets the kubelet's cgroups above partitions keep what these need, no more."""
     with _CHANGING:
         for top in tree.children(""):
-            # A nested root, such as "kubelet", has them one below.
-            if any(name.startswith("kubepods") for name in (top, *tree.children(top))):
-                try:
+            try:
+                if tree.read_set(top, EXCLUSIVE) and _has_pods(tree, top, 1):
                     _settle(tree, top, 1)
-                except (CgroupGoneError, CgroupRefusedError) as error:
-                    _log.warning("cgroups above partitions cannot be put right", extra={"error": str(error)})
+            except (CgroupGoneError, CgroupRefusedError) as error:
+                _log.warning("cgroups above partitions cannot be put right", extra={"error": str(error)})
+
+
+def _has_pods(tree: CgroupTree, path: str, depth: int) -> bool:
+    """Tells whether the kubelet's cgroups are here or, under a root of its own, a few levels below."""
+    below = depth < _NESTED and any(_has_pods(tree, f"{path}/{child}", depth + 1) for child in tree.children(path))
+    return "kubepods" in path.rpartition("/")[2] or below
 
 
 def lost_cpus(tree: CgroupTree, online: frozenset[int]) -> frozenset[int]:

@@ -41,6 +41,10 @@ class Starter:
             return tracked, None
         if refusal := tracked.refusal or impossible(tracked, self._state, runtime):
             return tracked, refusal
+        if self._state.pool.by_kernel and tracked.own_cpus and not tracked.entitlement.partition:
+            # Of its claims one may be its alone: that one is kept like the shared one.
+            tracked = replace(tracked, pooled="the container also has a claim that is shared in its pod")
+            self._actuator.note(tracked)
         changes = self._state.changes
         # Other containers on its CPUs are being moved away.
         refusal = crowded(tracked, await self._actuator.cleared(tracked, self.clear_seconds))

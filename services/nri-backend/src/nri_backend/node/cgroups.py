@@ -60,6 +60,7 @@ class CgroupTree:
         self.root = root.rstrip("/")
         self.seen: Seen | None = None
         """What was read, where that is kept."""
+        self._capable = False
 
     def recording(self) -> Self:
         """Returns the same tree, which keeps what is read."""
@@ -168,10 +169,12 @@ class CgroupTree:
         The topmost cgroup alone does not have the file. Where the root has it, as in nodes that are containers, cgroups
         above would have to take part.
         """
-        return not os.path.exists(f"{self.root}/{EXCLUSIVE}") and any(  # noqa: PTH110
-            os.path.exists(f"{self.root}/{child}/{EXCLUSIVE}")  # noqa: PTH110
-            for child in self.children("")
+        # A kernel does not unlearn it, and to read it wrong once would move every container of the node twice.
+        self._capable = self._capable or (
+            not os.path.exists(f"{self.root}/{EXCLUSIVE}")  # noqa: PTH110
+            and any(os.path.exists(f"{self.root}/{child}/{EXCLUSIVE}") for child in self.children(""))  # noqa: PTH110
         )
+        return self._capable
 
     def children(self, path: str) -> list[str]:
         """Returns the names of the cgroups in a cgroup, a thousand at most; none where it is gone."""

@@ -34,8 +34,11 @@ class PartitionWatch:
             with contextlib.suppress(OSError):
                 descriptor = os.open(f"{self._root}/{path}/{_FILE}", os.O_RDONLY | os.O_CLOEXEC)
                 self._open[path], self._paths[descriptor] = descriptor, path
-                self._arm(descriptor)
-                self._epoll.register(descriptor, select.EPOLLPRI)
+                try:
+                    self._arm(descriptor)
+                    self._epoll.register(descriptor, select.EPOLLPRI)
+                except OSError:
+                    self._leave(path)
 
     def changed(self) -> set[str]:
         """Returns the cgroups that there is news of, once."""

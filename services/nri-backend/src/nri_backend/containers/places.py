@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running containers in groups of those that are alike: a node has hundreds of containers, and few of these groups."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from nri_backend.containers.container import Phase, Tracked
+
+
+class Place(NamedTuple):
+    """What the containers of a group have in common."""
+
+    cpus: frozenset[int] | None
+    """On which they were last seen."""
+    own: frozenset[int]
+    """That they alone may use."""
+    own_pod: bool
+    apart: frozenset[int]
+    """That they leave out."""
+
+
+class Places:
+    """The groups, of containers that are STARTED or ENDING."""
+
+    def __init__(self) -> None:
+        self._groups: dict[Place, set[str]] = {}
+
+    def groups(self) -> Iterable[tuple[Place, set[str]]]:
+        """Returns each place with the ids of its containers."""
+        return self._groups.items()
+
+    def change(self, before: Tracked | None, after: Tracked | None) -> None:
+        """Takes a container that is new, changed or gone."""
+        if before is not None and (ids := self._groups.get(_place(before))) is not None:
+            ids.discard(before.id)
+            if not ids:
+                del self._groups[_place(before)]
+        if after is not None and after.phase in (Phase.STARTED, Phase.ENDING):
+            self._groups.setdefault(_place(after), set()).add(after.id)
+
+
+def _place(tracked: Tracked) -> Place:
+    return Place(tracked.cpus, tracked.own_cpus or tracked.exclusive, tracked.own_pod, tracked.apart)

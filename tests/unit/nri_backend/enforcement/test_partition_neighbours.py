@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Partitions beside held claims, siblings, orphans, earlier lives and standbys: nobody ever shares a claimed CPU."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from nri_backend.enforcement.partitions import make_partition, settle
+from nri_backend.nri.model import ContainerState, Leadership, RefusedError
+from numa_contract.cpuset import parse_cpu_list
+
+from tests.rigs.builders import cpu_record, env_of
+from tests.rigs.containers import POD, container, pod
+from tests.rigs.enforcement import Node, auditing, enforcing
+from tests.rigs.partition_tree import PartitionTree
+
+SHARED = parse_cpu_list("1-3")
+
+
+async def passes(node: Node, seconds: int = 70) -> None:
+    """Lets so much of the audit's time go by."""
+    end = node.ahead + seconds
+    await node.until(lambda: node.ahead >= end)
+
+
+async def test_a_container_with_a_shared_and_an_own_claim(tmp_path: Path) -> None:
+    """It cannot be a partition: both claims are held, so that everybody else leaves them."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        plain = await node.run("plain", of="p2")
+        shared, own = cpu_record("s", "r=4-5", pool=True), cpu_record("c1", "r=2-3")
+        db = await node.run("db", *node.claim(shared), *node.claim(own))
+        assert (node.cpus(db), node.cpus(plain)) == ("2-5", "1,6-7")
+        assert "shared in its pod" in node.reports["db"].pooled
+
+
+async def test_what_the_kernel_has_refused_stays_held_between_attempts(tmp_path: Path) -> None:
+    """Otherwise everybody comes back meanwhile, and each attempt begins from nothing."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        node.enforcer.starter.clear_seconds = 0.0
+        plain = await node.run("plain", of="p2")
+        node.kernel.make(f"{POD}/blocked")
+        node.kernel.set(f"{POD}/blocked", "cpuset.cpus", "2")
+        record = cpu_record("c1", "r=2-3")
+        env = node.claim(record)
+        with pytest.raises(RefusedError, match="is being moved, and the kubelet retries"):
+            await node.run("db", *env)
+        assert node.enforcer.state.get("db") is None
+        assert node.enforcer.state.pool.held == {2, 3}
+        await node.until(lambda: node.reports["plain"].cpus == parse_cpu_list("1,4-7"))
+        assert (node.cpus(await node.run("again", *env)), node.cpus(plain)) == ("2-3", "1,4-7")
+        await node.stop("again")
+        node.unprepare(record)
+        await node.until(lambda: node.cpus(plain) == "1-7")
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+async def test_nobody_falls_onto_held_cpus(tmp_path: Path, lazy: bool) -> None:
+    """Whom a partition would leave without a CPU gets its parent's from the kernel; so it gets reserved ones before."""
+    async with enforcing(Node(tmp_path, lazy=lazy, tree=PartitionTree)) as node:
+        plain = await node.run("plain", of="p2")
+        await node.run("one", *node.claim(cpu_record("s", "r=1-3", pool=True)), name="one")
+        first = node.claim(cpu_record("c1", "r=6-7", pods=["p3"]))
+        await node.until(lambda: node.kernel.get(plain, "cpuset.cpus") == "4-7")
+        await node.run("db", *first, of="p3")
+        second = node.claim(cpu_record("c2", "r=4-5", pods=["p4"]))
+        seen: list[str] = []
+
+        def left() -> bool:
+            seen.append(node.cpus(plain))
+            return seen[-1] == "0"
+
+        await node.until(left)
+        sidecar = await node.run("sidecar", of="p4", name="sidecar")
+        await node.run("last", *second, of="p4")
+        await passes(node)
+        assert node.cpus(sidecar) == node.cpus(plain) == "0"
+        assert not [cpus for cpus in seen if parse_cpu_list(cpus) & SHARED]
+
+
+async def test_an_orphan_keeps_its_siblings_off(tmp_path: Path) -> None:
+    """A record that vanishes takes nothing from the partition: siblings are not widened over it."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        sidecar = await node.run("sidecar", name="sidecar")
+        record = cpu_record("c1", "r=2-3")
+        db = await node.run("db", *node.claim(record))
+        node.unprepare(record)
+        await passes(node)
+        assert (node.partition(db), node.kernel.get(sidecar, "cpuset.cpus")) == ("root", "1,4-7")
+
+
+async def test_a_live_partition_is_a_proof(tmp_path: Path) -> None:
+    """With record and proof both gone it and its CPUs are left alone."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        record = cpu_record("c1", "r=2-3")
+        sidecar = await node.run("sidecar", name="sidecar")
+        db = await node.run("db", *node.claim(record))
+        node.unprepare(record)
+    for proof in (tmp_path / "proofs").iterdir():
+        proof.unlink()
+    again = Node(tmp_path, tree=lambda _: node.kernel)
+    async with auditing(again):
+        listed = [container("sidecar", name="sidecar"), container("db", *env_of(record))]
+        running = [replace(one, state=ContainerState.RUNNING) for one in listed]
+        await again.enforcer.synchronize([pod("p1")], running)
+        await again.enforcer.activate()
+        await passes(again)
+        assert again.reports["db"].cpus == {2, 3}
+        assert (again.partition(db), again.kernel.get(sidecar, "cpuset.cpus")) == ("root", "1,4-7")
+
+
+async def test_the_next_life_waits_for_the_end_of_the_last(tmp_path: Path) -> None:
+    """Two lives of a container beside each other would end the partition, and the kernel would lose its CPUs."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        node.enforcer.starter.clear_seconds = 0.0
+        env = node.claim(cpu_record("c1", "r=2-3"))
+        db = await node.run("db", *env)
+        await node.enforcer.stop_container(pod("p1"), container("db", *env))
+        with pytest.raises(RefusedError, match="still runs on CPUs of its claim"):
+            await node.create("again", *env)
+        assert node.partition(db) == "root"
+        node.kernel.remove(db)
+        await node.until(lambda: (ended := node.enforcer.state.get("db")) is None or not ended.alive)
+        assert node.partition(await node.run("again", *env)) == "root"
+
+
+async def test_a_standby_lets_nothing_start_that_is_no_partition(tmp_path: Path) -> None:
+    """The creation was answered, so its CPUs look right; but nobody else has left them."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        stored, _ = await node.create("db", *node.claim(cpu_record("c1", "r=2-3")))
+        standby = Node(tmp_path, tree=lambda _: node.kernel)
+        standby.stored = stored.resources
+        await standby.enforcer.synchronize([pod("p1")], [stored])
+    standby.make_cgroups(pod("p1"), stored)
+    standby.leader = Leadership(fresh=True, first=False)
+    await standby.enforcer.start_container(pod("p1"), stored)
+    standby.leader = Leadership(fresh=False, first=True)
+    with pytest.raises(RefusedError, match="no instance of nri-backend has enforced its claims"):
+        await standby.enforcer.start_container(pod("p1"), stored)
+
+
+@pytest.mark.parametrize("root", ["", "foo.slice/foo-", "a/b/"])
+def test_a_kubelet_with_a_root_of_its_own(tmp_path: Path, root: str) -> None:
+    """What an ended partition has left above it is found there, too."""
+    tree = PartitionTree(tmp_path / "cgroup")
+    one, other = f"{root}kubepods/burstable/podx/a", f"{root}kubepods/pody/b"
+    cpus = parse_cpu_list("2-3")
+    for path in (one, other):
+        tree.make(path)
+    assert make_partition(tree, one, "root", cpus) == ""
+    tree.remove(one)
+    settle(tree)
+    assert make_partition(tree, other, "root", cpus) == ""
+
+
+def test_what_the_kernel_can_do_is_not_forgotten(tmp_path: Path) -> None:
+    """One look that fails, for want of descriptors, would move every container of the node twice."""
+    tree = PartitionTree(tmp_path / "cgroup")
+    tree.make(POD)
+    assert tree.makes_partitions()
+    (tmp_path / "cgroup").rename(tmp_path / "hidden")
+    assert tree.makes_partitions()

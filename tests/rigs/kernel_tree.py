@@ -58,9 +58,10 @@ class KernelTree(CgroupTree):
 
     def remove(self, path: str) -> None:
         """Removes a cgroup and those below it; who has a file open can read nothing more."""
-        for file in self.path(path).rglob("*.effective"):
-            os.truncate(file, 0)
-        shutil.rmtree(self.path(path))
+        with self._one:
+            for file in self.path(path).rglob("*.effective"):
+                os.truncate(file, 0)
+            shutil.rmtree(self.path(path))
 
     def set(self, path: str, name: str, text: str) -> None:
         """Somebody else writes a file."""

@@ -9,7 +9,6 @@ import asyncio
 import gc
 import logging
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -237,8 +236,6 @@ def main(settings: Settings) -> int:
     """Runs the service until SIGTERM; returns the exit code."""
     set_up_logging(settings.config.log_level, settings.config.log_format)
     raise_descriptor_limit()
-    # The event loop waits so long for a thread that scans or writes claims: by default 5 ms, more than a prepare takes.
-    sys.setswitchinterval(0.0005)
     fields = {"node": settings.node_name, "pod_uid": settings.pod_uid, "config": str(settings.config)}
     _log.info("starting", extra={"version": __version__, **fields})
     code = 0

@@ -244,8 +244,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     set_up_logging(settings.config.log_level, settings.config.log_format)
     raise_descriptor_limit()
-    # A hook's thread waits so long for one that audits or moves others: by default 5 ms, and a hook should take 1.
-    sys.setswitchinterval(0.0005)
     for note in settings.notes:
         _log.warning(note)
     _log.info("starting", extra={"version": __version__, "node": settings.node_name, "pod_uid": settings.pod_uid})

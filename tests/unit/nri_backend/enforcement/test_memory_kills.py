@@ -80,7 +80,7 @@ async def test_the_audit_that_finds_the_container_gone_hides_no_kill(node: Node)
     path = await node.run("main", *env)
     node.kernel.kill_for_memory(path)
     node.kernel.remove(path)
-    # As in most seconds: only every fifth audit is a full one, which counts kills.
+    # As at most ticks: few audits count kills.
     await node.enforcer._auditor.audit(full=False)
     assert node.reports["main"].state == "stopped"
     assert kills(node) == {"side": 0, "main": 0}

@@ -25,6 +25,8 @@ from nri_backend.enforcement.proving import Prover
 FULL_SECONDS: Final = 20.0
 """Between two looks at everything, every claim file included. At each tick there is one at the CPUs, and at the mems
 that are claimed; when it finds something wrong, everything is looked at with the next one."""
+KILLS_SECONDS: Final = 6.0
+"""Between two looks for containers that the kernel has killed."""
 ALL_SECONDS: Final = 60.0
 """Between two looks at those that no claim depends on, and two tries to make a partition that the kernel refuses."""
 # How many targets are computed, on the event loop, for one job: about as many as it can handle in its time. A move
@@ -56,7 +58,7 @@ class Auditor:
         self._keeper = keeper
         self._edges = edges
         self._group_problems: dict[str, str] = {}
-        self._next_tick = self._next_full = self._next_all = 0.0
+        self._next_tick = self._next_full = self._next_all = self._next_kills = 0.0
         self._must_look = False
         self._knows_all = False
         """The runtime has sent its state."""
@@ -143,6 +145,8 @@ class Auditor:
         """
         if full:
             await self._audit_groups()
+        if full or self._edges.clock() >= self._next_kills:
+            self._next_kills = self._edges.clock() + KILLS_SECONDS - TICK_SECONDS / 2
             await self._kills.look_at_all()
         running = [tracked for tracked in self._state if tracked.phase is Phase.STARTED]
         plan = [one.id for one in running if everyone or self._depends(one, full=full)]

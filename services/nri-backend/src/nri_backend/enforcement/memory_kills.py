@@ -18,7 +18,7 @@ from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError
 
 EVENTS: Final = "memory.events"
 # A hook waits for one such look at most.
-_PODS_AT_ONCE: Final = 24
+_PODS_AT_ONCE: Final = 64
 _log = logging.getLogger(__name__)
 _Counts = tuple[int, dict[str, int | None]]
 """What the kernel says of one pod, and by container, None without a cgroup."""
@@ -78,9 +78,10 @@ class KillWatch:
 
     async def look_at_all(self) -> None:
         """Looks at every pod: a container may outlive a child of it that was killed."""
-        present = list(dict.fromkeys(tracked.pod.uid for tracked in self._state))
+        present = dict.fromkeys(tracked.pod.uid for tracked in self._state)
         self._pods = {uid: pod for uid, pod in self._pods.items() if uid in present}
-        for uids in (present[start : start + _PODS_AT_ONCE] for start in range(0, len(present), _PODS_AT_ONCE)):
+        claims = list(dict.fromkeys(one.pod.uid for one in self._state if one.entitlement.memory is not None))
+        for uids in (claims[start : start + _PODS_AT_ONCE] for start in range(0, len(claims), _PODS_AT_ONCE)):
             async with self._looking:
                 await self._look(uids)
 

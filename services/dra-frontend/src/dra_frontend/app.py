@@ -29,12 +29,12 @@ from dra_frontend.api_server.client import KubeClient, connect
 from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
-from dra_frontend.claims.best_effort import BestEffortPods
 from dra_frontend.claims.device_status import DeviceStatus
 from dra_frontend.claims.directory import ClaimFiles
 from dra_frontend.claims.journal import Journal
 from dra_frontend.claims.memory_kills import MemoryKills
 from dra_frontend.claims.metadata import MetadataFiles
+from dra_frontend.claims.pod_events import PodEvents
 from dra_frontend.claims.reconciler import Reconciler
 from dra_frontend.claims.recovery import Recovery
 from dra_frontend.claims.service import NodeClaims
@@ -83,7 +83,7 @@ class Service:
         self.recovery = Recovery(node, *parts, config)
         self.reconciler = Reconciler(node, self.device_status, self.store, self.backend)
         kills = MemoryKills(node, self.store, self.backend, client.create_event)
-        self.pod_events = kills, BestEffortPods(self.backend, client.create_event)
+        self.pod_events = kills, PodEvents(self.backend, client.create_event)
         self.claims = NodeClaims(*parts, self.recovery, config)
         boards = {driver: HealthBoard() for driver in DRIVERS}
         self.publishers = {driver: Publisher(client, driver, node, self.notices.notify) for driver in DRIVERS}

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events about BestEffort pods with claims: one for each pod that starts."""
+"""Events about BestEffort pods with claims and CPUs that the kernel does not keep: one for each that starts."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dra_frontend.api_server.errors import ConflictError, ForbiddenError, UnavailableError
-from dra_frontend.claims.best_effort import REASON, BestEffortPods
+from dra_frontend.claims.pod_events import BEST_EFFORT, KEPT_BY_POOL, PodEvents
 from numa_contract.reports import ContainerReport
 
 from tests.rigs import builders
@@ -28,7 +28,7 @@ class Pods:
         self.backend = Frontend(path).backend
         self.events: list[tuple[str, str]] = []
         self.failures: list[Exception] = []
-        self.pods = BestEffortPods(self.backend, self.create_event)
+        self.pods = PodEvents(self.backend, self.create_event)
         self.pods.backend_changed()
 
     async def create_event(
@@ -46,7 +46,7 @@ class Pods:
         self.pods.backend_changed()
         for _ in range(ticks):
             await self.pods.create_due()
-        assert {reason for _, reason in self.events} <= {REASON}
+        assert {reason for _, reason in self.events} <= {BEST_EFFORT, KEPT_BY_POOL}
         return [uid for uid, _ in self.events]
 
 
@@ -89,7 +89,7 @@ async def test_nobody_else_is_told(pods: Pods, other: ContainerReport) -> None:
 async def test_what_ran_before_is_told_by_who_was_there(pods: Pods, tmp_path: Path) -> None:
     """A restart of the frontend is no reason to tell the authors again."""
     await pods.see(report("p"))
-    pods.pods = BestEffortPods(pods.backend, pods.create_event)
+    pods.pods = PodEvents(pods.backend, pods.create_event)
     assert await pods.see(report("p"), report("new")) == ["p"], "all that were there at the first report"
     assert await pods.see(report("p"), report("new"), report("newer")) == ["p", "newer"]
 
@@ -103,6 +103,14 @@ async def test_an_event_is_tried_again_while_that_may_help(pods: Pods, caplog: p
     pods.failures = [ForbiddenError("create events", "no")]
     assert await pods.see(report("r")) == ["p"]
     assert "event given up" in caplog.text
+
+
+async def test_who_is_kept_by_the_pool_is_told_why(pods: Pods) -> None:
+    """Each container once; where the kernel does it there is nothing to tell."""
+    burstable = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podx.slice/c"
+    await pods.see(report("q", burstable, exclusivity="partition"))
+    await pods.see(report("p", burstable, exclusivity="pool", pooled="the kernel refused"))
+    assert pods.events == [("p", KEPT_BY_POOL)]
 
 
 async def test_many_at_once_take_turns(pods: Pods) -> None:

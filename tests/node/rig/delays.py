@@ -45,6 +45,7 @@ def inside(group: Cgroup, command: list[str]) -> Iterator["subprocess.Popen[str]
 class Delays:
     """All wake-ups of one measurement."""
 
+    wake_ups: int
     worst: int
     """Microseconds."""
     nearly_all: int
@@ -62,14 +63,15 @@ class Delays:
             above += counts[delay]
             if above > late:
                 break
-        return cls(worst=max(thread["max"] for thread in threads), nearly_all=delay)
+        return cls(counts.total(), max(thread["max"] for thread in threads), delay)
 
     @classmethod
     def medians(cls, rounds: Iterable[Self]) -> Self:
         """Of several rounds, each figure for itself."""
         rounds = list(rounds)
         pick = statistics.median_low
-        return cls(pick(one.worst for one in rounds), pick(one.nearly_all for one in rounds))
+        figures = ("wake_ups", "worst", "nearly_all")
+        return cls(*(pick(getattr(one, figure) for one in rounds) for figure in figures))
 
     def __str__(self) -> str:
         return f"99.9 % within {self.nearly_all} µs, worst {self.worst} µs"

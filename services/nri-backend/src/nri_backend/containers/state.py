@@ -42,6 +42,7 @@ class NodeState:
         self._by_pod: dict[str, set[str]] = {}
         self._first_users: dict[ClaimKey, Owner] = {}
         self._claimed_by_pod: dict[str, frozenset[int]] = {}
+        self._taking_all = False
         self._pooled: dict[ClaimKey, str] = {}
         """Claims of which the kernel has refused a partition, and why, until it has made one."""
 
@@ -117,10 +118,14 @@ class NodeState:
             tracked = replace(container, memory_kills=kills.get(container.id, container.memory_kills))
             self._index(self._tracked.get(tracked.id), tracked)
             self._tracked[tracked.id] = tracked
-        # Who owns a claim depends on who lives.
-        for tracked in self:
-            self.put(self.assessed(tracked))
-        self._recompute()
+        # Who owns a claim depends on who lives. The pool is divided once, not for each of hundreds.
+        self._taking_all = True
+        try:
+            for tracked in self:
+                self.put(self.assessed(tracked))
+        finally:
+            self._taking_all = False
+            self._recompute()
 
     def forget_views(self) -> None:
         """What was seen of running containers may be out of date."""
@@ -210,7 +215,8 @@ class NodeState:
 
     def _recompute(self) -> None:
         self._count_change()
-        self.pool = divide(self.config, self.host, self.files.values(), self._tracked.values(), self._pooled)
+        if not self._taking_all:
+            self.pool = divide(self.config, self.host, self.files.values(), self._tracked.values(), self._pooled)
 
     def shared_by(self, tracked: Tracked) -> frozenset[int]:
         """Returns the CPUs that the container has if it has none of its own."""

@@ -40,6 +40,8 @@ class PartitionKeeper:
 
     async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
         """Returns the containers with the partitions that they are now."""
+        if not self._state.host.partitions:
+            return list(containers)
 
         return await asyncio.to_thread(lambda: [self._recalled(one) for one in containers])
 

@@ -42,8 +42,10 @@ def alone(*holders: tuple[ClaimPod, Container], seconds: float = 0) -> None:
 
 @pytest.mark.core
 def test_the_kernel_holds_claims_with_nobody_enforcing(cluster: Cluster) -> None:
-    """Two claims in two QoS classes, the backend killed: of twenty new pods, and of the host, nobody is
-    on them; nor after containerd, systemd and a CPU of a claim have come back."""
+    """Two claims in two QoS classes, the backend killed: of twenty new pods, and of the host, nobody is on them.
+
+    Nor after containerd, systemd and a CPU of a claim have come back, nor when a partition was made invalid.
+    """
     first = cluster.pod(cpus(2, numa_node=1))
     second = cluster.pod(cpus(1, numa_node=0), qos="besteffort", config=[cpu_config(isolation="isolated")])
     both = [(first, first.run()), (second, second.run("main", BUSY))]
@@ -60,7 +62,16 @@ def test_the_kernel_holds_claims_with_nobody_enforcing(cluster: Cluster) -> None
     with kernel.offline(max(first.cpus)):
         assert both[0][1].cpus_allowed == first.cpus - {max(first.cpus)}
     alone(*both, seconds=5)
+    # A cgroup beside the first one takes CPUs of it: its partition is invalid, and nobody is there to mend that.
+    thief = first.sandbox.cgroup.directory / "thief"
+    thief.mkdir()
+    (thief / "cpuset.cpus").write_text(format_cpu_list(first.cpus | RESERVED))
+    assert partition(both[0][1]).startswith("root invalid")
+    cluster.node.pod("thief").run("main", BUSY)
+    alone(*both, seconds=5)
+    thief.rmdir()
     cluster.wait_ready()
+    until(lambda: partition(both[0][1]) == "root", "valid again")
     alone(*both, seconds=5)
     assert cluster.instance.status["partitioned"] == format_cpu_list(first.cpus | second.cpus)
 
@@ -95,6 +106,11 @@ def test_a_shared_claim_beside_a_partition(cluster: Cluster) -> None:
     assert boxes[0].cpus_allowed == boxes[1].cpus_allowed == shared.cpus
     late = cluster.node.pod("late").run()
     assert late.cpus_allowed == plain.cpus_allowed == ALL - RESERVED - shared.cpus - one.cpus
+    cluster.instance.kill_backend()
+    unseen = [cluster.node.pod(f"unseen-{number}").run("main", BUSY) for number in range(5)]
+    alone((one, boxes[2]), seconds=10)
+    cluster.wait_ready()
+    until(lambda: not any(box.cpus_allowed & shared.cpus for box in unseen), "the shared claim is kept again")
     shared.end()
     until(lambda: plain.cpus_allowed == ALL - RESERVED - one.cpus, "the shared CPUs are back")
     one.end()

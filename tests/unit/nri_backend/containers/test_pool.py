@@ -107,6 +107,8 @@ def test_a_pool_that_is_all_partitions_is_not_handed_out_beside_a_held_claim() -
     most = claim("a", "1-5,7")
     assert divided(SHARED, most, by=(running(most, "root"),)).shared == {0}
     assert divided(most, by=(running(most, "root"),)).shared == parse_cpu_list("1-7"), "nobody's CPUs depend on it"
+    other = claim("o", "0,6", shared=True)
+    assert not divided(most, other, by=(running(most, "root"),), reserved="").shared, "rather none than held ones"
 
 
 def test_a_sibling_leaves_out_its_pods_claims_as_far_as_something_remains() -> None:

@@ -8,8 +8,9 @@ import pytest
 from nri_backend.enforcement.partitions import make_partition, settle
 from nri_backend.nri.model import ContainerState, Leadership, RefusedError
 from numa_contract.cpuset import parse_cpu_list
+from numa_contract.records import CpuParameters
 
-from tests.rigs.builders import cpu_record, env_of
+from tests.rigs.builders import cpu_record, env_of, memory_record
 from tests.rigs.containers import POD, container, pod
 from tests.rigs.enforcement import Node, auditing, enforcing
 from tests.rigs.partition_tree import PartitionTree
@@ -136,6 +137,35 @@ async def test_a_standby_lets_nothing_start_that_is_no_partition(tmp_path: Path)
     standby.leader = Leadership(fresh=False, first=True)
     with pytest.raises(RefusedError, match="no instance of nri-backend has enforced its claims"):
         await standby.enforcer.start_container(pod("p1"), stored)
+
+
+async def test_isolated_is_never_less_after_its_partition_was_broken(tmp_path: Path) -> None:
+    """What the kernel refused to the last life is asked of it again for the next one, which is refused without."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        record = cpu_record("c1", "r=2-3").model_copy(update={"parameters": {"r": CpuParameters(isolation="isolated")}})
+        env = node.claim(record)
+        await node.run("db", *env)
+        node.kernel.make(f"{POD}/thief")
+        node.kernel.set(f"{POD}/thief", "cpuset.cpus", "2-4")
+        await node.until(lambda: node.reports["db"].pooled)
+        await node.stop("db")
+        with pytest.raises(RefusedError, match="not exclusive"):
+            await node.run("again", *env)
+        await node.stop("again")
+        node.kernel.remove(f"{POD}/thief")
+        assert node.partition(await node.run("third", *env)) == "isolated"
+
+
+async def test_a_refusal_concerns_the_cpu_claim_alone(tmp_path: Path) -> None:
+    """A memory claim that two containers share carries it to nobody."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        memory = node.claim(memory_record("m", ("mem", 0, 64 << 20, 4096), pool=True))
+        node.kernel.make(f"{POD}/blocked")
+        node.kernel.set(f"{POD}/blocked", "cpuset.cpus", "2")
+        one = await node.run("one", *memory, *node.claim(cpu_record("c1", "r=2-3")), name="one")
+        two = await node.run("two", *memory, *node.claim(cpu_record("c2", "r=4-5")), name="two")
+        assert (node.partition(one), node.partition(two)) == ("member", "root")
+        assert node.enforcer.state.pool.held == {2, 3}
 
 
 @pytest.mark.parametrize("root", ["", "foo.slice/foo-", "a/b/"])

@@ -52,7 +52,8 @@ class Pool:
         cpus = self.reserved if own_pod and self.reserved else self.shared
         if self._lasting(cpus - apart):
             return cpus - apart
-        return self.reserved - apart or cpus - apart or cpus
+        # While something is held nobody may have claimed CPUs alone: rather none, and then no plain container starts.
+        return self.reserved - apart or (self.reserved if self.held else cpus - apart or cpus)
 
     def _lasting(self, cpus: frozenset[int]) -> bool:
         # Where a container's CPUs are all in partitions it gets its parent's, held ones among them: docs/adr/0013.

@@ -7,7 +7,7 @@ from typing import Final
 
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
-from numa_contract.names import ClaimKey
+from numa_contract.names import CPU_DRIVER, ClaimKey
 from numa_contract.records import Owner
 
 from nri_backend.claims.entitlement import PartitionKind
@@ -179,8 +179,9 @@ class NodeState:
                 self.put(replace(other, apart=apart))
 
     def _note_pooled(self, tracked: Tracked) -> None:
-        for held in tracked.entitlement.claims if tracked.pooled or tracked.partition else ():
-            if tracked.pooled != self._pooled.get(held.key, ""):
+        told = tracked.alive and (tracked.pooled or tracked.partition)
+        for held in tracked.entitlement.claims if told else ():
+            if held.key[0] == CPU_DRIVER and tracked.pooled != self._pooled.get(held.key, ""):
                 if tracked.pooled:
                     self._pooled[held.key] = tracked.pooled
                 else:
@@ -233,8 +234,10 @@ class NodeState:
 
     def partition_for(self, tracked: Tracked, *, again: bool = False) -> PartitionKind:
         """Returns what the kernel is to make of the container; ``again``: also where it has refused that before."""
-        possible = self.pool.by_kernel and (again or not tracked.pooled) and tracked.own_cpus & self.host.online
-        return tracked.entitlement.partition if possible else ""
+        kind, again = tracked.entitlement.partition, again or not tracked.pooled
+        # What may be nothing less is tried at each start, and refused there.
+        again = again or kind == "isolated" or self.config.cpu_exclusivity == "partition"
+        return kind if again and self.pool.by_kernel and tracked.own_cpus & self.host.online else ""
 
     def of_pod(self, pod_uid: str) -> list[Tracked]:
         """Returns the containers of a pod."""

@@ -109,6 +109,8 @@ class Enforcer:
             answered = Observed(parse_or_none(container.resources.cpus), parse_or_none(container.resources.mems))
             refusal = unenforced(tracked, answered, self._edges.leadership(), self.state.host)
         if refusal is not None:
+            if (known := self.state.get(tracked.id)) is not None and known.phase is Phase.CREATED:
+                self.actuator.forget(tracked.id)
             raise self._refused(tracked, refusal)
         for other in self.state.of_pod(pod.uid):
             if other.phase is Phase.CREATED and other.name == tracked.name:

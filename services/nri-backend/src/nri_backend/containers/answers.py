@@ -115,18 +115,12 @@ def _no_partition(tracked: Tracked, state: NodeState) -> Refusal | None:
     entitlement, config = tracked.entitlement, state.config
     if entitlement.fault:
         return Refusal(Reason.UNSUPPORTED, f"its CPU claim cannot be enforced: {entitlement.fault}")
-    if state.pool.by_kernel or not must_be_partition(tracked, state):
+    if state.pool.by_kernel or not state.must_be_partition(tracked):
         return None
     who = "the setting cpuExclusivity: pool" if config.cpu_exclusivity == "pool" else "the kernel (before Linux 6.7)"
     wish = "isolation: isolated" if entitlement.partition == "isolated" else "cpuExclusivity: partition"
     text = f"{wish} needs a cpuset partition, which {who} of this node does not allow; leave it out or use another node"
     return Refusal(Reason.UNSUPPORTED, text)
-
-
-def must_be_partition(tracked: Tracked, state: NodeState) -> bool:
-    """Tells whether the container may run only if the kernel keeps others off its CPUs."""
-    kind = tracked.entitlement.partition
-    return kind == "isolated" or (bool(kind) and state.config.cpu_exclusivity == "partition")
 
 
 def _no_policy(tracked: Tracked, runtime: LinkStatus) -> Refusal | None:

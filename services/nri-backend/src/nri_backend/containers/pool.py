@@ -35,7 +35,6 @@ class Pool:
     """CPUs that the kernel keeps from everybody but one container."""
     by_kernel: bool = False
     """Partition mode: claims are partitions where they can be."""
-
     claimed: frozenset[int] = frozenset()
     """CPUs of all claims, held or not: a partition may take them from everybody at any time."""
 

@@ -234,10 +234,15 @@ class NodeState:
 
     def partition_for(self, tracked: Tracked, *, again: bool = False) -> PartitionKind:
         """Returns what the kernel is to make of the container; ``again``: also where it has refused that before."""
-        kind, again = tracked.entitlement.partition, again or not tracked.pooled
         # What may be nothing less is tried at each start, and refused there.
-        again = again or kind == "isolated" or self.config.cpu_exclusivity == "partition"
-        return kind if again and self.pool.by_kernel and tracked.own_cpus & self.host.online else ""
+        wanted = again or not tracked.pooled or self.must_be_partition(tracked)
+        possible = wanted and self.pool.by_kernel and tracked.own_cpus & self.host.online
+        return tracked.entitlement.partition if possible else ""
+
+    def must_be_partition(self, tracked: Tracked) -> bool:
+        """Tells whether the container may run only if the kernel keeps others off its CPUs."""
+        kind = tracked.entitlement.partition
+        return kind == "isolated" or (bool(kind) and self.config.cpu_exclusivity == "partition")
 
     def of_pod(self, pod_uid: str) -> list[Tracked]:
         """Returns the containers of a pod."""

@@ -112,9 +112,9 @@ class PartitionKeeper:
         for found in await self._actuator.work("cgroups above partitions", work):
             # A CPU that is just going offline is not lost.
             lost, self._suspect = found & self._suspect, found
-            cpus = format_cpu_list(lost)
-            text = (
-                f"no cgroup has the CPUs {cpus}, since a partition ended while it was invalid; take them offline and \
-online again (/sys/devices/system/cpu/cpu*/online)"
-            )
-            self.problem = text if lost else ""
+            self.problem = _lost_text(lost) if lost else ""
+
+
+def _lost_text(cpus: frozenset[int]) -> str:
+    remedy = "take them offline and online again (/sys/devices/system/cpu/cpu*/online)"
+    return f"no cgroup has the CPUs {format_cpu_list(cpus)}, since a partition ended while it was invalid; {remedy}"

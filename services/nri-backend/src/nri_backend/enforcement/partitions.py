@@ -14,9 +14,15 @@ from numa_contract.cpuset import format_cpu_list
 
 from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.limits.claimed import ancestors
-from nri_backend.node.cgroups import EXCLUSIVE, CgroupGoneError, CgroupRefusedError, CgroupTree, MissingFileError
+from nri_backend.node.cgroups import (
+    EXCLUSIVE,
+    PARTITION,
+    CgroupGoneError,
+    CgroupRefusedError,
+    CgroupTree,
+    MissingFileError,
+)
 
-PARTITION: Final = "cpuset.cpus.partition"
 _EFFECTIVE: Final = "cpuset.cpus.effective"
 _MEMBER: Final = "member"
 _NESTED: Final = 3

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from nri_backend.claims.judge import Refusal
-from nri_backend.containers.answers import crowded, impossible, must_be_partition, untrue
+from nri_backend.containers.answers import crowded, impossible, untrue
 from nri_backend.containers.container import Phase, Tracked
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import cpuset_of
@@ -58,7 +58,7 @@ class Starter:
         state = self._state
         tracked, outcome, refusal = await self._applied(tracked)
         if refusal is None and outcome.pooled:
-            if must_be_partition(tracked, state):
+            if state.must_be_partition(tracked):
                 return tracked, untrue([outcome.pooled])
             # Without the kernel's help: first everybody else leaves its CPUs.
             tracked = with_partition(tracked, outcome)

@@ -18,6 +18,7 @@ from nri_backend.limits.claimed import Note
 from nri_backend.limits.difference import Limit
 
 EXCLUSIVE: Final = "cpuset.cpus.exclusive"
+PARTITION: Final = "cpuset.cpus.partition"
 _ATTRIBUTE: Final = "user.dra-driver-numa"
 _NOTE_BYTES: Final = 1 << 16
 # The kernel tells of a cgroup that was removed while its file is open, or between open and use.

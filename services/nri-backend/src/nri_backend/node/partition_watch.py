@@ -8,9 +8,8 @@ import contextlib
 import os
 import select
 from collections.abc import Collection
-from typing import Final
 
-_FILE: Final = "cpuset.cpus.partition"
+from nri_backend.node.cgroups import PARTITION
 
 
 class PartitionWatch:
@@ -32,7 +31,7 @@ class PartitionWatch:
             self._leave(path)
         for path in set(paths) - self._open.keys():
             with contextlib.suppress(OSError):
-                descriptor = os.open(f"{self._root}/{path}/{_FILE}", os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = os.open(f"{self._root}/{path}/{PARTITION}", os.O_RDONLY | os.O_CLOEXEC)
                 self._open[path], self._paths[descriptor] = descriptor, path
                 try:
                     self._arm(descriptor)

@@ -139,6 +139,27 @@ async def test_a_standby_lets_nothing_start_that_is_no_partition(tmp_path: Path)
         await standby.enforcer.start_container(pod("p1"), stored)
 
 
+async def test_a_standby_takes_the_word_of_the_active_instance_that_the_pool_keeps_a_claim(tmp_path: Path) -> None:
+    """Its proof says so; the word of a proof of another cgroup counts for nothing."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        stored, _ = await node.create("db", *node.claim(cpu_record("c1", "r=2-3")))
+        standby = Node(tmp_path, tree=lambda _: node.kernel)
+        await standby.enforcer.synchronize([pod("p1")], [stored])
+        standby.leader = Leadership(fresh=True, first=True)
+        node.kernel.make(f"{POD}/blocked")
+        node.kernel.set(f"{POD}/blocked", "cpuset.cpus", "2")
+        path = node.make_cgroups(pod("p1"), stored)
+        await node.enforcer.start_container(pod("p1"), stored)
+        await standby.enforcer.start_container(pod("p1"), stored)
+        assert standby.enforcer.state.pool.held == {2, 3}
+        node.kernel.path(path).rename(node.kernel.path(f"{POD}/former"))
+        node.make_cgroups(pod("p1"), stored)
+        again = Node(tmp_path, tree=lambda _: node.kernel)
+        again.leader = standby.leader
+        with pytest.raises(RefusedError, match="no instance of nri-backend has enforced its claims"):
+            await again.enforcer.start_container(pod("p1"), stored)
+
+
 async def test_isolated_is_never_less_after_its_partition_was_broken(tmp_path: Path) -> None:
     """What the kernel refused to the last life is asked of it again for the next one, which is refused without."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:

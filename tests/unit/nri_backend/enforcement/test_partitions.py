@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claim containers as cpuset partitions, on a tree that behaves like a kernel that makes them."""
 
+import asyncio
 import errno
 from dataclasses import replace
 from pathlib import Path
@@ -231,3 +232,26 @@ def test_a_partition_that_cannot_be_taken_back_is_no_error(tmp_path: Path) -> No
     tree.make(f"{POD}/a")
     tree.refused[TOP, EXCLUSIVE] = tree.refused[f"{POD}/a", PARTITION] = errno.EACCES
     assert "cpuset.cpus.partition: Permission denied" in make_partition(tree, f"{POD}/a", "root", frozenset({2}))
+
+
+async def test_a_partition_that_ended_before_it_was_followed_is_healed(tmp_path: Path) -> None:
+    """The kernel tells of changes since it was first asked: one from before that is seen in the answer itself."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
+        node.kernel.path(db).joinpath(PARTITION).write_text("root invalid (Cpu list in cpuset.cpus not exclusive)\n")
+        node.enforcer.actuator.news.set()
+        for _ in range(100):  # the next look at everything would come in 20 s
+            await asyncio.sleep(0.01 if node.partition(db) != "root" else 0)
+        assert node.partition(db) == "root"
+
+
+def test_a_refused_partition_leaves_nothing_above(tmp_path: Path) -> None:
+    """What was written there for it is taken back at once, and what others need stays."""
+    tree = PartitionTree(tmp_path / "cgroup")
+    for path in (f"{POD}/a", f"{POD}/b", f"{OTHER_CLASS}/c"):
+        tree.make(path)
+    assert make_partition(tree, f"{OTHER_CLASS}/c", "root", frozenset({5})) == ""
+    tree.set(f"{POD}/b", "cpuset.cpus", "2")
+    assert "Invalid argument" in make_partition(tree, f"{POD}/a", "root", frozenset({2, 3}))
+    assert [tree.get(path, EXCLUSIVE) for path in (TOP, PODS, POD, f"{POD}/a")] == ["5", "", "", ""]
+    assert tree.get(f"{OTHER_CLASS}/c", PARTITION) == "root"

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether files still say what they said when all was well."""
 
+import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -70,5 +72,22 @@ def test_descriptors_are_closed(tree: KernelTree) -> None:
     readings = readings_of(tree, CPUS, stay_open=True)
     readings.differing("c")
     assert len(list(Path("/proc/self/fd").iterdir())) == before + 1
+    readings.forget(["c"])
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_what_could_be_opened_is_closed_where_descriptors_run_out(tree: KernelTree) -> None:
+    """At the process's limit a look that opens half of its files is a difference, and leaks none."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    readings = readings_of(tree, CPUS, "cpuset.mems.effective", stay_open=True)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, hard))
+    try:
+        assert [readings.differing("c") for _ in range(2)] == [["c"], ["c"]]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert readings.differing("c") == []
     readings.forget(["c"])
     assert len(list(Path("/proc/self/fd").iterdir())) == before

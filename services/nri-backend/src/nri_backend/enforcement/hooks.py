@@ -143,8 +143,10 @@ class Enforcer:
             if refusal is None:
                 tracked, refusal = await self.starter.make_true(tracked)
         else:
-            leader = self._edges.leadership()
-            seen = await self._keeper.shown(tracked, leader) if tracked.evidence.claims else None
+            leader, seen = self._edges.leadership(), None
+            if tracked.evidence.claims:
+                tracked = replace(tracked, pooled=await self._prover.pooled(tracked))
+                seen = await self._keeper.shown(tracked, leader)
             refusal = unenforced(tracked, seen, leader, self.state.host, starting=True)
             if refusal is None:
                 # At the creation it may have been asked before the active one; now the answer is in what is stored.

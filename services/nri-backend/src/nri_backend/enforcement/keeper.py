@@ -70,7 +70,10 @@ class PartitionKeeper:
         self._watch.close()
 
     def _heard(self) -> None:
-        self._changed |= self._watch.changed()
+        self._take(self._watch.changed())
+
+    def _take(self, changed: set[str]) -> None:
+        self._changed |= changed
         self._unsettled = True
         if time.monotonic() >= self._next_repair:
             self._actuator.news.set()
@@ -83,7 +86,9 @@ class PartitionKeeper:
         """Follows the partitions that there are now."""
         if self._followed != self._state.changes:
             self._followed = self._state.changes
-            self._watch.follow([one.cgroup for one in self._state if one.partition and one.phase is not Phase.STOPPED])
+            live = [one.cgroup for one in self._state if one.partition and one.phase is not Phase.STOPPED]
+            if ended := self._watch.follow(live):
+                self._take(ended)
 
     def take_changed(self) -> list[str]:
         """Returns the containers whose partition the kernel has changed, after what else lives in their pods.

@@ -106,6 +106,7 @@ def _unmake(tree: CgroupTree, path: str) -> None:
     try:
         tree.write(path, PARTITION, _MEMBER)
         tree.clear_exclusive(path)
+        settle(tree)
     except CgroupRefusedError as error:
         _log.warning("what is left of a partition cannot be taken back", extra={"error": str(error)})
 

@@ -21,6 +21,8 @@ from nri_backend.node.proofs import Proof, Proofs
 MAX_AT_ONCE: Final = 64
 """Proofs that one job writes; the next audit writes more."""
 _log = logging.getLogger(__name__)
+_Marks = tuple[tuple[Held, ...], bool, str]
+"""Of a container: its claims, whether it is among those answered, and why it is no partition."""
 
 
 class Prover:
@@ -32,8 +34,8 @@ class Prover:
         self._state = state
         self._tree = tree
         self._proofs = proofs
-        self._written: dict[str, tuple[tuple[Held, ...], bool]] = {}
-        """What the proofs say, by container: the claims, and whether it is among ``_answered``."""
+        self._written: dict[str, _Marks] = {}
+        """What the proofs say, by container."""
         self._answered: set[str] = set()
         """Containers whose limits, as the runtime states them, include the claimed hugepages."""
         self._turn = asyncio.Lock()
@@ -45,7 +47,7 @@ class Prover:
         found = await asyncio.to_thread(self._load, evident, {tracked.id: tracked.cgroup for tracked in containers})
         self._answered.update(proof.container for proof in found.values() if proof.answered)
         claims = {container: tuple(map(self._shared, proof.claims)) for container, proof in found.items()}
-        self._written |= {i: (claims[i], proof.answered) for i, proof in found.items() if proof.inode}
+        self._written |= {i: (claims[i], proof.answered, proof.pooled) for i, proof in found.items() if proof.inode}
         return [self._recalled(tracked, claims.get(tracked.id, ())) for tracked in containers]
 
     async def recall_all(self, containers: Sequence[Tracked]) -> list[Tracked]:
@@ -64,6 +66,11 @@ class Prover:
         found = await self.recall(containers)
         listed = {tracked.id for tracked in containers}
         return [*await asyncio.to_thread(self._lingering, listed), *found]
+
+    async def pooled(self, tracked: Tracked) -> str:
+        """Returns why the active instance has let the pool keep others off a container's CPUs; "" if it has not."""
+        found = await asyncio.to_thread(self._load, [tracked.id], {tracked.id: tracked.cgroup})
+        return found[tracked.id].pooled if tracked.id in found else ""
 
     async def answered(self, tracked: Tracked) -> None:
         """Keeps that a creation was answered: what the runtime states from now on includes our answer."""
@@ -131,16 +138,16 @@ class Prover:
         except CgroupRefusedError:
             return True
 
-    def _marks(self, tracked: Tracked) -> tuple[tuple[Held, ...], bool]:
-        return tracked.proven, tracked.answered or tracked.id in self._answered
+    def _marks(self, tracked: Tracked) -> _Marks:
+        return tracked.proven, tracked.answered or tracked.id in self._answered, tracked.pooled
 
     def _write(self, containers: Sequence[Tracked]) -> None:
         for one in containers:
             if (inode := self._tree.inode(one.cgroup)) is not None:
                 places = {"pod": one.pod, "cgroup": one.cgroup, "pod_cgroup": one.pod_cgroup}
-                claims, answered = marks = self._marks(one)
-                kept = Proof(container=one.id, name=one.name, inode=inode, answered=answered, claims=claims, **places)
-                self._proofs.write(kept)
+                marks = self._marks(one)
+                kept = dict(zip(("claims", "answered", "pooled"), marks, strict=True))
+                self._proofs.write(Proof(container=one.id, name=one.name, inode=inode, **places, **kept))
                 self._written[one.id] = marks
 
 

@@ -25,8 +25,12 @@ class PartitionWatch:
         """Returns a descriptor that is readable while there is news."""
         return self._epoll.fileno()
 
-    def follow(self, paths: Collection[str]) -> None:
-        """Follows these cgroups and no others; one that cannot be opened is left out."""
+    def follow(self, paths: Collection[str]) -> set[str]:
+        """Follows these partitions and no others; returns those that are none any more: no news would tell.
+
+        One that cannot be opened is left out.
+        """
+        ended = set()
         for path in self._open.keys() - set(paths):
             self._leave(path)
         for path in set(paths) - self._open.keys():
@@ -34,10 +38,12 @@ class PartitionWatch:
                 descriptor = os.open(f"{self._root}/{path}/{PARTITION}", os.O_RDONLY | os.O_CLOEXEC)
                 self._open[path], self._paths[descriptor] = descriptor, path
                 try:
-                    self._arm(descriptor)
+                    if self._arm(descriptor) not in (b"root", b"isolated"):
+                        ended.add(path)
                     self._epoll.register(descriptor, select.EPOLLPRI)
                 except OSError:
                     self._leave(path)
+        return ended
 
     def changed(self) -> set[str]:
         """Returns the cgroups that there is news of, once."""
@@ -57,9 +63,9 @@ class PartitionWatch:
         self._epoll.close()
 
     @staticmethod
-    def _arm(descriptor: int) -> None:
+    def _arm(descriptor: int) -> bytes:
         # The kernel tells of what has changed since the last read.
-        os.pread(descriptor, 64, 0)
+        return os.pread(descriptor, 64, 0).strip()
 
     def _leave(self, path: str) -> None:
         descriptor = self._open.pop(path)

@@ -42,6 +42,8 @@ class Proof(Document):
     answered: bool = False
     """The limits that the runtime states include the claimed hugepages, since an answer of ours has added them."""
     claims: tuple[Held, ...] = ()
+    pooled: str = ""
+    """Why it is no partition although it should be one: the pool keeps others off its CPUs."""
 
 
 def proof_name(container_id: str) -> str | None:

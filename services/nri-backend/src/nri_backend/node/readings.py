@@ -5,6 +5,7 @@ import contextlib
 import os
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from nri_backend.node.cgroups import Seen
@@ -63,8 +64,9 @@ class Readings:
         try:
             if not self._stay_open or None in look.seen.values():
                 return all(self._read(*file) == data for file, data in look.seen.items())
-            if not look.opened:
-                look.opened += [(self._open(*file), data) for file, data in look.seen.items()]
+            # One by one: where the process may open no more files, those that are open are closed with the look.
+            for file, data in islice(look.seen.items(), len(look.opened), None):
+                look.opened.append((self._open(*file), data))
             # If the look is forgotten meanwhile, a number may be another file's by now: that is a difference, too.
             for descriptor, data in look.opened:
                 if os.pread(descriptor, _MOST_BYTES, 0) != data:

@@ -63,24 +63,8 @@ class Component(Values):
     extra_volume_mounts: list[Kubernetes]
 
 
-class Backend(Component):
-    """The container nri-backend."""
-
-    plugin_index: Annotated[str, Field(pattern=r"^[0-9]{2}$")]
-    """Place among the runtime's NRI plugins."""
-
-
-class ServiceAccount(Values):
-    """Who the frontend is for the API server."""
-
-    create: bool
-    name: Name
-    """Empty: the full name."""
-    annotations: Texts
-
-
-class Rbac(Values):
-    """What it may do there."""
+class Creation(Values):
+    """Objects that may be there already, made by somebody else."""
 
     create: bool
 
@@ -152,16 +136,6 @@ class Probes(Values):
     readiness: Probe | None = None
 
 
-class AdditionalClass(Values):
-    """A DeviceClass of the operator's own."""
-
-    name: Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
-    selectors: list[str]
-    config: list[Kubernetes] = []
-    extended_resource_name: ExtendedResource | None = None
-    """A pod that asks for so many of it gets as many devices of this class, each whole or with its default capacity."""
-
-
 class DeviceClasses(Values):
     """The DeviceClasses of the cluster."""
 
@@ -170,11 +144,8 @@ class DeviceClasses(Values):
     """One class dra.hugepages-<size> each."""
     far_memory: bool
     """Classes for NUMA nodes without CPUs as well."""
-    extra_selectors: dict[str, list[str]]
-    """More CEL expressions, by class name."""
     extended_resource: Literal[""] | ExtendedResource
     """A class of single CPUs as this extended resource; empty: none."""
-    additional: list[AdditionalClass]
 
 
 class HugePages(Values):
@@ -222,7 +193,7 @@ class NetworkPolicy(Values):
 
 
 class Monitor(Values):
-    """A PodMonitor or ServiceMonitor of the Prometheus operator."""
+    """A PodMonitor of the Prometheus operator."""
 
     enabled: bool
     interval: Duration
@@ -249,21 +220,15 @@ class Metrics(Values):
     """Objects for those who watch."""
 
     pod_monitor: Monitor
-    service_monitor: Monitor
     prometheus_rule: PrometheusRule
     dashboard: Dashboard
-
-
-class Scc(Values):
-    """The SecurityContextConstraints."""
-
-    create: bool
 
 
 class OpenShift(Values):
     """What OpenShift wants."""
 
-    scc: Scc
+    scc: Creation
+    """The SecurityContextConstraints."""
 
 
 class Tests(Values):
@@ -288,14 +253,15 @@ class ChartValues(Values):
     name_override: Name
     fullname_override: Name
     namespace_override: Name
-    allow_default_namespace: bool
     image_pull_secrets: list[Kubernetes] | None = None
     frontend: Component
-    backend: Backend
+    backend: Component
     driver_config: Config
     """The configuration file of both services, docs/configuration.md."""
-    service_account: ServiceAccount
-    rbac: Rbac
+    service_account: Creation
+    """Who the frontend is for the API server; its name is the full name."""
+    rbac: Creation
+    """What it may do there."""
     admission_policy: AdmissionPolicy
     device_classes: DeviceClasses
     existing_pods: ExistingPods

@@ -17,7 +17,7 @@ HELM = Path(sys.executable).with_name("helm")
 NAMESPACE = "dra-driver-numa"
 Document = dict[str, Any]
 
-# Every switch on but serviceMonitor, which excludes podMonitor: each other object that the chart can make is in it.
+# Every switch on: each object that the chart can make is in it.
 EVERYTHING: Document = {
     "networkPolicy": {"apiServerCIDRs": ["10.0.0.1/32", "fd00::1/128"]},
     "deviceClasses": {"extendedResource": "dra-numa/cpu"},
@@ -52,14 +52,19 @@ def render(
     return documents
 
 
+def text(values: Mapping[str, Any], release: str = "dra-driver-numa", namespace: str = NAMESPACE) -> str:
+    """Returns what ``helm template`` prints with these values. HelmError."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        file.write(json.dumps(values))
+        file.flush()
+        return run("template", release, str(CHART), "--namespace", namespace, "--values", file.name)
+
+
 @lru_cache(256)
 def _rendered(values: str, release: str, namespace: str) -> str:
     """As JSON, which is read in a hundredth of the time."""
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        file.write(values)
-        file.flush()
-        text = run("template", release, str(CHART), "--namespace", namespace, "--values", file.name)
-    return json.dumps([document for document in yaml.load_all(text, yaml.CSafeLoader) if document])
+    objects = yaml.load_all(text(json.loads(values), release, namespace), yaml.CSafeLoader)
+    return json.dumps([document for document in objects if document])
 
 
 def only(documents: list[Document], kind: str) -> Document:

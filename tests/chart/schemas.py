@@ -15,7 +15,7 @@ from tests.chart.helm import Document
 
 VERSIONS = ("1.34", "1.35", "1.36", "1.37")
 # Their schemas are not Kubernetes' own.
-FOREIGN = {"PodMonitor", "ServiceMonitor", "PrometheusRule", "SecurityContextConstraints", "VirtualMachineInstance"}
+FOREIGN = {"PodMonitor", "PrometheusRule", "SecurityContextConstraints", "VirtualMachineInstance"}
 
 __all__ = ["FOREIGN", "VERSIONS", "ValidationError", "check_object"]
 

@@ -52,11 +52,11 @@ def test_the_status_of_devices_is_written_by_their_driver_alone() -> None:
 
 def test_the_role_is_bound_to_the_pods_account() -> None:
     """The account of the pods is the one that has the role and the one that the admission policy watches."""
-    documents = render({"serviceAccount": {"create": False, "name": "given"}})
+    values = {"serviceAccount": {"create": False}, "fullnameOverride": "given"}
+    documents = render(values)
     (subject,) = only(documents, "ClusterRoleBinding")["subjects"]
     account = only(documents, "DaemonSet")["spec"]["template"]["spec"]["serviceAccountName"]
     assert subject["name"] == account == "given"
-    values = {"serviceAccount": {"create": False, "name": "given"}}
     for name in ("own-node", "own-claims", "own-events"):
         (condition,) = policy(name, values)["matchConditions"]
         assert f'"system:serviceaccount:{subject["namespace"]}:given"' in condition["expression"]

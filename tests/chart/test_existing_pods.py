@@ -85,13 +85,6 @@ def test_nobody_gets_a_class_that_is_not_asked_for() -> None:
         check_object(added[0], version)
 
 
-def test_a_class_of_the_operators_own_has_a_name_too() -> None:
-    """What a unit is, is then his business."""
-    mine = {"name": "mine", "selectors": ["true"], "extendedResourceName": "example.com/page"}
-    found = [one for one in classes({"deviceClasses": {"additional": [mine]}}) if one["metadata"]["name"] == "mine"]
-    assert found[0]["spec"]["extendedResourceName"] == "example.com/page"
-
-
 @pytest.mark.parametrize("name", ["cpu", "dra-numa/", "/cpu", "Dra/cpu"])
 def test_a_name_without_a_domain_is_refused(name: str) -> None:
     """The server would refuse the class, and leave the release half installed."""

@@ -117,25 +117,15 @@ def test_outcomes_and_calls_in_expressions_exist() -> None:
     assert written in telemetry.render().decode()
 
 
-@pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
-def test_monitors_find_the_frontend(kind: str) -> None:
+def test_the_monitor_finds_the_frontend() -> None:
     """Its port has the metrics of both containers; each sample says its node."""
-    documents = render({"metrics": {kind[0].lower() + kind[1:]: {"enabled": True}}})
-    spec = only(documents, kind)["spec"]
-    endpoints = spec.get("podMetricsEndpoints") or spec["endpoints"]
+    documents = render(EVERYTHING)
+    spec = only(documents, "PodMonitor")["spec"]
+    endpoints = spec["podMetricsEndpoints"]
     assert [one["port"] for one in endpoints] == ["frontend"]
     assert all(one["relabelings"][0]["targetLabel"] == "node" for one in endpoints)
     template = only(documents, "DaemonSet")["spec"]["template"]
     assert spec["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
-
-
-@pytest.mark.parametrize("release", ["a.b", "1a", "r" * 53])
-def test_the_services_name_is_one_label(release: str) -> None:
-    """Other objects may have dots, digits in front and 253 characters; a Service may not."""
-    documents = render({"metrics": {"serviceMonitor": {"enabled": True}}}, release=release)
-    name = only(documents, "Service")["metadata"]["name"]
-    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name)
-    assert name.endswith("-metrics")
 
 
 def test_operators_rules_are_added() -> None:

@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values that cannot work are refused when the chart is rendered, with the key that is wrong."""
 
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
 import pytest
 
-from tests.chart.helm import Document, HelmError, render
+from tests.chart.helm import CHART, Document, HelmError, render, run
 
 UID_SOCKET = "/plugins_registry/dra.memory/reg-00000000-0000-0000-0000-000000000000.sock"
 LONGEST_KUBELET_ROOT = "/var/lib/" + "k" * (107 - len(UID_SOCKET) - len("/var/lib/"))
@@ -88,7 +94,6 @@ BAD: list[tuple[Document, str]] = [
     ({"backend": {"image": {"pullPolicy": "Sometimes"}}}, "backend.image.pullPolicy"),
     ({"frontend": {"port": 0}}, "frontend.port"),
     ({"frontend": {"port": 8081}}, "frontend.port and backend.port"),
-    ({"backend": {"pluginIndex": 0}}, "backend.pluginIndex"),
     ({"fullnameOverride": "Not_A_Name"}, "fullnameOverride"),
     ({"podLabels": {"app.kubernetes.io/name": "x"}}, "podLabels: app.kubernetes.io/name "),
     ({"updateStrategy": {"type": "Recreate"}}, "updateStrategy.type"),
@@ -104,15 +109,9 @@ BAD: list[tuple[Document, str]] = [
     # Classes, hugepages, monitoring.
     ({"deviceClasses": {"hugepageSizes": ["2M"]}}, "deviceClasses.hugepageSizes.0"),
     ({"deviceClasses": {"hugepageSizes": ["2Mi", "2Mi"]}}, "deviceClasses: a class is named twice"),
-    ({"deviceClasses": {"extraSelectors": {"dra.gpu": ["true"]}}}, "deviceClasses.extraSelectors"),
-    ({"deviceClasses": {"additional": [{"name": "a"}]}}, "deviceClasses.additional.0"),
     ({"hugepageProvision": {"enabled": True}}, "hugepageProvision.pages: is empty"),
     ({"hugepageProvision": {"pages": [{"size": "2Mi"}]}}, "- hugepageProvision.pages.0: count is required"),
     ({"metrics": {"podMonitor": {"interval": "often"}}}, "metrics.podMonitor.interval"),
-    (
-        {"metrics": {"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}}},
-        "metrics.podMonitor.enabled and metrics.serviceMonitor.enabled",
-    ),
     ({"networkPolicy": {"apiServerPorts": ["https"]}}, "networkPolicy.apiServerPorts.0"),
     ({"networkPolicy": {"apiServerPorts": []}}, "networkPolicy.apiServerPorts"),
     ({"networkPolicy": {"apiServerCIDRs": ["10.0.0.1"]}}, "networkPolicy.apiServerCIDRs.0"),
@@ -139,8 +138,57 @@ def test_neighbours_are_no_nested_directories() -> None:
     assert render({"driverConfig": {"cdiDir": "/run/dra-driver-numa-cdi", "nriSocket": "/run/dra-driver-numa.nri/s"}})
 
 
-def test_the_default_namespace_is_refused() -> None:
-    """Pods with host paths do not belong there; who wants them there says so."""
-    with pytest.raises(HelmError, match="allowDefaultNamespace"):
-        render(namespace="default")
-    assert render({"allowDefaultNamespace": True}, namespace="default")
+@pytest.mark.parametrize("version", ["1.28.0", "1.33.5+k3s1"])
+def test_clusters_without_the_api_are_refused(version: str) -> None:
+    """resource.k8s.io/v1 is there since 1.34; without a cluster and a version the chart is rendered all the same."""
+    with pytest.raises(HelmError, match="chart requires kubeVersion"):
+        run("template", "x", str(CHART), "--kube-version", version)
+    assert run("template", "x", str(CHART), "--kube-version", "1.34.0-eks") == run("template", "x", str(CHART))
+
+
+class Namespaces(BaseHTTPRequestHandler):
+    """What "lookup" of a Namespace asks of an API server."""
+
+    def do_GET(self) -> None:
+        """Answers for the namespaces "closed" and "open"; nothing else is there."""
+        levels = {"closed": "baseline", "open": "privileged"}
+        path, name = self.path.partition("?")[0], self.path.rpartition("/")[2]
+        found: Document | None = None
+        if path == "/api/v1":
+            kind = {"name": "namespaces", "kind": "Namespace", "namespaced": False, "verbs": ["get"]}
+            found = {"kind": "APIResourceList", "groupVersion": "v1", "resources": [kind]}
+        elif name in levels:
+            labels = {"pod-security.kubernetes.io/enforce": levels[name]}
+            found = {"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": name, "labels": labels}}
+        self.send_response(200 if found else 404)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(found or {"kind": "Status", "reason": "NotFound", "code": 404}).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path) -> Iterator[Path]:
+    """Access to a cluster with these namespaces."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Namespaces) as server:
+        threading.Thread(target=server.serve_forever).start()
+        cluster = {"server": f"http://127.0.0.1:{server.server_port}"}
+        context = {"name": "c", "context": {"cluster": "c", "user": "c"}}
+        document = {"apiVersion": "v1", "kind": "Config", "current-context": "c", "contexts": [context]}
+        path = tmp_path / "kubeconfig"
+        path.write_text(
+            json.dumps(document | {"clusters": [{"name": "c", "cluster": cluster}], "users": [{"name": "c"}]})
+        )
+        yield path
+        server.shutdown()
+
+
+def test_a_namespace_that_forbids_the_pods_is_refused(kubeconfig: Path) -> None:
+    """Where a cluster can be asked; a namespace that allows them, or is not there yet, passes."""
+    ask = ("template", "x", str(CHART), "--kubeconfig", str(kubeconfig), "--dry-run=server", "--namespace")
+    with pytest.raises(HelmError, match="namespace closed: enforces the Pod Security level baseline"):
+        run(*ask, "closed")
+    assert run(*ask, "open")
+    assert run(*ask, "not-there")

@@ -13,18 +13,12 @@
 {{- end -}}
 {{- end -}}
 
-{{- /* A Service's name is one DNS label, of 63 characters at most, that begins with a letter. */ -}}
-{{- define "numa.serviceName" -}}
-{{- $name := include "numa.fullname" . | replace "." "-" -}}
-{{- regexReplaceAll "^[0-9]" $name "n${0}" | trunc 55 | trimSuffix "-" }}-metrics
-{{- end -}}
-
 {{- define "numa.namespace" -}}
 {{- default .Release.Namespace .Values.namespaceOverride -}}
 {{- end -}}
 
 {{- define "numa.serviceAccount" -}}
-{{- default (include "numa.fullname" .) .Values.serviceAccount.name -}}
+{{- include "numa.fullname" . -}}
 {{- end -}}
 
 {{- define "numa.selector" -}}
@@ -100,7 +94,7 @@ appArmorProfile: {type: {{ . }}}
 {{- define "numa.probes" -}}
 {{- range $kind, $path := dict "startup" "/healthz" "liveness" "/healthz" "readiness" "/readyz" }}
 {{- with get $.probes $kind }}
-{{ $kind }}Probe:
+{{- printf "\n%sProbe:" $kind }}
   httpGet:
     path: {{ $path }}
     port: {{ $.port }}
@@ -136,8 +130,5 @@ appArmorProfile: {type: {{ . }}}
 {{- range $.Values.deviceClasses.hugepageSizes }}
 - dra.hugepages-{{ include "numa.shortSize" . }}{{ $suffix }}
 {{- end }}
-{{- end }}
-{{- range .Values.deviceClasses.additional }}
-- {{ .name | quote }}
 {{- end }}
 {{- end -}}

@@ -13,7 +13,7 @@ ENVIRONMENTS := .venv/.done .venv-frontend/.done .venv-backend/.done
 SOURCES := shared/src services/dra-frontend/src services/nri-backend/src
 CHECKED := $(SOURCES) tests hack
 
-.PHONY: help demo test test-node test-node-core noise images fuzz check bench lock proto chart-schema manifests kind-up kind-down clean
+.PHONY: help demo test test-node test-node-core noise images fuzz check bench lock proto chart-schema manifests docs kind-up kind-down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ manifests: .venv/.done ## Render everything that the chart installs to build/dra
 	@mkdir -p build
 	HELM=$(BIN)/helm hack/manifests.sh $(if $(VALUES),--values $(VALUES)) >build/dra-driver-numa.yaml
 
+docs: .venv-docs/.done ## Build the site of docs/ in build/site, with every link checked (REPOSITORY=ADDRESS of the sources' tree)
+	NO_MKDOCS_2_WARNING=1 REPOSITORY=$(REPOSITORY) .venv-docs/bin/mkdocs build -q --strict -f hack/site/mkdocs.yml
+
 kind-up: ## Make a kind cluster with the driver in it (docker, kind, kubectl, helm)
 	hack/kind.sh up
 
@@ -78,7 +81,7 @@ kind-down: ## Delete it
 	hack/kind.sh down
 
 clean: ## Remove environments and caches
-	rm -rf .venv .venv-frontend .venv-backend .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-frontend .venv-backend .venv-docs .mypy_cache .ruff_cache .hypothesis build dist
 
 .venv/.done: locks/dev.txt
 	PYTHON="$(PYTHON)" hack/venv.sh .venv "locks/dev.txt" "shared services/dra-frontend services/nri-backend"
@@ -88,3 +91,6 @@ clean: ## Remove environments and caches
 
 .venv-backend/.done: locks/nri-backend.txt locks/test.txt
 	PYTHON="$(PYTHON)" hack/venv.sh .venv-backend "locks/nri-backend.txt locks/test.txt" "shared services/nri-backend"
+
+.venv-docs/.done: locks/docs.txt
+	PYTHON="$(PYTHON)" hack/venv.sh .venv-docs "locks/docs.txt" ""

@@ -27,5 +27,5 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 editable=
 for package in $packages; do editable="$editable -e ./$package"; done
 # shellcheck disable=SC2086
-"$dir/bin/python" -m pip install -q --no-build-isolation --no-deps $editable
+[ -z "$editable" ] || "$dir/bin/python" -m pip install -q --no-build-isolation --no-deps $editable
 touch "$dir/.done"

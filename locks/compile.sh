@@ -18,5 +18,6 @@ lock dra-frontend.txt -c "$dir/dev.txt" services/dra-frontend/pyproject.toml --o
 lock nri-backend.txt -c "$dir/dev.txt" services/nri-backend/pyproject.toml --override "$o"
 lock test.txt -c "$dir/dev.txt" locks/test.in
 lock build.txt -c "$dir/dev.txt" locks/build.in
+lock docs.txt -c "$dir/dev.txt" locks/docs.in
 rm -f "$o"
 if [ "$dir" != locks ]; then for f in locks/*.txt; do diff -u "$f" "$dir/$(basename "$f")"; done; fi

@@ -80,3 +80,9 @@ def test_every_make_target_that_pages_name_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     named = {name for page in PAGES for name in re.findall(r"`make ([a-z-]+)", page.read_text())}
     assert named - targets == set()
+
+
+def test_the_site_lists_every_page() -> None:
+    """Nobody writes a page that a reader of the site never finds; decisions are listed by their folder."""
+    listed = re.findall(r"^ +- ([\w-]+\.md)$", (ROOT / "hack/site/mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))

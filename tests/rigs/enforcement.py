@@ -61,6 +61,8 @@ class Node:
     ) -> None:
         self.pod_quota = "max"
         """What the kubelet writes to ``cpu.max`` of a pod."""
+        self.pod_limits: dict[str, str] = {}
+        """What it writes to other files of a pod."""
         self.cdi = root / "cdi"
         self.cdi.mkdir(exist_ok=True)
         self.kernel = tree(root / "cgroup")
@@ -105,6 +107,8 @@ class Node:
             for size in ("2MB", "1GB"):
                 self.kernel.set(parent, f"hugetlb.{size}.max", "0")
             self.kernel.set(parent, "cpu.max", f"{self.pod_quota} 100000")
+            for file, text in self.pod_limits.items():
+                self.kernel.set(parent, file, text)
         if not self.kernel.path(path).exists():
             self.kernel.make(path, sizes=sizes)
         if (quota := one.resources.cpu_quota) is not None:

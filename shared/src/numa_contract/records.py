@@ -225,6 +225,8 @@ class AllocationRecord(RecordPart):
     """By base name of the request; none where metadata is off, or its file could not be written."""
     sharing: str = "container"
     """``pod``, or ``container``, the stricter one, as which every other word is enforced."""
+    counted: bool = False
+    """The kubelet adds the claim to the limits of its pod, and of the containers that name it (KEP-5517)."""
     owner: Owner | None = None
     rebuilt: bool = False
     """True when the record was put together again from the API server and the kernel after its file was lost."""

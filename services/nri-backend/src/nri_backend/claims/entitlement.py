@@ -68,6 +68,34 @@ class MemoryGrant:
 
 
 @dataclass(frozen=True, slots=True)
+class Counted:
+    """What the kubelet adds to limits because of claims: of each the whole, however many of its requests are held."""
+
+    cpus: int = 0
+    memory: int = 0
+    """Bytes."""
+    hugepages: Mapping[int, int] = field(default_factory=dict)
+    """Bytes by page size in bytes."""
+
+
+NOT_COUNTED: Final = Counted()
+
+
+def counted_in(records: Iterable[AllocationRecord]) -> Counted:
+    """Returns what the kubelet adds for these claims."""
+    counted = {(record.driver, record.claim.uid): record for record in records if record.counted}
+    if not counted:
+        return NOT_COUNTED
+    hugepages: dict[int, int] = defaultdict(int)
+    parts = [part for record in counted.values() for part in record.memory]
+    for part in parts:
+        if part.hugepages:
+            hugepages[part.page_bytes] += part.size
+    cpus = sum(len(one.cpus) for record in counted.values() for one in record.cpus)
+    return Counted(cpus, sum(part.size for part in parts if not part.hugepages), dict(hugepages))
+
+
+@dataclass(frozen=True, slots=True)
 class Entitlement:
     """Everything that a container holds; nothing of it is empty by accident."""
 
@@ -86,6 +114,8 @@ class Entitlement:
     """None without a memory claim."""
     hugepages: Mapping[Pages, int] = field(default_factory=dict)
     """Bytes, in whole pages."""
+    counted: Counted = NOT_COUNTED
+    """What the kubelet has added to its limits."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables that the container shall get beyond those of CDI."""
 
@@ -118,6 +148,7 @@ def entitlement_from(claims: Iterable[Held]) -> Entitlement:
         fault=_isolation_fault(isolation, shared=shared),
         memory=_granted([(r.claim.uid, a, r.memory_parameters_of(a.request)) for r, a in memory]) if memory else None,
         hugepages={pages: amount // pages[0] * pages[0] for pages, amount in hugepages.items()},
+        counted=counted_in(h.record for h in claims),
         env={
             cpu_env_key(h.record.claim.uid, None): format_cpu_list(h.record.cpus_of(h.requests))
             for h in claims

@@ -30,7 +30,7 @@ def adjustment(tracked: Tracked, state: NodeState) -> Adjustment:
     """Returns the answer for a container that is being created."""
     memory = tracked.entitlement.memory
     policy = memory.policy if memory is not None else None
-    return Adjustment(_resources(tracked, state, tracked.stated, huge=True), dict(tracked.entitlement.env), policy)
+    return Adjustment(_resources(tracked, state, tracked.asked, huge=True), dict(tracked.entitlement.env), policy)
 
 
 def amendment(tracked: Tracked, state: NodeState, *, huge: bool = False) -> Resources:

@@ -15,7 +15,7 @@ from numa_contract.reports import ClaimUse
 
 from nri_backend.claims.entitlement import NOTHING, Entitlement, Held, PartitionKind, Protected
 from nri_backend.claims.judge import Evidence, Refusal, read_evidence
-from nri_backend.limits.claimed import asked_limits, claimed_bytes, unthrottled
+from nri_backend.limits.claimed import asked_limits, claimed_bytes, uncounted, unthrottled
 from nri_backend.limits.difference import Limit
 from nri_backend.limits.stated import CgroupPathError, Stated, container_directory, pod_directory, stated
 from nri_backend.nri.model import Container, Pod
@@ -129,10 +129,13 @@ class Tracked:
 
     @property
     def asked(self) -> Stated:
-        """Limits that the kubelet asked for."""
-        if not self.answered:
-            return self.stated
-        return replace(self.stated, hugepages=asked_limits(self.stated.hugepages, claimed_bytes([self.entitlement])))
+        """Limits that the kubelet asked for, hugepages of claims not among them."""
+        shown = self.stated.hugepages
+        if self.answered:
+            return replace(self.stated, hugepages=asked_limits(shown, claimed_bytes([self.entitlement])))
+        counted = self.entitlement.counted.hugepages
+        hugepages = {size: uncounted(limit, counted.get(size, 0)) for size, limit in shown.items()}
+        return replace(self.stated, hugepages=hugepages) if counted else self.stated
 
     @property
     def alive(self) -> bool:

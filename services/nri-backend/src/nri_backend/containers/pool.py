@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.names import ClaimKey
+from numa_contract.records import AllocationRecord
 
 from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.containers.container import Phase, Tracked
@@ -95,6 +96,15 @@ def claimed_by_pod(files: Iterable[ClaimFile]) -> dict[str, frozenset[int]]:
         for pod in file.record.reserved_for if file.record is not None else ():
             claimed[pod.uid] = claimed.get(pod.uid, frozenset()) | file.cpus
     return claimed
+
+
+def counted_by_pod(files: Iterable[ClaimFile]) -> dict[str, tuple[AllocationRecord, ...]]:
+    """Returns the claims of each pod that the kubelet adds to its limits."""
+    counted: dict[str, tuple[AllocationRecord, ...]] = {}
+    for record in (file.record for file in files if file.record is not None and file.record.counted):
+        for pod in record.reserved_for:
+            counted[pod.uid] = (*counted.get(pod.uid, ()), record)
+    return counted
 
 
 def _for_one_container(file: ClaimFile, pooled: Collection[ClaimKey]) -> bool:

@@ -8,13 +8,13 @@ from typing import Final
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.names import CPU_DRIVER, ClaimKey
-from numa_contract.records import Owner
+from numa_contract.records import AllocationRecord, Owner
 
-from nri_backend.claims.entitlement import PartitionKind
+from nri_backend.claims.entitlement import Counted, PartitionKind, counted_in
 from nri_backend.claims.judge import Claims, assess
 from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked
 from nri_backend.containers.places import Places
-from nri_backend.containers.pool import Pool, claimed_by_pod, divide, weight
+from nri_backend.containers.pool import Pool, claimed_by_pod, counted_by_pod, divide, weight
 from nri_backend.limits.difference import Host
 
 MAX_REFUSED: Final = 64
@@ -42,6 +42,7 @@ class NodeState:
         self._by_pod: dict[str, set[str]] = {}
         self._first_users: dict[ClaimKey, Owner] = {}
         self._claimed_by_pod: dict[str, frozenset[int]] = {}
+        self._counted_by_pod: dict[str, tuple[AllocationRecord, ...]] = {}
         self._taking_all = False
         self._pooled: dict[ClaimKey, str] = {}
         """Claims of which the kernel has refused a partition, and why, until it has made one."""
@@ -148,6 +149,7 @@ class NodeState:
         pods = claimed_by_pod(file for key in news for file in (self.files.get(key), files.get(key)) if file)
         self.files = files
         self._claimed_by_pod = claimed_by_pod(files.values())
+        self._counted_by_pod = counted_by_pod(files.values())
         self._pooled = {key: why for key, why in self._pooled.items() if key in files}
         # Before anything else: whatever is wrong with a container, nobody gets the CPUs of a claim.
         self._recompute()
@@ -243,6 +245,11 @@ class NodeState:
         """Tells whether the container may run only if the kernel keeps others off its CPUs."""
         kind = tracked.entitlement.partition
         return kind == "isolated" or (bool(kind) and self.config.cpu_exclusivity == "partition")
+
+    def counted_of(self, pod_uid: str) -> Counted:
+        """Returns what the kubelet has added to the limits of a pod for its claims, in use or not yet."""
+        held = (held.record for one in self.of_pod(pod_uid) if one.alive for held in one.entitlement.claims)
+        return counted_in((*self._counted_by_pod.get(pod_uid, ()), *held))
 
     def of_pod(self, pod_uid: str) -> list[Tracked]:
         """Returns the containers of a pod."""

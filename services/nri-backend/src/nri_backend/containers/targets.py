@@ -4,7 +4,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from nri_backend.claims.entitlement import PartitionKind
+from nri_backend.claims.entitlement import Counted, PartitionKind
 from nri_backend.containers.container import Phase, Tracked
 from nri_backend.containers.state import NodeState
 from nri_backend.limits.claimed import (
@@ -39,6 +39,8 @@ class Target:
     guarded: tuple[int, ...] = ()
     """Page sizes that it must not reserve: those without a limit that the kubelet has stated, or with one of 0."""
     page_sizes: tuple[int, ...] = ()
+    counted: Mapping[int, int] = field(default_factory=dict)
+    """Of the pod's hugepage limits, what the kubelet has added for claims."""
     full: bool = True
     """False: CPUs, and mems where they are claimed; no limits."""
     partition: PartitionKind = ""
@@ -72,6 +74,7 @@ def target(state: NodeState, tracked: Tracked, *, full: bool, again: bool = Fals
         claimed=None if held.memory is None else claimed_bytes([held]),
         guarded=_guarded(state, tracked),
         page_sizes=state.host.page_sizes,
+        counted=state.counted_of(tracked.pod.uid).hugepages,
     )
 
 
@@ -127,18 +130,20 @@ def _group_target(state: NodeState, path: str, pod_uid: str | None, passed_on: d
     foreign = all(tracked.pod_cgroup != path for tracked in members)
     if foreign or any(tracked.unsettled for tracked in alive):
         return None
-    return _pod_raises(state, alive) | passed_on
+    counted = state.counted_of(pod_uid)
+    protected = {file: replace(one, counted=counted.memory) for file, one in passed_on.items()}
+    return _pod_raises(state, alive, counted) | protected
 
 
-def _pod_raises(state: NodeState, alive: Sequence[Tracked]) -> dict[str, Raise]:
+def _pod_raises(state: NodeState, alive: Sequence[Tracked], counted: Counted) -> dict[str, Raise]:
     """Returns what the claims of a pod's containers need."""
     raises: dict[str, Raise] = {}
     if any(tracked.entitlement.memory is not None for tracked in alive):
         claimed = claimed_bytes(tracked.entitlement for tracked in alive)
-        raises |= hugepage_raises(claimed, state.host.page_sizes)
+        raises |= hugepage_raises(claimed, state.host.page_sizes, counted.hugepages)
     unthrottled = [
         (tracked.entitlement, tracked.stated.cpu)
         for tracked in alive
         if tracked.entitlement.cpus and tracked.unthrottled
     ]
-    return raises | quota_raise(state.config.cpu_quota, unthrottled)
+    return raises | quota_raise(state.config.cpu_quota, unthrottled, counted.cpus)

@@ -16,7 +16,15 @@ from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.targets import Raises, Target
 from nri_backend.enforcement.partitions import make_partition
-from nri_backend.limits.claimed import guard_limits, hugepage_files, hugepage_limits, own_limit, plan, with_reservation
+from nri_backend.limits.claimed import (
+    guard_limits,
+    hugepage_files,
+    hugepage_limits,
+    own_limit,
+    plan,
+    uncounted,
+    with_reservation,
+)
 from nri_backend.limits.difference import Desired, Difference, Limit, Observed, cpu_differences, differences
 from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, MissingFileError, Notes, Seen
 
@@ -147,13 +155,14 @@ def _with_hugepages(tree: CgroupTree, notes: Notes, target: Target) -> Desired:
 
 
 def _pod_own(tree: CgroupTree, notes: Notes, target: Target) -> dict[int, Limit]:
-    """Returns the kubelet's own hugepage limits of the pod, by page size in bytes."""
+    """Returns the kubelet's own hugepage limits of the pod, without claims, by page size in bytes."""
     if not (path := target.tracked.pod_cgroup):
         return {}
     sizes = {hugepage_files(size)[0]: size for size in target.page_sizes}
     noted = notes.load(path)
-    limits = tree.read_limits(path, sizes)
-    return {sizes[file]: own_limit(limit, noted.get(file)) for file, limit in limits.items()}
+    own = {sizes[file]: own_limit(limit, noted.get(file)) for file, limit in tree.read_limits(path, sizes).items()}
+    counted = target.counted
+    return {size: limit and uncounted(limit, counted.get(size, 0)) for size, limit in own.items()}
 
 
 def _repair(

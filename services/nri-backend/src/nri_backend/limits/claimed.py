@@ -8,12 +8,16 @@ the operator lets him (docs/adr/0007-cpu-quota.md).
 
 Above containers the kubelet sets limits, too. A value that we have not written ourselves is its own. It is noted before
 anything is written over it, and comes back when nothing asks for another one; so nothing adds up over restarts.
+
+From Kubernetes 1.37 on the kubelet may have added the claims itself (KEP-5517). What it has added is taken off before
+anything is computed, so that the result is the same as if it had not.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Final, Literal, TypeVar
 
 from numa_contract.pagesize import oci_page_size
@@ -43,10 +47,17 @@ class Raise:
     lifted: bool = False
     """No limit at all."""
     needed: bool = False
+    counted: int = 0
+    """What the kubelet's own limit has in it already, for all claims of the pod."""
 
     def over(self, own: Limit) -> Limit:
-        """Returns the limit wanted over the kubelet's own; no limit stays no limit."""
-        return None if self.lifted or own is None else own + self.plus
+        """Returns the limit wanted over the kubelet's own, never a lower one; no limit stays no limit."""
+        return None if self.lifted or own is None else max(own, uncounted(own, self.counted) + self.plus)
+
+
+def uncounted(limit: int, counted: int) -> int:
+    """Returns the kubelet's limit without what it has added for claims. It has added nothing to one that is less."""
+    return limit - counted if limit >= counted else limit
 
 
 def with_reservation(file: str) -> tuple[str, ...]:
@@ -91,20 +102,28 @@ def plan(
 
 def unthrottled(entitlement: Entitlement, limit: CpuLimit | None) -> bool:
     """Tells whether a container is to have no quota: its claims say so, and cover its limit if it has one."""
-    return entitlement.quota_off and (limit is None or limit.quota <= len(entitlement.cpus) * limit.period)
+    if limit is None or not entitlement.quota_off:
+        return entitlement.quota_off
+    own = uncounted(limit.quota, entitlement.counted.cpus * limit.period)
+    return own <= len(entitlement.cpus) * limit.period
 
 
 def quota_raise(
-    choice: Literal["raise", "lift", "keep"], unthrottled: Iterable[tuple[Entitlement, CpuLimit | None]]
+    choice: Literal["raise", "lift", "keep"],
+    unthrottled: Iterable[tuple[Entitlement, CpuLimit | None]],
+    counted: int = 0,
 ) -> dict[str, Raise]:
-    """Returns what a pod needs for its unthrottled containers, each with what it holds and the limit it has stated."""
+    """Returns what a pod needs for its unthrottled containers, each with what it holds and the limit it has stated.
+
+    ``counted``: CPUs that the kubelet has added for claims.
+    """
     found = tuple(unthrottled)
     if choice == "keep" or not found:
         return {}
     cpus = frozenset[int]().union(*(entitlement.cpus for entitlement, _ in found))
     # The kubelet gives pod and containers the same period.
     period = max((limit.period for _, limit in found if limit is not None), default=PERIOD)
-    return {CPU_MAX: Raise(plus=len(cpus) * period, lifted=choice == "lift")}
+    return {CPU_MAX: Raise(plus=len(cpus) * period, lifted=choice == "lift", counted=counted * period)}
 
 
 def memory_limits(grant: MemoryGrant) -> dict[str, Wanted]:
@@ -196,10 +215,17 @@ def hugepage_limits(
     return limits
 
 
-def hugepage_raises(claimed: Mapping[int, int], sizes: Iterable[int]) -> dict[str, Raise]:
-    """Returns what a pod's limits need: the claims of all its containers, on top of what the kubelet has set."""
+def hugepage_raises(
+    claimed: Mapping[int, int], sizes: Iterable[int], counted: Mapping[int, int] = MappingProxyType({})
+) -> dict[str, Raise]:
+    """Returns what a pod's limits need: the claims of all its containers, on top of what the kubelet has set.
+
+    ``counted``: what it has added itself.
+    """
     return {
-        hugepage_files(size)[0]: Raise(plus=claimed.get(size, 0), needed=claimed.get(size, 0) > 0)
+        hugepage_files(size)[0]: Raise(
+            plus=claimed.get(size, 0), needed=claimed.get(size, 0) > 0, counted=counted.get(size, 0)
+        )
         for size in sorted({*sizes, *claimed})
     }
 

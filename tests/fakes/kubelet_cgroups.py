@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The limits that a kubelet gives a pod and its containers, of Kubernetes 1.36 and 1.37, on cgroup v2.
+
+A function of the pod's spec and of ``status.nodeAllocatableResourceClaimStatuses``, as these files compute them:
+`kubernetes/kubernetes pkg/kubelet/cm/helpers_linux.go, 1.36 and 1.37` (the pod),
+`kubernetes/kubernetes pkg/kubelet/kuberuntime/kuberuntime_container_linux.go, 1.36 and 1.37` (containers),
+`kubernetes/kubernetes staging/src/k8s.io/component-helpers/resource/helpers.go, 1.37` (what claims add).
+In 1.36 the scheduler alone counts claims.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.fakes import quantities
+
+PERIOD = 100_000
+"""Microseconds of the CPU quota's period."""
+_HUGE = "hugepages-"
+Amounts = Mapping[str, int]
+"""By resource: thousandths of a CPU, bytes."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the kubelet states of one cgroup; None: no limit."""
+
+    cpu_quota: int | None = None
+    """Microseconds in a period."""
+    memory: int | None = None
+    """Bytes."""
+    hugepages: Amounts = field(default_factory=dict)
+    """Bytes by page size, ``2Mi``; a size that is not here is limited to nothing."""
+
+
+def claim_status(claim: str, containers: Sequence[str], amounts: Mapping[str, str]) -> dict[str, Any]:
+    """One entry that the scheduler of 1.37 writes for a claim with mapped devices."""
+    mapping = [{"name": name, "quantity": quantity} for name, quantity in amounts.items()]
+    return {"resourceClaimName": claim, "containers": [*containers], "mapping": mapping}
+
+
+def pod_limits(pod: Mapping[str, Any], release: str, *, gate: bool) -> Limits:
+    """The limits of the pod's own cgroup; ``gate``: DRANodeAllocatableResources in the kubelet."""
+    spec = pod["spec"]
+    every = [*spec.get("initContainers", ()), *spec["containers"]]
+    counted = _added(_statuses(pod, release, gate=gate))
+    own = _amounts(spec, "limits")
+    limits = {**_with_claims(_sum_of_containers(spec), counted), **own}
+    declared = {
+        name for name in ("cpu", "memory") if name in own or all(_amounts(one, "limits").get(name) for one in every)
+    }
+    return _limits({name: amount for name, amount in limits.items() if name in declared or name.startswith(_HUGE)})
+
+
+def container_limits(pod: Mapping[str, Any], name: str, release: str, *, gate: bool) -> Limits:
+    """The limits that the kubelet sends the runtime for a container."""
+    spec = pod["spec"]
+    (container,) = [one for one in (*spec.get("initContainers", ()), *spec["containers"]) if one["name"] == name]
+    statuses = [one for one in _statuses(pod, release, gate=gate) if name in one["containers"]]
+    own = _with_claims(_amounts(container, "limits"), _added(statuses))
+    # A container without a limit of its own may use what the pod may, claims not added.
+    inherited = {key: amount for key, amount in _amounts(spec, "limits").items() if not key.startswith(_HUGE)}
+    return _limits({**inherited, **own})
+
+
+def _statuses(pod: Mapping[str, Any], release: str, *, gate: bool) -> list[Mapping[str, Any]]:
+    found = pod.get("status", {}).get("nodeAllocatableResourceClaimStatuses", [])
+    return found if release == "1.37" and gate else []
+
+
+def _added(statuses: Iterable[Mapping[str, Any]]) -> Amounts:
+    """A claim that several containers share is added once."""
+    added = Counter[str]()
+    for status in statuses:
+        for one in status.get("mapping", ()):
+            added[one["name"]] += _amount(one["name"], one["quantity"])
+    return added
+
+
+def _with_claims(own: Amounts, counted: Amounts) -> Amounts:
+    """What is not limited stays so, whatever is claimed; hugepages are limited to nothing otherwise."""
+    added = {name: own.get(name, 0) + more for name, more in counted.items() if name in own or name.startswith(_HUGE)}
+    return {**own, **added}
+
+
+def _sum_of_containers(spec: Mapping[str, Any]) -> Amounts:
+    """The containers' sum, or what an init container needs beside the sidecars before it."""
+    total, sidecars, peak = Counter[str](), Counter[str](), Counter[str]()
+    for container in spec["containers"]:
+        total.update(_amounts(container, "limits"))
+    for container in spec.get("initContainers", ()):
+        needed = Counter(_amounts(container, "limits"))
+        if container.get("restartPolicy") == "Always":
+            total.update(needed)
+            sidecars.update(needed)
+            needed = Counter[str]()
+        needed.update(sidecars)
+        peak |= needed
+    return total | peak
+
+
+def _amounts(part: Mapping[str, Any], kind: str) -> dict[str, int]:
+    return {name: _amount(name, text) for name, text in part.get("resources", {}).get(kind, {}).items()}
+
+
+def _amount(name: str, text: str) -> int:
+    return int(quantities.parse(text) * (1000 if name == "cpu" else 1))
+
+
+def _limits(amounts: Amounts) -> Limits:
+    cpu = amounts.get("cpu")
+    return Limits(
+        cpu_quota=None if cpu is None else max(cpu * PERIOD // 1000, 1000),
+        memory=amounts.get("memory"),
+        hugepages={name.removeprefix(_HUGE): size for name, size in amounts.items() if name.startswith(_HUGE)},
+    )

@@ -75,6 +75,8 @@ def some_value(annotation: Any, default: Any) -> Any:
         return next((choice for choice in get_args(annotation) if choice != default), default)
     if isinstance(default, bool):
         return not default
+    if isinstance(default, int):
+        return default + 1
     if isinstance(default, BaseModel):
         first, field = next(iter(type(default).model_fields.items()))
         return {field.alias or first: some_value(field.annotation, field.default)}

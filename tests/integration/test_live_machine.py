@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import pytest
 from numa_contract.cpuset import format_cpu_list
 
+from tests.fakes.scheduler import UnschedulableError
 from tests.rigs.trees import captured, write_tree
 from tests.stage.machine import HostDirectory
 from tests.stage.pods import claim_pod, cpus, hugepages
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.timeout(60)
 T = TypeVar("T")
 SECONDS = 5.0
 """How soon a change must be seen (issue: hotplug and hugepages)."""
+ERRORS_SECONDS = 15.0
+"""Counters of errors are read every ten."""
 PAGE = 2 << 20
 NODE_1 = {*range(8, 16), *range(24, 32)}
 
@@ -139,6 +142,33 @@ def test_pages_of_a_claim_are_taken_back(stage: Stage, machine: HostDirectory) -
         machine.set_pages(1, 2048, 2048)
         soon("no taint", lambda: taints(stage, "hugepages-2m-numa001") == [])
         assert amount(stage, "hugepages-2m-numa001") == "4Gi"
+
+
+def test_memory_errors_keep_new_claims_away(stage: Stage, machine: HostDirectory) -> None:
+    """An uncorrected error taints the memory of that controller's socket, with the reason; no new claim gets there."""
+    label = "CPU_SrcID#1_MC#0_Chan#0_DIMM#0"
+    with claim_pod(stage, "before", hugepages(4 * PAGE, numa_node=1)) as pod:
+        pod.prepare()
+        machine.set_errors(1, "Skylake Socket#1 IMC#0", label, ue=1)
+        taint = ("dra.memory/hardware-errors", "uncorrected", "NoSchedule")
+        wait_for("a taint", lambda: taints(stage, "hugepages-2m-numa001") == [taint], ERRORS_SECONDS)
+        assert (taints(stage, "memory-numa001"), taints(stage, "memory-numa000")) == ([taint], [])
+        status, reason = soon("ill health", lambda: health(stage, "memory-numa001"))
+        assert (status, label in reason, "1 uncorrected errors" in reason) == ("UNHEALTHY", True, True)
+        shown = {one["name"]: one for one in stage.state("/v1/devices")}
+        assert shown["memory-numa001"]["message"] == reason
+        assert shown["memory-numa001"]["taints"] == ["dra.memory/hardware-errors"]
+        (counter,) = stage.state("/v1/machine")["errors"]
+        assert (counter["source"], counter["uncorrected"], counter["numaNodes"]) == ("mc1", 1, [1])
+        with pytest.raises(UnschedulableError), claim_pod(stage, "after", hugepages(PAGE, numa_node=1)):
+            pass
+        pod.prepare()
+        stage.instances[0].frontend.kill()
+        stage.instances[0].frontend.start()
+        wait_for("readiness", lambda: not stage.unready(stage.instances[0]), 20.0)
+        assert taints(stage, "memory-numa001") == [taint]
+        machine.set_errors(1, "Skylake Socket#1 IMC#0", label)
+        wait_for("no taint", lambda: taints(stage, "memory-numa001") == [], ERRORS_SECONDS)
 
 
 def test_pages_of_host_processes_are_no_capacity(stage: Stage, machine: HostDirectory) -> None:

@@ -168,3 +168,11 @@ def small_machine() -> MemoryTree:
             f"{node}/node{number}/hugepages/hugepages-1048576kB/free_hugepages": f"{number}\n",
         }
     return MemoryTree({path: text.encode() for path, text in files.items()})
+
+
+def edac(number: int, name: str, label: str = "", *, ce: int = 0, ue: int = 0) -> dict[str, str | bytes | None]:
+    """Returns the files of a memory controller as EDAC has them, with one DIMM, and so many errors."""
+    path = f"/sys/devices/system/edac/mc/mc{number}"
+    files = {"mc_name": name, "ce_count": ce, "ue_count": ue}
+    files |= {"dimm0/dimm_label": label, "dimm0/dimm_ce_count": ce, "dimm0/dimm_ue_count": ue}
+    return {f"{path}/{file}": f"{content}\n" for file, content in files.items()}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from numa_contract.cpuset import format_cpu_list
 
+from tests.rigs.trees import edac
 from tests.stage.pods import cpu_set
 
 
@@ -46,6 +47,11 @@ class HostDirectory:
                 shutil.move(self._aside / str(cpu) / name, self._cpu / f"cpu{cpu}" / name)
             self.write(self._cpu / f"cpu{cpu}/online", "1")
         self.write(self._cpu / "online", format_cpu_list(self.online() | set(cpus)))
+
+    def set_errors(self, number: int, name: str, label: str, ue: int = 0) -> None:
+        """Sets the uncorrected errors of a memory controller, with one DIMM."""
+        for path, text in edac(number, name, label, ue=ue).items():
+            self.write(self.root / path[1:], str(text).strip())
 
     def set_pages(self, node: int, total: int, free: int, kib: int = 2048) -> None:
         """Sets the hugepages of one size on a node."""

@@ -138,6 +138,14 @@ class MemoryProtection(Section):
     """Of the memory of a NUMA node, for all claims together."""
 
 
+class HardwareErrors(Section):
+    """From how many errors that the kernel counts on memory and CPUs take no new claims; 0 is never."""
+
+    uncorrected: Annotated[int, Field(ge=0, strict=True)] = 1
+    """Of one counter, since the kernel counts."""
+    corrected_per_hour: Annotated[int, Field(ge=0, strict=True)] = 1000
+
+
 class Config(Section):
     """Everything an operator can choose. Flags of the two commands win over the file."""
 
@@ -179,6 +187,7 @@ class Config(Section):
     """KEP-5517; needs the cluster's gate DRANodeAllocatableResources."""
     expose_pcie_roots: Annotated[bool, Field(alias="exposePCIeRoots")] = False
     """CPU devices list the PCIe roots near them; needs the cluster's gate DRAListTypeAttributes."""
+    hardware_errors: HardwareErrors = HardwareErrors()
     sysfs_overlay: AbsolutePath | Literal[""] = ""
     """A file with contents that hide those of /sys, for tests and what-if questions."""
     cdi_dir: Annotated[AbsolutePath, AfterValidator(_volatile)] = CDI_DIRECTORY

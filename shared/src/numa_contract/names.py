@@ -21,6 +21,8 @@ MEMORY_CAPACITY: Final = "size"
 
 OVERCLAIMED_TAINTS: Final = {driver: f"{driver}/overclaimed" for driver in DRIVERS}
 """Key of the taint on a device of which claims hold more than the machine has left; its value is ``true``."""
+FAULT_TAINTS: Final = {driver: f"{driver}/hardware-errors" for driver in DRIVERS}
+"""Key of the taint on a device whose hardware fails; its value is ``uncorrected`` or ``corrected``."""
 
 NRI_PLUGIN_NAME: Final = "dra-driver-numa"
 NRI_PLUGIN_INDEX: Final = "00"

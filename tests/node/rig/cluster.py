@@ -36,7 +36,8 @@ _CHECKPOINT = _KUBELET_ROOT / "dra_manager_state"
 _KUBECONFIG, _PORT, _CONTROL, _CONFIG = (
     Path("/run/node-test", name) for name in ("kubeconfig", "port", "kubelet.sock", "config.yaml")
 )
-_USUAL = {"cpuExclusivity": os.environ.get("EXCLUSIVITY", "auto")}
+# A page that one test has poisoned stays lost.
+_USUAL = {"cpuExclusivity": os.environ.get("EXCLUSIVITY", "auto"), "hardwareErrors": {"uncorrected": 0}}
 T = TypeVar("T")
 
 

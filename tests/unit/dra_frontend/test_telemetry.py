@@ -12,17 +12,17 @@ from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.reports import LEASE_SECONDS, BackendStatus, Metric, MetricSample
 
-from tests.rigs.trees import MemoryTree, captured
+from tests.rigs.trees import MemoryTree, captured, edac
 
 
 class Frontend:
     """A frontend's metrics over a ledger and what its backend sent."""
 
-    def __init__(self, ledger: Ledger | None = None) -> None:
+    def __init__(self, ledger: Ledger | None = None, tree: MemoryTree | None = None) -> None:
         self.now = 100.0
         self.ledger = ledger or Ledger({})
         self.backend = BackendView(lambda: self.now)
-        trees = captured("32intel64-2p8co2t+8ve"), MemoryTree({})
+        trees = tree or captured("32intel64-2p8co2t+8ve"), MemoryTree({})
         self.telemetry = Telemetry(lambda: self.now)
         watch = MachineWatch(*trees, Config(), "node", lambda: self.ledger)
         gauges = NodeGauges(lambda: self.ledger, watch, self.backend, {})
@@ -55,6 +55,15 @@ def test_damaged_claim_files_are_counted_and_keep_their_cpus() -> None:
     lines = Frontend(ledger).scrape()
     assert "dra_numa_records_unreadable 1.0" in lines
     assert "dra_cpu_allocated_cpus 2.0" in lines
+
+
+def test_errors_of_the_hardware_are_counted_by_where_the_kernel_counts_them() -> None:
+    """Counters are the kernel's, whatever the thresholds; a fault is there only beyond one."""
+    lines = Frontend(tree=captured("32intel64-2p8co2t+8ve").changed(edac(0, "F19h", ce=7, ue=2))).scrape()
+    assert 'dra_numa_hardware_errors_total{kind="corrected",source="mc0"} 7.0' in lines
+    assert 'dra_numa_hardware_errors_total{kind="uncorrected",source="mc0"} 2.0' in lines
+    faults = [line for line in lines if line.startswith("dra_numa_hardware_faults")]
+    assert faults == ['dra_numa_hardware_faults{kind="uncorrected",source="mc0"} 1.0']
 
 
 @pytest.mark.fault("backend A8", "security S3")

@@ -104,7 +104,7 @@ class Service:
 
     def refresh(self) -> None:
         """Offers what machine and books say now."""
-        self.offer.refresh(self.watch.inventory, self.store.ledger)
+        self.offer.refresh(self.watch.inventory, self.store.ledger, self.watch.errors.faults)
 
     def unready(self) -> tuple[str, ...]:
         """Returns why the pod is not ready; nothing when it is, and for a while after it was."""

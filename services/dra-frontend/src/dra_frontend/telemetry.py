@@ -35,6 +35,7 @@ _PLAIN: Final[Mapping[str, type[CounterMetricFamily | GaugeMetricFamily]]] = {
     "counter": CounterMetricFamily,
     "gauge": GaugeMetricFamily,
 }
+_ERROR: Final = ["source", "kind"]
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20)
 
 
@@ -82,6 +83,7 @@ class NodeGauges(Collector):
             ["numa_node", "page_size"],
             (([str(node), kubernetes_page_size(size)], pages) for (node, size), pages in held_by_host),
         )
+        yield from self._errors()
         if self.backend.status is not None and self.backend.age is not None:
             text = "Seconds since the backend's last report"
             yield GaugeMetricFamily(_BACKEND + "report_age_seconds", text, value=self.backend.age)
@@ -89,6 +91,15 @@ class NodeGauges(Collector):
             static = (([manager], manager in pins) for manager in ("cpu", "memory"))
             yield _gauge("dra_numa_kubelet_static_manager", "Whether it is static", ["manager"], static)
         yield CounterMetricFamily("dra_numa_discovery_failures", "Failed looks", value=self.watch.failures)
+
+    def _errors(self) -> Iterable[Metric]:
+        counted = CounterMetricFamily("dra_numa_hardware_errors", "Errors that the kernel counted", labels=_ERROR)
+        for one in self.watch.errors.counters:
+            counted.add_metric([one.source, "corrected"], one.corrected)
+            counted.add_metric([one.source, "uncorrected"], one.uncorrected)
+        yield counted
+        faults = (([one.source, one.kind], 1) for one in self.watch.errors.faults)
+        yield _gauge("dra_numa_hardware_faults", "Errors beyond a threshold", _ERROR, faults)
 
 
 def _gauge(name: str, text: str, labels: list[str], values: Iterable[tuple[list[str], float]]) -> GaugeMetricFamily:

@@ -9,11 +9,13 @@ from typing import Literal
 import pytest
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.model import MemoryDevice
+from dra_frontend.machine.discovery import discover
+from dra_frontend.node.error_watch import ErrorWatch
 from dra_frontend.node.machine_watch import MachineWatch
 from numa_contract.cdi import ClaimFile
-from numa_contract.config import Config, parse_config
+from numa_contract.config import Config, HardwareErrors, parse_config
 
-from tests.rigs.trees import MemoryTree, small_machine
+from tests.rigs.trees import MemoryTree, edac, small_machine
 
 PAGE = 2 << 20
 PAGES = "node/node0/hugepages/hugepages-2048kB"
@@ -91,6 +93,37 @@ async def test_a_change_is_seen_at_the_next_read() -> None:
     await rig.after({f"{PAGES}/nr_hugepages": "512", f"{PAGES}/free_hugepages": "455"})
     assert rig.capacity("hugepages-2m-numa000") == 512 * PAGE
     assert rig.capacity("memory-numa000") == plain - 256 * PAGE
+
+
+async def test_counters_of_errors_are_read_every_ten_seconds() -> None:
+    """Also before the first offer; faults are the same object until they change, since the offer compares identity."""
+    now = [0.0]
+    host = Host(small_machine().changed(edac(0, "F19h", ue=1)))
+    errors = ErrorWatch(host, HardwareErrors(), lambda: now[0])
+    machine = discover(host)
+    errors.read(machine)
+    (fault,) = faults = errors.faults
+    assert (fault.source, fault.kind, fault.numa_nodes) == ("mc0", "uncorrected", {0})
+    assert not errors.due
+    now[0] = 10.0
+    assert errors.due
+    errors.read(machine)
+    assert errors.faults is faults
+    watch = MachineWatch(host, MemoryTree({}), Config(), "n", lambda: Ledger({}))
+    assert [one.kind for one in watch.errors.faults] == ["uncorrected"]
+
+
+async def test_a_counter_that_cannot_be_read_keeps_its_fault() -> None:
+    """It says what it said last, and a warning names the file."""
+    rig = Rig()
+    rig.host.tree = rig.host.tree.changed(edac(0, "F19h", ue=1))
+    errors = rig.watch.errors = ErrorWatch(rig.host, HardwareErrors(), lambda: 0.0)
+    errors.read(rig.watch.machine)
+    rig.host.change({"edac/mc/mc0/ue_count": "?"})
+    errors.read(rig.watch.machine)
+    assert [one.kind for one in errors.faults] == ["uncorrected"]
+    await rig.watch.read()
+    assert any(warning.startswith("/sys/devices/system/edac/mc/mc0/ue_count: ") for warning in rig.watch.warnings)
 
 
 async def test_an_error_keeps_the_last_inventory() -> None:

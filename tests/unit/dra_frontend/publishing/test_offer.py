@@ -2,13 +2,14 @@
 """What is published and reported when claims hold more than the machine has left."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.model import CpuDevice, Device, DeviceKind, MemoryDevice
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.kubelet.health import DeviceHealth, Health
+from dra_frontend.machine.faults import Fault
 from dra_frontend.machine.model import HugepagePool, Machine
 from dra_frontend.publishing.offer import Snapshot, snapshot
 from hypothesis import given, settings
@@ -158,6 +159,58 @@ def test_a_single_cpu_that_is_gone_keeps_its_slot() -> None:
     assert isinstance(gone, CpuDevice)
     assert gone.kind is DeviceKind.CPU
     assert (gone.cpus, gone.overclaimed) == (frozenset(), True)
+
+
+def fault(kind: Literal["corrected", "uncorrected"], numa_node: int = -1, cpu: int = -1) -> Fault:
+    """Errors of a NUMA node's memory, or of a CPU."""
+    return Fault("mc0", kind, f"mc0: {kind} errors", frozenset({numa_node}), frozenset({cpu}))
+
+
+def sick(seen: Snapshot) -> dict[str, str]:
+    """What is reported of unhealthy devices."""
+    every = (one for devices in seen.health.values() for one in devices)
+    return {one.device: one.message for one in every if one.health is Health.UNHEALTHY}
+
+
+def tainted(seen: Snapshot) -> dict[str, list[tuple[str, str, str]]]:
+    """The taints of published devices, in the documents that the server gets."""
+    documents = (document for pool in seen.pools for document in slice_documents(pool, NODE))
+    devices = [device for document in documents for device in document["spec"]["devices"] if "taints" in device]
+    return {one["name"]: [(t["key"], t["value"], t["effect"]) for t in one["taints"]] for one in devices}
+
+
+def test_memory_that_fails_is_tainted_whatever_its_page_size() -> None:
+    """All devices of that node, with the reason as health, until the fault is gone; the CPUs beside it are well."""
+    inventory = offered(pages(8, 8))
+    seen = snapshot(inventory, ledger(), Snapshot(), [fault("corrected", numa_node=1)])
+    names = {"memory-numa001", "hugepages-2m-numa001"}
+    assert sick(seen) == dict.fromkeys(names, "mc0: corrected errors")
+    assert tainted(seen) == {name: [("dra.memory/hardware-errors", "corrected", "NoSchedule")] for name in names}
+    assert seen.faults()
+    admit_all(seen)
+    assert snapshot(inventory, ledger(), seen).pools == inventory.pools
+
+
+def test_a_cpu_that_fails_taints_what_would_give_it_away() -> None:
+    """The group that it is in, or its own device; a CPU that no claim can get taints nothing."""
+    for mode, name in (({}, "cpudevnuma000"), ({"cpuDeviceMode": "individual"}, "cpudev001")):
+        seen = snapshot(offered(machine(), **mode), ledger(), Snapshot(), [fault("uncorrected", cpu=1)])
+        assert tainted(seen) == {name: [("dra.cpu/hardware-errors", "uncorrected", "NoSchedule")]}
+        assert list(sick(seen)) == [name]
+    reserved = snapshot(offered(machine(), reservedCPUs="1"), ledger(), Snapshot(), [fault("uncorrected", cpu=1)])
+    assert not tainted(reserved)
+
+
+def test_faults_add_up() -> None:
+    """A device that is over-claimed and fails has both taints and every reason; the worst kind counts."""
+    faults = [fault("uncorrected", numa_node=0), fault("corrected", numa_node=0)]
+    seen = snapshot(offered(pages(5, 8)), ledger(page_claim("a", 6)), Snapshot(), faults)
+    overclaimed = ("dra.memory/overclaimed", "true", "NoSchedule")
+    assert tainted(seen)["hugepages-2m-numa000"] == [
+        overclaimed,
+        ("dra.memory/hardware-errors", "uncorrected", "NoSchedule"),
+    ]
+    assert sick(seen)["hugepages-2m-numa000"].endswith("ns/a; mc0: uncorrected errors; mc0: corrected errors")
 
 
 def admit_all(seen: Snapshot) -> None:

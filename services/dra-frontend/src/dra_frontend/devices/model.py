@@ -10,6 +10,8 @@ from enum import StrEnum
 from fractions import Fraction
 from math import ceil
 
+from numa_contract.names import FAULT_TAINTS, OVERCLAIMED_TAINTS
+
 AttributeValue = int | bool | str | tuple[str, ...]
 Attributes = Mapping[str, AttributeValue]
 
@@ -69,6 +71,8 @@ class CpuDevice:
     """What claims are given; neither reserved CPUs nor the one that is kept for the shared pool."""
     overclaimed: bool = False
     """Claims hold more than there is: a taint keeps new ones away, unless they tolerate it."""
+    failing: str = ""
+    """Kind of the errors that its hardware has too many of; a taint keeps new claims away."""
 
     @property
     def amount(self) -> int:
@@ -87,6 +91,7 @@ class MemoryDevice:
     page_bytes: int
     hugepages: bool
     overclaimed: bool = False
+    failing: str = ""
 
     @property
     def amount(self) -> int:
@@ -95,6 +100,12 @@ class MemoryDevice:
 
 
 Device = CpuDevice | MemoryDevice
+
+
+def taints(driver: str, device: Device) -> dict[str, str]:
+    """Returns the values of a device's taints by key; the effect of each is NoSchedule."""
+    found = {OVERCLAIMED_TAINTS[driver]: "true"} if device.overclaimed else {}
+    return found | ({FAULT_TAINTS[driver]: device.failing} if device.failing else {})
 
 
 @dataclass(frozen=True, slots=True)

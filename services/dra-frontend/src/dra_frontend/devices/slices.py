@@ -4,10 +4,9 @@
 from hashlib import sha256
 from typing import Any, Final
 
-from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER, OVERCLAIMED_TAINTS
 from numa_contract.pagesize import kubernetes_page_size
 
-from dra_frontend.devices.model import AttributeValue, Capacity, CpuDevice, Device, Pool
+from dra_frontend.devices.model import AttributeValue, Capacity, CpuDevice, Device, Pool, taints
 from dra_frontend.devices.quantity import format_quantity
 
 # The limit once a device of the slice has a taint, counters or a list attribute; so a later taint never splits a slice.
@@ -33,7 +32,9 @@ def slice_documents(pool: Pool, node_name: str, *, counted: bool = False) -> lis
                 "driver": pool.driver,
                 "nodeName": node_name,
                 "pool": {"name": pool.name, "generation": 1, "resourceSliceCount": len(starts)},
-                "devices": [_device(device, counted) for device in pool.devices[start : start + DEVICES_PER_SLICE]],
+                "devices": [
+                    _device(pool.driver, device, counted) for device in pool.devices[start : start + DEVICES_PER_SLICE]
+                ],
             },
         }
         for index, start in enumerate(starts)
@@ -49,7 +50,7 @@ def _name(index: int, pool: Pool) -> str:
     return f"{kept}-{sha256(name.encode()).hexdigest()[:_HASH_DIGITS]}"
 
 
-def _device(device: Device, counted: bool) -> dict[str, Any]:
+def _device(driver: str, device: Device, counted: bool) -> dict[str, Any]:
     document: dict[str, Any] = {
         "name": device.name,
         "attributes": {name: attribute_document(value) for name, value in device.attributes.items()},
@@ -57,9 +58,8 @@ def _device(device: Device, counted: bool) -> dict[str, Any]:
     if device.capacity is not None:
         document["allowMultipleAllocations"] = True
         document["capacity"] = {device.capacity.key: _capacity(device.capacity)}
-    if device.overclaimed:
-        driver = CPU_DRIVER if isinstance(device, CpuDevice) else MEMORY_DRIVER
-        document["taints"] = [{"key": OVERCLAIMED_TAINTS[driver], "value": "true", "effect": "NoSchedule"}]
+    if found := taints(driver, device):
+        document["taints"] = [{"key": key, "value": value, "effect": "NoSchedule"} for key, value in found.items()]
     if counted:
         document[ALLOCATABLE] = _allocatable(device)
     return document

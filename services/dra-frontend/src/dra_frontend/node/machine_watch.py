@@ -15,6 +15,7 @@ from dra_frontend.machine.discovery import Fingerprint, discover, read_fingerpri
 from dra_frontend.machine.file_tree import FileTree, HostTreeError
 from dra_frontend.machine.host_hugepages import HostPages, PageKey, held_pages, read_pod_pages
 from dra_frontend.machine.model import Machine
+from dra_frontend.node.error_watch import ErrorWatch
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class MachineWatch:
         self._node = node
         self._ledger = ledger
         self._host_pages = HostPages()
+        self.errors = ErrorWatch(host, config.hardware_errors)
         self._fingerprint = Fingerprint((None, None), {})
         self._shape: object = None
         self._counted: object = None
@@ -65,6 +67,7 @@ class MachineWatch:
         try:
             fingerprint = read_fingerprint(host)
             self._replace(self._built(fingerprint, frozenset()), fingerprint)
+            self.errors.read(self.inventory.machine)
         except HostTreeError as error:
             self._failed(str(error))
 
@@ -91,6 +94,8 @@ class MachineWatch:
 
     async def read(self) -> None:
         """Reads the fingerprint; discovers the whole machine again if that has changed."""
+        if self.errors.due:
+            await asyncio.to_thread(self.errors.read, self.inventory.machine)
         sizes = frozenset(pool.page_bytes for node in self.machine.numa_nodes.values() for pool in node.hugepages)
         try:
             fingerprint, held, pods_known = await asyncio.to_thread(_sample, self._host, self._cgroups, sizes)
@@ -141,7 +146,7 @@ class MachineWatch:
         self.problem = problem
 
     def _warn(self, *, pods_known: bool) -> None:
-        warnings = list(self.inventory.warnings)
+        warnings = [*self.inventory.warnings, *self.errors.problems]
         if not pods_known:
             warnings.append(
                 "hugepages held by host processes are not known and count as free: below "

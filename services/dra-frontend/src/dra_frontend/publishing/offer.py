@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is published: the devices that the machine has now, compared with what claims were given.
 
-Claims outlast hardware: pages are taken back, CPUs go offline. Such a device is tainted and reported unhealthy. One
-that is gone stays published as long as a claim holds some of it.
+Claims outlast hardware: pages are taken back, CPUs go offline, memory fails. Such a device is tainted and reported
+unhealthy. One that is gone stays published as long as a claim holds some of it.
 """
 
 import logging
@@ -20,6 +20,7 @@ from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import CpuDevice, Device, Pool
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.kubelet.health import DeviceHealth, Health, HealthBoard
+from dra_frontend.machine.faults import Fault
 from dra_frontend.publishing.publisher import Publisher
 
 _log = logging.getLogger(__name__)
@@ -83,14 +84,14 @@ class Offer:
     snapshot: Snapshot = field(default_factory=Snapshot)
     _books: tuple[object, ...] = ()
 
-    def refresh(self, inventory: Inventory, ledger: Ledger) -> None:
-        """Compares machine and books, and publishes what is different."""
+    def refresh(self, inventory: Inventory, ledger: Ledger, faults: Sequence[Fault] = ()) -> None:
+        """Compares machine, books and faults, and publishes what is different."""
         # Objects that are replaced when something changes; compared by identity, an idle node pays nothing.
-        books, known = (inventory, ledger.files, *ledger.releasing.values()), self._books
+        books, known = (inventory, faults, ledger.files, *ledger.releasing.values()), self._books
         if len(books) == len(known) and all(map(is_, books, known)):
             return
         self._books = books
-        before, self.snapshot = self.snapshot, snapshot(inventory, ledger, self.snapshot)
+        before, self.snapshot = self.snapshot, snapshot(inventory, ledger, self.snapshot, faults)
         for fault in self.snapshot.faults():
             if fault not in before.faults():
                 _log.warning("device unhealthy", extra={"fault": fault})
@@ -119,7 +120,7 @@ def _holdings(ledger: Ledger) -> dict[_Key, Holding]:
     return found
 
 
-def snapshot(inventory: Inventory, ledger: Ledger, before: Snapshot) -> Snapshot:
+def snapshot(inventory: Inventory, ledger: Ledger, before: Snapshot, faults: Sequence[Fault] = ()) -> Snapshot:
     """Returns what to publish now; ``before`` is what was published last."""
     held, online = _holdings(ledger), inventory.machine.online
     left = {(pool.driver, device.name): device.amount for pool in inventory.pools for device in pool.devices}
@@ -130,8 +131,10 @@ def snapshot(inventory: Inventory, ledger: Ledger, before: Snapshot) -> Snapshot
         for device in pool.devices:
             key = (pool.driver, device.name)
             holding, rest = unseen.pop(key, Holding()), left.get(key, 0)
-            devices.append(replace(device, overclaimed=holding.amount > rest))
-            fault = holding.fault(rest, online)
+            errors = [one for one in faults if _concerns(one, device)]
+            failing = max((one.kind for one in errors), default="")
+            devices.append(replace(device, overclaimed=holding.amount > rest, failing=failing))
+            fault = "; ".join(filter(None, (holding.fault(rest, online), *(one.text for one in errors))))
             status = Health.UNHEALTHY if fault else Health.HEALTHY
             health[pool.driver].append(DeviceHealth(pool.name, device.name, status, fault or "online"))
         pools.append(replace(pool, devices=tuple(devices)))
@@ -141,6 +144,13 @@ def snapshot(inventory: Inventory, ledger: Ledger, before: Snapshot) -> Snapshot
             fault = f"this node has no such device any more; {holding.named()}"
             health[driver].append(DeviceHealth(holding.pool, name, Health.UNHEALTHY, fault))
     return Snapshot(tuple(pools), health, held)
+
+
+def _concerns(fault: Fault, device: Device) -> bool:
+    """Tells whether errors may be of what a device gives to claims."""
+    if isinstance(device, CpuDevice):
+        return not device.cpus.isdisjoint(fault.cpus)
+    return device.numa_node in fault.numa_nodes
 
 
 def _with_gone(fresh: Sequence[Pool], before: Sequence[Pool], gone: set[_Key]) -> list[Pool]:

@@ -10,14 +10,14 @@ from html import escape
 from typing import Any
 
 from numa_contract.cpuset import format_cpu_list
-from numa_contract.names import OVERCLAIMED_TAINTS
 from numa_contract.pagesize import short_page_size
 from numa_contract.records import MemoryAllocation
 
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.devices.inventory import Inventory
-from dra_frontend.devices.model import CpuDevice, MemoryDevice
+from dra_frontend.devices.model import CpuDevice, MemoryDevice, taints
+from dra_frontend.machine.errors import ErrorCounter
 from dra_frontend.machine.host_hugepages import PageKey
 from dra_frontend.machine.model import NumaNode
 from dra_frontend.node.machine_watch import MachineWatch
@@ -49,6 +49,7 @@ def machine_view(live: MachineWatch) -> dict[str, Any]:
         "smt": machine.smt,
         "basePageBytes": machine.base_page_bytes,
         "numaNodes": [_node_view(node, live.host_pages) for node in machine.numa_nodes.values()],
+        "errors": [_errors_view(counter) for counter in live.errors.counters],
     }
 
 
@@ -67,6 +68,17 @@ def _node_view(node: NumaNode, host_pages: Mapping[PageKey, int]) -> dict[str, A
             }
             for pool in node.hugepages
         ],
+    }
+
+
+def _errors_view(counter: ErrorCounter) -> dict[str, Any]:
+    return {
+        "source": counter.source,
+        "what": counter.what,
+        "corrected": counter.corrected,
+        "uncorrected": counter.uncorrected,
+        "numaNodes": sorted(counter.numa_nodes),
+        "cpus": format_cpu_list(counter.cpus),
     }
 
 
@@ -92,7 +104,7 @@ def devices_view(snapshot: Snapshot) -> list[dict[str, Any]]:
                     "claimed": snapshot.holdings[key].amount if key in snapshot.holdings else 0,
                     "health": health[key].health.name.lower(),
                     "message": health[key].message,
-                    "taints": [OVERCLAIMED_TAINTS[pool.driver]] if device.overclaimed else [],
+                    "taints": list(taints(pool.driver, device)),
                 }
             )
     return shown

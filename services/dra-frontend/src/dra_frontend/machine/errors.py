@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors of memory and CPUs, as the kernel counts them in sysfs, and the NUMA nodes or CPUs that they are errors of.
+
+Counters are since boot, since the EDAC driver was loaded, or since somebody wrote ``reset_counters``.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.errors import shown
+
+from dra_frontend.machine.file_tree import HostTreeError, Reader
+from dra_frontend.machine.memory import NODE_DIRECTORY
+from dra_frontend.machine.model import Machine
+
+_EDAC: Final = "/sys/devices/system/edac"
+_CONTROLLERS: Final = f"{_EDAC}/mc"
+# Instances of the one EDAC device that has one for each CPU: cpu0, cpu1, ... (a72_edac).
+_CPUS: Final = f"{_EDAC}/cpu"
+_DIMMS_NAMED: Final = 4
+_LABEL: Final = 48
+# The kernel counts in 32 bits and prints them with a sign (edac_mc_sysfs.c).
+_LOWEST: Final = -(1 << 31)
+_MODULUS: Final = 1 << 32
+# sb_edac names sockets in mc_name, skx_edac, i10nm_edac and imh_edac in the labels of DIMMs. HBM of a socket may be a
+# NUMA node of its own: it is left out.
+_SOCKET: Final = re.compile(r"SrcID#(\d{1,3})_(?:MC|Ha)#?\d", re.ASCII)
+# amd64_edac numbers controllers by AMD's nodes, which are sockets from Zen 2 on, save on accelerators (MI300A).
+_AMD: Final = re.compile(r"F(?:17h_M[3-9A-F]|19h|1Ah)\w*", re.ASCII)
+_ACCELERATOR: Final = "MI200"
+"""Memory that no NUMA node has."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorCounter:
+    """One counter of the kernel, and where its errors are: on one of the NUMA nodes, or in one of the CPUs."""
+
+    source: str
+    """``mc0``, ``node0`` or ``cpu0``, as in sysfs."""
+    what: str
+    """The same, for people."""
+    corrected: int
+    uncorrected: int
+    numa_nodes: frozenset[int] = frozenset()
+    cpus: frozenset[int] = frozenset()
+
+
+def read_errors(reader: Reader, machine: Machine) -> tuple[tuple[ErrorCounter, ...], dict[str, str]]:
+    """Returns the counters that there are, and by source why others cannot be read."""
+    counters: list[ErrorCounter | None] = []
+    problems: dict[str, str] = {}
+    for source, number, read in _sources(reader, machine, problems):
+        try:
+            counters.append(read(reader, machine, number, source))
+        except HostTreeError as error:
+            problems[source] = str(error)
+    return tuple(one for one in counters if one is not None), problems
+
+
+_Read = Callable[[Reader, Machine, int, str], ErrorCounter | None]
+
+
+def _sources(reader: Reader, machine: Machine, problems: dict[str, str]) -> Iterator[tuple[str, int, _Read]]:
+    for number in machine.numa_nodes:
+        yield f"node{number}", number, _node
+    for path, pattern, read in ((_CONTROLLERS, r"mc(\d+)", _controller), (_CPUS, r"cpu(\d+)", _cpu)):
+        try:
+            for number, source in (reader.names(path, pattern) or {}).items():
+                yield source, number, read
+        except HostTreeError as error:
+            problems[path] = str(error)
+
+
+def _node(reader: Reader, _machine: Machine, number: int, source: str) -> ErrorCounter | None:
+    """Pages that the kernel took out of use after uncorrected errors (Linux 6.4)."""
+    total = reader.integer(f"{NODE_DIRECTORY}/{source}/memory_failure/total")
+    nodes = frozenset({number})
+    return None if total is None else ErrorCounter(source, f"pages of NUMA node {number}", 0, total, nodes)
+
+
+def _controller(reader: Reader, machine: Machine, number: int, source: str) -> ErrorCounter | None:
+    path = f"{_CONTROLLERS}/{source}"
+    counts, name = _counts(reader, path), reader.text(f"{path}/mc_name") or ""
+    if counts is None or name == _ACCELERATOR:
+        return None
+    dimms = list((reader.names(path, r"(?:dimm|rank)(\d+)") or {}).values())
+    label = reader.text(f"{path}/{dimms[0]}/dimm_label") if dimms else None
+    nodes = _nodes(number, name, label or "", machine)
+    what = f"memory controller {source} ({shown(name, _LABEL)})"
+    if len(nodes) > 1:
+        what += f" of one of the NUMA nodes {format_cpu_list(nodes)}"
+    if any(counts):
+        what += _faulty(reader, path, dimms, "ue" if counts[1] else "ce")
+    return ErrorCounter(source, what, *counts, nodes)
+
+
+def _cpu(reader: Reader, _machine: Machine, number: int, source: str) -> ErrorCounter | None:
+    counts = _counts(reader, f"{_CPUS}/{source}")
+    return counts and ErrorCounter(source, f"caches of CPU {number}", *counts, cpus=frozenset({number}))
+
+
+def _counts(reader: Reader, path: str) -> tuple[int, int] | None:
+    """Returns corrected and uncorrected errors; None where a file is missing."""
+    corrected, uncorrected = (reader.integer(f"{path}/{kind}_count", _LOWEST) for kind in ("ce", "ue"))
+    return None if corrected is None or uncorrected is None else (corrected % _MODULUS, uncorrected % _MODULUS)
+
+
+def _nodes(number: int, name: str, label: str, machine: Machine) -> frozenset[int]:
+    """Returns the NUMA nodes of which one is the controller's: a socket's, or all where that is not known."""
+    every = frozenset(node.id for node in machine.numa_nodes.values() if node.memory_bytes)
+    socket = number if _AMD.fullmatch(name) else None
+    if match := _SOCKET.search(name) or _SOCKET.search(label):
+        socket = int(match[1])
+    return every & {cpu.numa_node for cpu in machine.cpus.values() if cpu.package == socket} or every
+
+
+def _faulty(reader: Reader, path: str, dimms: list[str], kind: str) -> str:
+    """Returns the labels of the DIMMs with errors of a kind; empty where the kernel does not know them."""
+    bad = [dimm for dimm in dimms if reader.integer(f"{path}/{dimm}/dimm_{kind}_count", _LOWEST)]
+    labels = [shown(reader.text(f"{path}/{dimm}/dimm_label") or dimm, _LABEL) for dimm in bad[:_DIMMS_NAMED]]
+    return f", DIMM {', '.join(labels)}" if labels else ""

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The errors of memory and CPUs that the kernel has counted, read every ten seconds."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from numa_contract.config import HardwareErrors
+
+from dra_frontend.machine.errors import ErrorCounter, read_errors
+from dra_frontend.machine.faults import ErrorRates, Fault
+from dra_frontend.machine.file_tree import FileTree, Reader
+from dra_frontend.machine.model import Machine
+
+_log = logging.getLogger(__name__)
+_EVERY_SECONDS: Final = 10.0
+
+
+class ErrorWatch:
+    """Counters and faults as of the latest read. ``faults`` is the same object as long as nothing has changed."""
+
+    def __init__(self, host: FileTree, limits: HardwareErrors, clock: Callable[[], float] = time.monotonic) -> None:
+        self._host = host
+        self._clock = clock
+        self._rates = ErrorRates(limits)
+        self._due = float("-inf")
+        self.counters: tuple[ErrorCounter, ...] = ()
+        self.faults: tuple[Fault, ...] = ()
+        self.problems: tuple[str, ...] = ()
+        """Why counters cannot be read. What they said last still counts."""
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to read again."""
+        return self._clock() >= self._due
+
+    def read(self, machine: Machine) -> None:
+        """Reads the counters of a machine; blocks. Raises nothing."""
+        self._due = self._clock() + _EVERY_SECONDS
+        counters, problems = read_errors(Reader(self._host), machine)
+        self.counters = (*counters, *(one for one in self.counters if one.source in problems))
+        self.problems = tuple(problems.values())
+        if (faults := self._rates.sample(self.counters, self._clock())) != self.faults:
+            self.faults = faults

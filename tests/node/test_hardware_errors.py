@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that fails: what the kernel counts of it keeps new claims away."""
+
+import json
+import mmap
+from pathlib import Path
+
+import pytest
+
+from tests.node.rig import kernel
+from tests.node.rig.cluster import Cluster
+from tests.node.rig.wait import until
+from tests.rigs.trees import edac
+
+OVERLAY = Path("/run/node-test/errors.json")
+TAINT = {"key": "dra.memory/hardware-errors", "value": "uncorrected", "effect": "NoSchedule"}
+_MADV_HWPOISON = 100  # include/uapi/asm-generic/mman-common.h
+by_the_first = pytest.mark.configuration(hardwareErrors={"uncorrected": 1})
+
+
+def lost_pages() -> dict[int, int]:
+    """The pages of each NUMA node that the kernel has taken out of use after errors."""
+    files = kernel.NODES.glob("node*/memory_failure/total")
+    return {int(file.parent.parent.name.removeprefix("node")): int(file.read_text()) for file in files}
+
+
+def tainted(cluster: Cluster) -> set[str]:
+    """The devices that new claims stay away from because of errors."""
+    published = cluster.devices().items()
+    key = TAINT["key"]
+    return {name for name, device in published if any(t["key"] == key for t in device.get("taints", []))}
+
+
+@by_the_first
+def test_a_poisoned_page_taints_the_memory_of_its_node(cluster: Cluster) -> None:
+    """The kernel says which NUMA node lost it, so all memory of that node, and no CPU, is tainted."""
+    before = lost_pages()
+    with mmap.mmap(-1, mmap.PAGESIZE) as page:
+        page[0] = 1
+        page.madvise(_MADV_HWPOISON)
+    ill = {node for node, count in lost_pages().items() if count > before[node]}
+    assert len(ill) == 1
+    names = {name for name in cluster.devices() for node in ill if name.endswith(f"-numa{node:03}")}
+    assert names
+    until(lambda: names <= tainted(cluster), "the node's memory is tainted", within=30)
+    assert not {name for name in tainted(cluster) if name.startswith("cpudev")}
+
+
+@pytest.fixture
+def failing_controller() -> None:
+    """The files of a memory controller of the second socket, to be laid over the machine's /sys."""
+    files = edac(1, "Skylake Socket#1 IMC#0", "CPU_SrcID#1_MC#0_Chan#0_DIMM#0", ue=2)
+    OVERLAY.parent.mkdir(exist_ok=True)
+    OVERLAY.write_text(json.dumps(files))
+
+
+@pytest.mark.configuration(hardwareErrors={"uncorrected": 2}, sysfsOverlay=str(OVERLAY))
+def test_a_failing_controller_taints_the_memory_of_its_socket(failing_controller: None, cluster: Cluster) -> None:
+    """From the start on, since the kernel has counted before; claims beside it are prepared as ever."""
+    until(lambda: "memory-numa001" in tainted(cluster), "the socket's memory is tainted", within=30)
+    assert TAINT in cluster.devices()["hugepages-2m-numa001"]["taints"]
+    assert "memory-numa000" not in tainted(cluster)

@@ -9,16 +9,23 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
-from dra_frontend.commands.simulate import NODE, Operation, Prepare, Request, Simulation, Unprepare
+from dra_frontend.allocation.claim import Refused, read_claim
+from dra_frontend.allocation.decide import decide, judge
+from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.model import CpuDevice, DeviceKind
+from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
+from numa_contract.names import CPU_DRIVER, ClaimKey
 
 from tests.bench.figures import Line, timed
+from tests.rigs import builders
 from tests.strategies.machines import assemble, even_cores
 
+_CONFIG: Final = Config()
 _P99_BUDGET: Final = 2.0
 _CPUS: Final = 512
 _SMALLEST: Final = 128
@@ -37,7 +44,7 @@ _WISHES: Final[Sequence[dict[str, Any] | None]] = (
 def node(cpus: int, group_by: str) -> Inventory:
     """Returns two sockets of two threads per core and eight cores per L3, with so many CPUs in all."""
     return build_inventory(
-        assemble(even_cores(2, 2, cpus // 64, 8, 2)), Config.model_validate({"groupBy": group_by}), NODE
+        assemble(even_cores(2, 2, cpus // 64, 8, 2)), Config.model_validate({"groupBy": group_by}), builders.NODE
     )
 
 
@@ -45,21 +52,21 @@ def prepares(inventory: Inventory, pairs: int, seed: int = 1) -> list[float]:
     """Returns the CPU seconds of each of so many prepares, while up to 48 claims come and go."""
     choice = random.Random(seed)
     devices = [device.name for device in inventory.pools[0].devices if isinstance(device, CpuDevice)]
-    simulation = Simulation(inventory)
+    files: dict[ClaimKey, ClaimFile] = {}
     live: list[str] = []
     seconds: list[float] = []
     for number in range(pairs):
         if len(live) >= min(_LIVE_CLAIMS, len(inventory.machine.cpus) // 10):
-            gone = live.pop(choice.randrange(len(live)))
-            simulation.run(Operation(unprepare=Unprepare(uid=gone)))
-        wish = choice.choice(_WISHES)
-        asked = {"device": choice.choice(devices), "cpus": choice.choice(_AMOUNTS), "parameters": wish}
-        request = Request.model_validate(asked)
-        claim = Prepare(uid=f"claim-{number}", requests=[request])
+            files.pop((CPU_DRIVER, live.pop(choice.randrange(len(live)))), None)
+        wish, device, uid = choice.choice(_WISHES), choice.choice(devices), f"claim-{number}"
+        asked = builders.cpus(choice.choice(_AMOUNTS), device=device)
+        document = builders.claim(uid, asked, config=[] if wish is None else [builders.opaque(wish)])
         began = time.thread_time()
-        simulation.prepare(claim)
+        with suppress(Refused):
+            judged = judge(read_claim(document), CPU_DRIVER, inventory, _CONFIG)
+            files[CPU_DRIVER, uid] = ClaimFile.of(decide(judged, inventory, Ledger(files)))
         seconds.append(time.thread_time() - began)
-        live.append(claim.uid)
+        live.append(uid)
     return seconds
 
 

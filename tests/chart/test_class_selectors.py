@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The selectors of the DeviceClasses, evaluated as CEL with the device as the scheduler presents it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import cel
+import pytest
 from dra_frontend.commands.classes import device_classes
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import HugepagePool, NumaNode
+from dra_frontend.scheduling.cel import selected
+from dra_frontend.scheduling.cel_values import CelError, Domains
 from numa_contract.config import Config
 
 from tests.chart.helm import Document
@@ -63,3 +67,40 @@ def test_each_device_has_the_class_of_its_kind() -> None:
         "hugepages-2m-numa002": ["dra.hugepages-2m-far"],
         "hugepages-1g-numa001": ["dra.hugepages-1g"],
     }
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        'device.attributes["dra.cpu"].numCPUs > 3 && device.driver == "dra.cpu"',
+        'device.attributes["dra.cpu"].missing == 1 || device.driver == "dra.cpu"',
+        'device.driver != "dra.cpu" && device.attributes["dra.cpu"].missing == 1',
+        'device.attributes["dra.cpu"].missing == 1 || device.driver != "dra.cpu"',
+        'has(device.attributes["dra.cpu"].numCPUs) ? -7 / 2 == -3 : false',
+        "-7 % 4 == -3 && 2 + 3 * 4 == 14 && (2 + 3) * 4 == 20 && 10 - 3 - 2 == 5",
+        '"numaNode" in device.attributes["resource.kubernetes.io"] && !(device.driver in ["a", "b"])',
+        'device.attributes["dra.cpu"].numCPUs == "8"',
+        'device.attributes["dra.cpu"].numCPUs < "8"',
+        'device.driver.startsWith("dra") && device.driver.endsWith(".cpu") && device.driver.contains("a.c")',
+        "size(device.driver) == 7 && size([1, 2]) == 2 && [1, 2][1] == 2 && [1, 2][2] == 2",
+        "1 / 0 == 1 || true",
+        "!device.driver || true",
+        'true ? "x" == "x" : 1 / 0 == 1',
+        "device.driver",
+    ],
+)
+def test_the_part_of_cel_that_is_simulated_agrees(expression: str) -> None:
+    """Two implementations say true, false, or that the evaluation failed, of the same expressions."""
+    attributes = {"numCPUs": {"int": 8}, "resource.kubernetes.io/numaNode": {"int": 0}}
+    device = presented("dra.cpu", attributes)
+    mine = {**device["device"], "attributes": Domains(device["device"]["attributes"])}
+    assert _outcome(lambda: selected(expression, mine)) == _outcome(lambda: cel.evaluate(expression, device))
+
+
+def _outcome(evaluate: Callable[[], Any]) -> bool | None:
+    """True or false; None for a failure, and for what is neither."""
+    try:
+        found = evaluate()
+    except (CelError, ValueError, TypeError, LookupError, RuntimeError):
+        return None
+    return found if isinstance(found, bool) else None

@@ -4,6 +4,7 @@
 import json
 import tempfile
 import zlib
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,18 @@ from dra_frontend.api_server.errors import KubeError
 from dra_frontend.api_server.requests import Call
 from dra_frontend.claims.backend import BackendView, read_state
 from dra_frontend.claims.journal import SLOT_BYTES, Journal
+from dra_frontend.commands.classes import device_classes
+from dra_frontend.commands.manifest_files import add_manifests
+from dra_frontend.commands.simulate import own_devices
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.quantity import format_quantity, parse_quantity
+from dra_frontend.scheduling.allocate import Search, UnschedulableError
+from dra_frontend.scheduling.manifests import Manifests
+from dra_frontend.scheduling.published import read_slices
+from dra_frontend.scheduling.reading import ManifestError
+from dra_frontend.scheduling.wanted import read_class
 from hypothesis import strategies as st
-from numa_contract.config import Config
+from numa_contract.config import Config, ConfigError
 from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError
 from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER
@@ -33,6 +42,7 @@ from tests.strategies.machines import machine
 
 _MIB = 1 << 20
 _INVENTORY = build_inventory(machine(), Config(group_by="machine"), claims.NODE)
+_CLASSES = {one.name: one for one in map(read_class, device_classes(machine()))}
 _SLICES = Call("list", "resource.k8s.io", "resourceslices")
 _CLAIM = Call("get", "resource.k8s.io", "resourceclaims", "claim-u", "ns")
 
@@ -64,6 +74,18 @@ def _parameters(data: bytes) -> None:
         for entry in config:
             entry["opaque"]["parameters"] = parameters
         assert all(len(refusal) < 1024 for refusal in _judged(claims.claim("u", result, config=config)))
+
+
+def _manifests(data: bytes) -> None:
+    """Reads manifests and schedules what is in them, twice."""
+    found = Manifests()
+    add_manifests(found, data, "fuzzed")
+    workloads = found.of_claims() + found.of_pods(found, _CLASSES)
+    published = read_slices(found.slices)
+    search = Search([*own_devices(_INVENTORY, claims.NODE), *published], _CLASSES | found.classes)
+    for workload in 2 * workloads[:4]:
+        with suppress(UnschedulableError):
+            search.allocate([claim.wanted for claim in workload.claims])
 
 
 def _watch(data: bytes) -> None:
@@ -164,6 +186,57 @@ def _full(parameters: dict[str, Any], *requests: str) -> bytes:
     return json.dumps(claims.claim("u", *results, config=[entry] * 32)).encode()
 
 
+def _manifest(kind: str, **spec: Any) -> dict[str, Any]:
+    return {"kind": kind, "metadata": {"name": "n"}, "spec": spec}
+
+
+_NAMES = ("device.driver", "device", ".attributes", '["dra.cpu"]', ".numCPUs", "==", "&&", "||", "!", "(", ")", "has(")
+_WORDS = ('"x"', "1", "in", "[", "]", "?", ":", "cel.bind(a, ", "quantity(", ".compareTo(", "<", "-", "/", "%", "0")
+_CEL = st.lists(st.sampled_from([*_NAMES, *_WORDS]), max_size=12).map(" ".join)
+_exactly = st.fixed_dictionaries(
+    {"deviceClassName": st.sampled_from(["dra.cpu", "dra.memory", "n"])},
+    optional={
+        "count": st.integers(-1, 40),
+        "allocationMode": st.sampled_from(["All", "ExactCount"]),
+        "capacity": st.sampled_from([{"requests": {"dra.cpu/cpu": "2"}}, {"requests": {"size": 1}}]),
+        "selectors": st.lists(_CEL.map(lambda text: {"cel": {"expression": text}}), max_size=2),
+        "tolerations": st.just([{"operator": "Exists"}]),
+    },
+)
+_devices_spec = st.builds(
+    lambda wishes, attribute, kind: {
+        "devices": {
+            "requests": [{"name": f"r{n}", "exactly": wish} for n, wish in enumerate(wishes)],
+            "constraints": [{kind: attribute}],
+        }
+    },
+    st.lists(_exactly, max_size=4),
+    st.sampled_from(["resource.kubernetes.io/numaNode", "dra.cpu/numCPUs", "x/y"]),
+    st.sampled_from(["matchAttribute", "distinctAttribute"]),
+)
+_POD: dict[str, Any] = {
+    "resourceClaims": [{"name": "c", "resourceClaimTemplateName": "n"}],
+    "containers": [{"name": "w", "resources": {"claims": [{"name": "c"}], "limits": {"cpu": 1, "x/y": "2"}}}],
+}
+_manifests_made = st.one_of(
+    _devices_spec.map(lambda spec: _manifest("ResourceClaim", **spec)),
+    _devices_spec.map(lambda spec: _manifest("ResourceClaimTemplate", spec=spec)),
+    _CEL.map(lambda text: _manifest("DeviceClass", selectors=[{"cel": {"expression": text}}])),
+    st.just(_manifest("Pod", **_POD)),
+    st.just(_manifest("Deployment", template={"spec": _POD})),
+    st.just(_manifest("ResourceSlice", driver="n", pool={"name": "p"}, devices=[{"name": "d"}])),
+)
+_ALIASES = b"a: &a [x,x,x,x,x,x,x,x]\n" + b"".join(
+    b"%s: &%s [%s]\n" % (bytes([c + 1]), bytes([c + 1]), b",".join([b"*" + bytes([c])] * 8)) for c in range(97, 115)
+)
+
+
+def _selecting(expression: str) -> bytes:
+    wish = {"deviceClassName": "dra.cpu", "selectors": [{"cel": {"expression": expression}}] * 4}
+    requests = [{"name": f"r{n}", "exactly": wish} for n in range(8)]
+    return json.dumps(_manifest("ResourceClaim", devices={"requests": requests})).encode()
+
+
 _slice = {
     "kind": "ResourceSlice",
     "metadata": {"name": "s", "uid": "u", "resourceVersion": "3"},
@@ -209,6 +282,25 @@ TARGETS = [
         milliseconds=100,
         most_bytes=3 * _MIB // 2,
         bombs=[*map(_full, _CONFIGS), _full(_CONFIGS[2], *(f"r{number}" for number in range(100, 132)))],
+    ),
+    Target(
+        "manifests",
+        _manifests,
+        st.lists(spoilt(_manifests_made), max_size=3).map(lambda found: b"\n---\n".join(map(written, found))),
+        (ConfigError, ManifestError),
+        # Only who runs the command gives it files; PyYAML reads 64 KiB of the smallest tokens in this time.
+        milliseconds=3000,
+        bombs=(
+            _ALIASES,
+            b"&a [*a]",
+            b"[" * 60_000,
+            b"---\n" * 15_000,
+            b"- {a: b}\n" * 7000,
+            _selecting("true || " * 200 + "true"),
+            _selecting("-" * 900 + "1 == 1"),
+            _selecting("(" * 300 + "1" + ")" * 300),
+            _selecting("[" + "1," * 400 + "1] == [2]"),
+        ),
     ),
     Target(
         "api-list",

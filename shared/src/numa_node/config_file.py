@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one configuration file, read strictly. Both containers read it with this code, so they cannot disagree."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -30,8 +30,18 @@ class _StrictLoader(yaml.SafeLoader):
 
 def parse_yaml(data: bytes, source: str) -> Any:
     """Returns the value of one YAML document; ConfigError names ``source`` and the line."""
+    return _parsed(data, source, lambda text: yaml.load(text, _StrictLoader))  # noqa: S506 - a SafeLoader with one rule more
+
+
+def parse_yaml_documents(data: bytes, source: str) -> list[Any]:
+    """Returns the values of all documents of a YAML stream; ConfigError names ``source`` and the line."""
+    documents: list[Any] = _parsed(data, source, lambda text: list(yaml.load_all(text, _StrictLoader)))
+    return documents
+
+
+def _parsed(data: bytes, source: str, parse: Callable[[str], Any]) -> Any:
     try:
-        return yaml.load(data.decode(), _StrictLoader)  # noqa: S506 - a SafeLoader with one rule more
+        return parse(data.decode())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f"line {mark.line + 1}: " if mark else ""

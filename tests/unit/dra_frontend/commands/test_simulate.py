@@ -1,174 +1,198 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What-if through the real allocator."""
+"""Ordinary manifests on a captured machine: scheduled, and prepared by the real allocator."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from dra_frontend.commands import cli
-from dra_frontend.commands.simulate import NODE, read_operations, simulate
-from dra_frontend.devices.inventory import build_inventory
-from dra_frontend.devices.quantity import parse_quantity
-from dra_frontend.machine.model import Machine
-from numa_contract.config import Config, ConfigError
-from numa_contract.cpuset import parse_cpu_list
 
-from tests.rigs.trees import small_machine, write_tree
-from tests.strategies.machines import machine
+from tests.rigs.builders import cpu_record, write_claim
+from tests.rigs.trees import captured, small_machine, write_tree
 
-
-def prepare(uid: str, *requests: dict[str, Any]) -> dict[str, Any]:
-    """An operation of the input file."""
-    return {"prepare": {"uid": uid, "requests": list(requests)}}
-
-
-def request(device: str, cpus: Any = None, **more: Any) -> dict[str, Any]:
-    """A request of the input file."""
-    return {"device": device, **({} if cpus is None else {"cpus": cpus}), **more}
+EXAMPLES = Path(__file__).parents[4] / "examples"
+FITTING = "32intel64-2p8co2t+8ve"
+"""Two NUMA nodes with 8 cores of two threads each."""
+# What an example needs beside the machine: its README says so.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "slurm-bridge": {"groupBy": "machine"},
+    "named-cpus": {"allocator": "external"},
+    "extended-resource": {"cpuDeviceMode": "individual"},
+}
 
 
-def ran(*operations: dict[str, Any], found: Machine | None = None, **config: Any) -> dict[str, Any]:
-    """Runs operations on an even machine: two NUMA nodes with two cores of two threads each."""
-    settings = Config(**config)
-    inventory = build_inventory(found or machine(), settings, NODE)
-    return simulate(inventory, read_operations({"operations": list(operations)}, "claims.yaml"), settings)
+def foreign(driver: str, attribute: str) -> list[dict[str, Any]]:
+    """The class and the slice of somebody else's driver: one device, on NUMA node 1."""
+    selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
+    pool = {"name": "n", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": driver, "pool": pool, "devices": [{"name": "one", "attributes": {attribute: {"int": 1}}}]}
+    return [
+        {"kind": "DeviceClass", "metadata": {"name": driver}, "spec": {"selectors": [selector]}},
+        {"kind": "ResourceSlice", "metadata": {"name": driver}, "spec": spec},
+    ]
 
 
-def test_one_entry_for_each_operation_and_the_pool_at_the_end() -> None:
-    """Prepare, one that does not fit, unprepare: the CPUs come back. The same claim again has the same CPUs."""
-    assert ran(
-        prepare("a", request("cpudevnuma000", 3)),
-        prepare("b", request("cpudevnuma000", 2)),
-        prepare("c", request("cpudevnuma001", 2)),
-        {"unprepare": {"uid": "a"}},
-        {"unprepare": {"uid": "never"}},
-        prepare("b", request("cpudevnuma000", 2)),
-        prepare("b", request("cpudevnuma000", 2)),
-    ) == {
-        "operations": [
-            {"uid": "a", "cpus": "0-1,4", "perRequest": {"request-0": "0-1,4"}},
-            {
-                "uid": "b",
-                "error": "claim simulated/b: request request-0: device cpudevnuma000: 2 CPUs wanted, 1 free (5); "
-                "CPUs of a claim that is being released come back when its last container has ended",
-            },
-            {"uid": "c", "cpus": "3,7", "perRequest": {"request-0": "3,7"}},
-            {"uid": "a"},
-            {"uid": "never"},
-            *[{"uid": "b", "cpus": "0,4", "perRequest": {"request-0": "0,4"}}] * 2,
-        ],
-        "pool": "1-2,5-6",
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A host root with two NUMA nodes of 16 CPUs, and pages of 2 MiB and of 1 GiB on both."""
+    tree = captured(FITTING)
+    nodes = "/sys/devices/system/node/node{}/hugepages/hugepages-{}kB/{}"
+    pages = {
+        nodes.format(node, size, file): str(count)
+        for node in (0, 1)
+        for size, count in ((2048, 2048), (1 << 20, 8))
+        for file in ("nr_hugepages", "free_hugepages")
+    }
+    return write_tree(tree.changed(pages), tmp_path_factory.mktemp("host"))
+
+
+def written(path: Path, *documents: Any) -> str:
+    """A file with documents, by its path."""
+    path.write_text(yaml.safe_dump_all(documents))
+    return str(path)
+
+
+def claim(name: str, *requests: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    """A ResourceClaim."""
+    devices = {"requests": list(requests), **spec}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name},
+        "spec": {"devices": devices},
     }
 
 
-def test_requests_have_their_own_cpus_names_and_parameters() -> None:
-    """Parameters may be whole or only the fields of cpuConfig."""
-    spread = {"apiVersion": "v1alpha1", "cpuConfig": {"strategy": "spread"}}
-    (first,) = ran(
-        prepare(
-            "a",
-            request("cpudevnuma001", 2, parameters=spread, name="work"),
-            request("cpudevnuma000", 2, parameters={"strategy": "spread"}),
-            request("cpudevnuma000"),
-        ),
-        reserved_cpus=frozenset({7}),
-    )["operations"]
-    assert first == {"uid": "a", "cpus": "0-4", "perRequest": {"work": "2-3", "request-1": "0-1", "request-2": "4"}}
+def request(name: str, of: str = "dra.cpu", amount: Any = None, **more: Any) -> dict[str, Any]:
+    """A request of one device."""
+    key = "dra.cpu/cpu" if of == "dra.cpu" else "size"
+    capacity = {} if amount is None else {"capacity": {"requests": {key: amount}}}
+    return {"name": name, "exactly": {"deviceClassName": of, **capacity, **more}}
 
 
-def test_every_mode_can_be_simulated() -> None:
-    """Named CPUs in machine mode, single CPUs in individual mode."""
-    named = request("cpudevmachine", 2, parameters={"cpuset": "2-3"})
-    assert ran(prepare("a", named), group_by="machine")["operations"][0]["cpus"] == "2-3"
-    outcome = ran(
-        prepare("a", request("cpudev002", name="r"), request("cpudev005", 1, name="r")),
-        prepare("b", request("cpudev002")),
-        prepare("c", request("cpudev001", 2)),
-        cpu_device_mode="individual",
-    )["operations"]
-    assert outcome[0] == {"uid": "a", "cpus": "2,5", "perRequest": {"r": "2,5"}}
-    assert "CPU 2 is held by claim a" in outcome[1]["error"]
-    assert outcome[2]["error"] == "device cpudev001 is one CPU, 2 are requested"
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any, str]:
+    """Exit status, the JSON that is printed, and what is on standard error."""
+    status = cli.main(["simulate", "-o", "json", *arguments])
+    printed = capsys.readouterr()
+    return status, json.loads(printed.out) if printed.out else None, printed.err
+
+
+def reasons(outcome: Any) -> str:
+    """Why things do not fit."""
+    return "\n".join(text for row in outcome["outcomes"] for text in row.get("reasons", ()))
 
 
 @pytest.mark.parametrize(
-    ("amount", "given"),
-    [(1, 1), ("1", 1), (1.0, 1), ("1000m", 1), (0.5, 1), (1.5, 2), ("1500m", 2), ("2001m", 3), (None, 1)],
+    "path", [*EXAMPLES.glob("*.yaml"), *EXAMPLES.glob("existing-pods/*.yaml")], ids=lambda path: path.stem
 )
-def test_a_fraction_is_rounded_up_as_the_scheduler_does(amount: Any, given: int) -> None:
-    """By the device's request policy: at least one CPU, then whole ones. A single CPU is one however it is written."""
-    (first,) = ran(prepare("a", request("cpudevnuma000", amount)))["operations"]
-    assert len(parse_cpu_list(first["cpus"])) == given
-    (single,) = ran(prepare("a", request("cpudev002", amount)), cpu_device_mode="individual")["operations"]
-    assert ("2" if amount is None or parse_quantity(amount) == 1 else None) == single.get("cpus")
+def test_every_example_fits(path: Path, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a machine that has what the example needs, with the classes and slices of other drivers beside it."""
+    config = written(tmp_path / "config.yaml", CONFIGS.get(path.stem, {}))
+    single = {"metadata": {"name": "dra.cpu"}, "kind": "DeviceClass"}
+    single["spec"] = {
+        "extendedResourceName": "dra-numa/cpu",
+        "selectors": [{"cel": {"expression": 'device.driver == "dra.cpu"'}}],
+    }
+    others = [
+        *foreign("dra.net", "dra.net/numaNode"),
+        *foreign("gpu.nvidia.com", "resource.kubernetes.io/numaNode"),
+        single,
+    ]
+    beside = ["--claim", written(tmp_path / "others.yaml", *others)]
+    kind = "--claim" if path.stem == "kubevirt" else "--pod"
+    status, outcome, err = run(capsys, "--host-root", str(root), "--config", config, kind, str(path), *beside)
+    assert (status, err) == (0, "")
+    (row,) = outcome["outcomes"]
+    if path.stem == "claimed-by-policy":
+        assert row["claims"] == []  # the policy adds the claim in the cluster
+    else:
+        assert [one for each in row["claims"] for one in each["devices"]]
+    if path.stem.endswith("same-node"):
+        assert {one["device"] for one in row["claims"][0]["devices"]} == {"cpudevnuma001", "memory-numa001", "one"}
 
 
-def test_the_pool_is_never_empty() -> None:
-    """Where every other CPU is claimed, the rest share the reserved ones."""
-    claimed = prepare("a", request("cpudevnuma000", 3), request("cpudevnuma001", 4))
-    assert ran(claimed, reserved_cpus=frozenset({0}))["pool"] == "0"
+def test_n_times_the_same(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Devices fill up in order; what is missing is said for each that does not fit, and the status is 3."""
+    example = str(EXAMPLES / "one-numa-node.yaml")
+    status, outcome, _ = run(capsys, "--host-root", str(root), "--pod", example, "-n", "9")
+    assert (status, outcome["fit"], outcome["of"]) == (3, 7, 9)
+    assert [row["claims"][0]["devices"][0]["device"] for row in outcome["outcomes"][:7]] == ["cpudevnuma000"] * 4 + [
+        "cpudevnuma001"
+    ] * 3
+    assert reasons(outcome).count("cpudevnuma001 3 of 15 dra.cpu/cpu free, 4 wanted") == 2
+    assert "does not fit (scheduling): request cpus: " in _table(capsys, root, example)
 
 
-@pytest.mark.parametrize("amount", [0, -1, -0.5, 4.5])
-def test_an_amount_that_the_scheduler_would_not_give_is_an_outcome(amount: Any) -> None:
-    """It is refused as prepare refuses it."""
-    (first,) = ran(prepare("a", request("cpudevnuma000", amount)))["operations"]
-    assert "request-0" in first["error"]
+def _table(capsys: pytest.CaptureFixture[str], root: Path, example: str) -> str:
+    assert cli.main(["simulate", "--host-root", str(root), "--pod", example, "-n", "9"]) == 3
+    return capsys.readouterr().out
+
+
+def test_standard_input(root: Path) -> None:
+    """``-`` is standard input, so that rendered manifests can be piped in."""
+    command = [sys.executable, "-m", "dra_frontend", "simulate", "-o", "json", "--host-root", str(root), "--pod", "-"]
+    data = (EXAMPLES / "cpus.yaml").read_bytes()
+    ran = subprocess.run(command, input=data, capture_output=True, check=True, timeout=30)
+    assert json.loads(ran.stdout)["outcomes"][0]["claims"][0]["devices"][0]["cpus"] == "0-1,16-17"
+
+
+def test_what_the_scheduler_allows_and_the_driver_refuses(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The outcome says at which of both it ends; nothing is half given, and others still fit."""
+    whole = {"apiVersion": "v1alpha1", "cpuConfig": {"fullPhysicalCores": True}}
+    odd = claim("odd", request("a", amount=3), config=[{"opaque": {"driver": "dra.cpu", "parameters": whole}}])
+    file = written(tmp_path / "c.yaml", odd, claim("even", request("a", amount="4")))
+    status, outcome, _ = run(capsys, "--host-root", str(root), "--claim", file)
+    first, second = outcome["outcomes"]
+    assert (status, first["stage"], second["fits"]) == (3, "preparing", True)
+    assert "are not a whole number of physical cores; the next amount that is one: 4" in reasons(outcome)
+    assert second["claims"][0]["devices"][0]["cpus"] == "0-1,16-17"
+
+
+def test_claims_of_this_node_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is prepared is not free, unless the question is about the empty machine."""
+    host = write_tree(small_machine(), tmp_path / "host")
+    directory = host / "var/run/cdi"
+    directory.mkdir(parents=True)
+    held = cpu_record("11111111-2222-3333-4444-555555555555", "r=0-2")
+    results = [
+        part.model_copy(update={"device": "cpudevnuma000", "consumed": {"dra.cpu/cpu": "3"}}) for part in held.results
+    ]
+    write_claim(directory, held.model_copy(update={"results": tuple(results)}))
+    file = written(tmp_path / "c.yaml", claim("c", request("a", amount="2")))
+    (row,) = run(capsys, "--host-root", str(host), "--claim", file)[1]["outcomes"]
+    assert row["claims"][0]["devices"][0]["device"] == "cpudevnuma001"
+    (row,) = run(capsys, "--host-root", str(host), "--claim", file, "--empty")[1]["outcomes"]
+    assert row["claims"][0]["devices"][0]["device"] == "cpudevnuma000"
 
 
 @pytest.mark.parametrize(
-    ("document", "text"),
+    ("arguments", "text"),
     [
-        (None, "claims.yaml: "),
-        ({"operations": [{}]}, "operations.0: must have exactly one of prepare and unprepare"),
-        ({"operations": [prepare("a", request("d", gold=1))]}, "operations.0.prepare.requests.0.gold: unknown key"),
-        ({"operations": [{"unprepare": {"uid": 7}}]}, "operations.0.unprepare.uid: Input should be a valid string"),
-        ({"operations": [{"unprepare": {"uid": "../x"}}]}, "operations.0.unprepare.uid: UID '../x'"),
-        ({"operations": [prepare("b", request("d")), prepare("a")]}, "operations.1.prepare.requests: List should have"),
-        ({"operations": [prepare("a", request("d", True))]}, "requests.0.cpus: must be a quantity"),
-        ({"operations": [prepare("a", request("d", "many"))]}, "requests.0.cpus: quantity 'many'"),
-        ({"operations": [prepare("a", request(""))]}, "requests.0.device: String should have at least 1 character"),
+        ([], "needs --claim FILE or --pod FILE"),
+        (["--claim", "missing.yaml"], "missing.yaml: cannot be read"),
+        (["--pod", str(EXAMPLES / "kubevirt.yaml")], "has no Pod"),
+        (["--claim", str(EXAMPLES / "existing-pods" / "extended-resource.yaml")], "has no ResourceClaim"),
     ],
 )
-def test_a_bad_file_is_refused_by_name(document: Any, text: str) -> None:
-    """Every fault with its place."""
-    with pytest.raises(ConfigError) as caught:
-        read_operations(document, "claims.yaml")
-    assert text in str(caught.value)
+def test_unusable_input_is_status_2(
+    arguments: list[str], text: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line names the file and the fault."""
+    status, outcome, err = run(capsys, "--host-root", str(root), *arguments)
+    assert (status, outcome, err.count("\n")) == (2, None, 1)
+    assert text in err
 
 
-@pytest.fixture
-def host(tmp_path: Path) -> str:
-    """A host root with the small machine: CPUs 0-3 on node 0, 4-7 on node 1."""
-    return str(write_tree(small_machine(), tmp_path / "host"))
-
-
-def test_from_files(host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command prints JSON on standard output; a refused operation is no failure of the command."""
-    claims, config = tmp_path / "claims.yaml", tmp_path / "config.yaml"
-    operations = [prepare("a", request("cpudevsocket001", 2)), prepare("b", request("cpudevnuma000"))]
-    claims.write_text(yaml.safe_dump({"operations": operations}))
-    config.write_text('groupBy: socket\nreservedCPUs: "4"\n')
-    arguments = ["simulate", "--host-root", host, "--config", str(config), "--claims", str(claims), "-o", "json"]
-    assert cli.main(arguments) == 0
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    document = json.loads(printed.out)
-    assert document["operations"][0] == {"uid": "a", "cpus": "6-7", "perRequest": {"request-0": "6-7"}}
-    assert "no CPU device simulated/cpudevnuma000" in document["operations"][1]["error"]
-    assert document["pool"] == "0-3,5"
-
-
-def test_bad_files_end_with_2(host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One line on standard error names the file, one that is missing, too."""
-    claims = tmp_path / "claims.yaml"
-    for text in (None, "operations: [", "operations: 3", "a: 1\na: 2"):
-        if text is not None:
-            claims.write_text(text)
-        assert cli.main(["simulate", "--host-root", host, "--claims", str(claims)]) == 2
-        printed = capsys.readouterr()
-        assert printed.out == ""
-        assert printed.err.startswith(f"dra-frontend: {claims}: ")
-        assert printed.err.count("\n") == 1
+@pytest.mark.parametrize("times", ["0", "-1", "x", "1025", "٣"])
+def test_only_a_sane_number_of_times(times: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A slip does not simulate for hours."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["simulate", "--claim", "x", "-n", times])
+    assert caught.value.code == 2
+    assert "from 1 to 1024" in capsys.readouterr().err

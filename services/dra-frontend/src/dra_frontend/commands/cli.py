@@ -14,18 +14,20 @@ from numa_node.config_file import read_yaml
 from dra_frontend.commands.classes import device_classes
 from dra_frontend.commands.forms import object_list, structured
 from dra_frontend.commands.inspect import machine_table, report
+from dra_frontend.commands.node_files import read_node, warn
 from dra_frontend.commands.provision import KernelPools, preview, provision, rows_table
 from dra_frontend.commands.provision import report as provision_report
 from dra_frontend.commands.provision_plan import plan, read_requested
-from dra_frontend.commands.simulate import NODE, read_operations, simulate
-from dra_frontend.devices.inventory import Inventory, InventoryError, build_inventory
+from dra_frontend.commands.simulate import NODE, outcome_table, prepared, simulate
+from dra_frontend.devices.inventory import InventoryError
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.host_tree import HostTree
-from dra_frontend.settings import Settings, add_run_arguments, load_settings, open_host
+from dra_frontend.settings import add_run_arguments, load_settings, open_host
 
-_FAILED, _BAD_INPUT = 1, 2
+_FAILED, _BAD_INPUT, _DOES_NOT_FIT = 1, 2, 3
+_MOST_TIMES: Final = 1024
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -44,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="configuration file (YAML)")
         command.add_argument("--host-root", metavar="DIR", default=argparse.SUPPRESS, help="another root than /")
     made["slices"].add_argument("--node", metavar="NAME", default=argparse.SUPPRESS, help="name of the Node object")
-    made["simulate"].add_argument("--claims", metavar="FILE", required=True, help="operations to run (YAML)")
+    _add_simulate_arguments(made["simulate"])
     pages = made["provision"]
     pages.add_argument("files", metavar="FILE", nargs="+", help="HugePageProvision (YAML)")
     pages.add_argument("--dry-run", action="store_true", help="check the files and show what there is; change nothing")
@@ -52,24 +54,29 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_simulate_arguments(command: argparse.ArgumentParser) -> None:
+    for kind, what in (("claim", "claims and claim templates"), ("pod", "pods, or what makes pods")):
+        text = f"simulate the {what} of this manifest (YAML; - is standard input); may be repeated"
+        command.add_argument(f"--{kind}", metavar="FILE", action="append", default=[], help=text)
+    command.add_argument("-n", dest="times", metavar="N", type=_count, default=1, help="so many times the same")
+    command.add_argument("--empty", action="store_true", help="as if no claim were prepared on this node")
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= _MOST_TIMES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {_MOST_TIMES}")
+    return int(text)
+
+
 def _inspect(arguments: argparse.Namespace) -> str:
     machine = discover(open_host(load_settings(arguments)))
     return machine_table(machine) if arguments.output == "table" else structured(report(machine), arguments.output)
 
 
-def _inventory(settings: Settings, node: str) -> Inventory:
-    """Returns what the settings offer of the machine, warnings to standard error. Raises InventoryError."""
-    inventory = build_inventory(discover(open_host(settings)), settings.config, node)
-    for text in inventory.refused.values():
-        raise InventoryError(text)
-    for text in inventory.warnings:
-        print(f"dra-frontend: warning: {text}", file=sys.stderr)
-    return inventory
-
-
 def _slices(arguments: argparse.Namespace) -> str:
     settings = load_settings(arguments)
-    inventory = _inventory(settings, settings.node_name)
+    inventory = read_node(settings, settings.node_name, empty=True).inventory
+    warn(inventory)
     counted, node = settings.config.publish_node_allocatable_resource_mapping, settings.node_name
     items = [one for pool in inventory.pools for one in slice_documents(pool, node, counted=counted)]
     return object_list(items, arguments.output)
@@ -79,12 +86,16 @@ def _classes(arguments: argparse.Namespace) -> str:
     return object_list(device_classes(discover(open_host(load_settings(arguments)))), arguments.output)
 
 
-def _simulate(arguments: argparse.Namespace) -> str:
+def _simulate(arguments: argparse.Namespace) -> tuple[str, int]:
     settings = load_settings(arguments)
-    operations = read_operations(read_yaml(arguments.claims), arguments.claims)
+    if not arguments.claim + arguments.pod:
+        raise ConfigError("command line", ["simulate needs --claim FILE or --pod FILE"])
     # Any name does: nothing is published, and a made-up machine may have been captured under one that is not valid.
-    inventory = _inventory(settings, NODE)
-    return structured(simulate(inventory, operations, settings.config), arguments.output)
+    node = read_node(settings, NODE, empty=arguments.empty)
+    warn(node.inventory, node.claims)
+    outcome = simulate(*prepared(arguments.claim, arguments.pod, node, settings.config), arguments.times)
+    text = outcome_table(outcome) if arguments.output == "table" else structured(outcome, arguments.output)
+    return text, 0 if outcome["fit"] == outcome["of"] else _DOES_NOT_FIT
 
 
 def _provision(arguments: argparse.Namespace) -> str | tuple[str, int]:
@@ -103,7 +114,7 @@ _COMMANDS: Final[dict[str, tuple[_Command, str, tuple[str, ...]]]] = {
     "inspect": (_inspect, "show the machine as discovery sees it", ("table", "json", "yaml")),
     "slices": (_slices, "print the ResourceSlices that would be published", ("yaml", "json")),
     "classes": (_classes, "print the DeviceClasses that this machine's devices need", ("yaml", "json")),
-    "simulate": (_simulate, "show which CPUs claims would get, one after another", ("json", "yaml")),
+    "simulate": (_simulate, "show what claims and pods would get of this node", ("table", "json", "yaml")),
     "provision": (_provision, "allocate hugepages as HugePageProvision files say", ("table", "json")),
 }
 

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node as its files show it: the machine, the claims in the claim files, and what they leave. No service is asked."""
+
+import sys
+from dataclasses import dataclass
+
+from numa_contract.config import Config
+from numa_node.claim_directory import ClaimDirectory, DirectoryView
+
+from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.devices.inventory import Inventory, InventoryError, build_inventory
+from dra_frontend.machine.discovery import discover
+from dra_frontend.machine.host_hugepages import PageKey, held_pages, read_pod_pages
+from dra_frontend.machine.model import Machine
+from dra_frontend.node.host_tree import HostTree
+from dra_frontend.settings import Settings, open_host
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFiles:
+    """One look at them."""
+
+    inventory: Inventory
+    claims: DirectoryView
+    """The claim files; none of a machine that has no CDI directory."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """Returns what the claim files hold."""
+        return Ledger(self.claims.files)
+
+
+def read_node(settings: Settings, node: str, *, empty: bool = False) -> NodeFiles:
+    """Reads the node; ``empty``: without its claims. Raises InventoryError and HostTreeError."""
+    machine = discover(open_host(settings))
+    directory = HostTree(settings.host_root).real(settings.config.cdi_dir)
+    claims = DirectoryView() if empty else ClaimDirectory(directory).refresh()
+    inventory = build_inventory(
+        machine,
+        settings.config,
+        node,
+        held=Ledger(claims.files).held_cpus(),
+        host_pages={} if empty else _host_pages(machine, settings.host_root, settings.config),
+    )
+    for text in inventory.refused.values():
+        raise InventoryError(text)
+    return NodeFiles(inventory, claims)
+
+
+def warn(inventory: Inventory, claims: DirectoryView | None = None) -> None:
+    """Prints what does not fit to standard error."""
+    for text in (*inventory.warnings, *(claims.problems.values() if claims else ())):
+        print(f"dra-frontend: warning: {text}", file=sys.stderr)
+
+
+def _host_pages(machine: Machine, host_root: str, config: Config) -> dict[PageKey, int]:
+    """Returns the hugepages that no pod holds and that are not free, where cgroups tell what pods hold."""
+    sizes = {pool.page_bytes for node in machine.numa_nodes.values() for pool in node.hugepages}
+    cgroups = HostTree(HostTree(host_root).real(config.cgroup_root))
+    pods = read_pod_pages(cgroups, sizes)
+    return {
+        (node.id, pool.page_bytes): held_pages(node.id, pool, pods.get(pool.page_bytes))
+        for node in machine.numa_nodes.values()
+        for pool in node.hugepages
+    }

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of CEL that selectors of devices are written in; what is left out is refused by name (ADR 17).
+
+In it: literals, lists, ``device``, fields and keys, ``has``, ``in``, ``cel.bind``, all operators, a few functions of
+texts and quantities. As in CEL, ``&&`` and ``||`` forgive an error on one side where the other side decides.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+from dra_frontend.scheduling.cel_tokens import LITERALS, CelUnsupportedError, tokens
+from dra_frontend.scheduling.cel_values import FUNCTIONS, METHODS, OPERATORS, CelError, boolean, field, member
+
+LONGEST: Final = 10 << 10
+"""Characters of an expression (resource.k8s.io, CELSelectorExpressionMaxLength)."""
+Node = Callable[[Mapping[str, Any]], Any]
+_LEVELS: Final = (("==", "!=", "<", "<=", ">", ">=", "in"), ("+", "-"), ("*", "/", "%"))
+_MACROS: Final = ("all", "exists", "exists_one", "map", "filter")
+_WORDS: Final = {"true": True, "false": False, "null": None}
+
+
+class _Select:
+    """``operand.name``, which ``has`` asks about without reading it."""
+
+    def __init__(self, operand: Node, name: str) -> None:
+        self.operand, self.name = operand, name
+
+    def __call__(self, variables: Mapping[str, Any]) -> Any:
+        return field(self.operand(variables), self.name)
+
+    def present(self, variables: Mapping[str, Any]) -> bool:
+        there = self.operand(variables)
+        if not isinstance(there, Mapping):
+            raise CelError(f"has(): {self.name} of what is not a map")
+        return self.name in there
+
+
+@lru_cache(256)
+def compiled(expression: str) -> Node:
+    """Returns an expression as a function of its variables, which raises CelError; raises CelUnsupportedError."""
+    if len(expression) > LONGEST:
+        raise CelUnsupportedError(f"has more than {LONGEST} characters")
+    try:
+        return _Parser(expression).whole()
+    except RecursionError:
+        raise CelUnsupportedError("is nested too deep") from None
+
+
+def selected(expression: str, device: Mapping[str, Any]) -> bool:
+    """Tells whether a selector is true of a device; raises CelError and CelUnsupportedError."""
+    try:
+        return boolean(compiled(expression)({"device": device}), "the selector")
+    except RecursionError:
+        raise CelUnsupportedError("is nested too deep") from None
+
+
+class _Parser:
+    """Recursive descent over the tokens of one expression."""
+
+    def __init__(self, expression: str) -> None:
+        self._tokens = tokens(expression)
+        self._place = 0
+
+    def whole(self) -> Node:
+        """Returns all of it."""
+        node = self._ternary()
+        if self._place < len(self._tokens):
+            raise self._unexpected()
+        return node
+
+    def _peek(self) -> str:
+        """Returns the next sign or name; nothing of a literal, since "-" in quotes is no minus."""
+        kind, text = self._tokens[self._place] if self._place < len(self._tokens) else ("", "")
+        return text if kind in ("sign", "name") else ""
+
+    def _unexpected(self) -> CelUnsupportedError:
+        found = repr(self._tokens[self._place][1][:40]) if self._place < len(self._tokens) else "its end"
+        return CelUnsupportedError(f"cannot be read at {found}")
+
+    def _take(self, *wanted: str) -> str:
+        text = self._peek()
+        if text and text in wanted:
+            self._place += 1
+            return text
+        return ""
+
+    def _expect(self, text: str) -> None:
+        if not self._take(text):
+            raise self._unexpected()
+
+    def _name(self) -> str:
+        kind, text = self._tokens[self._place] if self._place < len(self._tokens) else ("", "")
+        if kind != "name":
+            raise self._unexpected()
+        self._place += 1
+        return text
+
+    def _ternary(self) -> Node:
+        condition = self._joined("||", "&&")
+        if not self._take("?"):
+            return condition
+        yes = self._joined("||", "&&")
+        self._expect(":")
+        no = self._ternary()
+        return lambda v: yes(v) if boolean(condition(v), "?:") else no(v)
+
+    def _joined(self, sign: str, *inner: str) -> Node:
+        def part() -> Node:
+            return self._joined(*inner) if inner else self._binary(0)
+
+        parts = [part()]
+        while self._take(sign):
+            parts.append(part())
+        decisive = sign == "||"
+
+        def join(variables: Mapping[str, Any]) -> bool:
+            failed: CelError | None = None
+            for each in parts:
+                try:
+                    if boolean(each(variables), sign) == decisive:
+                        return decisive
+                except CelError as error:
+                    failed = failed or error
+            if failed is not None:
+                raise failed
+            return not decisive
+
+        return join if len(parts) > 1 else parts[0]
+
+    def _binary(self, level: int) -> Node:
+        node = self._unary() if level == len(_LEVELS) else self._binary(level + 1)
+        while level < len(_LEVELS) and (sign := self._take(*_LEVELS[level])):
+            node = _applied(OPERATORS[sign], node, self._binary(level + 1))
+        return node
+
+    def _unary(self) -> Node:
+        if sign := self._take("!", "-"):
+            return _applied(OPERATORS[f"unary {sign}"], self._unary())
+        node = self._primary()
+        while sign := self._take(".", "["):
+            if sign == "[":
+                node = _applied(member, node, self._ternary())
+                self._expect("]")
+                continue
+            name = self._name()
+            node = self._method(node, name) if self._take("(") else _Select(node, name)
+        return node
+
+    def _arguments(self, end: str) -> list[Node]:
+        found: list[Node] = []
+        while not self._take(end):
+            if found:
+                self._expect(",")
+            found.append(self._ternary())
+        return found
+
+    def _method(self, target: Node, name: str) -> Node:
+        if name not in METHODS:
+            what = "macro" if name in _MACROS else "function"
+            raise CelUnsupportedError(f"the {what} {name}() is not simulated; known are {', '.join(sorted(METHODS))}")
+        return _applied(METHODS[name], target, *self._arguments(")"))
+
+    def _primary(self) -> Node:
+        if self._take("("):
+            node = self._ternary()
+            self._expect(")")
+            return node
+        if self._take("["):
+            items = self._arguments("]")
+            return lambda v: [item(v) for item in items]
+        kind, text = self._tokens[self._place] if self._place < len(self._tokens) else ("", "")
+        if kind in ("", "sign"):
+            raise self._unexpected()
+        self._place += 1
+        if kind == "name":
+            return self._named(text)
+        value = LITERALS[kind](text)
+        return lambda _: value
+
+    def _named(self, name: str) -> Node:
+        if name in _WORDS:
+            return lambda _: _WORDS[name]
+        if name == "cel" and self._take("."):
+            return self._bind()
+        if not self._take("("):
+            return lambda v: field(v, name)
+        arguments = self._arguments(")")
+        if name == "has" and len(arguments) == 1 and isinstance(arguments[0], _Select):
+            return arguments[0].present
+        if name not in FUNCTIONS:
+            raise CelUnsupportedError(f"the function {name}() is not simulated")
+        return _applied(FUNCTIONS[name], *arguments)
+
+    def _bind(self) -> Node:
+        for expected in ("bind", "("):
+            self._expect(expected)
+        name = self._name()
+        self._expect(",")
+        value = self._ternary()
+        self._expect(",")
+        body = self._ternary()
+        self._expect(")")
+        return lambda v: body({**v, name: value(v)})
+
+
+def _applied(function: Callable[..., Any], *operands: Node) -> Node:
+    def apply(variables: Mapping[str, Any]) -> Any:
+        values = [operand(variables) for operand in operands]
+        try:
+            return function(*values)
+        except (TypeError, AttributeError, OverflowError) as error:
+            raise CelError("no such overload: an operand is of another type than the operator takes") from error
+
+    return apply

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a device meets a request, or what is missing, in the scheduler's terms."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Final
+
+from dra_frontend.scheduling.cel import selected
+from dra_frontend.scheduling.cel_tokens import CelUnsupportedError
+from dra_frontend.scheduling.cel_values import CelError
+from dra_frontend.scheduling.published import Key, Published
+from dra_frontend.scheduling.reading import ManifestError
+from dra_frontend.scheduling.wanted import DeviceClass, Wish
+
+_KEEPS_AWAY: Final = ("NoSchedule", "NoExecute")
+
+
+@dataclass(slots=True)
+class InUse:
+    """What claims have of the devices."""
+
+    whole: set[Key] = field(default_factory=set)
+    """Devices of which one claim has all."""
+    parts: dict[Key, dict[str, Fraction]] = field(default_factory=dict)
+    """What is consumed of each capacity of shared devices."""
+
+    def add(self, key: Key, consumed: Mapping[str, Fraction] | None, sign: int = 1) -> None:
+        """Counts a result; ``sign`` -1 takes it back. None: all of the device."""
+        if consumed is None:
+            (self.whole.add if sign > 0 else self.whole.discard)(key)
+            return
+        sums = self.parts.setdefault(key, {})
+        for name, amount in consumed.items():
+            sums[name] = sums.get(name, Fraction(0)) + sign * amount
+
+    def free(self, device: Published, capacity: str) -> Fraction:
+        """Returns what is left of a capacity."""
+        used = self.parts.get(device.key, {}).get(capacity, Fraction(0))
+        return max(Fraction(0), device.capacity[capacity].value - used)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one device is to one request."""
+
+    device: Published
+    missing: str = ""
+    """Why it does not do; nothing where it does."""
+    consumed: Mapping[str, Fraction] | None = None
+    """What the request takes of a shared device; None: all of the device."""
+
+
+def matching(wish: Wish, classes: Mapping[str, DeviceClass], devices: Iterable[Published]) -> list[Published]:
+    """Returns the devices that the selectors of class and request admit.
+
+    Raises ManifestError for a class that is not there, and for a selector that fails, which ends a real attempt, too.
+    """
+    device_class = classes.get(wish.device_class)
+    if device_class is None:
+        raise ManifestError(f"there is no DeviceClass {wish.device_class}")
+    return [
+        device
+        for device in devices
+        if _admitted(device_class.selectors, f"DeviceClass {wish.device_class}", device)
+        and _admitted(wish.selectors, f"request {wish.name}", device)
+    ]
+
+
+def _admitted(selectors: Iterable[str], whose: str, device: Published) -> bool:
+    for place, expression in enumerate(selectors):
+        where = f"{whose}: selectors[{place}]"
+        try:
+            if not selected(expression, device.in_cel):
+                return False
+        except CelError as error:
+            remedy = '; ask first, with: "name" in device.attributes["domain"]' if "no such key" in str(error) else ""
+            raise ManifestError(f"{where}: device {device.name}: {error}{remedy}") from error
+        except CelUnsupportedError as error:
+            raise ManifestError(f"{where}: {error}") from error
+    return True
+
+
+def verdict(wish: Wish, device: Published, in_use: InUse) -> Verdict:
+    """Returns what a device that the selectors admit is to a request."""
+    for key, said, effect in device.taints:
+        tolerated = any(
+            one.key in ("", key) and one.value in (None, said) and one.effect in ("", effect)
+            for one in wish.tolerations
+        )
+        if effect in _KEEPS_AWAY and not tolerated:
+            return Verdict(device, f"has the taint {key}")
+    if device.key in in_use.whole:
+        return Verdict(device, "is allocated to a claim")
+    if unknown := sorted(wish.capacity.keys() - device.capacity.keys()):
+        known = ", ".join(sorted(device.capacity)) or "none"
+        return Verdict(device, f"has no capacity {unknown[0]} (it has: {known})")
+    return _shared(wish, device, in_use) if device.shared else _whole(wish, device, in_use)
+
+
+def _whole(wish: Wish, device: Published, in_use: InUse) -> Verdict:
+    if in_use.parts.get(device.key):
+        return Verdict(device, "is allocated to a claim")
+    for name, asked in wish.capacity.items():
+        share = device.capacity[name]
+        if asked > share.value:
+            return Verdict(device, f"has {share.text(share.value)} of {name}, {share.text(asked)} wanted")
+    return Verdict(device)
+
+
+def _shared(wish: Wish, device: Published, in_use: InUse) -> Verdict:
+    consumed = {}
+    for name, share in device.capacity.items():
+        asked = wish.capacity.get(name)
+        amount = share.consumed(asked)
+        if amount is None:
+            largest = share.choices[-1] if share.choices else share.maximum or share.value
+            return Verdict(
+                device, f"gives {share.text(largest)} of {name} at most, {share.text(asked or share.default)} wanted"
+            )
+        if amount > (free := in_use.free(device, name)):
+            of = f"{share.text(free)} of {share.text(share.value)} {name} free"
+            return Verdict(device, f"{of}, {share.text(amount)} wanted")
+        consumed[name] = amount
+    return Verdict(device, consumed=consumed)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ordinary manifests: claims, templates, classes, slices, pods and what makes pods; other kinds are passed over."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from numa_contract.errors import shown
+
+from dra_frontend.scheduling.reading import ManifestError, items, mapping, quantities, value
+from dra_frontend.scheduling.wanted import DeviceClass, Wanted, read_class, read_wanted
+
+MOST_NODES: Final = 200_000
+"""Values in one document, aliases expanded: more than the largest object of the API has."""
+_PARENTS: Final = {
+    "Deployment": ("spec", "template"),
+    "StatefulSet": ("spec", "template"),
+    "DaemonSet": ("spec", "template"),
+    "ReplicaSet": ("spec", "template"),
+    "ReplicationController": ("spec", "template"),
+    "Job": ("spec", "template"),
+    "CronJob": ("spec", "jobTemplate", "spec", "template"),
+    "PodTemplate": ("template",),
+}
+_IMPLICIT: Final = "deviceclass.resource.kubernetes.io/"
+_NODE_RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
+Name = tuple[str, str]
+"""Namespace and name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim to simulate: an object of its own, made from a template, or made for extended resources."""
+
+    namespace: str
+    name: str
+    wanted: Wanted
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Returns it before it is allocated."""
+        return {"metadata": {"namespace": self.namespace, "name": self.name}}
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Claims that must fit together: those of a pod, or one by itself."""
+
+    name: str
+    claims: tuple[Claim, ...]
+    notes: tuple[str, ...] = ()
+    """What is not simulated of it."""
+
+
+@dataclass(slots=True)
+class Manifests:
+    """What is in the files."""
+
+    claims: dict[Name, Claim] = field(default_factory=dict)
+    templates: dict[Name, Claim] = field(default_factory=dict)
+    classes: dict[str, DeviceClass] = field(default_factory=dict)
+    slices: list[Mapping[str, Any]] = field(default_factory=list)
+    pods: list[tuple[Name, Mapping[str, Any]]] = field(default_factory=list)
+    """Name and spec."""
+
+    def add(self, document: Any) -> None:
+        """Takes one document, lists taken apart; raises ManifestError naming the object."""
+        check_size(document)
+        if document is None:
+            return
+        if not isinstance(document, dict):
+            raise ManifestError(f"is not a Kubernetes object: {shown(document)}")
+        kind = value(document, "kind", str)
+        if kind.endswith("List") and isinstance(document.get("items"), list):
+            for one in items(document, "items", lambda one: one):
+                self.add({"kind": kind.removesuffix("List"), **one})
+            return
+        try:
+            self._add(kind, document)
+        except ManifestError as error:
+            name = mapping(document, "metadata").get("name") if isinstance(document.get("metadata"), dict) else None
+            raise ManifestError(f"{kind} {name or shown(name)}: {error}") from error
+
+    def _add(self, kind: str, document: Mapping[str, Any]) -> None:
+        place: Sequence[str] = _PARENTS.get(kind, ())
+        known = {"ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "ResourceSlice", "Pod", *_PARENTS}
+        if kind not in known:
+            return
+        metadata = mapping(document, "metadata")
+        name = value(metadata, "namespace", str, "default"), value(metadata, "name", str)
+        match kind:
+            case "ResourceClaim":
+                self.claims[name] = Claim(*name, read_wanted(mapping(document, "spec")))
+            case "ResourceClaimTemplate":
+                self.templates[name] = Claim(*name, read_wanted(mapping(document, "spec", "spec")))
+            case "DeviceClass":
+                self.classes[name[1]] = read_class(document)
+            case "ResourceSlice":
+                self.slices.append(document)
+            case _:
+                self.pods.append((name, mapping(document, *place, "spec")))
+
+    def with_all(self, other: "Manifests") -> "Manifests":
+        """Returns what is in both."""
+        return Manifests(
+            self.claims | other.claims,
+            self.templates | other.templates,
+            self.classes | other.classes,
+            self.slices + other.slices,
+            self.pods + other.pods,
+        )
+
+    def of_claims(self) -> list[Workload]:
+        """Returns each claim and each template by itself."""
+        return [Workload(claim.name, (claim,)) for claim in (*self.claims.values(), *self.templates.values())]
+
+    def of_pods(self, definitions: "Manifests", classes: Mapping[str, DeviceClass]) -> list[Workload]:
+        """Returns the pods with their claims, which ``definitions`` have; raises ManifestError naming the pod."""
+        found = []
+        for name, spec in self.pods:
+            try:
+                found.append(_workload(name, spec, definitions, classes))
+            except ManifestError as error:
+                raise ManifestError(f"pod {name[1]}: {error}") from error
+        return found
+
+
+def check_size(document: Any) -> None:
+    """Raises ManifestError for a document that is huge once its aliases are expanded."""
+    waiting, seen = [document], 0
+    while waiting:
+        one = waiting.pop()
+        seen += 1 + (len(one) if isinstance(one, dict | list) else 0)
+        if seen > MOST_NODES:
+            raise ManifestError(f"has more than {MOST_NODES} values")
+        if isinstance(one, dict):
+            waiting.extend(one.values())
+        elif isinstance(one, list):
+            waiting.extend(one)
+
+
+def _workload(
+    name: Name, spec: Mapping[str, Any], definitions: Manifests, classes: Mapping[str, DeviceClass]
+) -> Workload:
+    claims = dict(items(spec, "resourceClaims", lambda one: _claim_of_pod(name, one, definitions)))
+    containers = [*items(spec, "initContainers", lambda one: one), *items(spec, "containers", lambda one: one)]
+    for container in containers:
+        try:
+            items(mapping(container, "resources"), "claims", lambda one: _check_use(one, claims))
+        except ManifestError as error:
+            raise ManifestError(f"container {value(container, 'name', str, '')}: resources.{error}") from error
+    extended, notes = _extended(containers, classes)
+    made = [Claim(name[0], f"{name[1]}-extended-resources", extended)] if extended.requests else []
+    return Workload(name[1], (*claims.values(), *made), tuple(notes))
+
+
+def _claim_of_pod(pod: Name, entry: Mapping[str, Any], definitions: Manifests) -> tuple[str, Claim]:
+    inner = value(entry, "name", str)
+    template, claim = entry.get("resourceClaimTemplateName"), entry.get("resourceClaimName")
+    named, there = (
+        ("ResourceClaimTemplate", definitions.templates) if template else ("ResourceClaim", definitions.claims)
+    )
+    found = there.get((pod[0], str(template or claim)))
+    if found is None:
+        raise ManifestError(f"{named} {pod[0]}/{template or claim} is in none of the files")
+    return inner, Claim(pod[0], f"{pod[1]}-{inner}" if template else found.name, found.wanted)
+
+
+def _check_use(use: Mapping[str, Any], claims: Mapping[str, Claim]) -> None:
+    name, request = value(use, "name", str), value(use, "request", str, "")
+    if name not in claims:
+        raise ManifestError(f"name: {name} is not in spec.resourceClaims")
+    if request and request not in {one.name for one in claims[name].wanted.requests}:
+        raise ManifestError(f"request: claim {name} has no request {request}")
+
+
+def _extended(containers: Iterable[Mapping[str, Any]], classes: Mapping[str, DeviceClass]) -> tuple[Wanted, list[str]]:
+    """Returns what the scheduler makes of extended resources (KEP-5004), and notes on those that no class serves."""
+    requests, notes = [], []
+    for index, container in enumerate(containers):
+        resources = mapping(container, "resources")
+        asked = quantities(resources, "limits") | quantities(resources, "requests")
+        for place, resource in enumerate(sorted(asked)):
+            if resource in _NODE_RESOURCES or resource.startswith("hugepages-"):
+                continue
+            served = next(
+                (one for one in classes.values() if resource in (one.extended_resource, _IMPLICIT + one.name)), None
+            )
+            if served is None:
+                notes.append(f"{resource}: no DeviceClass serves this resource, so it is not simulated")
+                continue
+            wish = {"deviceClassName": served.name, "count": int(asked[resource])}
+            requests.append({"name": f"container-{index}-request-{place}", "exactly": wish})
+    return read_wanted({"devices": {"requests": requests}}), notes

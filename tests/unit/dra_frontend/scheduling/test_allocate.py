@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which devices claims get, as the scheduler decides it."""
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from dra_frontend.scheduling.allocate import Search, UnschedulableError
+from dra_frontend.scheduling.published import read_slices
+from dra_frontend.scheduling.reading import ManifestError
+from dra_frontend.scheduling.wanted import read_class, read_wanted
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fakes import scheduler
+from tests.fakes.quantities import whole
+
+GROUPS = {
+    "capacity": {
+        "size": {
+            "value": "8Gi",
+            "requestPolicy": {"default": "1Gi", "validRange": {"min": "1Gi", "max": "8Gi", "step": "1Gi"}},
+        }
+    }
+}
+CLASS = {"metadata": {"name": "any"}, "spec": {"selectors": [{"cel": {"expression": 'device.driver == "d"'}}]}}
+
+
+def device(name: str, node: int | None = None, **more: Any) -> dict[str, Any]:
+    """A device of a slice."""
+    attributes = {} if node is None else {"attributes": {"d/node": {"int": node}}}
+    return {"name": name, **attributes, **more}
+
+
+def shared(name: str, node: int) -> dict[str, Any]:
+    """A device of 8 GiB that claims take parts of."""
+    return device(name, node, allowMultipleAllocations=True, **GROUPS)
+
+
+def slices(*devices: dict[str, Any]) -> list[dict[str, Any]]:
+    """One slice."""
+    pool = {"name": "p", "generation": 1, "resourceSliceCount": 1}
+    return [
+        {"metadata": {"name": "s"}, "spec": {"driver": "d", "pool": pool, "nodeName": "n", "devices": list(devices)}}
+    ]
+
+
+def wish(name: str, **more: Any) -> dict[str, Any]:
+    """A request of one device."""
+    return {"name": name, "exactly": {"deviceClassName": "any", **more}}
+
+
+def size(amount: str) -> dict[str, Any]:
+    """A part of a shared device."""
+    return {"capacity": {"requests": {"size": amount}}}
+
+
+def searching(*devices: dict[str, Any]) -> Search:
+    """A node with these devices."""
+    return Search(read_slices(slices(*devices)), {"any": read_class(CLASS)})
+
+
+def chosen(search: Search, *requests: dict[str, Any], **more: Any) -> dict[str, list[str]]:
+    """The devices by request."""
+    found: dict[str, list[str]] = {}
+    for one in search.allocate([read_wanted({"devices": {"requests": list(requests), **more}})]):
+        found.setdefault(one.wish.name, []).append(one.device.name)
+    return found
+
+
+def missing(search: Search, *requests: dict[str, Any], **more: Any) -> str:
+    """Why the claim is not allocated."""
+    with pytest.raises(UnschedulableError) as caught:
+        chosen(search, *requests, **more)
+    return str(caught.value)
+
+
+def test_the_first_that_fit_in_order() -> None:
+    """A device with room is shared, a full one passed over; a single device belongs to one claim."""
+    search = searching(device("a"), shared("b", 0), shared("c", 1))
+    assert chosen(search, wish("r", **size("6Gi"))) == {"r": ["b"]}
+    assert chosen(search, wish("r", **size("6Gi"))) == {"r": ["c"]}
+    assert chosen(search, wish("r")) == {"r": ["a"]}
+    assert missing(search, wish("r", **size("3Gi"))) == (
+        "request r: a is allocated to a claim, b 2Gi of 8Gi size free, 3Gi wanted, c 2Gi of 8Gi size free, 3Gi wanted"
+    )
+    # The default of the policy is what an empty request has; a fraction is rounded to the step.
+    assert chosen(search, wish("r"), wish("s", **size("512Mi"))) == {"r": ["b"], "s": ["b"]}
+
+
+def test_constraints_hold_together() -> None:
+    """The same value, or different ones, for the requests that are named; what failed leaves nothing taken."""
+    search = searching(shared("a", 0), shared("b", 0), device("c", 1), shared("d", 1))
+    same = [{"matchAttribute": "d/node", "requests": ["r", "s"]}]
+    whole = [{"cel": {"expression": "!device.allowMultipleAllocations"}}]
+    assert chosen(search, wish("r", **size("8Gi")), wish("s", selectors=whole), constraints=same) == {
+        "r": ["d"],
+        "s": ["c"],
+    }
+    assert "s: c is allocated to a claim" in missing(search, wish("r"), wish("s", selectors=whole), constraints=same)
+    apart = [{"distinctAttribute": "d/node"}]
+    assert "but not all together, with d/node as the constraints say" in missing(
+        search, wish("r"), wish("s"), wish("t"), constraints=apart
+    )
+    assert chosen(search, wish("r", **size("8Gi"))) == {"r": ["a"]}
+
+
+def test_count_all_and_first_available() -> None:
+    """So many devices, every one, or the first alternative that can be met."""
+    search = searching(device("a", 0), device("b", 1), device("c", 1))
+    assert chosen(search, wish("r", count=2)) == {"r": ["a", "b"]}
+    assert (
+        missing(search, wish("r", count=2))
+        == "request r: 1 of 2 devices; a is allocated to a claim, b is allocated to a claim"
+    )
+    assert "a is allocated" in missing(search, wish("r", allocationMode="All"))
+    two, one = ({"name": name, "deviceClassName": "any", "count": count} for name, count in (("two", 2), ("one", 1)))
+    assert chosen(search, {"name": "r", "firstAvailable": [two, one]}) == {"r/one": ["c"]}
+
+
+def test_taints_keep_away_unless_tolerated() -> None:
+    """As an overclaimed device's."""
+    search = searching(device("a", taints=[{"key": "k", "value": "true", "effect": "NoSchedule"}]))
+    assert missing(search, wish("r")) == "request r: a has the taint k"
+    assert chosen(search, wish("r", tolerations=[{"key": "k", "operator": "Exists"}])) == {"r": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("selector", "text"),
+    [
+        ('device.attributes["d"].nodes == 0', "device a: no such key: nodes; ask first"),
+        ('device.attributes["d"].node.matches("0")', "matches() is not simulated"),
+    ],
+)
+def test_a_selector_that_fails_ends_the_attempt(selector: str, text: str) -> None:
+    """As in the scheduler, where no other device is tried then."""
+    found = missing(searching(device("a", 0)), wish("r", selectors=[{"cel": {"expression": selector}}]))
+    assert found.startswith("request r: selectors[0]: ")
+    assert text in found
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ({"requests": [{"name": "r", "deviceClassName": "any"}]}, "form of resource.k8s.io/v1beta1"),
+        ({"requests": [wish("r", adminAccess=True)]}, "adminAccess: is not simulated"),
+        ({"requests": [wish("r"), wish("r")]}, "two have the same name"),
+        ({"requests": [wish("r", count=True)]}, "count: must be a number, not 'True'"),
+        ({"requests": [wish("r", count=33)]}, "must be from 1 to 32"),
+        ({"requests": [wish("r", **size("much"))]}, "requests.size: quantity 'much'"),
+        ({"requests": [wish("r")], "constraints": [{"matchAttribute": "d/x", "requests": ["s"]}]}, "no request s"),
+        ({"requests": [wish("r")], "constraints": [{"matchAttribute": "node"}]}, "must have a domain"),
+        ({"requests": "r"}, "requests: must be a list"),
+    ],
+)
+def test_a_spec_that_the_server_would_not_take(spec: dict[str, Any], text: str) -> None:
+    """The place and the fault are named."""
+    with pytest.raises(ManifestError) as caught:
+        read_wanted({"devices": spec})
+    assert text in str(caught.value)
+
+
+_devices = st.lists(st.tuples(st.booleans(), st.integers(0, 2)), min_size=1, max_size=5).map(
+    lambda kinds: [(shared if part else device)(f"d{n}", node) for n, (part, node) in enumerate(kinds)]
+)
+_requests = st.lists(
+    st.one_of(
+        st.sampled_from(["1Gi", "3Gi", "8Gi", "1500Mi"]).map(size), st.integers(1, 2).map(lambda n: {"count": n})
+    ),
+    min_size=1,
+    max_size=3,
+).map(lambda found: [wish(f"r{n}", **one) for n, one in enumerate(found)])
+_claims = st.builds(
+    lambda requests, match: {
+        "requests": requests,
+        **({"constraints": [{"matchAttribute": "d/node"}]} if match else {}),
+    },
+    _requests,
+    st.booleans(),
+)
+
+
+@given(_devices, st.lists(_claims, min_size=1, max_size=4))
+def test_it_agrees_with_the_stand_in_of_the_scheduler(
+    devices: list[dict[str, Any]], claims: list[dict[str, Any]]
+) -> None:
+    """Written twice from the same rules, both give every claim the same devices and amounts, or none."""
+    search, published = searching(*devices), slices(*devices)
+    before: list[dict[str, Any]] = []
+    for number, spec in enumerate(claims):
+        document = {"metadata": {"name": f"c{number}"}, "spec": {"devices": spec}}
+        try:
+            allocated = scheduler.allocate(document, published, {"any": CLASS}, others=before)
+        except scheduler.UnschedulableError:
+            missing(search, *spec["requests"], **{key: spec[key] for key in spec if key != "requests"})
+            continue
+        before.append(allocated)
+        results = allocated["status"]["allocation"]["devices"]["results"]
+        choices = search.allocate([read_wanted({"devices": spec})])
+        assert [one.device.name for one in choices] == [one["device"] for one in results]
+        amounts = [None if one.consumed is None else one.consumed["size"] for one in choices]
+        assert amounts == [
+            Fraction(whole(one["consumedCapacity"]["size"])) if "consumedCapacity" in one else None for one in results
+        ]

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Selectors, evaluated as the scheduler's CEL does, or refused."""
+
+from typing import Any
+
+import pytest
+from dra_frontend.commands.classes import device_classes
+from dra_frontend.devices.quantity import parse_quantity
+from dra_frontend.machine.discovery import discover
+from dra_frontend.scheduling.cel import LONGEST, selected
+from dra_frontend.scheduling.cel_tokens import CelUnsupportedError
+from dra_frontend.scheduling.cel_values import CelError, Domains, Quantity
+
+from tests.rigs.trees import small_machine
+
+ATTRIBUTES: dict[str, dict[str, Any]] = {
+    "dra.cpu": {"numCPUs": 16, "smtEnabled": True, "coreType": "p-core", "roots": ["pci0", "pci1"], "ratio": -1},
+    "resource.kubernetes.io": {"numaNode": 0},
+}
+DEVICE = {
+    "driver": "dra.cpu",
+    "attributes": Domains(ATTRIBUTES),
+    "capacity": Domains({"dra.cpu": {"cpu": Quantity(parse_quantity("16"))}}),
+}
+OURS = 'device.attributes["dra.cpu"]'
+
+
+@pytest.mark.parametrize(
+    ("expression", "true"),
+    [
+        ('device.driver == "dra.cpu"', True),
+        ("device.driver != 'dra.cpu'", False),
+        (f"{OURS}.numCPUs >= 8 && {OURS}.numCPUs < 17", True),
+        (f"{OURS}.coreType in ['e-core', \"p-core\"]", True),
+        (f'"coreType" in {OURS} && "l3" in {OURS}', False),
+        (f"has({OURS}.coreType) && !has({OURS}.l3)", True),
+        # A domain that the device does not have is empty, and no error.
+        ('has(device.attributes["other.example.com"].x)', False),
+        # What decides makes good an error on the other side, before or after it.
+        (f"{OURS}.missing == 1 || {OURS}.smtEnabled", True),
+        (f"{OURS}.missing == 1 && !{OURS}.smtEnabled", False),
+        (f"({OURS}.numCPUs + 2 * 3 - 4 / 2) % 7 == 6", True),
+        ("-7 / 2 == -3 && -7 % 2 == -1", True),
+        (f"-{OURS}.ratio == 1 && - -1 == 1", True),
+        (f'{OURS}.coreType.startsWith("p") && {OURS}.coreType.endsWith("core")', True),
+        (f'{OURS}.coreType.contains("-") && size({OURS}.roots) == 2', True),
+        (f'"pci1" in {OURS}.roots && {OURS}.roots[0] == "pci0"', True),
+        (f"cel.bind(a, {OURS}, a.numCPUs == 16 && a.smtEnabled)", True),
+        ('device.capacity["dra.cpu"].cpu.compareTo(quantity("8")) > 0', True),
+        ('device.capacity["dra.cpu"].cpu.isLessThan(quantity("16k"))', True),
+        (f'{OURS}.smtEnabled ? {OURS}.numCPUs == 16 : {OURS}.missing == "x"', True),
+        # Types never mix: a number in quotes is another thing than a number.
+        (f'{OURS}.numCPUs == "16"', False),
+        (f"{OURS}.smtEnabled == 1", False),
+        ("1 == 1.0 && 2 > 1.5", True),
+        ('"a" + "b" == "ab" && "\\"" == \'"\' // a comment\n', True),
+        ("0x10 == 16 && null == null && !(1 in [2, 3])", True),
+    ],
+)
+def test_values(expression: str, true: bool) -> None:
+    """What is in the subset means what it means in CEL."""
+    assert selected(expression, DEVICE) is true
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        (f"{OURS}.missing == 1", "no such key: missing"),
+        (f"{OURS}.numCPUs", "neither true nor false"),
+        (f"{OURS}.numCPUs && true", "neither true nor false"),
+        (f'{OURS}.numCPUs < "9"', "no such overload"),
+        (f"{OURS}.numCPUs / 0 == 1", "division by zero"),
+        ("9223372036854775807 + 1 > 0", "integer overflow"),
+        (f"{OURS}.roots[2] == 'x'", "index out of range"),
+        ("devices.driver == 'x'", "no such key: devices"),
+        ("!device.driver", "neither true nor false"),
+        ("-'a' == 1", "no such overload"),
+        ("'a'.isLessThan('b')", "no such overload"),
+        ("quantity('much').isLessThan(quantity('1'))", "quantity 'much'"),
+    ],
+)
+def test_errors(expression: str, text: str) -> None:
+    """An error ends the attempt to schedule, so it is told from "false"."""
+    with pytest.raises(CelError, match=text):
+        selected(expression, DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        (f'{OURS}.roots.exists(r, r == "pci0")', r"the macro exists\(\) is not simulated"),
+        (f'{OURS}.coreType.matches("p.*")', r"the function matches\(\) is not simulated"),
+        ('semver("1.0.0").isLessThan(semver("2.0.0"))', r"the function semver\(\)"),
+        ("{'a': 1}.a == 1", "cannot be read at"),
+        ("1u == 1", "cannot be read at"),
+        ('r"x" == "x"', "cannot be read at"),
+        ('"\\x41" == "A"', "the escape"),
+        ("device.driver ==", "at its end"),
+        ("a b", "cannot be read at 'b'"),
+        ("", "at its end"),
+        ("(" * 5000 + ")" * 5000, "nested too deep"),
+        ("-" * 5000 + "1 == 1", "nested too deep"),
+        ("device" + ".a" * 5000, "nested too deep|more than"),
+        ("[" * 2000 + "]" * 2000 + " == []", "nested too deep"),
+        ("1" * (LONGEST + 1), "more than"),
+    ],
+)
+def test_the_rest_is_refused_by_name(expression: str, text: str) -> None:
+    """Nothing that is not understood is taken for true or false, and no depth ends the process."""
+    with pytest.raises(CelUnsupportedError, match=text):
+        selected(expression, DEVICE)
+
+
+def test_many_terms_are_no_depth() -> None:
+    """A long list of alternatives is a wide expression, not a deep one."""
+    assert selected(" || ".join(["false"] * 1000 + ["true"]), DEVICE)
+
+
+def test_the_driver_s_own_classes_are_in_the_subset() -> None:
+    """A class that the driver prints is one that the simulation understands."""
+    memory: dict[str, Any] = {**DEVICE, "driver": "dra.memory", "attributes": Domains({})}
+    for document in device_classes(discover(small_machine())):
+        for selector in document["spec"]["selectors"]:
+            expression = selector["cel"]["expression"]
+            assert selected(expression, DEVICE) == (document["metadata"]["name"] == "dra.cpu")
+            if "hugeTLB" in expression:
+                with pytest.raises(CelError, match="no such key: hugeTLB"):
+                    selected(expression, memory)

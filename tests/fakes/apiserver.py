@@ -18,8 +18,9 @@ from aiohttp import web
 
 from tests.fakes import apiserver_devices as devices
 from tests.fakes import apiserver_protobuf
+from tests.fakes.apiserver_allocatable import GATE, check_declared
 from tests.fakes.apiserver_rules import admit
-from tests.fakes.apiserver_store import NODES, RESOURCES, ApiError, Document, Store
+from tests.fakes.apiserver_store import NODES, RESOURCES, ApiError, Document, Resource, Store
 from tests.fakes.apiserver_values import Fault, Options, Served, Target
 from tests.fakes.apiserver_watch import Watch, matches
 from tests.fakes.control import stopping
@@ -32,9 +33,7 @@ class ApiServer:
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or Options()
-        self.store = Store(
-            admit=lambda resource, new, old: admit(self.options.gates, resource, new, old, self.options.version)
-        )
+        self.store = Store(admit=self._admit)
         self.served: list[Served] = []
         self.faults: list[Fault] = []
         self.watches: list[Watch] = []
@@ -58,6 +57,14 @@ class ApiServer:
         self._stopping.set()
         self.drop_watches()
         await self._runner.cleanup()
+
+    def _admit(self, resource: Resource, new: Document, old: Document | None) -> Document:
+        options = self.options
+        admitted = admit(options.gates, resource, new, old, options.version)
+        if resource.name == "resourceslices" and (node := (admitted.get("spec") or {}).get("nodeName")):
+            nodes = {one["metadata"]["name"]: one for one in self.store.select(NODES)}
+            check_declared(resource, admitted, nodes.get(node, {"metadata": {"name": node}}))
+        return admitted
 
     def write_kubeconfig(self, path: Path, *, user: Mapping[str, Any] | None = None) -> Path:
         """Writes a kubeconfig for this server; ``user`` is its user entry, by default a token that is accepted."""
@@ -278,7 +285,9 @@ async def _main(arguments: argparse.Namespace) -> None:
         if arguments.kubeconfig_out:
             server.write_kubeconfig(arguments.kubeconfig_out)
         for node in arguments.node:
-            server.store.create(NODES, "", {"metadata": {"name": node}})
+            # The kubelets of this cluster have the same gates.
+            declared = [GATE] if options.gates[GATE] and options.version == "1.37" else []
+            server.store.create(NODES, "", {"metadata": {"name": node}, "status": {"declaredFeatures": declared}})
         if arguments.port_file:
             # Last, and by rename: who waits for this file finds everything else in place.
             part = arguments.port_file.with_suffix(".part")

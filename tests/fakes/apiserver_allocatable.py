@@ -5,9 +5,10 @@ import re
 from collections.abc import Iterator
 
 from tests.fakes import quantities
-from tests.fakes.apiserver_store import Document
+from tests.fakes.apiserver_store import ApiError, Document, Resource
 
 FIELD = "nodeAllocatableResources"
+GATE = "DRANodeAllocatableResources"
 _RESOURCE = re.compile(r"cpu|memory|ephemeral-storage|hugepages-\d+[KMGT]i")
 
 
@@ -16,6 +17,19 @@ def drop_unknown(version: str, spec: Document) -> None:
     if version != "1.37":
         for device in spec.get("devices") or []:
             device.pop(FIELD, None)
+
+
+def check_declared(resource: Resource, document: Document, node: Document) -> None:
+    """ApiError 403 for a mapping on a node whose kubelet has not declared that it counts claims.
+
+    `kubernetes/kubernetes plugin/pkg/admission/nodedeclaredfeatures, 1.37`.
+    """
+    devices = (document.get("spec") or {}).get("devices") or []
+    declared = (node.get("status") or {}).get("declaredFeatures") or []
+    if any(device.get(FIELD) for device in devices) and GATE not in declared:
+        name = document["metadata"]["name"]
+        text = f'node "{node["metadata"]["name"]}" does not support {GATE} feature'
+        raise ApiError(403, "Forbidden", f'{resource.name} "{name}" is forbidden: {text}', name, resource.name)
 
 
 def validate(path: str, device: Document) -> Iterator[str]:

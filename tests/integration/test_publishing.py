@@ -20,6 +20,7 @@ from numa_contract.config import Config
 from numa_contract.names import DRIVERS
 
 from tests.fakes.apiserver import ApiServer
+from tests.fakes.apiserver_allocatable import GATE
 from tests.fakes.apiserver_store import NODES, SLICES, Document
 from tests.fakes.waiting import eventually
 from tests.strategies.machines import machine
@@ -127,7 +128,7 @@ FULL = [
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncGenerator[Rig, None]:
     async with ApiServer() as server:
-        server.store.create(NODES, "", {"metadata": {"name": NODE}})
+        server.store.create(NODES, "", {"metadata": {"name": NODE}, "status": {"declaredFeatures": [GATE]}})
         async with connect(kubeconfig(str(server.write_kubeconfig(tmp_path / "kubeconfig")))) as client:
             yield Rig(server, client)
 
@@ -367,6 +368,38 @@ async def test_fields_that_the_server_refuses_are_left_out(
     ((noticed, note),) = rig.notices
     assert noticed == reason
     assert told in note
+
+
+@pytest.mark.parametrize(
+    ("release", "gate", "declared", "kept", "told"),
+    [
+        ("1.34", False, [], False, "ResourceSliceFieldsDropped"),
+        ("1.36", True, [], False, "ResourceSliceFieldsDropped"),
+        ("1.37", False, [GATE], False, "ResourceSliceFieldsDropped"),
+        ("1.37", True, [], False, "NodeAllocatableMappingUnsupported"),
+        ("1.37", True, [GATE], True, ""),
+    ],
+)
+async def test_claims_are_counted_where_server_and_kubelet_do_it(
+    rig: Rig, release: str, gate: bool, declared: list[str], kept: bool, told: str
+) -> None:
+    """Everything is published whatever the release, and whoever prepares claims can ask whether they are counted.
+
+    From 1.37 on the server forbids the mapping on a node whose kubelet has not declared that it counts; lists stay.
+    """
+    rig.server.options.version = release
+    rig.server.options.gates |= {GATE: gate, "DRAListTypeAttributes": True}
+    rig.server.store.update(NODES, "", NODE, {"status": {"declaredFeatures": declared}}, "status")
+    (both,) = mapped()
+    both["spec"]["devices"][0]["attributes"] |= listed()["spec"]["devices"][0]["attributes"]
+    async with rig.publisher({NODE: [both]}) as publisher:
+        assert publisher.counted, "nobody knows better yet"
+        await rig.published(publisher, 1)
+        assert publisher.counted is kept
+    (slice_,) = rig.slices()
+    assert {ALLOCATABLE in device for device in slice_["spec"]["devices"]} == {kept}
+    assert "pcieRoot" in str(slice_)
+    assert [reason for reason, _ in rig.notices] == ([told] if told else [])
 
 
 async def test_another_fault_is_not_blamed_on_lists(rig: Rig) -> None:

@@ -111,11 +111,16 @@ class Frontend:
         told = MetadataFiles(str(path / "plugins"), enabled=metadata, failed=self.metadata_failures.append)
         self.store = ClaimStore(self.files, self.journal, FileLock(path / "claims.lock"), self.backend, told)
         parts = (self.api, self.store, self, self.backend)
-        self.recovery = Recovery(NODE, *parts, self.config, clock=lambda: self.now)
+        self.counted = False
+        """Whether the kubelet adds claims to limits."""
+        self.recovery = Recovery(NODE, *parts, self.config, self._counted, clock=lambda: self.now)
         self.reconciler = Reconciler(NODE, self.api, self.store, self.backend)
-        self.claims = NodeClaims(*parts, self.recovery, self.config, backend_wait=wait)
+        self.claims = NodeClaims(*parts, self.recovery, self.config, self._counted, backend_wait=wait)
         if enforced:
             self.enforce(active=active)
+
+    async def _counted(self, _driver: str) -> bool:
+        return self.counted
 
     def enforce(self, *, active: bool = True, complete: bool = True) -> None:
         """Renews the backend's lease."""

@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -40,6 +41,7 @@ from dra_frontend.claims.recovery import Recovery
 from dra_frontend.claims.service import NodeClaims
 from dra_frontend.claims.store import ClaimStore
 from dra_frontend.kubelet.health import HealthBoard
+from dra_frontend.kubelet.node_status import NodeStatus
 from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
 from dra_frontend.node.host_tree import HostTree
 from dra_frontend.node.machine_watch import MachineWatch
@@ -80,11 +82,12 @@ class Service:
         self.watch = MachineWatch(*trees, config, node, lambda: self.store.ledger)
         self.device_status = DeviceStatus(client, self.store, self.watch, self.backend, self.telemetry.status_written)
         parts = self.device_status, self.store, self.watch, self.backend
-        self.recovery = Recovery(node, *parts, config)
+        self.node_status = NodeStatus(partial(client.get_node, node))
+        self.recovery = Recovery(node, *parts, config, self._counted)
         self.reconciler = Reconciler(node, self.device_status, self.store, self.backend)
         kills = MemoryKills(node, self.store, self.backend, client.create_event)
         self.pod_events = kills, PodEvents(self.backend, client.create_event)
-        self.claims = NodeClaims(*parts, self.recovery, config)
+        self.claims = NodeClaims(*parts, self.recovery, config, self._counted)
         boards = {driver: HealthBoard() for driver in DRIVERS}
         self.publishers = {driver: Publisher(client, driver, node, self.notices.notify) for driver in DRIVERS}
         counted = config.publish_node_allocatable_resource_mapping
@@ -95,6 +98,11 @@ class Service:
             self.plugins[driver] = KubeletPlugin(driver, self.claims, paths, board, count=self.telemetry.note)
         gauges = NodeGauges(lambda: self.store.ledger, self.watch, self.backend, self.publishers)
         self.telemetry.show(gauges, BackendMetrics(self.backend))
+
+    async def _counted(self, driver: str) -> bool:
+        """Tells whether the kubelet adds claims of a driver to limits. Raises KubeError."""
+        mapped = self.offer.counted and self.publishers[driver].counted
+        return mapped and await self.node_status.counts_claims()
 
     def reported(self) -> None:
         """The backend has renewed its lease."""
@@ -149,6 +157,7 @@ class Service:
             ("readiness", self._follow_readiness()),
             ("machine", self.watch.run(self.refresh)),
             ("notices", self.notices.run()),
+            ("node status", self.node_status.run()),
         ]
 
     async def _follow_readiness(self) -> None:

@@ -250,3 +250,14 @@ async def test_a_claim_that_is_being_released_comes_back_as_it_was(node: Fronten
     assert again.cpus("a") == held
     assert (await again.prepare("b")).error is None
     assert not again.cpus("b") & held
+
+
+async def test_a_claim_is_counted_as_it_was_when_it_was_prepared(node: Frontend, api: Claims) -> None:
+    """The kubelet has set the pod's limits by then: what it does later is of later claims."""
+    for uid, counted in (("u", True), ("v", False)):
+        api.add(claim(uid, memory("64Mi")))
+        node.counted = counted
+        for _ in range(2):
+            assert (await node.prepare(uid, "dra.memory")).error is None
+            assert node.record(uid, "dra.memory").counted is counted
+            node.counted = not counted

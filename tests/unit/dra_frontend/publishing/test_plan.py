@@ -188,13 +188,13 @@ def test_foreign_documents_are_replaced_never_fatal(spec: Any, devices: Any) -> 
     assert canonical(existing["spec"]) == canonical(A["spec"]) or plan([A], [existing])[0] == [("00000", 1, 1)]
     list(differences(canonical(A["spec"]), canonical(existing["spec"])))
 
-    """A slice without any is the only variant; lists go before the mapping."""
+    """A slice without any is the only variant; lists go before the mapping, and both at last."""
     assert [len(left_out) for _, left_out in variants([A])] == [0]
     assert variants([]) == [([], ())]
     full = wanted(
         0, device("a", attributes={"l": {"strings": ["x"]}, "s": {"int": 1}}, nodeAllocatableResources={"cpu": {}})
     )
     found = [(one["spec"]["devices"][0], reasons) for (one,), reasons in variants([full])]
-    lists, both = ("ResourceSliceListsRefused",), ("ResourceSliceListsRefused", "NodeAllocatableMappingUnsupported")
-    assert [reasons for _, reasons in found] == [(), lists, both]
-    assert found[2][0] == device("a", attributes={"s": {"int": 1}})
+    lists, mapping = "ResourceSliceListsRefused", "NodeAllocatableMappingUnsupported"
+    assert [reasons for _, reasons in found] == [(), (lists,), (mapping,), (lists, mapping)]
+    assert found[3][0] == device("a", attributes={"s": {"int": 1}})

@@ -32,8 +32,11 @@ class Judged:
     config: Config
 
 
-def judge(view: ClaimView, driver: str, inventory: Inventory, config: Config) -> Judged:
-    """Reads what a claim wants of one driver, of which it has at least one result that takes something."""
+def judge(view: ClaimView, driver: str, inventory: Inventory, config: Config, *, counted: bool = False) -> Judged:
+    """Reads what a claim wants of one driver, of which it has at least one result that takes something.
+
+    ``counted``: the kubelet adds it to limits itself, if it is prepared anew.
+    """
     results, refusal = view.results[driver], None
     fields: dict[str, Any] = {}
     try:
@@ -45,7 +48,8 @@ def judge(view: ClaimView, driver: str, inventory: Inventory, config: Config) ->
             fields = {"memory_parameters": {result.base: MemoryParameters() for result in results}}
     except Refused as error:
         refusal = error
-    blank = AllocationRecord(driver=driver, claim=view.claim, reserved_for=view.reserved_for, results=results, **fields)
+    about = {"driver": driver, "claim": view.claim, "reserved_for": view.reserved_for, "results": results}
+    blank = AllocationRecord(**about, **fields, counted=counted)
     return Judged(view, blank, refusal, config)
 
 

@@ -9,7 +9,7 @@ in the namespace of its pod.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -69,6 +69,8 @@ class Recovery:
     _machine: Machine
     _backend: BackendView
     _config: Config
+    _counted: Callable[[str], Awaitable[bool]]
+    """As in NodeClaims."""
     clock: Callable[[], float] = time.monotonic
     _waits: dict[ClaimKey, Backoff] = field(default_factory=dict)
     _due: dict[ClaimKey, float] = field(default_factory=dict)
@@ -161,7 +163,7 @@ class Recovery:
             await self._store.transact(lambda transaction: transaction.answered.add(key))
             raise
         inventory = self._machine.inventory
-        judged = judge(view, driver, inventory, self._config)
+        judged = judge(view, driver, inventory, self._config, counted=await self._counted(driver))
         if await self._store.transact(partial(_prepare_lost, judged=judged, inventory=inventory)):
             _log.warning("lost record rebuilt", extra={"driver": driver, "claim": str(view), "uid": uid})
 

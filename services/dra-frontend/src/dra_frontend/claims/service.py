@@ -3,7 +3,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +43,8 @@ class NodeClaims:
     _backend: BackendView
     _recovery: Recovery
     _config: Config
+    _counted: Callable[[str], Awaitable[bool]]
+    """Whether the kubelet adds claims of a driver to limits; raises KubeError."""
     backend_wait: float = BACKEND_WAIT_SECONDS
 
     async def backend_ready(self, deadline: float | None = None) -> str:
@@ -82,7 +84,8 @@ class NodeClaims:
             view.check_usable(claim.uid)
             if not view.results[driver]:
                 return _prepared(view, driver, None)
-            return judge(view, driver, self._machine.inventory, self._config)
+            counted = await self._counted(driver)
+            return judge(view, driver, self._machine.inventory, self._config, counted=counted)
         except Exception as error:  # noqa: BLE001 - a claim of any shape is a refusal of that claim
             return _failure(claim, error)
 

@@ -83,23 +83,29 @@ def _without_mapping(device: Document) -> Document:
     return {key: value for key, value in device.items() if key != ALLOCATABLE}
 
 
+COUNTING_GATE: Final = "DRANodeAllocatableResources"
+"""The feature gate of KEP-5517, and what a kubelet declares in its Node that has it on."""
+MAPPING_REFUSED: Final = "NodeAllocatableMappingUnsupported"
 # Fields that a server may refuse, by reason of the Event. With its gate off it refuses a whole slice because of a list
-# attribute (KEP-5491). The mapping (KEP-5517) it drops, or refuses if it expects another form.
+# attribute (KEP-5491). The mapping (KEP-5517) it drops, or refuses if it expects another form, and from 1.37 on while
+# the node's kubelet does not count claims.
 _REFUSED: Final = {
     "ResourceSliceListsRefused": (_without_lists, "list attributes", "DRAListTypeAttributes"),
-    "NodeAllocatableMappingUnsupported": (_without_mapping, ALLOCATABLE, "DRANodeAllocatableResources"),
+    MAPPING_REFUSED: (_without_mapping, ALLOCATABLE, f"{COUNTING_GATE} in this node's kubelet,"),
 }
-_DROPPED: Final = {f".{ALLOCATABLE}": "DRANodeAllocatableResources (Kubernetes 1.37)", ".taints": "DRADeviceTaints"}
+_DROPPED: Final = {f".{ALLOCATABLE}": f"{COUNTING_GATE} (Kubernetes 1.37)", ".taints": "DRADeviceTaints"}
 
 
 def variants(documents: Sequence[Document]) -> list[tuple[list[Document], tuple[str, ...]]]:
-    """Returns the slices as they are, then with more and more of these fields left out, each with the reasons."""
+    """Returns the slices as they are, then with one or more of these fields left out, each with the reasons."""
     found: list[tuple[list[Document], tuple[str, ...]]] = [(list(documents), ())]
     for reason, (without, _, _) in _REFUSED.items():
-        before, reasons = found[-1]
-        after = [{**one, "spec": {**one["spec"], "devices": [*map(without, one["spec"]["devices"])]}} for one in before]
-        if after != before:
-            found.append((after, (*reasons, reason)))
+        for before, reasons in tuple(found):
+            after = [
+                {**one, "spec": {**one["spec"], "devices": [*map(without, one["spec"]["devices"])]}} for one in before
+            ]
+            if after != before:
+                found.append((after, (*reasons, reason)))
     return found
 
 

@@ -55,6 +55,11 @@ class Publisher:
         self.warnings: tuple[str, ...] = ()
         """What devices are published without, and what would help."""
 
+    @property
+    def counted(self) -> bool:
+        """Whether claims of the devices are counted against the node (KEP-5517), as far as is known."""
+        return self._writer.counted
+
     def set_pools(self, pools: Pools) -> None:
         """Says which slices each pool should have, all pools at once; while a watch is on it takes effect at once.
 

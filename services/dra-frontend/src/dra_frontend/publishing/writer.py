@@ -6,9 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from dra_frontend.api_server.client import KubeClient
-from dra_frontend.api_server.errors import InvalidError, KubeError
+from dra_frontend.api_server.errors import ForbiddenError, InvalidError, KubeError
 from dra_frontend.api_server.requests import Document
-from dra_frontend.publishing.plan import canonical, differences, notes, plan_pool, variants
+from dra_frontend.devices.slices import ALLOCATABLE
+from dra_frontend.publishing.plan import (
+    COUNTING_GATE,
+    MAPPING_REFUSED,
+    canonical,
+    differences,
+    notes,
+    plan_pool,
+    variants,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +46,12 @@ class SliceWriter:
         self._left_out: dict[str, tuple[str, ...]] = {}
         """By pool, the reasons for which fields are left out: the server refused its slices with them."""
         self._gate_is_on = False
+
+    @property
+    def counted(self) -> bool:
+        """Whether claims of these devices are counted against the node, as far as is known."""
+        devices = [device for one in self._held.values() for device in one["spec"].get("devices") or ()]
+        return not devices or any(ALLOCATABLE in device for device in devices)
 
     def notes(self) -> dict[str, str]:
         """Returns what the slices are published without, by reason of an Event."""
@@ -84,13 +99,22 @@ class SliceWriter:
     async def _write_pool(self, pool: str, documents: Sequence[Document]) -> None:
         """Writes a pool, without the optional fields that the server refuses."""
         choices = variants(documents)
-        refusals = []
-        for variant, left_out in choices[min(len(self._left_out.get(pool, ())), len(choices) - 1) :]:
+        refused = set(self._left_out.get(pool, ())) & {reason for _, reasons in choices for reason in reasons}
+        refusals: list[KubeError] = []
+        for variant, left_out in choices:
+            if not refused <= {*left_out}:
+                continue
             try:
                 await self._write_variant(pool, variant)
                 self._left_out[pool] = left_out
                 return
             except InvalidError as error:
+                refusals.append(error)
+            except ForbiddenError as error:
+                # Kubernetes 1.37 forbids the mapping while the node's kubelet has not declared that it counts claims.
+                if COUNTING_GATE not in str(error) or MAPPING_REFUSED in left_out:
+                    raise
+                refused.add(MAPPING_REFUSED)
                 refusals.append(error)
         raise refusals[0]
 

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kubelet says of itself in its Node: the memory that it reserves, and whether it counts claims.
+
+Memory: capacity less allocatable is kubeReserved, systemReserved and the hard eviction threshold, and all hugepages
+(kubernetes/kubernetes pkg/kubelet/nodestatus/setters.go). Claims: from Kubernetes 1.37 on a kubelet with the gate of
+KEP-5517 declares that it adds claims to the limits of pods and containers.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from numa_contract.errors import MalformedError
+from numa_node.backoff import Backoff
+from numa_node.log import Complaints
+
+from dra_frontend.api_server.errors import ForbiddenError, KubeError
+from dra_frontend.devices.quantity import parse_quantity
+from dra_frontend.machine.model import MEMORY_STEP
+
+FEATURE: Final = "DRANodeAllocatableResources"
+"""In ``status.declaredFeatures``."""
+_SECONDS: Final = 300.0
+"""Between two reads. A kubelet changes what it reserves when it is started anew, which is rare."""
+_FRESH_SECONDS: Final = 10.0
+_log = logging.getLogger(__name__)
+
+
+def reserved_memory(node: Mapping[str, Any]) -> int | None:
+    """Returns the bytes that pods cannot have, hugepages not among them; None where the Node has no figure."""
+    status = node.get("status") or {}
+    try:
+        capacity = {name: int(parse_quantity(value)) for name, value in (status.get("capacity") or {}).items()}
+        allocatable = int(parse_quantity((status.get("allocatable") or {})["memory"]))
+        huge = sum(size for name, size in capacity.items() if name.startswith("hugepages-"))
+        return max(0, capacity["memory"] - allocatable - huge)
+    except (MalformedError, KeyError, AttributeError):
+        return None
+
+
+def counts_claims(node: Mapping[str, Any]) -> bool:
+    """Tells whether the kubelet adds claims to limits."""
+    return FEATURE in ((node.get("status") or {}).get("declaredFeatures") or ())
+
+
+class NodeStatus:
+    """The latest of it. A read that fails changes nothing."""
+
+    def __init__(
+        self, get_node: Callable[[], Awaitable[Mapping[str, Any]]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._get_node = get_node
+        self._clock = clock
+        self._read_at: float | None = None
+        self._counts = False
+        self._complaints = Complaints(_log, KubeError)
+        self.settled = asyncio.Event()
+        """Set when the Node was read, or when the server says that this driver may not."""
+        self.reserved_memory: int | None = None
+        """Bytes; None while no Node was read that says it. A change of less than a step of capacity is none."""
+
+    async def read(self) -> None:
+        """Reads the Node. Raises KubeError."""
+        node = await self._get_node()
+        reserved, before = reserved_memory(node), self.reserved_memory
+        if reserved is not None and (before is None or abs(reserved - before) >= MEMORY_STEP):
+            _log.info("memory reserved by the kubelet", extra={"bytes": reserved, "before": before})
+            self.reserved_memory = reserved
+        self._counts, self._read_at = counts_claims(node), self._clock()
+        self.settled.set()
+
+    async def counts_claims(self) -> bool:
+        """Tells whether the kubelet adds claims to limits, as of now. Raises KubeError while nothing is known."""
+        if self._read_at is None or self._clock() - self._read_at >= _FRESH_SECONDS:
+            try:
+                await self.read()
+            except KubeError:
+                if self._read_at is None:
+                    raise
+        return self._counts
+
+    async def run(self) -> None:
+        """Reads it every five minutes, and soon again when that fails. Runs for ever."""
+        waits = Backoff(1.0, 60.0)
+        regular = Backoff(_SECONDS, _SECONDS).next
+        while True:
+            wait = waits.next
+            with self._complaints.about("node", "Node not read"):
+                try:
+                    await self.read()
+                    waits.reset()
+                    wait = regular
+                except ForbiddenError:
+                    self.settled.set()
+                    wait = regular
+                    raise
+            await asyncio.sleep(wait())

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is read of the Node."""
+
+from typing import Any
+
+import pytest
+from dra_frontend.api_server.errors import ForbiddenError, UnavailableError
+from dra_frontend.kubelet.node_status import NodeStatus, counts_claims, reserved_memory
+
+GI = 1 << 30
+
+
+def node(reserved: int = 2 * GI, *features: str, **more: str) -> dict[str, Any]:
+    """A Node of 64 GiB with 8 GiB of hugepages, of which pods cannot have so many bytes."""
+    capacity = {"cpu": "16", "memory": "64Gi", "hugepages-1Gi": "6Gi", "hugepages-2Mi": "2Gi", "pods": "110", **more}
+    allocatable = {**capacity, "memory": str(56 * GI - reserved)}
+    return {"status": {"capacity": capacity, "allocatable": allocatable, "declaredFeatures": [*features]}}
+
+
+class Server:
+    """Answers with a Node, or fails."""
+
+    def __init__(self) -> None:
+        self.answer: dict[str, Any] | Exception = node()
+        self.asked = 0
+
+    async def get_node(self) -> dict[str, Any]:
+        self.asked += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def test_reserved_memory_is_what_is_neither_allocatable_nor_hugepages() -> None:
+    """Kubernetes takes hugepages off the allocatable memory as well; they are no reserve."""
+    assert reserved_memory(node()) == 2 * GI
+    assert reserved_memory(node(-GI)) == 0, "more is allocatable than is there: the kubelet counts on swap or worse"
+    broken: list[dict[str, Any]] = [{}, {"status": {}}, {"status": None}, {"status": {"capacity": []}}]
+    assert [reserved_memory(one) for one in (*broken, node(memory="much"))] == [None] * 5
+
+
+def test_a_kubelet_declares_that_it_counts() -> None:
+    """A Node without the list is of a kubelet that is too old."""
+    assert counts_claims(node(GI, "GuaranteedQoSPodCPUResize", "DRANodeAllocatableResources"))
+    assert not counts_claims(node(GI, "GuaranteedQoSPodCPUResize"))
+    assert not counts_claims({"status": {}})
+
+
+async def test_a_figure_moves_by_whole_steps_and_never_goes_away() -> None:
+    """Some pages more or less, a Node without figures and a server that is away change nothing."""
+    server = Server()
+    status = NodeStatus(server.get_node)
+    server.answer = UnavailableError("get nodes", "timeout")
+    with pytest.raises(UnavailableError):
+        await status.read()
+    assert (status.reserved_memory, status.settled.is_set()) == (None, False)
+    for answer, reserved in ((node(), 2 * GI), (node(2 * GI + 4096), 2 * GI), ({}, 2 * GI), (node(3 * GI), 3 * GI)):
+        server.answer = answer
+        await status.read()
+        assert status.reserved_memory == reserved
+    assert status.settled.is_set()
+
+
+async def test_whether_claims_are_counted_is_asked_when_it_matters() -> None:
+    """Once in ten seconds at most; what was known last holds while the server is away, and is never guessed."""
+    server, now = Server(), [0.0]
+    status = NodeStatus(server.get_node, lambda: now[0])
+    server.answer = ForbiddenError("get nodes", "no")
+    with pytest.raises(ForbiddenError):
+        await status.counts_claims()
+    server.answer = node(GI, "DRANodeAllocatableResources")
+    assert [await status.counts_claims() for _ in range(3)] == [True] * 3
+    assert server.asked == 2
+    now[0], server.answer = 11.0, UnavailableError("get nodes", "timeout")
+    assert await status.counts_claims()
+    now[0], server.answer = 22.0, node(GI)
+    assert not await status.counts_claims()

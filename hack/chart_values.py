@@ -20,6 +20,8 @@ ExtendedResource = Annotated[
     str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
 ]
 """As in ``resources`` of a container; its domain is not one of Kubernetes."""
+Tag = Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$")]
+Digest = Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64})?$")]
 Fraction = Annotated[str, Field(pattern=r"^(100|[1-9]?[0-9])%$")] | Annotated[int, Field(ge=0)]
 
 
@@ -36,9 +38,9 @@ class Image(Values):
 
     repository: str
     """Lower case; its registry gives way to global.imageRegistry."""
-    tag: Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$")]
+    tag: Tag
     """Empty: the chart's appVersion."""
-    digest: Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64})?$")]
+    digest: Digest
     """Wins over the tag."""
     pull_policy: Literal["Always", "IfNotPresent", "Never"]
 
@@ -61,6 +63,49 @@ class Component(Values):
     extra_args: list[str]
     extra_env: list[Kubernetes]
     extra_volume_mounts: list[Kubernetes]
+
+
+class HugePages(Values):
+    """Hugepages of one size."""
+
+    size: Annotated[str, Field(pattern=r"^[1-9][0-9]*[kKmMgG](i|[bB])?$")]
+    count: Annotated[int, Field(ge=0)]
+    node: Annotated[int, Field(ge=0)] | None = None
+    """NUMA node; left out: spread evenly."""
+
+
+class HugePageProvision(Values):
+    """The init container that sets the number of hugepages."""
+
+    enabled: bool
+    """Set the number of hugepages in an init container, before anything is published."""
+    pages: list[HugePages]
+
+
+class PartialImage(Values):
+    """What a group has of another image."""
+
+    repository: str | None = None
+    tag: Tag | None = None
+    digest: Digest | None = None
+
+
+class GroupComponent(Values):
+    """One container of a group's pods."""
+
+    image: PartialImage
+
+
+class Group(Values):
+    """Nodes that differ. What is left out is as for all other nodes."""
+
+    name: Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+    node_selector: Annotated[Texts, Field(min_length=1)] | None = None
+    """Left out: nodes with the label dra-driver-numa/group of this name."""
+    driver_config: Config | None = None
+    frontend: GroupComponent | None = None
+    backend: GroupComponent | None = None
+    hugepage_provision: HugePageProvision | None = None
 
 
 class Creation(Values):
@@ -146,23 +191,6 @@ class DeviceClasses(Values):
     """Classes for NUMA nodes without CPUs as well."""
     extended_resource: Literal[""] | ExtendedResource
     """A class of single CPUs as this extended resource; empty: none."""
-
-
-class HugePages(Values):
-    """Hugepages of one size."""
-
-    size: Annotated[str, Field(pattern=r"^[1-9][0-9]*[kKmMgG](i|[bB])?$")]
-    count: Annotated[int, Field(ge=0)]
-    node: Annotated[int, Field(ge=0)] | None = None
-    """NUMA node; left out: spread evenly."""
-
-
-class HugePageProvision(Values):
-    """The init container that sets the number of hugepages."""
-
-    enabled: bool
-    """Set the number of hugepages in an init container, before anything is published."""
-    pages: list[HugePages]
 
 
 class HostHugepages(Values):
@@ -258,6 +286,7 @@ class ChartValues(Values):
     backend: Component
     driver_config: Config
     """The configuration file of both services, docs/configuration.md."""
+    groups: list[Group]
     service_account: Creation
     """Who the frontend is for the API server; its name is the full name."""
     rbac: Creation

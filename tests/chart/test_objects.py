@@ -283,7 +283,7 @@ def test_the_pods_can_use_the_network_of_their_node() -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        *("tolerations", "nodeSelector", "affinity", "priorityClassName", "podLabels", "podAnnotations"),
+        *("tolerations", "nodeSelector", "priorityClassName", "podLabels", "podAnnotations"),
         *("imagePullSecrets", "extraVolumes"),
     ],
 )

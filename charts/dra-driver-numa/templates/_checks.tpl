@@ -7,22 +7,33 @@
 {{- if ne $level "privileged" -}}
 {{- fail (printf "namespace %s: enforces the Pod Security level %s, so no pod of the driver would start: kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged" $namespace $level $namespace) -}}
 {{- end -}}
+{{- include "numa.checkPods" . -}}
+{{- end -}}
+
+{{- define "numa.inGroup" -}}
+{{- with .Group.name }}group {{ . }}: {{ end -}}
+{{- end -}}
+
+{{/* What a group may say differently. */}}
+{{- define "numa.checkGroup" -}}
+{{- $in := include "numa.inGroup" . -}}
 {{- range $key := list "kubeletRootDir" "cdiDir" "runDir" "nriSocket" "cgroupRoot" -}}
 {{- $path := get $.Values.driverConfig $key | toString -}}
 {{- if regexMatch "(^|/)[.][.](/|$)" $path -}}
-{{- fail (printf "driverConfig.%s: %s must be an absolute path without '..'" $key $path) -}}
+{{- fail (printf "%sdriverConfig.%s: %s must be an absolute path without '..'" $in $key $path) -}}
 {{- end -}}
 {{- if regexMatch "[:\"\\\\]" $path -}}
-{{- fail (printf "driverConfig.%s: %s must contain no colon, quote or backslash, it is mounted" $key $path) -}}
+{{- fail (printf "%sdriverConfig.%s: %s must contain no colon, quote or backslash, it is mounted" $in $key $path) -}}
 {{- end -}}
 {{- end -}}
 {{- include "numa.checkDirectories" . -}}
 {{- include "numa.checkSockets" . -}}
-{{- include "numa.checkPods" . -}}
+{{- include "numa.checkFiles" . -}}
 {{- end -}}
 
 {{/* Each path lies below one of the parents where such things are: a slip must not mount /boot or /root into the pod. */}}
 {{- define "numa.checkDirectories" -}}
+{{- $in := include "numa.inGroup" . -}}
 {{- $nri := dir (include "numa.nriSocket" .) -}}
 {{- $places := dict "driverConfig.kubeletRootDir" (include "numa.kubeletRoot" .) "driverConfig.cdiDir" (include "numa.cdiDir" .) "driverConfig.runDir" (include "numa.runDir" .) "the directory of driverConfig.nriSocket" $nri "driverConfig.cgroupRoot" (include "numa.cgroupRoot" .) -}}
 {{- $volatile := list "/run" "/var/run" -}}
@@ -34,13 +45,13 @@
 {{- $inside = or $inside (hasPrefix (printf "%s/" $parent) $path) -}}
 {{- end -}}
 {{- if not $inside -}}
-{{- fail (printf "%s: %s is mounted into the pod and must be a directory of its own below %s%s" $key $path (join ", " $allowed) (ternary ", which a reboot empties: claims do not survive one" "" (eq $key "driverConfig.cdiDir"))) -}}
+{{- fail (printf "%s%s: %s is mounted into the pod and must be a directory of its own below %s%s" $in $key $path (join ", " $allowed) (ternary ", which a reboot empties: claims do not survive one" "" (eq $key "driverConfig.cdiDir"))) -}}
 {{- end -}}
 {{- end -}}
 {{- range $key := list "driverConfig.cdiDir" "driverConfig.runDir" -}}
 {{- $path := get $places $key -}}
 {{- if regexMatch "^(/var)?/run/(containerd|crio|dbus|docker|lock|log|mount|netns|systemd|udev|user)(/|$)" $path -}}
-{{- fail (printf "%s: %s belongs to another program of the node: choose a directory of its own" $key $path) -}}
+{{- fail (printf "%s%s: %s belongs to another program of the node: choose a directory of its own" $in $key $path) -}}
 {{- end -}}
 {{- end -}}
 {{- range $key, $path := $places -}}
@@ -48,7 +59,7 @@
 {{- $inner := regexReplaceAll "^/var/run/" (printf "%s/" $path) "/run/" -}}
 {{- $outer := regexReplaceAll "^/var/run/" (printf "%s/" $above) "/run/" -}}
 {{- if hasPrefix $outer $inner -}}
-{{- fail (printf "%s: %s may neither be nor lie in %s (%s): choose a directory of its own" $key $path $other $above) -}}
+{{- fail (printf "%s%s: %s may neither be nor lie in %s (%s): choose a directory of its own" $in $key $path $other $above) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -56,22 +67,30 @@
 
 {{/* A unix socket's path may have 107 bytes (unix(7)); 36 of them are the pod's UID. */}}
 {{- define "numa.checkSockets" -}}
+{{- $in := include "numa.inGroup" . -}}
 {{- $uid := repeat 36 "x" -}}
 {{- $sockets := dict "driverConfig.kubeletRootDir" (printf "%s/plugins_registry/dra.memory/reg-%s.sock" (include "numa.kubeletRoot" .) $uid) "driverConfig.runDir" (printf "%s/%s/state.sock" (include "numa.runDir" .) $uid) "driverConfig.nriSocket" (include "numa.nriSocket" .) -}}
 {{- range $key, $path := $sockets -}}
 {{- if gt (len $path) 107 -}}
-{{- fail (printf "%s: the socket %s would have %d bytes, the kernel allows 107: shorten the path by %d, for example by a symbolic link on the nodes" $key $path (len $path) (sub (len $path) 107)) -}}
+{{- fail (printf "%s%s: the socket %s would have %d bytes, the kernel allows 107: shorten the path by %d, for example by a symbolic link on the nodes" $in $key $path (len $path) (sub (len $path) 107)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{- define "numa.checkPods" -}}
+{{- define "numa.checkFiles" -}}
+{{- $in := include "numa.inGroup" . -}}
 {{- range $name := list "frontend" "backend" -}}
 {{- $image := include "numa.image" (dict "image" (get $.Values $name).image "root" $) -}}
 {{- if not (regexMatch "^[a-z0-9]+([._:/-]+[a-z0-9]+)*[:@]" $image) -}}
-{{- fail (printf "%s.image.repository: %s cannot be pulled: write registry and repository in lower case, such as registry.example.com/%s" $name $image $name) -}}
+{{- fail (printf "%s%s.image.repository: %s cannot be pulled: write registry and repository in lower case, such as registry.example.com/%s" $in $name $image $name) -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.hugepageProvision.enabled (not .Values.hugepageProvision.pages) -}}
+{{- fail (printf "%shugepageProvision.pages: is empty although hugepageProvision.enabled is true" $in) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "numa.checkPods" -}}
 {{- if eq (int .Values.frontend.port) (int .Values.backend.port) -}}
 {{- fail (printf "frontend.port and backend.port are both %d: the containers share one network, choose different ones" (int .Values.backend.port)) -}}
 {{- end -}}
@@ -96,9 +115,6 @@
 {{- end -}}
 {{- if and .Values.resourceQuota.enabled (not .Values.priorityClassName) -}}
 {{- fail "resourceQuota: is for pods of a priority class, and priorityClassName is empty" -}}
-{{- end -}}
-{{- if and .Values.hugepageProvision.enabled (not .Values.hugepageProvision.pages) -}}
-{{- fail "hugepageProvision.pages: is empty although hugepageProvision.enabled is true" -}}
 {{- end -}}
 {{- $classes := include "numa.classNames" . | fromYamlArray -}}
 {{- if ne (len $classes) (len (uniq $classes)) -}}

@@ -28,9 +28,19 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 
 {{- define "numa.labels" -}}
 {{ include "numa.selector" . }}
+{{ include "numa.commonLabels" . }}
+{{- end -}}
+
+{{- define "numa.commonLabels" -}}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* What every pod of the driver has, of whatever group. */}}
+{{- define "numa.everyPod" -}}
+app.kubernetes.io/part-of: {{ include "numa.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{/* The image of a component: a digest wins over a tag, a mirror over the registry. Takes (dict "image" IMAGE "root" $). */}}
@@ -62,13 +72,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- define "numa.cgroupRoot" -}}
 {{- default "/sys/fs/cgroup" .Values.driverConfig.cgroupRoot | clean -}}
-{{- end -}}
-
-{{- define "numa.config" -}}
-apiVersion: v1alpha1
-{{- with omit .Values.driverConfig "apiVersion" }}
-{{ toYaml . }}
-{{- end }}
 {{- end -}}
 
 {{/* Root, because sockets and cgroup files are root's; and of what root may do beyond that what .add says (a list). */}}

@@ -1,0 +1,135 @@
+{{/* SPDX-License-Identifier: Apache-2.0 */}}
+{{/* Groups of nodes: one DaemonSet and ConfigMap for each, and for the nodes of no group, which come last and have no name. */}}
+
+{{- define "numa.groupLabel" -}}
+dra-driver-numa/group
+{{- end -}}
+
+{{/*
+The groups as a YAML list: {name, nodeSelector, driverConfig, frontend, backend, hugepageProvision, others}. "others" are the
+node selectors of groups further up that may select the same nodes: of two groups the upper one has a node.
+*/}}
+{{- define "numa.groups" -}}
+{{- $groups := list -}}
+{{- range default list .Values.groups -}}
+{{- $selector := default (dict (include "numa.groupLabel" $) .name) .nodeSelector -}}
+{{- $others := list -}}
+{{- $group := . -}}
+{{- range $upper := $groups -}}
+{{- if eq $upper.name $group.name -}}
+{{- fail (printf "groups: %s is there twice" $group.name) -}}
+{{- end -}}
+{{- $apart := false -}}
+{{- $within := true -}}
+{{- range $key, $value := $upper.nodeSelector -}}
+{{- $apart = or $apart (and (hasKey $selector $key) (ne (get $selector $key) $value)) -}}
+{{- $within = and $within (eq (get $selector $key) $value) -}}
+{{- end -}}
+{{- if $within -}}
+{{- fail (printf "groups: %s would have no nodes: %s, above it, selects all of them; put it above, or give it another nodeSelector" $group.name $upper.name) -}}
+{{- end -}}
+{{- if not $apart -}}
+{{- $others = append $others $upper.nodeSelector -}}
+{{- end -}}
+{{- end -}}
+{{- $groups = append $groups (merge (dict "nodeSelector" $selector "others" $others) $group) -}}
+{{- end -}}
+{{- $rest := list -}}
+{{- range $groups -}}
+{{- /* Nodes with this label are out already, whatever its value: so a group that uses it changes nothing for the rest. */ -}}
+{{- if not (hasKey .nodeSelector (include "numa.groupLabel" $)) -}}
+{{- $rest = append $rest .nodeSelector -}}
+{{- end -}}
+{{- end -}}
+{{- append $groups (dict "name" "" "others" $rest) | toYaml -}}
+{{- end -}}
+
+{{/* What a template of a group sees: the values with the group's own in their places. Takes (dict "root" $ "group" GROUP). */}}
+{{- define "numa.scope" -}}
+{{- $values := deepCopy (merge dict .root.Values) -}}
+{{- range $part := list "driverConfig" "nodeSelector" "hugepageProvision" -}}
+{{- range $key, $value := default dict (get $.group $part) -}}
+{{- $_ := set $values $part (set (default dict (get $values $part)) $key $value) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name := list "frontend" "backend" -}}
+{{- range $key, $value := dig $name "image" dict $.group -}}
+{{- $_ := set (get $values $name).image $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- dict "Values" $values "Group" .group "Chart" (dict "Name" .root.Chart.Name "Version" .root.Chart.Version "AppVersion" .root.Chart.AppVersion) "Release" (dict "Name" .root.Release.Name "Namespace" .root.Release.Namespace "Service" .root.Release.Service) | toYaml -}}
+{{- end -}}
+
+{{- define "numa.groupName" -}}
+{{- include "numa.fullname" . }}{{ with .Group.name }}-{{ . }}{{ end -}}
+{{- end -}}
+
+{{/* No DaemonSet's selector matches pods of another. That of the rest is as it was before there were groups: it cannot change. */}}
+{{- define "numa.groupSelector" -}}
+{{- if .Group.name -}}
+app.kubernetes.io/name: {{ printf "%s-group" (include "numa.name" . | trunc 57) | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{ include "numa.groupLabel" . }}: {{ .Group.name | quote }}
+{{- else -}}
+{{ include "numa.selector" . }}
+{{- end -}}
+{{- end -}}
+
+{{- define "numa.groupLabels" -}}
+{{ include "numa.groupSelector" . }}
+app.kubernetes.io/part-of: {{ include "numa.name" . | quote }}
+{{ include "numa.commonLabels" . }}
+{{- end -}}
+
+{{/*
+The affinity of a group's pods: the operator's own, without the nodes of other groups. A node is another group's if it has all
+labels of that group's selector, so it is not if one of them is missing or different: each of them makes a term of its own.
+*/}}
+{{- define "numa.affinity" -}}
+{{- $terms := dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" "nodeSelectorTerms" (list dict) (default dict .Values.affinity) -}}
+{{- $others := .Group.others -}}
+{{- if not .Group.name -}}
+{{- $terms = include "numa.terms" (dict "terms" $terms "selector" (dict (include "numa.groupLabel" .) "") "rest" true) | fromYamlArray -}}
+{{- end -}}
+{{- range $others -}}
+{{- $terms = include "numa.terms" (dict "terms" $terms "selector" .) | fromYamlArray -}}
+{{- end -}}
+{{- if gt (len $terms) 64 -}}
+{{- fail (printf "groups: the nodes of no group would be %d terms of node affinity: select the nodes of groups by one label" (len $terms)) -}}
+{{- end -}}
+{{- $affinity := deepCopy (default dict .Values.affinity) -}}
+{{- if or (not .Group.name) $others -}}
+{{- $required := dict "nodeSelectorTerms" $terms -}}
+{{- $_ := set $affinity "nodeAffinity" (set (default dict $affinity.nodeAffinity) "requiredDuringSchedulingIgnoredDuringExecution" $required) -}}
+{{- end -}}
+{{- toYaml $affinity -}}
+{{- end -}}
+
+{{/* Each of the terms without the nodes of a selector. Takes (dict "terms" TERMS "selector" LABELS), "rest" for any value. */}}
+{{- define "numa.terms" -}}
+{{- $left := list -}}
+{{- range $term := .terms -}}
+{{- range $key, $value := $.selector -}}
+{{- $apart := ternary (dict "key" $key "operator" "DoesNotExist") (dict "key" $key "operator" "NotIn" "values" (list $value)) (hasKey $ "rest") -}}
+{{- $left = append $left (set (deepCopy $term) "matchExpressions" (append (default list $term.matchExpressions) $apart)) -}}
+{{- end -}}
+{{- end -}}
+{{- toYaml $left -}}
+{{- end -}}
+
+{{/* The files that the pods of a group read. */}}
+{{- define "numa.files" -}}
+config.yaml: |
+  apiVersion: v1alpha1
+{{- with omit .Values.driverConfig "apiVersion" }}
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if .Values.hugepageProvision.enabled }}
+hugepages.yaml: |
+  kind: HugePageProvision
+  metadata: {name: {{ include "numa.fullname" . | quote }}}
+  spec:
+    pages:
+      {{- toYaml .Values.hugepageProvision.pages | nindent 6 }}
+{{- end }}
+{{- end -}}

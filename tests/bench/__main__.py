@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -45,6 +46,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--drivers", default="dra.cpu,dra.memory", help="the drivers that register with the kubelet")
     parser.add_argument("--claims", type=_numbers, default=[0, 250], help="claims on the node (default 0,250)")
     parser.add_argument("--containers", type=_numbers, default=[0, 500], help="running containers (default 0,500)")
+    modes = ("pool", "partition")
+    text = "who keeps others off claimed CPUs: the shared pool, the kernel (default both)"
+    parser.add_argument("--exclusivity", nargs="+", choices=modes, default=modes, metavar="MODE", help=text)
     parser.add_argument("--rounds", type=int, default=40, help="how often each quantity is measured (default 40)")
     parser.add_argument(
         "--pairs", type=int, default=10_000, help="prepares simulated in memory (default 10000; 0: none)"
@@ -87,13 +91,16 @@ def _measure(stage: Stage, given: argparse.Namespace, figures: Figures) -> None:
 
 
 def _measured(given: argparse.Namespace, frontend: str, backend: str) -> Figures:
-    """Measures one driver on a stage of its own. Raises StageError, AnsweredError or OSError."""
+    """Measures one driver, on a stage of its own for each mode. Raises StageError, AnsweredError or OSError."""
     figures = Figures({"frontend": frontend, "backend": backend})
     with _machine() as root:
         drivers = tuple(given.drivers.split(","))
         settings = StageSettings(host_root=root, frontend=frontend, backend=backend, drivers=drivers, in_memory=True)
-        with Stage(settings) as stage:
-            _measure(stage, given, figures)
+        for mode in given.exclusivity:
+            measured = Figures({})
+            with Stage(replace(settings, partitions=mode == "partition")) as stage:
+                _measure(stage, given, measured)
+            figures.lines += [replace(line, load=f"{line.load}, {mode}") for line in measured.lines]
     return figures
 
 

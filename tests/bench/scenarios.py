@@ -66,14 +66,22 @@ def hooks(stage: Stage, load: Load, rounds: int) -> list[Line]:
     """CreateContainer and StartContainer for containers with and without a claim."""
     text = f"{load.containers} containers"
     hurried, moved = _hooks_of_claims(stage, load, rounds // 4, lambda _: 0.0)
+    began = _cpu_seconds(stage)
     settled, moved = _hooks_of_claims(stage, load, rounds, load.settle)
+    changed = _cpu_seconds(stage)
     plain = _hooks_of_plain(stage, load, rounds)
-    lines = []
+    used = {"claim": changed - began, "plain": _cpu_seconds(stage) - changed}
+    lines = [Line(f"CPU time of a pod, {kind}", text, "ms", used[kind] / rounds * 1000, None, rounds) for kind in used]
     for method in ("CreateContainer", "StartContainer"):
         lines.append(timed(f"{method}, claim", text, _seconds(settled, method), HOOK_BUDGET))
         lines.append(timed(f"{method}, plain", text, _seconds(plain, method), HOOK_BUDGET))
     lines.append(timed("CreateContainer at once after prepare", text, _seconds(hurried, "CreateContainer")))
     return [*lines, timed("others off the claimed CPUs after prepare", text, moved)]
+
+
+def _cpu_seconds(stage: Stage) -> float:
+    """The CPU time of whoever answers the runtime."""
+    return stage.processes[-1].cpu_seconds()
 
 
 def _hooks_of_claims(

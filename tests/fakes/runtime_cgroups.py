@@ -36,6 +36,8 @@ _FILES = {
 }
 
 
+_PARTITIONS = {"cpuset.cpus.exclusive": "", "cpuset.cpus.exclusive.effective": ""}
+"""Files of a kernel that makes partitions anywhere in the tree (6.7). What is written to them has no effect."""
 _WATCHED = ("cpuset.cpus", "cpuset.mems", "cgroup.kill")
 
 
@@ -46,11 +48,21 @@ class CgroupRefusedError(Exception):
 class FakeCgroups:
     """The tree below root, for one cgroup driver."""
 
-    def __init__(self, root: Path, driver: str, cpus: str, mems: str, hugepage_sizes: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        root: Path,
+        driver: str,
+        cpus: str,
+        mems: str,
+        hugepage_sizes: tuple[str, ...],
+        *,
+        partitions: bool = False,
+    ) -> None:
         self.root = root
         self.driver = driver
         self._machine = {"cpus": cpus, "mems": mems}
         self._hugepage_sizes = hugepage_sizes
+        self._files = _FILES | (_PARTITIONS if partitions else {})
         self._made: dict[Path, tuple[int, ...]] = {}
         self._watched: dict[Path, tuple[str, ...]] = {}
         self._leaves: set[Path] = set()
@@ -196,7 +208,7 @@ class FakeCgroups:
             return
         self._make(directory.parent)
         directory.mkdir()
-        files = _FILES | {"cgroup.subtree_control": "" if leaf else _CONTROLLERS}
+        files = self._files | {"cgroup.subtree_control": "" if leaf else _CONTROLLERS}
         for size in self._hugepage_sizes:
             for suffix, value in (("max", "max"), ("rsvd.max", "max"), ("current", "0"), ("rsvd.current", "0")):
                 files[f"hugetlb.{size}.{suffix}"] = value

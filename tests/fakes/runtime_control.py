@@ -158,6 +158,7 @@ def main(running: "Running") -> None:
     parser.add_argument("--machine-cpus", default="0-7", help="CPU list of the root cgroup")
     parser.add_argument("--machine-mems", default="0-1", help="node list of the root cgroup")
     parser.add_argument("--hugepage-sizes", nargs="*", default=["2MB", "1GB"], help="as in hugetlb.<size>.max")
+    parser.add_argument("--partitions", action="store_true", help="cgroups have the files of cpuset partitions")
     parser.add_argument("--request-seconds", type=float, default=2.0, help="patience for one call of a plugin")
     given = vars(parser.parse_args())
     control = given.pop("control")

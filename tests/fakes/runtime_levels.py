@@ -59,4 +59,6 @@ class RuntimeOptions:
     machine_cpus: str = "0-7"
     machine_mems: str = "0-1"
     hugepage_sizes: tuple[str, ...] = ("2MB", "1GB")
+    partitions: bool = False
+    """Whether cgroups have the files of cpuset partitions."""
     request_seconds: float = 2.0

@@ -44,6 +44,7 @@ class FakeNode:
             options.machine_cpus,
             options.machine_mems,
             options.hugepage_sizes,
+            partitions=options.partitions,
         )
         self.numbers = itertools.count(1)
 

@@ -42,6 +42,8 @@ class StageSettings:
     """Release that the API server plays."""
     config: Mapping[str, object] = field(default_factory=dict)
     """Further keys of the configuration file."""
+    partitions: bool = False
+    """Whether the kernel makes cpuset partitions."""
     request_seconds: float = 2.0
     """Patience of the runtime for one call of a plugin."""
     frontend: str = OUR_FRONTEND

@@ -115,6 +115,7 @@ class Stage:
             *("--socket", paths.nri_socket, "--control", paths.runtime_control, "--level", settings.nri_level),
             *("--cdi-dirs", paths.cdi_dir, "--cgroup-root", paths.cgroup_root),
             *("--cgroup-driver", settings.cgroup_driver, "--request-seconds", settings.request_seconds),
+            *(("--partitions",) if settings.partitions else ()),
             *(("--hugepage-sizes", *sizes) if (sizes := settings.hugepage_sizes()) else ()),
             *("--machine-cpus", settings.machine_cpus(), "--machine-mems", settings.machine_mems()),
         )

@@ -40,7 +40,8 @@ class PartitionWatch:
                 try:
                     if self._arm(descriptor) not in (b"root", b"isolated"):
                         ended.add(path)
-                    self._epoll.register(descriptor, select.EPOLLPRI)
+                    with contextlib.suppress(PermissionError):  # a stand-in's file, of which there is no news
+                        self._epoll.register(descriptor, select.EPOLLPRI)
                 except OSError:
                     self._leave(path)
         return ended

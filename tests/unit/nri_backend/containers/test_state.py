@@ -10,6 +10,7 @@ from nri_backend.claims.entitlement import Held
 from nri_backend.claims.judge import Reason
 from nri_backend.containers.container import Phase, Tracked, tracked_as
 from nri_backend.containers.neighbours import misplaced, overlapping
+from nri_backend.containers.pool import divide
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import cpuset_of
 from nri_backend.frontend_link.reports import MAX_UNKNOWN, report
@@ -273,7 +274,10 @@ def test_a_record_that_comes_back_belongs_to_the_first_who_names_it() -> None:
 
 @given(EVENTS, st.sampled_from(["", "0", "0-7"]))
 def test_whatever_happens_no_cpu_is_in_two_hands(events: list[tuple[str, int, str, set[int]]], reserved: str) -> None:
-    """The pool meets no claim; two running claim containers never want one CPU; nothing empty is wanted of a claim."""
+    """The pool meets no claim; two running claim containers never want one CPU; nothing empty is wanted of a claim.
+
+    The pool is what a look at everything would make of it.
+    """
     state = node(reserved=reserved)
     for event, number, of, chosen in events:
         record, id_ = RECORDS[number], f"{number}-{of}"
@@ -295,6 +299,7 @@ def test_whatever_happens_no_cpu_is_in_two_hands(events: list[tuple[str, int, st
         own = [tracked.own_cpus for tracked in running if tracked.own_cpus]
         assert sum(map(len, own)) == len(frozenset().union(*own))
         assert not state.pool.shared & state.pool.held
+        assert state.pool == divide(state.config, state.host, state.files.values(), state)
         assert frozenset().union(*own) <= state.pool.held
         for tracked in running:
             wants = cpuset_of(state, tracked)

@@ -123,3 +123,20 @@ def test_a_quick_look_has_no_limits() -> None:
     state = node(one)
     quick = target(state, put(state, "a", *env_of(one)), full=False)
     assert (quick.desired.files, quick.claimed, quick.desired.mems) == ({}, None, {0})
+
+
+def test_what_is_protected_in_a_pod_is_passed_on_to_the_next_container_of_it() -> None:
+    """A start looks at the cgroup of its pod alone, and must leave it what siblings need; not what others do."""
+    one, far = (
+        memory_record(uid, ("m", 0, 64 * MI, 4096), pods=(of,), m={"protect": "min"})
+        for uid, of in (("m1", "p1"), ("m2", "p2"))
+    )
+    two = cpu_record("c1", "cpus=2-3")
+    state = node(one, two, far)
+    put(state, "a", *env_of(one))
+    put(state, "far", *env_of(far), of="p2")
+    second = put(state, "b", *env_of(two), name="side")
+    groups = target_at_start(state, second).groups
+    assert {path: (raises or {}).get("memory.min") for path, raises in groups.items()} == {
+        POD: Raise(plus=64 * MI, needed=True)
+    }

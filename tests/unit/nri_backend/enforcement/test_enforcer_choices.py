@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the operator chooses: the hugepage guard, and when the pool grows for those who run."""
 
+import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from nri_backend.nri.model import ContainerState, Resources
 from tests.rigs.builders import MI, cpu_record, memory_record
 from tests.rigs.containers import POD, container, pod
 from tests.rigs.enforcement import Node, enforcing
+from tests.rigs.partition_tree import PartitionTree
 
 ONE, TWO = cpu_record("c1", "cpus=2-3"), cpu_record("c2", "cpus=4-5")
 
@@ -30,6 +33,22 @@ async def test_a_container_without_hugepages_can_reserve_none(memory: Path) -> N
         assert [node.reports[one].limits for one in ("beside", "claim")] == [{}, {"cpu.max": "max"}]
         node.kernel.set(beside, "hugetlb.2MB.rsvd.max", "max")
         await node.until(lambda: reservable(node, beside) == ["0", "0"])
+
+
+async def test_where_claims_are_partitions_a_start_without_one_waits_for_no_thread(memory: Path) -> None:
+    """The guard's two files are written at once, however busy the threads are with claims."""
+    async with enforcing(Node(memory, guard=True, tree=PartitionTree)) as node:
+        stored, _ = await node.create("plain")
+        path, busy = node.make_cgroups(pod(), stored), threading.Event()
+        loop = asyncio.get_running_loop()
+        threads = [loop.run_in_executor(None, busy.wait) for _ in range(64)]
+        try:
+            async with asyncio.timeout(2):
+                await node.enforcer.start_container(pod(), stored)
+        finally:
+            busy.set()
+            await asyncio.gather(*threads)
+        assert reservable(node, path) == ["0", "0"]
 
 
 async def test_pages_that_the_kubelet_gave_are_never_taken(memory: Path) -> None:

@@ -41,6 +41,10 @@ class NodeState:
         self._tracked: dict[str, Tracked] = {}
         self._by_pod: dict[str, set[str]] = {}
         self._first_users: dict[ClaimKey, Owner] = {}
+        self._cpu_files: list[ClaimFile] = []
+        """Those with CPUs."""
+        self._bearing: dict[str, Tracked] = {}
+        """Containers that have a weight: of hundreds those on which the pool depends."""
         self._claimed_by_pod: dict[str, frozenset[int]] = {}
         self._counted_by_pod: dict[str, tuple[AllocationRecord, ...]] = {}
         self._taking_all = False
@@ -112,7 +116,7 @@ class NodeState:
             if known.id not in listed and known.entitlement.claims and known.phase in (Phase.STARTED, Phase.ENDING)
         ]
         kills = {tracked.id: tracked.memory_kills for tracked in self}
-        self._tracked, self.places, self._by_pod = {}, Places(), {}
+        self._tracked, self.places, self._by_pod, self._bearing = {}, Places(), {}, {}
         self.refused.clear()
         self.told = True
         for container in (*ending, *containers):
@@ -148,7 +152,8 @@ class NodeState:
         news = {key for key in self.files.keys() | files.keys() if self.files.get(key) is not files.get(key)}
         pods = claimed_by_pod(file for key in news for file in (self.files.get(key), files.get(key)) if file)
         self.files = files
-        self._claimed_by_pod = claimed_by_pod(files.values())
+        self._cpu_files = [file for file in files.values() if file.cpus]
+        self._claimed_by_pod = claimed_by_pod(self._cpu_files)
         self._counted_by_pod = counted_by_pod(files.values())
         self._pooled = {key: why for key, why in self._pooled.items() if key in files}
         # Before anything else: whatever is wrong with a container, nobody gets the CPUs of a claim.
@@ -209,8 +214,11 @@ class NodeState:
             ids.discard(before.id)
             if not ids:
                 del self._by_pod[before.pod.uid]
+            self._bearing.pop(before.id, None)
         if after is not None:
             self._by_pod.setdefault(after.pod.uid, set()).add(after.id)
+            if weight(after) != weight(None):
+                self._bearing[after.id] = after
 
     def _count_change(self) -> None:
         self.changes += 1
@@ -219,7 +227,7 @@ class NodeState:
     def _recompute(self) -> None:
         self._count_change()
         if not self._taking_all:
-            self.pool = divide(self.config, self.host, self.files.values(), self._tracked.values(), self._pooled)
+            self.pool = divide(self.config, self.host, self._cpu_files, self._bearing.values(), self._pooled)
 
     def shared_by(self, tracked: Tracked) -> frozenset[int]:
         """Returns the CPUs that the container has if it has none of its own."""

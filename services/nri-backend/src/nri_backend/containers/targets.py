@@ -108,7 +108,9 @@ def groups_above(containers: Iterable[Tracked]) -> dict[str, str | None]:
 
 def group_targets(state: NodeState, groups: Mapping[str, str | None]) -> dict[str, Raises]:
     """Returns what all containers of the node need of these cgroups, which are as groups_above() tells them."""
-    passed_on = protections((tracked.cgroup, tracked.protected) for tracked in state)
+    # Of a pod's cgroup only its own containers need something; all of the node are many to look at in each start.
+    whose = state if None in groups.values() else [one for uid in groups.values() if uid for one in state.of_pod(uid)]
+    passed_on = protections((tracked.cgroup, tracked.protected) for tracked in whose)
     return {path: _group_target(state, path, uid, passed_on.get(path, {})) for path, uid in groups.items()}
 
 

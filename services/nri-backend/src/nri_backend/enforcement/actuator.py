@@ -21,7 +21,7 @@ from numa_node.claim_directory import ClaimDirectory, DirectoryView
 from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked
 from nri_backend.containers.neighbours import overlapping
 from nri_backend.containers.state import NodeState
-from nri_backend.containers.targets import Target, group_targets, target, target_at_start
+from nri_backend.containers.targets import Target, group_targets, target, target_at_start, unaffected
 from nri_backend.enforcement.apply import Outcome, apply, apply_group, audit, observe_sets, with_partition
 from nri_backend.enforcement.turn import Result, Step, Turn
 from nri_backend.limits.difference import Host, Observed
@@ -170,6 +170,10 @@ class Actuator:
     async def apply(self, tracked: Tracked) -> Outcome:
         """Makes the cgroup of one container, and those above it, true, as the state then wants it."""
         state = self._state
+        if unaffected(state, tracked) and self._writing.free:
+            # Limits of hugepages alone, which take no lock of the kernel that is held for long: two changes of threads
+            # take longer.
+            return self._step(apply, target_at_start(state, state.get(tracked.id) or tracked))[1]()
         return await self._writing.finish(
             tracked.id, lambda: self._step(apply, target_at_start(state, state.get(tracked.id) or tracked))
         )

@@ -63,6 +63,11 @@ class Turn:
             running.result()
         return list(job.results)
 
+    @property
+    def free(self) -> bool:
+        """Whether nobody is at work, and nothing hangs."""
+        return not (self._lock.locked() or self._stuck)
+
     async def finish(self, name: str, plan: Callable[[], Step[Result]]) -> Result:
         """Takes one step, however long it lasts, after what hangs of the same name."""
         while True:

@@ -234,6 +234,8 @@ class PrometheusRule(Values):
     enabled: bool
     labels: Texts
     extra_rules: list[Kubernetes]
+    runbook_url: Annotated[str, Field(alias="runbookURL", pattern=r"^[^\s\"'#]+$")]
+    """Address of docs/runbooks.md; each alert links to its part."""
 
 
 class Dashboard(Values):

@@ -107,6 +107,20 @@ def test_a_node_is_missed_when_it_is_gone() -> None:
     assert remembered <= {text.split()[0].partition("{")[0] for text in scraped().render().decode().splitlines()}
 
 
+def test_every_alert_has_a_runbook() -> None:
+    """Its link leads to a part that says what it means, where to look and what to do; no part is left over."""
+    page = (CHART.parents[1] / "docs/runbooks.md").read_text().split("\n## ")[1:]
+    parts = {part.partition("\n")[0]: part for part in page}
+    assert list(parts) == [rule["alert"] for rule in alerts()]
+    for part in parts.values():
+        assert re.search(r"\*\*Means:\*\* .*\n\*\*Look:\*\* .*\n\*\*Do:\*\* ", part, re.DOTALL)
+    base = "https://wiki.example/numa/runbooks.html"
+    values = {"metrics": {"prometheusRule": {"enabled": True, "runbookURL": base}}}
+    (group,) = only(render(values), "PrometheusRule")["spec"]["groups"]
+    links = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in group["rules"]}
+    assert links == {name: f"{base}#{name.lower()}" for name in parts}
+
+
 def test_outcomes_and_calls_in_expressions_exist() -> None:
     """An alert on a label value that nobody writes would never fire."""
     values = set(re.findall(r'\b(?:call|result|outcome)!?=~?"([^"]*)"', " ".join(expressions())))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What depends on the API server's release and gates, with all stand-ins."""
+"""What depends on the API server's release and gates, and on what a claim asks for, with all stand-ins."""
 
+from tests.stage.pods import StagePod, claim_pod, cpu_set, cpus, opaque
 from tests.stage.process import wait_for
-from tests.stage.stage import OpenStage
+from tests.stage.stage import OpenStage, Stage
 from tests.stage.wires import ask_unix
 
 
@@ -21,3 +22,24 @@ def test_what_a_gate_allows_is_published_and_what_it_does_not_is_told(open_stage
     answer = ask_unix(instance.state_socket, "/readyz")
     assert answer.startswith("ok")
     assert "DRAListTypeAttributes" in answer
+
+
+def test_the_shared_pool_beside_exclusive_cpus(stage: Stage) -> None:
+    """A container has its own CPUs, which nobody else ever has, and what is left of the pool on their NUMA node."""
+    everything, near = set(range(32)), {*range(8), *range(16, 24)}
+    beside = [opaque("dra.cpu", "cpuConfig", {"shared": "numa"})]
+    with StagePod(stage, "web") as web, claim_pod(stage, "vpp", cpus(4), config=beside) as vpp:
+        plain = web.run()
+        vpp.prepare()
+        own = stage.held(vpp.claim_uid)
+        box = vpp.run()
+        assert cpu_set(box.env[f"DRA_CPUSET_{vpp.claim_uid}"]) == own
+        assert cpu_set(box.env[f"DRA_SHARED_CPUSET_{vpp.claim_uid}"]) == everything - own
+        assert (box.cpus(), plain.cpus()) == (near, everything - own)
+        with claim_pod(stage, "db", cpus(6, numa_node=0)) as db:
+            db.prepare()
+            other = db.run().cpus()
+            assert len(other) == 6
+            box.comes_to(near - other)
+            assert plain.cpus() == everything - own - other
+        box.comes_to(near)

@@ -18,6 +18,7 @@ from numa_contract.records import (
     MemoryParameters,
     Owner,
     PodReference,
+    SharedCpus,
 )
 from numa_contract.reports import ContainerReport
 
@@ -51,6 +52,15 @@ def cpu_record(
         sharing="pod" if pool else "container",
         owner=owner,
     )
+
+
+def mixed(record: AllocationRecord, near: str, machine: str = "0-7") -> AllocationRecord:
+    """The same claim with CPUs of the shared pool beside its own, of all its requests."""
+    others = parse_cpu_list(machine) - record.cpus_of()
+    shared = SharedCpus(cpus=others, near=parse_cpu_list(near) - record.cpus_of())
+    parameters = CpuParameters(isolation="mixed", shared="numa")
+    by_request = {"shared_cpus": shared, "parameters": parameters}
+    return record.model_copy(update={name: dict.fromkeys(record.requests, one) for name, one in by_request.items()})
 
 
 def memory_record(

@@ -23,6 +23,7 @@ from numa_contract.names import (
     memory_env_key,
     parse_cdi_file_name,
     parse_env_key,
+    shared_cpu_env_key,
 )
 from numa_contract.pagesize import kubernetes_page_size, mount_page_size, parse_page_size
 from numa_contract.records import AllocationRecord, parse_record
@@ -82,6 +83,13 @@ def request_env(record: AllocationRecord, request: str) -> dict[str, str]:
     return env | {memory_env_key(uid, named, item): ";".join(values) for item, values in sorted(parts.items())}
 
 
+def shared_env(record: AllocationRecord, request: str) -> dict[str, str]:
+    """Returns what a container holding ``request`` (base name) is told of CPUs beside its own; no evidence."""
+    shared = record.shared_cpus.get(request)
+    name = shared_cpu_env_key(record.claim.uid, record.device_request(request))
+    return {name: format_cpu_list(shared.cpus)} if shared else {}
+
+
 def request_mounts(record: AllocationRecord, request: str) -> list[dict[str, Any]]:
     """Returns the CDI mounts that a container holding ``request`` (base name) gets: metadata, and its hugepages.
 
@@ -105,7 +113,8 @@ def dump_claim_file(record: AllocationRecord) -> bytes:
     """Returns the content of the record's file, with one CDI device for each request. Depends on the record alone."""
     devices = []
     for request in record.requests:
-        edits: dict[str, Any] = {"env": [f"{key}={value}" for key, value in request_env(record, request).items()]}
+        env = request_env(record, request) | shared_env(record, request)
+        edits: dict[str, Any] = {"env": [f"{key}={value}" for key, value in env.items()]}
         if mounts := request_mounts(record, request):
             edits["mounts"] = mounts
         name = cdi_device_name(record.claim.uid, record.device_request(request))

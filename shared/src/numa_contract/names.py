@@ -51,6 +51,8 @@ CDI_KINDS: Final = {driver: f"{CDI_VENDOR}/{name}" for driver, name in CDI_CLASS
 _LONGEST_KEY: Final = 256
 CPU_ENV_PREFIX: Final = "DRA_CPUSET_"
 MEMORY_ENV_PREFIX: Final = "DRAMEMORY_"
+SHARED_CPU_ENV_PREFIX: Final = "DRA_SHARED_CPUSET_"
+"""No evidence: nothing is given to a container because of such a variable."""
 
 # A UID becomes part of a file name and of a CDI device name, which may hold letters, digits and "_-.:" (CDI SPEC.md).
 _UID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,126}[A-Za-z0-9])?", re.ASCII)
@@ -154,6 +156,11 @@ class EnvKey(NamedTuple):
 def cpu_env_key(uid: str, request: str | None) -> str:
     """Returns the variable whose value is the CPU list of a claim or of one of its requests."""
     return CPU_ENV_PREFIX + uid + (f"_{request}" if request else "")
+
+
+def shared_cpu_env_key(uid: str, request: str | None) -> str:
+    """Returns the variable whose value is every CPU but the claim's, for threads that need none of these."""
+    return SHARED_CPU_ENV_PREFIX + uid + (f"_{request}" if request else "")
 
 
 def memory_env_key(uid: str, request: str | None, item: str) -> str:

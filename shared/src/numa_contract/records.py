@@ -161,7 +161,19 @@ class CpuParameters(RecordPart):
     irqs: str = "move"
     """``move`` (interrupts leave the CPUs while they are in use) or ``keep``."""
     isolation: str = "exclusive"
-    """``exclusive`` (threads are balanced over the claim's CPUs) or ``isolated`` (they stay where they are put)."""
+    """``exclusive`` (threads are balanced over the claim's CPUs), ``isolated`` (they stay where they are put), or
+    ``mixed`` (as ``exclusive``, with the shared pool beside them), which releases that do not know it refuse."""
+    shared: str = "none"
+    """What the container has of the shared pool beside its CPUs: ``none``, ``pool`` (all) or ``numa``."""
+
+
+class SharedCpus(RecordPart):
+    """Where a container of a request may run beside the claim's own CPUs, as far as that is in the shared pool."""
+
+    cpus: CpuSet
+    """Every CPU of the machine but the claim's."""
+    near: CpuSet
+    """Those of them that the container gets of the pool. Where the pool has none of these, it gets all of the pool."""
 
 
 class MemoryMount(RecordPart):
@@ -223,6 +235,8 @@ class AllocationRecord(RecordPart):
     """As ``parameters``, for requests of dra.memory."""
     metadata: dict[str, MetadataFile] = Field(default_factory=dict)
     """By base name of the request; none where metadata is off, or its file could not be written."""
+    shared_cpus: dict[str, SharedCpus] = Field(default_factory=dict)
+    """By base name of the request; none for those that have their own CPUs alone."""
     sharing: str = "container"
     """``pod``, or ``container``, the stricter one, as which every other word is enforced."""
     counted: bool = False

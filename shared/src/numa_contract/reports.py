@@ -39,7 +39,8 @@ class ClaimUse(Document):
     driver: str
     requests: tuple[str, ...] = ()
     cpus: CpuSet = frozenset()
-    """For a claim without a record: the CPUs that the environment names and the container is really pinned to."""
+    """Of a claim without a record those that the environment names and the container is really pinned to. Of others
+    only where the container has CPUs beside those of its claims, too."""
 
 
 class ContainerReport(Document):
@@ -59,7 +60,8 @@ class ContainerReport(Document):
     cpus: CpuSet = frozenset()
     """``cpuset.cpus.effective`` as last read; empty when it could not be read.
 
-    Of a container without claimed CPUs, where the kernel keeps it off those of others: what ``cpuset.cpus`` allows."""
+    Of a container without claimed CPUs, or with the shared pool beside them, where the kernel keeps it off those of
+    others: what ``cpuset.cpus`` allows."""
     exclusivity: str = ""
     """Who keeps others off its CPUs: ``partition`` or ``isolated`` (the kernel), or ``pool``; empty without a claim."""
     pooled: str = ""

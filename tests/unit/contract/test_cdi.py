@@ -7,7 +7,7 @@ import re
 import pytest
 from hypothesis import given
 from numa_contract.cdi import RECORD_ANNOTATION, dump_claim_file, parse_claim_file, request_env
-from numa_contract.names import cdi_file_name, parse_env_key
+from numa_contract.names import SHARED_CPU_ENV_PREFIX, cdi_file_name, parse_env_key
 from numa_contract.records import AllocationRecord, MemoryAllocation, MemoryMount, MetadataFile
 
 from tests.rigs.builders import cpu_record, memory_record
@@ -51,8 +51,12 @@ def test_a_file_is_what_the_specification_allows(record: AllocationRecord) -> No
         assert all(
             {"hostPath", "containerPath", "options"} == set(mount) - {"type"} for mount in edits.get("mounts", [])
         )
-        keys = [parse_env_key(entry.partition("=")[0]) for entry in edits["env"] if "=" in entry]
-        assert [key and key.uid for key in keys] == [record.claim.uid] * len(edits["env"])
+        names = [entry.partition("=")[0] for entry in edits["env"] if "=" in entry]
+        told = [name for name in names if name.startswith(f"{SHARED_CPU_ENV_PREFIX}{record.claim.uid}")]
+        keys = [parse_env_key(name) for name in names if name not in told]
+        assert [key and key.uid for key in keys] + [record.claim.uid] * len(told) == [record.claim.uid] * len(
+            edits["env"]
+        )
 
 
 @pytest.mark.fault("protocol trap 7.5")

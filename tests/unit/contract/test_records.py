@@ -39,7 +39,7 @@ def _from_tomorrow(part: Any) -> Any:
 
 
 # Dictionaries whose keys are names of requests or of capacity have no fields, so none that are unknown.
-_BY_NAME = ("parameters", "memoryParameters", "metadata")
+_BY_NAME = ("parameters", "memoryParameters", "metadata", "sharedCpus")
 
 
 def _newer(record: AllocationRecord) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from dra_frontend.allocation.ledger import Ledger
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
 
-from tests.rigs.builders import MI, cpu_record, files_of, memory_record, report
+from tests.rigs.builders import MI, cpu_record, files_of, memory_record, mixed, report
 from tests.strategies.machines import machine
 
 CPU_KEY = Key("dra.cpu", "node", "d", "")
@@ -99,6 +99,16 @@ def test_containers_of_several_claims_are_no_intruders() -> None:
     beyond = report(claims=[{"uid": "v", "driver": "dra.cpu"}], cpus="2-4")
     mine = report("mine", claims=[USE], cpus="1-2")
     assert enforced(CPU_KEY, cpu_record("u", "r=1-2"), cpu_record("v", "r=3-4"), beyond, mine).reason == "NotExclusive"
+
+
+def test_a_container_may_have_the_pool_beside_its_cpus() -> None:
+    """Nothing is wrong with its further CPUs, as long as they are no other claim's."""
+    with_pool = mixed(cpu_record("u", "r=1-2"), "0-7")
+    assert enforced(CPU_KEY, with_pool, report(claims=[USE], cpus="0-7")).reason == "Exclusive"
+    intruder = report("vpp", claims=[{"uid": "v", "driver": "dra.cpu"}], cpus="2-7")
+    mine = report("mine", claims=[USE], cpus="1-2")
+    others = mixed(cpu_record("v", "r=3-4"), "0-7")
+    assert enforced(CPU_KEY, cpu_record("u", "r=1-2"), others, intruder, mine).reason == "NotExclusive"
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,8 @@ def test_every_field_arrives() -> None:
     )
     given = wish(opaque({"strategy": "spread", "numa": "distribute", "isolation": "isolated"}))
     assert given == CpuParameters(strategy="spread", numa="distribute", isolation="isolated")
+    assert wish(opaque({"shared": "pool"})) == CpuParameters(shared="pool", isolation="mixed")
+    assert wish(opaque({"shared": "pool"}, from_class=True), opaque({"shared": "none"})) == CpuParameters()
     fields = {"binding": "interleave", "limit": "claim", "protect": "min", "high": 0.9}
     assert memory_wish(memory_opaque({**fields, "sharing": "pod"})) == MemoryParameters.model_validate(fields)
     mount = {"path": "/dev/hugepages", "mode": "1777"}
@@ -182,6 +184,10 @@ def test_what_is_not_understood_of_memory_is_refused(fields: Entry, text: str) -
         (
             [opaque({"numa": "distribute", "l3": "required"})],
             "cpuConfig.numa: distribute contradicts l3: required (FromClaim)",
+        ),
+        (
+            [opaque({"shared": "numa"}, from_class=True), opaque({"isolation": "isolated"})],
+            "cpuConfig.isolation: isolated contradicts shared: numa (FromClass): the kernel isolates a container with",
         ),
     ],
 )

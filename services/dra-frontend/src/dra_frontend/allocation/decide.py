@@ -10,13 +10,14 @@ from typing import Any
 
 from numa_contract.config import Config
 from numa_contract.names import CPU_DRIVER
-from numa_contract.records import AllocationRecord, CpuParameters, MemoryParameters, PodReference
+from numa_contract.records import AllocationRecord, CpuAllocation, CpuParameters, MemoryParameters, PodReference
 
 from dra_frontend.allocation.claim import ClaimView, Refused
 from dra_frontend.allocation.cpus import allocate_cpus, check_fraction, seen_cpus
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.allocation.memory import allocate_memory, check_protection, held_memory
 from dra_frontend.allocation.resolve import resolve
+from dra_frontend.allocation.shared import shared_cpus
 from dra_frontend.devices.inventory import Inventory
 
 
@@ -100,10 +101,14 @@ def _allocated(judged: Judged, inventory: Inventory, ledger: Ledger) -> Allocati
         if config.max_claim_fraction < 1:
             check_fraction(blank.results, inventory, config.max_claim_fraction)
         cpus = allocate_cpus(uid, blank.results, blank.parameters, inventory, ledger)
-        return blank.model_copy(update={"cpus": cpus})
+        return blank.model_copy(update=_with_shared(blank, cpus, inventory))
     record = blank.model_copy(update={"memory": allocate_memory(uid, blank.results, inventory, ledger)})
     check_protection(record, inventory, ledger, config.memory_protection.max_fraction)
     return record
+
+
+def _with_shared(blank: AllocationRecord, cpus: tuple[CpuAllocation, ...], inventory: Inventory) -> dict[str, Any]:
+    return {"cpus": cpus, "shared_cpus": shared_cpus(cpus, blank.parameters, inventory.machine)}
 
 
 def _check_named(blank: AllocationRecord) -> None:
@@ -132,7 +137,8 @@ def _rebuilt(judged: Judged, inventory: Inventory, ledger: Ledger) -> Allocation
     blank, given = judged.blank, dict[str, Any](rebuilt=True)
     try:
         if blank.driver == CPU_DRIVER:
-            given["cpus"] = seen_cpus(blank.results, ledger.seen_cpus(blank.claim.uid), inventory)
+            cpus = seen_cpus(blank.results, ledger.seen_cpus(blank.claim.uid), inventory)
+            given |= _with_shared(blank, cpus, inventory)
         else:
             # Its pages are in use: a device that shrank below them, or is gone, takes nothing away.
             given["memory"] = held_memory(blank.results, inventory)

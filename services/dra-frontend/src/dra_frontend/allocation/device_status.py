@@ -193,7 +193,7 @@ class _Shown:
             text = f"other containers run on CPUs {format_cpu_list(common)} of it"
             return Condition("False", "NotExclusive", text)
         for one in running:
-            if not one.cpus <= _cpus_of(one, self.ledger):
+            if not one.cpus <= _cpus_of(one, self.ledger) and not _shares_pool(one, self.ledger):
                 return Condition("False", "CPUsDiffer", f"{_name(one)} runs on CPUs {format_cpu_list(one.cpus)}")
         return None
 
@@ -221,6 +221,12 @@ def _cpus_of(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
     """Returns the CPUs of all claims that a container holds."""
     held = [(use, ledger.record(CPU_DRIVER, use.uid)) for use in report.claims if use.driver == CPU_DRIVER]
     return frozenset().union(*(record.cpus_of(use.requests or None) for use, record in held if record is not None))
+
+
+def _shares_pool(report: ContainerReport, ledger: Ledger) -> bool:
+    """Tells whether a container has the shared pool beside its own CPUs."""
+    records = [(use, ledger.record(CPU_DRIVER, use.uid)) for use in report.claims if use.driver == CPU_DRIVER]
+    return any(record.shared_cpus.keys() & set(use.requests or record.requests) for use, record in records if record)
 
 
 def _nodes_of(report: ContainerReport, ledger: Ledger) -> frozenset[int]:

@@ -47,7 +47,7 @@ class Ledger:
         """Returns the claims of running containers that have no file and are not being released, with their CPUs."""
         found = []
         for report in self.containers:
-            # For claims that have a record the backend reports no CPUs: they are those of the cgroup.
+            # For most claims that have a record the backend reports no CPUs: they are those of the cgroup.
             for uses, shown in ((report.claims, report.cpus), (report.unknown_claims, frozenset[int]())):
                 for use in uses[:_MOST_USES] if report.alive and not report.refused else ():
                     key, cpus = (use.driver, use.uid), use.cpus or shown

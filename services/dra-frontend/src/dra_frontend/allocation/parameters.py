@@ -68,6 +68,7 @@ class CpuConfig(Section):
     quota: Literal["off", "keep"] | None = None
     irqs: Literal["move", "keep"] | None = None
     isolation: Literal["exclusive", "isolated"] | None = None
+    shared: Literal["none", "pool", "numa"] | None = None
 
 
 def _mount_path(text: str) -> str:

@@ -19,7 +19,7 @@ from dra_frontend.allocation.parameters import CpuConfig, MemoryConfig, Stated, 
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import DeviceKind, MemoryDevice
 
-_CHOICE_FREE: Final = ("sharing", "quota", "irqs", "isolation")
+_CHOICE_FREE: Final = ("sharing", "quota", "irqs", "isolation", "shared")
 """Fields that do not choose CPUs, so that they go with every other."""
 _EXCLUSIVE: Final = (
     (("strategy", "spread"), ("full_physical_cores", True)),
@@ -97,7 +97,17 @@ def cpu_parameters(stated: Stated, kind: DeviceKind) -> CpuParameters:
             text = f"{CpuConfig.path(other).partition('.')[2]}: {str(excluded).lower()} ({stated[other].source})"
             raise refusal(stated[one].source, CpuConfig.path(one), f"{value} contradicts {text}")
     values.pop("sharing", None)
+    if values.get("shared", "none") != "none":
+        values["isolation"] = _mixed(stated)
     return CpuParameters(**values)
+
+
+def _mixed(stated: Stated) -> str:
+    if (isolation := stated.get("isolation")) and isolation.value == "isolated":
+        given = f"{stated['shared'].value} ({stated['shared'].source})"
+        reason = f"isolated contradicts shared: {given}: the kernel isolates a container with its own CPUs alone"
+        raise refusal(isolation.source, CpuConfig.path("isolation"), reason)
+    return "mixed"
 
 
 def _named_cpus(stated: Stated, choosing: list[str]) -> frozenset[int]:

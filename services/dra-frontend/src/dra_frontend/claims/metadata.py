@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from numa_contract.cdi import ClaimFile
+from numa_contract.cpuset import format_cpu_list
 from numa_contract.documents import parse_json
 from numa_contract.errors import ContractError, MalformedError
 from numa_contract.names import (
@@ -39,17 +40,21 @@ _log = logging.getLogger(__name__)
 API_VERSION: Final = "metadata.resource.k8s.io/v1beta1"
 # What was taken of a shared device; these are in no slice. The first name is the CPU peer's.
 _ALLOCATED: Final = {CPU_DRIVER: "dra.cpu/allocatedNumCPUs", MEMORY_DRIVER: "dra.memory/allocatedBytes"}
+_OWN_CPUS: Final = "dra.cpu/exclusiveCPUs"
+_SHARED_CPUS: Final = "dra.cpu/sharedCPUs"
 _LARGEST: Final = 1 << 20
 
 
-def _document(view: ClaimView, driver: str, request: str, inventory: Inventory) -> dict[str, Any]:
+def _document(record: AllocationRecord, view: ClaimView, request: str, inventory: Inventory) -> dict[str, Any]:
     """Returns the document of one request (base name); inside, a request keeps its full name with the subrequest."""
     by_name: dict[str, list[dict[str, Any]]] = {}
+    driver, cpus = record.driver, _cpu_attributes(record, request)
     for result in [result for result in view.results[driver] if result.base == request]:
         device, taken = inventory.devices.get((driver, result.pool, result.device)), amount_of(driver, result)
         attributes = {} if device is None else {n: attribute_document(v) for n, v in device.attributes.items()}
         if taken is not None:
             attributes[_ALLOCATED[driver]] = attribute_document(int(taken))
+        attributes |= cpus
         entry = {"driver": driver, "pool": result.pool, "name": result.device, "attributes": attributes}
         by_name.setdefault(result.request, []).append(entry)
     claim = view.claim
@@ -60,6 +65,13 @@ def _document(view: ClaimView, driver: str, request: str, inventory: Inventory) 
         **({} if view.pod_claim_name is None else {"podClaimName": view.pod_claim_name}),
         "requests": [{"name": name, "devices": devices} for name, devices in by_name.items()],
     }
+
+
+def _cpu_attributes(record: AllocationRecord, request: str) -> dict[str, Any]:
+    """Returns both sets of CPUs where a container of the request has the shared pool beside its own."""
+    shared = record.shared_cpus.get(request)
+    sets = {_OWN_CPUS: record.cpus_of([request]), _SHARED_CPUS: shared.cpus} if shared else {}
+    return {name: attribute_document(format_cpu_list(cpus)) for name, cpus in sets.items()}
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +97,7 @@ class MetadataFiles:
                 file = record.metadata.get(request)
                 if file is None or file.host_path != host:
                     mounted = metadata_mount_path(driver, claim.name, view.pod_claim_name, request)
-                    content = json.dumps(_document(view, driver, request, inventory), separators=(",", ":"))
+                    content = json.dumps(_document(record, view, request, inventory), separators=(",", ":"))
                     file = MetadataFile(host_path=host, mount_path=mounted, content=content)
                 files[request] = file
         except MalformedError as error:

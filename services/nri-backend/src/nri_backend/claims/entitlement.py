@@ -34,7 +34,7 @@ Pages = tuple[int, str, str]
 
 PartitionKind = Literal["", "root", "isolated"]
 """A word of ``cpuset.cpus.partition``: with load balancing, or without; empty for none."""
-_ISOLATION: Final[Mapping[str, PartitionKind]] = {"exclusive": "root", "isolated": "isolated"}
+_ISOLATION: Final[Mapping[str, PartitionKind]] = {"exclusive": "root", "isolated": "isolated", "mixed": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +102,17 @@ class Entitlement:
     claims: tuple[Held, ...] = ()
     cpus: frozenset[int] = frozenset()
     """Empty without a CPU claim."""
+    near: frozenset[int] = frozenset()
+    """CPUs that it has beside these, as far as they are in the shared pool; where none is, it has all of the pool.
+
+    Empty: it has its own alone."""
     interrupted: frozenset[int] = frozenset()
     """Of these, those on which it wants interrupts to stay."""
     quota_off: bool = False
     """It holds CPUs, and no request of them wants to keep the CFS quota."""
     partition: PartitionKind = ""
-    """What the kernel can make of its cgroup; empty without CPUs, and where several containers may have them."""
+    """What the kernel can make of its cgroup; empty without CPUs, where several containers may have them, and where
+    it has others beside them."""
     fault: str = ""
     """Why its CPUs cannot be kept as its claims want it."""
     memory: MemoryGrant | None = None
@@ -138,13 +143,16 @@ def entitlement_from(claims: Iterable[Held]) -> Entitlement:
             hugepages[allocation.page_bytes, record.claim.uid, allocation.request] += allocation.size
     parameters = [h.record.parameters_of(r) for h in claims if h.record.driver == CPU_DRIVER for r in h.requests]
     isolation = {one.isolation for one in parameters}
+    cpus = frozenset[int]().union(*(h.record.cpus_of(h.requests) for h in claims))
+    near = [s.near for h in claims for request, s in h.record.shared_cpus.items() if request in h.requests]
     shared = any(h.record.sharing == "pod" for h in claims if h.record.driver == CPU_DRIVER)
     return Entitlement(
         claims=claims,
-        cpus=frozenset().union(*(h.record.cpus_of(h.requests) for h in claims)),
+        cpus=cpus,
+        near=frozenset[int]().union(*near),
         interrupted=frozenset().union(*(h.record.cpus_of(_keeping_interrupts(h)) for h in claims)),
         quota_off={one.quota for one in parameters} == {"off"},
-        partition="" if shared or not isolation else _ISOLATION.get(max(isolation), ""),
+        partition="" if shared or near or not isolation else _ISOLATION.get(max(isolation), ""),
         fault=_isolation_fault(isolation, shared=shared),
         memory=_granted([(r.claim.uid, a, r.memory_parameters_of(a.request)) for r, a in memory]) if memory else None,
         hugepages={pages: amount // pages[0] * pages[0] for pages, amount in hugepages.items()},
@@ -164,8 +172,9 @@ def _keeping_interrupts(held: Held) -> list[str]:
 def _isolation_fault(isolation: set[str], *, shared: bool) -> str:
     if unknown := sorted(isolation - _ISOLATION.keys()):
         return f"isolation: {unknown[0]} is unknown to this release of nri-backend; upgrade it or use exclusive"
-    if len(isolation) > 1:
-        return "its requests ask for isolation: exclusive and for isolated, and a container is one or the other"
+    if len(isolation) > 1 and "isolated" in isolation:
+        other = "shared CPUs beside exclusive ones" if "mixed" in isolation else "isolation: exclusive"
+        return f"its requests ask for {other} and for isolation: isolated, and a container is one or the other"
     if shared and "isolated" in isolation:
         return "isolation: isolated is for one container, and the claim is shared in the pod; leave out one of them"
     return ""

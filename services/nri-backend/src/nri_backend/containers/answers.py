@@ -14,7 +14,7 @@ from nri_backend.claims.judge import Reason, Refusal
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.state import NodeState
 from nri_backend.limits.claimed import claimed_bytes
-from nri_backend.limits.difference import Host, Observed
+from nri_backend.limits.difference import Observed
 from nri_backend.limits.stated import Stated
 from nri_backend.nri.model import Adjustment, Container, Leadership, LinkStatus, Resources, Update
 
@@ -46,7 +46,7 @@ def _resources(tracked: Tracked, state: NodeState, asked: Stated, *, huge: bool)
     maximum = memory.maximum if memory is not None else None
     lower = maximum is not None and (asked.memory is None or asked.memory > maximum)
     return Resources(
-        cpus=format_cpu_list(entitlement.cpus or _shared_cpus(tracked, state)),
+        cpus=format_cpu_list(_cpus(tracked, state)),
         mems=format_cpu_list(entitlement.mems),
         cpu_quota=UNLIMITED if asked.cpu is not None and tracked.unthrottled else None,
         memory_limit=maximum if lower else None,
@@ -54,7 +54,9 @@ def _resources(tracked: Tracked, state: NodeState, asked: Stated, *, huge: bool)
     )
 
 
-def _shared_cpus(tracked: Tracked, state: NodeState) -> frozenset[int]:
+def _cpus(tracked: Tracked, state: NodeState) -> frozenset[int]:
+    if own := tracked.own_cpus:
+        return own | state.pool.beside(tracked.entitlement.near, tracked.apart)
     cpus = state.shared_by(tracked)
     # Where nothing has to be left out, nothing is said: the container then also gets CPUs that come online.
     return frozenset() if state.pool.constant and cpus == state.host.online else cpus
@@ -155,7 +157,7 @@ def untrue(left: Sequence[str]) -> Refusal:
 
 
 def unenforced(
-    tracked: Tracked, seen: Observed | None, leader: Leadership, host: Host, *, starting: bool = False
+    tracked: Tracked, seen: Observed | None, leader: Leadership, state: NodeState, *, starting: bool = False
 ) -> Refusal | None:
     """Returns that nobody has done for a claim container what its claims need; for a standby, which does nothing.
 
@@ -167,8 +169,10 @@ def unenforced(
     if tracked.refusal is not None:
         # The active instance refuses it with the same words, if there is one.
         return None if leader.fresh else tracked.refusal
-    cpus, mems = tracked.own_cpus & host.online, tracked.entitlement.mems
-    true = seen is not None and cpus in (frozenset(), seen.cpus) and mems in (frozenset(), seen.mems)
+    cpus, mems = tracked.own_cpus & state.host.online, tracked.entitlement.mems
+    most = cpus | state.pool.beside(tracked.entitlement.near, tracked.apart)
+    pinned = seen is not None and (not cpus or (seen.cpus is not None and cpus <= seen.cpus <= most))
+    true = pinned and (not mems or (seen is not None and seen.mems == mems))
     if true and tracked.entitlement.claims:
         return None
     text = f"no instance of nri-backend has enforced its claims; {'' if leader.fresh else 'none is active, and '}"

@@ -35,7 +35,8 @@ def _must_leave(state: NodeState, tracked: Tracked, place: Place) -> bool:
 
     Siblings are never moved: an overlap inside a pod is no partition.
     """
-    if place.own or place.apart & tracked.own_cpus or not state.partition_for(tracked):
+    keeps = place.own and not place.near
+    if keeps or place.apart & tracked.own_cpus or not state.partition_for(tracked):
         return True
     left = (place.cpus or frozenset()) - tracked.own_cpus - state.pool.partitioned
     return bool(state.pool.held) and not left
@@ -46,9 +47,11 @@ def misplaced(state: NodeState) -> list[Tracked]:
     found: list[Tracked] = []
     held = state.pool.held
     for place, ids in state.places.groups():
+        beside = state.pool.beside(place.near, place.apart)
         wanted = place.own & state.host.online or state.without_claim(place.apart, own_pod=place.own_pod)
+        wanted |= beside & state.host.online
         lazy = state.lazy and not place.own and not place.own_pod
         unseen = place.cpus is None and held and not place.own
         if unseen or (place.cpus and not (place.cpus <= wanted if lazy else place.cpus == wanted)):
             found += state.started(ids)
-    return sorted(found, key=lambda one: bool(one.own_cpus) or held.isdisjoint(one.cpus or held))
+    return sorted(found, key=lambda one: held.isdisjoint((one.cpus or held) - one.own_cpus))

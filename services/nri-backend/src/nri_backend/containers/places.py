@@ -17,6 +17,8 @@ class Place(NamedTuple):
     own_pod: bool
     apart: frozenset[int]
     """That they leave out."""
+    near: frozenset[int]
+    """Of the pool, beside their own; empty: none of it."""
 
 
 class Places:
@@ -40,4 +42,6 @@ class Places:
 
 
 def _place(tracked: Tracked) -> Place:
-    return Place(tracked.cpus, tracked.own_cpus or tracked.exclusive, tracked.own_pod, tracked.apart)
+    return Place(
+        tracked.cpus, tracked.own_cpus or tracked.exclusive, tracked.own_pod, tracked.apart, tracked.entitlement.near
+    )

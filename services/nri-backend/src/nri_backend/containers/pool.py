@@ -2,9 +2,10 @@
 """Which CPUs containers without a claim share, and which claims the kernel keeps them off by itself.
 
 A claim is held when its CPUs must be left out of the pool: always in pool mode; in partition mode where several
-containers may share it, its record cannot be read, the kernel has refused a partition, or a container of it runs that
-is none. The CPUs of all other claims stay in the pool. Nobody is moved when such a claim comes or goes: the kernel
-takes its CPUs from everybody when its container starts, and gives them back when that ends.
+containers may share it, its container has the pool beside them, its record cannot be read, the kernel has refused a
+partition, or a container of it runs that is none. The CPUs of all other claims stay in the pool. Nobody is moved when
+such a claim comes or goes: the kernel takes its CPUs from everybody when its container starts, and gives them back when
+that ends.
 """
 
 from collections.abc import Collection, Iterable
@@ -54,6 +55,14 @@ class Pool:
             return cpus - apart
         # While something is held nobody may have claimed CPUs alone: rather none, and then no plain container starts.
         return self.reserved - apart or (self.reserved if self.held else cpus - apart or cpus)
+
+    def beside(self, near: frozenset[int], apart: frozenset[int]) -> frozenset[int]:
+        """Returns what a container with CPUs of its own has of the pool: those of ``near``, where it has any at all.
+
+        ``apart`` is left out in any case.
+        """
+        cpus = self.without_claim(apart, own_pod=False) - apart if near else frozenset[int]()
+        return cpus & near if cpus & near - self.claimed else cpus
 
     def _lasting(self, cpus: frozenset[int]) -> bool:
         # Where a container's CPUs are all in partitions it gets its parent's, held ones among them: docs/adr/0013.
@@ -108,4 +117,6 @@ def counted_by_pod(files: Iterable[ClaimFile]) -> dict[str, tuple[AllocationReco
 
 
 def _for_one_container(file: ClaimFile, pooled: Collection[ClaimKey]) -> bool:
-    return file.record is not None and file.record.sharing != "pod" and (file.driver, file.uid) not in pooled
+    record = file.record
+    alone = record is not None and record.sharing != "pod" and not record.shared_cpus
+    return alone and (file.driver, file.uid) not in pooled

@@ -52,10 +52,8 @@ def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
     lazy = state.lazy and tracked.phase is Phase.STARTED and not tracked.own_pod
     pool, mems = state.pool, tracked.entitlement.mems
     own = tracked.own_cpus or tracked.exclusive
-    shared = state.shared_by(tracked)
-    return desired_cpuset(
-        own, mems, shared, state.host, claims=bool(pool.held), lazy=lazy, partitions=state.host.partitions
-    )
+    shared, beside = state.shared_by(tracked), pool.beside(tracked.entitlement.near, tracked.apart)
+    return desired_cpuset(own, mems, shared, state.host, beside=beside, claims=bool(pool.held), lazy=lazy)
 
 
 def target(state: NodeState, tracked: Tracked, *, full: bool, again: bool = False) -> Target:

@@ -60,6 +60,10 @@ def observe(tree: CgroupTree, path: str, desired: Desired, *, full: bool) -> Obs
         configured = tree.read_set(path, "cpuset.cpus")
         # Where nothing of it is online the kernel gives it what its parent has.
         cpus = None if configured is None else configured & desired.online or desired.online
+        if desired.own and cpus == desired.shown:
+            # CPUs of its own are not the kernel's to give to somebody's partition.
+            effective = tree.read_set(path, "cpuset.cpus.effective") or frozenset()
+            cpus = cpus if desired.own <= effective else effective
     elif desired.cpus:
         cpus = tree.read_set(path, "cpuset.cpus.effective")
         if cpus is not None and cpu_differences(desired, Observed(cpus)):

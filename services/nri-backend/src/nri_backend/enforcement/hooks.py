@@ -107,7 +107,7 @@ class Enforcer:
             tracked, refusal = await self.starter.hindrance(tracked, self.runtime)
         else:
             answered = Observed(parse_or_none(container.resources.cpus), parse_or_none(container.resources.mems))
-            refusal = unenforced(tracked, answered, self._edges.leadership(), self.state.host)
+            refusal = unenforced(tracked, answered, self._edges.leadership(), self.state)
         if refusal is not None:
             if (known := self.state.get(tracked.id)) is not None and known.phase is Phase.CREATED:
                 self.actuator.forget(tracked.id)
@@ -147,7 +147,7 @@ class Enforcer:
             if tracked.evidence.claims:
                 tracked = replace(tracked, pooled=await self._prover.pooled(tracked))
                 seen = await self._keeper.shown(tracked, leader)
-            refusal = unenforced(tracked, seen, leader, self.state.host, starting=True)
+            refusal = unenforced(tracked, seen, leader, self.state, starting=True)
             if refusal is None:
                 # At the creation it may have been asked before the active one; now the answer is in what is stored.
                 now = replace(tracked, stated=stated(container.resources), answered=True)

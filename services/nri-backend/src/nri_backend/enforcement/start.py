@@ -26,6 +26,12 @@ WAIT_SECONDS: Final = 0.25
 _log = logging.getLogger(__name__)
 
 
+def _why_pooled(tracked: Tracked) -> str:
+    if tracked.entitlement.near:
+        return "the container has the shared pool beside its own CPUs, as its claim asks (cpuConfig.shared)"
+    return "the container also has a claim that is shared in its pod"
+
+
 class Starter:
     """Waits until others have left a container's CPUs, makes its cgroup true, or kills it."""
 
@@ -42,8 +48,8 @@ class Starter:
         if refusal := tracked.refusal or impossible(tracked, self._state, runtime):
             return tracked, refusal
         if self._state.pool.by_kernel and tracked.own_cpus and not tracked.entitlement.partition:
-            # Of its claims one may be its alone: that one is kept like the shared one.
-            tracked = replace(tracked, pooled="the container also has a claim that is shared in its pod")
+            # Of its claims one may be its alone: that one is kept like the others.
+            tracked = replace(tracked, pooled=_why_pooled(tracked))
             self._actuator.note(tracked)
         changes = self._state.changes
         # Other containers on its CPUs are being moved away.

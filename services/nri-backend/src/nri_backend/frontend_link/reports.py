@@ -13,7 +13,7 @@ from typing import Final
 from numa_contract.errors import cut_answer
 from numa_contract.reports import CONTAINERS, MAX_STATE_BYTES, BackendStatus, ClaimUse, ContainerReport, ContainerState
 
-from nri_backend.claims.entitlement import PartitionKind
+from nri_backend.claims.entitlement import Held, PartitionKind
 from nri_backend.claims.judge import Reason
 from nri_backend.containers.container import Phase, Tracked
 from nri_backend.containers.state import NodeState
@@ -87,10 +87,7 @@ def report(tracked: Tracked) -> ContainerReport:
         pod_namespace=tracked.pod.namespace,
         pod_name=tracked.pod.name,
         state=_STATES[tracked.phase],
-        claims=tuple(
-            ClaimUse(uid=held.record.claim.uid, driver=held.record.driver, requests=held.requests)
-            for held in tracked.rightful
-        ),
+        claims=tuple(_use(held, tracked) for held in tracked.rightful),
         unknown_claims=tracked.orphan + (_bounded(refusal.unknown) if refusal else ()),
         cpus=tracked.cpus or frozenset(),
         exclusivity=_EXCLUSIVITY[tracked.partition] if tracked.own_cpus else "",
@@ -101,6 +98,12 @@ def report(tracked: Tracked) -> ContainerReport:
         refused="" if refusal is None or lost else cut_answer(refusal.text),
         memory_kills=tracked.memory_kills,
     )
+
+
+def _use(held: Held, tracked: Tracked) -> ClaimUse:
+    # Most often the claims' CPUs are those of the cgroup, and are not said again.
+    cpus = held.record.cpus_of(held.requests) if tracked.entitlement.near else frozenset[int]()
+    return ClaimUse(uid=held.record.claim.uid, driver=held.record.driver, requests=held.requests, cpus=cpus)
 
 
 def _bounded(uses: Sequence[ClaimUse]) -> tuple[ClaimUse, ...]:

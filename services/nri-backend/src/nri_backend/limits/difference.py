@@ -52,6 +52,8 @@ class Desired:
     """For ``cpuset.cpus``."""
     shown: frozenset[int] = frozenset()
     """What ``cpuset.cpus.effective`` must then be: the same without CPUs that are offline."""
+    own: frozenset[int] = frozenset()
+    """Of ``shown``, those that must be there whatever else is."""
     shared: bool = False
     """The pool: a parent that allows fewer CPUs is no fault, and without claims on the node nothing is needed."""
     online: frozenset[int] = frozenset()
@@ -103,19 +105,24 @@ def desired_cpuset(
     pool: frozenset[int],
     host: Host,
     *,
+    beside: frozenset[int] = frozenset(),
     claims: bool,
     lazy: bool = False,
-    partitions: bool = False,
 ) -> Desired:
     """Returns the cpuset part for a container whose claims hold these; ``claims``: whether any CPU is held at all.
 
     A running container whose CPUs have all gone offline belongs to the pool: the kernel would give it its parent's
-    CPUs, everybody's (cpuset, cgroup-v2.rst). ``lazy``: as a member of the pool it keeps what it has of it.
-    ``partitions``: its effective set depends on those of others.
+    CPUs, everybody's (cpuset, cgroup-v2.rst). ``beside``: CPUs of the pool that it has beside its own. ``lazy``: as a
+    member of the pool it keeps what it has of it.
     """
-    if shown := own & host.online:
+    # What of the pool is effective depends on the partitions of others.
+    online = host.online if host.partitions else frozenset[int]()
+    if (shown := own & host.online) and beside:
+        cpus = own | beside
+        return Desired(cpus, shown=cpus & host.online, own=shown, shared=True, online=online, mems=mems)
+    if shown:
         return Desired(cpus=own, shown=shown, mems=mems)
-    return _pool_part(mems, pool, claims, lazy, host.online if partitions else frozenset())
+    return _pool_part(mems, pool, claims, lazy, online)
 
 
 # The audit asks for every container of the node each second, and members of the pool nearly all want the same.
@@ -147,7 +154,8 @@ def cpu_differences(desired: Desired, observed: Observed) -> list[Difference]:
             return []
         wanted = format_cpu_list(kept)
     # Fewer CPUs than the pool because a parent or a CPU that just went offline takes some away: nothing to repair.
-    if desired.shared and seen and seen <= desired.shown and observed.configured == desired.cpus:
+    narrowed = desired.shared and seen and desired.own <= seen <= desired.shown
+    if narrowed and observed.configured == desired.cpus:
         return []
     return [Difference("cpus", CPUS, wanted, f"{format_cpu_list(seen)}{'' if desired.online else ' (effective)'}")]
 

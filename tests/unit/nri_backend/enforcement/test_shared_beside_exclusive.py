@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Containers with the shared pool beside CPUs of their own: theirs stay theirs, and the rest follows the pool."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nri_backend.containers.container import Phase, Tracked, tracked_as
+from nri_backend.containers.state import NodeState
+from nri_backend.containers.targets import cpuset_of
+from nri_backend.limits.difference import Host
+from nri_backend.nri.model import RefusedError, Resources
+from numa_contract.cpuset import format_cpu_list, parse_cpu_list
+from numa_contract.records import AllocationRecord, CpuParameters
+
+from tests.rigs.builders import cpu_record, env_of, files_of, mixed
+from tests.rigs.containers import config, container, entitlement_of, pod
+from tests.rigs.enforcement import Node, enforcing
+from tests.rigs.kernel_tree import KernelTree
+from tests.rigs.partition_tree import PartitionTree
+
+NEAR = "0-3"
+MACHINE = parse_cpu_list("0-7")
+
+
+@pytest.mark.parametrize("tree", [KernelTree, PartitionTree])
+async def test_the_shared_part_is_near_and_follows_the_pool(tmp_path: Path, tree: type[KernelTree]) -> None:
+    """It has what the pool has on its NUMA node, all of the pool where claims have that, and what is left comes back.
+
+    Nobody else ever has a CPU of its own, and it never one of theirs.
+    """
+    async with enforcing(Node(tmp_path, tree=tree)) as node:
+        plain = await node.run("plain", of="p2")
+        vpp = await node.run("vpp", *node.claim(mixed(cpu_record("c1", "r=2-3"), NEAR)))
+        assert (node.cpus(vpp), node.cpus(plain)) == ("1-3", "1,4-7")
+        other = cpu_record("c2", "r=1", pods=["p3"])
+        db = await node.run("db", *node.claim(other), of="p3")
+        await node.until(lambda: node.cpus(vpp) == "2-7")
+        assert (node.cpus(db), node.cpus(plain)) == ("1", "4-7")
+        await node.stop("db", of="p3")
+        node.unprepare(other)
+        await node.until(lambda: node.cpus(vpp) == "1-3")
+        assert node.cpus(plain) == "1,4-7"
+
+
+async def test_the_pool_keeps_its_claim_where_the_kernel_keeps_others(tmp_path: Path) -> None:
+    """It is no partition, the claim is held from Prepare on, and who looks is told why."""
+    async with enforcing(Node(tmp_path, exclusivity="partition", tree=PartitionTree)) as node:
+        plain = await node.run("plain", of="p2")
+        env = node.claim(mixed(cpu_record("c1", "r=2-3"), "0-7"))
+        await node.until(lambda: node.cpus(plain) == "1,4-7")
+        vpp = await node.run("vpp", *env)
+        assert (node.partition(vpp), node.cpus(vpp)) == ("member", "1-7")
+        told = node.reports["vpp"]
+        assert (told.exclusivity, told.cpus, told.claims[0].cpus) == ("pool", parse_cpu_list("1-7"), {2, 3})
+        assert "cpuConfig.shared" in told.pooled
+
+
+async def test_a_partition_in_its_pod_stays_valid(tmp_path: Path) -> None:
+    """Its shared part leaves out what siblings claim, before they start, while they run, and when the pool changes."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        own, sibling = mixed(cpu_record("c1", "r=2-3"), "0-7"), cpu_record("c2", "r=4-5")
+        env = node.claim(sibling)
+        vpp = await node.run("vpp", *node.claim(own), name="vpp")
+        assert node.cpus(vpp) == "1-3,6-7"
+        db = await node.run("db", *env, name="db")
+        held = cpu_record("c3", "r=6", pods=["p3"], pool=True)
+        node.claim(held)
+        await node.until(lambda: node.cpus(vpp) == "1-3,7")
+        assert (node.partition(db), node.cpus(db)) == ("root", "4-5")
+
+
+async def test_a_partition_elsewhere_neither_waits_nor_moves_it(tmp_path: Path) -> None:
+    """The kernel takes the CPUs of another pod's claim from it, as from everybody, and gives them back."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        node.enforcer.starter.clear_seconds = 0.0
+        vpp = await node.run("vpp", *node.claim(mixed(cpu_record("c1", "r=2-3"), "0-7")))
+        node.kernel.written.clear()
+        db = await node.run("db", *node.claim(cpu_record("c2", "r=6-7", pods=["p3"])), of="p3")
+        assert (node.partition(db), node.cpus(vpp)) == ("root", "1-5")
+        await node.stop("db", of="p3")
+        assert node.cpus(vpp) == "1-7"
+        assert vpp not in {path for path, *_ in node.kernel.written}
+
+
+async def test_own_cpus_that_the_kernel_does_not_give_are_missed(tmp_path: Path) -> None:
+    """A cpuset of the right text is not enough: here a partition that somebody made by hand has one of them."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        env = node.claim(mixed(cpu_record("c1", "r=2-3"), "0-7"))
+        node.kernel.make("byhand")
+        node.kernel.set("byhand", "cpuset.cpus.exclusive", "3")
+        node.kernel.set("byhand", "cpuset.cpus.partition", "root")
+        with pytest.raises(RefusedError, match=r"cpuset\.cpus must be 1-7, is 1-2,4-7"):
+            await node.run("vpp", *env)
+
+
+async def test_its_other_claims_are_held_too(tmp_path: Path) -> None:
+    """A container is one cgroup, so a claim of its own beside such a one is kept by the pool."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        plain = await node.run("plain", of="p2")
+        env = node.claim(mixed(cpu_record("c1", "r=2-3"), NEAR)) + node.claim(cpu_record("c2", "r=4-5"))
+        vpp = await node.run("vpp", *env)
+        assert (node.cpus(vpp), node.cpus(plain)) == ("1-5", "1,6-7")
+
+
+async def test_isolated_beside_it_is_refused(tmp_path: Path) -> None:
+    """Also where the two come from different claims, of which the frontend sees one at a time."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        lone = cpu_record("c2", "r=4-5").model_copy(update={"parameters": {"r": CpuParameters(isolation="isolated")}})
+        env = node.claim(mixed(cpu_record("c1", "r=2-3"), NEAR)) + node.claim(lone)
+        with pytest.raises(RefusedError, match="shared CPUs beside exclusive ones and for isolation: isolated"):
+            await node.create("vpp", *env)
+
+
+@pytest.mark.parametrize(("cpus", "runs"), [("1-3", True), ("2-3", True), ("0-7", False), ("1-2", False)])
+async def test_a_standby_knows_what_it_may_have(tmp_path: Path, cpus: str, runs: bool) -> None:
+    """It lets a start pass with its own CPUs and no more than the pool beside them."""
+    node = Node(tmp_path)
+    await node.synchronize()
+    env = node.claim(mixed(cpu_record("c1", "r=2-3"), NEAR))
+    node.stored = Resources(cpus=cpus)
+    if runs:
+        await node.run("vpp", *env)
+    else:
+        with pytest.raises(RefusedError, match="no instance of nri-backend has enforced its claims"):
+            await node.run("vpp", *env)
+
+
+async def test_a_release_that_does_not_know_it_refuses() -> None:
+    """Its record says so in a word that former releases read and refuse: they know exclusive and isolated."""
+    entitlement = entitlement_of(mixed(cpu_record("c1", "r=2-3"), NEAR))
+    assert (entitlement.fault, entitlement.partition) == ("", "")
+    tomorrow = cpu_record("c1", "r=2-3", isolation="another")
+    assert "isolation: another is unknown to this release" in entitlement_of(tomorrow).fault
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> tuple[bool, str, list[tuple[frozenset[int], str | None, str]]]:
+    """With partitions or without, reserved CPUs, and disjoint claims: CPUs, what is near of the pool, the pod."""
+    owners = draw(st.lists(st.integers(0, 5), min_size=8, max_size=8))
+    found = []
+    for number in sorted(set(owners) - {0, 5}):
+        cpus = frozenset(cpu for cpu, owner in enumerate(owners) if owner == number)
+        near = draw(st.none() | st.sampled_from(["0-3", "4-7", "0-7"]))
+        found.append((cpus, near, draw(st.sampled_from(["p1", "p2", "p3"]))))
+    reserved = format_cpu_list(cpu for cpu, owner in enumerate(owners) if owner == 5)
+    return draw(st.booleans()), reserved, found
+
+
+@given(nodes())
+def test_exclusive_parts_never_overlap(given_: tuple[bool, str, list[tuple[frozenset[int], str | None, str]]]) -> None:
+    """Whatever is claimed by whom, nobody runs on a CPU of another's claim, and everybody has his own.
+
+    Where the kernel keeps one its partition takes the CPUs, so that a set may name them, but never inside its pod.
+    """
+    partitions, reserved, claims = given_
+    state, records = NodeState(config(reserved)), list[AllocationRecord]()
+    state.take_host(Host(MACHINE, (), partitions=partitions))
+    for number, (cpus, near, of) in enumerate(claims):
+        record = cpu_record(f"c{number}", f"r={format_cpu_list(cpus)}", pods=[of])
+        records.append(record if near is None else mixed(record, near))
+    state.take_files(files_of(*records))
+    state.put(_running(state, "plain", "p9", ()))
+    for record in records:
+        state.put(_running(state, record.claim.uid, record.reserved_for[0].uid, env_of(record)))
+    everybody = list(state)
+    for one in everybody:
+        wanted = cpuset_of(state, one)
+        assert one.own_cpus <= wanted.cpus
+        for other in everybody:
+            if other.id != one.id:
+                common = wanted.cpus & other.own_cpus
+                assert not common or (other.partition and other.pod.uid != one.pod.uid)
+
+
+def _running(state: NodeState, id_: str, of: str, env: tuple[str, ...]) -> Tracked:
+    tracked = state.assessed(tracked_as(pod(of), container(id_, *env, of=of, name=id_)))
+    assert tracked.refusal is None
+    return replace(tracked, phase=Phase.STARTED, partition=state.partition_for(tracked))

@@ -23,17 +23,15 @@ from nri_backend.containers.neighbours import overlapping
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import Target, group_targets, target, target_at_start, unaffected
 from nri_backend.enforcement.apply import Outcome, apply, apply_group, audit, observe_sets, with_partition
+from nri_backend.enforcement.compare import Comparison
 from nri_backend.enforcement.turn import Result, Step, Turn
 from nri_backend.limits.difference import Host, Observed
 from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree, Notes
 from nri_backend.node.host import HostError
 from nri_backend.node.proofs import Proofs
-from nri_backend.node.readings import Readings
 from nri_backend.nri.model import Leadership
 from nri_backend.telemetry import Telemetry
 
-COMPARED: Final = 64
-"""Containers whose files are compared in one step: some 0.1 ms, 3 ms where limits are among them."""
 REPORTED_SECONDS: Final = 2.0
 """A write that hangs for so long is reported as a problem."""
 _log = logging.getLogger(__name__)
@@ -71,8 +69,10 @@ class Actuator:
         self._reading = asyncio.Lock()
         self._host_problem = ""
         self._unreported: set[str] = set()
-        self._readings = {full: Readings(edges.tree.root, stay_open=not full) for full in (False, True)}
-        """What there was to read in audits, in full or not, that found nothing wrong."""
+        self.comparisons = {
+            full: Comparison(state, self._writing, edges.tree.root, full=full) for full in (False, True)
+        }
+        """Of audits, in full or not."""
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -178,29 +178,6 @@ class Actuator:
             tracked.id, lambda: self._step(apply, target_at_start(state, state.get(tracked.id) or tracked))
         )
 
-    async def unsettled(self, ids: Sequence[str], *, full: bool) -> list[str]:
-        """Returns those of running containers that an audit must look at.
-
-        For the others nothing else is desired than in their last look, and the kernel's files say what they said then.
-        """
-        readings = self._readings[full]
-        readings.retain(ids)
-        known = readings.comparable(ids, self._state.changes)
-        left = {known[start]: known[start : start + COMPARED] for start in range(0, len(known), COMPARED)}
-        differing = set(ids).difference(known)
-        while left:
-            steps = [(first, partial(self._differing, readings, batch)) for first, batch in left.items()]
-            for first, found in await self._writing.work(steps.copy):
-                del left[first]
-                readings.forget(found)
-                differing.update(found)
-            for first in self.stuck & left.keys():
-                differing.update(left.pop(first))
-        return [i for i in ids if i in differing]
-
-    def _differing(self, readings: Readings, batch: Sequence[str]) -> tuple[str, list[str]]:
-        return batch[0], readings.differing(batch)
-
     async def apply_some(self, ids: Sequence[str], *, full: bool, again: bool = False) -> list[Outcome]:
         """Makes the cgroups of running containers true for 10 ms; returns what became of those that it came to."""
         state, as_of = self._state, 0
@@ -211,9 +188,7 @@ class Actuator:
             return [self._step(audit, target(state, one, full=full, again=again)) for one in state.started(ids)]
 
         outcomes = await self._writing.work(plan)
-        for outcome in outcomes:
-            if outcome.seen is not None:
-                self._readings[full].keep(outcome.id, as_of, outcome.seen)
+        self.comparisons[full].keep(outcomes, as_of)
         return outcomes
 
     def _step(self, how: Callable[[CgroupTree, Notes, Target], Outcome], wanted: Target) -> Step[Outcome]:

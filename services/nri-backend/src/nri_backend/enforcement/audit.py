@@ -151,7 +151,7 @@ class Auditor:
         running = [tracked for tracked in self._state if tracked.phase is Phase.STARTED]
         plan = [one.id for one in running if everyone or self._depends(one, full=full)]
         if not everyone:
-            plan = await self._actuator.unsettled(plan, full=full)
+            plan = await self._actuator.comparisons[full].unsettled(plan)
         await self._look(plan, full=full, again=everyone)
         if full:
             await self._prover.prove(self._state)

@@ -285,9 +285,11 @@ async def _main(arguments: argparse.Namespace) -> None:
         if arguments.kubeconfig_out:
             server.write_kubeconfig(arguments.kubeconfig_out)
         for node in arguments.node:
-            # The kubelets of this cluster have the same gates.
+            # The kubelets of this cluster have the same gates, and reserve 128 MiB.
             declared = [GATE] if options.gates[GATE] and options.version == "1.37" else []
-            server.store.create(NODES, "", {"metadata": {"name": node}, "status": {"declaredFeatures": declared}})
+            amounts = {"capacity": {"memory": "64Gi"}, "allocatable": {"memory": "65408Mi"}}
+            document = {"metadata": {"name": node}, "status": {**amounts, "declaredFeatures": declared}}
+            server.store.create(NODES, "", document)
         if arguments.port_file:
             # Last, and by rename: who waits for this file finds everything else in place.
             part = arguments.port_file.with_suffix(".part")

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What depends on the API server's release and gates, and on what a claim asks for, with all stand-ins."""
 
-from tests.stage.pods import StagePod, claim_pod, cpu_set, cpus, opaque
+from tests.stage.pods import StagePod, claim_pod, cpu_set, cpus, hugepages, opaque
 from tests.stage.process import wait_for
 from tests.stage.stage import OpenStage, Stage
 from tests.stage.wires import ask_unix
+
+STEP = 64 << 20
 
 
 def test_what_a_gate_allows_is_published_and_what_it_does_not_is_told(open_stage: OpenStage) -> None:
@@ -43,3 +45,34 @@ def test_the_shared_pool_beside_exclusive_cpus(stage: Stage) -> None:
             box.comes_to(near - other)
             assert plain.cpus() == everything - own - other
         box.comes_to(near)
+
+
+def test_claims_are_counted_and_reserves_are_kept_as_the_node_says(open_stage: OpenStage) -> None:
+    """The record says that the kubelet adds the claim; capacities are less what it reserves, from the start on."""
+    stage = open_stage(
+        kubernetes="1.37",
+        gates_on=("DRANodeAllocatableResources",),
+        config={"publishNodeAllocatableResourceMapping": True},
+    )
+    stage.add_ready_instance()
+    shown = {one["device"]: one for one in stage.state("/v1/memory")}
+    plain = [one for one in shown.values() if not one["hugepages"]]
+    assert 2 * STEP <= sum(one["reservedBytes"] for one in plain) < (2 + len(plain)) * STEP
+    assert all(one["reservedAs"].startswith("what the kubelet reserves") for one in plain)
+    published = {device["name"]: device for one in stage.slices() for device in one["spec"]["devices"]}
+    assert {one["spec"]["pool"]["generation"] for one in stage.slices()} == {1}
+    assert published[plain[0]["device"]]["capacity"]["size"]["value"] == f"{plain[0]['capacityBytes'] >> 20}Mi"
+    with claim_pod(stage, "counted", cpus(2), hugepages("4Mi")) as pod:
+        pod.prepare()
+        assert [record["counted"] for record in stage.state(f"/v1/claims/{pod.claim_uid}")] == [True, True]
+
+
+def test_reserves_that_leave_nothing_are_told_of(open_stage: OpenStage) -> None:
+    """The pod is ready, since claims can be taken back; an Event and ``/readyz`` say what the operator has done."""
+    memory = [{"numaNode": 1, "limits": {"memory": "900Gi"}}]
+    stage = open_stage(config={"reservedCPUs": "0-31", "reservedMemory": memory})
+    instance = stage.add_ready_instance()
+    wait_for("two events", lambda: len(stage.events("ConfigurationDoesNotFit")) == 2, 10)
+    told = {event["note"].partition(":")[0] for event in stage.events("ConfigurationDoesNotFit")}
+    assert told == {"reservedCPUs, minSharedCPUs", "reservedMemory"}
+    assert "no CPU is left for claims" in ask_unix(instance.state_socket, "/readyz")

@@ -40,6 +40,7 @@ from dra_frontend.claims.reconciler import Reconciler
 from dra_frontend.claims.recovery import Recovery
 from dra_frontend.claims.service import NodeClaims
 from dra_frontend.claims.store import ClaimStore
+from dra_frontend.devices.reserves import is_explicit
 from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.kubelet.node_status import NodeStatus
 from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
@@ -78,11 +79,13 @@ class Service:
         )
         files, journal = ClaimFiles(Path(config.cdi_dir), run_dir / "quarantine"), Journal(run_dir / CLAIMS_JOURNAL)
         self.store = ClaimStore(files, journal, run_directory.claims_lock, self.backend, metadata)
+        self.node_status = NodeStatus(partial(client.get_node, node), needed=not is_explicit(config))
         trees = open_host(settings), HostTree(config.cgroup_root)
-        self.watch = MachineWatch(*trees, config, node, lambda: self.store.ledger)
+        self.watch = MachineWatch(
+            *trees, config, node, lambda: self.store.ledger, reserve=lambda: self.node_status.reserved_memory
+        )
         self.device_status = DeviceStatus(client, self.store, self.watch, self.backend, self.telemetry.status_written)
         parts = self.device_status, self.store, self.watch, self.backend
-        self.node_status = NodeStatus(partial(client.get_node, node))
         self.recovery = Recovery(node, *parts, config, self._counted)
         self.reconciler = Reconciler(node, self.device_status, self.store, self.backend)
         kills = MemoryKills(node, self.store, self.backend, client.create_event)
@@ -98,6 +101,7 @@ class Service:
             self.plugins[driver] = KubeletPlugin(driver, self.claims, paths, board, count=self.telemetry.note)
         gauges = NodeGauges(lambda: self.store.ledger, self.watch, self.backend, self.publishers)
         self.telemetry.show(gauges, BackendMetrics(self.backend))
+        self._told: object = None
 
     async def _counted(self, driver: str) -> bool:
         """Tells whether the kubelet adds claims of a driver to limits. Raises KubeError."""
@@ -111,7 +115,12 @@ class Service:
             events.backend_changed()
 
     def refresh(self) -> None:
-        """Offers what machine and books say now."""
+        """Offers what machine and books say now, and tells of what does not fit."""
+        inventory = self.watch.inventory
+        if inventory is not self._told:
+            self._told = inventory
+            for text in (*inventory.refused.values(), *inventory.warnings):
+                self.notices.notify("ConfigurationDoesNotFit", text)
         self.offer.refresh(self.watch.inventory, self.store.ledger, self.watch.errors.faults)
 
     def unready(self) -> tuple[str, ...]:
@@ -131,12 +140,14 @@ class Service:
                 problems.append(f"{driver}: not registered with the kubelet {plugin.error}".rstrip())
         for driver, publisher in self.publishers.items():
             if not publisher.ready:
-                problems.append(f"{driver}: slices not published {publisher.error}".rstrip())
+                why = publisher.error or self.node_status.problem
+                problems.append(f"{driver}: slices not published {why}".rstrip())
         return problems
 
     def warnings(self) -> list[str]:
         """Returns what an operator should know of, although the service is ready."""
-        return [*self.watch.warnings, *(text for one in self.publishers.values() for text in one.warnings)]
+        node = self.node_status.warnings
+        return [*self.watch.warnings, *node, *(text for one in self.publishers.values() for text in one.warnings)]
 
     async def start(self) -> None:
         """Loads the claims and reads the machine that they are on. Raises OSError."""
@@ -179,6 +190,10 @@ class Service:
             _log.warning("not registering with the kubelet yet", extra={"problem": problem})
         for plugin in self.plugins.values():
             await plugin.register()
+        # Published once, with the reserve that the Node says: a capacity that shrinks at once is no capacity.
+        await self.node_status.settled.wait()
+        await self.watch.read()
+        self.refresh()
         async with asyncio.TaskGroup() as tasks:
             for publisher in self.publishers.values():
                 tasks.create_task(publisher.run())

@@ -84,10 +84,10 @@ def test_far_memory_is_never_a_default_target() -> None:
     """Memory of nodes without CPUs is given to those alone who name its class, however much of it is free."""
     found = with_far_node(machine(memory=2 * GIB, hugepages=(HugepagePool(2 << 20, 256, 256),)))
     assert names(found)[3:] == ["dra.memory-far", "dra.hugepages-2m-far"]
-    for name, size in (("dra.memory", "4Gi"), ("dra.hugepages-2m", "1Gi")):
+    for name, size in (("dra.memory", "3Gi"), ("dra.hugepages-2m", "1Gi")):
         with pytest.raises(UnschedulableError):
             chosen(found, name, size)
-    assert chosen(found, "dra.memory-far", "4Gi") == chosen(found, "dra.memory-far", "4Ki") == "memory-numa002"
+    assert chosen(found, "dra.memory-far", "3Gi") == chosen(found, "dra.memory-far", "4Ki") == "memory-numa002"
     assert chosen(found, "dra.hugepages-2m-far", "1Gi") == "hugepages-2m-numa002"
 
 

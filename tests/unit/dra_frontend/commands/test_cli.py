@@ -155,6 +155,58 @@ def test_the_report_tells_more_than_hwloc() -> None:
     assert {key: found[key] for key in more} == more
 
 
+def test_inspect_shows_what_is_kept_and_why(host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By NUMA node, with what is left for claims; by default a twentieth, since no cluster is asked."""
+    assert cli.main(["inspect", "--host-root", host]) == 0
+    shown = capsys.readouterr().out.split("\n\n")
+    assert shown[-2].splitlines() == [
+        "Reserved CPUs:    none",
+        "Reserved memory:  1/20 of each NUMA node, since no Node says what the kubelet reserves",
+    ]
+    assert shown[-1].splitlines() == [
+        "NODE  MEMORY  HUGEPAGES  RESERVED  FOR CLAIMS",
+        "0     4 GiB   512 MiB    256 MiB   3.2 GiB",
+        "1     4 GiB   1.5 GiB    256 MiB   2.2 GiB",
+    ]
+    (tmp_path / "config.yaml").write_text("reservedMemory: [{numaNode: 1, limits: {memory: 1Gi}}]\n")
+    assert cli.main(["inspect", "--host-root", host, "--config", str(tmp_path / "config.yaml"), "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["reserved"]["memory"]["source"] == "reservedMemory"
+    assert found["reserved"]["memory"]["bytes"] == {"0": 0, "1": 1 << 30}
+    assert found["claimableMemory"] == {"0": 7 << 29, "1": 3 << 29}
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["slices", "--node", "n"]])
+@pytest.mark.parametrize(
+    ("config", "code", "told"),
+    [
+        ('reservedCPUs: "0-500"', 2, "reservedCPUs: CPU 8-500 does not exist; this machine can have 0-7"),
+        ("reservedMemory: [{numaNode: 7, limits: {memory: 1Gi}}]", 2, "reservedMemory: NUMA node 7 does not exist"),
+        ('reservedCPUs: "0-7"', 0, "warning: reservedCPUs, minSharedCPUs: no CPU is left for claims"),
+        (
+            "reservedMemory: [{numaNode: 1, limits: {memory: 900Gi}}]",
+            0,
+            "warning: reservedMemory: no memory of NUMA node 1 is left for claims",
+        ),
+    ],
+)
+def test_commands_say_the_same_of_a_bad_configuration(
+    host: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    config: str,
+    code: int,
+    told: str,
+) -> None:
+    """What can never be is refused; what leaves nothing is a warning."""
+    (tmp_path / "config.yaml").write_text(config)
+    assert cli.main([*command, "--host-root", host, "--config", str(tmp_path / "config.yaml")]) == code
+    printed = capsys.readouterr()
+    assert told in printed.err
+    assert bool(printed.out) == (code == 0)
+
+
 def test_the_table() -> None:
     """One row for each NUMA node, aligned, with everything that matters for placing a workload."""
     tree = small_machine().changed({"/sys/devices/system/cpu/isolated": "3\n"})

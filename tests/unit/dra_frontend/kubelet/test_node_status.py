@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is read of the Node."""
 
+import asyncio
 from typing import Any
 
 import pytest
-from dra_frontend.api_server.errors import ForbiddenError, UnavailableError
+from dra_frontend.api_server.errors import ForbiddenError, NotFoundError, UnavailableError
 from dra_frontend.kubelet.node_status import NodeStatus, counts_claims, reserved_memory
 
 GI = 1 << 30
@@ -75,3 +76,31 @@ async def test_whether_claims_are_counted_is_asked_when_it_matters() -> None:
     assert await status.counts_claims()
     now[0], server.answer = 22.0, node(GI)
     assert not await status.counts_claims()
+
+
+@pytest.mark.parametrize("answer", [ForbiddenError("get nodes", "no"), NotFoundError("get nodes", "none")])
+async def test_a_server_that_says_no_keeps_nobody_waiting(answer: Exception) -> None:
+    """Nothing will be learnt soon: whoever waits for the figure goes on without, and can say why."""
+    server = Server()
+    server.answer = answer
+    status = NodeStatus(server.get_node)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(status.run())
+        async with asyncio.timeout(5):
+            await status.settled.wait()
+        running.cancel()
+    assert (status.reserved_memory, status.problem) == (None, str(answer))
+    (warning,) = status.warnings
+    assert "set reservedMemory" in warning
+
+
+async def test_where_the_operator_says_the_figure_nobody_is_asked() -> None:
+    """Nor is anybody kept waiting, or warned."""
+    server = Server()
+    status = NodeStatus(server.get_node, needed=False)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(status.run())
+        await status.settled.wait()
+        await asyncio.sleep(0)
+        running.cancel()
+    assert (server.asked, status.warnings) == (0, [])

@@ -54,7 +54,8 @@ class Rig:
         files = {f"/kubepods/hugetlb.{size}.numa_stat": pods.encode() for size in ("2MB", "1GB")}
         self.config = config or Config()
         trees = self.host, MemoryTree(files)
-        self.watch = MachineWatch(*trees, self.config, "n", lambda: ledger or Ledger({}))
+        self.reserve: int | None = None
+        self.watch = MachineWatch(*trees, self.config, "n", lambda: ledger or Ledger({}), reserve=lambda: self.reserve)
 
     async def after(self, files: Mapping[str, str | None]) -> None:
         """Reads the machine once more, after a change of files below /sys/devices/system."""
@@ -93,6 +94,21 @@ async def test_a_change_is_seen_at_the_next_read() -> None:
     await rig.after({f"{PAGES}/nr_hugepages": "512", f"{PAGES}/free_hugepages": "455"})
     assert rig.capacity("hugepages-2m-numa000") == 512 * PAGE
     assert rig.capacity("memory-numa000") == plain - 256 * PAGE
+
+
+async def test_what_the_kubelet_reserves_moves_the_capacity_once() -> None:
+    """When it is known, and when it has changed; the machine is not discovered again for it."""
+    rig = Rig()
+    await rig.watch.read()
+    assert rig.watch.inventory.reserve.source == "default"
+    free = rig.capacity("memory-numa000") + rig.watch.inventory.reserve.by_node[0]
+    for reserve in (1 << 30, 2 << 30):
+        rig.reserve = reserve
+        await rig.watch.read()
+        assert (rig.watch.inventory.reserve.source, rig.capacity("memory-numa000")) == ("kubelet", free - reserve // 2)
+        inventory, rig.host.reads = rig.watch.inventory, 0
+        await rig.watch.read()
+        assert (rig.watch.inventory is inventory, rig.host.reads) == (True, ONE_READ)
 
 
 async def test_counters_of_errors_are_read_every_ten_seconds() -> None:

@@ -13,7 +13,7 @@ from numa_node.config_file import read_yaml
 
 from dra_frontend.commands.classes import device_classes
 from dra_frontend.commands.forms import object_list, structured
-from dra_frontend.commands.inspect import machine_table, report
+from dra_frontend.commands.inspect import claimable, claimable_table, machine_table, report
 from dra_frontend.commands.node_files import read_node, warn
 from dra_frontend.commands.provision import KernelPools, preview, provision, rows_table
 from dra_frontend.commands.provision import report as provision_report
@@ -69,8 +69,12 @@ def _count(text: str) -> int:
 
 
 def _inspect(arguments: argparse.Namespace) -> str:
-    machine = discover(open_host(load_settings(arguments)))
-    return machine_table(machine) if arguments.output == "table" else structured(report(machine), arguments.output)
+    # Any name does, as nothing is published.
+    inventory = read_node(load_settings(arguments), NODE, empty=True).inventory
+    warn(inventory)
+    if arguments.output == "table":
+        return f"{machine_table(inventory.machine)}\n\n{claimable_table(inventory)}"
+    return structured(report(inventory.machine) | claimable(inventory), arguments.output)
 
 
 def _slices(arguments: argparse.Namespace) -> str:
@@ -111,7 +115,7 @@ def _provision(arguments: argparse.Namespace) -> str | tuple[str, int]:
 _Command = Callable[[argparse.Namespace], str | tuple[str, int]]
 # What runs, what it is for, and the forms of its output, default first.
 _COMMANDS: Final[dict[str, tuple[_Command, str, tuple[str, ...]]]] = {
-    "inspect": (_inspect, "show the machine as discovery sees it", ("table", "json", "yaml")),
+    "inspect": (_inspect, "show the machine as discovery sees it, and what is kept of it", ("table", "json", "yaml")),
     "slices": (_slices, "print the ResourceSlices that would be published", ("yaml", "json")),
     "classes": (_classes, "print the DeviceClasses that this machine's devices need", ("yaml", "json")),
     "simulate": (_simulate, "show what claims and pods would get of this node", ("table", "json", "yaml")),

@@ -9,6 +9,8 @@ from numa_contract.cpuset import format_cpu_list
 from numa_contract.pagesize import kubernetes_page_size
 
 from dra_frontend.commands.forms import table
+from dra_frontend.devices.inventory import Inventory
+from dra_frontend.devices.model import MemoryDevice
 from dra_frontend.machine.model import CoreType, Cpu, HugepagePool, Machine, NumaNode
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -51,6 +53,41 @@ def report(machine: Machine) -> dict[str, Any]:
         "pcieRoots": {name: format_cpu_list(cpus) for name, cpus in machine.pcie_roots.items()},
         "distances": {str(node.id): {str(other): value for other, value in node.distances.items()} for node in nodes},
     }
+
+
+def claimable(inventory: Inventory) -> dict[str, Any]:
+    """Returns what is kept for the system, how its memory came about, and the plain memory that is left for claims."""
+    reserve = inventory.reserve
+    return {
+        "reserved": {
+            "cpus": format_cpu_list(inventory.reserved_cpus),
+            "memory": {
+                "source": reserve.source,
+                "text": reserve.text,
+                "bytes": {str(number): size for number, size in reserve.by_node.items()},
+            },
+        },
+        "claimableMemory": {str(number): size for number, size in _offered(inventory).items()},
+    }
+
+
+def claimable_table(inventory: Inventory) -> str:
+    """Returns the same for a person."""
+    reserve, offered, rows = inventory.reserve, _offered(inventory), []
+    for node in inventory.machine.numa_nodes.values():
+        huge = sum(pool.total * pool.page_bytes for pool in node.hugepages)
+        parts = (node.memory_bytes, huge, reserve.by_node.get(node.id, 0), offered[node.id])
+        rows.append([node.id, *map(_size, parts)])
+    cpus = format_cpu_list(inventory.reserved_cpus) or "none"
+    lines = [f"Reserved CPUs:    {cpus}", f"Reserved memory:  {reserve.text}", ""]
+    return "\n".join([*lines, table([["NODE", "MEMORY", "HUGEPAGES", "RESERVED", "FOR CLAIMS"], *rows])])
+
+
+def _offered(inventory: Inventory) -> dict[int, int]:
+    """Returns the bytes of plain memory that are offered, by NUMA node."""
+    devices = [device for pool in inventory.pools for device in pool.devices]
+    plain = [device for device in devices if isinstance(device, MemoryDevice) and not device.hugepages]
+    return dict.fromkeys(inventory.machine.numa_nodes, 0) | {device.numa_node: device.amount for device in plain}
 
 
 def _groups(machine: Machine, key: Callable[[Cpu], Hashable]) -> list[list[int]]:

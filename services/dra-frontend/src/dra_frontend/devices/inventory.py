@@ -22,6 +22,7 @@ from dra_frontend.devices.cpu_groups import cpu_groups
 from dra_frontend.devices.cpu_lists import cpu_lists, left_out
 from dra_frontend.devices.memory import hugepages, plain_memory
 from dra_frontend.devices.model import AttributeValue, Capacity, CpuDevice, Device, DeviceKind, Pool
+from dra_frontend.devices.reserves import MemoryReserve, memory_reserve
 from dra_frontend.machine.host_hugepages import PageKey
 from dra_frontend.machine.model import Machine
 from dra_frontend.placement.allocator import Layout
@@ -50,6 +51,7 @@ class Inventory:
     """Never given to a claim: the least that the shared pool always has (``minSharedCPUs``)."""
     warnings: tuple[str, ...] = ()
     """What does not fit at present, or leaves nothing to offer."""
+    reserve: MemoryReserve = field(default_factory=MemoryReserve)
     refused: Mapping[str, str] = field(default_factory=dict)
     """By driver, why it offers nothing: a setting that can never be right on this machine."""
     layout: Layout = field(init=False, repr=False, compare=False)
@@ -71,11 +73,12 @@ def build_inventory(
     held: frozenset[int] = frozenset(),
     host_pages: Mapping[PageKey, int] = MappingProxyType({}),
     withheld: frozenset[int] = frozenset(),
+    kubelet_reserve: int | None = None,
 ) -> Inventory:
     """Returns what the node offers, the same for the same arguments. Raises InventoryError for unusable names.
 
-    Of a running machine: ``held`` CPUs are in claims, ``host_pages`` in use by host processes, and ``withheld`` are the
-    CPUs that were withheld before.
+    Of a running machine: ``held`` CPUs are in claims, ``host_pages`` in use by host processes, ``withheld`` are the
+    CPUs that were withheld before, and ``kubelet_reserve`` are the bytes that its kubelet reserves.
     """
     refused = dict(_refusals(machine, config))
     groups = cpu_groups(machine, config.cpu_device_mode, config.group_by)
@@ -86,13 +89,16 @@ def build_inventory(
     cpus = [
         _offered(machine, group, group.cpus - kept, roots, listed=listed) for group in groups if not group.cpus <= kept
     ]
-    pools = (Pool(CPU_DRIVER, node_name, tuple(cpus)), *_memory_pools(machine, config, node_name, host_pages, refused))
+    reserve = memory_reserve(machine, config, kubelet_reserve)
+    memory = _memory_pools(machine, config, reserve, node_name, host_pages, refused)
+    pools = (Pool(CPU_DRIVER, node_name, tuple(cpus)), *memory)
     _check_names(node_name, pools)
-    warnings = [*_cpu_warnings(machine, config, pools[0], refused), *_memory_warnings(machine, config, pools, refused)]
+    warnings = [*_cpu_warnings(machine, config, pools[0], refused)]
+    warnings += _memory_warnings(machine, config, reserve, pools, refused)
     warnings += left_out(machine, cpus) if listed else ()
     if cut := [device.name for device in cpus if device.attributes.get(PCIE_ROOT, ()) != _near(roots, device.cpus)]:
         warnings.append(f"{', '.join(cut)}: near more PCIe roots than a slice can list; use a smaller groupBy")
-    return Inventory(machine, pools, config.reserved_cpus, withheld, tuple(warnings), refused)
+    return Inventory(machine, pools, config.reserved_cpus, withheld, tuple(warnings), reserve, refused)
 
 
 def _check_names(node_name: str, pools: Sequence[Pool]) -> None:
@@ -166,10 +172,15 @@ def _near(roots: Mapping[str, frozenset[int]], cpus: frozenset[int]) -> tuple[st
 
 
 def _memory_pools(
-    machine: Machine, config: Config, node_name: str, host_pages: Mapping[PageKey, int], refused: Mapping[str, str]
+    machine: Machine,
+    config: Config,
+    reserve: MemoryReserve,
+    node_name: str,
+    host_pages: Mapping[PageKey, int],
+    refused: Mapping[str, str],
 ) -> Iterator[Pool]:
     nodes = [] if MEMORY_DRIVER in refused else [node for _, node in sorted(machine.numa_nodes.items())]
-    plain = (plain_memory(machine, node, config) for node in nodes)
+    plain = (plain_memory(machine, node, reserve) for node in nodes)
     yield Pool(MEMORY_DRIVER, f"{node_name}-memory", tuple(device for device in plain if device is not None))
     for size in sorted({pool.page_bytes for node in nodes for pool in node.hugepages}):
         huge = (hugepages(machine, node, size, config, host_pages.get((node.id, size), 0)) for node in nodes)
@@ -191,10 +202,12 @@ def _cpu_warnings(machine: Machine, config: Config, pool: Pool, refused: Mapping
 
 
 def _memory_warnings(
-    machine: Machine, config: Config, pools: Sequence[Pool], refused: Mapping[str, str]
+    machine: Machine, config: Config, reserve: MemoryReserve, pools: Sequence[Pool], refused: Mapping[str, str]
 ) -> Iterator[str]:
     sizes = {pool.page_bytes for node in machine.numa_nodes.values() for pool in node.hugepages}
     offered = {device.name for pool in pools for device in pool.devices}
+    if reserve.source == "kubelet" and not offered & {memory_device_name(None, one) for one in machine.numa_nodes}:
+        yield f"memory: none is left for claims; reserved is {reserve.text}"
     for entry in config.reserved_memory if MEMORY_DRIVER not in refused else ():
         node = machine.numa_nodes.get(entry.numa_node)
         if node is None:

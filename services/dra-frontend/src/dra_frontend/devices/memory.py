@@ -9,6 +9,7 @@ from numa_contract.pagesize import kubernetes_page_size, short_page_size
 
 from dra_frontend.devices.cpu_groups import numa_attributes
 from dra_frontend.devices.model import Attributes, Capacity, MemoryDevice
+from dra_frontend.devices.reserves import MemoryReserve
 from dra_frontend.machine.model import MEMORY_STEP, Machine, NumaNode
 
 # What the kernel uses where the firmware gives no distances (include/linux/topology.h).
@@ -24,10 +25,10 @@ def _distance(machine: Machine, node: NumaNode) -> int:
     return min(known, default=REMOTE_DISTANCE)
 
 
-def plain_memory(machine: Machine, node: NumaNode, config: Config) -> MemoryDevice | None:
-    """Returns what a node has besides hugepages and reserves; None where that is nothing."""
+def plain_memory(machine: Machine, node: NumaNode, reserve: MemoryReserve) -> MemoryDevice | None:
+    """Returns what a node has besides hugepages and its reserve; None where that is nothing."""
     huge = sum(pool.total * pool.page_bytes for pool in node.hugepages)
-    size = (node.memory_bytes - huge - config.reserved_bytes(node.id)) // MEMORY_STEP * MEMORY_STEP
+    size = (node.memory_bytes - huge - reserve.by_node.get(node.id, 0)) // MEMORY_STEP * MEMORY_STEP
     return _device(machine, node, None, size) if size > 0 else None
 
 

@@ -16,7 +16,7 @@ from numa_contract.errors import MalformedError
 from numa_node.backoff import Backoff
 from numa_node.log import Complaints
 
-from dra_frontend.api_server.errors import ForbiddenError, KubeError
+from dra_frontend.api_server.errors import ForbiddenError, KubeError, NotFoundError
 from dra_frontend.devices.quantity import parse_quantity
 from dra_frontend.machine.model import MEMORY_STEP
 
@@ -25,6 +25,10 @@ FEATURE: Final = "DRANodeAllocatableResources"
 _SECONDS: Final = 300.0
 """Between two reads. A kubelet changes what it reserves when it is started anew, which is rare."""
 _FRESH_SECONDS: Final = 10.0
+_UNKNOWN: Final = (
+    "memory: the Node does not say what the kubelet reserves, or may not be read; a part of each NUMA node is kept "
+    "instead (dra-frontend inspect shows how much): set reservedMemory"
+)
 _log = logging.getLogger(__name__)
 
 
@@ -49,17 +53,32 @@ class NodeStatus:
     """The latest of it. A read that fails changes nothing."""
 
     def __init__(
-        self, get_node: Callable[[], Awaitable[Mapping[str, Any]]], clock: Callable[[], float] = time.monotonic
+        self,
+        get_node: Callable[[], Awaitable[Mapping[str, Any]]],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        needed: bool = True,
     ) -> None:
+        """``needed``: whether anybody wants the figure; if nobody does, the Node is read only to be asked of claims."""
         self._get_node = get_node
         self._clock = clock
         self._read_at: float | None = None
         self._counts = False
         self._complaints = Complaints(_log, KubeError)
+        self._needed = needed
         self.settled = asyncio.Event()
-        """Set when the Node was read, or when the server says that this driver may not."""
+        """Set when the Node was read, or when the server says that there is none or that this driver may not."""
+        self.problem = ""
+        """Why it could not be read the last time."""
         self.reserved_memory: int | None = None
         """Bytes; None while no Node was read that says it. A change of less than a step of capacity is none."""
+        if not needed:
+            self.settled.set()
+
+    @property
+    def warnings(self) -> list[str]:
+        """What an operator should know."""
+        return [_UNKNOWN] if self._needed and self.settled.is_set() and self.reserved_memory is None else []
 
     async def read(self) -> None:
         """Reads the Node. Raises KubeError."""
@@ -68,7 +87,7 @@ class NodeStatus:
         if reserved is not None and (before is None or abs(reserved - before) >= MEMORY_STEP):
             _log.info("memory reserved by the kubelet", extra={"bytes": reserved, "before": before})
             self.reserved_memory = reserved
-        self._counts, self._read_at = counts_claims(node), self._clock()
+        self._counts, self._read_at, self.problem = counts_claims(node), self._clock(), ""
         self.settled.set()
 
     async def counts_claims(self) -> bool:
@@ -83,17 +102,19 @@ class NodeStatus:
 
     async def run(self) -> None:
         """Reads it every five minutes, and soon again when that fails. Runs for ever."""
-        waits = Backoff(1.0, 60.0)
-        regular = Backoff(_SECONDS, _SECONDS).next
+        waits, regular = Backoff(1.0, 15.0), Backoff(_SECONDS, _SECONDS)
+        if not self._needed:
+            await asyncio.Event().wait()
         while True:
-            wait = waits.next
+            wait = regular
             with self._complaints.about("node", "Node not read"):
                 try:
                     await self.read()
                     waits.reset()
-                    wait = regular
-                except ForbiddenError:
-                    self.settled.set()
-                    wait = regular
+                except Exception as error:
+                    self.problem = str(error)
+                    if isinstance(error, ForbiddenError | NotFoundError):
+                        self.settled.set()
+                    wait = regular if isinstance(error, ForbiddenError) else waits
                     raise
-            await asyncio.sleep(wait())
+            await asyncio.sleep(wait.next())

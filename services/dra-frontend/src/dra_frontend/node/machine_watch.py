@@ -40,22 +40,31 @@ class MachineWatch:
     """Holds the inventory. It is replaced as a whole; after an error the last good one stays."""
 
     def __init__(
-        self, host: FileTree, cgroups: FileTree, config: Config, node: str, ledger: Callable[[], Ledger]
+        self,
+        host: FileTree,
+        cgroups: FileTree,
+        config: Config,
+        node: str,
+        ledger: Callable[[], Ledger],
+        *,
+        reserve: Callable[[], int | None] = lambda: None,
     ) -> None:
         """Reads the machine once. One that cannot be read is a problem, not an error: nothing is offered until it can.
 
-        The root of ``cgroups`` is the cgroup2 mount. Raises InventoryError for unusable names.
+        The root of ``cgroups`` is the cgroup2 mount; ``reserve``: bytes that the kubelet reserves, None while nobody
+        knows. Raises InventoryError for unusable names.
         """
         self._host = host
         self._cgroups = cgroups
         self._config = config
         self._node = node
         self._ledger = ledger
+        self._reserve = reserve
         self._host_pages = HostPages()
         self.errors = ErrorWatch(host, config.hardware_errors)
         self._fingerprint = Fingerprint((None, None), {})
         self._shape: object = None
-        self._counted: object = None
+        self._counted: tuple[object, object] = (None, None)
         # Without a pool: of a machine that was read each driver has at least one, if an empty one.
         self.inventory = Inventory(Machine({}, {}), (), config.reserved_cpus, frozenset())
         self.problem = ""
@@ -100,7 +109,7 @@ class MachineWatch:
         try:
             fingerprint, held, pods_known = await asyncio.to_thread(_sample, self._host, self._cgroups, sizes)
             self._host_pages.sample(held)
-            if (fingerprint.shape, self.host_pages) != (self._shape, self._counted):
+            if (fingerprint.shape, self.host_pages, self._reserve()) != (self._shape, *self._counted):
                 await self._renew(fingerprint)
             self._fingerprint = fingerprint
         except HostTreeError as error:
@@ -113,11 +122,12 @@ class MachineWatch:
 
     async def _renew(self, fingerprint: Fingerprint) -> None:
         """Replaces the inventory; raises HostTreeError where the new one would take back what is offered."""
+        counted = self.host_pages, self._reserve()
         inventory = await asyncio.to_thread(self._built, fingerprint, self._ledger().held_cpus())
         if inventory.refused and self.inventory.pools and not self.inventory.refused:
             raise HostTreeError("/sys", "; ".join(inventory.refused.values()))
         self._replace(inventory, fingerprint)
-        self._counted = self.host_pages
+        self._counted = counted
 
     def _replace(self, inventory: Inventory, fingerprint: Fingerprint) -> None:
         # CPUs that come and go while files are read make doubts: a new one calls for another discovery.
@@ -129,8 +139,15 @@ class MachineWatch:
     def _built(self, fingerprint: Fingerprint, held: frozenset[int]) -> Inventory:
         before = self.inventory
         machine = before.machine if fingerprint.shape == self._shape else self._discovered()
-        in_use = {"held": held, "withheld": before.withheld_cpus}
-        return build_inventory(machine, self._config, self._node, host_pages=self.host_pages, **in_use)
+        return build_inventory(
+            machine,
+            self._config,
+            self._node,
+            held=held,
+            host_pages=self.host_pages,
+            withheld=before.withheld_cpus,
+            kubelet_reserve=self._reserve(),
+        )
 
     def _discovered(self) -> Machine:
         began = time.perf_counter()

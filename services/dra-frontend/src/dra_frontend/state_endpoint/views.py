@@ -152,10 +152,16 @@ def memory_view(inventory: Inventory, ledger: Ledger) -> list[dict[str, Any]]:
             "capacityBytes": capacity,
             "claimedBytes": claimed.get(name, 0),
             "freeBytes": max(0, capacity - claimed.get(name, 0)),
+            **({} if what.hugepages else _reserved(inventory, what.numa_node)),
             "claims": sorted(claims[name]),
         }
         for name, (what, capacity) in whats.items()
     ]
+
+
+def _reserved(inventory: Inventory, numa_node: int) -> dict[str, Any]:
+    reserve = inventory.reserve
+    return {"reservedBytes": reserve.by_node.get(numa_node, 0), "reservedAs": reserve.text}
 
 
 def backend_view(backend: BackendView) -> dict[str, Any]:

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much plain memory of each NUMA node is kept for the system, and where that figure comes from.
+
+The kubelet reserves memory for the node as a whole. Which NUMA node its daemons use nobody says: the sum is split by
+the nodes' sizes, unless the operator splits it himself (``reservedMemory``, as the kubelet's Memory Manager wants it).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from numa_contract.config import Config
+
+from dra_frontend.machine.model import MEMORY_STEP, Machine
+
+DEFAULT_PART: Final = 20
+"""Where nobody says how much: one part of so many."""
+_SOURCES: Final = {
+    "reservedMemory": "as the configuration says (reservedMemory)",
+    "kubelet": "what the kubelet reserves (capacity less allocatable of the Node), split by size",
+    "default": f"1/{DEFAULT_PART} of each NUMA node, since no Node says what the kubelet reserves",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReserve:
+    """Plain memory that is never offered."""
+
+    source: str = "default"
+    """``reservedMemory``, ``kubelet`` or ``default``."""
+    by_node: Mapping[int, int] = field(default_factory=dict)
+    """Bytes by NUMA node."""
+
+    @property
+    def text(self) -> str:
+        """How the figure came about, for people."""
+        return _SOURCES[self.source]
+
+
+def is_explicit(config: Config) -> bool:
+    """Tells whether the operator says how much memory each NUMA node keeps."""
+    return any("memory" in entry.limits for entry in config.reserved_memory)
+
+
+def memory_reserve(machine: Machine, config: Config, kubelet: int | None = None) -> MemoryReserve:
+    """Returns what is kept of each NUMA node; ``kubelet``: what it reserves in all, None if that is not known."""
+    if is_explicit(config):
+        return MemoryReserve("reservedMemory", {node: config.reserved_bytes(node) for node in machine.numa_nodes})
+    # By all memory and not by what hugepages leave of it: pages that come and go move no other node's capacity. In
+    # whole steps, as the capacity is, so that neither moves by some pages between boots.
+    sizes = {node.id: node.memory_bytes // MEMORY_STEP for node in machine.numa_nodes.values()}
+    total = max(1, sum(sizes.values()))
+    kept, of = (1, DEFAULT_PART) if kubelet is None else (kubelet, total * MEMORY_STEP)
+    steps = {node: -(-size * kept // of) for node, size in sizes.items()}
+    return MemoryReserve(
+        "default" if kubelet is None else "kubelet", {node: number * MEMORY_STEP for node, number in steps.items()}
+    )

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plain memory that is kept for the system."""
+
+from dataclasses import replace
+
+import pytest
+from dra_frontend.devices.inventory import build_inventory
+from dra_frontend.devices.model import MemoryDevice
+from dra_frontend.devices.reserves import memory_reserve
+from dra_frontend.machine.model import MEMORY_STEP, HugepagePool, Machine
+from hypothesis import given
+from hypothesis import strategies as st
+from numa_contract.config import Config, parse_config
+
+from tests.strategies.machines import machine
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+def uneven(*sizes: int, huge: int = 0) -> Machine:
+    """A machine whose NUMA nodes have these sizes, the first one with so many pages of 2 MiB."""
+    found = machine(len(sizes), memory=GIB, hugepages=())
+    nodes = {number: replace(found.numa_nodes[number], memory_bytes=size) for number, size in enumerate(sizes)}
+    nodes[0] = replace(nodes[0], hugepages=(HugepagePool(2 * MIB, huge, huge),))
+    return replace(found, numa_nodes=nodes)
+
+
+def offered(found: Machine, kubelet: int | None, config: Config | None = None) -> list[int]:
+    """Bytes of plain memory by NUMA node, of those that offer any."""
+    inventory = build_inventory(found, config or Config(), "n", kubelet_reserve=kubelet)
+    devices = [device for pool in inventory.pools for device in pool.devices if isinstance(device, MemoryDevice)]
+    return [device.amount for device in devices if not device.hugepages]
+
+
+def test_what_the_kubelet_reserves_is_split_by_size() -> None:
+    """In whole steps of the capacity; without hugepages, which have their own devices."""
+    reserve = memory_reserve(uneven(12 * GIB, 4 * GIB, huge=1024), Config(), 2 * GIB)
+    assert (reserve.source, reserve.by_node) == ("kubelet", {0: 1536 * MIB, 1: 512 * MIB})
+    assert offered(uneven(12 * GIB, 4 * GIB, huge=1024), 2 * GIB) == [8704 * MIB, 3584 * MIB]
+
+
+def test_pages_that_come_and_go_move_no_other_nodes_capacity() -> None:
+    """The split is by all memory of the nodes, not by what hugepages leave of it."""
+    found = [offered(uneven(8 * GIB, 8 * GIB, huge=huge), GIB)[1] for huge in (0, 100, 2048)]
+    assert found == [7680 * MIB] * 3
+
+
+def test_without_a_figure_a_part_is_kept_of_each_node() -> None:
+    """A default install does not offer what the kubelet and its daemons live on."""
+    reserve = memory_reserve(uneven(40 * GIB, 20 * GIB), Config())
+    assert (reserve.source, reserve.by_node) == ("default", {0: 2 * GIB, 1: GIB})
+    assert "1/20" in reserve.text
+
+
+@pytest.mark.parametrize("kubelet", [None, 50 * GIB])
+def test_what_the_operator_says_is_what_counts(kubelet: int | None) -> None:
+    """An entry with ``memory`` splits it for the whole node, nothing included; one for hugepages alone does not."""
+    limits = {"numaNode": 0, "limits": {"memory": "1Gi"}}
+    explicit = parse_config({"reservedMemory": [limits]}, "test")
+    assert memory_reserve(uneven(8 * GIB, 8 * GIB), explicit, kubelet).by_node == {0: GIB, 1: 0}
+    assert offered(uneven(8 * GIB, 8 * GIB), kubelet, explicit) == [7 * GIB, 8 * GIB]
+    pages = parse_config({"reservedMemory": [{"numaNode": 0, "limits": {"hugepages-2Mi": "2Mi"}}]}, "test")
+    assert memory_reserve(uneven(8 * GIB), pages, kubelet).source == ("default" if kubelet is None else "kubelet")
+
+
+def test_a_reserve_that_leaves_nothing_is_told_of() -> None:
+    """Whoever has set it: the kubelet's, too."""
+    inventory = build_inventory(uneven(GIB, GIB), Config(), "n", kubelet_reserve=4 * GIB)
+    (warning,) = inventory.warnings
+    assert warning.startswith("memory: none is left for claims; reserved is what the kubelet reserves")
+
+
+@given(st.lists(st.integers(0, 4 << 40), min_size=1, max_size=8), st.integers(0, 8 << 40))
+def test_the_split_keeps_what_the_kubelet_reserves(sizes: list[int], kubelet: int) -> None:
+    """All of it where there is so much, and at most a step more for each NUMA node."""
+    reserve = memory_reserve(uneven(*sizes), Config(), kubelet).by_node
+    steps = [size // MEMORY_STEP * MEMORY_STEP for size in sizes]
+    assert all(amount % MEMORY_STEP == 0 for amount in reserve.values())
+    if sum(steps):
+        assert kubelet <= sum(reserve.values()) < kubelet + len(sizes) * MEMORY_STEP

@@ -14,6 +14,14 @@ MAX_FILE: Final = 1 << 20
 """Bytes. A configuration is a screen of text; whatever is larger was mounted by mistake."""
 
 
+DEPRECATED_FLAGS: Final = {
+    "--reserved-cpus": "reservedCPUs",
+    "--cpu-device-mode": "cpuDeviceMode",
+    "--cpu-device-group-by": "groupBy",
+}
+"""Flag to key. Spelled like this by the CPU peer; both services take them, and they win over the file."""
+
+
 class _StrictLoader(yaml.SafeLoader):
     """A safe loader that refuses a key given twice: YAML 1.1 wants them unique, PyYAML keeps the last one silently."""
 

@@ -2,9 +2,11 @@
 from pathlib import Path
 
 import pytest
+from nri_backend.__main__ import main
 from nri_backend.settings import Settings, UsageError, load_settings
 from numa_contract import __version__
 from numa_contract.config import ConfigError
+from numa_node.config_file import DEPRECATED_FLAGS
 
 ENVIRONMENT = {"POD_UID": "4b3d-uid", "NODE_NAME": "worker-1"}
 
@@ -133,3 +135,15 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
             load(flag, environment={})
         assert caught.value.code == 0
         assert expected in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["version"])
+    assert capsys.readouterr().out == f"nri-backend {__version__}\n"
+
+
+def test_flags_of_the_peers_are_called_deprecated(capsys: pytest.CaptureFixture[str]) -> None:
+    """The help says what to use instead."""
+    with pytest.raises(SystemExit):
+        load("--help", environment={})
+    told = " ".join(capsys.readouterr().out.split())
+    for flag, key in DEPRECATED_FLAGS.items():
+        assert f"{flag} VALUE deprecated, use {key} in the file" in told

@@ -7,18 +7,16 @@ from dataclasses import dataclass
 
 from numa_contract.config import Config
 from numa_node.addresses import node_name, parse_bind_address, pod_uid
-from numa_node.config_file import load_config, read_yaml
+from numa_node.config_file import DEPRECATED_FLAGS, load_config, read_yaml
 
 from dra_frontend.machine.file_tree import FileTree
 from dra_frontend.machine.overlay import OverlayTree, parse_overlay
 from dra_frontend.node.host_tree import HostTree
 
-# Flags that set a key of the configuration file; the seeds' spellings are kept and win over the file.
+# Flags that set a key of the configuration file.
 _CONFIG_FLAGS = {
-    "--cpu-device-mode": "cpuDeviceMode",
-    "--cpu-device-group-by": "groupBy",
+    **DEPRECATED_FLAGS,
     "--group-by": "groupBy",
-    "--reserved-cpus": "reservedCPUs",
     "--hostname-override": "hostnameOverride",
     "--kubeconfig": "kubeconfig",
     "--kubelet-root-dir": "kubeletRootDir",
@@ -45,7 +43,8 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags of the service itself."""
     parser.add_argument("--config", metavar="FILE", help="configuration file (YAML)")
     for flag, key in _CONFIG_FLAGS.items():
-        parser.add_argument(flag, dest=key, metavar="VALUE", help=f"overrides {key} of the configuration file")
+        text = f"deprecated, use {key} in the file" if flag in DEPRECATED_FLAGS else f"overrides {key} of the file"
+        parser.add_argument(flag, dest=key, metavar="VALUE", help=text)
     parser.add_argument(
         "--expose-pcie-roots",
         dest="exposePCIeRoots",

@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return set_up(arguments[1:])
     from nri_backend.app import main as run  # noqa: PLC0415
 
-    return run(arguments)
+    return run(["--version"] if arguments == ["version"] else arguments)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from numa_contract import __version__
 from numa_contract.config import Config
 from numa_contract.names import ACTIVE_LOCK, BACKEND_DIRECTORY, NRI_PLUGIN_INDEX, state_socket_path
 from numa_node.addresses import node_name, parse_bind_address, pod_uid
-from numa_node.config_file import load_config
+from numa_node.config_file import DEPRECATED_FLAGS, load_config
 
 COMMAND: Final = "nri-backend"
 _INDEX = re.compile(r"\d\d", re.ASCII)
@@ -25,12 +25,6 @@ _FLAGS: Final = {
     "--cgroup-root": ("cgroupRoot", "the node's cgroup v2 root"),
     "--log-level": ("logLevel", "debug, info, warning or error"),
     "--log-format": ("logFormat", "text (key=value) or json (one object per line)"),
-}
-# Spelled like this by the two drivers that this one replaces.
-_DEPRECATED: Final = {
-    "--reserved-cpus": "reservedCPUs",
-    "--cpu-device-mode": "cpuDeviceMode",
-    "--cpu-device-group-by": "groupBy",
 }
 
 
@@ -80,7 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         COMMAND,
         description="NRI plugin: enforces what dra-frontend decided on containers.",
-        epilog=f"{COMMAND} setup-runtime --help: checks the configuration of containerd.",
+        epilog=f"Other commands: {COMMAND} setup-runtime checks the configuration of containerd (see its --help), "
+        f"{COMMAND} version.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"{COMMAND} {__version__}")
@@ -96,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--plugin-index", metavar="NN", default=NRI_PLUGIN_INDEX, help=f"place among plugins ({NRI_PLUGIN_INDEX})"
     )
-    for option, key in _DEPRECATED.items():
+    for option, key in DEPRECATED_FLAGS.items():
         parser.add_argument(option, dest=key, metavar="VALUE", help=f"deprecated, use {key} in the file")
     return parser
 
@@ -110,7 +105,7 @@ def load_settings(arguments: Sequence[str], environment: Mapping[str, str] | Non
     flags = vars(_parser().parse_args(arguments))
     if not _INDEX.fullmatch(flags["plugin_index"]):
         raise UsageError(f"--plugin-index {flags['plugin_index']!r}: must be two digits")
-    keys = [*(key for key, _ in _FLAGS.values()), *_DEPRECATED.values()]
+    keys = [*(key for key, _ in _FLAGS.values()), *DEPRECATED_FLAGS.values()]
     config = load_config(flags["config"], {key: flags[key] for key in keys if flags[key] is not None})
     return Settings(
         config=config,
@@ -122,7 +117,7 @@ def load_settings(arguments: Sequence[str], environment: Mapping[str, str] | Non
         plugin_index=flags["plugin_index"],
         notes=tuple(
             f"{option} is deprecated and wins over the file; use {key} in the file given by --config"
-            for option, key in _DEPRECATED.items()
+            for option, key in DEPRECATED_FLAGS.items()
             if flags[key] is not None
         ),
     )

@@ -12,6 +12,8 @@ import yaml
 from dra_frontend.commands import cli
 from dra_frontend.commands.inspect import machine_table, report
 from dra_frontend.machine.discovery import discover
+from numa_contract import __version__
+from numa_node.config_file import DEPRECATED_FLAGS
 
 from tests.rigs.trees import NAMES, captured, expected, small_machine, write_tree
 
@@ -242,3 +244,14 @@ def test_the_table_of_an_uneven_machine() -> None:
     assert "Core types: p-core 0-3, e-core 4-7" in lines
     assert "Offline:    8" in lines
     assert lines[-1] == "2     -     0      0   1.4 GiB  -               -               -"
+
+
+def test_the_help_names_deprecated_flags_and_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """As that of nri-backend: what to use instead; the version is a command as well."""
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    for flag, key in DEPRECATED_FLAGS.items():
+        assert f"{flag} VALUE deprecated, use {key} in the file" in told
+    assert cli.main(["version"]) == 0
+    assert capsys.readouterr().out == f"dra-frontend {__version__}\n"

@@ -112,6 +112,10 @@ def _provision(arguments: argparse.Namespace) -> str | tuple[str, int]:
     return shown, failed * _FAILED
 
 
+def _version(_: argparse.Namespace) -> str:
+    return f"dra-frontend {__version__}"
+
+
 _Command = Callable[[argparse.Namespace], str | tuple[str, int]]
 # What runs, what it is for, and the forms of its output, default first.
 _COMMANDS: Final[dict[str, tuple[_Command, str, tuple[str, ...]]]] = {
@@ -120,6 +124,7 @@ _COMMANDS: Final[dict[str, tuple[_Command, str, tuple[str, ...]]]] = {
     "classes": (_classes, "print the DeviceClasses that this machine's devices need", ("yaml", "json")),
     "simulate": (_simulate, "show what claims and pods would get of this node", ("table", "json", "yaml")),
     "provision": (_provision, "allocate hugepages as HugePageProvision files say", ("table", "json")),
+    "version": (_version, "print the version, as --version does", ("text",)),
 }
 
 

@@ -13,6 +13,8 @@ from hack.chart_values import ChartValues
 
 SCHEMA = Path(__file__).parents[1] / "charts/dra-driver-numa/values.schema.json"
 _DROPPED = ("$defs", "$ref", "title", "default")
+# "--set ...=0" is a number; the chart makes a text of it, and checks it in words.
+_OTHERWISE = {"reservedCPUs": {"type": ["string", "integer"]}}
 
 
 def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
@@ -24,7 +26,7 @@ def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
     if reference := node.get("$ref"):
         node = {**definitions[reference.removeprefix("#/$defs/")], **node}
     result = {
-        key: {name: _inlined(inner, definitions) for name, inner in value.items()}
+        key: {name: _OTHERWISE.get(name) or _inlined(inner, definitions) for name, inner in value.items()}
         if key == "properties"  # a property may have a keyword's name
         else _inlined(value, definitions)
         for key, value in node.items()

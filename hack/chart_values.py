@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The chart's own values, as a model: what ``values.schema.json`` says beside the configuration of the services.
 
-Objects of the Kubernetes API (affinity, resources, ...) are checked by the API server, not here.
+Objects of the Kubernetes API (affinity, resources, ...) are checked by the API server, not here. Texts in which people
+make mistakes are checked in ``_checks.tpl``, in words: of a pattern Helm shows the pattern.
 """
 
 from typing import Annotated, Any, Literal
@@ -13,15 +14,12 @@ from pydantic.alias_generators import to_camel
 Kubernetes = dict[str, Any]
 """An object or a part of one that goes to the API server as it is."""
 Texts = dict[str, str]
-Name = Annotated[str, Field(max_length=63, pattern=r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$")]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Duration = Annotated[str, Field(pattern=r"^[0-9]+(ms|s|m|h)$")]
 ExtendedResource = Annotated[
     str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
 ]
 """As in ``resources`` of a container; its domain is not one of Kubernetes."""
-Tag = Annotated[str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$")]
-Digest = Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64})?$")]
 Fraction = Annotated[str, Field(pattern=r"^(100|[1-9]?[0-9])%$")] | Annotated[int, Field(ge=0)]
 
 
@@ -38,9 +36,9 @@ class Image(Values):
 
     repository: str
     """Lower case; its registry gives way to global.imageRegistry."""
-    tag: Tag
+    tag: str
     """Empty: the chart's appVersion."""
-    digest: Digest
+    digest: str
     """Wins over the tag."""
     pull_policy: Literal["Always", "IfNotPresent", "Never"]
 
@@ -68,7 +66,7 @@ class Component(Values):
 class HugePages(Values):
     """Hugepages of one size."""
 
-    size: Annotated[str, Field(pattern=r"^[1-9][0-9]*[kKmMgG](i|[bB])?$")]
+    size: str
     count: Annotated[int, Field(ge=0)]
     node: Annotated[int, Field(ge=0)] | None = None
     """NUMA node; left out: spread evenly."""
@@ -86,8 +84,8 @@ class PartialImage(Values):
     """What a group has of another image."""
 
     repository: str | None = None
-    tag: Tag | None = None
-    digest: Digest | None = None
+    tag: str | None = None
+    digest: str | None = None
 
 
 class GroupComponent(Values):
@@ -185,7 +183,7 @@ class DeviceClasses(Values):
     """The DeviceClasses of the cluster."""
 
     create: bool
-    hugepage_sizes: list[Annotated[str, Field(pattern=r"^[1-9][0-9]*[KMG]i$")]]
+    hugepage_sizes: list[str]
     """One class dra.hugepages-<size> each."""
     far_memory: bool
     """Classes for NUMA nodes without CPUs as well."""
@@ -214,9 +212,7 @@ class NetworkPolicy(Values):
     metrics_from: list[Kubernetes]
     """Peers that may read metrics; empty: everybody."""
     api_server_ports: Annotated[list[Port], Field(min_length=1)]
-    api_server_cidrs: Annotated[
-        list[Annotated[str, Field(pattern=r"^[0-9a-fA-F:.]+/[0-9]{1,3}$")]], Field(alias="apiServerCIDRs")
-    ]
+    api_server_cidrs: Annotated[list[str], Field(alias="apiServerCIDRs")]
     """Where the API server is; empty: anywhere."""
 
 
@@ -280,9 +276,9 @@ class Global(BaseModel):
 class ChartValues(Values):
     """Every value of the chart."""
 
-    name_override: Name
-    fullname_override: Name
-    namespace_override: Name
+    name_override: str
+    fullname_override: str
+    namespace_override: str
     image_pull_secrets: list[Kubernetes] | None = None
     frontend: Component
     backend: Component

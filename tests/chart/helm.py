@@ -74,8 +74,9 @@ def only(documents: list[Document], kind: str) -> Document:
 
 
 def pod_of(documents: list[Document]) -> Document:
-    """Returns the pod specification of the DaemonSet."""
-    spec: Document = only(documents, "DaemonSet")["spec"]["template"]["spec"]
+    """Returns the pod specification of the DaemonSet, that of nodes of no group."""
+    sets = [one for one in documents if "dra-driver-numa/group" not in one["metadata"]["labels"]]
+    spec: Document = only(sets, "DaemonSet")["spec"]["template"]["spec"]
     return spec
 
 

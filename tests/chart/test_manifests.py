@@ -36,8 +36,9 @@ def test_the_plain_manifest_is_reproducible(tmp_path: Path) -> None:
 
 
 def test_the_plain_manifest_takes_values(tmp_path: Path) -> None:
-    """Who needs another one says what is different, as to Helm."""
-    assert 'reservedCPUs: "0"' in manifest(tmp_path, "--set-string", "driverConfig.reservedCPUs=0")
+    """Who needs another one says what is different, as to Helm, which takes a single CPU for a number."""
+    for flag in ("--set", "--set-string"):
+        assert 'reservedCPUs: "0"' in manifest(tmp_path, flag, "driverConfig.reservedCPUs=0")
 
 
 def test_the_kind_cluster_has_what_the_driver_needs() -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from dra_frontend.commands.classes import device_classes
 from dra_frontend.kubelet.plugin import PluginPaths
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import HugepagePool, NumaNode
+from numa_contract.config import Config, parse_config
 from numa_contract.names import DRIVERS, TOLERATE_MISSING_ANNOTATION
 
 from tests.chart import helm
@@ -21,6 +23,7 @@ from tests.chart.policies import policy
 from tests.chart.schemas import VERSIONS, ValidationError, check_object
 from tests.rigs.trees import captured
 
+EXAMPLES = helm.CHART.parents[1] / "examples/values"
 MATRIX: dict[str, Document] = {
     "defaults": {},
     "everything": EVERYTHING,
@@ -59,6 +62,7 @@ MATRIX: dict[str, Document] = {
         "tolerations": [],
         "extraVolumes": [{"name": "more", "emptyDir": {}}],
     },
+    **{path.stem: yaml.safe_load(path.read_text()) for path in sorted(EXAMPLES.glob("*.yaml"))},
     # Texts that YAML takes for something else where nobody quotes them.
     "apparmor": {"appArmorProfile": "RuntimeDefault"},
     "digits": {
@@ -88,6 +92,13 @@ def test_the_schemas_do_refuse(version: str) -> None:
     daemon_set["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
     with pytest.raises(ValidationError, match="readinesProbe"):
         check_object(daemon_set, version)
+
+
+@pytest.mark.parametrize("name", [path.stem for path in EXAMPLES.glob("*.yaml")])
+def test_example_values_are_ones_that_the_services_take(name: str) -> None:
+    """What a values file says to the services is a configuration that they read, and not the default."""
+    config = next(d for d in render(MATRIX[name]) if d["kind"] == "ConfigMap")["data"]["config.yaml"]
+    assert parse_config(yaml.safe_load(config), name) != Config()
 
 
 def test_names_stay_texts() -> None:

@@ -21,8 +21,8 @@ BAD: list[tuple[Document, str]] = [
     ({"driverConfig": {"reservedCpus": "0"}}, "- driverConfig: Additional property reservedCpus "),
     ({"frontend": {"image": {"name": "x"}}}, "- frontend.image: Additional property name "),
     # Settings of the services.
-    ({"driverConfig": {"reservedCPUs": 0}}, "driverConfig.reservedCPUs"),
-    ({"driverConfig": {"reservedCPUs": "0..3"}}, "driverConfig.reservedCPUs"),
+    ({"driverConfig": {"reservedCPUs": 0.5}}, "driverConfig.reservedCPUs"),
+    ({"driverConfig": {"reservedCPUs": "0..3"}}, 'driverConfig.reservedCPUs: "0..3" is not a list of CPUs'),
     ({"driverConfig": {"cpuDeviceMode": "both"}}, "driverConfig.cpuDeviceMode"),
     ({"driverConfig": {"groupBy": "numa"}}, "driverConfig.groupBy"),
     ({"driverConfig": {"apiVersion": "v1"}}, "driverConfig.apiVersion"),
@@ -83,8 +83,8 @@ BAD: list[tuple[Document, str]] = [
     ),
     ({"driverConfig": {"cgroupRoot": "/a:b"}}, "driverConfig.cgroupRoot: /a:b must"),
     # The pods.
-    ({"frontend": {"image": {"tag": "a b"}}}, "frontend.image.tag"),
-    ({"frontend": {"image": {"digest": "sha256:1234"}}}, "frontend.image.digest"),
+    ({"frontend": {"image": {"tag": "a b"}}}, 'frontend.image.tag: "a b" is not a tag'),
+    ({"frontend": {"image": {"digest": "sha256:1234"}}}, 'frontend.image.digest: "sha256:1234" is not a digest'),
     (
         {"backend": {"image": {"repository": "Upper/Case"}}},
         "backend.image.repository: Upper/Case:0.1.0 cannot be pulled",
@@ -94,7 +94,7 @@ BAD: list[tuple[Document, str]] = [
     ({"backend": {"image": {"pullPolicy": "Sometimes"}}}, "backend.image.pullPolicy"),
     ({"frontend": {"port": 0}}, "frontend.port"),
     ({"frontend": {"port": 8081}}, "frontend.port and backend.port"),
-    ({"fullnameOverride": "Not_A_Name"}, "fullnameOverride"),
+    ({"fullnameOverride": "Not_A_Name"}, 'fullnameOverride: "Not_A_Name" must have lower-case letters'),
     ({"podLabels": {"app.kubernetes.io/name": "x"}}, "podLabels: app.kubernetes.io/name "),
     ({"updateStrategy": {"type": "Recreate"}}, "updateStrategy.type"),
     ({"updateStrategy": {"rollingUpdate": {"maxSurge": 0}}}, "updateStrategy.rollingUpdate: maxSurge and"),
@@ -107,14 +107,21 @@ BAD: list[tuple[Document, str]] = [
     ({"resourceQuota": {"enabled": True}, "priorityClassName": ""}, "resourceQuota: is for pods of a priority class"),
     ({"resourceQuota": {"pods": "many"}}, "resourceQuota.pods"),
     # Classes, hugepages, monitoring.
-    ({"deviceClasses": {"hugepageSizes": ["2M"]}}, "deviceClasses.hugepageSizes.0"),
+    ({"deviceClasses": {"hugepageSizes": ["2M"]}}, 'deviceClasses.hugepageSizes: "2M" is not the size of a hugepage'),
+    (
+        {"hugepageProvision": {"pages": [{"size": "3Mi", "count": 1}]}},
+        'hugepageProvision.pages: "3Mi" is not the size of a hugepage, which is a power of two',
+    ),
     ({"deviceClasses": {"hugepageSizes": ["2Mi", "2Mi"]}}, "deviceClasses: a class is named twice"),
     ({"hugepageProvision": {"enabled": True}}, "hugepageProvision.pages: is empty"),
     ({"hugepageProvision": {"pages": [{"size": "2Mi"}]}}, "- hugepageProvision.pages.0: count is required"),
     ({"metrics": {"podMonitor": {"interval": "often"}}}, "metrics.podMonitor.interval"),
     ({"networkPolicy": {"apiServerPorts": ["https"]}}, "networkPolicy.apiServerPorts.0"),
     ({"networkPolicy": {"apiServerPorts": []}}, "networkPolicy.apiServerPorts"),
-    ({"networkPolicy": {"apiServerCIDRs": ["10.0.0.1"]}}, "networkPolicy.apiServerCIDRs.0"),
+    (
+        {"networkPolicy": {"apiServerCIDRs": ["10.0.0.1"]}},
+        'networkPolicy.apiServerCIDRs: "10.0.0.1" is not a range of addresses: a single address is 10.0.0.1/32',
+    ),
     ({"appArmorProfile": "Localhost"}, "appArmorProfile"),
     ({"admissionPolicy": {"tolerateMissing": {"namespaces": ["Not_One"]}}}, "tolerateMissing.namespaces.0"),
 ]

@@ -7,7 +7,27 @@
 {{- if ne $level "privileged" -}}
 {{- fail (printf "namespace %s: enforces the Pod Security level %s, so no pod of the driver would start: kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged" $namespace $level $namespace) -}}
 {{- end -}}
+{{- range $key := list "nameOverride" "fullnameOverride" "namespaceOverride" -}}
+{{- include "numa.text" (list $key (get $.Values $key) "([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?" "must have lower-case letters, digits and hyphens only, 63 at most") -}}
+{{- end -}}
+{{- range .Values.deviceClasses.hugepageSizes -}}
+{{- include "numa.text" (list "deviceClasses.hugepageSizes" . (printf "%s[KMG]i" (include "numa.powerOfTwo" .)) "is not the size of a hugepage: write it as in hugepages-2Mi or hugepages-1Gi") -}}
+{{- end -}}
+{{- range .Values.networkPolicy.apiServerCIDRs -}}
+{{- include "numa.text" (list "networkPolicy.apiServerCIDRs" . "[0-9a-fA-F:.]+/[0-9]{1,3}" "is not a range of addresses: a single address is 10.0.0.1/32 or fd00::1/128") -}}
+{{- end -}}
 {{- include "numa.checkPods" . -}}
+{{- end -}}
+
+{{/* Helm's words for a pattern are the pattern. Takes (list KEY VALUE PATTERN WORDS). */}}
+{{- define "numa.text" -}}
+{{- if not (regexMatch (printf "^(%s)$" (index . 2)) (toString (index . 1))) -}}
+{{- fail (printf "%s: %q %s" (index . 0) (toString (index . 1)) (index . 3)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "numa.powerOfTwo" -}}
+(1|2|4|8|16|32|64|128|256|512|1024|2048|4096|8192|16384|32768|65536|131072|262144|524288|1048576)
 {{- end -}}
 
 {{- define "numa.inGroup" -}}
@@ -79,6 +99,15 @@
 
 {{- define "numa.checkFiles" -}}
 {{- $in := include "numa.inGroup" . -}}
+{{- include "numa.text" (list (printf "%sdriverConfig.reservedCPUs" $in) (get .Values.driverConfig "reservedCPUs") "([0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?" "is not a list of CPUs, such as \"0-1,64-65\"; on the command line: --set-string driverConfig.reservedCPUs='0-1\\,64-65'") -}}
+{{- range .Values.hugepageProvision.pages -}}
+{{- include "numa.text" (list (printf "%shugepageProvision.pages" $in) .size (printf "%s[kKmMgG](i|[bB])?" (include "numa.powerOfTwo" .)) "is not the size of a hugepage, which is a power of two, such as 2Mi or 1Gi") -}}
+{{- end -}}
+{{- range $name := list "frontend" "backend" -}}
+{{- $image := (get $.Values $name).image -}}
+{{- include "numa.text" (list (printf "%s%s.image.tag" $in $name) $image.tag "([A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?" "is not a tag") -}}
+{{- include "numa.text" (list (printf "%s%s.image.digest" $in $name) $image.digest "(sha256:[0-9a-f]{64})?" "is not a digest: sha256: and 64 hexadecimal digits") -}}
+{{- end -}}
 {{- range $name := list "frontend" "backend" -}}
 {{- $image := include "numa.image" (dict "image" (get $.Values $name).image "root" $) -}}
 {{- if not (regexMatch "^[a-z0-9]+([._:/-]+[a-z0-9]+)*[:@]" $image) -}}

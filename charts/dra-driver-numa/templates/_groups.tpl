@@ -122,7 +122,9 @@ labels of that group's selector, so it is not if one of them is missing or diffe
 config.yaml: |
   apiVersion: v1alpha1
 {{- with omit .Values.driverConfig "apiVersion" }}
-  {{- toYaml . | nindent 2 }}
+  {{- /* The services take texts only: YAML reads 0 as a number. */}}
+  {{- $texts := ternary (dict "reservedCPUs" (toString .reservedCPUs)) dict (hasKey . "reservedCPUs") }}
+  {{- merge $texts . | toYaml | nindent 2 }}
 {{- end }}
 {{- if .Values.hugepageProvision.enabled }}
 hugepages.yaml: |

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs inside a container with shared CPUs beside exclusive ones: pins a thread to each set that its variables name.
+
+The first thread is the data plane, the second one the control thread.
+"""
+
+import os
+import signal
+import threading
+
+
+def pin(prefix: str) -> None:
+    """Pins the calling thread to the CPUs that the variable of this prefix names."""
+    (text,) = (value for name, value in os.environ.items() if name.startswith(prefix))
+    ends = [part.partition("-") for part in text.split(",")]
+    os.sched_setaffinity(0, {cpu for low, _, high in ends for cpu in range(int(low), int(high or low) + 1)})
+
+
+def control() -> None:
+    """What the control thread does."""
+    pin("DRA_SHARED_CPUSET_")
+    print("split", flush=True)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    pin("DRA_CPUSET_")
+    threading.Thread(target=control, daemon=True).start()
+    signal.pause()

@@ -15,9 +15,10 @@ from tests.chart.helm import Document
 
 VERSIONS = ("1.34", "1.35", "1.36", "1.37")
 # Their schemas are not Kubernetes' own.
-FOREIGN = {"PodMonitor", "PrometheusRule", "SecurityContextConstraints", "VirtualMachineInstance"}
+KUEUE = {"ClusterQueue", "LocalQueue", "ResourceFlavor"}
+FOREIGN = {"PodMonitor", "PrometheusRule", "SecurityContextConstraints", "VirtualMachineInstance", *KUEUE}
 
-__all__ = ["FOREIGN", "VERSIONS", "ValidationError", "check_object"]
+__all__ = ["FOREIGN", "KUEUE", "VERSIONS", "ValidationError", "check_object"]
 
 
 def check_object(document: Document, version: str) -> None:

@@ -17,7 +17,7 @@ from dra_frontend.machine.model import HugepagePool
 from numa_contract.config import Config
 
 from tests.chart.helm import Document, render
-from tests.chart.schemas import FOREIGN, VERSIONS, check_object
+from tests.chart.schemas import KUEUE, VERSIONS, check_object
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.scheduler import schedule
 from tests.rigs.decisions import decided
@@ -34,7 +34,7 @@ PATHS = {
     "Pod": "/api/v1/namespaces/default/pods",
 }
 # Kinds that the stand-in of the API server does not have; their schemas are checked where they are Kubernetes' own.
-NOT_SERVED = {"Service", "StatefulSet", "VirtualMachineInstance"}
+NOT_SERVED = {"Job", "Service", "StatefulSet", "VirtualMachineInstance", *KUEUE}
 
 
 def documents(path: Path) -> list[Document]:
@@ -155,10 +155,10 @@ def test_every_object_is_valid(version: str) -> None:
 
 def pod_spec(document: Document) -> Document | None:
     """The pod specification in an object; a virtual machine names its claims in the same place."""
-    if document["kind"] == "StatefulSet":
+    if document["kind"] in {"Job", "StatefulSet"}:
         inner: Document = document["spec"]["template"]["spec"]
         return inner
-    return document["spec"] if document["kind"] in {"Pod", *FOREIGN} else None
+    return document["spec"] if document["kind"] in {"Pod", "VirtualMachineInstance"} else None
 
 
 def claimed(found: list[Document], driver: str, key: str) -> int:
@@ -196,6 +196,28 @@ def test_every_claim_is_used(path: Path) -> None:
     used = {claim["name"] for one in spec.get("containers", []) for claim in one["resources"]["claims"]}
     used |= {claim["claimName"] for claim in spec.get("domain", {}).get("cpu", {}).get("dra", [])}
     assert used == {one["name"] for one in spec["resourceClaims"]}
+
+
+def test_kueue_counts_what_the_job_claims() -> None:
+    """The page maps classes of the chart by capacities that are published; the queue covers what the job takes of them.
+
+    A class without a mapping, or a resource that no queue covers, is a job that never starts.
+    """
+    root = Path(__file__).parents[2]
+    config = yaml.safe_load((root / "docs/quota.md").read_text().split("```yaml\n")[2].split("```")[0])
+    mappings = config["resources"]["deviceClassMappings"]
+    sources = {one["deviceClassNames"][0]: one["sources"][0]["capacity"] for one in mappings}
+    assert sources.keys() <= {one["metadata"]["name"] for one in render() if one["kind"] == "DeviceClass"}
+    slices = [one["spec"] for pool in inventory("numanode").pools for one in slice_documents(pool, NODE)]
+    published = {(one["driver"], name) for one in slices for device in one["devices"] for name in device["capacity"]}
+    assert {(one["driver"], one["name"]) for one in sources.values()} <= published
+    found = documents(root / "examples/kueue.yaml")
+    (claim,) = claims_of(found)
+    wanted = {request["exactly"]["deviceClassName"] for request in claim["spec"]["devices"]["requests"]}
+    (group,) = next(one["spec"]["resourceGroups"] for one in found if one["kind"] == "ClusterQueue")
+    counted = {"cpu", "memory"} | {one["name"] for one in mappings if wanted & set(one["deviceClassNames"])}
+    assert wanted <= sources.keys()
+    assert set(group["coveredResources"]) == counted == {one["name"] for one in group["flavors"][0]["resources"]}
 
 
 def test_the_issues_examples_are_there() -> None:

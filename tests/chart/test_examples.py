@@ -14,6 +14,7 @@ from dra_frontend.devices.quantity import parse_quantity
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import HugepagePool
+from dra_frontend.publishing.plan import variants
 from numa_contract.config import Config
 
 from tests.chart.helm import Document, render
@@ -69,7 +70,8 @@ def foreign_class(name: str) -> Document:
 
 def cluster(published: Inventory) -> list[Document]:
     """What a cluster has before the example comes: the chart's classes, our slices, and a NIC and a GPU."""
-    slices = [document for pool in published.pools for document in slice_documents(pool, NODE)]
+    # As with the gates that are off by default.
+    slices = [document for pool in published.pools for document in variants(slice_documents(pool, NODE))[-1][0]]
     others = {"dra.net": "dra.net/numaNode", "gpu.nvidia.com": "resource.kubernetes.io/numaNode"}
     return [
         *(document for document in render() if document["kind"] == "DeviceClass"),

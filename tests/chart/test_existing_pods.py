@@ -12,6 +12,7 @@ from dra_frontend.allocation.claim import read_claim
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.machine.discovery import discover
+from dra_frontend.publishing.plan import variants
 from numa_contract.config import Config
 from numa_contract.cpuset import format_cpu_list
 
@@ -54,7 +55,7 @@ async def scheduled(
         for document in classes(values):
             server.store.create(CLASSES, "", document)
         for pool in published.pools:
-            for document in slice_documents(pool, NODE):
+            for document in variants(slice_documents(pool, NODE))[-1][0]:
                 server.store.create(SLICES, "", document)
         made = claim_of(pod, server.store.select(CLASSES))
         if made is None:

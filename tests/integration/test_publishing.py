@@ -402,6 +402,19 @@ async def test_claims_are_counted_where_server_and_kubelet_do_it(
     assert [reason for reason, _ in rig.notices] == ([told] if told else [])
 
 
+@pytest.mark.parametrize(("version", "gate"), [("1.34", False), ("1.36", False), ("1.36", True), ("1.37", True)])
+async def test_numa_nodes_are_listed_where_the_server_can(rig: Rig, version: str, gate: bool) -> None:
+    """Of a device that spans nodes; without the gate it is as before the list, and nobody is told of a lack."""
+    rig.server.options.version, rig.server.options.gates["DRAListTypeAttributes"] = version, gate
+    devices = build_inventory(MACHINE, Config(group_by="machine"), NODE).pools[0]
+    async with rig.publisher({NODE: slice_documents(devices, NODE)}) as publisher:
+        await rig.published(publisher, 1)
+        assert (publisher.error, publisher.warnings, rig.notices) == ("", (), [])
+    ((attributes,),) = [[one["attributes"] for one in document["spec"]["devices"]] for document in rig.slices()]
+    assert attributes.get("resource.kubernetes.io/numaNode") == ({"ints": [0, 1]} if gate else None)
+    assert attributes["dra.cpu/numCPUs"]["int"] > 0
+
+
 async def test_another_fault_is_not_blamed_on_lists(rig: Rig) -> None:
     """A slice that is invalid without its lists, too, is reported for what is wrong with it."""
     bad = listed()

@@ -12,7 +12,7 @@ from dra_frontend.devices.model import MemoryDevice
 from dra_frontend.devices.slices import ALLOCATABLE, DEVICES_PER_SLICE, slice_documents
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import HugepagePool, Machine
-from dra_frontend.publishing.plan import canonical, differences
+from dra_frontend.publishing.plan import canonical, differences, variants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numa_contract.config import Config
@@ -35,12 +35,13 @@ def published(inventory: Inventory) -> dict[str, list[dict[str, Any]]]:
 
 
 def assert_admitted(slices: dict[str, list[dict[str, Any]]]) -> None:
-    """Every slice is stored as it is sent, and each pool is complete with unique devices."""
+    """Every slice is stored as it is sent, with lists or without, and each pool is complete with unique devices."""
     for pool, documents in slices.items():
         names = []
         for index, document in enumerate(documents):
-            stored = admit(GATES_OF_1_36, SLICES, document, None)
-            assert canonical(stored["spec"]) == canonical(document["spec"])
+            for gate, ((sent,), _) in ((True, variants([document])[0]), (False, variants([document])[-1])):
+                stored = admit({**GATES_OF_1_36, "DRAListTypeAttributes": gate}, SLICES, sent, None)
+                assert canonical(stored["spec"]) == canonical(sent["spec"])
             assert document["metadata"] == {"name": f"{index:05x}-{document['spec']['driver']}-{pool}"}
             assert document["spec"]["pool"] == {"name": pool, "generation": 1, "resourceSliceCount": len(documents)}
             assert document["spec"]["nodeName"] == "n"

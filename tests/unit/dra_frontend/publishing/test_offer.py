@@ -216,7 +216,7 @@ def test_faults_add_up() -> None:
 def admit_all(seen: Snapshot) -> None:
     """The server takes every slice."""
     for document in (one for pool in seen.pools for one in slice_documents(pool, NODE)):
-        admit(GATES_OF_1_36, SLICES, document, None)
+        admit({**GATES_OF_1_36, "DRAListTypeAttributes": True}, SLICES, document, None)
 
 
 COUNTS = st.tuples(st.integers(0, 6), st.integers(0, 6))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from dra_frontend.publishing.plan import Accepted, canonical, differences, plan_pool, variants
+from dra_frontend.publishing.plan import Accepted, canonical, differences, notes, plan_pool, variants
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -188,6 +188,8 @@ def test_foreign_documents_are_replaced_never_fatal(spec: Any, devices: Any) -> 
     assert canonical(existing["spec"]) == canonical(A["spec"]) or plan([A], [existing])[0] == [("00000", 1, 1)]
     list(differences(canonical(A["spec"]), canonical(existing["spec"])))
 
+
+def test_what_is_left_out_has_its_reason() -> None:
     """A slice without any is the only variant; lists go before the mapping, and both at last."""
     assert [len(left_out) for _, left_out in variants([A])] == [0]
     assert variants([]) == [([], ())]
@@ -198,3 +200,13 @@ def test_foreign_documents_are_replaced_never_fatal(spec: Any, devices: Any) -> 
     lists, mapping = "ResourceSliceListsRefused", "NodeAllocatableMappingUnsupported"
     assert [reasons for _, reasons in found] == [(), (lists,), (mapping,), (lists, mapping)]
     assert found[3][0] == device("a", attributes={"s": {"int": 1}})
+
+
+def test_numa_nodes_that_cannot_be_listed_are_nobodys_loss() -> None:
+    """Nobody has asked for that list: the next variant is without it, and there is nothing to tell."""
+    full = wanted(0, device("a", attributes={"n": {"ints": [0, 1]}, "s": {"int": 1}}))
+    _, (((without),), reasons) = variants([full])
+    assert (without["spec"]["devices"][0], reasons) == (device("a", attributes={"s": {"int": 1}}), ("",))
+    assert notes(reasons, []) == {}
+    full["spec"]["devices"][0]["attributes"]["p"] = {"strings": ["x"]}
+    assert variants([full])[1][1] == ("ResourceSliceListsRefused",)

@@ -29,6 +29,8 @@ from dra_frontend.placement.allocator import Layout
 
 PCIE_ROOT: Final = "resource.kubernetes.io/pcieRoot"
 """Lets a claim match CPUs with a device of another driver on the same PCIe root (KEP-5491)."""
+NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
+"""Lets a claim match devices near a NUMA node; a list where a device has CPUs of several (KEP-6072)."""
 # The limit of the server, which counts every value of a list attribute.
 _MOST_VALUES: Final = 48
 _LONGEST_POOL_NAME: Final = 253
@@ -160,8 +162,12 @@ def _offered(
         capacity = Capacity.of(CPU_CAPACITY, len(cpus), default=1, step=1, binary=False)
     if listed:
         attributes |= cpu_lists(machine, replace(group, cpus=cpus))
+    nodes = tuple(sorted({machine.cpus[cpu].numa_node for cpu in cpus}))
+    if NUMA_NODE not in attributes and len(nodes) <= (room := _MOST_VALUES - len(attributes)):
+        attributes[NUMA_NODE] = nodes[0] if len(nodes) == 1 else nodes
     # Cut to what the server takes: a longer list would have the whole slice refused, and a part of it is still true.
-    if near := _near(roots, cpus)[: _MOST_VALUES - len(attributes)]:
+    room = _MOST_VALUES - sum(len(value) if isinstance(value, tuple) else 1 for value in attributes.values())
+    if near := _near(roots, cpus)[:room]:
         attributes[PCIE_ROOT] = near
     return replace(group, attributes=attributes, capacity=capacity, cpus=cpus)
 

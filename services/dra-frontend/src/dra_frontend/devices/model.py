@@ -12,7 +12,7 @@ from math import ceil
 
 from numa_contract.names import FAULT_TAINTS, OVERCLAIMED_TAINTS
 
-AttributeValue = int | bool | str | tuple[str, ...]
+AttributeValue = int | bool | str | tuple[str, ...] | tuple[int, ...]
 Attributes = Mapping[str, AttributeValue]
 
 

@@ -79,7 +79,7 @@ def _allocatable(device: Device) -> dict[str, Any]:
 def attribute_document(value: AttributeValue) -> dict[str, Any]:
     """Returns an attribute's value in the form of the API, ``{"int": 1}``."""
     if isinstance(value, tuple):
-        return {"strings": list(value)}
+        return {"ints" if isinstance(value[0], int) else "strings": list(value)}
     kind = {bool: "bool", int: "int", str: "string"}[type(value)]
     return {kind: value}
 

@@ -75,8 +75,14 @@ def differences(sent: Any, received: Any, path: str = "") -> Iterator[str]:
 
 
 def _without_lists(device: Document) -> Document:
-    attributes = {name: one for name, one in device["attributes"].items() if "strings" not in one}
+    attributes = {name: one for name, one in device["attributes"].items() if one.keys().isdisjoint(("ints", "strings"))}
     return {**device, "attributes": attributes}
+
+
+def _asked_for(documents: Iterable[Document]) -> bool:
+    """Tells whether a setting wants some of the lists; NUMA nodes are listed wherever the server takes a list."""
+    devices = (device for document in documents for device in document["spec"]["devices"])
+    return any("strings" in one for device in devices for one in device["attributes"].values())
 
 
 def _without_mapping(device: Document) -> Document:
@@ -89,15 +95,19 @@ MAPPING_REFUSED: Final = "NodeAllocatableMappingUnsupported"
 # Fields that a server may refuse, by reason of the Event. With its gate off it refuses a whole slice because of a list
 # attribute (KEP-5491). The mapping (KEP-5517) it drops, or refuses if it expects another form, and from 1.37 on while
 # the node's kubelet does not count claims.
+_LISTS: Final = "ResourceSliceListsRefused"
 _REFUSED: Final = {
-    "ResourceSliceListsRefused": (_without_lists, "list attributes", "DRAListTypeAttributes"),
+    _LISTS: (_without_lists, "list attributes", "DRAListTypeAttributes"),
     MAPPING_REFUSED: (_without_mapping, ALLOCATABLE, f"{COUNTING_GATE} in this node's kubelet,"),
 }
 _DROPPED: Final = {f".{ALLOCATABLE}": f"{COUNTING_GATE} (Kubernetes 1.37)", ".taints": "DRADeviceTaints"}
 
 
 def variants(documents: Sequence[Document]) -> list[tuple[list[Document], tuple[str, ...]]]:
-    """Returns the slices as they are, then with one or more of these fields left out, each with the reasons."""
+    """Returns the slices as they are, then with one or more of these fields left out, each with the reasons.
+
+    A reason is empty where nobody will miss what is left out.
+    """
     found: list[tuple[list[Document], tuple[str, ...]]] = [(list(documents), ())]
     for reason, (without, _, _) in _REFUSED.items():
         for before, reasons in tuple(found):
@@ -105,14 +115,14 @@ def variants(documents: Sequence[Document]) -> list[tuple[list[Document], tuple[
                 {**one, "spec": {**one["spec"], "devices": [*map(without, one["spec"]["devices"])]}} for one in before
             ]
             if after != before:
-                found.append((after, (*reasons, reason)))
+                found.append((after, (*reasons, "" if reason == _LISTS and not _asked_for(before) else reason)))
     return found
 
 
 def notes(refused: Iterable[str], dropped: Sequence[str]) -> dict[str, str]:
     """Returns notes by reason: on fields left out for these reasons, and on paths dropped or changed by the server."""
     found = {}
-    for reason in sorted(refused):
+    for reason in sorted(filter(None, refused)):
         _, what, gate = _REFUSED[reason]
         found[reason] = f"refuses {what}; devices are published without, it needs {gate} there and in the scheduler"
     if dropped:

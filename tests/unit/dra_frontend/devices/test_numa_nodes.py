@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The NUMA nodes of CPU devices that may span several, and what they align with (KEP-6072)."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from dra_frontend.devices.inventory import NUMA_NODE, build_inventory
+from dra_frontend.devices.slices import slice_documents
+from dra_frontend.machine.discovery import discover
+from dra_frontend.machine.model import Machine
+from numa_contract.config import Config
+
+from tests.fakes.scheduler import UnschedulableError, allocate
+from tests.rigs.trees import captured, small_machine
+
+TWO = discover(small_machine())
+"""Two sockets with a NUMA node each: CPUs 0-3 and 4-7."""
+EIGHT = discover(captured("48amd64-4pa2n6c-sparse"))
+"""Four sockets with two NUMA nodes each."""
+
+
+def nodes(machine: Machine, **config: object) -> dict[str, Any]:
+    """What each CPU device says of its NUMA node."""
+    inventory = build_inventory(machine, Config.model_validate(config), "n")
+    return {device.name: device.attributes.get(NUMA_NODE) for device in inventory.pools[0].devices}
+
+
+def test_a_device_lists_the_numa_nodes_of_what_it_offers() -> None:
+    """One node is a number, which every server takes; several are a list; reserved CPUs bring no node."""
+    assert nodes(TWO) == {"cpudevnuma000": 0, "cpudevnuma001": 1}
+    assert nodes(TWO, groupBy="machine") == {"cpudevmachine": (0, 1)}
+    assert nodes(TWO, groupBy="socket") == {"cpudevsocket000": 0, "cpudevsocket001": 1}
+    assert nodes(TWO, groupBy="machine", reservedCPUs="0-3") == {"cpudevmachine": 1}
+    sockets = nodes(EIGHT, groupBy="socket")
+    assert len(sockets) == 4
+    assert all(isinstance(one, tuple) and len(one) == 2 for one in sockets.values())
+    assert {node for one in sockets.values() for node in one} == EIGHT.numa_nodes.keys()
+
+
+def test_a_list_that_no_server_takes_is_left_out() -> None:
+    """A device has 48 values at most; half a list would deny what is near the other half."""
+    spread = {cpu: replace(TWO.cpus[cpu % 8], id=cpu, core=cpu, numa_node=cpu) for cpu in range(64)}
+    node = TWO.numa_nodes[0]
+    many = replace(TWO, cpus=spread, numa_nodes={n: replace(node, id=n, cpus=frozenset({n})) for n in range(64)})
+    assert nodes(many, groupBy="machine", minSharedCPUs=0) == {"cpudevmachine": None}
+
+
+def aligned(gpu: dict[str, object], **config: object) -> str:
+    """The CPU device that a claim gets together with a GPU of such a NUMA node."""
+    pool = {"name": "gpus", "generation": 1, "resourceSliceCount": 1}
+    device = {"name": "gpu0", "attributes": {NUMA_NODE: gpu}}
+    spec = {"driver": "gpu.example", "nodeName": "n", "pool": pool, "devices": [device]}
+    cpus = build_inventory(TWO, Config.model_validate(config), "n").pools[0]
+    slices = [{"metadata": {"name": "gpu"}, "spec": spec}]
+    slices += [{**document, "metadata": {"name": "cpus"}} for document in slice_documents(cpus, "n")]
+    classes = {
+        name: {"spec": {"selectors": [{"cel": {"expression": f'device.driver == "{name}"'}}]}}
+        for name in ("gpu.example", "dra.cpu")
+    }
+    requests = [
+        {"name": "gpu", "exactly": {"deviceClassName": "gpu.example"}},
+        {"name": "cpus", "exactly": {"deviceClassName": "dra.cpu"}},
+    ]
+    devices = {"requests": requests, "constraints": [{"matchAttribute": NUMA_NODE}]}
+    claim = allocate({"metadata": {"name": "c"}, "spec": {"devices": devices}}, slices, classes)
+    return str(claim["status"]["allocation"]["devices"]["results"][1]["device"])
+
+
+def test_cpus_are_found_beside_a_gpu_that_sits_between_nodes() -> None:
+    """A number matches a list that has it, and lists match where they meet."""
+    assert aligned({"ints": [1, 2]}) == "cpudevnuma001"
+    assert aligned({"int": 1}) == "cpudevnuma001"
+    between: tuple[dict[str, object], ...] = ({"int": 1}, {"ints": [1, 2]})
+    for gpu in between:
+        assert aligned(gpu, groupBy="machine") == "cpudevmachine"
+    with pytest.raises(UnschedulableError):
+        aligned({"ints": [2, 3]}, groupBy="machine")

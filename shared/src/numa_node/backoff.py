@@ -4,6 +4,10 @@
 import random
 import time
 from math import inf
+from typing import Final
+
+_JITTER: Final = random.Random()  # noqa: S311 - spreads attempts, guards nothing
+"""One for all: to seed one takes longer than the rest of a call that seldom needs it."""
 
 
 class Backoff:
@@ -16,7 +20,7 @@ class Backoff:
         self._first = first
         self._last = last
         self._next = first
-        self._jitter = jitter or random.Random()  # noqa: S311 - spreads attempts, guards nothing
+        self._jitter = jitter or _JITTER
         self._calm = calm
         self._until = inf
 

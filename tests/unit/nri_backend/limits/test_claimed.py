@@ -151,7 +151,8 @@ def test_sums_go_up_to_the_top() -> None:
 
 
 OWN = st.none() | st.integers(0, 4)
-RAISES = st.one_of(st.none(), st.integers(0, 4).map(lambda plus: Raise(plus=plus)), st.just(Raise(lifted=True)))
+ADDED = st.builds(Raise, plus=st.integers(0, 4), counted=st.integers(0, 4))
+RAISES = st.one_of(st.none(), ADDED, st.just(Raise(lifted=True)))
 
 
 @dataclass
@@ -195,6 +196,16 @@ def test_a_new_value_of_the_kubelet_is_taken_over(own: int, jobs: list[tuple[int
             group.limit = own
         group.apply(Raise(plus=plus), dies_after=2)
         assert group.limit == own + plus
+
+
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
+def test_what_the_kubelet_has_counted_is_not_added_again(spec: int, counted: int, others: int) -> None:
+    """With all claims of a pod in use its limit is the same whoever adds them, and never less than what is in use."""
+    claimed = counted + others
+    by_us = Raise(plus=claimed).over(spec)
+    assert Raise(plus=claimed, counted=counted).over(spec + counted) == by_us
+    for in_use in range(claimed):
+        assert spec + in_use <= (Raise(plus=in_use, counted=counted).over(spec + counted) or 0) <= (by_us or 0)
 
 
 def test_a_reservation_follows_its_limit() -> None:

@@ -18,7 +18,8 @@ BEST_EFFORT: Final = "BestEffortWithClaim"
 KEPT_BY_POOL: Final = "CPUsKeptByPool"
 _BEST_EFFORT_NOTE: Final = (
     "the pod has a claim and no requests, so its QoS class is BestEffort: it is evicted and killed first when the node "
-    "runs short of memory; request the CPUs and the memory of the claim in its containers as well"
+    "runs short of memory; request the CPUs and the memory of the claim in its containers as well, or a little of each "
+    "where claims are counted against the node (KEP-5517)"
 )
 # As the kubelet names the cgroup of the class, with either driver, in a root cgroup of its own, too.
 _BEST_EFFORT_CGROUP: Final = re.compile(r"(?:^|/)(?:kubepods/besteffort|[^/]*kubepods-besteffort\.slice)/")

@@ -110,7 +110,8 @@ class NodeStatus:
             with self._complaints.about("node", "Node not read"):
                 try:
                     await self.read()
-                    waits.reset()
+                    # A kubelet that has just registered says its figures a moment later.
+                    wait = waits if self.reserved_memory is None else regular
                 except Exception as error:
                     self.problem = str(error)
                     if isinstance(error, ForbiddenError | NotFoundError):

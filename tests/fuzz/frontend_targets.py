@@ -16,16 +16,15 @@ from dra_frontend.api_server.errors import KubeError
 from dra_frontend.api_server.requests import Call
 from dra_frontend.claims.backend import BackendView, read_state
 from dra_frontend.claims.journal import SLOT_BYTES, Journal
-from dra_frontend.commands.classes import device_classes
+from dra_frontend.commands.classes import known_classes
 from dra_frontend.commands.manifest_files import add_manifests
-from dra_frontend.commands.simulate import own_devices
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.quantity import format_quantity, parse_quantity
 from dra_frontend.scheduling.allocate import Search, UnschedulableError
 from dra_frontend.scheduling.manifests import Manifests
 from dra_frontend.scheduling.published import read_slices
 from dra_frontend.scheduling.reading import ManifestError
-from dra_frontend.scheduling.wanted import read_class
+from dra_frontend.scheduling.simulation import own_devices
 from hypothesis import strategies as st
 from numa_contract.config import Config, ConfigError
 from numa_contract.documents import parse_json
@@ -42,7 +41,7 @@ from tests.strategies.machines import machine
 
 _MIB = 1 << 20
 _INVENTORY = build_inventory(machine(), Config(group_by="machine"), claims.NODE)
-_CLASSES = {one.name: one for one in map(read_class, device_classes(machine()))}
+_CLASSES = known_classes(machine())
 _SLICES = Call("list", "resource.k8s.io", "resourceslices")
 _CLAIM = Call("get", "resource.k8s.io", "resourceclaims", "claim-u", "ns")
 

@@ -80,6 +80,13 @@ class KubeClient:
                 patience -= wait
                 await asyncio.sleep(wait)
 
+    async def get_device_class(self, name: str) -> Document | None:
+        """The DeviceClass; None when there is none of that name. For people who ask: the service needs none."""
+        call = Call("get", _RESOURCES, "deviceclasses", name)
+        with suppress(NotFoundError):
+            return read_object(call, await self._ask(call), "DeviceClass")
+        return None
+
     async def list_claims(self, namespace: str = "") -> AsyncGenerator[Document, None]:
         """Yields every ResourceClaim of a namespace, by default of the cluster, page by page.
 

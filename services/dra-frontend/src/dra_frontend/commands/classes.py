@@ -12,6 +12,7 @@ from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER, memory_class_name
 from numa_contract.pagesize import kubernetes_page_size, short_page_size
 
 from dra_frontend.machine.model import FAR_TIER, LOCAL_TIER, Machine
+from dra_frontend.scheduling.wanted import DeviceClass, read_class
 
 _STANDARD: Final = 'device.attributes["resource.kubernetes.io"]'
 _TIER: Final = f'device.attributes["{MEMORY_DRIVER}"].tier'
@@ -34,6 +35,11 @@ def device_classes(machine: Machine) -> list[dict[str, Any]]:
         *(_memory_class(size, far=False) for size in (None, *sizes)),
         *(_memory_class(size, far=True) for size in ((None, *far_sizes) if far_nodes else ())),
     ]
+
+
+def known_classes(machine: Machine) -> dict[str, DeviceClass]:
+    """Returns them by name, as the scheduler reads them."""
+    return {one.name: one for one in map(read_class, device_classes(machine))}
 
 
 def _memory_class(hugepage_bytes: int | None, *, far: bool) -> dict[str, Any]:

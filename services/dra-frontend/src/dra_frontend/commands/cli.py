@@ -14,16 +14,19 @@ from numa_node.config_file import read_yaml
 from dra_frontend.commands.classes import device_classes
 from dra_frontend.commands.forms import object_list, structured
 from dra_frontend.commands.inspect import claimable, claimable_table, machine_table, report
-from dra_frontend.commands.node_files import read_node, warn
+from dra_frontend.commands.node_files import check, read_node
 from dra_frontend.commands.provision import KernelPools, preview, provision, rows_table
 from dra_frontend.commands.provision import report as provision_report
 from dra_frontend.commands.provision_plan import plan, read_requested
-from dra_frontend.commands.simulate import NODE, outcome_table, prepared, simulate
+from dra_frontend.commands.simulate import outcome_table, prepared, simulate
 from dra_frontend.devices.inventory import InventoryError
 from dra_frontend.devices.slices import slice_documents
+from dra_frontend.explain.subjects import UnknownSubjectError
+from dra_frontend.explain.text import explanation_text
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.host_tree import HostTree
+from dra_frontend.scheduling.simulation import NODE
 from dra_frontend.settings import add_run_arguments, load_settings, open_host
 
 _FAILED, _BAD_INPUT, _DOES_NOT_FIT = 1, 2, 3
@@ -47,6 +50,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--host-root", metavar="DIR", default=argparse.SUPPRESS, help="another root than /")
     made["slices"].add_argument("--node", metavar="NAME", default=argparse.SUPPRESS, help="name of the Node object")
     _add_simulate_arguments(made["simulate"])
+    subject = "claim or pod ([NAMESPACE/]NAME or UID), CPU or device; claim/, pod/, cpu/, device/ before it says which"
+    made["explain"].add_argument("subject", metavar="CLAIM|POD|CPU|DEVICE", help=subject)
     pages = made["provision"]
     pages.add_argument("files", metavar="FILE", nargs="+", help="HugePageProvision (YAML)")
     pages.add_argument("--dry-run", action="store_true", help="check the files and show what there is; change nothing")
@@ -71,7 +76,7 @@ def _count(text: str) -> int:
 def _inspect(arguments: argparse.Namespace) -> str:
     # Any name does, as nothing is published.
     inventory = read_node(load_settings(arguments), NODE, empty=True).inventory
-    warn(inventory)
+    check(inventory)
     if arguments.output == "table":
         return f"{machine_table(inventory.machine)}\n\n{claimable_table(inventory)}"
     return structured(report(inventory.machine) | claimable(inventory), arguments.output)
@@ -80,7 +85,7 @@ def _inspect(arguments: argparse.Namespace) -> str:
 def _slices(arguments: argparse.Namespace) -> str:
     settings = load_settings(arguments)
     inventory = read_node(settings, settings.node_name, empty=True).inventory
-    warn(inventory)
+    check(inventory)
     counted, node = settings.config.publish_node_allocatable_resource_mapping, settings.node_name
     items = [one for pool in inventory.pools for one in slice_documents(pool, node, counted=counted)]
     return object_list(items, arguments.output)
@@ -96,10 +101,19 @@ def _simulate(arguments: argparse.Namespace) -> tuple[str, int]:
         raise ConfigError("command line", ["simulate needs --claim FILE or --pod FILE"])
     # Any name does: nothing is published, and a made-up machine may have been captured under one that is not valid.
     node = read_node(settings, NODE, empty=arguments.empty)
-    warn(node.inventory, node.claims)
+    check(node.inventory, node.claims)
     outcome = simulate(*prepared(arguments.claim, arguments.pod, node, settings.config), arguments.times)
     text = outcome_table(outcome) if arguments.output == "table" else structured(outcome, arguments.output)
     return text, 0 if outcome["fit"] == outcome["of"] else _DOES_NOT_FIT
+
+
+def _explain(arguments: argparse.Namespace) -> tuple[str, int]:
+    from dra_frontend.commands.explain import explain  # noqa: PLC0415 - the API server's library costs the others 0.5 s
+
+    found, problems = explain(load_settings(arguments), arguments.subject)
+    if arguments.output == "table":
+        return explanation_text(found, problems), _FAILED if problems else 0
+    return structured({**found, "problems": problems}, arguments.output), _FAILED if problems else 0
 
 
 def _provision(arguments: argparse.Namespace) -> str | tuple[str, int]:
@@ -123,6 +137,7 @@ _COMMANDS: Final[dict[str, tuple[_Command, str, tuple[str, ...]]]] = {
     "slices": (_slices, "print the ResourceSlices that would be published", ("yaml", "json")),
     "classes": (_classes, "print the DeviceClasses that this machine's devices need", ("yaml", "json")),
     "simulate": (_simulate, "show what claims and pods would get of this node", ("table", "json", "yaml")),
+    "explain": (_explain, "say what something has, why, and what enforces it", ("table", "json", "yaml")),
     "provision": (_provision, "allocate hugepages as HugePageProvision files say", ("table", "json")),
     "version": (_version, "print the version, as --version does", ("text",)),
 }
@@ -139,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         answer = _COMMANDS[arguments.command][0](arguments)
         text, code = (answer, 0) if isinstance(answer, str) else answer
         print(text, flush=True)
-    except (ConfigError, InventoryError, HostTreeError) as error:
+    except (ConfigError, InventoryError, HostTreeError, UnknownSubjectError) as error:
         below = (
             f" (below {arguments.host_root})" if isinstance(error, HostTreeError) and arguments.host_root != "/" else ""
         )

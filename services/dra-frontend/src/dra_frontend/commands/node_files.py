@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node as its files show it: the machine, the claims in the claim files, and what they leave. No service is asked."""
 
+import os
 import sys
 from dataclasses import dataclass
+from typing import Final
 
 from numa_contract.config import Config
 from numa_node.claim_directory import ClaimDirectory, DirectoryView
@@ -14,6 +16,9 @@ from dra_frontend.machine.host_hugepages import PageKey, held_pages, read_pod_pa
 from dra_frontend.machine.model import Machine
 from dra_frontend.node.host_tree import HostTree
 from dra_frontend.settings import Settings, open_host
+
+# Another one after each boot, on each machine (drivers/char/random.c).
+_BOOT: Final = "/proc/sys/kernel/random/boot_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +36,9 @@ class NodeFiles:
 
 
 def read_node(settings: Settings, node: str, *, empty: bool = False) -> NodeFiles:
-    """Reads the node; ``empty``: without its claims. Raises InventoryError and HostTreeError."""
+    """Reads the node; ``empty``: without its claims. Raises HostTreeError, and InventoryError for unusable names."""
     machine = discover(open_host(settings))
-    directory = HostTree(settings.host_root).real(settings.config.cdi_dir)
+    directory = on_node(settings.host_root, settings.config.cdi_dir)
     claims = DirectoryView() if empty else ClaimDirectory(directory).refresh()
     inventory = build_inventory(
         machine,
@@ -42,13 +47,25 @@ def read_node(settings: Settings, node: str, *, empty: bool = False) -> NodeFile
         held=Ledger(claims.files).held_cpus(),
         host_pages={} if empty else _host_pages(machine, settings.host_root, settings.config),
     )
-    for text in inventory.refused.values():
-        raise InventoryError(text)
     return NodeFiles(inventory, claims)
 
 
-def warn(inventory: Inventory, claims: DirectoryView | None = None) -> None:
-    """Prints what does not fit to standard error."""
+def on_node(host_root: str, path: str) -> str:
+    """Returns where a path of the node is: below the host root, or under its own name if that is this machine's.
+
+    The service's pod has sysfs and procfs of the node, and its own directories under the names that they have there.
+    """
+    tree = HostTree(host_root)
+    below = tree.real(path)
+    if os.path.lexists(below):
+        return below
+    return path if tree.read(_BOOT) == HostTree().read(_BOOT) else below
+
+
+def check(inventory: Inventory, claims: DirectoryView | None = None) -> None:
+    """Prints what does not fit to standard error; raises InventoryError where a driver can offer nothing."""
+    for text in inventory.refused.values():
+        raise InventoryError(text)
     for text in (*inventory.warnings, *(claims.problems.values() if claims else ())):
         print(f"dra-frontend: warning: {text}", file=sys.stderr)
 
@@ -56,7 +73,7 @@ def warn(inventory: Inventory, claims: DirectoryView | None = None) -> None:
 def _host_pages(machine: Machine, host_root: str, config: Config) -> dict[PageKey, int]:
     """Returns the hugepages that no pod holds and that are not free, where cgroups tell what pods hold."""
     sizes = {pool.page_bytes for node in machine.numa_nodes.values() for pool in node.hugepages}
-    cgroups = HostTree(HostTree(host_root).real(config.cgroup_root))
+    cgroups = HostTree(on_node(host_root, config.cgroup_root))
     pods = read_pod_pages(cgroups, sizes)
     return {
         (node.id, pool.page_bytes): held_pages(node.id, pool, pods.get(pool.page_bytes))

@@ -119,6 +119,13 @@ def allocate(
     return frozenset(search.take(search.places, count, (PACKAGE, NODE)))
 
 
+def suitable(
+    offered: frozenset[int], taken: frozenset[int], layout: Layout, parameters: CpuParameters
+) -> Sequence[Place]:
+    """Returns where an allocation may look: the places with CPUs that nobody has and that the parameters allow."""
+    return _Search(offered, taken, 0, layout, parameters).places
+
+
 class _Search:
     """One allocation."""
 

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a node when somebody asks: by its files, and by what the running service says of itself."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from numa_contract.cdi import ClaimFile
+from numa_contract.config import Config
+from numa_contract.errors import ContractError
+from numa_contract.names import ClaimKey
+from numa_contract.records import AllocationRecord, parse_record
+from numa_contract.reports import ContainerReport
+from pydantic import ValidationError
+
+from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.devices.inventory import Inventory
+from dra_frontend.devices.model import Device
+
+STATE_PATHS = ("claims", "containers", "backend", "devices")
+"""Documents of the state endpoint (``/v1/...``) that are made use of."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """One look at a node."""
+
+    inventory: Inventory
+    config: Config
+    files: Mapping[ClaimKey, ClaimFile]
+    """Claims, from the service, else from the claim files."""
+    containers: tuple[ContainerReport, ...] = ()
+    backend: Mapping[str, Any] = field(default_factory=dict)
+    """As ``/v1/backend`` shows it."""
+    published: tuple[Mapping[str, Any], ...] = ()
+    """As ``/v1/devices`` shows them."""
+    silent: str = ""
+    """Why the service could not be asked: then files alone are known, and nothing of containers."""
+    kernel: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Files of the containers' cgroups, by container id and name, where they can be seen."""
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """Returns who holds what."""
+        return Ledger(self.files, containers=self.containers)
+
+    @cached_property
+    def devices(self) -> dict[str, tuple[str, Device]]:
+        """Returns driver and device by name."""
+        return {one.name: (pool.driver, one) for pool in self.inventory.pools for one in pool.devices}
+
+    def records_of(self, uid: str) -> list[AllocationRecord]:
+        """Returns what a claim was given, one record for each driver."""
+        return [record for record in self.ledger.records if record.claim.uid == uid]
+
+    def users(self, uid: str) -> list[ContainerReport]:
+        """Returns the containers that name a claim, refused ones included."""
+        return [one for one in self.containers if any(use.uid == uid for use in (*one.claims, *one.unknown_claims))]
+
+
+def read_records(documents: Any) -> dict[ClaimKey, ClaimFile]:
+    """Returns the records of ``/v1/claims``; what another release has written and cannot be read is left out."""
+    found = {}
+    for document in documents if isinstance(documents, list) else ():
+        try:
+            record = parse_record(document)
+        except ContractError:
+            continue
+        found[record.driver, record.claim.uid] = ClaimFile.of(record)
+    return found
+
+
+def read_containers(documents: Any) -> tuple[ContainerReport, ...]:
+    """Returns the containers of ``/v1/containers``, those left out that cannot be read."""
+    return tuple(_containers(documents if isinstance(documents, list) else ()))
+
+
+def _containers(documents: Iterable[Any]) -> Iterable[ContainerReport]:
+    for document in documents:
+        try:
+            yield ContainerReport.model_validate(document)
+        except ValidationError:
+            continue

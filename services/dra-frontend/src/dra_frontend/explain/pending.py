@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A claim that this node has not prepared: which of its devices fit, what is missing, and what preparing would say."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from numa_contract.names import DRIVERS
+
+from dra_frontend.allocation.claim import Refused, read_claim
+from dra_frontend.allocation.decide import decide, judge
+from dra_frontend.explain.enforced import Problem, problem
+from dra_frontend.explain.known import Known
+from dra_frontend.scheduling.fit import Verdict
+from dra_frontend.scheduling.manifests import Claim, Workload
+from dra_frontend.scheduling.reading import ManifestError, mapping, value
+from dra_frontend.scheduling.simulation import Simulation
+from dra_frontend.scheduling.wanted import DeviceClass, Request, Wanted, read_wanted
+
+_CLEAR = "make room on this node, ask for less, or let another node have it"
+
+
+def allocation_problem(known: Known, document: Mapping[str, Any], node: str) -> str:
+    """Returns why a claim that is allocated is not prepared here; nothing for one that is not allocated."""
+    try:
+        view = read_claim(document)
+        if not view.allocated:
+            return ""
+        if not view.is_for(node, view.claim.uid):
+            names = ", ".join(sorted(frozenset[str]().union(*view.nodes)))
+            return f"it is allocated to node {names}; ask there"
+        view.check_usable(view.claim.uid)
+        for driver in (driver for driver, results in view.results.items() if results):
+            decide(judge(view, driver, known.inventory, known.config), known.inventory, known.ledger)
+    except Refused as refusal:
+        return str(refusal)
+    if not any(view.results.values()):
+        return "it is allocated, and has no device of these drivers"
+    return "it is allocated to this node and fits; the kubelet has not asked for it yet: see the pod's events"
+
+
+def verdicts(simulation: Simulation, wanted: Wanted) -> tuple[list[dict[str, Any]], list[Request], list[str]]:
+    """Returns what each device of this node is to each request.
+
+    And the requests that are for such devices, and why some can be met nowhere: a class or a selector is at fault.
+    """
+    rows: list[dict[str, Any]] = []
+    ours: list[Request] = []
+    faults: list[str] = []
+    for request in wanted.requests:
+        mine = []
+        for wish in request.wishes:
+            row: dict[str, Any] = {"request": wish.name, "class": wish.device_class, "devices": []}
+            rows.append(row)
+            try:
+                found = simulation.search.verdicts(wish)
+            except ManifestError as error:
+                row["problem"] = str(error)
+                faults.append(str(error))
+                continue
+            row["devices"] = [_row(one) for one in found]
+            if found:
+                mine.append(wish)
+            else:
+                row["problem"] = "is for no CPUs or memory of this node"
+        if mine:
+            ours.append(replace(request, wishes=tuple(mine)))
+    return rows, ours, faults
+
+
+def _row(one: Verdict) -> dict[str, Any]:
+    return {"device": one.device.name, "fits": not one.missing} | ({"missing": one.missing} if one.missing else {})
+
+
+def explain_pending(
+    known: Known, document: Mapping[str, Any], classes: Mapping[str, DeviceClass], node: str
+) -> tuple[dict[str, Any], list[Problem]]:
+    """Returns what stands in the way of a claim, and that as problems; nothing stands there if there are none."""
+    metadata = mapping(document, "metadata")
+    namespace, name = value(metadata, "namespace", str, "default"), value(metadata, "name", str)
+    found: dict[str, Any] = {"claim": f"{namespace}/{name}", "uid": metadata.get("uid", ""), "state": "pending"}
+    if why := allocation_problem(known, document, node):
+        return found | {"state": "allocated"}, [problem("the claim is not prepared here", why, "as the sentence says")]
+    try:
+        wanted = read_wanted(mapping(document, "spec"))
+    except ManifestError as error:
+        return found, [problem("the claim cannot be explained", str(error), "change the claim")]
+    simulation = Simulation(known.inventory, known.config, classes, dict(known.files))
+    found["requests"], ours, faults = verdicts(simulation, wanted)
+    unreadable = [
+        problem("a request cannot be met anywhere", one, "make the class, or change the claim") for one in faults
+    ]
+    if not ours:
+        why = f"no request is for a device of {' or '.join(DRIVERS)} on this node"
+        return found, unreadable or [problem("nothing of this node fits", why, _CLEAR)]
+    names = {one.name for one in ours}
+    near = tuple(replace(one, requests=one.requests or frozenset(names)) for one in wanted.constraints)
+    row = simulation.run(Workload(name, (Claim(namespace, name, Wanted(tuple(ours), near, wanted.configs)),)), name)
+    if row["fits"]:
+        found["wouldGet"] = row["claims"][0]["devices"]
+        return found, unreadable
+    who = "the scheduler finds no devices" if row["stage"] == "scheduling" else "the driver would refuse it"
+    return found, unreadable + [problem(who, why, _CLEAR) for why in row["reasons"]]

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``dra-frontend explain`` beside the running services, as somebody runs it with kubectl exec."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.rigs.trees import captured, write_tree
+from tests.stage.pods import claim_pod, cpus, hugepages, memory
+from tests.stage.stage import Stage
+
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+
+
+@pytest.fixture(scope="module")
+def flags(shared: Stage) -> list[str]:
+    """Machine, sockets and files of the stage, as the host's."""
+    base = shared.paths.base
+    write_tree(captured("32intel64-2p8co2t+8ve"), base)
+    config = base / "explain.yaml"
+    below = {name: f"/{path.relative_to(base)}" for name, path in (("cgroupRoot", shared.paths.cgroup_root),)}
+    config.write_text(yaml.safe_dump({**below, "kubeconfig": str(shared.paths.kubeconfig)}))
+    places = ["--cdi-dir", f"/{shared.paths.cdi_dir.name}", "--run-dir", f"/{shared.paths.run_dir.name}"]
+    return ["--config", str(config), "--host-root", str(base), "--node", shared.settings.node, *places]
+
+
+def explain(flags: list[str], subject: str, *more: str) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error."""
+    command = [sys.executable, "-m", "dra_frontend", *flags, "explain", subject, *more]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return ran.returncode, ran.stdout, ran.stderr
+
+
+def document(flags: list[str], subject: str) -> tuple[int, Any]:
+    """Exit status, and the JSON that is printed."""
+    status, out, err = explain(flags, subject, "-o", "json")
+    assert out, err
+    return status, json.loads(out)
+
+
+def test_a_claim_that_runs(stage: Stage, flags: list[str]) -> None:
+    """What it has, why, who keeps others off, by claim, by pod, by CPU and by device; all is well."""
+    with claim_pod(stage, "db", cpus(4), memory(512 << 20), hugepages(4 << 20)) as pod:
+        pod.prepare()
+        box = pod.run()
+        name = (pod.claim or {})["metadata"]["name"]
+        held = sorted(box.cpus())
+        status, found = document(flags, f"default/{name}")
+        assert (status, found["problems"]) == (0, [])
+        given = {row["request"]: row for row in found["has"]}
+        assert given["cpus"]["cpus"] == f"{held[0]}-{held[1]},{held[2]}-{held[3]}"
+        why = given["cpus"]["why"]
+        assert why["shape"]["wholeCores"] == 2
+        assert why["text"] == "chosen anew now, with everything else as it is, they would be the same"
+        assert [place["verdict"] for place in why["places"]] == ["chosen"]
+        assert (given["pages"]["bytes"], given["memory"]["numaNode"]) == (4 << 20, 0)
+        (container,) = found["containers"]
+        assert container["cpus"] == container["kernel"]["cpuset.cpus.effective"] == given["cpus"]["cpus"]
+        assert document(flags, f"pod/{pod.name}")[1]["claims"][0]["claim"] == found["claim"]
+        assert document(flags, str(held[0]))[1]["use"] == f"claimed by default/{name}"
+        assert document(flags, "cpudevnuma000")[1]["claims"] == {f"default/{name}": "4"}
+        status, text, _ = explain(flags, pod.claim_uid)
+        assert (status, f"CPUs {given['cpus']['cpus']} of cpudevnuma000" in text) == (0, True)
+
+
+def test_a_claim_that_does_not_fit(stage: Stage, flags: list[str]) -> None:
+    """Each device with what is missing, and a problem with its remedy; a class of nobody here is told from that."""
+    requests = [cpus(17), {"name": "gpu", "exactly": {"deviceClassName": "gpu.example.com"}}]
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": "waiting", "uid": "1"}
+    metadata = {"name": "greedy", "namespace": "default", "ownerReferences": [owner]}
+    stage.api(CLAIMS, "POST", {"metadata": metadata, "spec": {"devices": {"requests": requests}}})
+    status, found = document(flags, "claim/default/greedy")
+    assert (status, found["state"]) == (1, "pending")
+    assert [one["problem"] for one in found["problems"]] == [
+        "a request cannot be met anywhere",
+        "the scheduler finds no devices",
+    ]
+    rows = {row["request"]: row for row in found["requests"]}
+    assert rows["gpu"]["problem"] == "there is no DeviceClass gpu.example.com"
+    missing = {one["device"]: one.get("missing", "") for one in rows["cpus"]["devices"]}
+    assert missing["cpudevnuma001"] == "gives 15 of dra.cpu/cpu at most, 17 wanted"
+    status, text, _ = explain(flags, "waiting")
+    assert (status, "Claim default/greedy" in text) == (1, True)
+    assert "PROBLEM  the scheduler finds no devices\nWHY      request cpus: cpudevnuma000 gives 16 of" in text
+
+
+def test_nobody_knows_it(flags: list[str]) -> None:
+    """One line says where it was looked for; a CPU that there cannot be is not asked of the API server."""
+    status, out, err = explain(flags, "default/nobody")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "neither this node nor namespace default has a claim nobody" in err
+    assert explain(flags, "cpu/999") == (2, "", "dra-frontend: this machine has no cpu 999\n")

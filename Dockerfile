@@ -24,14 +24,9 @@ COPY hack/image/rootfs.sh /
 RUN sh /rootfs.sh /rootfs ${PACKAGES} && ldconfig -r /rootfs && cp /etc/passwd /etc/group /etc/nsswitch.conf /rootfs/etc/ && \
   python3 -m compileall -q -s /rootfs --invalidation-mode unchecked-hash /rootfs/usr/lib/python3*
 
-# OpenSSL, on top of that, where something of a service's lock imports it: the enforcer speaks to no one over TLS.
-FROM rootfs AS tls-dra-frontend
+# OpenSSL, on top of that, for the frontend alone: the enforcer speaks to no one over TLS.
+FROM rootfs AS tls
 RUN mkdir -p /tls/var/lib/dpkg && cp /rootfs/var/lib/dpkg/status /tls/var/lib/dpkg/ && sh /rootfs.sh /tls libssl3t64
-
-FROM rootfs AS tls-nri-backend
-COPY locks/nri-backend.txt /
-RUN mkdir -p /tls/var/lib/dpkg && cp /rootfs/var/lib/dpkg/status /tls/var/lib/dpkg/ && \
-  if grep -q "^prometheus-client=" /nri-backend.txt; then sh /rootfs.sh /tls libssl3t64; fi
 
 FROM python AS build
 RUN apt-get -q update && apt-get -q -y install --no-install-recommends python3-pip && \
@@ -43,20 +38,25 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
   pip install --break-system-packages --require-hashes --only-binary :all: -r locks/build.txt
 COPY hack/image/install.sh /
 
-FROM build AS build-dra-frontend
+# What both services import of others: all of the backend's lock is in the frontend's, too. A layer of its own, below both.
+FROM build AS common
+COPY locks/nri-backend.txt locks/
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf sh /install.sh common
+
+FROM common AS build-dra-frontend
 COPY locks/dra-frontend.txt locks/
 COPY shared shared
 COPY services/dra-frontend services/dra-frontend
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf sh /install.sh dra-frontend
 
-FROM build AS build-nri-backend
-COPY locks/nri-backend.txt locks/
+FROM common AS build-nri-backend
 COPY shared shared
 COPY services/nri-backend services/nri-backend
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf sh /install.sh nri-backend
 
 FROM scratch AS runtime
 COPY --from=rootfs /rootfs /
+COPY --from=common /opt/app /opt/app
 # Root, since the sockets of kubelet and runtime and the cgroup files are root's; nothing else of root is needed.
 USER 0:0
 ENV PATH=/opt/app/bin:/usr/bin LANG=C.UTF-8 PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1
@@ -67,22 +67,21 @@ LABEL org.opencontainers.image.version=${VERSION} org.opencontainers.image.licen
 FROM runtime AS dra-frontend
 LABEL org.opencontainers.image.title=dra-frontend \
   org.opencontainers.image.description="DRA drivers for CPUs, NUMA-local memory and hugepages: decides"
-COPY --from=tls-dra-frontend /tls /
-COPY --from=build-dra-frontend /opt/app /opt/app
+COPY --from=tls /tls /
+COPY --from=build-dra-frontend /own /
 ENTRYPOINT ["/opt/app/bin/dra-frontend"]
 
 FROM runtime AS nri-backend
 LABEL org.opencontainers.image.title=nri-backend \
   org.opencontainers.image.description="NRI plugin for CPUs, NUMA-local memory and hugepages: enforces"
-COPY --from=tls-nri-backend /tls /
-COPY --from=build-nri-backend /opt/app /opt/app
+COPY --from=build-nri-backend /own /
 ENTRYPOINT ["/opt/app/bin/nri-backend"]
 
 # For docker-compose.yaml: API server, kubelet and runtime stand-ins, and the demo that gives them orders. Never deployed.
 FROM runtime AS stand-ins
 LABEL org.opencontainers.image.title=stand-ins
-COPY --from=tls-dra-frontend /tls /
-COPY --from=build-dra-frontend /opt/app /opt/app
+COPY --from=tls /tls /
+COPY --from=build-dra-frontend /own /
 COPY services/nri-backend/src /opt/stand-ins
 COPY tests/fakes /opt/stand-ins/tests/fakes
 COPY tests/stage /opt/stand-ins/tests/stage

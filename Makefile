@@ -13,7 +13,7 @@ ENVIRONMENTS := .venv/.done .venv-frontend/.done .venv-backend/.done
 SOURCES := shared/src services/dra-frontend/src services/nri-backend/src
 CHECKED := $(SOURCES) tests hack
 
-.PHONY: help demo test test-node test-node-core noise images fuzz check bench lock proto chart-schema manifests docs kind-up kind-down clean
+.PHONY: help demo test test-node test-node-core noise images release release-check fuzz check bench lock proto chart-schema manifests docs kind-up kind-down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,12 @@ noise: .venv/.done ## Measure how quiet claimed CPUs are, and what a change of a
 
 images: .venv/.done ## Build both images from Debian packages, without an engine, with an SBOM each (root)
 	hack/images.sh
+
+release: .venv/.done ## Make everything that a release has in dist/ (root; ARCHITECTURES="amd64 arm64")
+	hack/release.sh
+
+release-check: .venv/.done ## Make a release twice from nothing; the digests must be the same (root, 20 minutes)
+	hack/release.sh --check
 
 fuzz: .venv/.done ## Fuzz every parser of hostile input for MINUTES=60; failing inputs go to build/fuzz
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)

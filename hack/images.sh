@@ -8,6 +8,7 @@
 # Dockerfile has for it; Python packages are fetched by this machine's pip, whatever its index, and installed without one.
 # Neither leaves a trace in an image. Per target: TARGET.tar (for docker load or ctr import) and TARGET.cdx.json (its SBOM).
 # A target is made again when something that it is made from has changed.
+# IMAGES_ARCH=arm64 builds for that architecture; what runs during the build is emulated by QEMU then.
 # Variables: IMAGES_CACHE (buildah's storage, wheels, results), NODE_VM_MIRROR (Debian mirror), PYTHON (with pip).
 set -euo pipefail
 # shellcheck source=/dev/null
@@ -17,6 +18,12 @@ set -euo pipefail
 say() { printf 'images: %s\n' "$*" >&2; }
 
 CACHE=${IMAGES_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/dra-driver-numa/images}
+ARCH=${IMAGES_ARCH:-amd64}
+case $ARCH in
+amd64) MACHINE=x86_64 ;;
+arm64) MACHINE=aarch64 CACHE=$CACHE/arm64 ;;
+*) fail "IMAGES_ARCH is $ARCH: use amd64 or arm64" ;;
+esac
 BASE=docker.io/library/debian:$SUITE-slim
 TIME=315532800 # of every file in an image: 1980, before which the wheels of our own packages cannot be
 OUT=$CACHE/out
@@ -30,6 +37,19 @@ install_tools() {
   command -v apt-get >/dev/null || fail "needs ${missing[*]}: install them (this machine has no apt-get)"
   retry apt-get -q -o Acquire::Retries=5 update
   retry env DEBIAN_FRONTEND=noninteractive apt-get -y -q -o Acquire::Retries=5 --no-install-recommends install "${missing[@]}"
+}
+
+install_emulator() {
+  [ "$(uname -m)" != "$MACHINE" ] || return 0
+  local registered=/proc/sys/fs/binfmt_misc/qemu-$MACHINE
+  [ ! -e "$registered" ] || return 0
+  say "installing QEMU for $MACHINE"
+  retry env DEBIAN_FRONTEND=noninteractive apt-get -y -q -o Acquire::Retries=5 --no-install-recommends install \
+    qemu-user-static binfmt-support arch-test
+  mountpoint -q "${registered%/*}" || mount -t binfmt_misc binfmt_misc "${registered%/*}"
+  [ -e "$registered" ] || update-binfmts --import "qemu-$MACHINE" || true
+  [ -e "$registered" ] || update-binfmts --enable "qemu-$MACHINE" || true
+  [ -e "$registered" ] || fail "the kernel runs no $MACHINE programs: binfmt_misc has no qemu-$MACHINE"
 }
 
 private() { # private COMMAND...: mounts made by it are seen by nobody else and end with it
@@ -46,8 +66,8 @@ make_base() {
   echo "deb [signed-by=$KEYRING] $mirror $SUITE main" >"$CACHE/apt/sources.list"
   ! engine inspect --type image "$BASE" >/dev/null 2>&1 || return 0
   say "making $BASE from Debian packages"
-  retry mmdebstrap --quiet --mode=root --variant=minbase --keyring="$KEYRING" "$SUITE" "$CACHE/base.tar" "$mirror"
-  container=$(engine from scratch)
+  retry mmdebstrap --quiet --mode=root --variant=minbase --architectures="$ARCH" --keyring="$KEYRING" "$SUITE" "$CACHE/base.tar" "$mirror"
+  container=$(engine from --arch "$ARCH" scratch)
   engine add --quiet "$container" "$CACHE/base.tar" / >/dev/null
   engine commit --quiet --rm --timestamp "$TIME" "$container" "$BASE" >/dev/null
   rm "$CACHE/base.tar"
@@ -58,12 +78,12 @@ fetch_wheels() { # hashes and wheels only, for the image's Python
   local key; key=$(cat "${locks[@]}" | digest)
   [ "$(cat "$CACHE/wheels/key" 2>/dev/null)" != "$key" ] || return 0
   say "fetching Python packages"
-  for glibc in $(seq 5 41); do platforms+=(--platform "manylinux_2_${glibc}_x86_64"); done
+  for glibc in $(seq 5 41); do platforms+=(--platform "manylinux_2_${glibc}_$MACHINE"); done
   "$PYTHON" "$NODE_DIR/vm/locks.py" "$GUEST_PYTHON" "${locks[@]}" >"$CACHE/wheels.txt"
   mkdir -p "$CACHE/wheels"
   retry "$PYTHON" -m pip download -q --disable-pip-version-check --no-deps --require-hashes --only-binary=:all: \
     --implementation cp --python-version "$GUEST_PYTHON" --abi "cp${GUEST_PYTHON/./}" --abi abi3 --abi none \
-    "${platforms[@]}" --platform manylinux2014_x86_64 --platform manylinux1_x86_64 -d "$CACHE/wheels" -r "$CACHE/wheels.txt"
+    "${platforms[@]}" --platform "manylinux2014_$MACHINE" --platform "manylinux1_$MACHINE" -d "$CACHE/wheels" -r "$CACHE/wheels.txt"
   printf '[global]\nno-index = true\nfind-links = /wheels\n' >"$CACHE/pip.conf"
   echo "$key" >"$CACHE/wheels/key"
 }
@@ -80,7 +100,7 @@ build() { # build TARGET
   key=$( (cd "$ROOT" && sources "$target" | xargs -0 sha256sum && echo "$VERSION") | digest)
   [ "$(cat "$OUT/$target.key" 2>/dev/null)" != "$key" ] || return 0
   say "building $target $VERSION"
-  engine bud --layers --pull-never --quiet --timestamp "$TIME" -v "$CACHE/apt:/etc/apt:ro" -v "$CACHE/wheels:/wheels:ro" \
+  engine bud --arch "$ARCH" --layers --pull-never --quiet --timestamp "$TIME" -v "$CACHE/apt:/etc/apt:ro" -v "$CACHE/wheels:/wheels:ro" \
     --secret "id=pip,src=$CACHE/pip.conf" --build-arg "BASE=$BASE" --build-arg "VERSION=$VERSION" \
     --target "$target" -t "localhost/$target:$VERSION" "$ROOT" >"$CACHE/$target.log" 2>&1 ||
     { tail -n 30 "$CACHE/$target.log" >&2; fail "$target failed: $CACHE/$target.log"; }
@@ -100,7 +120,7 @@ main() {
   if [ "${1:-}" = --where ]; then echo "$OUT"; return; fi
   if [ "$(id -u)" != 0 ]; then
     command -v sudo >/dev/null || fail "needs root: run as root or install sudo"
-    exec sudo --preserve-env=PATH,NODE_VM_MIRROR IMAGES_CACHE="$CACHE" PYTHON="$PYTHON" "$0" "$@"
+    exec sudo --preserve-env=PATH,NODE_VM_MIRROR,IMAGES_ARCH IMAGES_CACHE="${CACHE%/arm64}" PYTHON="$PYTHON" "$0" "$@"
   fi
   ((${#targets[@]})) || targets=(dra-frontend nri-backend)
   [ -x "$PYTHON" ] || fail "no $PYTHON: run make, or set PYTHON to one with pip and packaging"
@@ -109,6 +129,7 @@ main() {
   exec 9>"$CACHE/lock"
   flock 9
   install_tools >&2
+  install_emulator >&2
   make_base
   fetch_wheels
   for target in "${targets[@]}"; do build "$target"; done

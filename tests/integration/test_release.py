@@ -70,7 +70,49 @@ def test_the_frontend_does_without_what_its_image_leaves_out() -> None:
 
 
 @pytest.mark.fault("security S19")
-def test_the_backends_image_has_openssl_only_for_a_metrics_library() -> None:
-    """The Dockerfile leaves it out unless the backend's lock names the one package that imports it."""
-    named = re.search("^prometheus-client=", (ROOT / "locks/nri-backend.txt").read_text(), re.MULTILINE)
-    assert imports_without(["_ssl", "_hashlib"], "nri_backend.app") == (named is None)
+def test_the_backend_does_without_openssl() -> None:
+    """Its image has none, so nothing that it imports may ask for it."""
+    assert imports_without(["_ssl", "_hashlib"], "nri_backend.app", "nri_backend.setup.command")
+
+
+def locked(service: str) -> set[str]:
+    """What a lock names, with its version."""
+    return set(re.findall(r"^[a-z0-9-]+==\S+", (ROOT / f"locks/{service}.txt").read_text(), re.MULTILINE))
+
+
+def test_all_of_the_backends_packages_are_the_frontends_too() -> None:
+    """Both images have them in one layer, so a node stores them once."""
+    assert len(locked("nri-backend")) > 5
+    assert locked("nri-backend") <= locked("dra-frontend")
+
+
+def released(directory: Path, **environment: str) -> dict[str, bytes]:
+    """What release.sh makes of a checkout, images left out."""
+    tree, dist = directory / "tree", directory / "dist"
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(tree)], check=True)
+    tools = {"PYTHON": sys.executable, "HELM": str(Path(sys.executable).with_name("helm"))}
+    command = [str(tree / "hack/release.sh"), "--without-images"]
+    env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(directory), "DIST": str(dist), **tools, **environment}
+    subprocess.run(command, env=env, check=True, capture_output=True, timeout=60)
+    return {path.name: path.read_bytes() for path in dist.iterdir()}
+
+
+def test_a_release_is_the_same_wherever_it_is_made(tmp_path: Path) -> None:
+    """Chart and manifests have no time, language, file mode or place in them; the checksums are theirs."""
+    here, there = tmp_path / "here", tmp_path / "there/elsewhere"
+    here.mkdir()
+    there.mkdir(parents=True)
+    made = released(here)
+    assert made == released(there, TZ="Pacific/Chatham", LC_ALL="tr_TR.UTF-8")
+    names = {f"dra-driver-numa-{__version__}.tgz", f"dra-driver-numa-{__version__}.yaml"}
+    assert names | {"SHA256SUMS"} <= set(made)
+    subprocess.run(["sha256sum", "--strict", "-c", "SHA256SUMS"], cwd=here / "dist", check=True, capture_output=True)
+
+
+def test_a_release_is_made_from_what_is_committed(tmp_path: Path) -> None:
+    """Files of the day are nobody's release."""
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(tmp_path / "tree")], check=True)
+    (tmp_path / "tree/left-over").touch()
+    done = subprocess.run([str(tmp_path / "tree/hack/release.sh")], check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "clean checkout" in done.stderr

@@ -67,7 +67,11 @@ run_profile() { # run_profile NAME PYTEST-ARGUMENT...: the status of pytest
   local status=0
   use_profile "$1"; shift
   exec 8>"$RUN/lock"
-  flock -n 8 || fail "another run uses the machine $PROFILE"
+  flock -n 8 || {
+    local taken=$PROFILE
+    PROFILE= # what ends at the exit is this run's machine, not the other's
+    fail "another run uses the machine $taken"
+  }
   if ! alive || [ -z "$KEEP" ]; then
     machine_kill
     machine_start "$BASE" "$DISK" on

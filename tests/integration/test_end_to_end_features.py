@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What depends on the API server's release and gates, and on what a claim asks for, with all stand-ins."""
 
+import pytest
+
+from tests.fakes.kubelet_cgroups import claim_status, container_limits, pod_limits
 from tests.stage.pods import StagePod, claim_pod, cpu_set, cpus, hugepages, opaque
 from tests.stage.process import wait_for
 from tests.stage.stage import OpenStage, Stage
 from tests.stage.wires import ask_unix
 
 STEP = 64 << 20
+LIMITS = ("cpu.max", "hugetlb.2MB.max")
 
 
 def test_what_a_gate_allows_is_published_and_what_it_does_not_is_told(open_stage: OpenStage) -> None:
@@ -47,13 +51,9 @@ def test_the_shared_pool_beside_exclusive_cpus(stage: Stage) -> None:
         box.comes_to(near)
 
 
-def test_claims_are_counted_and_reserves_are_kept_as_the_node_says(open_stage: OpenStage) -> None:
-    """The record says that the kubelet adds the claim; capacities are less what it reserves, from the start on."""
-    stage = open_stage(
-        kubernetes="1.37",
-        gates_on=("DRANodeAllocatableResources",),
-        config={"publishNodeAllocatableResourceMapping": True},
-    )
+def test_reserves_are_kept_as_the_node_says(open_stage: OpenStage) -> None:
+    """Capacities are less what the kubelet reserves, and slices are written once."""
+    stage = open_stage()
     stage.add_ready_instance()
     shown = {one["device"]: one for one in stage.state("/v1/memory")}
     plain = [one for one in shown.values() if not one["hugepages"]]
@@ -62,9 +62,6 @@ def test_claims_are_counted_and_reserves_are_kept_as_the_node_says(open_stage: O
     published = {device["name"]: device for one in stage.slices() for device in one["spec"]["devices"]}
     assert {one["spec"]["pool"]["generation"] for one in stage.slices()} == {1}
     assert published[plain[0]["device"]]["capacity"]["size"]["value"] == f"{plain[0]['capacityBytes'] >> 20}Mi"
-    with claim_pod(stage, "counted", cpus(2), hugepages("4Mi")) as pod:
-        pod.prepare()
-        assert [record["counted"] for record in stage.state(f"/v1/claims/{pod.claim_uid}")] == [True, True]
 
 
 def test_reserves_that_leave_nothing_are_told_of(open_stage: OpenStage) -> None:
@@ -76,3 +73,31 @@ def test_reserves_that_leave_nothing_are_told_of(open_stage: OpenStage) -> None:
     told = {event["note"].partition(":")[0] for event in stage.events("ConfigurationDoesNotFit")}
     assert told == {"reservedCPUs, minSharedCPUs", "reservedMemory"}
     assert "no CPU is left for claims" in ask_unix(instance.state_socket, "/readyz")
+
+
+@pytest.mark.parametrize("gate", [False, True])
+@pytest.mark.parametrize("release", ["1.36", "1.37"])
+def test_limits_are_the_same_whether_the_kubelet_counts_claims(open_stage: OpenStage, release: str, gate: bool) -> None:
+    """The record says whether it does, by what server and Node say; limits of pod and container come out equal."""
+    gates = ("DRANodeAllocatableResources",) if gate else ()
+    stage = open_stage(kubernetes=release, gates_on=gates, config={"publishNodeAllocatableResourceMapping": True})
+    stage.add_ready_instance()
+    document = {
+        "spec": {"containers": [{"name": "app", "resources": {"limits": {"cpu": "2", "hugepages-2Mi": "4Mi"}}}]},
+        "status": {
+            "nodeAllocatableResourceClaimStatuses": [claim_status("c", ["app"], {"cpu": "2", "hugepages-2Mi": "4Mi"})]
+        },
+    }
+    of_pod = pod_limits(document, release, gate=gate)
+    of_container = container_limits(document, "app", release, gate=gate)
+    with claim_pod(stage, "counted", cpus(2), hugepages("4Mi")) as pod:
+        pod.prepare()
+        counted = [record["counted"] for record in stage.state(f"/v1/claims/{pod.claim_uid}")]
+        assert counted == [(release, gate) == ("1.37", True)] * 2
+        pod.run_sandbox()
+        group = stage.paths.cgroup_root / pod.sandbox["cgroup_parent"].lstrip("/")
+        (group / "hugetlb.2MB.max").write_text(f"{of_pod.hugepages['2Mi']}\n")
+        (group / "cpu.max").write_text(f"{of_pod.cpu_quota} 100000\n")
+        box = pod.run(cpu_quota=of_container.cpu_quota)
+        found = [(place / file).read_text().split()[0] for place in (box.directory, group) for file in LIMITS]
+    assert found == ["max", str(8 << 20), "400000", str(8 << 20)]

@@ -3,6 +3,8 @@
 
 import asyncio
 import dataclasses
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +200,22 @@ def test_every_claim_is_used(path: Path) -> None:
     used = {claim["name"] for one in spec.get("containers", []) for claim in one["resources"]["claims"]}
     used |= {claim["claimName"] for claim in spec.get("domain", {}).get("cpu", {}).get("dra", [])}
     assert used == {one["name"] for one in spec["resourceClaims"]}
+
+
+def test_a_shell_finds_both_sets_of_cpus(tmp_path: Path) -> None:
+    """Names with a claim's UID have hyphens: shells neither know such variables nor pass all of them on."""
+    found = documents(Path(__file__).parents[2] / "examples/shared-beside-exclusive.yaml")
+    (command,) = [one["spec"]["containers"][0]["command"] for one in found if one["kind"] == "Pod"]
+    taskset = tmp_path / "taskset"
+    taskset.write_text("#!/bin/sh\necho $2\n")
+    taskset.chmod(0o755)
+    names = {
+        "DRA_CPUSET_1a-2b": "2-3",
+        "DRA_SHARED_CPUSET_1a-2b": "0-1,4-7",
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+    }
+    run = subprocess.run(command, env=names, capture_output=True, text=True, check=True)
+    assert sorted(run.stdout.splitlines()) == ["0-1,4-7", "2-3"]
 
 
 def test_kueue_counts_what_the_job_claims() -> None:

@@ -23,11 +23,14 @@ from tests.chart.helm import Document, render
 from tests.chart.schemas import KUEUE, VERSIONS, check_object
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.scheduler import schedule
+from tests.rigs.builders import claim, result
 from tests.rigs.decisions import decided
 from tests.rigs.trees import captured
 from tests.stage.wires import ask_http
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+CLAIMING = [path for path in EXAMPLES if path.stem != "slurm-bridge"]
+"""Those with claims; slurm-bridge makes its own."""
 NODE = "node-a"
 PATHS = {
     "ResourceClaim": "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims",
@@ -45,7 +48,7 @@ def documents(path: Path) -> list[Document]:
     return [document for document in yaml.safe_load_all(path.read_text()) if document]
 
 
-def inventory(group_by: Any) -> Inventory:
+def inventory(**config: Any) -> Inventory:
     """Two NUMA nodes of 16 CPUs, 64 GiB, and 2048 pages of 2 MiB and 8 of 1 GiB each."""
     machine = discover(captured("32intel64-2p8co2t+8ve"))
     pages = (HugepagePool(2 << 20, 2048, 2048), HugepagePool(1 << 30, 8, 8))
@@ -53,7 +56,7 @@ def inventory(group_by: Any) -> Inventory:
         number: dataclasses.replace(node, memory_bytes=64 << 30, hugepages=pages)
         for number, node in machine.numa_nodes.items()
     }
-    return build_inventory(dataclasses.replace(machine, numa_nodes=nodes), Config(group_by=group_by), NODE)
+    return build_inventory(dataclasses.replace(machine, numa_nodes=nodes), Config(**config), NODE)
 
 
 def foreign_slice(driver: str, attribute: str) -> Document:
@@ -110,11 +113,11 @@ def scheduled(server: str, found: list[Document], published: Inventory) -> list[
     return [schedule(server, "default", claim["metadata"]["name"], pods=pods) for claim in claims]
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CLAIMING, ids=lambda path: path.stem)
 async def test_the_example_works(path: Path) -> None:
     """It is applied, its claims are allocated on one node, and the frontend prepares them with their parameters."""
     found = documents(path)
-    published = inventory("machine" if path.stem == "slurm-bridge" else "numanode")
+    published = inventory()
     async with ApiServer() as server:
         allocated = await asyncio.to_thread(scheduled, server.url, found, published)
     assert allocated
@@ -129,8 +132,8 @@ async def test_everything_is_near_the_device(name: str) -> None:
     """CPUs and memory come from the NUMA node of somebody else's device, which is not the first."""
     found = documents(Path(__file__).parents[2] / f"examples/{name}.yaml")
     async with ApiServer() as server:
-        (claim,) = await asyncio.to_thread(scheduled, server.url, found, inventory("numanode"))
-    devices = {result["device"] for result in claim["status"]["allocation"]["devices"]["results"]}
+        (allocated,) = await asyncio.to_thread(scheduled, server.url, found, inventory())
+    devices = {one["device"] for one in allocated["status"]["allocation"]["devices"]["results"]}
     assert devices == {"cpudevnuma001", "memory-numa001", "one"}
 
 
@@ -173,7 +176,7 @@ def claimed(found: list[Document], driver: str, key: str) -> int:
     return sum(int(parse_quantity(amount)) for amount in amounts)
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CLAIMING, ids=lambda path: path.stem)
 def test_every_pod_is_guaranteed(path: Path) -> None:
     """Claims do not count for the QoS class: their CPUs and memory are requested, too. Hugepages would count twice."""
     found = documents(path)
@@ -189,7 +192,7 @@ def test_every_pod_is_guaranteed(path: Path) -> None:
         assert "QoS class Guaranteed" in path.read_text()
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CLAIMING, ids=lambda path: path.stem)
 def test_every_claim_is_used(path: Path) -> None:
     """A pod names the template or claim of its file, and its containers name what the pod has."""
     found = documents(path)
@@ -200,6 +203,27 @@ def test_every_claim_is_used(path: Path) -> None:
     used = {claim["name"] for one in spec.get("containers", []) for claim in one["resources"]["claims"]}
     used |= {claim["claimName"] for claim in spec.get("domain", {}).get("cpu", {}).get("dra", [])}
     assert used == {one["name"] for one in spec["resourceClaims"]}
+
+
+def test_slurm_bridge_gets_the_cpus_that_slurm_has_chosen() -> None:
+    """The driver takes its allocation: single CPUs by device, for a request ``cpu``, of as many as the pod asks for.
+
+    It reads which CPU a device is from attributes of one slice, and refuses a pod with claims or with native CPUs.
+    """
+    (pod,) = documents(Path(__file__).parents[2] / "examples/slurm-bridge.yaml")
+    (container,) = pod["spec"]["containers"]
+    wanted = container["resources"]["requests"]
+    assert wanted == container["resources"]["limits"]
+    assert "resourceClaims" not in pod["spec"]
+    assert wanted.keys() == {"deviceclass.resource.kubernetes.io/dra.cpu", "memory"}
+    published = inventory(cpu_device_mode="individual")
+    (cpus,) = [pool for pool in published.pools if pool.driver == "dra.cpu"]
+    (document,) = slice_documents(cpus, NODE)
+    ids = {one["attributes"]["dra.cpu/cpuID"]["int"]: one["name"] for one in document["spec"]["devices"]}
+    chosen = [3, 5, 19, 21]
+    assert len(chosen) == int(wanted["deviceclass.resource.kubernetes.io/dra.cpu"])
+    view = read_claim(claim("u", *(result("cpu", "dra.cpu", ids[cpu]) for cpu in chosen)))
+    assert decided(view, "dra.cpu", inventory=published).cpus_of() == set(chosen)
 
 
 def test_a_shell_finds_both_sets_of_cpus(tmp_path: Path) -> None:
@@ -228,7 +252,7 @@ def test_kueue_counts_what_the_job_claims() -> None:
     mappings = config["resources"]["deviceClassMappings"]
     sources = {one["deviceClassNames"][0]: one["sources"][0]["capacity"] for one in mappings}
     assert sources.keys() <= {one["metadata"]["name"] for one in render() if one["kind"] == "DeviceClass"}
-    slices = [one["spec"] for pool in inventory("numanode").pools for one in slice_documents(pool, NODE)]
+    slices = [one["spec"] for pool in inventory().pools for one in slice_documents(pool, NODE)]
     published = {(one["driver"], name) for one in slices for device in one["devices"] for name in device["capacity"]}
     assert {(one["driver"], one["name"]) for one in sources.values()} <= published
     found = documents(root / "examples/kueue.yaml")

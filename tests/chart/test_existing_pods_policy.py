@@ -184,7 +184,7 @@ async def test_the_example_is_scheduled_and_prepared() -> None:
     assert templates.keys() == {f"numa-cpus-{size}" for size in ON["existingPods"]["sizes"]}  # type: ignore[attr-defined]
     (unchanged,) = [one for one in found if one["kind"] == "Pod"]
     assert claims_of(mutated(unchanged)) == {"work": "numa-cpus-4"}
-    published = inventory("numanode")
+    published = inventory()
 
     def allocated(server: str) -> Document:
         claim = {"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": templates["numa-cpus-4"]["spec"]}

@@ -29,8 +29,8 @@ from tests.rigs.trees import captured
 from tests.stage.wires import ask_http
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
-CLAIMING = [path for path in EXAMPLES if path.stem != "slurm-bridge"]
-"""Those with claims; slurm-bridge makes its own."""
+CLAIMING = [path for path in EXAMPLES if path.stem not in {"kubevirt", "slurm-bridge"}]
+"""Those whose pods name claims: slurm-bridge makes its own, and a policy gives them to virtual machines."""
 NODE = "node-a"
 PATHS = {
     "ResourceClaim": "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims",
@@ -113,7 +113,7 @@ def scheduled(server: str, found: list[Document], published: Inventory) -> list[
     return [schedule(server, "default", claim["metadata"]["name"], pods=pods) for claim in claims]
 
 
-@pytest.mark.parametrize("path", CLAIMING, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [path for path in EXAMPLES if path.stem != "slurm-bridge"], ids=lambda path: path.stem)
 async def test_the_example_works(path: Path) -> None:
     """It is applied, its claims are allocated on one node, and the frontend prepares them with their parameters."""
     found = documents(path)
@@ -161,11 +161,11 @@ def test_every_object_is_valid(version: str) -> None:
 
 
 def pod_spec(document: Document) -> Document | None:
-    """The pod specification in an object; a virtual machine names its claims in the same place."""
+    """The pod specification in an object."""
     if document["kind"] in {"Job", "StatefulSet"}:
         inner: Document = document["spec"]["template"]["spec"]
         return inner
-    return document["spec"] if document["kind"] in {"Pod", "VirtualMachineInstance"} else None
+    return document["spec"] if document["kind"] == "Pod" else None
 
 
 def claimed(found: list[Document], driver: str, key: str) -> int:
@@ -181,7 +181,7 @@ def test_every_pod_is_guaranteed(path: Path) -> None:
     """Claims do not count for the QoS class: their CPUs and memory are requested, too. Hugepages would count twice."""
     found = documents(path)
     (spec,) = [spec for spec in map(pod_spec, found) if spec]
-    for container in spec.get("containers", []):
+    for container in spec["containers"]:
         resources = container["resources"]
         assert resources["requests"] == resources["limits"]
         assert resources["requests"].keys() == {"cpu", "memory"}
@@ -200,8 +200,7 @@ def test_every_claim_is_used(path: Path) -> None:
     (spec,) = [spec for spec in map(pod_spec, found) if spec]
     refers = {one.get("resourceClaimTemplateName") or one.get("resourceClaimName") for one in spec["resourceClaims"]}
     assert refers == names
-    used = {claim["name"] for one in spec.get("containers", []) for claim in one["resources"]["claims"]}
-    used |= {claim["claimName"] for claim in spec.get("domain", {}).get("cpu", {}).get("dra", [])}
+    used = {claim["name"] for one in spec["containers"] for claim in one["resources"]["claims"]}
     assert used == {one["name"] for one in spec["resourceClaims"]}
 
 

@@ -24,7 +24,7 @@ from tests.fakes.apiserver import ApiServer
 from tests.fakes.scheduler import schedule
 from tests.rigs.decisions import decided
 
-ON = {"existingPods": {"enabled": True, "sizes": [2, 4]}}
+ON = {"existingPods": {"enabled": True, "sizes": [2, 4, 8]}}
 FUNCTIONS: dict[str, Any] = {
     "quantity": lambda text: float(parse_quantity(text)),
     "compareTo": lambda one, other: (one > other) - (one < other),
@@ -172,6 +172,24 @@ def test_it_is_valid_in_every_release(release: str, served: str) -> None:
         check_object(document, release)
 
 
+def test_a_virtual_machine_gets_the_claim_of_the_example() -> None:
+    """KubeVirt 1.9 makes such a pod of it: the machine's resources and an overhead of memory, and small helpers."""
+    found = list(yaml.safe_load_all((CHART.parents[1] / "examples/kubevirt.yaml").read_text()))
+    (machine,) = [one["spec"]["domain"] for one in found if one["kind"] == "VirtualMachineInstance"]
+    (template,) = [one["metadata"]["name"] for one in found if one["kind"] == "ResourceClaimTemplate"]
+    both, small = machine["resources"], {"cpu": "15m", "memory": "60M"}
+    assert both["requests"] == both["limits"]
+    assert machine["cpu"]["cores"] * machine["cpu"]["threads"] == int(both["limits"]["cpu"])
+    compute = {**both["limits"], "memory": "4600Mi"}
+    pod = {
+        "spec": {
+            "containers": [{"name": "compute", "resources": {"requests": compute, "limits": compute}}],
+            "initContainers": [{"name": "guest-console-log", "resources": {"requests": small, "limits": small}}],
+        }
+    }
+    assert claims_of(mutated(pod)) == {"compute": template}
+
+
 async def test_the_example_is_scheduled_and_prepared() -> None:
     """The pod that the policy has changed finds its templates, and gets as many CPUs as it has asked for."""
     found = example("claimed-by-policy")
@@ -181,7 +199,7 @@ async def test_the_example_is_scheduled_and_prepared() -> None:
         binding["matchResources"]["namespaceSelector"]["matchLabels"].items() <= namespace["metadata"]["labels"].items()
     )
     templates = {one["metadata"]["name"]: one["spec"] for one in found if one["kind"] == "ResourceClaimTemplate"}
-    assert templates.keys() == {f"numa-cpus-{size}" for size in ON["existingPods"]["sizes"]}  # type: ignore[attr-defined]
+    assert templates.keys() == {"numa-cpus-2", "numa-cpus-4"}
     (unchanged,) = [one for one in found if one["kind"] == "Pod"]
     assert claims_of(mutated(unchanged)) == {"work": "numa-cpus-4"}
     published = inventory()

@@ -35,6 +35,12 @@ test-node-core: .venv/.done ## Of these the rules a release must never break, on
 noise: .venv/.done ## Measure how quiet claimed CPUs are, and what a change of a partition costs others (root)
 	PATIENCE=$${PATIENCE:-3} tests/node/run.sh --profile noise
 
+.PHONY: page-check
+page-check: .venv/.done ## Look at the page with headless Chromium (apt-get, as root); pictures go to build/page
+	command -v chromium >/dev/null || { apt-get -q -y update && \
+	  DEBIAN_FRONTEND=noninteractive apt-get -q -y install --no-install-recommends chromium fonts-dejavu-core; }
+	$(BIN)/pytest -q -n 2 tests/page
+
 images: .venv/.done ## Build both images from Debian packages, without an engine, with an SBOM each (root)
 	hack/images.sh
 

@@ -94,6 +94,8 @@ BAD: list[tuple[Document, str]] = [
     ({"backend": {"image": {"pullPolicy": "Sometimes"}}}, "backend.image.pullPolicy"),
     ({"frontend": {"port": 0}}, "frontend.port"),
     ({"frontend": {"port": 8081}}, "frontend.port and backend.port"),
+    ({"driverConfig": {"pagePort": 8080}}, "driverConfig.pagePort: 8080 is frontend.port or backend.port"),
+    ({"driverConfig": {"pagePort": 0}}, "driverConfig.pagePort"),
     ({"fullnameOverride": "Not_A_Name"}, 'fullnameOverride: "Not_A_Name" must have lower-case letters'),
     ({"podLabels": {"app.kubernetes.io/name": "x"}}, "podLabels: app.kubernetes.io/name "),
     ({"updateStrategy": {"type": "Recreate"}}, "updateStrategy.type"),

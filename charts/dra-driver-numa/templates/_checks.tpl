@@ -123,6 +123,11 @@
 {{- if eq (int .Values.frontend.port) (int .Values.backend.port) -}}
 {{- fail (printf "frontend.port and backend.port are both %d: the containers share one network, choose different ones" (int .Values.backend.port)) -}}
 {{- end -}}
+{{- with .Values.driverConfig.pagePort -}}
+{{- if has (int .) (list (int $.Values.frontend.port) (int $.Values.backend.port)) -}}
+{{- fail (printf "driverConfig.pagePort: %d is frontend.port or backend.port: choose another one, such as 8082" (int .)) -}}
+{{- end -}}
+{{- end -}}
 {{- range $key := keys (include "numa.selector" . | fromYaml) -}}
 {{- if hasKey (default dict $.Values.podLabels) $key -}}
 {{- fail (printf "podLabels: %s is the selector's own and cannot be set" $key) -}}

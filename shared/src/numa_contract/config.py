@@ -195,6 +195,8 @@ class Config(Section):
     kubelet_root_dir: AbsolutePath = "/var/lib/kubelet"
     nri_socket: AbsolutePath = "/var/run/nri/nri.sock"
     cgroup_root: AbsolutePath = "/sys/fs/cgroup"
+    page_port: Annotated[int, Field(ge=1, le=65535, strict=True)] | None = None
+    """Of the page, on the loopback address of the frontend's pod; none: on the state socket alone."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 

@@ -3,9 +3,13 @@
 
 So everything here is bounded. Only the first line of a connection is looked at; it is answered with one of a few pages,
 and the connection is closed. No header is parsed. The newest connection is always served: the oldest makes room for it.
+
+What only this machine may ask is served the same way, except that of the headers ``Host`` is read: a browser sends
+there the name that the user sees, and a foreign one that was made to lead to this machine (DNS rebinding) is refused.
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -36,6 +40,7 @@ class Page:
     body: bytes
     status: int = 200
     kind: str = "text/plain; charset=utf-8"
+    headers: tuple[tuple[str, str], ...] = ()
 
     def http(self, *, head: bool) -> bytes:
         """Returns the whole answer, for HEAD without its body."""
@@ -45,6 +50,7 @@ class Page:
             f"Content-Length: {len(self.body)}",
             "Cache-Control: no-store",
             "Connection: close",
+            *(f"{name}: {value}" for name, value in self.headers),
         )
         return "\r\n".join(lines).encode() + b"\r\n\r\n" + (b"" if head else self.body)
 
@@ -53,21 +59,28 @@ Pages = Mapping[str, Callable[[], Page]]
 """By path."""
 HEALTHY: Final = Page(b"ok\n")
 _NO_HTTP: Final = Page(b"this is no HTTP\n", 400)
+_FOREIGN: Final = Page(b"ask for localhost or 127.0.0.1: the Host header names another machine\n", 403)
+_HOST: Final = re.compile(rb"^host:[ \t]*([^\r\n]*?)[ \t]*\r?$", re.IGNORECASE | re.MULTILINE)
+_LOCAL: Final = re.compile(rb"(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 
 
-def answer(line: bytes, pages: Pages) -> bytes:
-    """Returns the answer to a request line."""
-    method, _, rest = line.partition(b" ")
+def answer(head: bytes, pages: Pages, *, local: bool = False) -> bytes:
+    """Returns the answer to the head of a request, or to its first line alone; ``local`` refuses foreign hosts."""
+    line, _, fields = head.partition(b"\n")
+    method, _, rest = line.rstrip(b"\r").partition(b" ")
     target = rest.partition(b" ")[0].partition(b"?")[0].decode(errors="replace")
     if method not in (b"GET", b"HEAD") or not target:
         return _NO_HTTP.http(head=False)
+    if local and [bool(_LOCAL.fullmatch(host)) for host in _HOST.findall(fields)] != [True]:
+        return _FOREIGN.http(head=False)
     page = pages[target]() if target in pages else Page(f"only {' and '.join(pages)}\n".encode(), 404)
     return page.http(head=method == b"HEAD")
 
 
 class _Connection(asyncio.BufferedProtocol):
-    def __init__(self, pages: Pages, others: "dict[_Connection, None]", seconds: float) -> None:
+    def __init__(self, pages: Pages, others: "dict[_Connection, None]", seconds: float, *, local: bool) -> None:
         self._pages = pages
+        self._local = local
         self._others = others
         self._seconds = seconds
         # Small, so that one turn of the event loop never reads more of a peer than this.
@@ -98,10 +111,11 @@ class _Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._read += nbytes
-        line, end, _ = bytes(self._buffer[: self._read]).partition(b"\n")
+        # A head that goes on beyond the buffer is not waited for; where headers count, it is no HTTP to us.
+        head, end, _ = bytes(self._buffer[: self._read]).partition(b"\r\n\r\n" if self._local else b"\n")
         if not self._answered and (end or self._read == _MOST_BYTES):
             self._answered = True
-            self._transport.write(answer(line.rstrip(b"\r") if end else b"", self._pages))
+            self._transport.write(answer(head if end else b"", self._pages, local=self._local))
             self._transport.write_eof()
         if self._read == _MOST_BYTES:
             self._transport.close()
@@ -111,8 +125,13 @@ class _Connection(asyncio.BufferedProtocol):
 
 
 @asynccontextmanager
-async def serve_pages(address: tuple[str, int], pages: Pages, *, seconds: float = SECONDS) -> AsyncIterator[int]:
-    """Serves while the context is open; yields the port. Raises BindError if the address cannot be used."""
+async def serve_pages(
+    address: tuple[str, int], pages: Pages, *, seconds: float = SECONDS, local: bool = False
+) -> AsyncIterator[int]:
+    """Serves while the context is open; yields the port. Raises BindError if the address cannot be used.
+
+    ``local``: to those who name this machine ``localhost``, or by its loopback address.
+    """
     host, port = address
     connections: dict[_Connection, None] = {}
     try:
@@ -125,7 +144,7 @@ async def serve_pages(address: tuple[str, int], pages: Pages, *, seconds: float 
     loop = asyncio.get_running_loop()
     # asyncio takes one number for both: how many wait in the kernel, and how many are accepted in one turn.
     server = await loop.create_server(
-        lambda: _Connection(pages, connections, seconds), sock=listening, backlog=_ACCEPTED_AT_ONCE
+        lambda: _Connection(pages, connections, seconds, local=local), sock=listening, backlog=_ACCEPTED_AT_ONCE
     )
     listening.listen(_WAITING)
     try:

@@ -2,6 +2,7 @@
 """When an idle process wakes up: all that is looked at regularly is looked at together, in both processes."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 TICK_SECONDS: Final = 2.0
@@ -15,3 +16,10 @@ def until_tick() -> float:
 async def next_tick() -> None:
     """Waits for it."""
     await asyncio.sleep(until_tick())
+
+
+async def each_tick(work: Callable[[], Awaitable[None]]) -> None:
+    """Calls ``work`` each time, for ever or until it raises."""
+    while True:
+        await next_tick()
+        await work()

@@ -10,7 +10,7 @@ import gc
 import logging
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from numa_node.descriptors import raise_descriptor_limit
 from numa_node.log import set_up_logging
 from numa_node.probes import serve_pages
 from numa_node.readiness import Readiness
-from numa_node.ticks import next_tick
+from numa_node.ticks import each_tick, next_tick
 
 from dra_frontend.api_server.client import KubeClient, connect
 from dra_frontend.api_server.credentials import kubeconfig
@@ -51,6 +51,7 @@ from dra_frontend.publishing.notices import Notices
 from dra_frontend.publishing.offer import Offer
 from dra_frontend.publishing.publisher import Publisher
 from dra_frontend.settings import Settings, open_host
+from dra_frontend.state_endpoint.page import serve_page
 from dra_frontend.state_endpoint.server import HttpServer, StateApp, pages
 from dra_frontend.telemetry import BackendMetrics, NodeGauges, Telemetry
 
@@ -84,6 +85,7 @@ class Service:
         self.watch = MachineWatch(
             *trees, config, node, lambda: self.store.ledger, reserve=lambda: self.node_status.reserved_memory
         )
+        self.page_port = config.page_port
         self.device_status = DeviceStatus(client, self.store, self.watch, self.backend, self.telemetry.status_written)
         parts = self.device_status, self.store, self.watch, self.backend
         self.recovery = Recovery(node, *parts, config, self._counted)
@@ -159,16 +161,17 @@ class Service:
         """Returns what runs as long as the service does, by name."""
         return [
             ("reports", self.reconciler.run_reports()),
-            *((f"events {type(one).__name__}", _each_tick(one.create_due)) for one in self.pod_events),
+            *((f"events {type(one).__name__}", each_tick(one.create_due)) for one in self.pod_events),
             ("disk", self.reconciler.run_scans()),
-            ("sweep", _each_tick(self.reconciler.sweep_some)),
-            ("device status", _each_tick(self.device_status.write_some)),
+            ("sweep", each_tick(self.reconciler.sweep_some)),
+            ("device status", each_tick(self.device_status.write_some)),
             ("recovery", self.recovery.run()),
-            *((f"sockets {driver}", _each_tick(plugin.restore_sockets)) for driver, plugin in self.plugins.items()),
+            *((f"sockets {driver}", each_tick(plugin.restore_sockets)) for driver, plugin in self.plugins.items()),
             ("readiness", self._follow_readiness()),
             ("machine", self.watch.run(self.refresh)),
             ("notices", self.notices.run()),
             ("node status", self.node_status.run()),
+            *([("page", serve_page(self, self.page_port))] if self.page_port else []),
         ]
 
     async def _follow_readiness(self) -> None:
@@ -197,13 +200,6 @@ class Service:
         async with asyncio.TaskGroup() as tasks:
             for publisher in self.publishers.values():
                 tasks.create_task(publisher.run())
-
-
-async def _each_tick(work: Callable[[], Awaitable[None]]) -> None:
-    """Calls ``work`` every two seconds, for ever or until it raises."""
-    while True:
-        await next_tick()
-        await work()
 
 
 async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:

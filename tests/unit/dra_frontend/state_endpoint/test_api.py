@@ -255,13 +255,17 @@ async def test_probes(endpoint: Endpoint) -> None:
         assert await answer.read() == b"metric 1\n"
 
 
-async def test_the_page_draws_the_node(endpoint: Endpoint) -> None:
-    """The page has every CPU and names the claim; texts are escaped."""
+async def test_the_page_is_served(endpoint: Endpoint) -> None:
+    """With its policy, its files and the document that it draws."""
     async with endpoint.client.get("http://node/") as answer:
-        page = await answer.text()
-    assert page.count('class="cpu ') == 8
-    assert "ns/claim-u" in page
-    assert "<script" not in page
+        assert answer.content_type == "text/html"
+        assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+        assert 'src="page.js"' in await answer.text()
+    async with endpoint.client.get("http://node/page.js") as answer:
+        assert answer.content_type == "text/javascript"
+    document = await endpoint.get("/v1/node")
+    assert [one["claim"] for one in document["claims"]] == ["ns/claim-u"]
+    assert len(document["cpus"]) == 8
 
 
 def test_tcp_serves_probes_and_metrics_only() -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from numa_contract import __version__
 from numa_contract.records import RECORD_VERSION
 from numa_contract.reports import REPORT_VERSION, ContainerReport, RecordsAnswer, StateAnswer
@@ -17,6 +17,7 @@ from numa_node.probes import Page
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from dra_frontend.claims.backend import take_former_report
+from dra_frontend.state_endpoint.page import page
 from dra_frontend.state_endpoint.server import (
     RequestRefusedError,
     StateSource,
@@ -31,7 +32,6 @@ from dra_frontend.state_endpoint.views import (
     devices_view,
     machine_view,
     memory_view,
-    node_page,
 )
 
 _FORMER_LIST: Final = TypeAdapter(list[ContainerReport])
@@ -72,8 +72,8 @@ def _showing(view: Callable[[], Any]) -> Callable[[], Awaitable[Any]]:
 
 
 def _response(look: Callable[[], Page]) -> Response:
-    page = look()
-    return Response(page.body, status_code=page.status, media_type=page.kind)
+    found = look()
+    return Response(found.body, found.status, dict(found.headers), found.kind)
 
 
 def _add_former_routes(app: FastAPI, state: StateSource) -> None:
@@ -123,11 +123,6 @@ def state_app(state: StateSource) -> FastAPI:
         """What has changed about records after a generation; waits until something has, 25 s at most."""
         return await records_after(state, after)
 
-    @app.get("/", response_class=HTMLResponse)
-    async def page() -> str:
-        """A page that draws the node."""
-        return node_page(state.node, state.watch.inventory, state.store.ledger, state.backend)
-
     @app.put("/v1/backend")
     async def renew(request: Request) -> StateAnswer:
         """Takes the backend's lease, metrics and the state of all containers; answers which state of them is known."""
@@ -139,7 +134,7 @@ def state_app(state: StateSource) -> FastAPI:
         return JSONResponse({"detail": str(error)}, error.status)
 
     _add_former_routes(app, state)
-    for path, look in pages(state).items():
+    for path, look in {**pages(state), **page(state)}.items():
         show = _showing(partial(_response, look))
         app.add_api_route(path, show, name=path[1:], response_class=PlainTextResponse, response_model=None)
     return app

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Draws what is listed: problems, claims, the key.
+
+import { kindOf, listOf, make, numbersOf, sizeOf, USES } from "./values.js";
+
+const ENFORCED = { True: ["✓", "yes"], False: ["✗", "no"], Unknown: ["?", "not known"] };
+const LEVELS = { fault: ["✗", "Fault"], warning: ["!", "Warning"] };
+
+/** Returns the problems as list items, faults first. */
+export function problemsOf(view) {
+  return view.problems.map(({ level, text }) => {
+    const [mark, word] = LEVELS[level] ?? LEVELS.warning;
+    const sign = make("span", { className: "mark", aria: { hidden: "true" } }, mark);
+    return make("li", { className: level }, sign, make("strong", {}, `${word}: `), text);
+  });
+}
+
+/** Returns whether a claim is enforced, as a mark, a word and the reason. */
+export function enforcedOf(claim) {
+  const { status, message } = claim.enforced;
+  const [mark, word] = ENFORCED[status] ?? ENFORCED.Unknown;
+  const sign = make("span", { className: "mark", aria: { hidden: "true" } }, mark);
+  return make("span", { className: `enforced ${status.toLowerCase()}` }, sign, make("strong", {}, word), message ? `: ${message}` : "");
+}
+
+/** Returns what a claim has of memory, in words. */
+export function memoryOf(claim) {
+  return (claim.memory ?? []).map((part) => `${sizeOf(part.bytes)} ${kindOf(part.pageSize)} on node ${part.numaNode}`);
+}
+
+/** Returns the rows of the table of claims; the first cell of each is a button that shows where it is. */
+export function claimRows(view) {
+  const byName = (a, b) => a.claim.localeCompare(b.claim, "en", { numeric: true });
+  return [...view.claims].sort(byName).map((claim) => {
+    const name = make("button", { type: "button", className: "name", data: { claim: claim.uid } }, claim.claim);
+    name.setAttribute("aria-pressed", "false");
+    const memory = memoryOf(claim).map((text) => make("div", {}, text));
+    return make("tr", { data: { claim: claim.uid } },
+      make("th", { scope: "row" }, name),
+      make("td", {}, claim.pods.join(", ") || "–"),
+      make("td", { className: "number" }, listOf(numbersOf(claim.cpus)) || "–"),
+      make("td", {}, ...(memory.length ? memory : ["–"])),
+      make("td", {}, enforcedOf(claim)));
+  });
+}
+
+/** Returns the rows of the key: uses that there are on this node, with their number of CPUs. */
+export function keyRows(view) {
+  const rows = [];
+  for (const [use, [mark, meaning]] of Object.entries(USES)) {
+    const count = view.cpus.filter((cpu) => cpu.use === use).length;
+    if (!count) continue;
+    const sample = make("span", { className: `cpu sample ${use}`, aria: { hidden: "true" } }, make("i", {}, mark));
+    rows.push(make("tr", {},
+      make("th", { scope: "row" }, sample, use),
+      make("td", { className: "number" }, String(count)),
+      make("td", {}, meaning)));
+  }
+  return rows;
+}

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page in a real browser: captured machines from 2 to 128 CPUs and a made-up one of 512, in light and dark."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from dra_frontend.state_endpoint.page import LOOPBACK, page
+from numa_node.probes import Page, serve_pages
+
+from tests.page.browser import Tab, chromium
+from tests.rigs.node_state import HOSTILE, LARGEST, NodeState, populated
+from tests.rigs.trees import NAMES
+
+PICTURES = Path(__file__).parents[2] / "build" / "page"
+CHECKS = Path(__file__).with_name("checks.js").read_text().strip()
+MIDDLE = "64fake-4n2s2ca2c2t"
+
+
+@pytest.fixture
+async def tab(tmp_path: Path) -> AsyncIterator[Tab]:
+    """A browser; at the end nothing may have gone wrong in the page."""
+    async with chromium(tmp_path) as tab:
+        await tab.screen(1280, 900, "light")
+        yield tab
+        assert tab.errors == []
+
+
+@asynccontextmanager
+async def served(state: NodeState, tab: Tab, asked: Counter[str] | None = None) -> AsyncIterator[None]:
+    """Serves a node, counts what is asked for, and opens the page."""
+
+    def counting(path: str, look: Callable[[], Page]) -> Callable[[], Page]:
+        def counted() -> Page:
+            if asked is not None:
+                asked[path] += 1
+            return look()
+
+        return counted
+
+    pages = {path: counting(path, look) for path, look in page(state).items()}
+    async with serve_pages((LOOPBACK, 0), pages, local=True) as port:
+        await tab.open(f"http://localhost:{port}/")
+        yield
+
+
+def save(name: str, picture: bytes) -> None:
+    """Keeps a picture for people to look at."""
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    (PICTURES / f"{name}.png").write_bytes(picture)
+
+
+async def details(tab: Tab) -> str:
+    """What the page says of what is selected."""
+    return str(await tab.evaluate("document.querySelector('#details div').innerText"))
+
+
+async def find(tab: Tab, text: str) -> str:
+    """Types into Find; what the page then says."""
+    typed = f"q.value = {json.dumps(text)}; q.dispatchEvent(new Event('input', {{bubbles: true}}))"
+    await tab.evaluate(f"{{const q = document.querySelector('#query'); {typed}}}")
+    return await details(tab)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", [*NAMES, LARGEST])
+async def test_every_machine_is_drawn(tab: Tab, name: str, scheme: str) -> None:
+    """Every CPU once, all text with a contrast of 4.5 to 1 (WCAG 1.4.3), and nothing wider than the window."""
+    state = populated(name)
+    machine = state.watch.machine
+    async with served(state, tab):
+        for width in (1280, 400):
+            await tab.screen(width, 900, scheme)
+            drawn = await tab.evaluate("[...document.querySelectorAll('button[data-cpu]')].map((b) => +b.dataset.cpu)")
+            assert sorted(drawn) == sorted(machine.online | machine.offline)
+            assert await tab.evaluate(f"{CHECKS}.faint()") == []
+            assert await tab.evaluate("document.documentElement.scrollWidth") <= width
+            save(f"{name}-{scheme}-{width}", await tab.picture())
+
+
+async def test_everything_has_a_name_and_a_place(tab: Tab) -> None:
+    """What can be reached has a role and a name, headings leave no level out, and uses differ by letter, too."""
+    async with served(populated(LARGEST), tab):
+        tree = (await tab.call("Accessibility.getFullAXTree"))["nodes"]
+        roles = {"button", "link", "searchbox", "table", "rowheader", "columnheader", "heading", "region", "group"}
+        named = [one for one in tree if not one["ignored"] and one["role"]["value"] in roles - {"table"}]
+        assert len(named) > 512
+        assert [one for one in named if not one["name"]["value"].strip()] == []
+        levels = await tab.evaluate("[...document.querySelectorAll('h1,h2,h3,h4')].map((h) => +h.tagName[1])")
+        assert all(below <= above + 1 for above, below in pairwise(levels))
+        marks = await tab.evaluate(
+            "[...document.querySelectorAll('#key tbody .cpu')].map((one) => one.innerText.trim())"
+        )
+        assert len(marks) == len(set(marks)) == 6
+
+
+async def test_the_page_works_by_keyboard(tab: Tab) -> None:
+    """Tab leads past the CPUs in one step, arrow keys move among them, Enter selects, Escape clears."""
+    where = "((one) => one.dataset.cpu ?? (one.id || one.className))(document.activeElement)"
+    async with served(populated(MIDDLE), tab):
+        order = []
+        for _ in range(4):
+            await tab.press("Tab")
+            order.append(await tab.evaluate(where))
+        assert order == ["skip", "query", "0", "name"]
+        await tab.evaluate("document.querySelector('button[data-cpu]').focus()")
+        reached = []
+        for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowUp", "ArrowLeft", "End", "Home"):
+            await tab.press(key)
+            reached.append(await tab.evaluate(where))
+        assert reached == ["4", "1", "9", "1", "4", "63", "0"]
+        await tab.press("ArrowRight")
+        await tab.press("Enter")
+        assert "CPU 4" in await details(tab)
+        assert await tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+        await tab.press("Escape")
+        assert "Arrow keys" in await details(tab)
+
+
+async def test_an_operators_questions_are_answered(tab: Tab) -> None:
+    """Who is on a CPU, what a pod has, whether a claim is enforced, and what is free on a NUMA node."""
+    async with served(populated(MIDDLE), tab):
+        text = await find(tab, "2")
+        assert "ml-team/train-2" in text
+        assert "isolated" in text
+        assert "core shared with CPU 6" in text
+        assert "worker of ns/train-2-0" in text
+        assert await tab.evaluate("document.querySelectorAll('button.cpu.chosen').length") == 2
+        await tab.screen(1160, 700, "light")
+        save("selected", await tab.picture(whole=False))
+        assert "web of shop/web-1" in await find(tab, "web-1")
+        assert "no: container worker" in await find(tab, "train-4")
+        assert "no CPU 999" in await find(tab, "999")
+        assert "Nothing matches" in await find(tab, "nobody")
+        free = "document.querySelector('[data-node=\"1\"] h4 small').innerText"
+        assert await tab.evaluate(free) == "10 of 16 CPUs free"
+
+
+async def test_a_hostile_name_stays_a_text(tab: Tab) -> None:
+    """A container whose name is markup is shown by that name, and nothing of it is run or loaded."""
+    async with served(populated(MIDDLE), tab):
+        assert HOSTILE in await find(tab, "<img")
+        assert await tab.evaluate("document.images.length") == 0
+
+
+async def test_the_page_is_live_while_somebody_looks(tab: Tab) -> None:
+    """A change is shown within seconds and the focus stays; who does not look asks nothing; silence is said."""
+    state, asked = populated(MIDDLE), Counter[str]()
+    async with served(state, tab, asked):
+        await tab.evaluate("document.querySelector('button[data-cpu=\"9\"]').focus()")
+        state.problems = ["dra.cpu: not registered with the kubelet"]
+        await tab.until("document.querySelector('#problems').innerText.includes('not registered')")
+        assert await tab.evaluate("document.activeElement.dataset.cpu") == "9"
+        show = "Object.defineProperty(document, 'hidden', {{configurable: true, get: () => {hidden}}})"
+        turn = "document.dispatchEvent(new Event('visibilitychange'))"
+        await tab.evaluate(f"{show.format(hidden='true')}; {turn}")
+        before = asked["/v1/node"]
+        await asyncio.sleep(5)
+        assert asked["/v1/node"] <= before + 1
+        await tab.evaluate(f"{show.format(hidden='false')}; {turn}")
+        await tab.until("document.querySelector('#live').innerText.startsWith('Live')")
+    await tab.until("document.querySelector('#live').innerText.startsWith('Not live')")
+    assert await tab.evaluate("document.querySelector('#live').getAttribute('role')") == "alert"
+    tab.errors.clear()  # the browser's own note that nobody answers

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page without a browser: its document, its files, and who may ask for them. tests/page looks at it with one."""
+
+import asyncio
+import json
+import re
+import socket
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from dra_frontend.state_endpoint import page as module
+from dra_frontend.state_endpoint.node_view import node_view
+from dra_frontend.state_endpoint.page import LOOPBACK, page, serve_page
+from numa_contract.cpuset import parse_cpu_list
+from numa_node.probes import answer
+
+from tests.fakes.waiting import eventually
+from tests.rigs.builders import report
+from tests.rigs.node_state import HOSTILE, LARGEST, NodeState, populated
+from tests.rigs.trees import NAMES
+
+BROWSER = Path(module.__file__).with_name("browser")
+HOST = b"Host: localhost:8082\r\n"
+
+
+def get(state: NodeState, path: str, fields: bytes = HOST, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
+    """Asks as over TCP; returns status, headers and body."""
+    found = answer(f"{method} {path} HTTP/1.1\r\n".encode() + fields, page(state), local=True)
+    head, _, body = found.partition(b"\r\n\r\n")
+    status, *lines = head.decode().split("\r\n")
+    return int(status.split()[1]), dict(line.split(": ", 1) for line in lines), body
+
+
+@pytest.mark.parametrize("name", [*NAMES, LARGEST])
+def test_every_cpu_has_one_use(name: str) -> None:
+    """Each CPU that is present is in the document once, and the claims' CPUs are those that are shown as theirs."""
+    state = populated(name)
+    view = node_view(state)
+    machine = state.watch.machine
+    assert sorted(cpu["cpu"] for cpu in view["cpus"]) == sorted(machine.online | machine.offline)
+    for claim in view["claims"]:
+        shown = {cpu["cpu"] for cpu in view["cpus"] if cpu.get("claimUid") == claim["uid"]}
+        assert shown == parse_cpu_list(claim.get("cpus", ""))
+    uses = Counter(cpu["use"] for cpu in view["cpus"])
+    assert uses["offline"] == len(machine.offline)
+    assert uses["pool"] == sum(
+        d.amount for p in state.watch.inventory.pools if p.driver == "dra.cpu" for d in p.devices
+    ) - (uses["exclusive"] + uses["isolated"] + uses["shared"] + uses["held"])
+
+
+def test_the_document_says_how_a_cpu_is_held() -> None:
+    """Exclusively, isolated, by a pod, for a claim that is released, by nobody, or for the system."""
+    view = node_view(populated(LARGEST))
+    uses = Counter(cpu["use"] for cpu in view["cpus"])
+    assert uses.keys() == {"exclusive", "isolated", "shared", "held", "pool", "reserved"}
+    enforced = Counter(claim["enforced"]["status"] for claim in view["claims"])
+    assert enforced.keys() == {"True", "False", "Unknown"}
+
+
+def test_memory_adds_up() -> None:
+    """What is claimed and what is free of a device are what is offered, and that is not more than there is."""
+    for one in node_view(populated("memorysidecaches"))["memory"]:
+        assert one["claimedBytes"] + one["freeBytes"] == one["capacityBytes"] <= one["totalBytes"]
+
+
+def test_the_same_node_gives_the_same_document() -> None:
+    """The page draws again only what has changed, so nothing in it is a time."""
+    state = populated("64fake-4n2s2ca2c2t")
+    assert get(state, "/v1/node") == get(state, "/v1/node")
+
+
+def test_problems_come_faults_first_and_once() -> None:
+    """What keeps the node from working before what an operator should know; the same sentence is said once."""
+    state = populated("64fake-4n2s2ca2c2t")
+    state.problems = ["dra.cpu: not registered with the kubelet"] * 2
+    state.backend.containers["r"] = report("r", refused="CPU 3 is gone; delete the claim")
+    problems = node_view(state)["problems"]
+    assert [one["level"] for one in problems] == sorted(one["level"] for one in problems)
+    texts = [one["text"] for one in problems]
+    assert texts.count("dra.cpu: not registered with the kubelet") == 1
+    assert any("was refused: CPU 3 is gone" in text for text in texts)
+    state.problems = [f"problem {number}" for number in range(5000)]
+    assert len(node_view(state)["problems"]) == 101
+
+
+def test_names_are_data_and_never_markup() -> None:
+    """A container of any name is text in a JSON document, and no script has a way to make markup of a text."""
+    status, headers, body = get(populated("64fake-4n2s2ca2c2t"), "/v1/node")
+    assert (status, headers["Content-Type"]) == (200, "application/json")
+    assert HOSTILE in {one["name"] for one in json.loads(body)["containers"]}
+    for script in BROWSER.glob("*.js"):
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function", script.read_text()
+        )
+
+
+def test_the_browser_may_load_nothing_from_elsewhere() -> None:
+    """The policy of every answer allows this server's own files alone, and these name no other server."""
+    state = populated("2i386-2t-hugepagesizecount")
+    for path in page(state):
+        status, headers, body = get(state, path)
+        policy = headers["Content-Security-Policy"]
+        assert status == 200
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'")
+        assert "unsafe" not in policy
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert b"://" not in body
+    html = (BROWSER / "index.html").read_text()
+    named = re.findall(r'(?:src|href)="([^"#]+)"', html)
+    assert {one for one in named if not one.startswith("data:")} <= {file.name for file in BROWSER.iterdir()}
+    assert not re.search(r"\son\w+=|style=|<script>", html)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        (b"Host: localhost:8082\r\n", 200),
+        (b"host: 127.0.0.1\r\n", 200),
+        (b"Host: [::1]:1234\r\n", 200),
+        (b"Host: evil.example:8082\r\n", 403),
+        (b"Host: localhost.evil.example\r\n", 403),
+        (b"Host: localhost@evil.example\r\n", 403),
+        (b"Host: localhost\r\nHost: evil.example\r\n", 403),
+        (b"X: \r\n", 403),
+        (b"", 403),
+    ],
+)
+def test_a_foreign_name_for_this_machine_is_refused(fields: bytes, status: int) -> None:
+    """A web site whose name was made to lead to the loopback address learns nothing (DNS rebinding)."""
+    assert get(populated("2i386-2t-hugepagesizecount"), "/v1/node", fields)[0] == status
+
+
+def test_over_tcp_is_looked_at_and_nothing_else() -> None:
+    """No other method, and none of what the backend or a person at the socket may ask."""
+    state = populated("2i386-2t-hugepagesizecount")
+    assert set(page(state)) >= {"/", "/v1/node", "/page.js"}
+    assert not set(page(state)) & {"/v1/backend", "/v1/records", "/v1/claims", "/metrics"}
+    for method in ("PUT", "POST", "DELETE"):
+        assert get(state, "/v1/node", method=method)[0] == 400
+    assert get(state, "/../settings.py")[0] == 404
+
+
+async def test_a_port_that_is_taken_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """The service goes on, says which setting is meant, and listens on the loopback address alone once it can."""
+    with socket.create_server((LOOPBACK, 0)) as other:
+        serving = asyncio.ensure_future(serve_page(populated("2i386-2t-hugepagesizecount"), other.getsockname()[1]))
+        await eventually(lambda: caplog.records)
+        assert not serving.done()
+    serving.cancel()
+    assert "set another pagePort" in caplog.records[0].__dict__["error"]

@@ -10,7 +10,7 @@ WAITERS ?= $(shell expr $$(nproc) + 2)
 MINUTES ?= 60
 BIN := .venv/bin
 ENVIRONMENTS := .venv/.done .venv-frontend/.done .venv-backend/.done
-SOURCES := shared/src services/dra-frontend/src services/nri-backend/src
+SOURCES := shared/src services/dra-frontend/src services/nri-backend/src services/kubectl-numa/src
 CHECKED := $(SOURCES) tests hack
 
 .PHONY: help demo test test-node test-node-core noise images release release-check fuzz check bench lock proto chart-schema manifests docs kind-up kind-down clean
@@ -24,7 +24,7 @@ demo: .venv/.done ## Run the main job on this machine's topology: no root, no cl
 test: $(ENVIRONMENTS) ## Unit, integration, chart, fuzz and hostile tests; no root. Units run in their own service's environment
 	.venv-frontend/bin/pytest -q -n $(JOBS) tests/unit/contract tests/unit/numa_node tests/unit/dra_frontend
 	.venv-backend/bin/pytest -q -n $(JOBS) tests/unit/contract tests/unit/numa_node tests/unit/nri_backend
-	$(BIN)/pytest -q -n $(WAITERS) --dist loadgroup tests/hostile tests/fuzz tests/integration tests/chart
+	$(BIN)/pytest -q -n $(WAITERS) --dist loadgroup tests/hostile tests/fuzz tests/integration tests/plugin tests/chart
 
 test-node: .venv/.done ## Tests on a real kernel and a real containerd, in a virtual machine (root; first run makes the image)
 	tests/node/run.sh
@@ -40,6 +40,15 @@ page-check: .venv/.done ## Look at the page with headless Chromium (apt-get, as 
 	command -v chromium >/dev/null || { apt-get -q -y update && \
 	  DEBIAN_FRONTEND=noninteractive apt-get -q -y install --no-install-recommends chromium fonts-dejavu-core; }
 	$(BIN)/pytest -q -n 2 tests/page
+
+.PHONY: plugin plugin-check
+plugin: .venv/.done ## Make kubectl-numa and its archive in dist/, with REPOSITORY=ADDRESS also the manifest for krew
+	$(BIN)/python -m hack.plugin dist $(REPOSITORY)
+
+plugin-check: .venv/.done ## Test kubectl-numa with a real kubectl (apt-get, as root)
+	command -v kubectl >/dev/null || { apt-get -q -y update && \
+	  DEBIAN_FRONTEND=noninteractive apt-get -q -y install --no-install-recommends kubernetes-client; }
+	KUBECTL=kubectl $(BIN)/pytest -q -n 2 tests/plugin/test_commands.py
 
 images: .venv/.done ## Build both images from Debian packages, without an engine, with an SBOM each (root)
 	hack/images.sh
@@ -58,6 +67,7 @@ check: .venv/.done ## Linters, types, import law, drift of generated code and lo
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/mypy $(CHECKED)
 	$(BIN)/lint-imports --no-cache
+	PYTHONPATH=services/kubectl-numa/src $(BIN)/lint-imports --no-cache --config services/kubectl-numa/.importlinter
 	$(BIN)/python -m hack.house
 	hack/proto.sh --check
 	tests/node/cri.sh --check

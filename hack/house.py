@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 MAX_MODULES: Final = 12
-SOURCES: Final = ("shared/src", "services/dra-frontend/src", "services/nri-backend/src")
+SOURCES: Final = ("shared/src", "services/dra-frontend/src", "services/nri-backend/src", "services/kubectl-numa/src")
 
 
 def crowded(root: Path) -> list[str]:

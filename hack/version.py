@@ -15,6 +15,7 @@ COPIES = {
     "shared/pyproject.toml": (r'^version = "(.*)"$',),
     "services/dra-frontend/pyproject.toml": (r'^version = "(.*)"$',),
     "services/nri-backend/pyproject.toml": (r'^version = "(.*)"$',),
+    "services/kubectl-numa/src/kubectl_numa/__init__.py": (r'^__version__ = "(.*)"$',),
     "charts/dra-driver-numa/Chart.yaml": (r'^version: "?([^"\s]+)"?$', r'^appVersion: "?([^"\s]+)"?$'),
 }
 

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands. Exit status: 0; 1 when something is missing or kubectl fails; 2 for wrong usage; doctor has its own."""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kubectl_numa import __version__
+from kubectl_numa.cluster import DRIVERS, Cluster, read_cluster
+from kubectl_numa.kubectl import Kubectl, KubectlError, labels_of, path_of
+from kubectl_numa.tables import Row, document, safe, table
+from kubectl_numa.views import claim_rows, explain, free_rows, node_rows
+
+_DRA: Final = "resource.k8s.io"
+_PASSED: Final = ("kubeconfig", "context", "cluster", "user", "as", "request-timeout")
+_LABEL: Final = "app.kubernetes.io/name"
+_CONTAINER: Final = "frontend"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A command with its arguments, and the way to the cluster."""
+
+    kubectl: Kubectl
+    given: argparse.Namespace
+
+    def cluster(self) -> Cluster:
+        """Reads every slice of our drivers and every claim."""
+        path = path_of(_DRA, "resourceslices")
+        slices = (one for name in DRIVERS for one in self.kubectl.items(path, fieldSelector=f"spec.driver={name}"))
+        return read_cluster(slices, self.kubectl.items(path_of(_DRA, "resourceclaims")))
+
+    def show(self, rows: Sequence[Row], nothing: str) -> int:
+        """Prints rows in the form that was asked for."""
+        if self.given.output == "json":
+            print(document(rows))
+        else:
+            print(table(rows, wide=self.given.output == "wide") if rows else nothing)
+        return 0
+
+
+def _nodes(request: Request) -> int:
+    return request.show(node_rows(request.cluster()), "no node publishes CPUs or memory")
+
+
+def _claims(request: Request) -> int:
+    return request.show(claim_rows(request.cluster(), request.given.namespace or ""), "no claim has CPUs or memory")
+
+
+def _free(request: Request) -> int:
+    rows = free_rows(request.cluster(), request.given.node or "")
+    if not rows and request.given.node:
+        raise KubectlError(f"node {request.given.node} publishes nothing; is the driver running there?")
+    return request.show(rows, "no node publishes CPUs or memory")
+
+
+def _explain(request: Request) -> int:
+    namespace = request.given.namespace or request.kubectl.namespace()
+    pod = request.kubectl.get(path_of("", "pods", namespace, request.given.pod))
+    cluster = request.cluster()
+    claims = {claim.name: claim for claim in cluster.claims if claim.namespace == namespace}
+    names = _claims_of(pod)
+    if not names:
+        print(f"pod {safe(namespace)}/{safe(request.given.pod)} has no claims: it runs in the shared pool of its node")
+    for entry, name in names.items():
+        if name in claims:
+            lines = list(explain(cluster, claims[name]))
+        else:
+            lines = [
+                f"claim {name or entry}",
+                "  does not exist yet; it is made from its template when the pod is created",
+            ]
+        print("\n".join(map(safe, lines)))
+    return 0
+
+
+def _claims_of(pod: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the names of a pod's claims by their names in the pod; empty for one that is not made yet."""
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    made = {one.get("name"): one.get("resourceClaimName") for one in status.get("resourceClaimStatuses") or []}
+    asked = [one for one in spec.get("resourceClaims") or [] if isinstance(one, dict)]
+    names = {
+        str(one.get("name")): str(one.get("resourceClaimName") or made.get(one.get("name")) or "") for one in asked
+    }
+    extended = (status.get("extendedResourceClaimStatus") or {}).get("resourceClaimName")
+    return names | ({"extended resources": str(extended)} if extended else {})
+
+
+def _driver_pod(request: Request) -> Mapping[str, Any]:
+    """Returns the driver's pod on a node, the newest that runs where there are two. KubectlError."""
+    given = request.given
+    pods = request.kubectl.items(path_of("", "pods"), fieldSelector=f"spec.nodeName={given.node}")
+    found = [pod for pod in pods if labels_of(pod).get(_LABEL) == given.driver and _runs(pod)]
+    if not found:
+        raise KubectlError(f"no running pod of {given.driver} on node {given.node}; --driver names another {_LABEL}")
+    return max(found, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
+
+
+def _runs(pod: Mapping[str, Any]) -> bool:
+    return (pod.get("status") or {}).get("phase") == "Running"
+
+
+def _doctor(request: Request) -> int:
+    meta = _driver_pod(request)["metadata"]
+    output = ["-o", "json"] if request.given.output == "json" else []
+    command = ["dra-frontend", "doctor", *output]
+    return request.kubectl.execute(meta["namespace"], meta["name"], _CONTAINER, command)
+
+
+def _page(request: Request) -> int:
+    pod = _driver_pod(request)
+    ports = [port for one in pod["spec"]["containers"] for port in one.get("ports") or [] if port.get("name") == "page"]
+    if not ports:
+        raise KubectlError(
+            "the page is off on this node: set driverConfig.pagePort in the chart's values, such as 8082"
+        )
+    meta, given = pod["metadata"], request.given
+    port = int(ports[0]["containerPort"])
+    return request.kubectl.forward(meta["namespace"], meta["name"], given.port, port, show=given.browser)
+
+
+_COMMANDS: Final[Mapping[str, tuple[Callable[[Request], int], str, str]]] = {
+    "nodes": (_nodes, "", "what each node has, and what of it is free"),
+    "claims": (_claims, "", "what each claim has, and whether that is enforced"),
+    "free": (_free, "node?", "what claims can still have, by NUMA node"),
+    "explain": (_explain, "pod", "what a pod's claims have, or what they wait for"),
+    "doctor": (_doctor, "node", "run dra-frontend doctor on a node; its exit status is passed on"),
+    "page": (_page, "node", "open the page of a node in the browser"),
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kubectl numa", description="CPUs, memory and hugepages of a cluster's nodes")
+    parser.add_argument("--version", action="version", version=__version__)
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("-o", "--output", choices=["table", "wide", "json"], default="table")
+    common.add_argument("-n", "--namespace", help="claims and pods of this namespace; default: all claims")
+    common.add_argument("--driver", default="dra-driver-numa", help=f"{_LABEL} of the driver's pods")
+    for name in _PASSED:
+        common.add_argument(f"--{name}", dest=name, help="as of kubectl")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (_, argument, text) in _COMMANDS.items():
+        one = commands.add_parser(name, help=text, description=text, parents=[common])
+        if argument:
+            one.add_argument(argument.rstrip("?"), nargs="?" if argument.endswith("?") else None)
+        if name == "page":
+            one.add_argument("--port", type=int, default=0, help="local port; default: a free one")
+            one.add_argument("--no-browser", dest="browser", action="store_false", help="only print the address")
+    return parser
+
+
+def run(arguments: Sequence[str], program: str) -> int:
+    """Runs one command by the ``kubectl`` that is named; returns the exit status."""
+    try:
+        given = _parser().parse_args(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+    flags = [f"--{name}={value}" for name in _PASSED if (value := getattr(given, name))]
+    try:
+        return _COMMANDS[given.command][0](Request(Kubectl(program, flags), given))
+    except KubectlError as error:
+        print(f"kubectl numa: {safe(error)}", file=sys.stderr)
+        return 1

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices and claims of a cluster as values, read from ResourceSlices and ResourceClaims. Pure.
+
+Objects are read leniently: an odd one counts as far as it can be read, and never hides the others.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from kubectl_numa.quantity import parse_quantity
+
+CPU_DRIVER: Final = "dra.cpu"
+MEMORY_DRIVER: Final = "dra.memory"
+DRIVERS: Final = (CPU_DRIVER, MEMORY_DRIVER)
+CPUS: Final = "cpu"
+MEMORY: Final = "memory"
+_CAPACITIES: Final = {CPU_DRIVER: ("dra.cpu/cpu", "cpu"), MEMORY_DRIVER: ("dra.memory/size", "size")}
+_NUMA_NODE: Final = ("resource.kubernetes.io/numaNode", "dra.cpu/numaNodeID")
+
+
+class Key(NamedTuple):
+    """Names a device in a cluster."""
+
+    driver: str
+    pool: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device of a slice."""
+
+    node: str
+    kind: str
+    """``cpu``, ``memory`` or ``hugepages-2Mi``."""
+    numa_node: int | None
+    total: int
+    """CPUs or bytes."""
+    tainted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a claim has of one device."""
+
+    key: Key
+    request: str
+    amount: int
+    cpus: str = ""
+    """The CPUs, where the node has said which."""
+    isolation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim that names our drivers or waits for something; ``parts`` is empty while it is not allocated."""
+
+    namespace: str
+    name: str
+    parts: tuple[Part, ...]
+    pods: tuple[str, ...]
+    requests: tuple[Mapping[str, Any], ...]
+    allocated: bool
+    enforced: str = ""
+    """``True``, ``False`` or ``Unknown`` as the node says; empty where it has said nothing."""
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Everything that was read."""
+
+    devices: Mapping[Key, Device]
+    claims: tuple[Claim, ...]
+    used: Mapping[Key, int] = field(default_factory=dict)
+
+    def free(self, key: Key) -> int:
+        """Returns what no claim has of a device, in CPUs or bytes."""
+        return max(0, self.devices[key].total - self.used.get(key, 0))
+
+    def node_of(self, claim: Claim) -> str:
+        """Returns the node of a claim, as far as its slices are known."""
+        return next((self.devices[part.key].node for part in claim.parts if part.key in self.devices), "")
+
+
+def read_cluster(slices: Iterable[Mapping[str, Any]], claims: Iterable[Mapping[str, Any]]) -> Cluster:
+    """Returns devices and claims, with what is used of each device."""
+    devices: dict[Key, Device] = {}
+    generations: dict[tuple[str, str], int] = {}
+    for one in sorted(slices, key=_generation):
+        spec = _dict(one.get("spec"))
+        driver, pool = str(spec.get("driver")), str(_dict(spec.get("pool")).get("name"))
+        if driver not in DRIVERS:
+            continue
+        if generations.setdefault((driver, pool), _generation(one)) < _generation(one):
+            # Of a pool the newest generation alone counts; older slices are about to go.
+            devices = {key: device for key, device in devices.items() if key[:2] != (driver, pool)}
+            generations[driver, pool] = _generation(one)
+        for document in _dicts(spec.get("devices")):
+            devices[Key(driver, pool, str(document.get("name")))] = _device(
+                str(spec.get("nodeName", "")), driver, document
+            )
+    read = tuple(sorted(map(_claim, claims), key=lambda claim: (claim.namespace, claim.name)))
+    used: defaultdict[Key, int] = defaultdict(int)
+    for part in (part for claim in read for part in claim.parts):
+        used[part.key] += part.amount
+    return Cluster(devices, read, dict(used))
+
+
+def _generation(document: Mapping[str, Any]) -> int:
+    found = _dict(_dict(document.get("spec")).get("pool")).get("generation")
+    return found if isinstance(found, int) else 0
+
+
+def _device(node: str, driver: str, document: Mapping[str, Any]) -> Device:
+    attributes = {
+        name: next(iter(_dict(value).values()), None) for name, value in _dict(document.get("attributes")).items()
+    }
+    numa = next((attributes[name] for name in _NUMA_NODE if isinstance(attributes.get(name), int)), None)
+    huge = attributes.get("resource.kubernetes.io/hugeTLB") is True
+    kind = CPUS if driver == CPU_DRIVER else f"hugepages-{attributes.get('dra.memory/pageSize')}" if huge else MEMORY
+    amounts = [
+        _dict(value).get("value")
+        for name, value in _dict(document.get("capacity")).items()
+        if name in _CAPACITIES[driver]
+    ]
+    total = parse_quantity(amounts[0]) if amounts else 1
+    return Device(node, kind, numa, total, bool(document.get("taints")))
+
+
+def _claim(document: Mapping[str, Any]) -> Claim:
+    meta, spec, status = (_dict(document.get(name)) for name in ("metadata", "spec", "status"))
+    allocation = _dict(status.get("allocation"))
+    told = {(_key(one), str(one.get("shareID") or "")): one for one in _dicts(status.get("devices"))}
+    parts, said = [], []
+    for result in _dicts(_dict(allocation.get("devices")).get("results")):
+        if (key := _key(result)).driver in DRIVERS and result.get("adminAccess") is not True:
+            entry = _dict(told.get((key, str(result.get("shareID") or ""))))
+            parts.append(_part(key, result, _dict(entry.get("data"))))
+            said += [one for one in _dicts(entry.get("conditions")) if one.get("type") == "Enforced"]
+    worst = _worst(said)
+    return Claim(
+        namespace=str(meta.get("namespace", "")),
+        name=str(meta.get("name", "")),
+        parts=tuple(parts),
+        pods=tuple(str(one.get("name")) for one in _dicts(status.get("reservedFor")) if one.get("resource") == "pods"),
+        requests=tuple(_dicts(_dict(spec.get("devices")).get("requests"))),
+        allocated=bool(allocation),
+        **{
+            name: str(worst.get(of, ""))
+            for name, of in (("enforced", "status"), ("reason", "reason"), ("message", "message"))
+        },
+    )
+
+
+def _part(key: Key, result: Mapping[str, Any], data: Mapping[str, Any]) -> Part:
+    consumed = [
+        value for name, value in _dict(result.get("consumedCapacity")).items() if name in _CAPACITIES[key.driver]
+    ]
+    request = str(result.get("request", "")).partition("/")[0]
+    cpus, isolation = str(data.get("cpus") or ""), str(data.get("isolation") or "")
+    return Part(key, request, parse_quantity(consumed[0]) if consumed else 1, cpus, isolation)
+
+
+def _worst(conditions: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    order = ("False", "Unknown", "True")
+    known = [one for one in conditions if one.get("status") in order]
+    return min(known, key=lambda one: order.index(str(one.get("status"))), default={})
+
+
+def _key(document: Mapping[str, Any]) -> Key:
+    return Key(*(str(document.get(name)) for name in Key._fields))
+
+
+def _dict(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _dicts(value: object) -> list[Mapping[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one door to the cluster: the user's own ``kubectl``, with his access, as a child process."""
+
+import json
+import re
+import subprocess
+import webbrowser
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+ENVIRONMENT: Final = "KUBECTL"
+"""The environment variable that names another ``kubectl``."""
+_PAGE: Final = 500
+"""Objects a request."""
+_FORWARDING: Final = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) ")
+
+
+class KubectlError(Exception):
+    """kubectl is not there, or has failed; it says why."""
+
+
+class Kubectl:
+    """``kubectl`` with the flags that choose cluster and user."""
+
+    def __init__(self, program: str, flags: Sequence[str]) -> None:
+        self._command = (program, *flags)
+
+    def _output(self, *arguments: str) -> str:
+        try:
+            done = subprocess.run([*self._command, *arguments], capture_output=True, check=False)  # noqa: S603
+        except OSError as error:
+            raise KubectlError(
+                f"{self._command[0]}: {error.strerror}; set {ENVIRONMENT} to the path of kubectl"
+            ) from error
+        if done.returncode:
+            raise KubectlError(done.stderr.decode(errors="replace").strip() or f"kubectl ended with {done.returncode}")
+        return done.stdout.decode(errors="replace")
+
+    def get(self, path: str) -> Any:
+        """Returns the JSON of a path of the API. KubectlError."""
+        try:
+            return json.loads(self._output("get", "--raw", path))
+        except (ValueError, RecursionError) as error:
+            raise KubectlError(f"the answer to GET {path} is not JSON") from error
+
+    def items(self, path: str, **query: str) -> Iterator[dict[str, Any]]:
+        """Yields the objects of a list, page by page. KubectlError."""
+        more = ""
+        while True:
+            found = self.get(f"{path}?{urlencode({**query, 'limit': _PAGE} | ({'continue': more} if more else {}))}")
+            if not isinstance(found, dict) or not isinstance(listed := found.get("items") or [], list):
+                raise KubectlError(f"the answer to GET {path} is not a list")
+            yield from (one for one in listed if isinstance(one, dict))
+            if not (more := str((found.get("metadata") or {}).get("continue") or "")):
+                return
+
+    def namespace(self) -> str:
+        """Returns the namespace of the user's context. KubectlError."""
+        found = json.loads(self._output("config", "view", "--minify", "-o", "json"))
+        contexts = found.get("contexts") or [{}]
+        return str((contexts[0].get("context") or {}).get("namespace") or "default")
+
+    def execute(self, namespace: str, pod: str, container: str, command: Sequence[str]) -> int:
+        """Runs a command in a container, with this terminal; returns its exit status. KubectlError."""
+        arguments = ["exec", "-n", namespace, pod, "-c", container, "--", *command]
+        try:
+            return subprocess.run([*self._command, *arguments], check=False).returncode  # noqa: S603
+        except OSError as error:
+            raise KubectlError(f"{self._command[0]}: {error.strerror}") from error
+
+    def forward(self, namespace: str, pod: str, local: int, port: int, *, show: bool) -> int:
+        """Forwards a local port to a pod until the user ends it, and opens the browser; returns kubectl's status."""
+        arguments = ["port-forward", "-n", namespace, f"pod/{pod}", f"{local or ''}:{port}"]
+        try:
+            child = subprocess.Popen([*self._command, *arguments], stdout=subprocess.PIPE, text=True)  # noqa: S603
+        except OSError as error:
+            raise KubectlError(f"{self._command[0]}: {error.strerror}") from error
+        with child:
+            assert child.stdout is not None  # noqa: S101  for the type checker: it is a pipe
+            try:
+                for line in child.stdout:
+                    if match := _FORWARDING.match(line):
+                        address = f"http://localhost:{match[1]}/"
+                        print(f"{address}   (Ctrl-C ends it)", flush=True)
+                        if show:
+                            webbrowser.open(address)
+            finally:
+                child.terminate()
+        return child.returncode
+
+
+def path_of(group: str, plural: str, namespace: str = "", name: str = "") -> str:
+    """Returns the path of objects in the API; names are quoted, so that none can name another path."""
+    root = f"/apis/{group}/v1" if group else "/api/v1"
+    inside = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
+    return f"{root}{inside}/{plural}" + (f"/{quote(name, safe='')}" if name else "")
+
+
+def labels_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the labels of an object."""
+    found = (document.get("metadata") or {}).get("labels")
+    return found if isinstance(found, dict) else {}

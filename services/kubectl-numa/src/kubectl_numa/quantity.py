@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantities of the Kubernetes API as whole numbers, and as people read them."""
+
+import re
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
+from typing import Final
+
+_QUANTITY: Final = re.compile(r"(\d{1,20}(?:\.\d{0,9})?)([eE]\d{1,2}|m|k|[KMGTPE]i?)?", re.ASCII)
+_SCALES: Final = {
+    "m": Decimal("0.001"),
+    "k": Decimal(10**3),
+    **{letter: Decimal(10 ** (3 * power)) for power, letter in enumerate("MGTPE", 2)},
+    **{f"{letter}i": Decimal(1 << (10 * power)) for power, letter in enumerate("KMGTPE", 1)},
+}
+
+
+def parse_quantity(text: object) -> int:
+    """Returns a quantity rounded up; 0 for what is none, since one odd object must not hide the others."""
+    match = _QUANTITY.fullmatch(str(text))
+    if match is None:
+        return 0
+    number, unit = match.groups(default="")
+    scale = Decimal(10) ** int(unit[1:]) if unit[:1] in ("e", "E") and len(unit) > 1 and unit != "Ei" else None
+    return int((Decimal(number) * (scale or _SCALES.get(unit, Decimal(1)))).to_integral_value(ROUND_CEILING))
+
+
+def format_bytes(size: int) -> str:
+    """Returns bytes with one digit behind the point at most, ``1.5Gi``."""
+    amount, unit = Decimal(size), ""
+    for larger in ("Ki", "Mi", "Gi", "Ti", "Pi"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount.quantize(Decimal('0.1')).normalize():f}{unit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """CPUs or bytes, and of how many these are a part: a text in a table, numbers in JSON."""
+
+    number: int
+    is_bytes: bool
+    total: int | None = None
+
+    def __str__(self) -> str:
+        """Returns ``4``, ``1.5Gi`` or ``4 of 8``."""
+        numbers = [self.number] if self.total is None else [self.number, self.total]
+        return " of ".join(format_bytes(one) if self.is_bytes else str(one) for one in numbers)
+
+    def document(self) -> object:
+        """Returns it for JSON."""
+        return self.number if self.total is None else {"free": self.number, "total": self.total}

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each command shows of a cluster, as rows. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from kubectl_numa.cluster import CPUS, MEMORY, Claim, Cluster, Key
+from kubectl_numa.quantity import Amount, parse_quantity
+from kubectl_numa.tables import Row
+
+_ENFORCED = {"True": "yes", "False": "no", "Unknown": "not known"}
+
+
+def node_rows(cluster: Cluster) -> list[Row]:
+    """Returns a row for each node: what is free of what there is, and what is wrong."""
+    by_node: defaultdict[str, list[Key]] = defaultdict(list)
+    for key, device in cluster.devices.items():
+        by_node[device.node].append(key)
+    rows: list[Row] = []
+    for node, keys in sorted(by_node.items()):
+        here = [claim for claim in cluster.claims if cluster.node_of(claim) == node]
+        row: dict[str, object] = {"node": node}
+        row["numa nodes"] = len({cluster.devices[key].numa_node for key in keys} - {None})
+        row |= {kind: _free_of(cluster, of_kind) for kind, of_kind in _kinds(cluster, keys).items()}
+        row["claims"] = len(here)
+        row["not enforced"] = sum(claim.enforced == "False" for claim in here)
+        row["tainted"] = sum(cluster.devices[key].tainted for key in keys)
+        rows.append(row)
+    return rows
+
+
+def free_rows(cluster: Cluster, node: str = "") -> list[Row]:
+    """Returns a row for each NUMA node (or what devices are grouped by), with what claims can still have."""
+    places: defaultdict[tuple[str, int], list[Key]] = defaultdict(list)
+    for key, device in cluster.devices.items():
+        if not device.tainted and node in ("", device.node):
+            places[device.node, -1 if device.numa_node is None else device.numa_node].append(key)
+    rows: list[Row] = []
+    for (name, numa), keys in sorted(places.items()):
+        free = {kind: _amount(kind, sum(map(cluster.free, of))) for kind, of in _kinds(cluster, keys).items()}
+        devices = (
+            {"+devices": ", ".join(sorted(key.device for key in keys))}
+            if len(keys) < 9
+            else {"+devices": f"{len(keys)}"}
+        )
+        rows.append({"node": name, "numa node": "any" if numa < 0 else numa, **free, **devices})
+    return rows
+
+
+def claim_rows(cluster: Cluster, namespace: str = "") -> list[Row]:
+    """Returns a row for each claim that our drivers have a part of."""
+    claims = (claim for claim in cluster.claims if claim.parts and namespace in ("", claim.namespace))
+    return [
+        {
+            "namespace": claim.namespace,
+            "claim": claim.name,
+            "node": cluster.node_of(claim),
+            "cpus": ",".join(
+                part.cpus or f"{part.amount} CPUs" for part in claim.parts if part.key.driver == "dra.cpu"
+            ),
+            "memory": ", ".join(_memory(cluster, claim)),
+            "pods": ", ".join(claim.pods),
+            "enforced": _ENFORCED.get(claim.enforced, "not said"),
+            "+reason": claim.reason,
+            "+message": claim.message,
+        }
+        for claim in claims
+    ]
+
+
+def explain(cluster: Cluster, claim: Claim) -> Iterator[str]:
+    """Yields lines that say what a claim has, or what it waits for."""
+    yield f"claim {claim.namespace}/{claim.name}"
+    if not claim.allocated:
+        yield "  not allocated: the scheduler has found no node for the pod yet; selectors are not looked at here"
+        for request in claim.requests:
+            yield from _waiting(cluster, request)
+        return
+    for part in claim.parts:
+        device = cluster.devices.get(part.key)
+        where = f"on {device.node}" if device else "of a device that is not published any more"
+        amount = _amount(device.kind if device else CPUS, part.amount)
+        cpus = f": CPUs {part.cpus}" + (f", {part.isolation}" if part.isolation else "") if part.cpus else ""
+        yield f"  {part.request}: {amount} of {part.key.device} {where}{cpus}"
+    if not claim.parts:
+        yield "  no part of it is of this driver"
+    elif not claim.enforced:
+        yield "  enforced: not said; the claim is not prepared yet, or the node does not write status.devices"
+    else:
+        yield f"  enforced: {_ENFORCED[claim.enforced]}" + (f": {claim.message or claim.reason}")
+
+
+def _waiting(cluster: Cluster, request: dict[str, object] | object) -> Iterator[str]:
+    """Yields where there is most of what a request asks for."""
+    document = request if isinstance(request, dict) else {}
+    exact = document.get("exactly")
+    name, exact = str(document.get("name")), exact if isinstance(exact, dict) else {}
+    kind = _kind_of_class(str(exact.get("deviceClassName", "")))
+    capacity = exact.get("capacity")
+    asked = next(iter(((capacity or {}).get("requests") or {}).values()), None) if isinstance(capacity, dict) else None
+    wanted = parse_quantity(asked) if asked is not None else 1
+    most = sorted(
+        (k for k, d in cluster.devices.items() if d.kind == kind and not d.tainted), key=cluster.free, reverse=True
+    )
+    if not exact or not most:
+        yield f"  {name}: of class {exact.get('deviceClassName', 'several')}; no slice says what is free of it"
+        return
+    fits = sum(cluster.free(key) >= wanted for key in most)
+    best = cluster.devices[most[0]]
+    largest = f"{_amount(kind, cluster.free(most[0]))} of {most[0].device} on {best.node}"
+    yield f"  {name}: asks for {_amount(kind, wanted)}; {fits} of {len(most)} devices have that, the most is {largest}"
+
+
+def _kind_of_class(name: str) -> str:
+    if name.startswith("dra.hugepages-"):
+        size = name.removeprefix("dra.hugepages-").removesuffix("-far")
+        return f"hugepages-{size.upper()}i"
+    return CPUS if name.startswith("dra.cpu") else MEMORY if name.startswith("dra.memory") else ""
+
+
+def _memory(cluster: Cluster, claim: Claim) -> Iterator[str]:
+    for part in claim.parts:
+        if part.key.driver == "dra.memory":
+            device = cluster.devices.get(part.key)
+            yield f"{_amount(MEMORY, part.amount)} {device.kind if device else part.key.device}"
+
+
+def _kinds(cluster: Cluster, keys: list[Key]) -> dict[str, list[Key]]:
+    """Returns devices by kind: CPUs, memory, then hugepages by size."""
+    kinds: defaultdict[str, list[Key]] = defaultdict(list)
+    for key in keys:
+        kinds[cluster.devices[key].kind].append(key)
+    return dict(sorted(kinds.items(), key=lambda item: (item[0] != CPUS, item[0] != MEMORY, item[0])))
+
+
+def _free_of(cluster: Cluster, keys: list[Key]) -> Amount:
+    total = sum(cluster.devices[key].total for key in keys)
+    return Amount(sum(map(cluster.free, keys)), cluster.devices[keys[0]].kind != CPUS, total)
+
+
+def _amount(kind: str, amount: int) -> Amount:
+    return Amount(amount, kind != CPUS)

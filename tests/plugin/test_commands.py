@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands show of a cluster; "make plugin-check" runs these with a real kubectl, too."""
+
+from pathlib import Path
+
+from hack.plugin import archive, main, zipapp
+from tests.fakes.apiserver_store import CLAIMS
+from tests.plugin.rig import TAKEN, Plugin, prepared
+from tests.rigs.builders import NODE, claim
+from tests.rigs.decisions import INVENTORY
+from tests.strategies.machines import GIB
+
+OFFERED = [device.amount for pool in INVENTORY.pools if pool.name == f"{NODE}-memory" for device in pool.devices]
+
+
+async def test_nodes_tell_what_is_free(plugin: Plugin) -> None:
+    """Of CPUs, memory and hugepages, each as so much of so much, with the node's claims."""
+    [row] = await plugin.rows("nodes")
+    assert (row["node"], row["numaNodes"], row["claims"], row["notEnforced"]) == (NODE, 2, 1, 0)
+    total = sum(OFFERED)
+    assert (row["cpu"], row["memory"]) == ({"free": 5, "total": 7}, {"free": total - GIB, "total": total})
+    code, out, _ = await plugin.run("nodes")
+    assert (code, out.splitlines()[0].split()[:4]) == (0, ["NODE", "NUMA", "NODES", "CPU"])
+    assert "5 of 7" in out
+    assert "1Gi of 1Gi" in out
+
+
+async def test_free_is_told_by_numa_node(plugin: Plugin) -> None:
+    """What a claim has is gone from its NUMA node alone; a node that publishes nothing is an error."""
+    rows = await plugin.rows("free", NODE)
+    told = [(row["numaNode"], row["cpu"], row["memory"]) for row in rows]
+    assert told == [(0, 1, OFFERED[0] - GIB), (1, 4, OFFERED[1])]
+    code, _, err = await plugin.run("free", "nobody")
+    assert (code, "node nobody publishes nothing" in err) == (1, True)
+
+
+async def test_claims_tell_their_cpus_and_whether_they_are_enforced(plugin: Plugin) -> None:
+    """From the claim's own status, as the node has written it; wide adds the reason."""
+    [row] = await plugin.rows("claims")
+    told = {"claim": "train", "node": NODE, "cpus": "1,5", "memory": "1Gi memory", "enforced": "yes"}
+    assert {name: row[name] for name in told} == told
+    assert "REASON" not in (await plugin.run("claims"))[1]
+    assert "Exclusive" in (await plugin.run("claims", "-o", "wide"))[1]
+    assert await plugin.rows("claims", "-n", "other") == []
+
+
+async def test_a_pod_is_explained(plugin: Plugin) -> None:
+    """What its claims have; of a pending one what it asks for, and where there is most of it."""
+    wants = {"deviceClassName": "dra.cpu", "capacity": {"requests": {"dra.cpu/cpu": "6"}}}
+    waiting = {"metadata": {"name": "big"}, "spec": {"devices": {"requests": [{"name": "cpus", "exactly": wants}]}}}
+    plugin.server.store.create(CLAIMS, "ns", waiting)
+    named = [{"name": name, "resourceClaimName": name} for name in ("train", "big", "missing")]
+    plugin.add_pod("p", spec={"resourceClaims": named})
+    plugin.add_pod("plain")
+    code, out, _ = await plugin.run("explain", "p", "-n", "ns")
+    assert code == 0
+    assert "cpus: 2 of cpudevnuma000 on node-a: CPUs 1,5, exclusive" in out
+    assert "enforced: yes: the kernel keeps everybody else off" in out
+    assert "cpus: asks for 6; 0 of 2 devices have that, the most is 4 of cpudevnuma001 on node-a" in out
+    assert "claim missing" in out
+    assert "has no claims" in (await plugin.run("explain", "plain", "-n", "ns"))[1]
+    code, _, err = await plugin.run("explain", "nobody", "-n", "ns")
+    assert (code, 'pods "nobody" not found' in err) == (1, True)
+
+
+async def test_a_claims_author_writes_nothing_to_the_terminal(plugin: Plugin) -> None:
+    """Escape sequences in texts of the API are shown, not obeyed."""
+    document = prepared(INVENTORY.machine)
+    document["metadata"]["name"] = "odd"
+    condition = document["status"]["devices"][0]["conditions"][1]
+    condition |= {"status": "False", "message": "\x1b]0;owned\x07\x1b[2J\u202e"}
+    plugin.server.store.create(CLAIMS, "ns", document)
+    for arguments in (("claims", "-o", "wide"), ("claims", "-o", "json")):
+        code, out, _ = await plugin.run(*arguments)
+        assert code == 0
+        assert "\\u001b" in out or "\\x1b" in out
+        assert all(one.isprintable() or one == "\n" for one in out)
+
+
+async def test_lists_are_read_page_by_page(plugin: Plugin) -> None:
+    """A cluster with more claims than a request brings is read to its end."""
+    for number in range(501):
+        document = claim(f"u{number}", TAKEN, name=f"more-{number}")
+        plugin.server.store.create(CLAIMS, "ns", document)
+    assert len(await plugin.rows("claims")) == 502
+
+
+async def test_what_kubectl_says_is_passed_on(plugin: Plugin) -> None:
+    """A right that is missing, and a kubectl that is not there, are one line that names them."""
+    plugin.server.options.forbidden.add(("list", "resourceslices"))
+    code, _, err = await plugin.run("nodes")
+    assert (code, "forbidden" in err) == (1, True)
+    code, _, err = await plugin.run("nodes", KUBECTL="/nonexistent/kubectl")
+    assert (code, err) == (
+        1,
+        "kubectl numa: /nonexistent/kubectl: No such file or directory; set KUBECTL to the path of kubectl\n",
+    )
+    assert (await plugin.run("nodes", "-o", "xml"))[0] == 2
+
+
+def test_the_same_sources_give_the_same_bytes(tmp_path: Path) -> None:
+    """Program and archive do not depend on when and where they are made; the manifest has the archive's digest."""
+    assert archive(zipapp()) == archive(zipapp())
+    assert main([str(tmp_path), "https://forge.example/numa/"]) == 0
+    manifest = (tmp_path / "numa.yaml").read_text()
+    assert "uri: https://forge.example/numa/releases/download/v" in manifest

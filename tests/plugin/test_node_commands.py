@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the plugin has kubectl do with the driver's pod on a node. No fake has a kubelet: kubectl is a fake, too."""
+
+import json
+from typing import Any
+
+from tests.plugin.rig import PODS, Plugin
+from tests.rigs.builders import NODE
+
+
+def driver_pod(*ports: dict[str, Any]) -> dict[str, Any]:
+    """The driver's pod on the node."""
+    return {
+        "metadata": {"name": "driver-1", "labels": {"app.kubernetes.io/name": "dra-driver-numa"}},
+        "spec": {"nodeName": NODE, "containers": [{"name": "frontend", "ports": list(ports)}]},
+        "status": {"phase": "Running"},
+    }
+
+
+async def test_doctor_runs_on_the_node_and_passes_its_status_on(plugin: Plugin) -> None:
+    """In the container of the driver's pod there; without such a pod the command says so."""
+    code, _, err = await plugin.run("doctor", NODE)
+    assert (code, "no running pod of dra-driver-numa on node node-a" in err) == (1, True)
+    plugin.server.store.create(PODS, "numa", driver_pod())
+    code, out, _ = await plugin.run("doctor", NODE, "-o", "json", FAKE_KUBECTL_STATUS="1")
+    command = ["--", "dra-frontend", "doctor", "-o", "json"]
+    assert (code, json.loads(out)) == (1, ["-n", "numa", "driver-1", "-c", "frontend", *command])
+
+
+async def test_the_page_is_forwarded(plugin: Plugin) -> None:
+    """From a local port to the one that the pod names; where it names none, the setting is named."""
+    plugin.server.store.create(PODS, "numa", driver_pod({"name": "page", "containerPort": 8082}))
+    code, out, err = await plugin.run("page", NODE, "--no-browser")
+    assert (code, out) == (0, "http://localhost:40001/   (Ctrl-C ends it)\n")
+    assert json.loads(err) == ["-n", "numa", "pod/driver-1", ":8082"]
+    plugin.server.store.delete(PODS, "numa", "driver-1")
+    plugin.server.store.create(PODS, "numa", driver_pod())
+    code, _, err = await plugin.run("page", NODE)
+    assert (code, "driverConfig.pagePort" in err) == (1, True)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the plugin makes of objects and texts that anybody in a cluster may have written."""
+
+import json
+from typing import Any
+
+import pytest
+from dra_frontend.devices.quantity import format_quantity
+from hypothesis import given
+from hypothesis import strategies as st
+from kubectl_numa.cluster import read_cluster
+from kubectl_numa.quantity import Amount, format_bytes, parse_quantity
+from kubectl_numa.tables import document, safe, table
+from kubectl_numa.views import claim_rows, explain, free_rows, node_rows
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=20,
+)
+WORDS = ("spec", "status", "metadata", "driver", "pool", "devices", "allocation", "results", "capacity", "requests")
+ODD = st.recursive(
+    JSON | st.sampled_from(["dra.cpu", "dra.memory", "4"]),
+    lambda inner: st.dictionaries(st.sampled_from(WORDS), inner | st.lists(inner, max_size=2), max_size=4),
+    max_leaves=20,
+)
+
+
+@given(st.integers(0, 1 << 60), st.booleans())
+def test_quantities_are_those_of_the_driver(amount: int, binary: bool) -> None:
+    """What the driver publishes is read as the same number."""
+    assert parse_quantity(format_quantity(amount, binary=binary)) == amount
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [("4", 4), ("1500m", 2), ("2Gi", 2 << 30), ("1.5Ki", 1536), ("1e3", 1000), ("2E", 2 * 10**18), ("1Ei", 1 << 60)],
+)
+def test_every_form_of_a_quantity_is_read(text: str, amount: int) -> None:
+    """Decimal and binary units, exponents and thousandths; fractions count as one more."""
+    assert parse_quantity(text) == amount
+
+
+@given(st.text())
+def test_a_quantity_that_is_none_counts_nothing(text: str) -> None:
+    """No text, however long or odd, ends the command."""
+    assert parse_quantity(text) >= 0
+    assert parse_quantity("9" * 100_000) == 0
+
+
+def test_bytes_are_short() -> None:
+    """Three digits or so, and a unit."""
+    assert [format_bytes(size) for size in (0, 512, 1536, 62 << 30, 3 << 29)] == ["0", "512", "1.5Ki", "62Gi", "1.5Gi"]
+
+
+@given(st.text())
+def test_nothing_reaches_the_terminal_but_text(text: str) -> None:
+    """No control character, no escape sequence, and nothing that turns the direction of writing round."""
+    assert safe(text).isprintable()
+    assert table([{"claim": text}]).count("\n") == 1
+    assert json.loads(document([{"claim": text}])) == [{"claim": text}]
+    assert document([{"claim": text}]).isascii()
+
+
+@given(st.lists(ODD.filter(lambda one: isinstance(one, dict)), max_size=3), st.lists(ODD, max_size=3))
+def test_an_odd_object_ends_no_command(slices: list[Any], claims: list[Any]) -> None:
+    """Objects of other versions or hands are read as far as they can be."""
+    cluster = read_cluster(slices, [one for one in claims if isinstance(one, dict)])
+    for rows in (node_rows(cluster), free_rows(cluster), claim_rows(cluster)):
+        assert table(rows) if rows else True
+    assert all(list(explain(cluster, claim)) for claim in cluster.claims)
+
+
+def slice_of(generation: int, *devices: dict[str, Any]) -> dict[str, Any]:
+    """A slice of node-a's CPUs."""
+    pool = {"name": "node-a", "generation": generation, "resourceSliceCount": 1}
+    return {"spec": {"driver": "dra.cpu", "nodeName": "node-a", "pool": pool, "devices": list(devices)}}
+
+
+def test_of_a_pool_the_newest_generation_counts() -> None:
+    """Slices that are about to be deleted do not make a node look larger."""
+    old = slice_of(1, {"name": "a", "capacity": {"dra.cpu/cpu": {"value": "8"}}})
+    new = slice_of(2, {"name": "b", "capacity": {"dra.cpu/cpu": {"value": "4"}}})
+    for slices in ([old, new], [new, old]):
+        assert [row["cpu"] for row in free_rows(read_cluster(slices, []))] == [Amount(4, is_bytes=False)]
+
+
+def test_what_watches_a_device_takes_nothing_of_it() -> None:
+    """A claim with adminAccess leaves a device as free as it was, and a single CPU without capacity counts as one."""
+    slices = [slice_of(1, {"name": "cpudev000"}, {"name": "cpudev001"})]
+    results = [
+        {"driver": "dra.cpu", "pool": "node-a", "device": "cpudev000", "adminAccess": True},
+        {"driver": "dra.cpu", "pool": "node-a", "device": "cpudev001"},
+    ]
+    claim = {"metadata": {"name": "c"}, "status": {"allocation": {"devices": {"results": results}}}}
+    assert [row["cpu"] for row in free_rows(read_cluster(slices, [claim]))] == [Amount(1, is_bytes=False)]

@@ -241,6 +241,20 @@ def test_the_network_is_closed_but_for_metrics_and_the_api_server() -> None:
     assert policy["ingress"][0]["from"] == [{"podSelector": {}}]
 
 
+def test_what_the_plugin_looks_for_is_in_the_pods_of_every_group() -> None:
+    """``kubectl numa`` finds the driver's pod by a label, its container by name and the page by the port's name."""
+    group = {"name": "quiet", "nodeSelector": {"quiet": "yes"}, "driverConfig": {"pagePort": 8083}}
+    documents = render({"groups": [group], "driverConfig": {"pagePort": 8082}})
+    templates = [one["spec"]["template"] for one in documents if one["kind"] == "DaemonSet"]
+    ports = []
+    for template in templates:
+        assert template["metadata"]["labels"]["app.kubernetes.io/part-of"] == "dra-driver-numa"
+        [frontend] = [one for one in template["spec"]["containers"] if one["name"] == "frontend"]
+        ports += [port["containerPort"] for port in frontend["ports"] if port["name"] == "page"]
+    assert sorted(ports) == [8082, 8083]
+    assert "page" not in {port["name"] for port in container(render(), "frontend")["ports"]}
+
+
 def test_only_the_frontend_can_speak_to_the_api_server() -> None:
     """The backend gets no token; the frontend's is bound to its pod, so that the admission policy knows the node."""
     documents = render()

@@ -47,6 +47,16 @@ def test_an_unregistered_frontend_is_alive_and_shows_nothing_else(open_stage: Op
     assert frontend.alive
 
 
+def test_the_page_has_a_port_where_it_is_switched_on(open_stage: OpenStage, unused_tcp_port: int) -> None:
+    """The setting alone opens it, with what the page needs and nothing else, and no backend is waited for."""
+    stage = open_stage(backend="", config={"pagePort": unused_tcp_port})
+    frontend = stage.add_instance().frontend
+    becomes(unused_tcp_port, "/", 200)
+    for path, status in {"/page.js": 200, "/v1/node": 200, "/v1/claims": 404, "/metrics": 404}.items():
+        assert probe(unused_tcp_port, path) == status, path
+    assert frontend.alive
+
+
 @pytest.mark.fault("cpu peer 9.4.6")
 def test_readiness_follows_the_runtime_and_liveness_does_not(
     open_stage: OpenStage, unused_tcp_port_factory: Callable[[], int]

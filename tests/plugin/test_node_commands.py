@@ -11,7 +11,7 @@ from tests.rigs.builders import NODE
 def driver_pod(*ports: dict[str, Any]) -> dict[str, Any]:
     """The driver's pod on the node."""
     return {
-        "metadata": {"name": "driver-1", "labels": {"app.kubernetes.io/name": "dra-driver-numa"}},
+        "metadata": {"name": "driver-1", "labels": {"app.kubernetes.io/part-of": "dra-driver-numa"}},
         "spec": {"nodeName": NODE, "containers": [{"name": "frontend", "ports": list(ports)}]},
         "status": {"phase": "Running"},
     }

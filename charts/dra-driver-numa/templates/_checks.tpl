@@ -117,16 +117,16 @@
 {{- if and .Values.hugepageProvision.enabled (not .Values.hugepageProvision.pages) -}}
 {{- fail (printf "%shugepageProvision.pages: is empty although hugepageProvision.enabled is true" $in) -}}
 {{- end -}}
+{{- with .Values.driverConfig.pagePort -}}
+{{- if has (int .) (list (int $.Values.frontend.port) (int $.Values.backend.port)) -}}
+{{- fail (printf "%sdriverConfig.pagePort: %d is frontend.port or backend.port: choose another one, such as 8082" $in (int .)) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "numa.checkPods" -}}
 {{- if eq (int .Values.frontend.port) (int .Values.backend.port) -}}
 {{- fail (printf "frontend.port and backend.port are both %d: the containers share one network, choose different ones" (int .Values.backend.port)) -}}
-{{- end -}}
-{{- with .Values.driverConfig.pagePort -}}
-{{- if has (int .) (list (int $.Values.frontend.port) (int $.Values.backend.port)) -}}
-{{- fail (printf "driverConfig.pagePort: %d is frontend.port or backend.port: choose another one, such as 8082" (int .)) -}}
-{{- end -}}
 {{- end -}}
 {{- range $key := keys (include "numa.selector" . | fromYaml) -}}
 {{- if hasKey (default dict $.Values.podLabels) $key -}}

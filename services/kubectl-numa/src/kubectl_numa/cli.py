@@ -15,7 +15,8 @@ from kubectl_numa.views import claim_rows, explain, free_rows, node_rows
 
 _DRA: Final = "resource.k8s.io"
 _PASSED: Final = ("kubeconfig", "context", "cluster", "user", "as", "request-timeout")
-_LABEL: Final = "app.kubernetes.io/name"
+_LABEL: Final = "app.kubernetes.io/part-of"
+"""Of every pod of the chart, whatever group of nodes it is for."""
 _CONTAINER: Final = "frontend"
 
 

@@ -4,8 +4,9 @@
 # release.sh --check            makes it twice, from nothing, and compares the digests; dist/ is left alone
 # release.sh --without-images   leaves out the images and their SBOMs, which need root and minutes
 #
-# Images by architecture (docker load, ctr import) with an SBOM each, the chart, the manifests, the kubectl plugin where
-# hack/plugin.sh makes one, and SHA256SUMS of all. The same commit and the same Debian archive give the same bytes.
+# Images by architecture (docker load, ctr import) with an SBOM each, the chart, the manifests, the kubectl plugin (with
+# REPOSITORY=ADDRESS also its manifest for krew), and SHA256SUMS of all. The same commit and the same Debian archive
+# give the same bytes.
 # Variables: ARCHITECTURES (default "amd64 arm64"), DIST, and those of hack/images.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -47,7 +48,7 @@ make_release() { # make_release [--without-images]
   [ "${1:-}" = --without-images ] || images "$version"
   chart "$version"
   hack/manifests.sh >"$DIST/dra-driver-numa-$version.yaml"
-  [ ! -x hack/plugin.sh ] || hack/plugin.sh "$DIST"
+  "$PYTHON" -m hack.plugin "$DIST" "${REPOSITORY:-}"
   (cd "$DIST" && LC_ALL=C && sha256sum -- * >SHA256SUMS)
 }
 

@@ -256,7 +256,7 @@ def main(settings: Settings) -> int:
     """Runs the service until SIGTERM; returns the exit code."""
     set_up_logging(settings.config.log_level, settings.config.log_format)
     raise_descriptor_limit()
-    fields = {"node": settings.node_name, "pod_uid": settings.pod_uid, "config": str(settings.config)}
+    fields = {"node": settings.node_name, "pod_uid": settings.pod_uid, "config": settings.config.model_dump_json()}
     _log.info("starting", extra={"version": __version__, **fields})
     code = 0
     try:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from dra_frontend.api_server.errors import UnavailableError
 from dra_frontend.claims.directory import ClaimFiles
+from dra_frontend.claims.reconciler import SWEEP_SECONDS, Reconciler
 from numa_node.claim_directory import DirectoryReplacedError
 
 from tests.fakes.waiting import eventually
-from tests.rigs.builders import claim, cpus, memory, record
+from tests.rigs.builders import NODE, claim, cpus, memory, record
 from tests.rigs.frontend import Claims, Frontend
 
 USE = {"uid": "u", "driver": "dra.cpu"}
@@ -146,6 +147,18 @@ async def test_a_sweep_asks_for_one_claim_at_a_time(node: Frontend, api: Claims)
     assert [record.claim.uid for record in node.store.ledger.records] == ["u"]
     await node.reconciler.sweep_some()
     assert api.read == ["claim-v", "claim-u"]
+
+
+async def test_a_sweep_begins_again_after_minutes(node: Frontend, api: Claims) -> None:
+    """What thousands of nodes ask about claims that nothing happens to must not grow with the seconds."""
+    clock = iter([0.0, 0.0, 2.0, SWEEP_SECONDS - 1, 2 * SWEEP_SECONDS, 2 * SWEEP_SECONDS])
+    reconciler = Reconciler(NODE, api, node.store, node.backend, lambda: next(clock))
+    api.read.clear()
+    for _ in range(3):
+        await reconciler.sweep_some()
+    assert api.read == ["claim-u"]
+    await reconciler.sweep_some()
+    assert api.read == ["claim-u"] * 2
 
 
 @pytest.mark.fault("frontend A12", "frontend A13")

@@ -5,6 +5,7 @@ Every call is bounded in time and size, its answer is checked for its shape, and
 """
 
 import asyncio
+import random
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from datetime import UTC, datetime
@@ -151,7 +152,8 @@ class KubeClient:
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": resource_version,
-            "timeoutSeconds": str(_WATCH_SECONDS),
+            # Not all nodes of a cluster at once, after a server has restarted.
+            "timeoutSeconds": str(random.randint(_WATCH_SECONDS, 2 * _WATCH_SECONDS)),  # noqa: S311 - guards nothing
         }
         call = Call("watch", *_SLICES, query=query)
         await self._pace.turn()

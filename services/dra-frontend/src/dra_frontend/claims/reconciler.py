@@ -3,11 +3,14 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from math import inf
 from typing import Final
 
 from numa_contract.names import DRIVERS, ClaimKey
@@ -31,6 +34,8 @@ _log = logging.getLogger(__name__)
 _THOROUGH_TICKS: Final = 5
 # What could not be done for a container is tried again after so long, without news.
 _RETRY_SECONDS: Final = 5.0
+SWEEP_SECONDS: Final = 300.0
+"""From the begin of one sweep to that of the next, up to twice as long: a cluster has thousands of nodes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,8 +46,10 @@ class Reconciler:
     _source: ClaimSource
     _store: ClaimStore
     _backend: BackendView
+    _clock: Callable[[], float] = time.monotonic
     _followed: dict[str, ContainerReport] = field(default_factory=dict)
     _sweep: list[str] = field(default_factory=list)
+    _next_sweep: float = -inf
     _detached: bool = False
     _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError, Refused))
 
@@ -104,12 +111,14 @@ class Reconciler:
     async def sweep_some(self) -> None:
         """Compares the records of one claim with it, if this instance leads: each in its turn. Raises nothing.
 
-        One at a time is a claim in two seconds: what the API server is asked does not grow with the claims.
+        One at a time is a claim in two seconds at most. Only a claim whose release the kubelet never asked for waits.
         """
         if not self._backend.leads:
             return
         ledger = self._store.ledger
-        if not self._sweep:
+        if not self._sweep and self._clock() >= self._next_sweep:
+            # Not all nodes of a cluster at once.
+            self._next_sweep = self._clock() + SWEEP_SECONDS * random.uniform(1, 2)  # noqa: S311 - guards nothing
             self._sweep = sorted({record.claim.uid for record in ledger.records})
         uid = self._sweep.pop() if self._sweep else ""
         try:

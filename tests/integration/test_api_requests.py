@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one node asks of the API server, counted by the server: the figures of docs/fleet.md."""
+
+import time
+from collections import Counter
+
+import pytest
+
+from tests.stage.pods import StagePod, cpus, hugepages, make_claim
+from tests.stage.process import wait_for
+from tests.stage.stage import OpenStage, Stage
+
+# By verb and resource. A watch counts when it ends. Each driver tries its first slice without storing it; three slices
+# are CPUs, memory and hugepages, and each write reads the Node that will own the slice.
+START = {("get", "nodes"): 6, ("list", "resourceslices"): 2, ("create", "resourceslices"): 2 + 3}
+# Each driver reads the claim, and the Node when that was not read for ten seconds; status.devices is written once.
+CLAIM = {("get", "resourceclaims"): 2, ("patch", "resourceclaims"): 1}
+TAKE_OVER = {("get", "nodes"): 1, ("list", "resourceslices"): 2, ("get", "resourceclaims"): 1}
+IDLE_SECONDS = 3.0
+
+
+def asked(stage: Stage) -> Counter[tuple[str, str]]:
+    """What our frontends have asked so far."""
+    served = stage.api("/fake", "POST", {"served": True})["served"]
+    found = Counter((one["verb"], one["resource"]) for one in served if "dra" in one["agent"])
+    found.pop(("watch", "resourceslices"), None)
+    return found
+
+
+def settled(stage: Stage) -> Counter[tuple[str, str]]:
+    """The same, when nothing was asked for a while."""
+
+    def quiet() -> Counter[tuple[str, str]] | None:
+        before = asked(stage)
+        time.sleep(IDLE_SECONDS)
+        return before if asked(stage) == before else None
+
+    found = wait_for("the frontend to be idle", quiet, 30)
+    assert found is not None
+    return found
+
+
+@pytest.mark.timeout(180)
+def test_a_node_asks_little(open_stage: OpenStage) -> None:
+    """Only what happens costs: a start, a claim, and a new pod that takes over. An idle node asks nothing."""
+    stage = open_stage()
+    first = stage.add_ready_instance()
+    start = settled(stage)
+    assert dict(start) == START
+    with StagePod(stage, "db") as pod:
+        pod.claim = make_claim(stage, "db", [cpus(2), hugepages("4Mi")], [pod.reference])
+        pod.prepare()
+        pod.run()
+        path = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/db"
+        wait_for("a status", lambda: stage.api(path)["status"].get("devices"), 30)
+        claimed = settled(stage)
+        cost = claimed - start
+        assert cost.pop(("get", "nodes"), 0) <= 1
+        assert dict(cost) == CLAIM
+        stage.add_ready_instance()
+        first.frontend.stop()
+        first.backend.stop()
+        wait_for("the claim to be compared", lambda: (asked(stage) - claimed)["get", "resourceclaims"], 30)
+        taken_over = settled(stage)
+        assert dict(taken_over - claimed) == TAKE_OVER
+        pod.end()
+    assert settled(stage) == taken_over

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parsers of dra-frontend: of claims, answers of the API server, reports of the backend, and its own journal."""
 
+import gzip
+import io
 import json
+import tarfile
 import tempfile
 import zlib
 from contextlib import suppress
@@ -14,6 +17,7 @@ from dra_frontend.allocation.decide import judge
 from dra_frontend.api_server import answers
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.api_server.requests import Call
+from dra_frontend.bundle.archive import ArchiveError, extract
 from dra_frontend.claims.backend import BackendView, read_state
 from dra_frontend.claims.journal import SLOT_BYTES, Journal
 from dra_frontend.commands.classes import known_classes
@@ -85,6 +89,15 @@ def _manifests(data: bytes) -> None:
     for workload in 2 * workloads[:4]:
         with suppress(UnschedulableError):
             search.allocate([claim.wanted for claim in workload.claims])
+
+
+def _archive(data: bytes) -> None:
+    """Unpacks what somebody sends with a bug report."""
+    with tempfile.TemporaryDirectory(prefix="fuzz") as held:
+        root = Path(held, "into")
+        with suppress(OSError):
+            extract(io.BytesIO(data), root)
+        assert {one.name for one in Path(held).iterdir()} <= {"into"}
 
 
 def _watch(data: bytes) -> None:
@@ -236,6 +249,18 @@ def _selecting(expression: str) -> bytes:
     return json.dumps(_manifest("ResourceClaim", devices={"requests": requests})).encode()
 
 
+_KINDS = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.GNUTYPE_SPARSE)
+
+
+def _tarred(name: str, kind: bytes, data: bytes, packed: bool) -> bytes:
+    made = io.BytesIO()
+    with tarfile.TarFile.open(fileobj=made, mode="w") as tar:
+        entry = tarfile.TarInfo(name)
+        entry.type, entry.size, entry.linkname = kind, len(data), "/etc"
+        tar.addfile(entry, io.BytesIO(data))
+    return gzip.compress(made.getvalue()) if packed else made.getvalue()
+
+
 _slice = {
     "kind": "ResourceSlice",
     "metadata": {"name": "s", "uid": "u", "resourceVersion": "3"},
@@ -299,6 +324,27 @@ TARGETS = [
             _selecting("-" * 900 + "1 == 1"),
             _selecting("(" * 300 + "1" + ")" * 300),
             _selecting("[" + "1," * 400 + "1] == [2]"),
+        ),
+    ),
+    Target(
+        "archive",
+        _archive,
+        st.builds(
+            _tarred,
+            st.sampled_from(["node/manifest.json", "node/../x", "/x", "node/a", "node/a/b", "x", "node/\0"]),
+            st.sampled_from(
+                [tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.GNUTYPE_SPARSE]
+            ),
+            st.binary(max_size=40),
+            st.booleans(),
+        ),
+        (ArchiveError,),
+        # 64 KiB unpack to 64 MiB of nothing.
+        milliseconds=1500,
+        bombs=(
+            gzip.compress(b"\0" * (60 << 20)),
+            _tarred("node/manifest.json", tarfile.REGTYPE, b"\0" * (40 << 20), True),
+            _tarred("node/" + "x" * 60_000, tarfile.REGTYPE, b"", True),
         ),
     ),
     Target(

@@ -4,6 +4,8 @@
 import json
 import subprocess
 import sys
+import tarfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,3 +96,32 @@ def test_nobody_knows_it(flags: list[str]) -> None:
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "neither this node nor namespace default has a claim nobody" in err
     assert explain(flags, "cpu/999") == (2, "", "dra-frontend: this machine has no cpu 999\n")
+
+
+def test_an_archive_without_names(stage: Stage, flags: list[str], tmp_path: Path) -> None:
+    """Masked, no file of it has a name of the cluster; what a claim has is explained from it as on the node."""
+    with claim_pod(stage, "billing-7f9", cpus(4), hugepages(4 << 20)) as pod:
+        pod.prepare()
+        pod.run("ledger")
+        archive = tmp_path / "a.tar.gz"
+        for mask in ([], ["--mask"]):
+            command = [sys.executable, "-m", "dra_frontend", *flags, "gather", "-o", str(archive), *mask]
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+            assert "not read" not in ran.stderr
+            files = contents(archive)
+            names = ("billing-7f9", "ledger", stage.settings.node, "default/", '"default"')
+            found = {name for text in files.values() for name in names if name in text}
+            assert found == (set() if mask else set(names))
+        live = document(flags, pod.claim_uid)[1]
+        kept = json.loads(explain([], pod.claim_uid, "--from", str(archive), "-o", "json")[1])
+        masked = {"claim", "pods", "containers"}
+        assert {key: kept[key] for key in kept.keys() - masked} == {key: live[key] for key in live.keys() - masked}
+        assert [one["cpus"] for one in kept["containers"]] == [one["cpus"] for one in live["containers"]]
+        assert [one["kernel"] for one in kept["containers"]] == [one["kernel"] for one in live["containers"]]
+
+
+def contents(archive: Path) -> dict[str, str]:
+    """The files in an archive, by their paths."""
+    with tarfile.open(archive) as tar:
+        files = {one.name: tar.extractfile(one) for one in tar if one.isfile()}
+        return {name: file.read().decode() for name, file in files.items() if file}

@@ -4,6 +4,7 @@
 import argparse
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from numa_contract.config import Config
 from numa_node.addresses import node_name, parse_bind_address, pod_uid
@@ -25,6 +26,8 @@ _CONFIG_FLAGS = {
     "--log-level": "logLevel",
     "--log-format": "logFormat",
 }
+
+_MOUNTED = "/etc/dra-driver-numa/config.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,13 @@ def load_settings(arguments: argparse.Namespace) -> Settings:
         host_root=arguments.host_root,
         bind=parse_bind_address(arguments.bind_address),
     )
+
+
+def load_pod_settings(arguments: argparse.Namespace) -> Settings:
+    """As :func:`load_settings`, with the file that the chart mounts where none is given. Raises ConfigError."""
+    if arguments.config is None and Path(_MOUNTED).exists():
+        arguments.config = _MOUNTED
+    return load_settings(arguments)
 
 
 def open_host(settings: Settings) -> FileTree:

@@ -4,7 +4,8 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from numa_contract import __version__
@@ -13,6 +14,7 @@ from numa_node.config_file import read_yaml
 
 from dra_frontend.commands.classes import device_classes
 from dra_frontend.commands.forms import object_list, structured
+from dra_frontend.commands.gather import CONFIG, gather, node_of, opened
 from dra_frontend.commands.inspect import claimable, claimable_table, machine_table, report
 from dra_frontend.commands.node_files import check, read_node
 from dra_frontend.commands.provision import KernelPools, preview, provision, rows_table
@@ -27,9 +29,10 @@ from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.host_tree import HostTree
 from dra_frontend.scheduling.simulation import NODE
-from dra_frontend.settings import add_run_arguments, load_settings, open_host
+from dra_frontend.settings import add_run_arguments, load_pod_settings, load_settings, open_host
 
 _FAILED, _BAD_INPUT, _DOES_NOT_FIT = 1, 2, 3
+_OF_ARCHIVES: Final = ("inspect", "classes", "simulate", "explain")
 _MOST_TIMES: Final = 1024
 
 
@@ -43,8 +46,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     made = {name: commands.add_parser(name, help=text) for name, (_, text, _) in _COMMANDS.items()}
     for name, command in made.items():
-        forms = _COMMANDS[name][2]
-        command.add_argument("-o", "--output", choices=forms, default=forms[0])
+        if forms := _COMMANDS[name][2]:
+            command.add_argument("-o", "--output", choices=forms, default=forms[0])
         # SUPPRESS: an absent flag must not hide the one given before the command.
         command.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="configuration file (YAML)")
         command.add_argument("--host-root", metavar="DIR", default=argparse.SUPPRESS, help="another root than /")
@@ -52,6 +55,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_simulate_arguments(made["simulate"])
     subject = "claim or pod ([NAMESPACE/]NAME or UID), CPU or device; claim/, pod/, cpu/, device/ before it says which"
     made["explain"].add_argument("subject", metavar="CLAIM|POD|CPU|DEVICE", help=subject)
+    made["gather"].add_argument("-o", "--output", metavar="FILE", required=True, help="archive; - is standard output")
+    masks = "replace the names of pods, containers, namespaces, claims and the node by numbers"
+    made["gather"].add_argument("--mask", action="store_true", help=masks)
+    for name in _OF_ARCHIVES:
+        text = "what gather has packed, or where that was unpacked: its machine, claims and configuration"
+        made[name].add_argument("--from", dest="source", metavar="FILE-or-DIR", help=text)
     pages = made["provision"]
     pages.add_argument("files", metavar="FILE", nargs="+", help="HugePageProvision (YAML)")
     pages.add_argument("--dry-run", action="store_true", help="check the files and show what there is; change nothing")
@@ -96,7 +105,7 @@ def _classes(arguments: argparse.Namespace) -> str:
 
 
 def _simulate(arguments: argparse.Namespace) -> tuple[str, int]:
-    settings = load_settings(arguments)
+    settings = load_pod_settings(arguments)
     if not arguments.claim + arguments.pod:
         raise ConfigError("command line", ["simulate needs --claim FILE or --pod FILE"])
     # Any name does: nothing is published, and a made-up machine may have been captured under one that is not valid.
@@ -110,10 +119,16 @@ def _simulate(arguments: argparse.Namespace) -> tuple[str, int]:
 def _explain(arguments: argparse.Namespace) -> tuple[str, int]:
     from dra_frontend.commands.explain import explain  # noqa: PLC0415 - the API server's library costs the others 0.5 s
 
-    found, problems = explain(load_settings(arguments), arguments.subject)
+    found, problems = explain(load_pod_settings(arguments), arguments.subject, alone=arguments.source is not None)
     if arguments.output == "table":
         return explanation_text(found, problems), _FAILED if problems else 0
     return structured({**found, "problems": problems}, arguments.output), _FAILED if problems else 0
+
+
+def _gather(arguments: argparse.Namespace) -> str:
+    summary = gather(load_pod_settings(arguments), arguments.output, masked=arguments.mask)
+    print(summary, file=sys.stderr)
+    return ""
 
 
 def _provision(arguments: argparse.Namespace) -> str | tuple[str, int]:
@@ -138,9 +153,23 @@ _COMMANDS: Final[dict[str, tuple[_Command, str, tuple[str, ...]]]] = {
     "classes": (_classes, "print the DeviceClasses that this machine's devices need", ("yaml", "json")),
     "simulate": (_simulate, "show what claims and pods would get of this node", ("table", "json", "yaml")),
     "explain": (_explain, "say what something has, why, and what enforces it", ("table", "json", "yaml")),
+    "gather": (_gather, "pack what a bug report needs into one archive", ()),
     "provision": (_provision, "allocate hugepages as HugePageProvision files say", ("table", "json")),
     "version": (_version, "print the version, as --version does", ("text",)),
 }
+
+
+@contextmanager
+def _source(arguments: argparse.Namespace) -> Iterator[None]:
+    """Lets an archive be the host, with its configuration where none is given."""
+    if getattr(arguments, "source", None) is None:
+        yield
+        return
+    with opened(arguments.source) as root:
+        arguments.host_root = str(root)
+        arguments.config = arguments.config or str(root / CONFIG)
+        arguments.node = arguments.node or node_of(root)
+        yield
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -151,9 +180,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             from dra_frontend.app import main as run_service  # noqa: PLC0415 - grpc and kubernetes cost the commands 1 s
 
             return run_service(load_settings(arguments))
-        answer = _COMMANDS[arguments.command][0](arguments)
+        with _source(arguments):
+            answer = _COMMANDS[arguments.command][0](arguments)
         text, code = (answer, 0) if isinstance(answer, str) else answer
-        print(text, flush=True)
+        if text:
+            print(text, flush=True)
     except (ConfigError, InventoryError, HostTreeError, UnknownSubjectError) as error:
         below = (
             f" (below {arguments.host_root})" if isinstance(error, HostTreeError) and arguments.host_root != "/" else ""

@@ -2,9 +2,11 @@
 """Reads what ``dra-frontend explain`` needs: the node's files, the running service, and the API server."""
 
 import asyncio
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from numa_contract.names import FAULT_TAINTS, OVERCLAIMED_TAINTS
@@ -13,6 +15,7 @@ from numa_contract.reports import ContainerReport
 from dra_frontend.api_server.client import KubeClient, connect
 from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.api_server.errors import KubeError
+from dra_frontend.bundle.archive import STATE
 from dra_frontend.commands.classes import known_classes
 from dra_frontend.commands.node_files import NodeFiles, on_node, read_node
 from dra_frontend.devices.inventory import Inventory
@@ -33,14 +36,19 @@ _MOST_CLAIMS: Final = 5000
 """Of one namespace, that are looked through for those of a pod."""
 
 
-def explain(settings: Settings, subject: str) -> tuple[dict[str, Any], list[Problem]]:
-    """Returns the explanation and the problems; raises UnknownSubjectError."""
+def explain(settings: Settings, subject: str, *, alone: bool = False) -> tuple[dict[str, Any], list[Problem]]:
+    """Returns the explanation and the problems; raises UnknownSubjectError.
+
+    ``alone``: of an archive, for which no API server can be asked.
+    """
     known = read_known(settings)
     if (found := explain_known(known, subject)) is not None:
         return found
     kind, name = split_kind(subject)
     if kind not in ("", "claim", "pod"):
         raise UnknownSubjectError(f"this machine has no {kind} {name}")
+    if alone:
+        raise UnknownSubjectError(f"the archive knows nothing called {name}")
     try:
         return asyncio.run(_explain_pending(settings, known, kind, name))
     except KubeError as error:
@@ -67,7 +75,10 @@ def read_known(settings: Settings) -> Known:
 
 
 def read_state(settings: Settings) -> tuple[dict[str, Any], str]:
-    """Returns the service's documents by name; or none, and why."""
+    """Returns the service's documents by name, those in an archive first; or none, and why."""
+    kept = Path(settings.host_root, STATE)
+    with suppress(OSError, ValueError, RecursionError):
+        return {name: json.loads((kept / f"{name}.json").read_bytes()) for name in STATE_PATHS}, ""
     client = StateClient(on_node(settings.host_root, settings.config.run_dir))
     try:
         return {name: client.document(f"/v1/{name}") for name in STATE_PATHS}, ""

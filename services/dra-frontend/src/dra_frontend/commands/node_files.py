@@ -38,8 +38,7 @@ class NodeFiles:
 def read_node(settings: Settings, node: str, *, empty: bool = False) -> NodeFiles:
     """Reads the node; ``empty``: without its claims. Raises HostTreeError, and InventoryError for unusable names."""
     machine = discover(open_host(settings))
-    directory = on_node(settings.host_root, settings.config.cdi_dir)
-    claims = DirectoryView() if empty else ClaimDirectory(directory).refresh()
+    claims = DirectoryView() if empty else claim_files(settings)
     inventory = build_inventory(
         machine,
         settings.config,
@@ -48,6 +47,11 @@ def read_node(settings: Settings, node: str, *, empty: bool = False) -> NodeFile
         host_pages={} if empty else _host_pages(machine, settings.host_root, settings.config),
     )
     return NodeFiles(inventory, claims)
+
+
+def claim_files(settings: Settings) -> DirectoryView:
+    """Returns the claim files of the node; none where it has no CDI directory."""
+    return ClaimDirectory(on_node(settings.host_root, settings.config.cdi_dir)).refresh()
 
 
 def on_node(host_root: str, path: str) -> str:
@@ -59,7 +63,8 @@ def on_node(host_root: str, path: str) -> str:
     below = tree.real(path)
     if os.path.lexists(below):
         return below
-    return path if tree.read(_BOOT) == HostTree().read(_BOOT) else below
+    boot = tree.read(_BOOT)
+    return path if boot is not None and boot == HostTree().read(_BOOT) else below
 
 
 def check(inventory: Inventory, claims: DirectoryView | None = None) -> None:

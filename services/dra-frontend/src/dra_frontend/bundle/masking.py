@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of pods, containers, namespaces, claims and the node, replaced by numbers: the same name by the same one."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+# Names of Kubernetes: a name is not a part of a longer one.
+_BEFORE, _AFTER = r"(?<![a-z0-9-])(?<![a-z0-9]\.)", r"(?![a-z0-9-]|\.[a-z0-9])"
+_NAME: Final = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
+# How errors of this driver say them.
+_IN_TEXT: Final = re.compile(rf"(claim|pod) ({_NAME})/({_NAME})", re.ASCII)
+_FIELDS: Final[Mapping[str, str]] = {
+    "podName": "pod",
+    "podNamespace": "namespace",
+    "namespace": "namespace",
+    "node": "node",
+}
+_WORDS: Final = """
+dra.cpu dra.memory packed spread preferred required ignore group distribute only never any performance efficiency off
+keep move exclusive isolated mixed strict interleave none claim low min container pod partition pool numa unknown
+created running paused stopped prepared healthy unhealthy true false null
+"""
+KEPT: Final = frozenset(_WORDS.split())
+"""Words of the driver's own: as names they are replaced where a field says that they are names, and nowhere else."""
+
+
+class Masks:
+    """Which name became what."""
+
+    def __init__(self) -> None:
+        self._masks: dict[str, str] = {}
+        self._counts: dict[str, int] = {}
+        self._pattern: re.Pattern[str] | None = None
+
+    def add(self, kind: str, name: str) -> None:
+        """Takes a name of a kind of object; the first kind counts."""
+        if name and name not in self._masks:
+            number = self._counts[kind] = self._counts.get(kind, 0) + 1
+            self._masks[name] = f"{kind}-{number}"
+            self._pattern = None
+
+    def learn(self, document: Any) -> None:
+        """Takes the names in a JSON value: of fields that name something, and of sentences that do."""
+        waiting = [document]
+        while waiting:
+            one = waiting.pop()
+            if isinstance(one, dict):
+                self._learn_fields(one)
+                waiting.extend(one.values())
+            elif isinstance(one, list):
+                waiting.extend(one)
+            elif isinstance(one, str):
+                inner = _inner(one)
+                self.learn_text(one) if inner is None else waiting.append(inner)
+
+    def _learn_fields(self, fields: Mapping[str, Any]) -> None:
+        for field, kind in _FIELDS.items():
+            if isinstance(fields.get(field), str):
+                self.add(kind, fields[field])
+        match fields:
+            case {"uid": str(), "namespace": str(), "name": str(name)}:
+                self.add("claim", name)
+            case {"podUid": str(), "name": str(name)} | {"podUid": str(), "container": str(name)}:
+                self.add("container", name)
+            case {"uid": str(), "name": str(name), **rest} if not rest:
+                self.add("pod", name)
+        for claim in [fields.get("claim"), *(fields["claims"] if isinstance(fields.get("claims"), list) else ())]:
+            if isinstance(claim, str) and "/" in claim:
+                namespace, _, name = claim.partition("/")
+                self.add("namespace", namespace)
+                self.add("claim", name)
+
+    def learn_text(self, text: str) -> None:
+        """Takes the names of the sentences in a text."""
+        for what, namespace, name in _IN_TEXT.findall(text):
+            self.add("namespace", namespace)
+            self.add(what, name)
+
+    def text(self, text: str) -> str:
+        """Returns a text without the names, but for those that are words of the driver."""
+        if self._pattern is None:
+            names = sorted(self._masks.keys() - KEPT, key=len, reverse=True)
+            self._pattern = re.compile(f"{_BEFORE}({'|'.join(map(re.escape, names)) or '(?!)'}){_AFTER}", re.ASCII)
+        return self._pattern.sub(lambda match: self._masks[match[0]], text)
+
+    def document(self, value: Any, field: str = "") -> Any:
+        """Returns a JSON value without the names. Keys stay, except those with a slash: names of two parts."""
+        if isinstance(value, dict):
+            return {self.text(key) if "/" in key else key: self.document(one, key) for key, one in value.items()}
+        if isinstance(value, list):
+            return [self.document(one, field) for one in value]
+        if not isinstance(value, str):
+            return value
+        if (inner := _inner(value)) is not None:
+            return json.dumps(self.document(inner), separators=(",", ":"))
+        if field in _FIELDS or field in ("name", "container"):
+            return self._masks.get(value, self.text(value))
+        return self.text(value)
+
+    def learn_pools(self, names: Iterable[str]) -> None:
+        """Takes the pools of the node, whose names begin with its own: ``a-memory`` becomes ``node-1-memory``."""
+        for name in names:
+            nodes = [
+                one for one, mask in self._masks.items() if mask.startswith("node-") and name.startswith(f"{one}-")
+            ]
+            if nodes and name not in self._masks:
+                node = max(nodes, key=len)
+                self._masks[name] = self._masks[node] + name.removeprefix(node)
+                self._pattern = None
+
+
+def _inner(text: str) -> Any:
+    """Returns the object that a text holds as JSON, as the record in a claim file; None where it holds none."""
+    if not text.startswith("{"):
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

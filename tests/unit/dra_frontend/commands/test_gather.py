@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The archive as a host root: who has it sees what was to be seen on the node."""
+
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from dra_frontend.commands import cli
+
+from tests.rigs.builders import cpu_record, write_claim
+from tests.rigs.trees import NAMES, captured, small_machine, write_tree
+
+UID = "11111111-2222-3333-4444-555555555555"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Exit status and standard output."""
+    status = cli.main(list(arguments))
+    return status, capsys.readouterr().out
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    """The small machine, with a claim on it and no service."""
+    root = write_tree(small_machine(), tmp_path / "host")
+    (root / "var/run/cdi").mkdir(parents=True)
+    record = cpu_record(UID, "cpus=1-2", pods=("billing-7f9",))
+    of = {"device": "cpudevnuma000"}
+    results = [
+        part.model_copy(update={**of, "pool": "worker-1", "consumed": {"dra.cpu/cpu": "2"}}) for part in record.results
+    ]
+    parts = [part.model_copy(update=of) for part in record.cpus]
+    claim = record.claim.model_copy(update={"namespace": "accounts", "name": "card"})
+    write_claim(
+        root / "var/run/cdi",
+        record.model_copy(update={"results": tuple(results), "cpus": tuple(parts), "claim": claim}),
+    )
+    return root
+
+
+def contents(archive: Path) -> dict[str, str]:
+    """The files in an archive, by their paths."""
+    with tarfile.open(archive) as tar:
+        files = {one.name: tar.extractfile(one) for one in tar if one.isfile()}
+        return {name: file.read().decode() for name, file in files.items() if file}
+
+
+@pytest.mark.parametrize("name", [*NAMES, "/"])
+def test_an_archive_is_inspected_like_its_machine(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Captured machines, and the one that runs this test: the same output, from the file and from the directory."""
+    root = name if name == "/" else str(write_tree(captured(name), tmp_path / "host"))
+    archive, unpacked = tmp_path / "a.tar.gz", tmp_path / "unpacked"
+    before = run(capsys, "inspect", "--host-root", root, "-o", "json")
+    assert run(capsys, "gather", "--host-root", root, "-o", str(archive))[0] == 0
+    with tarfile.open(archive) as tar:
+        tar.extractall(unpacked, filter="data")
+    for source in (["--from", str(archive)], ["--from", str(unpacked)], ["--host-root", str(unpacked / "node")]):
+        assert run(capsys, "inspect", *source, "-o", "json") == before
+
+
+def test_claims_and_configuration_are_in_it(host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Explained and simulated from the archive, things are as on the node."""
+    config, archive, wanted = tmp_path / "config.yaml", tmp_path / "a.tar.gz", tmp_path / "c.yaml"
+    config.write_text('reservedCPUs: "0"\n')
+    wanted.write_text(yaml.safe_dump(_claim()))
+    there = ["--host-root", str(host), "--config", str(config)]
+    assert run(capsys, "gather", *there, "-o", str(archive))[0] == 0
+    assert archive.stat().st_mode & 0o777 == 0o600
+    for command in (["explain", "accounts/card", "-o", "json"], ["explain", "1"], ["simulate", "--claim", str(wanted)]):
+        live = run(capsys, *command, *there)
+        assert live[0] in (0, 1)
+        kept = run(capsys, *command, "--from", str(archive))
+        assert (kept[0], _same(kept[1])) == (live[0], _same(live[1]))
+    assert run(capsys, "explain", "--from", str(archive), "cpu0")[1].startswith("CPU 0: reserved")
+    assert run(capsys, "explain", "--from", str(archive), "accounts/other")[0] == 2
+
+
+def _claim() -> dict[str, Any]:
+    request = {"name": "r", "exactly": {"deviceClassName": "dra.cpu", "capacity": {"requests": {"dra.cpu/cpu": 2}}}}
+    return {"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": {"devices": {"requests": [request]}}}
+
+
+def _same(text: str) -> str:
+    """Without the lines that name the socket's path."""
+    return "\n".join(line for line in text.split("\n") if "state.sock" not in line)
+
+
+def test_masked_no_name_is_in_any_file(host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The claim is found by its mask, with its CPUs; unmasked all names are there."""
+    names = ("billing-7f9", "accounts", "card", "worker-1")
+    archive = tmp_path / "a.tar.gz"
+    there = ["--host-root", str(host), "--node", "worker-1", "--hostname-override", "worker-1"]
+    assert run(capsys, *there, "gather", "-o", str(archive))[0] == 0
+    whole = "".join(contents(archive).values())
+    assert all(name in whole for name in names)
+    assert run(capsys, *there, "gather", "--mask", "-o", str(archive))[0] == 0
+    masked = contents(archive)
+    assert [(name, path) for path, text in masked.items() for name in names if name in text + path] == []
+    assert json.loads(masked["node/manifest.json"])["masked"] is True
+    found = json.loads(run(capsys, "explain", "--from", str(archive), UID, "-o", "json")[1])
+    assert (found["claim"], found["has"][0]["cpus"]) == ("namespace-1/claim-1", "1-2")
+
+
+def test_no_secret_is_in_it(
+    host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the environment, nor where credentials are, nor a link's target or another driver's CDI file."""
+    monkeypatch.setenv("API_TOKEN", "s3cret")
+    (tmp_path / "token").write_text("s3cret")
+    (host / "var/run/cdi" / f"dra.k8s.io-memory_claim-{UID}.json").symlink_to(tmp_path / "token")
+    (host / "var/run/cdi" / "vendor.json").write_text("s3cret")
+    archive = tmp_path / "a.tar.gz"
+    there = ["--host-root", str(host), "--kubeconfig", str(tmp_path / "s3cret.kubeconfig")]
+    assert run(capsys, *there, "gather", "-o", str(archive))[0] == 0
+    files = contents(archive)
+    assert [path for path, text in files.items() if "s3cret" in path + text] == []
+    assert "is not a regular file" in files["node/manifest.json"]
+
+
+def test_to_standard_output(host: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    """Out of a container that can write nowhere and has no tar; what could not be read is on standard error."""
+    assert cli.main(["gather", "--host-root", str(host), "-o", "-"]) == 0
+    printed = capfdbinary.readouterr()
+    archive = tmp_path / "a.tar.gz"
+    archive.write_bytes(printed.out)
+    assert "node/manifest.json" in contents(archive)
+    assert b"not read: /v1/claims: " in printed.err
+
+
+@pytest.mark.parametrize(
+    ("make", "text"), [(lambda path: path.write_text("x"), "is no archive"), (lambda _: None, "cannot be read")]
+)
+def test_what_is_no_archive_is_status_2(
+    make: Any, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line names the file."""
+    make(tmp_path / "a")
+    assert cli.main(["inspect", "--from", str(tmp_path / "a")]) == 2
+    assert text in capsys.readouterr().err
+    assert cli.main(["gather", "-o", str(tmp_path / "none" / "a")]) == 2
+    assert "cannot be written" in capsys.readouterr().err

@@ -19,7 +19,7 @@ FITTING = "32intel64-2p8co2t+8ve"
 """Two NUMA nodes with 8 cores of two threads each."""
 # What an example needs beside the machine: its README says so.
 CONFIGS: dict[str, dict[str, Any]] = {
-    "slurm-bridge": {"groupBy": "machine"},
+    "slurm-bridge": {"cpuDeviceMode": "individual"},
     "named-cpus": {"allocator": "external"},
     "extended-resource": {"cpuDeviceMode": "individual"},
 }
@@ -169,6 +169,46 @@ def test_claims_of_this_node_count(tmp_path: Path, capsys: pytest.CaptureFixture
     assert row["claims"][0]["devices"][0]["device"] == "cpudevnuma001"
     (row,) = run(capsys, "--host-root", str(host), "--claim", file, "--empty")[1]["outcomes"]
     assert row["claims"][0]["devices"][0]["device"] == "cpudevnuma000"
+
+
+def test_a_class_of_another_driver_must_be_given(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What this machine does not have is no reason to guess; the remedy is in the sentence."""
+    status, outcome, _ = run(capsys, "--host-root", str(root), "--pod", str(EXAMPLES / "gpu-same-node.yaml"))
+    remedy = "add it to the files, and this node's ResourceSlices of its driver"
+    assert (status, reasons(outcome)) == (3, f"there is no DeviceClass gpu.nvidia.com; {remedy}")
+
+
+def pod(*containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    """A pod with the claim ``c`` under the name ``numa``."""
+    inner = {"resourceClaims": [{"name": "numa", "resourceClaimName": "c"}], "containers": list(containers), **spec}
+    return {"kind": "Pod", "metadata": {"name": "p"}, "spec": inner}
+
+
+def container(name: str, **more: Any) -> dict[str, Any]:
+    """A container that uses the claim."""
+    return {"name": name, "resources": {"claims": [{"name": "numa"}]}, **more}
+
+
+def test_what_would_go_wrong_later_is_noted(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two containers at the same time on one claim, and a pod that is killed first; neither keeps it from fitting."""
+    asked = claim("c", request("a", amount=2))
+    shared = {"apiVersion": "v1alpha1", "cpuConfig": {"sharing": "pod"}}
+    both = claim("c", request("a", amount=2), config=[{"opaque": {"driver": "dra.cpu", "parameters": shared}}])
+    sidecar = container("log", restartPolicy="Always")
+    said = {"resources": {"requests": {"cpu": "2"}}}
+    cases: list[tuple[list[dict[str, Any]], list[str]]] = [
+        ([asked, pod(container("a"), container("b"))], ["a and b use claim c", "BestEffort"]),
+        ([asked, pod(container("a"), initContainers=[container("first")], **said)], []),
+        ([asked, pod(container("a"), initContainers=[sidecar], **said)], ["log and a use claim c"]),
+        ([both, pod(container("a"), container("b"), **said)], []),
+    ]
+    for documents, notes in cases:
+        file = written(tmp_path / "p.yaml", *documents)
+        status, outcome, _ = run(capsys, "--host-root", str(root), "--pod", file)
+        (row,) = outcome["outcomes"]
+        found = sorted(row.get("notes", []), reverse=True)
+        assert (status, len(found)) == (0, len(notes)), found
+        assert all(any(note in text for text in found) for note in notes)
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,8 @@ class Bundle:
                 self.files[f"{STATE}/{name}.json"] = json.dumps(client.document(f"/v1/{name}"), indent=1)
             except NoServiceError as error:
                 self.missing[f"/v1/{name}"] = str(error)
+                if name == _DOCUMENTS[0]:
+                    return  # each of the others would wait as long
         for name in _PAGES:
             try:
                 self.files[f"{STATE}/{name}.txt"] = client.text(f"/{name}", also=503)

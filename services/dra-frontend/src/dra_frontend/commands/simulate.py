@@ -11,10 +11,13 @@ from dra_frontend.commands.forms import table
 from dra_frontend.commands.manifest_files import read_manifests
 from dra_frontend.commands.node_files import NodeFiles
 from dra_frontend.devices.quantity import format_quantity
+from dra_frontend.scheduling.fit import NO_CLASS
 from dra_frontend.scheduling.manifests import Workload
 from dra_frontend.scheduling.published import read_slices
 from dra_frontend.scheduling.reading import ManifestError
 from dra_frontend.scheduling.simulation import Row, Simulation
+
+_ADD = "; add it to the files, and this node's ResourceSlices of its driver"
 
 
 def prepared(
@@ -45,6 +48,9 @@ def simulate(simulation: Simulation, workloads: Sequence[Workload], times: int) 
         for number in range(1, times + 1)
         for workload in workloads
     ]
+    for row in rows:
+        if "reasons" in row:
+            row["reasons"] = [f"{why}{_ADD}" if why.startswith(NO_CLASS) else why for why in row["reasons"]]
     return {"outcomes": rows, "fit": sum(row["fits"] for row in rows), "of": len(rows), "pool": simulation.pool()}
 
 

@@ -114,7 +114,7 @@ def _device(found: Mapping[str, Any]) -> Iterator[str]:
     for claim, amount in found["claims"].items():
         yield f"{_INDENT}{amount} claimed by {claim}"
     for name, value in sorted(found["attributes"].items()):
-        yield f"{_INDENT}{name} = {value}"
+        yield f"{_INDENT}{name} = {str(value).lower() if isinstance(value, bool) else value}"
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

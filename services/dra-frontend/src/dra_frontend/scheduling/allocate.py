@@ -141,9 +141,9 @@ def _named(wish: Wish, verdicts: Sequence[Verdict]) -> str:
         )
     missing = [f"{one.device.name} {one.missing}" for one in verdicts if one.missing]
     fitting = len(verdicts) - len(missing)
-    wanted = f"{fitting} of {wish.count or len(verdicts)} devices; " if fitting or (wish.count or 1) > 1 else ""
+    wanted = [f"{fitting} of {wish.count or len(verdicts)} devices"] if fitting or (wish.count or 1) > 1 else []
     more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
-    return wanted + ", ".join(missing[:_MOST_NAMED]) + more
+    return "; ".join([*wanted, *([", ".join(missing[:_MOST_NAMED]) + more] if missing else [])])
 
 
 def _as_set(found: Any) -> frozenset[tuple[type, Any]]:

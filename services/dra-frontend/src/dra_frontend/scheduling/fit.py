@@ -13,6 +13,8 @@ from dra_frontend.scheduling.published import Key, Published
 from dra_frontend.scheduling.reading import ManifestError
 from dra_frontend.scheduling.wanted import DeviceClass, Wish
 
+NO_CLASS: Final = "there is no DeviceClass"
+"""How the refusal of a request begins whose class is not known."""
 _KEEPS_AWAY: Final = ("NoSchedule", "NoExecute")
 
 
@@ -58,7 +60,7 @@ def matching(wish: Wish, classes: Mapping[str, DeviceClass], devices: Iterable[P
     """
     device_class = classes.get(wish.device_class)
     if device_class is None:
-        raise ManifestError(f"there is no DeviceClass {wish.device_class}")
+        raise ManifestError(f"{NO_CLASS} {wish.device_class}")
     return [
         device
         for device in devices

@@ -2,7 +2,7 @@
 """Ordinary manifests: claims, templates, classes, slices, pods and what makes pods; other kinds are passed over."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from numa_contract.errors import shown
@@ -35,6 +35,8 @@ class Claim:
     namespace: str
     name: str
     wanted: Wanted
+    users: tuple[str, ...] = ()
+    """Containers of the pod that use it at the same time."""
 
     @property
     def document(self) -> dict[str, Any]:
@@ -143,15 +145,36 @@ def _workload(
     name: Name, spec: Mapping[str, Any], definitions: Manifests, classes: Mapping[str, DeviceClass]
 ) -> Workload:
     claims = dict(items(spec, "resourceClaims", lambda one: _claim_of_pod(name, one, definitions)))
-    containers = [*items(spec, "initContainers", lambda one: one), *items(spec, "containers", lambda one: one)]
+    before = items(spec, "initContainers", lambda one: one)
+    containers = [*before, *items(spec, "containers", lambda one: one)]
     for container in containers:
         try:
             items(mapping(container, "resources"), "claims", lambda one: _check_use(one, claims))
         except ManifestError as error:
             raise ManifestError(f"container {value(container, 'name', str, '')}: resources.{error}") from error
     extended, notes = _extended(containers, classes)
+    # An init container gives its claims back when it ends, unless it is a sidecar.
+    lasting = [one for one in containers if one not in before or one.get("restartPolicy") == "Always"]
+    claims = {inner: replace(one, users=_users(inner, lasting)) for inner, one in claims.items()}
+    if claims and not any(map(_requests, (spec, *containers))):
+        notes.append("no container requests cpu or memory: the pod is BestEffort, and killed first (docs/workloads.md)")
     made = [Claim(name[0], f"{name[1]}-extended-resources", extended)] if extended.requests else []
     return Workload(name[1], (*claims.values(), *made), tuple(notes))
+
+
+def _users(claim: str, containers: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Returns the containers that use a claim at the same time; ``containers`` have their fields checked."""
+    return tuple(
+        value(container, "name", str, "")
+        for container in containers
+        if any(use.get("name") == claim for use in mapping(container, "resources").get("claims") or ())
+    )
+
+
+def _requests(document: Mapping[str, Any]) -> bool:
+    """Tells whether a container, or a pod for all of them, requests what the QoS class depends on."""
+    resources = mapping(document, "resources")
+    return bool({"cpu", "memory"} & {*mapping(resources, "requests"), *mapping(resources, "limits")})
 
 
 def _claim_of_pod(pod: Name, entry: Mapping[str, Any], definitions: Manifests) -> tuple[str, Claim]:
@@ -181,7 +204,7 @@ def _extended(containers: Iterable[Mapping[str, Any]], classes: Mapping[str, Dev
         resources = mapping(container, "resources")
         asked = quantities(resources, "limits") | quantities(resources, "requests")
         for place, resource in enumerate(sorted(asked)):
-            if resource in _NODE_RESOURCES or resource.startswith("hugepages-"):
+            if not asked[resource] or resource in _NODE_RESOURCES or resource.startswith("hugepages-"):
                 continue
             served = next(
                 (one for one in classes.values() if resource in (one.extended_resource, _IMPLICIT + one.name)), None

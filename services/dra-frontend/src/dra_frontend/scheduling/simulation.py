@@ -77,14 +77,19 @@ class Simulation:
         for place, claim in enumerate(workload.claims):
             own = [one for one in choices if one.claim == place]
             try:
-                row["claims"].append(self._prepared(claim, own))
+                given, records = self._prepared(claim, own)
             except Refused as error:
                 # The devices stay allocated, as in a cluster, where nobody tries others: the pod waits for good.
                 self.files = before
                 return {**row, "fits": False, "stage": "preparing", "reasons": [str(error)]}
+            row["claims"].append(given)
+            if len(claim.users) > 1 and any(record.sharing != "pod" for record in records):
+                who = " and ".join(claim.users)
+                text = f"containers {who} use claim {claim.name}: one is refused, unless the claim says sharing: pod"
+                row.setdefault("notes", []).append(text)
         return row
 
-    def _prepared(self, claim: Claim, choices: Sequence[Choice]) -> Row:
+    def _prepared(self, claim: Claim, choices: Sequence[Choice]) -> tuple[Row, list[AllocationRecord]]:
         self._made += 1
         document = allocated(claim.document, claim.wanted, choices, self.classes)
         document["metadata"] = {**document["metadata"], "uid": f"simulated-{self._made}"}
@@ -96,7 +101,7 @@ class Simulation:
                 record = decide(judge(view, driver, self.inventory, self.config), self.inventory, Ledger(self.files))
                 self.files[driver, view.claim.uid] = ClaimFile.of(record)
                 records.append(record)
-        return {"name": claim.name, "devices": [_given(one, records) for one in choices]}
+        return {"name": claim.name, "devices": [_given(one, records) for one in choices]}, records
 
     def pool(self) -> str:
         """Returns the CPUs of everybody without a claim: the reserved ones where no other is left."""

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where files of a node are, for who looks at this machine and for who looks at another one."""
+
+from pathlib import Path
+
+from dra_frontend.commands.node_files import on_node
+
+BOOT = "proc/sys/kernel/random/boot_id"
+
+
+def test_a_directory_is_that_of_the_machine_that_is_meant(tmp_path: Path) -> None:
+    """Of another machine what is not below its root is not there; this machine has its own elsewhere, too."""
+    host, here = tmp_path / "host", tmp_path / "cdi"
+    here.mkdir()
+    (host / BOOT).parent.mkdir(parents=True)
+    below = str(host) + str(here)
+    assert on_node(str(host), str(here)) == below
+    (host / BOOT).write_text("another\n")
+    assert on_node(str(host), str(here)) == below
+    (host / BOOT).write_bytes(Path("/", BOOT).read_bytes())
+    assert on_node(str(host), str(here)) == str(here)
+    Path(below).mkdir(parents=True)
+    assert on_node(str(host), str(here)) == below
+    assert on_node("/", str(here)) == str(here)

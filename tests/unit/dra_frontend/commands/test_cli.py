@@ -119,6 +119,17 @@ def run(*arguments: str, **options: object) -> "subprocess.CompletedProcess[str]
     return subprocess.run(command, check=False, text=True, stderr=subprocess.PIPE, timeout=15, **options)  # type: ignore[call-overload, no-any-return] # options are of run()
 
 
+def test_the_service_pays_for_no_command() -> None:
+    """It runs on every node all the time: what a person asks now and then is read when it is asked."""
+    program = (
+        "import sys, dra_frontend.commands.cli, dra_frontend.app\n"
+        "paid = {'dra_frontend.explain', 'dra_frontend.bundle', 'dra_frontend.scheduling.cel', 'tarfile'}\n"
+        "sys.exit(' '.join(paid & sys.modules.keys()) or 0)\n"
+    )
+    ran = run("-c", program, stdout=subprocess.DEVNULL)
+    assert (ran.returncode, ran.stderr.strip()) == (0, "")
+
+
 def test_showing_needs_no_service_library(host: str) -> None:
     """inspect and slices start without gRPC, Kubernetes client and web server, which cost a second and 60 MB."""
     program = (

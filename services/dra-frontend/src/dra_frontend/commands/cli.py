@@ -14,24 +14,21 @@ from numa_node.config_file import read_yaml
 
 from dra_frontend.commands.classes import device_classes
 from dra_frontend.commands.forms import object_list, structured
-from dra_frontend.commands.gather import CONFIG, gather, node_of, opened
 from dra_frontend.commands.inspect import claimable, claimable_table, machine_table, report
 from dra_frontend.commands.node_files import check, read_node
 from dra_frontend.commands.provision import KernelPools, preview, provision, rows_table
 from dra_frontend.commands.provision import report as provision_report
 from dra_frontend.commands.provision_plan import plan, read_requested
-from dra_frontend.commands.simulate import outcome_table, prepared, simulate
 from dra_frontend.devices.inventory import InventoryError
 from dra_frontend.devices.slices import slice_documents
-from dra_frontend.explain.subjects import UnknownSubjectError
-from dra_frontend.explain.text import explanation_text
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.host_tree import HostTree
-from dra_frontend.scheduling.simulation import NODE
 from dra_frontend.settings import add_run_arguments, load_pod_settings, load_settings, open_host
 
 _FAILED, _BAD_INPUT, _DOES_NOT_FIT = 1, 2, 3
+_NODE: Final = "simulated"
+"""Any name does where nothing is published."""
 _OF_ARCHIVES: Final = ("inspect", "classes", "simulate", "explain")
 _MOST_TIMES: Final = 1024
 
@@ -83,8 +80,7 @@ def _count(text: str) -> int:
 
 
 def _inspect(arguments: argparse.Namespace) -> str:
-    # Any name does, as nothing is published.
-    inventory = read_node(load_settings(arguments), NODE, empty=True).inventory
+    inventory = read_node(load_settings(arguments), _NODE, empty=True).inventory
     check(inventory)
     if arguments.output == "table":
         return f"{machine_table(inventory.machine)}\n\n{claimable_table(inventory)}"
@@ -105,11 +101,13 @@ def _classes(arguments: argparse.Namespace) -> str:
 
 
 def _simulate(arguments: argparse.Namespace) -> tuple[str, int]:
+    from dra_frontend.commands.simulate import outcome_table, prepared, simulate  # noqa: PLC0415 - only for people
+
     settings = load_pod_settings(arguments)
     if not arguments.claim + arguments.pod:
         raise ConfigError("command line", ["simulate needs --claim FILE or --pod FILE"])
-    # Any name does: nothing is published, and a made-up machine may have been captured under one that is not valid.
-    node = read_node(settings, NODE, empty=arguments.empty)
+    # A made-up machine may have been captured under a name that is not valid.
+    node = read_node(settings, _NODE, empty=arguments.empty)
     check(node.inventory, node.claims)
     outcome = simulate(*prepared(arguments.claim, arguments.pod, node, settings.config), arguments.times)
     text = outcome_table(outcome) if arguments.output == "table" else structured(outcome, arguments.output)
@@ -118,14 +116,22 @@ def _simulate(arguments: argparse.Namespace) -> tuple[str, int]:
 
 def _explain(arguments: argparse.Namespace) -> tuple[str, int]:
     from dra_frontend.commands.explain import explain  # noqa: PLC0415 - the API server's library costs the others 0.5 s
+    from dra_frontend.explain.subjects import UnknownSubjectError  # noqa: PLC0415 - only for people
+    from dra_frontend.explain.text import explanation_text  # noqa: PLC0415 - only for people
 
-    found, problems = explain(load_pod_settings(arguments), arguments.subject, alone=arguments.source is not None)
+    try:
+        found, problems = explain(load_pod_settings(arguments), arguments.subject, alone=arguments.source is not None)
+    except UnknownSubjectError as error:
+        print(f"dra-frontend: {error}", file=sys.stderr)
+        return "", _BAD_INPUT
     if arguments.output == "table":
         return explanation_text(found, problems), _FAILED if problems else 0
     return structured({**found, "problems": problems}, arguments.output), _FAILED if problems else 0
 
 
 def _gather(arguments: argparse.Namespace) -> str:
+    from dra_frontend.commands.gather import gather  # noqa: PLC0415 - only for people
+
     summary = gather(load_pod_settings(arguments), arguments.output, masked=arguments.mask)
     print(summary, file=sys.stderr)
     return ""
@@ -165,6 +171,8 @@ def _source(arguments: argparse.Namespace) -> Iterator[None]:
     if getattr(arguments, "source", None) is None:
         yield
         return
+    from dra_frontend.commands.gather import CONFIG, node_of, opened  # noqa: PLC0415 - only for people
+
     with opened(arguments.source) as root:
         arguments.host_root = str(root)
         arguments.config = arguments.config or str(root / CONFIG)
@@ -185,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         text, code = (answer, 0) if isinstance(answer, str) else answer
         if text:
             print(text, flush=True)
-    except (ConfigError, InventoryError, HostTreeError, UnknownSubjectError) as error:
+    except (ConfigError, InventoryError, HostTreeError) as error:
         below = (
             f" (below {arguments.host_root})" if isinstance(error, HostTreeError) and arguments.host_root != "/" else ""
         )

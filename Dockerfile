@@ -21,7 +21,7 @@ FROM python AS rootfs
 ARG PACKAGES="base-files libc6 gcc-14-base libgcc-s1 libstdc++6 zlib1g libbz2-1.0 liblzma5 libexpat1 libffi8 libuuid1 \
   libzstd1 python3-minimal python3.13-minimal libpython3.13-minimal libpython3.13-stdlib"
 COPY hack/image/rootfs.sh /
-RUN sh /rootfs.sh /rootfs ${PACKAGES} && ldconfig -r /rootfs && cp /etc/passwd /etc/group /etc/nsswitch.conf /rootfs/etc/ && \
+RUN sh /rootfs.sh /rootfs ${PACKAGES} && ldconfig -r /rootfs && rm -r /rootfs/var/cache/ldconfig && cp /etc/passwd /etc/group /etc/nsswitch.conf /rootfs/etc/ && \
   python3 -m compileall -q -s /rootfs --invalidation-mode unchecked-hash /rootfs/usr/lib/python3*
 
 # OpenSSL, on top of that, for the frontend alone: the enforcer speaks to no one over TLS.

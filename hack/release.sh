@@ -35,7 +35,7 @@ images() { # images VERSION
 chart() { # chart VERSION: what "helm package" makes has the time of day in it
   local dir; dir=$(mktemp -d)
   "$HELM" package charts/dra-driver-numa --destination "$dir" >/dev/null
-  tar -C "$dir" -xzf "$dir/dra-driver-numa-$1.tgz"
+  tar -C "$dir" --touch -xzf "$dir/dra-driver-numa-$1.tgz"
   tar -C "$dir" --sort=name --mtime="@$TIME" --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX --format=ustar \
     -c dra-driver-numa | gzip -9n >"$DIST/dra-driver-numa-$1.tgz"
   rm -r "$dir"

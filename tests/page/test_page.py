@@ -131,8 +131,10 @@ async def test_an_operators_questions_are_answered(tab: Tab) -> None:
         assert "core shared with CPU 6" in text
         assert "worker of ns/train-2-0" in text
         assert await tab.evaluate("document.querySelectorAll('button.cpu.chosen').length") == 2
-        await tab.screen(1160, 700, "light")
-        save("selected", await tab.picture(whole=False))
+        for scheme in ("dark", "light"):
+            await tab.screen(1240, 700, scheme)
+            assert await tab.evaluate(f"{CHECKS}.faint()") == []
+            save(f"selected-{scheme}", await tab.picture(whole=False))
         assert "web of shop/web-1" in await find(tab, "web-1")
         assert "no: container worker" in await find(tab, "train-4")
         assert "no CPU 999" in await find(tab, "999")

@@ -241,6 +241,14 @@ TARGETS = [
         bombs=(b"GET " + b" " * 4000, b"?" * 4096),
     ),
     Target(
+        "local-head",
+        lambda data: answer(data, {"/": lambda: HEALTHY}, local=True),
+        st.sampled_from((b"GET / HTTP/1.1\r\nHost: localhost:1\r\n", b"GET / HTTP/1.1\r\nhost: x\r\nHost: [::1]\r\n")),
+        milliseconds=10,
+        most_bytes=8192,
+        bombs=(b"G / H\nhost:" + b" " * 8000 + b"\rx", b"G / H\n" + b"host:\n" * 1300, b"G / H\nHost: " + b"1" * 8000),
+    ),
+    Target(
         "heartbeat",
         _heartbeat,
         spoilt(st.just({"instance": "i", "at": 4.5, "serving": True})).map(written),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of CEL that selectors of devices are written in; what is left out is refused by name (ADR 22).
+"""The part of CEL that selectors of devices are written in; what is left out is refused by name (ADR 19).
 
 In it: literals, lists, ``device``, fields and keys, ``has``, ``in``, ``cel.bind``, all operators, a few functions of
 texts and quantities. As in CEL, ``&&`` and ``||`` forgive an error on one side where the other side decides.

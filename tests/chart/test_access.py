@@ -33,15 +33,20 @@ def values(argument: ast.expr) -> tuple[str, ...]:
 
 def test_the_role_is_what_the_code_calls() -> None:
     """A new call without a rule fails here and not in a cluster; a rule without a call is taken away."""
-    granted = {
-        (verb, group, resource)
-        for rule in only(render(), "ClusterRole")["rules"]
-        for group in rule.get("apiGroups", [""])
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
-    assert granted == {*calls(), SINCE_1_36}
-    assert "*" not in str(granted)
+
+    def granted(**config: object) -> set[tuple[str, str, str]]:
+        return {
+            (verb, group, resource)
+            for rule in only(render({"driverConfig": config}), "ClusterRole")["rules"]
+            for group in rule.get("apiGroups", [""])
+            for resource in rule["resources"]
+            for verb in rule["verbs"]
+        }
+
+    full = granted(hugepagesOnDemand=[{"numaNode": 0, "size": "1Gi", "pages": 1}])
+    assert full == {*calls(), SINCE_1_36}
+    assert full - granted() == {("watch", "resource.k8s.io", "resourceclaims")}
+    assert "*" not in str(full)
 
 
 def test_the_status_of_devices_is_written_by_their_driver_alone() -> None:

@@ -80,6 +80,8 @@ def some_value(annotation: Any, default: Any) -> Any:
     if isinstance(default, BaseModel):
         first, field = next(iter(type(default).model_fields.items()))
         return {field.alias or first: some_value(field.annotation, field.default)}
+    if "OnDemandPages" in str(annotation):
+        return [{"numaNode": 0, "size": "1Gi", "pages": 2}]
     others: dict[Any, Any] = {"": "/some/where", frozenset(): "0-1", (): [{"numaNode": 0, "limits": {"memory": "1Gi"}}]}
     others |= {None: 2, 1.0: 0.5, ("low",): ["min"]}
     return others.get(default, f"{default}/other")

@@ -17,6 +17,7 @@ GATES_OF_1_36 = {
     "DRAConsumableCapacity": True,
     "DRAExtendedResource": True,
     "DRAResourceClaimDeviceStatus": True,
+    "DRADeviceBindingConditions": True,
     "DRADeviceTaints": True,
     "DRAPartitionableDevices": True,
     "DRAListTypeAttributes": False,
@@ -24,6 +25,7 @@ GATES_OF_1_36 = {
 }
 _DEVICE_FIELDS = {
     "DRAConsumableCapacity": ("allowMultipleAllocations",),
+    "DRADeviceBindingConditions": ("bindsToNode", "bindingConditions", "bindingFailureConditions"),
     "DRADeviceTaints": ("taints",),
     "DRAPartitionableDevices": ("consumesCounters", "nodeName", "nodeSelector", "allNodes"),
     "DRANodeAllocatableResources": (allocatable.FIELD,),
@@ -175,6 +177,9 @@ def _validate_device(path: str, device: Document) -> Iterator[str]:
     shared = bool(device.get("allowMultipleAllocations"))
     for key, value in capacity.items():
         yield from validate_capacity(f"{path}.capacity[{key}]", value, shared=shared)
+    for field in ("bindingConditions", "bindingFailureConditions"):
+        if len(device.get(field) or []) > 4:
+            yield f"{path}.{field}: at most 4"
     if len(device.get("taints") or []) > 16:
         yield f"{path}.taints: at most 16"
     yield from allocatable.validate(path, device)

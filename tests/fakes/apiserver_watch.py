@@ -14,7 +14,7 @@ _YES = {"1", "true"}
 
 
 def matches(resource: Resource, request: web.Request, document: Document | None) -> bool:
-    """True if the object passes the request's field selector; ApiError 400 for a field that cannot be selected."""
+    """True if the object passes the request's selectors; ApiError 400 for a field that cannot be selected."""
     for term in filter(None, request.query.get("fieldSelector", "").split(",")):
         path, _, wanted = term.replace("==", "=").partition("=")
         negated = path.endswith("!")
@@ -22,6 +22,13 @@ def matches(resource: Resource, request: web.Request, document: Document | None)
         if path not in {"metadata.name", "metadata.namespace", *resource.selectable}:
             raise ApiError(400, "BadRequest", f"field label not supported: {path}")
         if document is not None and (_field(document, path) == wanted) == negated:
+            return False
+    labels = ((document or {}).get("metadata") or {}).get("labels") or {}
+    for term in filter(None, request.query.get("labelSelector", "").split(",")):
+        key, _, wanted = term.replace("==", "=").partition("=")
+        if not wanted or key.endswith("!"):
+            raise ApiError(400, "BadRequest", f"this server knows labels that are equal only, not {term}")
+        if labels.get(key) != wanted and document is not None:
             return False
     return document is not None
 

@@ -182,9 +182,27 @@ def _allocated(claim: Document, search: _Search, node: str, pods: Sequence[Docum
 def _result(slot: Slot, candidate: Candidate, consumed: dict[str, str] | None) -> Document:
     driver, pool, device = candidate.key
     result: Document = {"request": slot.request, "driver": driver, "pool": pool, "device": device}
+    conditions = {key: candidate.device.get(key) for key in ("bindingConditions", "bindingFailureConditions")}
+    result |= {key: value for key, value in conditions.items() if value}
     if consumed is not None:
         result |= {"shareID": str(uuid.uuid4()), "consumedCapacity": consumed}
     return result
+
+
+def may_bind(claim: Document) -> bool:
+    """Whether every binding condition of the allocated devices is true; UnschedulableError where one has failed."""
+    conditions = {
+        (one["driver"], one["pool"], one["device"]): {c["type"]: c for c in one.get("conditions") or []}
+        for one in claim["status"].get("devices") or []
+    }
+    results = claim["status"]["allocation"]["devices"]["results"]
+    said = [(one, conditions.get((one["driver"], one["pool"], one["device"]), {})) for one in results]
+    for result, found in said:
+        for kind in result.get("bindingFailureConditions") or []:
+            if found.get(kind, {}).get("status") == "True":
+                raise UnschedulableError(f"binding failed: {found[kind]['message']}")
+    awaited = [found.get(kind, {}) for result, found in said for kind in result.get("bindingConditions") or []]
+    return all(one.get("status") == "True" for one in awaited)
 
 
 def _configs(claim: Document, search: _Search) -> Iterator[Document]:

@@ -138,6 +138,19 @@ class MemoryProtection(Section):
     """Of the memory of a NUMA node, for all claims together."""
 
 
+def _page_size(text: str) -> str:
+    parse_page_size(text)
+    return text
+
+
+class OnDemandPages(Section):
+    """Hugepages of one size that there may be on a NUMA node; claims have them made, and give them back."""
+
+    numa_node: Annotated[int, Field(ge=0, strict=True)]
+    size: Annotated[str, AfterValidator(_page_size), WithJsonSchema({"type": "string", "pattern": "^[0-9]+[KMG]i$"})]
+    pages: Annotated[int, Field(ge=1, strict=True)]
+
+
 class HardwareErrors(Section):
     """From how many errors that the kernel counts on memory and CPUs take no new claims; 0 is never."""
 
@@ -188,6 +201,8 @@ class Config(Section):
     expose_pcie_roots: Annotated[bool, Field(alias="exposePCIeRoots")] = False
     """CPU devices list the PCIe roots near them; needs the cluster's gate DRAListTypeAttributes."""
     hardware_errors: HardwareErrors = HardwareErrors()
+    hugepages_on_demand: tuple[OnDemandPages, ...] = ()
+    """Prototype (ADR 23): the driver writes ``nr_hugepages`` of these pools; claims need a label."""
     sysfs_overlay: AbsolutePath | Literal[""] = ""
     """A file with contents that hide those of /sys, for tests and what-if questions."""
     cdi_dir: Annotated[AbsolutePath, AfterValidator(_volatile)] = CDI_DIRECTORY
@@ -207,6 +222,14 @@ class Config(Section):
         if len(nodes) != len(set(nodes)):
             raise ValueError("names a NUMA node twice")
         return entries
+
+    def pages_on_demand(self, numa_node: int, page_bytes: int) -> int:
+        """Returns how many pages of a size claims may have made on a node, those that exist included."""
+        entries = self.hugepages_on_demand
+        return max(
+            (one.pages for one in entries if (one.numa_node, parse_page_size(one.size)) == (numa_node, page_bytes)),
+            default=0,
+        )
 
     def reserved_bytes(self, numa_node: int, page_bytes: int | None = None) -> int:
         """Returns the bytes reserved on a node: of plain memory, or of hugepages of one size."""

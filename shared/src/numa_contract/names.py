@@ -21,6 +21,11 @@ MEMORY_CAPACITY: Final = "size"
 
 OVERCLAIMED_TAINTS: Final = {driver: f"{driver}/overclaimed" for driver in DRIVERS}
 """Key of the taint on a device of which claims hold more than the machine has left; its value is ``true``."""
+ON_DEMAND_LABEL: Final = "dra-numa/hugepages-on-demand"
+"""On claims for hugepages that may have to be made; its value is ``true``."""
+PROVISIONED: Final = f"{MEMORY_DRIVER}/provisioned"
+NOT_PROVISIONED: Final = f"{MEMORY_DRIVER}/not-provisioned"
+"""Binding condition, and binding failure condition, of devices with such pages (KEP-5007)."""
 FAULT_TAINTS: Final = {driver: f"{driver}/hardware-errors" for driver in DRIVERS}
 """Key of the taint on a device whose hardware fails; its value is ``uncorrected`` or ``corrected``."""
 

@@ -35,6 +35,7 @@ from dra_frontend.claims.directory import ClaimFiles
 from dra_frontend.claims.journal import Journal
 from dra_frontend.claims.memory_kills import MemoryKills
 from dra_frontend.claims.metadata import MetadataFiles
+from dra_frontend.claims.on_demand import HugepagesOnDemand
 from dra_frontend.claims.pod_events import PodEvents
 from dra_frontend.claims.reconciler import Reconciler
 from dra_frontend.claims.recovery import Recovery
@@ -45,6 +46,7 @@ from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.kubelet.node_status import NodeStatus
 from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
 from dra_frontend.node.host_tree import HostTree
+from dra_frontend.node.hugepage_pools import KernelPools
 from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.node.run_directory import RunDirectory
 from dra_frontend.publishing.notices import Notices
@@ -92,6 +94,9 @@ class Service:
         self.reconciler = Reconciler(node, self.device_status, self.store, self.backend)
         kills = MemoryKills(node, self.store, self.backend, client.create_event)
         self.pod_events = kills, PodEvents(self.backend, client.create_event)
+        pools = KernelPools(HostTree(settings.host_root))
+        books = lambda: self.store.ledger, lambda: self.watch.inventory
+        self.on_demand = HugepagesOnDemand(client, pools, *books, config) if config.hugepages_on_demand else None
         self.claims = NodeClaims(*parts, self.recovery, config, self._counted)
         boards = {driver: HealthBoard() for driver in DRIVERS}
         self.publishers = {driver: Publisher(client, driver, node, self.notices.notify) for driver in DRIVERS}
@@ -172,7 +177,13 @@ class Service:
             ("notices", self.notices.run()),
             ("node status", self.node_status.run()),
             *([("page", serve_page(self, self.page_port))] if self.page_port else []),
+            *self._on_demand(),
         ]
+
+    def _on_demand(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
+        if (pages := self.on_demand) is None:
+            return []
+        return [("claims on demand", pages.follow()), ("pages on demand", each_tick(pages.provide))]
 
     async def _follow_readiness(self) -> None:
         """Lets the log tell when the pod is ready though nobody probes, and an Event of static managers; for ever."""

@@ -4,9 +4,10 @@
 from dataclasses import dataclass, field
 
 import pytest
-from dra_frontend.commands.provision import STEP_BYTES, KernelPools, Row, preview, provision, report, rows_table
+from dra_frontend.commands.provision import Row, preview, provision, report, rows_table
 from dra_frontend.commands.provision_plan import Target
 from dra_frontend.machine.file_tree import HostTreeError
+from dra_frontend.node.hugepage_pools import STEP_BYTES, KernelPools
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from dra_frontend.commands.cli import main
-from dra_frontend.commands.provision import write_fault
+from dra_frontend.node.hugepage_pools import write_fault
 
 from tests.rigs.trees import MemoryTree, small_machine, write_tree
 

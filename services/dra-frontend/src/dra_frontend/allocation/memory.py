@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 
 from numa_contract.errors import MalformedError
-from numa_contract.names import MEMORY_CAPACITY, MEMORY_DRIVER, parse_memory_device_name
+from numa_contract.names import MEMORY_CAPACITY, MEMORY_DRIVER, ON_DEMAND_LABEL, parse_memory_device_name
 from numa_contract.records import AllocationRecord, AllocationResult, MemoryAllocation
 
 from dra_frontend.allocation.claim import Refused, count_of
@@ -49,8 +49,19 @@ def allocate_memory(
         if device.hugepages and before + size > most:
             free = max(0, most - before)
             raise Refused(f"request {name}: {size} bytes of {device.name} wanted, {free} of {most} unclaimed")
+        if device.on_demand and before + size > (made := _made(device, inventory)):
+            raise Refused(
+                f"request {name}: {before + size} bytes of {device.name} are claimed, the kernel has made {made} yet; "
+                f"tried again. Has the claim the label {ON_DEMAND_LABEL}?"
+            )
         claimed[device.name] = before + size
     return allocated
+
+
+def _made(device: MemoryDevice, inventory: Inventory) -> int:
+    """Returns the bytes of the pages that exist."""
+    pools = inventory.machine.numa_nodes[device.numa_node].hugepages
+    return sum((one.total - one.surplus) * one.page_bytes for one in pools if one.page_bytes == device.page_bytes)
 
 
 def _check_lost(uid: str, ledger: Ledger) -> None:

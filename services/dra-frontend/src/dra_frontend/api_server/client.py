@@ -113,15 +113,35 @@ class KubeClient:
             if token == before:
                 raise UnavailableError(call.operation, "the same page comes again and again; is this an API server?")
 
-    async def apply_claim_devices(self, namespace: str, name: str, uid: str, devices: Sequence[Document]) -> Document:
-        """Makes these all the entries of ``status.devices`` that this driver has in the ResourceClaim of that UID.
+    async def list_labelled_claims(self, label: str) -> tuple[list[Document], str]:
+        """The ResourceClaims of the cluster with a label of value ``true``, and the version from which to watch."""
+        call = Call("list", _RESOURCES, "resourceclaims", query={"labelSelector": f"{label}=true"})
+        data = await self._ask(call, self._list_pace)
+        items, metadata = await asyncio.to_thread(read_list, call, data, "ResourceClaim")
+        return items, str(metadata.get("resourceVersion") or "")
+
+    async def watch_labelled_claims(
+        self, label: str, resource_version: str
+    ) -> AsyncGenerator[tuple[str, Document], None]:
+        """Yields changes of these claims, as :meth:`watch_slices` does of slices."""
+        query = {"labelSelector": f"{label}=true"} | _watching(resource_version)
+        call = Call("watch", _RESOURCES, "resourceclaims", query=query)
+        await self._pace.turn()
+        async with aclosing(self._connection.stream(call)) as stream:
+            async for line in stream:
+                yield read_event(call, line, "ResourceClaim")
+
+    async def apply_claim_devices(
+        self, namespace: str, name: str, uid: str, devices: Sequence[Document], manager: str = AGENT
+    ) -> Document:
+        """Makes these all the entries of ``status.devices`` that ``manager`` has in the ResourceClaim of that UID.
 
         A server-side apply: those of other drivers stay. Returns the claim. InvalidError for one that was allocated
         anew, and for another claim of that name.
         """
         metadata = {"namespace": namespace, "name": name, "uid": uid}
         body = {"apiVersion": f"{_RESOURCES}/v1", "kind": "ResourceClaim", "metadata": metadata}
-        query = {"fieldManager": AGENT, "force": "true"}
+        query = {"fieldManager": manager, "force": "true"}
         body["status"] = {"devices": list(devices)}
         call = Call("patch", _RESOURCES, "resourceclaims/status", name, namespace, query, body)
         return read_object(call, await self._ask(call), "ResourceClaim")
@@ -147,15 +167,7 @@ class KubeClient:
 
         Raises WatchExpiredError when the version is too old (list again), another KubeError when the stream breaks.
         """
-        query = {
-            **_selector(driver, node_name),
-            "watch": "true",
-            "allowWatchBookmarks": "true",
-            "resourceVersion": resource_version,
-            # Not all nodes of a cluster at once, after a server has restarted.
-            "timeoutSeconds": str(random.randint(_WATCH_SECONDS, 2 * _WATCH_SECONDS)),  # noqa: S311 - guards nothing
-        }
-        call = Call("watch", *_SLICES, query=query)
+        call = Call("watch", *_SLICES, query=_selector(driver, node_name) | _watching(resource_version))
         await self._pace.turn()
         async with aclosing(self._connection.stream(call)) as stream:
             async for line in stream:
@@ -204,6 +216,13 @@ class KubeClient:
         # The wait for a token is not the server's: it is outside of the call's time limit.
         await (pace or self._pace).turn()
         return await self._connection.ask(call)
+
+
+def _watching(version: str) -> dict[str, str]:
+    # Not all nodes of a cluster at once, after a server has restarted.
+    seconds = random.randint(_WATCH_SECONDS, 2 * _WATCH_SECONDS)  # noqa: S311 - guards nothing
+    options = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
+    return {**options, "resourceVersion": version}
 
 
 def _selector(driver: str, node_name: str) -> dict[str, str]:

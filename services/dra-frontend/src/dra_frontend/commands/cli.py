@@ -16,7 +16,7 @@ from dra_frontend.commands.classes import device_classes
 from dra_frontend.commands.forms import object_list, structured
 from dra_frontend.commands.inspect import claimable, claimable_table, machine_table, report
 from dra_frontend.commands.node_files import check, read_node
-from dra_frontend.commands.provision import KernelPools, preview, provision, rows_table
+from dra_frontend.commands.provision import preview, provision, rows_table
 from dra_frontend.commands.provision import report as provision_report
 from dra_frontend.commands.provision_plan import plan, read_requested
 from dra_frontend.devices.inventory import InventoryError
@@ -24,6 +24,7 @@ from dra_frontend.devices.slices import slice_documents
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.host_tree import HostTree
+from dra_frontend.node.hugepage_pools import KernelPools
 from dra_frontend.settings import add_run_arguments, load_pod_settings, load_settings, open_host
 
 _FAILED, _BAD_INPUT, _DOES_NOT_FIT = 1, 2, 3

@@ -186,7 +186,7 @@ def _memory_pools(
     refused: Mapping[str, str],
 ) -> Iterator[Pool]:
     nodes = [] if MEMORY_DRIVER in refused else [node for _, node in sorted(machine.numa_nodes.items())]
-    plain = (plain_memory(machine, node, reserve) for node in nodes)
+    plain = (plain_memory(machine, node, config, reserve) for node in nodes)
     yield Pool(MEMORY_DRIVER, f"{node_name}-memory", tuple(device for device in plain if device is not None))
     for size in sorted({pool.page_bytes for node in nodes for pool in node.hugepages}):
         huge = (hugepages(machine, node, size, config, host_pages.get((node.id, size), 0)) for node in nodes)

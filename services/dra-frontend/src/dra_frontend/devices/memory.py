@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The memory devices of a machine: plain memory and hugepages of every size, by NUMA node."""
 
+from dataclasses import replace
 from typing import Final
 
 from numa_contract.config import Config
@@ -25,9 +26,10 @@ def _distance(machine: Machine, node: NumaNode) -> int:
     return min(known, default=REMOTE_DISTANCE)
 
 
-def plain_memory(machine: Machine, node: NumaNode, reserve: MemoryReserve) -> MemoryDevice | None:
-    """Returns what a node has besides hugepages and its reserve; None where that is nothing."""
-    huge = sum(pool.total * pool.page_bytes for pool in node.hugepages)
+def plain_memory(machine: Machine, node: NumaNode, config: Config, reserve: MemoryReserve) -> MemoryDevice | None:
+    """Returns what a node has besides hugepages, made or to be made, and its reserve; None where that is nothing."""
+    pages = ((max(one.total, config.pages_on_demand(node.id, one.page_bytes)), one) for one in node.hugepages)
+    huge = sum(count * one.page_bytes for count, one in pages)
     size = (node.memory_bytes - huge - reserve.by_node.get(node.id, 0)) // MEMORY_STEP * MEMORY_STEP
     return _device(machine, node, None, size) if size > 0 else None
 
@@ -40,9 +42,10 @@ def hugepages(
     The reserve is for host processes: only pages that they hold beyond it (``host_pages`` are all) cost more.
     """
     total = sum(pool.total - pool.surplus for pool in node.hugepages if pool.page_bytes == page_bytes)
+    most = config.pages_on_demand(node.id, page_bytes)
     kept = max(config.reserved_bytes(node.id, page_bytes), host_pages * page_bytes)
-    size = (total * page_bytes - kept) // page_bytes * page_bytes
-    return _device(machine, node, page_bytes, size) if size > 0 else None
+    size = (max(total, most) * page_bytes - kept) // page_bytes * page_bytes
+    return replace(_device(machine, node, page_bytes, size), on_demand=most > 0) if size > 0 else None
 
 
 def _device(machine: Machine, node: NumaNode, hugepage: int | None, size: int) -> MemoryDevice:

@@ -90,6 +90,8 @@ class MemoryDevice:
     numa_node: int
     page_bytes: int
     hugepages: bool
+    on_demand: bool = False
+    """Its capacity is what there may be; pages are made when a claim needs them."""
     overclaimed: bool = False
     failing: str = ""
 

@@ -4,9 +4,10 @@
 from hashlib import sha256
 from typing import Any, Final
 
+from numa_contract.names import NOT_PROVISIONED, PROVISIONED
 from numa_contract.pagesize import kubernetes_page_size
 
-from dra_frontend.devices.model import AttributeValue, Capacity, CpuDevice, Device, Pool, taints
+from dra_frontend.devices.model import AttributeValue, Capacity, CpuDevice, Device, MemoryDevice, Pool, taints
 from dra_frontend.devices.quantity import format_quantity
 
 # The limit once a device of the slice has a taint, counters or a list attribute; so a later taint never splits a slice.
@@ -60,6 +61,9 @@ def _device(driver: str, device: Device, counted: bool) -> dict[str, Any]:
         document["capacity"] = {device.capacity.key: _capacity(device.capacity)}
     if found := taints(driver, device):
         document["taints"] = [{"key": key, "value": value, "effect": "NoSchedule"} for key, value in found.items()]
+    if isinstance(device, MemoryDevice) and device.on_demand:
+        conditions = {"bindingConditions": [PROVISIONED], "bindingFailureConditions": [NOT_PROVISIONED]}
+        document |= {"bindsToNode": True, **conditions}
     if counted:
         document[ALLOCATABLE] = _allocatable(device)
     return document

@@ -100,7 +100,12 @@ _REFUSED: Final = {
     _LISTS: (_without_lists, "list attributes", "DRAListTypeAttributes"),
     MAPPING_REFUSED: (_without_mapping, ALLOCATABLE, f"{COUNTING_GATE} in this node's kubelet,"),
 }
-_DROPPED: Final = {f".{ALLOCATABLE}": f"{COUNTING_GATE} (Kubernetes 1.37)", ".taints": "DRADeviceTaints"}
+_DROPPED: Final = {
+    f".{ALLOCATABLE}": f"{COUNTING_GATE} (Kubernetes 1.37)",
+    ".taints": "DRADeviceTaints",
+    ".binds": "DRADeviceBindingConditions",
+    ".binding": "DRADeviceBindingConditions",
+}
 
 
 def variants(documents: Sequence[Document]) -> list[tuple[list[Document], tuple[str, ...]]]:

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugepages that are made when a claim needs them, before its pod is bound, and given back (KEP-5007, ADR 23).
+
+A prototype. What a pool must have follows from the claims and records of the moment, so nothing is remembered.
+"""
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing
+from datetime import UTC, datetime
+from operator import is_
+from typing import Any, Final, Protocol
+
+from numa_contract.config import Config
+from numa_contract.errors import cut_answer
+from numa_contract.names import MEMORY_DRIVER, NOT_PROVISIONED, ON_DEMAND_LABEL, PROVISIONED
+from numa_contract.records import AllocationResult
+from numa_node.backoff import Backoff
+from numa_node.log import Complaints
+
+from dra_frontend.allocation.claim import ClaimView, Refused, count_of, read_claim, uid_of
+from dra_frontend.allocation.device_status import Condition, Entry, Key, read_entries, written
+from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.api_server.errors import KubeError
+from dra_frontend.devices.inventory import Inventory
+from dra_frontend.devices.model import MemoryDevice
+from dra_frontend.machine.file_tree import HostTreeError
+from dra_frontend.node.hugepage_pools import KernelPools
+
+_log = logging.getLogger(__name__)
+_MANAGER: Final = "dra-numa-on-demand"
+"""Who has written these conditions: the rest of an entry is somebody else's."""
+_REASONS: Final = {PROVISIONED: "Provisioned", NOT_PROVISIONED: "NotProvisioned"}
+_SECONDS: Final = 30.0
+"""For making the pages of one pool; the scheduler waits for 600."""
+
+
+class ClaimApi(Protocol):
+    """Where claims are followed, and told what became of their pages."""
+
+    async def list_labelled_claims(self, label: str) -> tuple[list[dict[str, Any]], str]:
+        """Returns the claims with a label, and the version from which to watch. Raises KubeError."""
+
+    def watch_labelled_claims(self, label: str, resource_version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """Yields their changes; raises KubeError."""
+
+    async def apply_claim_devices(
+        self, namespace: str, name: str, uid: str, devices: list[dict[str, Any]], manager: str
+    ) -> dict[str, Any]:
+        """Makes these the manager's entries. Raises KubeError."""
+
+
+class HugepagesOnDemand:
+    """Keeps the pools that the configuration names as large as claims need them."""
+
+    def __init__(
+        self,
+        api: ClaimApi,
+        pools: KernelPools,
+        ledger: Callable[[], Ledger],
+        inventory: Callable[[], Inventory],
+        config: Config,
+    ) -> None:
+        self._api = api
+        self._pools = pools
+        self._ledger = ledger
+        self._inventory = inventory
+        self._config = config
+        self._claims: dict[str, dict[str, Any]] | None = None
+        """Those with the label, by UID; None until they are known."""
+        self._answered: dict[str, bool] = {}
+        """By UID, what an allocation was told."""
+        self._changes: object = None
+        """Another one after each change of the claims."""
+        self._books: tuple[object, ...] = ()
+        self._complaints = Complaints(_log, KubeError, Refused)
+
+    async def follow(self) -> None:
+        """Follows the claims with the label, for ever."""
+        waits = Backoff(1.0, 60.0, calm=60.0)
+        while True:
+            try:
+                items, version = await self._api.list_labelled_claims(ON_DEMAND_LABEL)
+                self._claims, self._changes = {uid_of(one): one for one in items}, object()
+                async with aclosing(self._api.watch_labelled_claims(ON_DEMAND_LABEL, version)) as events:  # type: ignore[type-var]
+                    async for kind, document in events:
+                        self._see(kind, document)
+            except KubeError as error:
+                self._complaints.say("claims", "claims for hugepages on demand not followed", error)
+            await asyncio.sleep(waits.next())
+
+    def _see(self, kind: str, document: dict[str, Any]) -> None:
+        if self._claims is not None and kind == "DELETED":
+            self._claims.pop(uid_of(document), None)
+        elif self._claims is not None and kind != "BOOKMARK":
+            self._claims[uid_of(document)] = document
+        self._changes = object()
+
+    async def provide(self) -> None:
+        """Resizes the pools and answers the claims that wait for that. Raises nothing."""
+        ledger = self._ledger()
+        books = (self._changes, self._inventory(), ledger.files, *ledger.releasing.values())
+        if self._claims is None or (len(books) == len(self._books) and all(map(is_, books, self._books))):
+            return
+        self._books = books
+        waiting = {uid: claim for uid, claim in self._read() if self._answered.get(uid, True)}
+        allocated = waiting.keys() | {
+            uid for uid, done in self._answered.items() if not done and self._is_allocated(uid)
+        }
+        self._answered = {uid: done for uid, done in self._answered.items() if uid in allocated}
+        problems: defaultdict[str, dict[Key, str]] = defaultdict(dict)
+        for device in self._inventory().devices.values():
+            if isinstance(device, MemoryDevice) and device.on_demand:
+                for key, uid, problem in await asyncio.to_thread(self._resize, device, waiting):
+                    problems[uid][key] = problem
+        for uid in [uid for uid in problems if uid not in self._answered]:
+            with self._complaints.about(uid, "claim for hugepages on demand not answered"):
+                await self._answer(uid, waiting[uid], problems[uid])
+            if uid not in self._answered:
+                self._books = ()  # tried again
+
+    def _is_allocated(self, uid: str) -> bool:
+        return bool(((self._claims or {}).get(uid) or {}).get("status", {}).get("allocation"))
+
+    def _read(self) -> Iterator[tuple[str, ClaimView]]:
+        """Yields the claims that are allocated here and have no record yet."""
+        devices, known = self._inventory().devices, {uid for _, uid in self._ledger().files}
+        for uid, document in (self._claims or {}).items():
+            with self._complaints.about(uid, "claim for hugepages on demand cannot be read"):
+                view = read_claim(document)
+                here = [one for one in _results(view) if (MEMORY_DRIVER, one.pool, one.device) in devices]
+                if uid not in known and any(count_of(MEMORY_DRIVER, one) for one in here):
+                    yield uid, view
+
+    def _resize(self, device: MemoryDevice, waiting: Mapping[str, ClaimView]) -> list[tuple[Key, str, str]]:
+        """Makes or frees pages; returns for each result of the device, by UID, why it cannot have its own, or ""."""
+        node, page = device.numa_node, device.page_bytes
+        asked = [(uid, one) for uid, view in waiting.items() for one in _results(view) if one.device == device.name]
+        sizes = [count_of(MEMORY_DRIVER, one) for _, one in asked]
+        kept = self._ledger().claimed_bytes().get(device.name, 0) + self._config.reserved_bytes(node, page)
+        wanted, problem, made = -(-(kept + sum(sizes)) // page), "", 0
+        try:
+            made = self._pools.pages(node, page)
+            if made > wanted:
+                self._pools.resize(node, page, wanted)
+            elif made < wanted and any(uid not in self._answered for uid, _ in asked):
+                end = time.monotonic() + _SECONDS
+                self._pools.grow(node, page, wanted, lambda: end - time.monotonic())
+            made = self._pools.pages(node, page)
+        except HostTreeError as error:
+            problem = str(error)
+        found, left = [], made * page - kept
+        for (uid, one), size in zip(asked, sizes, strict=True):
+            why = problem or f"the kernel has made {made} of {wanted} pages of {device.name}"
+            found.append(
+                (Key(MEMORY_DRIVER, one.pool, one.device, one.share_id or ""), uid, "" if size <= left else why)
+            )
+            left -= size if size <= left else 0
+        return found
+
+    async def _answer(self, uid: str, view: ClaimView, problems: Mapping[Key, str]) -> None:
+        """Lets the scheduler bind the pod, or look for another node."""
+        kinds = {key: NOT_PROVISIONED if problem else PROVISIONED for key, problem in problems.items()}
+        present = read_entries((self._claims or {}).get(uid))
+        if not all(key in present and kind in present[key].conditions for key, kind in kinds.items()):
+            entries = {
+                key: Entry({}, {kind: Condition("True", _REASONS[kind], cut_answer(problems[key]))}, {})
+                for key, kind in kinds.items()
+            }
+            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            documents = [{k: v for k, v in one.items() if k != "data"} for one in written(entries, present, now)]
+            await self._api.apply_claim_devices(view.claim.namespace, view.claim.name, uid, documents, _MANAGER)
+        self._answered[uid] = not any(problems.values())
+        _log.info("claim answered", extra={"claim": str(view), "problems": sorted(filter(None, problems.values()))})
+
+
+def _results(view: ClaimView) -> tuple[AllocationResult, ...]:
+    return view.results[MEMORY_DRIVER]

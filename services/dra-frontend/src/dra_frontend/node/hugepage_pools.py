@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel's pools of hugepages. This is the one place that writes to sysfs.
+
+The kernel allocates what it finds at that moment and calls that success: read after each write.
+"""
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from numa_contract.pagesize import kubernetes_page_size, sysfs_page_size
+
+from dra_frontend.machine.file_tree import HostTreeError, Reader
+from dra_frontend.machine.memory import NODE_DIRECTORY
+from dra_frontend.node.host_tree import HostTree
+
+# Between compactions of a node that yields nothing any more: what is in the way is mostly written back or freed soon.
+WAITS: Final = (0.2, 0.5, 1.0, 2.0)
+# The kernel does not look at the clock while it allocates, so it is asked for so much at a time.
+STEP_BYTES: Final = 8 << 30
+_WHOLE_MACHINE: Final = "/sys/kernel/mm/hugepages"
+_COMPACT_ALL: Final = "/proc/sys/vm/compact_memory"
+
+
+class KernelPools:
+    """The pools in sysfs below a root."""
+
+    def __init__(self, tree: HostTree) -> None:
+        self._tree = tree
+        self._reader = Reader(tree)
+
+    def pages(self, node: int, page_bytes: int) -> int:
+        """Returns the pages of a pool, without surplus ones, which vanish with their user."""
+        directory = self._directory(node, page_bytes)
+        total = self._reader.integer(f"{directory}/nr_hugepages")
+        if total is None:
+            raise HostTreeError(f"{directory}/nr_hugepages", "is missing")
+        return total - (self._reader.integer(f"{directory}/surplus_hugepages") or 0)
+
+    def resize(self, node: int, page_bytes: int, pages: int) -> None:
+        """Asks for a pool of so many pages."""
+        path = f"{self._directory(node, page_bytes)}/nr_hugepages"
+        try:
+            self._write(path, str(pages))
+        except OSError as error:
+            raise HostTreeError(path, write_fault(error, page_bytes)) from error
+
+    def compact(self, node: int) -> None:
+        """Compacts the node, or all of them if the kernel has no file for one; nothing if neither can be written."""
+        for path in (f"{NODE_DIRECTORY}/node{node}/compact", _COMPACT_ALL):
+            try:
+                self._write(path, "1")
+            except OSError:
+                continue
+            return
+
+    def grow(
+        self,
+        node: int,
+        page_bytes: int,
+        pages: int,
+        left: Callable[[], float],
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Makes pages until there are so many, the kernel finds none any more, or no seconds are ``left``."""
+        step = max(1, STEP_BYTES // page_bytes)
+        waits = iter(WAITS)
+        has = self.pages(node, page_bytes)
+        while has < pages and left() > 0:
+            self.resize(node, page_bytes, min(pages, has + step))
+            had, has = has, self.pages(node, page_bytes)
+            if has > had:
+                continue
+            wait = next(waits, None)
+            if wait is None:
+                return
+            self.compact(node)
+            if wait > left():
+                return
+            sleep(wait)
+
+    def _directory(self, node: int, page_bytes: int) -> str:
+        per_node = f"{NODE_DIRECTORY}/node{node}/hugepages"
+        base = _WHOLE_MACHINE if self._reader.all_names(per_node) is None else per_node
+        return f"{base}/{sysfs_page_size(page_bytes)}"
+
+    def _write(self, path: str, text: str) -> None:
+        # Never creates a file: in a captured tree, too, what the kernel does not have is not there.
+        descriptor = os.open(Path(self._tree.real(path)), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, f"{text}\n".encode())
+        finally:
+            os.close(descriptor)
+
+
+def write_fault(error: OSError, page_bytes: int) -> str:
+    """Returns why a pool cannot be resized, and what to do about it."""
+    reason = f"cannot be written: {error.strerror}"
+    if error.errno == errno.EINVAL:
+        size = kubernetes_page_size(page_bytes)
+        return f"{reason}; this kernel allocates pages of {size} at boot only (hugepagesz= and hugepages=)"
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return f"{reason}; run as root with the host's {NODE_DIRECTORY} mounted read-write"
+    return reason

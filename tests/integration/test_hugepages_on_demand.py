@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A claim for hugepages that do not exist yet: made before its pod is bound, and given back (prototype, ADR 23)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from dra_frontend.allocation.claim import Refused, read_claim
+from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.allocation.memory import allocate_memory
+from dra_frontend.api_server.client import KubeClient, connect
+from dra_frontend.api_server.credentials import kubeconfig
+from dra_frontend.claims.on_demand import HugepagesOnDemand
+from dra_frontend.devices.slices import slice_documents
+from dra_frontend.node.host_tree import HostTree
+from dra_frontend.node.hugepage_pools import KernelPools
+from dra_frontend.node.machine_watch import MachineWatch
+from numa_contract.cdi import ClaimFile
+from numa_contract.config import Config, OnDemandPages
+from numa_contract.names import MEMORY_DRIVER, ON_DEMAND_LABEL
+from numa_contract.records import AllocationRecord, MemoryAllocation
+
+from tests.fakes.apiserver import ApiServer
+from tests.fakes.apiserver_store import CLAIMS, NODES, SLICES, Document
+from tests.fakes.apiserver_values import Options
+from tests.fakes.scheduler import UnschedulableError, allocate, may_bind
+from tests.rigs.trees import MemoryTree, small_machine, write_tree
+
+NODE = "node-a"
+GIB = 1 << 30
+DEVICE = "hugepages-1g-numa000"
+CLASSES = {
+    "dra.hugepages-1g": {"spec": {"selectors": [{"cel": {"expression": f'device.driver == "{MEMORY_DRIVER}"'}}]}}
+}
+
+
+class Rig:
+    """A node of which NUMA node 0 has no page of 1 GiB, and may have three; a server, and the driver's part."""
+
+    def __init__(self, root: Path, server: ApiServer, client: KubeClient) -> None:
+        self.server, self.root = server, root
+        self.ledger = Ledger({})
+        self.config = Config(hugepages_on_demand=(OnDemandPages(numa_node=0, size="1Gi", pages=3),))
+        tree = HostTree(write_tree(small_machine(), root))
+        self.watch = MachineWatch(tree, MemoryTree({}), self.config, NODE, lambda: self.ledger)
+        parts = lambda: self.ledger, lambda: self.watch.inventory
+        self.on_demand = HugepagesOnDemand(client, KernelPools(tree), *parts, self.config)
+        self.pool = root / "sys/devices/system/node/node0/hugepages/hugepages-1048576kB/nr_hugepages"
+        server.store.create(NODES, "", {"metadata": {"name": NODE}})
+        for pool in self.watch.inventory.pools:
+            for document in slice_documents(pool, NODE) if pool.name.endswith("1g") else ():
+                server.store.create(SLICES, "", document)
+
+    @property
+    def pages(self) -> int:
+        """The pages that the kernel has."""
+        return int(self.pool.read_text())
+
+    def claim(self) -> Document:
+        """The claim as the server has it."""
+        return self.server.store.get(CLAIMS, "ns", "c")
+
+    def asked(self, gibibytes: int) -> Document:
+        """A claim with the label, allocated on NUMA node 0, as the scheduler leaves it before it binds."""
+        numa = [{"cel": {"expression": 'device.attributes["resource.kubernetes.io"].numaNode == 0'}}]
+        amount = {"requests": {"size": f"{gibibytes}Gi"}}
+        exactly = {"deviceClassName": "dra.hugepages-1g", "selectors": numa, "capacity": amount}
+        spec = {"devices": {"requests": [{"name": "pages", "exactly": exactly}]}}
+        metadata = {"name": "c", "namespace": "ns", "labels": {ON_DEMAND_LABEL: "true"}}
+        made = self.server.store.create(CLAIMS, "ns", {"metadata": metadata, "spec": spec})
+        pods = [{"name": "pod", "uid": "11111111-2222-3333-4444-555555555555"}]
+        allocated = allocate(made, self.server.store.select(SLICES), CLASSES, pods=pods, node=NODE)
+        return self.server.store.update(CLAIMS, "ns", "c", allocated, "status")
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Lets the driver work until something holds."""
+        async with asyncio.timeout(5):
+            while not condition():
+                await self.on_demand.provide()
+                await asyncio.sleep(0.01)
+
+    def prepare(self) -> tuple[MemoryAllocation, ...]:
+        """What Prepare gives the claim."""
+        view = read_claim(self.claim())
+        return allocate_memory(view.claim.uid, view.results[MEMORY_DRIVER], self.watch.inventory, self.ledger)
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    """The node, whose driver follows claims."""
+    async with ApiServer(Options(version="1.36")) as server:
+        access = kubeconfig(str(server.write_kubeconfig(tmp_path / "kubeconfig")))
+        async with connect(access) as client, asyncio.TaskGroup() as tasks:
+            rig = Rig(tmp_path / "host", server, client)
+            following = tasks.create_task(rig.on_demand.follow())
+            yield rig
+            following.cancel()
+
+
+async def test_pages_are_made_before_the_pod_is_bound(rig: Rig) -> None:
+    """The scheduler waits for the condition; what Prepare finds then is there. Until then it gives nothing away."""
+    claim = rig.asked(2)
+    (result,) = claim["status"]["allocation"]["devices"]["results"]
+    assert (result["device"], result["bindingConditions"]) == (DEVICE, ["dra.memory/provisioned"])
+    assert (rig.pages, may_bind(claim)) == (0, False)
+    with pytest.raises(Refused, match=f"the kernel has made 0 yet.*{ON_DEMAND_LABEL}"):
+        rig.prepare()
+    await rig.until(lambda: may_bind(rig.claim()))
+    assert rig.pages == 2
+    await rig.watch.read()
+    (given,) = rig.prepare()
+    assert (given.device, given.size) == (DEVICE, 2 * GIB)
+
+
+async def test_pages_are_given_back_with_the_claim(rig: Rig) -> None:
+    """Not before its record is gone: a container may use them; a claim that was never prepared has none."""
+    rig.asked(2)
+    await rig.until(lambda: rig.pages == 2)
+    await rig.watch.read()
+    view = read_claim(rig.claim())
+    results = view.results[MEMORY_DRIVER]
+    record = AllocationRecord(driver=MEMORY_DRIVER, claim=view.claim, results=results, memory=rig.prepare())
+    rig.ledger = Ledger({(MEMORY_DRIVER, view.claim.uid): ClaimFile.of(record)})
+    rig.server.store.delete(CLAIMS, "ns", "c")
+    for _ in range(20):
+        await rig.on_demand.provide()
+        await asyncio.sleep(0.01)
+    assert rig.pages == 2
+    rig.ledger = Ledger({})
+    await rig.until(lambda: rig.pages == 0)
+    rig.asked(1)
+    await rig.until(lambda: rig.pages == 1)
+    rig.server.store.delete(CLAIMS, "ns", "c")
+    await rig.until(lambda: rig.pages == 0)
+
+
+async def test_pages_that_cannot_be_made_free_the_claim(rig: Rig) -> None:
+    """The failure condition says why, so that the scheduler looks for another node."""
+    rig.asked(3)
+    rig.pool.unlink()
+    with pytest.raises(UnschedulableError, match="nr_hugepages: is missing"):
+        await rig.until(lambda: may_bind(rig.claim()))
+
+
+async def test_memory_for_pages_is_offered_once(rig: Rig) -> None:
+    """What may become pages is no plain memory, made or not, and the device offers all of it from the start."""
+
+    def sizes(watch: MachineWatch) -> dict[str, int]:
+        return {device.name: device.amount for pool in watch.inventory.pools for device in pool.devices}
+
+    without = sizes(MachineWatch(HostTree(rig.root), MemoryTree({}), Config(), NODE, lambda: rig.ledger))
+    before = sizes(rig.watch)
+    assert (before[DEVICE], DEVICE in without) == (3 * GIB, False)
+    assert before["memory-numa000"] == without["memory-numa000"] - 3 * GIB
+    rig.pool.write_text("2\n")
+    await rig.watch.read()
+    assert sizes(rig.watch) == before

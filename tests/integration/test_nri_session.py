@@ -18,7 +18,7 @@ from numa_node.backoff import Backoff
 from tests.fakes._pb import nri_pb2 as pb
 from tests.fakes.nri_peer import RuntimeEnd, bare_runtime
 from tests.fakes.runtime import running
-from tests.fakes.runtime_levels import RuntimeOptions
+from tests.fakes.runtime_levels import LEVELS, RuntimeOptions
 from tests.fakes.runtime_ttrpc import Method
 from tests.rigs.nri_hooks import RecordingHooks, RecordingObserver
 from tests.rigs.nri_rig import nri_rig
@@ -64,6 +64,7 @@ async def test_a_containers_life_at_every_api_level(tmp_path: Path, level: str) 
         assert rig.runtime.host.plugins[0].state_change_only == (level != "0.12")
         assert rig.session.status.runtime_name == "containerd"
         assert rig.session.status.nri_version == ("v0.12.0" if level == "0.12" else "")
+        assert rig.session.status.request_timeout == (2.0 if LEVELS[level].timeouts else None)
 
 
 async def test_who_leaves_first_answers_what_it_was_asked(tmp_path: Path) -> None:

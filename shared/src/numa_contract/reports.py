@@ -127,6 +127,10 @@ class BackendStatus(Document):
     synchronized: bool = False
     """Whether the runtime has sent its state and delivers events."""
     runtime: str = ""
+    request_timeout: float | None = None
+    """Seconds that the runtime gives a hook; None where it does not say (before NRI 0.6, or not connected)."""
+    registration_timeout: float | None = None
+    """Seconds that it gives a plugin to register."""
     pool: CpuSet = frozenset()
     """CPUs that containers without a claim may use."""
     partitioned: CpuSet = frozenset()

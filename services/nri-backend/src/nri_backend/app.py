@@ -151,6 +151,8 @@ class Backend:
             enforced=self._lock.fresh,
             synchronized=link.synchronized,
             runtime=" ".join(filter(None, (link.runtime_name, link.runtime_version))),
+            request_timeout=link.request_timeout,
+            registration_timeout=link.registration_timeout,
             pool=pool.shared - pool.partitioned or pool.reserved,
             partitioned=pool.partitioned,
             problems=tuple(cut_answer(problem) for problem in problems),

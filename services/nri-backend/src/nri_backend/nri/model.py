@@ -107,6 +107,10 @@ class LinkStatus:
     runtime_version: str = ""
     nri_version: str = ""
     """Empty for runtimes before NRI 0.12, which do not tell."""
+    request_timeout: float | None = None
+    """Seconds that the runtime gives a hook; None where it does not say."""
+    registration_timeout: float | None = None
+    """Seconds that it gives a plugin to register."""
     last_end: str = ""
     """Why the connection before this one ended, or why the last attempt to connect failed."""
 

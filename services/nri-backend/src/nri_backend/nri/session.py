@@ -102,7 +102,10 @@ class RuntimeSession:
             return
         runtime = service.runtime
         status = replace(self.status, synchronized=True, nri_version=runtime.NRI_version)
-        self._change(replace(status, runtime_name=runtime.runtime_name, runtime_version=runtime.runtime_version))
+        status = replace(status, runtime_name=runtime.runtime_name, runtime_version=runtime.runtime_version)
+        limits = runtime.request_timeout, runtime.registration_timeout
+        request, registration = (milliseconds / 1e3 or None for milliseconds in limits)
+        self._change(replace(status, request_timeout=request, registration_timeout=registration))
         _log.info("synchronised with %s %s", runtime.runtime_name, runtime.runtime_version)
         # A runtime that throws us out right after the snapshot is not a success: no tight loop of snapshots then.
         await asyncio.sleep(_LAST_WAIT)

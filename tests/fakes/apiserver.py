@@ -19,6 +19,8 @@ from aiohttp import web
 from tests.fakes import apiserver_devices as devices
 from tests.fakes import apiserver_protobuf
 from tests.fakes.apiserver_allocatable import GATE, check_declared
+from tests.fakes.apiserver_reviews import OPEN, REVIEWS, VERSION, denied
+from tests.fakes.apiserver_reviews import answer as open_answer
 from tests.fakes.apiserver_rules import admit
 from tests.fakes.apiserver_store import NODES, RESOURCES, ApiError, Document, Resource, Store
 from tests.fakes.apiserver_values import Fault, Options, Served, Target
@@ -157,12 +159,14 @@ class ApiServer:
             parts = parts[2:]
         elif len(parts) > 3 and parts[0] == "apis" and parts[2] == "v1":
             group, parts = parts[1], parts[3:]
+        elif parts == [VERSION.name]:
+            return Target(VERSION, "", "", "")
         else:
             parts = []
         namespace = ""
         if len(parts) > 2 and parts[0] == "namespaces" and parts[2] != "status":
             namespace, parts = parts[1], parts[2:]
-        for resource in RESOURCES:
+        for resource in (*RESOURCES, REVIEWS):
             if parts and (resource.group, resource.name) == (group, parts[0]) and group not in self.options.not_served:
                 return Target(resource, namespace, *(*parts[1:3], "", "")[:2])
         raise ApiError(404, "NotFound", "the server could not find the requested resource")
@@ -190,14 +194,13 @@ class ApiServer:
         if self.options.tokens is not None and token not in self.options.tokens:
             raise ApiError(401, "Unauthorized", "Unauthorized")
         resource, group = "/".join(filter(None, (target.resource.name, target.part))), target.resource.group
-        rules = self.options.rules
-        if (verb, resource) in self.options.forbidden or (
-            rules is not None and not devices.allows(rules, verb, group, resource)
-        ):
+        if target.resource not in OPEN and denied(self.options, verb, group, resource):
             raise _forbidden(verb, resource, target)
 
     async def _answer(self, request: web.Request, verb: str, target: Target) -> Document | web.StreamResponse:
         resource, namespace, name = target.resource, target.namespace, target.name
+        if resource in OPEN:
+            return open_answer(self.options, resource, _body(request, await request.read()))
         if verb == "watch":
             return await self._watch(Watch(self.store, request, resource, namespace))
         if verb == "get":

@@ -2,6 +2,7 @@
 """The command ``dra-frontend``: runs the service, or shows what it would see, publish and allocate on a machine."""
 
 import argparse
+import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -138,6 +139,18 @@ def _gather(arguments: argparse.Namespace) -> str:
     return ""
 
 
+def _doctor(arguments: argparse.Namespace) -> tuple[str, int]:
+    from dra_frontend.doctor.gather import gather  # noqa: PLC0415 - only for people
+    from dra_frontend.doctor.table import examine, report  # noqa: PLC0415
+    from dra_frontend.doctor.text import findings_text  # noqa: PLC0415
+
+    settings = load_pod_settings(arguments)
+    verdicts = examine(asyncio.run(gather(settings)))
+    found = report(verdicts, settings.node_name)
+    shown = findings_text(verdicts, settings.node_name) if arguments.output == "table" else structured(found, "json")
+    return shown, (found["problems"] > 0) * _FAILED
+
+
 def _provision(arguments: argparse.Namespace) -> str | tuple[str, int]:
     tree = HostTree(arguments.host_root)
     requested = [one for file in arguments.files for one in read_requested(read_yaml(file), file)]
@@ -161,6 +174,7 @@ _COMMANDS: Final[dict[str, tuple[_Command, str, tuple[str, ...]]]] = {
     "simulate": (_simulate, "show what claims and pods would get of this node", ("table", "json", "yaml")),
     "explain": (_explain, "say what something has, why, and what enforces it", ("table", "json", "yaml")),
     "gather": (_gather, "pack what a bug report needs into one archive", ()),
+    "doctor": (_doctor, "say what is wrong with this node, and what to do", ("table", "json")),
     "provision": (_provision, "allocate hugepages as HugePageProvision files say", ("table", "json")),
     "version": (_version, "print the version, as --version does", ("text",)),
 }

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the kubelet leaves CPUs and memory to claims, and keeps the same for the system. Pure."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from numa_contract.config import Config
+from numa_contract.cpuset import format_cpu_list
+from numa_contract.errors import MalformedError
+from numa_contract.reports import BackendStatus
+
+from dra_frontend.devices.quantity import parse_quantity
+from dra_frontend.devices.reserves import is_explicit
+from dra_frontend.doctor.facts import Document, KubeletConfig
+from dra_frontend.doctor.model import Check, Finding, note, problem
+
+_OLDEST: Final = (1, 34)
+_MOST_BEHIND: Final = 3
+"""Minor releases that a kubelet may be older than the API server (version skew policy)."""
+_GATES: Final = ("DynamicResourceAllocation", "DRAConsumableCapacity")
+_COUNTED: Final = "DRANodeAllocatableResources"
+_NONE: Final = "set {}: none in the kubelet's configuration, remove its state file, restart it"
+_PINNED: Final = "Guaranteed pods may be given what claims have, and then neither is alone"
+
+
+def _version(text: object) -> tuple[int, int] | None:
+    found = re.match(r"v(\d{1,3})\.(\d{1,4})", str(text), re.ASCII)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _kubelet_version(node: Document) -> str:
+    return str(((node.get("status") or {}).get("nodeInfo") or {}).get("kubeletVersion", ""))
+
+
+def _release(node: Document) -> Iterator[Finding]:
+    said = _kubelet_version(node)
+    if (version := _version(said)) and version < _OLDEST:
+        why = "dynamic resource allocation is stable since Kubernetes 1.34; older kubelets speak another protocol"
+        yield problem(f"The kubelet is {said}.", why, "update the node to Kubernetes 1.34 or later")
+
+
+def _skew(node: Document, server: str) -> Iterator[Finding]:
+    said = _kubelet_version(node)
+    ours, theirs = _version(said), _version(server)
+    if ours and theirs and not 0 <= theirs[1] - ours[1] <= _MOST_BEHIND:
+        which = "newer than" if ours > theirs else f"more than {_MOST_BEHIND} releases behind"
+        why = "Kubernetes does not support that; fields of claims may be lost on the way"
+        yield problem(f"The kubelet ({said}) is {which} the API server ({server}).", why, "update the older one")
+
+
+def _ready(node: Document) -> Iterator[Finding]:
+    conditions = (node.get("status") or {}).get("conditions") or []
+    states = {one.get("type"): one for one in conditions if isinstance(one, dict)}
+    if states and states.get("Ready", {}).get("status") != "True":
+        why = str(states.get("Ready", {}).get("message") or "the kubelet has not said so")
+        yield problem("The node is not ready.", why, "see the kubelet's log")
+
+
+def _cpu_manager(kubelet: KubeletConfig) -> Iterator[Finding]:
+    if kubelet.cpu_manager == "static":
+        yield problem("The kubelet's CPU manager is static.", _PINNED, _NONE.format("cpuManagerPolicy"))
+
+
+def _memory_manager(kubelet: KubeletConfig) -> Iterator[Finding]:
+    if kubelet.memory_manager == "Static":
+        yield problem("The kubelet's memory manager is Static.", _PINNED, _NONE.format("memoryManagerPolicy"))
+
+
+def _seen_pinning(backend: BackendStatus) -> Iterator[Finding]:
+    for manager in backend.kubelet_pins:
+        remedy = _NONE.format(f"{manager}ManagerPolicy")
+        yield problem(f"The kubelet's {manager} manager was seen to pin containers.", _PINNED, remedy)
+
+
+def _topology_manager(kubelet: KubeletConfig) -> Iterator[Finding]:
+    if kubelet.topology_manager in ("restricted", "single-numa-node"):
+        yield note(
+            f"The kubelet's topology manager is {kubelet.topology_manager}.",
+            "it knows nothing of claims: it may refuse a pod on the node that the scheduler has chosen for its claims",
+            "set topologyManagerPolicy: none; claims say matchAttribute: resource.kubernetes.io/numaNode instead",
+        )
+
+
+def _gates(kubelet: KubeletConfig) -> Iterator[Finding]:
+    for gate in _GATES:
+        if kubelet.gates.get(gate) is False:
+            why = "the kubelet prepares no claims" if gate == _GATES[0] else "it drops what claims have of a device"
+            yield problem(f"The kubelet's feature gate {gate} is off.", why, f"take {gate}: false out of featureGates")
+
+
+def _counted_gate(kubelet: KubeletConfig, config: Config) -> Iterator[Finding]:
+    if config.publish_node_allocatable_resource_mapping and not kubelet.gates.get(_COUNTED, False):
+        why = "claims count against the node in the scheduler, and the kubelet counts requests alone"
+        yield note(f"The kubelet's feature gate {_COUNTED} is not on.", why, f"add {_COUNTED}: true to featureGates")
+
+
+def _reserved_cpus(kubelet: KubeletConfig, config: Config) -> Iterator[Finding]:
+    if kubelet.reserved_cpus is not None and kubelet.reserved_cpus != config.reserved_cpus:
+        theirs, ours = (format_cpu_list(one) or "none" for one in (kubelet.reserved_cpus, config.reserved_cpus))
+        yield problem(
+            f"The kubelet reserves CPUs {theirs} (reservedSystemCPUs), the driver {ours} (reservedCPUs).",
+            "claims may get CPUs that the system was promised, or nobody gets those that only one side keeps",
+            "make both lists the same",
+        )
+
+
+def _counts_reserves(node: Document, config: Config) -> Iterator[Finding]:
+    held = _reserved(node, "cpu")
+    if held is not None and held < len(config.reserved_cpus):
+        yield problem(
+            f"The driver reserves {len(config.reserved_cpus)} CPUs, the kubelet keeps back {held:g} of its capacity.",
+            "the scheduler sends pods for CPUs that no claim and no pod can have",
+            "set reservedSystemCPUs, kubeReserved or systemReserved of the kubelet to as much",
+        )
+
+
+def _counts_memory(node: Document, config: Config) -> Iterator[Finding]:
+    held, ours = _reserved(node, "memory"), sum(one.limits.get("memory", 0) for one in config.reserved_memory)
+    if is_explicit(config) and held is not None and ours < held:
+        yield note(
+            f"The kubelet keeps back {int(held) >> 20} MiB of memory, the driver {ours >> 20} MiB (reservedMemory).",
+            "claims of plain memory may get what the system and the eviction threshold need",
+            "set reservedMemory to at least that in all, or take memory out of it: then the driver keeps as much",
+        )
+
+
+def _reserved(node: Document, resource: str) -> float | None:
+    status: Mapping[str, Any] = node.get("status") or {}
+    try:
+        whole, usable = (parse_quantity(str(status[part][resource])) for part in ("capacity", "allocatable"))
+        if resource == "memory":
+            # Allocatable memory is without hugepages (getNodeAllocatableAbsolute in pkg/kubelet/cm).
+            huge = [size for name, size in status["capacity"].items() if name.startswith("hugepages-")]
+            whole -= sum(parse_quantity(str(size)) for size in huge)
+    except (KeyError, TypeError, MalformedError):
+        return None
+    return float(whole - usable)
+
+
+def _reserved_memory(kubelet: KubeletConfig, config: Config) -> Iterator[Finding]:
+    theirs = {one.get("numaNode") for one in kubelet.reserved_memory}
+    ours = {one.numa_node for one in config.reserved_memory}
+    if theirs and theirs != ours:
+        yield problem(
+            f"The kubelet reserves memory of NUMA nodes {_numbers(theirs)}, the driver of {_numbers(ours)}.",
+            "claims may get memory that the system was promised",
+            "take the kubelet's reservedMemory over into reservedMemory of the driver",
+        )
+
+
+def _numbers(nodes: set[Any]) -> str:
+    return ", ".join(sorted(map(str, nodes))) or "none"
+
+
+def _sockets(sockets: Mapping[str, str]) -> Iterator[Finding]:
+    for driver, fault in sockets.items():
+        if fault:
+            why = "the kubelet finds a driver by a socket in its registry; without one no claim is prepared"
+            yield problem(f"{driver} is not registered with the kubelet: {fault}.", why, "see driver.ready and its log")
+
+
+CHECKS: Final = (
+    Check("kubelet.release", "The kubelet is of Kubernetes 1.34 or later.", ("node",), _release),
+    Check("kubelet.version-skew", "It is not newer than the API server, nor much older.", ("node", "server"), _skew),
+    Check("kubelet.ready", "The node is ready.", ("node",), _ready),
+    Check("kubelet.registration", "Both drivers have a live socket in the kubelet's registry.", ("sockets",), _sockets),
+    Check("kubelet.cpu-manager", "The CPU manager's policy is none.", ("kubelet",), _cpu_manager),
+    Check("kubelet.memory-manager", "The memory manager's policy is None.", ("kubelet",), _memory_manager),
+    Check("kubelet.pinning", "The kubelet was not seen to pin containers.", ("backend",), _seen_pinning),
+    Check("kubelet.topology-manager", "The topology manager refuses no pod.", ("kubelet",), _topology_manager),
+    Check("kubelet.gates", f"The gates {' and '.join(_GATES)} are not off.", ("kubelet",), _gates),
+    Check(
+        "kubelet.counted-gate",
+        f"{_COUNTED} is on where publishNodeAllocatableResourceMapping is.",
+        ("kubelet", "config"),
+        _counted_gate,
+    ),
+    Check("kubelet.reserved-cpus", "reservedSystemCPUs are reservedCPUs.", ("kubelet", "config"), _reserved_cpus),
+    Check("kubelet.counts-reserved-cpus", "It keeps back as many CPUs as we.", ("node", "config"), _counts_reserves),
+    Check(
+        "kubelet.counts-reserved-memory",
+        "reservedMemory is as much as it keeps back.",
+        ("node", "config"),
+        _counts_memory,
+    ),
+    Check("kubelet.reserved-memory", "Both reserve memory of the same nodes.", ("kubelet", "config"), _reserved_memory),
+)

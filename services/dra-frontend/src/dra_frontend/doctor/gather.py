@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads every source once. The service may be down, and the API server away."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from numa_contract.config import Config
+from numa_contract.records import AllocationRecord
+
+from dra_frontend.api_server.credentials import kubeconfig
+from dra_frontend.devices.inventory import Inventory, InventoryError, build_inventory
+from dra_frontend.doctor.facts import Claims, Facts, Service
+from dra_frontend.doctor.model import Unread, known
+from dra_frontend.doctor.sources.cluster import nobody_asked, read_cluster
+from dra_frontend.doctor.sources.configurations import read_kubelet, read_runtime
+from dra_frontend.doctor.sources.directories import read_claims, read_run_directory, read_sockets
+from dra_frontend.doctor.sources.endpoint import find_service, read_service
+from dra_frontend.doctor.sources.kernel import own_limits, read_cgroups, read_kernel
+from dra_frontend.machine.discovery import discover
+from dra_frontend.machine.file_tree import FileTree, HostTreeError
+from dra_frontend.node.host_tree import HostTree
+from dra_frontend.settings import Settings, open_host
+
+
+def read_machine(settings: Settings) -> Inventory | Unread:
+    """Returns what this node can offer by machine and configuration. Blocks. Raises ConfigError for the overlay."""
+    try:
+        return build_inventory(discover(open_host(settings)), settings.config, settings.node_name)
+    except (HostTreeError, InventoryError) as error:
+        return Unread(str(error), "see docs/live-machine.md, or hide the file by sysfsOverlay")
+
+
+def on_node(settings: Settings, path: str) -> Path:
+    """Returns where a path of the node is: mounted under its own name, else below the host root."""
+    here = Path(path)
+    there = Path(settings.host_root, path.lstrip("/"))
+    return there if not here.exists() and there.exists() else here
+
+
+async def gather(settings: Settings) -> Facts:
+    """Returns the facts. Raises ConfigError alone; takes a few seconds where somebody does not answer."""
+    config = settings.config
+    machine = await asyncio.to_thread(read_machine, settings)
+    node = await asyncio.to_thread(_read_node, settings, machine)
+    if settings.host_root != "/" and not config.kubeconfig:
+        cluster = nobody_asked()
+    else:
+        cluster = await read_cluster(
+            kubeconfig(config.kubeconfig),
+            settings.node_name,
+            known(machine),
+            _records(node["service"], node["claims"]),
+            counted=config.publish_node_allocatable_resource_mapping,
+        )
+    return Facts(config=config, node_name=settings.node_name, machine=machine, **node, **cluster)
+
+
+def _read_node(settings: Settings, machine: Inventory | Unread) -> dict[str, Any]:
+    config = settings.config
+    run, cgroups, kubelet = (on_node(settings, one) for one in (config.run_dir, config.cgroup_root, _state(config)))
+    service, backend = read_service(find_service(run, settings.pod_uid))
+    inventory, tree = known(machine), open_host(settings)
+    hardware = None if inventory is None else inventory.machine
+    return {
+        "kernel": read_kernel(tree),
+        "cgroups": read_cgroups(HostTree(cgroups), config.cgroup_root, _mounts(tree), hardware),
+        "kubelet": read_kubelet(kubelet),
+        "runtime": read_runtime(HostTree(settings.host_root)),
+        "sockets": read_sockets(on_node(settings, config.kubelet_root_dir)),
+        "service": service,
+        "backend": backend,
+        "run_directory": read_run_directory(run),
+        "claims": read_claims(on_node(settings, config.cdi_dir)),
+        "open_files": own_limits(),
+    }
+
+
+def _mounts(tree: FileTree) -> str:
+    try:
+        return tree.read("/proc/self/mountinfo") or ""
+    except HostTreeError:
+        return ""
+
+
+def _state(config: Config) -> str:
+    return f"{config.kubelet_root_dir}/config.yaml"
+
+
+def _records(service: Service | Unread, claims: Claims | Unread) -> Sequence[AllocationRecord]:
+    source = known(claims) or known(service)
+    return source.records if source is not None else ()

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration files of others: the kubelet's and containerd's, as far as they are visible. Every call blocks.
+
+A container of the driver sees neither, unless they are mounted. With ``--host-root`` both are there.
+"""
+
+import fnmatch
+import json
+import posixpath
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from numa_contract.config import ConfigError
+from numa_contract.cpuset import parse_cpu_list
+from numa_contract.errors import MalformedError
+from numa_node.config_file import read_yaml
+from numa_node.files import read_regular
+
+from dra_frontend.doctor.facts import KubeletConfig, RuntimeConfig
+from dra_frontend.doctor.model import Unread
+from dra_frontend.machine.file_tree import FileTree, HostTreeError
+
+_CONTAINERD: Final = "/etc/containerd/config.toml"
+_DROP_INS: Final = "/etc/containerd/conf.d"
+_MOST_FILES: Final = 64
+_MOST_BYTES: Final = 1 << 20
+ELSEWHERE: Final = (
+    "run it with the node's root mounted: kubectl debug node/NODE -it --profile=sysadmin --image=FRONTEND-IMAGE -- "
+    "dra-frontend doctor --host-root /host"
+)
+
+
+def read_kubelet(path: Path) -> KubeletConfig | Unread:
+    """Returns what the kubelet's configuration file says; command line flags are not seen."""
+    try:
+        document = read_yaml(str(path)) if path.exists() else None
+        if document is None:
+            remedy = f"mount this one file by values of the chart (docs/doctor.md); or {ELSEWHERE}"
+            return Unread(f"the kubelet's configuration is not visible from here: there is no {path}", remedy)
+        if not isinstance(document, dict):
+            raise ConfigError(str(path), ["is not a map"])
+        reserved = document.get("reservedSystemCPUs")
+        gates = document.get("featureGates")
+        memory = document.get("reservedMemory")
+        return KubeletConfig(
+            source=str(path),
+            cpu_manager=_policy(path.with_name("cpu_manager_state"), document.get("cpuManagerPolicy")),
+            memory_manager=_policy(path.with_name("memory_manager_state"), document.get("memoryManagerPolicy")),
+            topology_manager=str(document.get("topologyManagerPolicy") or "none"),
+            gates={str(name): on is True for name, on in gates.items()} if isinstance(gates, dict) else {},
+            reserved_cpus=parse_cpu_list(str(reserved)) if reserved is not None else None,
+            reserved_memory=tuple(one for one in memory if isinstance(one, dict)) if isinstance(memory, list) else (),
+        )
+    except (OSError, ConfigError, MalformedError) as error:
+        return Unread(str(error), f"correct {path}, or run the command as root of the node")
+
+
+def _policy(path: Path, said: object) -> str:
+    """Returns the policy that a manager works by: its state file knows of flags, too."""
+    try:
+        return str(json.loads(read_regular(str(path), _MOST_BYTES))["policyName"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return str(said or "none")
+
+
+def read_runtime(tree: FileTree) -> RuntimeConfig | Unread:
+    """Returns containerd's configuration files, merged as it does; its defaults are not in them."""
+    try:
+        if tree.read(_CONTAINERD) is None:
+            return Unread(
+                f"the container runtime's configuration is not visible from here: there is no {_CONTAINERD}",
+                f"run containerd config dump | nri-backend setup-runtime on the node; or {ELSEWHERE}",
+            )
+        read: dict[str, dict[str, Any]] = {}
+        _read_with_imports(tree, _CONTAINERD, read)
+        others = [f"{_DROP_INS}/{name}" for name in tree.names(_DROP_INS) or () if name.endswith(".toml")]
+        stray = [one for one in others if one not in read and _is_ours(tree.read(one) or "")]
+    except (HostTreeError, ValueError, RecursionError) as error:
+        return Unread(f"containerd's configuration cannot be read: {error}", "correct the file that is named")
+    plugins: dict[str, Any] = {}
+    for document in read.values():
+        _merge(plugins, document.get("plugins"))
+    version = max((one["version"] for one in read.values() if isinstance(one.get("version"), int)), default=1)
+    disabled = [str(name) for one in read.values() for name in _items(one.get("disabled_plugins"))]
+    return RuntimeConfig(tuple(read), tuple(stray), version, plugins, tuple(disabled))
+
+
+def _read_with_imports(tree: FileTree, path: str, read: dict[str, dict[str, Any]]) -> None:
+    if path in read or len(read) >= _MOST_FILES or (text := tree.read(path)) is None:
+        return
+    try:
+        read[path] = document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from error
+    for pattern in map(str, _items(document.get("imports"))):
+        for found in _matching(tree, posixpath.join(posixpath.dirname(path), pattern)):
+            _read_with_imports(tree, found, read)
+
+
+def _matching(tree: FileTree, pattern: str) -> Iterator[str]:
+    directory, _, name = pattern.rpartition("/")
+    for one in tree.names(directory) or ():
+        if fnmatch.fnmatchcase(one, name):
+            yield f"{directory}/{one}"
+
+
+def _merge(into: dict[str, Any], more: object) -> None:
+    for key, value in more.items() if isinstance(more, dict) else ():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def _is_ours(text: str) -> bool:
+    return "nri" in text or "cdi" in text
+
+
+def _items(found: object) -> list[Any]:
+    return found if isinstance(found, list) else []

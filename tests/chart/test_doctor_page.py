@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page on doctor says what the code does."""
+
+import re
+
+import yaml
+from dra_frontend.doctor.table import CHECKS
+
+from tests.chart.helm import CHART, only, render
+
+PAGE = (CHART.parents[1] / "docs/doctor.md").read_text()
+
+
+def test_the_page_lists_every_check() -> None:
+    """Whoever reads an id in an output finds its rule on the page, and no id that is not there."""
+    rows = re.findall(r"^\| `([a-z0-9.-]+)` \| (.+) \|$", PAGE, re.MULTILINE)
+    assert rows == [(check.id, check.rule) for check in CHECKS]
+    assert f"of {len(CHECKS)} checks" in PAGE
+
+
+def test_the_values_show_the_kubelets_file_to_the_frontend_alone() -> None:
+    """What the page tells to set mounts one file, read-only, where the command looks for it."""
+    (values,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    spec = only(render(yaml.safe_load(values)), "DaemonSet")["spec"]["template"]["spec"]
+    mounted = {
+        one["name"]: [m for m in one["volumeMounts"] if m["name"] == "kubelet-config"] for one in spec["containers"]
+    }
+    assert mounted["backend"] == []
+    assert mounted["frontend"] == [
+        {"name": "kubelet-config", "mountPath": "/var/lib/kubelet/config.yaml", "readOnly": True}
+    ]

@@ -5,6 +5,7 @@ import argparse
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -33,6 +34,8 @@ _NODE: Final = "simulated"
 """Any name does where nothing is published."""
 _OF_ARCHIVES: Final = ("inspect", "classes", "simulate", "explain")
 _MOST_TIMES: Final = 1024
+_WATCH_SECONDS: Final = 2.0
+_CLEAR: Final = "\x1b[2J\x1b[H"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -60,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in _OF_ARCHIVES:
         text = "what gather has packed, or where that was unpacked: its machine, claims and configuration"
         made[name].add_argument("--from", dest="source", metavar="FILE-or-DIR", help=text)
+    made["status"].add_argument("--watch", action="store_true", help="draw the screen again every 2 s")
     pages = made["provision"]
     pages.add_argument("files", metavar="FILE", nargs="+", help="HugePageProvision (YAML)")
     pages.add_argument("--dry-run", action="store_true", help="check the files and show what there is; change nothing")
@@ -151,6 +155,24 @@ def _doctor(arguments: argparse.Namespace) -> tuple[str, int]:
     return shown, (found["problems"] > 0) * _FAILED
 
 
+def _status(arguments: argparse.Namespace) -> tuple[str, int]:
+    from dra_frontend.commands.status import read_status, status_screen  # noqa: PLC0415 - only for people
+
+    settings = load_pod_settings(arguments)
+    try:
+        while True:
+            status = read_status(settings)
+            shown = status_screen(status) if arguments.output == "table" else structured(status, "json")
+            if not arguments.watch:
+                break
+            # From the top left corner, with nothing of the screen before it.
+            print(f"{_CLEAR}{shown}" if sys.stdout.isatty() else shown, flush=True)
+            time.sleep(_WATCH_SECONDS)
+    except KeyboardInterrupt:
+        return "", 0
+    return shown, bool(status["problems"]) * _FAILED
+
+
 def _provision(arguments: argparse.Namespace) -> str | tuple[str, int]:
     tree = HostTree(arguments.host_root)
     requested = [one for file in arguments.files for one in read_requested(read_yaml(file), file)]
@@ -174,6 +196,7 @@ _COMMANDS: Final[dict[str, tuple[_Command, str, tuple[str, ...]]]] = {
     "simulate": (_simulate, "show what claims and pods would get of this node", ("table", "json", "yaml")),
     "explain": (_explain, "say what something has, why, and what enforces it", ("table", "json", "yaml")),
     "gather": (_gather, "pack what a bug report needs into one archive", ()),
+    "status": (_status, "show who has what on this node: devices, claims, CPUs, problems", ("table", "json")),
     "doctor": (_doctor, "say what is wrong with this node, and what to do", ("table", "json")),
     "provision": (_provision, "allocate hugepages as HugePageProvision files say", ("table", "json")),
     "version": (_version, "print the version, as --version does", ("text",)),

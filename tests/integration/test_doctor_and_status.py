@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands that an operator runs beside the service, as he runs them: with the service up, and with it down."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+from numa_contract.cpuset import parse_cpu_list
+
+from tests.stage.pods import claim_pod, cpus, memory
+from tests.stage.stage import OpenStage, Stage
+
+MIB = 1 << 20
+
+
+def prepared(stage: Stage, *words: str) -> dict[str, Any]:
+    """A command in the environment of the driver's pod, as subprocess takes it."""
+    pod = {"NODE_NAME": stage.settings.node, "POD_UID": stage.instances[0].pod_uid}
+    flags = ["--config", str(stage.paths.config), "--host-root", str(stage.settings.host_root)]
+    return {"args": [sys.executable, "-m", "dra_frontend", *words, *flags], "env": os.environ | pod, "text": True}
+
+
+def run(stage: Stage, *words: str) -> tuple[int, Any]:
+    """Runs a command; returns exit status and JSON."""
+    done = subprocess.run(**prepared(stage, *words, "-o", "json"), check=False, capture_output=True, timeout=60)
+    assert done.stderr == ""
+    return done.returncode, json.loads(done.stdout)
+
+
+def results(document: Any) -> dict[str, str]:
+    """The result of each check by its id."""
+    return {one["id"]: one["result"] for one in document["checks"]}
+
+
+def test_up_and_down(open_stage: OpenStage) -> None:
+    """Both commands tell the same of claims whether the service runs or not, and say when it does not."""
+    stage = open_stage()
+    instance = stage.add_ready_instance()
+    with claim_pod(stage, "db", cpus(4), memory(512 * MIB)) as pod:
+        pod.prepare()
+        box = pod.run()
+        held = stage.held(pod.claim_uid)
+        box.comes_to(held)
+        _, found = run(stage, "doctor")
+        up = results(found)
+        bad = {name: result for name, result in up.items() if result == "problem"}
+        assert not any(name.startswith(("driver.", "api.", "config.")) for name in bad), found
+        assert up["claims.known"] == up["claims.pinned"] == up["api.slices"] == up["kubelet.registration"] == "good"
+        code, shown = run(stage, "status")
+        assert (shown["source"], shown["problems"], code) == ("service", [], 0)
+        with subprocess.Popen(**prepared(stage, "status", "--watch"), stdout=subprocess.PIPE) as watching:
+            assert watching.stdout is not None
+            screens = [line for line, _ in zip(watching.stdout, range(25), strict=False) if line.startswith("DEVICE ")]
+            watching.send_signal(signal.SIGINT)
+            watching.communicate(timeout=10)
+        assert (len(screens), watching.returncode) == (2, 0), "drawn again until somebody ends it"
+        instance.frontend.kill()
+        code, found = run(stage, "doctor")
+        assert (code, results(found)["driver.endpoint"]) == (1, "problem")
+        assert results(found)["claims.known"] == "good"
+        assert "check itself failed" not in json.dumps(found)
+        code, without = run(stage, "status")
+        assert (without["source"], code) == ("files", 1)
+        assert "the service is down" in without["problems"][0]
+        for key in ("claim", "cpus", "memory"):
+            assert [one[key] for one in without["claims"]] == [one[key] for one in shown["claims"]]
+        assert set(parse_cpu_list(without["cpus"]["claimed"])) == held
+        instance.frontend.start()
+        stage.wait_back(instance)

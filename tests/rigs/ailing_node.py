@@ -78,8 +78,9 @@ class AilingNode:
     """Change it, then ask what :meth:`examined` says. CPU 0 is reserved; a container runs on claimed CPUs 2-3."""
 
     def __init__(self) -> None:
-        # Not pytest's directory: sockets have short paths.
-        self.base = Path(tempfile.mkdtemp(prefix="dn-", dir="/tmp"))
+        # Not pytest's directory: sockets have short paths. In memory where that is possible, as /run is.
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp"
+        self.base = Path(tempfile.mkdtemp(prefix="dn-", dir=memory))
         self.root, self.kubelet_root = self.base / "host", self.base / "kubelet"
         write_tree(small_machine(), self.root)
         for path, text in _HOST.items():

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every check against a node that is good, or ill in one place: real files, real sockets, an API server."""
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from dra_frontend.commands import cli
 from dra_frontend.doctor.gather import gather
-from dra_frontend.doctor.model import Level
+from dra_frontend.doctor.model import Check, Level
 from dra_frontend.doctor.table import CHECKS, Verdict, examine
 from dra_frontend.doctor.text import findings_text
+from numa_contract.records import SharedCpus
 
 from tests.rigs.ailing_node import AilingNode
 from tests.unit.dra_frontend.doctor.illnesses import ILLNESSES
@@ -54,3 +59,86 @@ async def test_each_illness_is_found(name: str, node: AilingNode) -> None:
         assert "\n" not in one.what + one.why + one.remedy
     failed = [one for verdict in found.values() for one in verdict.findings if "check itself failed" in one.why]
     assert failed == []
+
+
+def _speaks_no_http(node: AilingNode) -> None:
+    node.serving = False
+    node.listen(node.run / "pod-uid/state.sock")
+    node.sockets[-1].close()
+
+
+def _own_cgroup(node: AilingNode) -> None:
+    shutil.rmtree(node.base / "cgroup/kubepods.slice")
+    node.cgroup("cgroup.events", "")
+
+
+UNREADABLE: dict[str, tuple[Callable[[AilingNode], object], str]] = {
+    "containerd's file": (lambda node: node.host("/etc/containerd/config.toml", "["), "runtime.drop-in"),
+    "its imports go round": (
+        lambda node: node.host(
+            "/etc/containerd/config.toml", 'imports = ["*.toml", "/etc/containerd/conf.d/*"]\nx = "'
+        ),
+        "runtime.drop-in",
+    ),
+    "the kubelet's file": (lambda node: node.kubelet_of.update(reservedSystemCPUs="9-1"), "kubelet.gates"),
+    "files of the kernel": (lambda node: node.host("/proc/sys/fs/file-nr", "many"), "host.node-files"),
+    "the cgroup tree": (lambda node: shutil.rmtree(node.base / "cgroup"), "kernel.cgroup-v2"),
+    "a container's own cgroup": (
+        _own_cgroup,
+        "kernel.kubepods",
+    ),
+    "the kubelet's registry": (
+        lambda node: shutil.rmtree(node.kubelet_root / "plugins_registry"),
+        "kubelet.registration",
+    ),
+    "the state socket": (_speaks_no_http, "driver.ready"),
+    "the node's slices": (lambda node: node.server.fail_next(9, 200, verb="list", body="[]"), "api.pools"),
+    "a machine": (lambda node: node.host("/sys/devices/system/cpu/online", "none"), "config.fits"),
+}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+async def test_what_cannot_be_read_is_said(what: str, node: AilingNode) -> None:
+    """A source that is not there, or is damaged, makes its checks unknown, with reason and remedy, and no others."""
+    spoil, name = UNREADABLE[what]
+    spoil(node)
+    found = await verdicts(node)
+    (finding,) = found[name].findings
+    assert (finding.level, bool(finding.why), bool(finding.remedy)) == (Level.UNKNOWN, True, True)
+    assert found["host.own-files"].result == "good"
+    assert not any("check itself failed" in one.why for verdict in found.values() for one in verdict.findings)
+    lines = findings_text([*found.values()], "n").splitlines()
+    assert lines.count(f"WHY      {finding.why}") == 1, "a source is named once, whatever hangs on it"
+
+
+@pytest.mark.parametrize(("other", "result"), [("6", "good"), ("5", "problem")])
+async def test_the_pool_beside_claimed_cpus_is_no_fault(other: str, result: str, node: AilingNode) -> None:
+    """A claim that asks for the shared pool, too, may run there; not on CPUs of other claims."""
+    shared = {"r": SharedCpus(cpus=frozenset({0, 1, 4, 5, 6, 7}), near=frozenset({4, 5}))}
+    node.records[0] = node.records[0].model_copy(update={"shared_cpus": shared})
+    node.records.append(node.claimed("other", other))
+    node.containers[0]["cpus"] = "2-5"
+    assert (await verdicts(node))["claims.pinned"].result == result
+
+
+async def test_beside_the_pod_nobody_is_asked_for_rights(node: AilingNode) -> None:
+    """With a host root and no kubeconfig the rights would be those of another pod: unknown, and not a problem."""
+    async with node.up() as settings:
+        facts = await gather(replace(settings, config=settings.config.model_copy(update={"kubeconfig": ""})))
+    api = {verdict.result for verdict in examine(facts) if verdict.check.group == "api"}
+    assert api == {"unknown"}
+
+
+async def test_a_fault_in_a_check_hides_no_other() -> None:
+    """A check that breaks is unknown, and says that it broke."""
+    (finding,) = Check("a.b", "Fine.", (), lambda: 1 / 0).run(None)  # type: ignore[arg-type, return-value]
+    assert finding.level is Level.UNKNOWN
+    assert "ZeroDivisionError" in finding.why
+
+
+def test_a_bad_configuration_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 2 is for what the command was given, and one line says what."""
+    (tmp_path / "config.yaml").write_text("reservedCPUs: 0\n")
+    for command in ("doctor", "status"):
+        assert cli.main([command, "--config", str(tmp_path / "config.yaml")]) == 2
+        assert "reservedCPUs" in capsys.readouterr().err

@@ -18,7 +18,7 @@ RIGHTS: Final = (
     *((verb, _RESOURCES, "resourceclaims", "") for verb in ("get", "list")),
     ("patch", _RESOURCES, "resourceclaims/status", ""),
     *(("associated-node:patch", _RESOURCES, "resourceclaims/driver", driver) for driver in DRIVERS),
-    ("list", _RESOURCES, "deviceclasses", ""),
+    *((verb, _RESOURCES, "deviceclasses", "") for verb in ("get", "list")),
     ("get", "", "nodes", ""),
     ("create", "events.k8s.io", "events", ""),
 )

@@ -155,8 +155,12 @@ def _on_their_cpus(service: Service) -> Iterator[Finding]:
     for one in _running(service):
         uses = [(held[use.driver, use.uid], use) for use in one.claims if (use.driver, use.uid) in held]
         wanted = frozenset[int]().union(*(record.cpus_of(use.requests or None) for record, use in uses))
-        if wanted and one.cpus and one.cpus - wanted:
-            strange = format_cpu_list(one.cpus - wanted)
+        foreign = one.cpus - wanted
+        if any(name in record.shared_cpus for record, use in uses for name in use.requests or record.requests):
+            # Beside its own it may use the shared pool: all but what other claims have.
+            foreign &= frozenset[int]().union(*(record.cpus_of() for record in service.records))
+        if wanted and foreign:
+            strange = format_cpu_list(foreign)
             why = "it disturbs whoever has them; the audit should have put that right within seconds"
             yield problem(
                 f"{_pod(one)} may run on CPUs {strange}, which no claim gives it.", why, "see driver.enforced"

@@ -190,7 +190,7 @@ CHECKS: Final = (
     _may("resourceclaims/status", "status.devices of claims stay empty"),
     _may("resourceclaims/driver", "status.devices of claims stay empty from Kubernetes 1.36 on"),
     _may("nodes", "slices cannot be given to their Node, so none is written"),
-    _may("deviceclasses", "this command cannot tell whether the classes are there"),
+    _may("deviceclasses", "explain and doctor cannot tell which classes there are"),
     _may("events", "pods and node get no Events of the driver"),
     Check("api.slices", "The slices have the devices that the driver offers.", ("slices", "service"), _published),
     Check("api.pools", "Each pool of slices is whole.", ("slices",), _whole),

@@ -10,6 +10,7 @@ import pytest
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.model import MemoryDevice
 from dra_frontend.machine.discovery import discover
+from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.error_watch import ErrorWatch
 from dra_frontend.node.machine_watch import MachineWatch
 from numa_contract.cdi import ClaimFile
@@ -27,6 +28,8 @@ class Host:
     def __init__(self, tree: MemoryTree) -> None:
         self.tree = tree
         self.reads = 0
+        self.unlisted = ""
+        """A directory that cannot be listed."""
 
     def change(self, files: Mapping[str, str | None]) -> None:
         """Writes or removes files below /sys/devices/system."""
@@ -39,6 +42,8 @@ class Host:
 
     def names(self, path: str) -> list[str] | None:
         """Lists."""
+        if path == self.unlisted:
+            raise HostTreeError(path, "cannot be listed: Too many open files")
         return self.tree.names(path)
 
     def live_page_bytes(self) -> int | None:
@@ -140,6 +145,21 @@ async def test_a_counter_that_cannot_be_read_keeps_its_fault() -> None:
     assert [one.kind for one in errors.faults] == ["uncorrected"]
     await rig.watch.read()
     assert any(warning.startswith("/sys/devices/system/edac/mc/mc0/ue_count: ") for warning in rig.watch.warnings)
+
+
+def test_a_directory_of_counters_that_cannot_be_listed_keeps_their_faults() -> None:
+    """Else the taint would go and come back; counters of other kinds are read on."""
+    host = Host(small_machine().changed(edac(0, "F19h", ue=1)))
+    errors = ErrorWatch(host, HardwareErrors(), lambda: 0.0)
+    errors.read(discover(host))
+    faults, host.unlisted = errors.faults, "/sys/devices/system/edac/mc"
+    errors.read(discover(host))
+    assert errors.faults is faults
+    assert len(errors.faults) == len(errors.problems) == 1
+    host.unlisted = "/sys/devices/system/edac/cpu"
+    host.change({"edac/mc/mc0/ue_count": "0"})
+    errors.read(discover(host))
+    assert errors.faults == ()
 
 
 async def test_an_error_keeps_the_last_inventory() -> None:

@@ -49,7 +49,7 @@ class ErrorCounter:
 
 
 def read_errors(reader: Reader, machine: Machine) -> tuple[tuple[ErrorCounter, ...], dict[str, str]]:
-    """Returns the counters that there are, and by source why others cannot be read."""
+    """Returns the counters that there are, and why others cannot be read: by source, or ``mc`` and ``cpu`` for all."""
     counters: list[ErrorCounter | None] = []
     problems: dict[str, str] = {}
     for source, number, read in _sources(reader, machine, problems):
@@ -71,7 +71,7 @@ def _sources(reader: Reader, machine: Machine, problems: dict[str, str]) -> Iter
             for number, source in (reader.names(path, pattern) or {}).items():
                 yield source, number, read
         except HostTreeError as error:
-            problems[path] = str(error)
+            problems[path.rpartition("/")[2]] = str(error)
 
 
 def _node(reader: Reader, _machine: Machine, number: int, source: str) -> ErrorCounter | None:

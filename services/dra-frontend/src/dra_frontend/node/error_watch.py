@@ -4,6 +4,7 @@
 import logging
 import time
 from collections.abc import Callable
+from string import digits
 from typing import Final
 
 from numa_contract.config import HardwareErrors
@@ -39,7 +40,8 @@ class ErrorWatch:
         """Reads the counters of a machine; blocks. Raises nothing."""
         self._due = self._clock() + _EVERY_SECONDS
         counters, problems = read_errors(Reader(self._host), machine)
-        self.counters = (*counters, *(one for one in self.counters if one.source in problems))
+        unread = (one for one in self.counters if {one.source, one.source.rstrip(digits)} & problems.keys())
+        self.counters = (*counters, *unread)
         self.problems = tuple(problems.values())
         if (faults := self._rates.sample(self.counters, self._clock())) != self.faults:
             self.faults = faults

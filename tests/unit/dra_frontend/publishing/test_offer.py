@@ -90,6 +90,18 @@ def test_a_device_that_fits_is_published_as_it_is() -> None:
         assert seen.faults() == []
 
 
+def test_a_higher_reserve_makes_no_memory_ill() -> None:
+    """New claims are kept off, but the memory that others hold is there, and their pods are told nothing else."""
+    found = replace(machine(1, memory=8 << 30, hugepages=()))
+    part = MemoryAllocation(request="r", device="memory-numa000", numa_node=0, size=8 << 30, page_bytes=4096)
+    books = ledger(claimed("dra.memory", "a", f"{NODE}-memory", "memory-numa000", memory=(part,)))
+    for reserve in (None, 1 << 30):
+        inventory = build_inventory(found, Config(), NODE, kubelet_reserve=reserve)
+        seen = snapshot(inventory, books, Snapshot())
+        assert device(seen, "memory-numa000").overclaimed is True
+        assert health(seen, "memory-numa000").health is Health.HEALTHY
+
+
 def test_shrinking_below_what_is_claimed_taints() -> None:
     """The capacity is the true one, with a taint and a message that name what is missing; it goes when it fits."""
     books = ledger(page_claim("a", 4), page_claim("b", 2))

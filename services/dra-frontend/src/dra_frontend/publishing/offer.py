@@ -17,7 +17,7 @@ from numa_contract.names import CPU_DRIVER, DRIVERS, MEMORY_DRIVER
 
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory
-from dra_frontend.devices.model import CpuDevice, Device, Pool
+from dra_frontend.devices.model import CpuDevice, Device, MemoryDevice, Pool
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.kubelet.health import DeviceHealth, Health, HealthBoard
 from dra_frontend.machine.faults import Fault
@@ -134,7 +134,9 @@ def snapshot(inventory: Inventory, ledger: Ledger, before: Snapshot, faults: Seq
             errors = [one for one in faults if _concerns(one, device)]
             failing = max((one.kind for one in errors), default="")
             devices.append(replace(device, overclaimed=holding.amount > rest, failing=failing))
-            fault = "; ".join(filter(None, (holding.fault(rest, online), *(one.text for one in errors))))
+            # Memory that is reserved is there: claims of before the reserve keep theirs.
+            there = rest + _reserved(device, inventory)
+            fault = "; ".join(filter(None, (holding.fault(there, online), *(one.text for one in errors))))
             status = Health.UNHEALTHY if fault else Health.HEALTHY
             health[pool.driver].append(DeviceHealth(pool.name, device.name, status, fault or "online"))
         pools.append(replace(pool, devices=tuple(devices)))
@@ -144,6 +146,12 @@ def snapshot(inventory: Inventory, ledger: Ledger, before: Snapshot, faults: Seq
             fault = f"this node has no such device any more; {holding.named()}"
             health[driver].append(DeviceHealth(holding.pool, name, Health.UNHEALTHY, fault))
     return Snapshot(tuple(pools), health, held)
+
+
+def _reserved(device: Device, inventory: Inventory) -> int:
+    if isinstance(device, MemoryDevice) and not device.hugepages:
+        return inventory.reserve.by_node.get(device.numa_node, 0)
+    return 0
 
 
 def _concerns(fault: Fault, device: Device) -> bool:

@@ -354,3 +354,11 @@ def test_lost_memory_is_rebuilt_whatever_its_device_has_left() -> None:
     assert record.memory_parameters_of("huge").mount == MemoryMount(path="/h")
     strange = view("u", memory("64Mi", kind="hugepages-3x"))
     assert "no memory device node-a-hugepages-3x/hugepages-3x-numa000" in refused(strange, "dra.memory", running)
+
+
+def test_memory_that_is_reserved_by_now_is_given_to_whom_it_was_allocated() -> None:
+    """The scheduler has seen an older slice; its choice is final, and a refusal would last as long as the pod."""
+    full = build_inventory(machine(), Config(), NODE, kubelet_reserve=1 << 50)
+    assert decided(view("u", memory("1Gi")), "dra.memory", inventory=full).memory[0].numa_node == 0
+    for absent in (memory("1Gi", node=7), memory("1Gi", kind="hugepages-16m")):
+        assert "no memory device" in refused(view("u", absent), "dra.memory", inventory=full)

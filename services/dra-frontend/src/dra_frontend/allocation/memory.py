@@ -4,7 +4,13 @@
 from collections.abc import Sequence
 
 from numa_contract.errors import MalformedError
-from numa_contract.names import MEMORY_CAPACITY, MEMORY_DRIVER, ON_DEMAND_LABEL, parse_memory_device_name
+from numa_contract.names import (
+    MEMORY_CAPACITY,
+    MEMORY_DRIVER,
+    ON_DEMAND_LABEL,
+    memory_device_name,
+    parse_memory_device_name,
+)
 from numa_contract.records import AllocationRecord, AllocationResult, MemoryAllocation
 
 from dra_frontend.allocation.claim import Refused, count_of
@@ -37,7 +43,7 @@ def allocate_memory(
 ) -> tuple[MemoryAllocation, ...]:
     """Returns the memory of every result, in order; hugepages are never anybody else's. Raises Refused."""
     claimed = ledger.claimed_bytes(besides=uid)
-    devices = [memory_device(result, inventory) for result in results]
+    devices = [memory_device(result, inventory, gone=_is_reserved(result, inventory)) for result in results]
     allocated = held_memory(results, inventory)
     if any(part.hugepages for part in allocated):
         _check_lost(uid, ledger)
@@ -62,6 +68,13 @@ def _made(device: MemoryDevice, inventory: Inventory) -> int:
     """Returns the bytes of the pages that exist."""
     pools = inventory.machine.numa_nodes[device.numa_node].hugepages
     return sum((one.total - one.surplus) * one.page_bytes for one in pools if one.page_bytes == device.page_bytes)
+
+
+def _is_reserved(result: AllocationResult, inventory: Inventory) -> bool:
+    """Tells whether a device of plain memory is offered no more, since all of it is reserved; the memory is there."""
+    if MEMORY_DRIVER in inventory.refused or result.pool not in {pool.name for pool in inventory.pools}:
+        return False
+    return result.device in {memory_device_name(None, node) for node, kept in inventory.reserve.by_node.items() if kept}
 
 
 def _check_lost(uid: str, ledger: Ledger) -> None:

@@ -24,9 +24,13 @@ class Server:
     def __init__(self) -> None:
         self.answer: dict[str, Any] | Exception = node()
         self.asked = 0
+        self.refusals = 0
+        """How often it says no before it answers."""
 
     async def get_node(self) -> dict[str, Any]:
         self.asked += 1
+        if self.asked <= self.refusals:
+            raise ForbiddenError("get nodes", "no")
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -83,7 +87,7 @@ async def test_a_server_that_says_no_keeps_nobody_waiting(answer: Exception) -> 
     """Nothing will be learnt soon: whoever waits for the figure goes on without, and can say why."""
     server = Server()
     server.answer = answer
-    status = NodeStatus(server.get_node)
+    status = NodeStatus(server.get_node, waits=(0.01, 0.01))
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(status.run())
         async with asyncio.timeout(5):
@@ -92,6 +96,19 @@ async def test_a_server_that_says_no_keeps_nobody_waiting(answer: Exception) -> 
     assert (status.reserved_memory, status.problem) == (None, str(answer))
     (warning,) = status.warnings
     assert "set reservedMemory" in warning
+
+
+async def test_a_server_that_says_no_for_a_moment_is_asked_again() -> None:
+    """One that has just started knows no roles yet, nor tokens: a guess would be published, and taken back later."""
+    server = Server()
+    server.refusals = 2
+    status = NodeStatus(server.get_node, waits=(0.01, 0.01))
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(status.run())
+        async with asyncio.timeout(5):
+            await status.settled.wait()
+        running.cancel()
+    assert status.reserved_memory == 2 * GI
 
 
 async def test_where_the_operator_says_the_figure_nobody_is_asked() -> None:

@@ -25,6 +25,8 @@ FEATURE: Final = "DRANodeAllocatableResources"
 _SECONDS: Final = 300.0
 """Between two reads. A kubelet changes what it reserves when it is started anew, which is rare."""
 _FRESH_SECONDS: Final = 10.0
+_REFUSALS: Final = 3
+"""In a row: a server that has just started refuses what it allows a moment later."""
 _UNKNOWN: Final = (
     "memory: the Node does not say what the kubelet reserves, or may not be read; a part of each NUMA node is kept "
     "instead (dra-frontend inspect shows how much): set reservedMemory"
@@ -58,14 +60,19 @@ class NodeStatus:
         clock: Callable[[], float] = time.monotonic,
         *,
         needed: bool = True,
+        waits: tuple[float, float] = (1.0, 15.0),
     ) -> None:
-        """``needed``: whether anybody wants the figure; if nobody does, the Node is read only to be asked of claims."""
+        """``waits``: after a failure, the first in a row and the longest, in seconds.
+
+        ``needed``: whether anybody wants the figure; if nobody does, the Node is read only to be asked of claims.
+        """
         self._get_node = get_node
         self._clock = clock
         self._read_at: float | None = None
         self._counts = False
         self._complaints = Complaints(_log, KubeError)
         self._needed = needed
+        self._waits = waits
         self.settled = asyncio.Event()
         """Set when the Node was read, or when the server says that there is none or that this driver may not."""
         self.problem = ""
@@ -102,7 +109,7 @@ class NodeStatus:
 
     async def run(self) -> None:
         """Reads it every five minutes, and soon again when that fails. Runs for ever."""
-        waits, regular = Backoff(1.0, 15.0), Backoff(_SECONDS, _SECONDS)
+        waits, regular, refused = Backoff(*self._waits), Backoff(_SECONDS, _SECONDS), 0
         if not self._needed:
             await asyncio.Event().wait()
         while True:
@@ -114,8 +121,10 @@ class NodeStatus:
                     wait = waits if self.reserved_memory is None else regular
                 except Exception as error:
                     self.problem = str(error)
-                    if isinstance(error, ForbiddenError | NotFoundError):
+                    refused = refused + 1 if isinstance(error, ForbiddenError | NotFoundError) else 0
+                    if refused >= _REFUSALS:
                         self.settled.set()
-                    wait = regular if isinstance(error, ForbiddenError) else waits
+                    lasting = self.settled.is_set() and isinstance(error, ForbiddenError)
+                    wait = regular if lasting else waits
                     raise
             await asyncio.sleep(wait.next())

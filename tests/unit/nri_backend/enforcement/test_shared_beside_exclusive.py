@@ -85,6 +85,16 @@ async def test_a_partition_elsewhere_neither_waits_nor_moves_it(tmp_path: Path) 
         assert vpp not in {path for path, *_ in node.kernel.written}
 
 
+async def test_its_own_cpus_are_not_the_kernels_to_take(tmp_path: Path) -> None:
+    """While two records name a CPU, who runs on it stays there: the kernel would give it to a partition."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        node.enforcer.starter.clear_seconds = 0.0
+        vpp = await node.run("vpp", *node.claim(mixed(cpu_record("c1", "r=2-3"), "0-7")))
+        with pytest.raises(RefusedError, match="container main of pod ns/p1 still runs on CPUs of its claim"):
+            await node.create("db", *node.claim(cpu_record("c2", "r=3-4", pods=["p3"])), of="p3")
+        assert parse_cpu_list("2-3") <= parse_cpu_list(node.cpus(vpp))
+
+
 async def test_own_cpus_that_the_kernel_does_not_give_are_missed(tmp_path: Path) -> None:
     """A cpuset of the right text is not enough: here a partition that somebody made by hand has one of them."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:

@@ -35,7 +35,7 @@ def _must_leave(state: NodeState, tracked: Tracked, place: Place) -> bool:
 
     Siblings are never moved: an overlap inside a pod is no partition.
     """
-    keeps = place.own and not place.near
+    keeps = place.own & tracked.own_cpus if place.near else place.own
     if keeps or place.apart & tracked.own_cpus or not state.partition_for(tracked):
         return True
     left = (place.cpus or frozenset()) - tracked.own_cpus - state.pool.partitioned

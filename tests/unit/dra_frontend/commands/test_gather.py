@@ -59,6 +59,8 @@ def test_an_archive_is_inspected_like_its_machine(
     assert run(capsys, "gather", "--host-root", root, "-o", str(archive))[0] == 0
     with tarfile.open(archive) as tar:
         tar.extractall(unpacked, filter="data")
+        # The doctor sees this machine alone.
+        assert ("node/doctor.json" in tar.getnames()) == (name == "/")
     for source in (["--from", str(archive)], ["--from", str(unpacked)], ["--host-root", str(unpacked / "node")]):
         assert run(capsys, "inspect", *source, "-o", "json") == before
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collects what a bug report needs into one archive, which is a host root for the other commands."""
 
+import asyncio
 import json
 import os
 import sys
@@ -21,7 +22,9 @@ from dra_frontend.bundle.archive import MANIFEST, STATE, ArchiveError, ArchiveWr
 from dra_frontend.bundle.masking import Masks
 from dra_frontend.bundle.recording import RecordingTree
 from dra_frontend.claims.journal import Journal
-from dra_frontend.commands.node_files import claim_files, on_node
+from dra_frontend.commands.node_files import claim_files, is_here, on_node
+from dra_frontend.doctor.gather import gather as read_facts
+from dra_frontend.doctor.table import examine, report
 from dra_frontend.explain.enforced import KERNEL_FILES
 from dra_frontend.explain.known import read_containers
 from dra_frontend.machine.discovery import discover
@@ -65,6 +68,12 @@ class Bundle:
         self._service()
         self._machine()
         self._claims()
+        if is_here(self._settings.host_root):
+            self._doctor()
+
+    def _doctor(self) -> None:
+        verdicts = examine(asyncio.run(read_facts(self._settings)))
+        self.files["doctor.json"] = json.dumps(report(verdicts, self._settings.node_name), indent=1)
 
     def _service(self) -> None:
         client = StateClient(on_node(self._settings.host_root, self._settings.config.run_dir))
@@ -91,10 +100,10 @@ class Bundle:
             )
         except HostTreeError as error:
             self.missing["machine"] = str(error)
-        for report in read_containers(json.loads(self.files.get(f"{STATE}/containers.json", "[]"))):
-            for name in KERNEL_FILES if report.cgroup and report.claims else ():
+        for container in read_containers(json.loads(self.files.get(f"{STATE}/containers.json", "[]"))):
+            for name in KERNEL_FILES if container.cgroup and container.claims else ():
                 with suppress(HostTreeError):
-                    cgroups.read(f"/{report.cgroup.strip('/')}/{name}")
+                    cgroups.read(f"/{container.cgroup.strip('/')}/{name}")
         for tree in (host, cgroups):
             self.files.update(tree.files())
             self.directories += tree.directories()

@@ -59,12 +59,14 @@ def on_node(host_root: str, path: str) -> str:
 
     The service's pod has sysfs and procfs of the node, and its own directories under the names that they have there.
     """
-    tree = HostTree(host_root)
-    below = tree.real(path)
-    if os.path.lexists(below):
-        return below
-    boot = tree.read(_BOOT)
-    return path if boot is not None and boot == HostTree().read(_BOOT) else below
+    below = HostTree(host_root).real(path)
+    return path if not os.path.lexists(below) and is_here(host_root) else below
+
+
+def is_here(host_root: str) -> bool:
+    """Tells whether a host root is that of the machine that this runs on."""
+    boot = HostTree(host_root).read(_BOOT)
+    return boot is not None and boot == HostTree().read(_BOOT)
 
 
 def check(inventory: Inventory, claims: DirectoryView | None = None) -> None:

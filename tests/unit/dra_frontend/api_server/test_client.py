@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.api_server.answers import MOST_BYTES, read_list
+from dra_frontend.api_server.answers import MOST_BYTES, read_list, translate
 from dra_frontend.api_server.client import KubeClient, connect
 from dra_frontend.api_server.connection import Connection
 from dra_frontend.api_server.credentials import Settings, in_cluster, kubeconfig
@@ -24,6 +24,7 @@ from dra_frontend.api_server.errors import (
     WatchExpiredError,
 )
 from dra_frontend.api_server.requests import Call, Pace
+from dra_frontend.publishing.plan import COUNTING_GATE
 
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.apiserver_store import RESOURCES, Document
@@ -87,6 +88,16 @@ async def test_only_the_server_itself_can_say_that_a_claim_is_gone(tmp_path: Pat
     async with client_of(tmp_path, Options(not_served={"resource.k8s.io"})) as (_, client):
         with pytest.raises(KubeError, match=r"resource\.k8s\.io/v1 served\? Kubernetes 1\.34"):
             await client.get_claim("default", "c")
+
+
+def test_what_the_server_says_of_long_names_ends_with_what_is_wrong() -> None:
+    """A slice has its node's name in it, and both stand before the feature: without it nothing would be published."""
+    name, node = "s" * 253, "n" * 253
+    text = (
+        f'resourceslices.resource.k8s.io "{name}" is forbidden: node "{node}" does not support {COUNTING_GATE} feature'
+    )
+    error = translate(Call("update", "resource.k8s.io", "resourceslices"), 403, {"message": text}, {})
+    assert COUNTING_GATE in str(error)
 
 
 @pytest.mark.parametrize("verb", ["list", "watch"])

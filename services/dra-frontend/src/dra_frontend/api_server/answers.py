@@ -32,8 +32,8 @@ MOST_BYTES: Final = 4 << 20
 _STATUS_BYTES: Final = 64 << 10
 """Of a Status. Only a part of its message is shown anyway, and failures may be frequent."""
 _DIGITS: Final = 20
-_SHOWN: Final = 500
-"""Characters of the server's own words: they name fields, and what is wrong with them."""
+_SHOWN: Final = 700
+"""Characters of the server's own words: they name fields, and after two long names what is wrong."""
 _LONGEST_WAIT: Final = 120.0
 # Nothing is tried twice, and a string without an end is one, too: the time grows with the length and no faster.
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)|[][{}]', re.DOTALL)

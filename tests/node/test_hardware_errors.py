@@ -59,5 +59,6 @@ def failing_controller() -> None:
 def test_a_failing_controller_taints_the_memory_of_its_socket(failing_controller: None, cluster: Cluster) -> None:
     """From the start on, since the kernel has counted before; claims beside it are prepared as ever."""
     until(lambda: "memory-numa001" in tainted(cluster), "the socket's memory is tainted", within=30)
-    assert TAINT in cluster.devices()["hugepages-2m-numa001"]["taints"]
+    taints = cluster.devices()["hugepages-2m-numa001"]["taints"]
+    assert any(taint.items() >= TAINT.items() for taint in taints)  # the server adds a time
     assert "memory-numa000" not in tainted(cluster)

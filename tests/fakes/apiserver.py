@@ -106,7 +106,7 @@ class ApiServer:
         ]
 
     def order(self, wish: Document) -> Document:
-        """One wish of ``POST /fake``: no_faults, fail_next, drop_watches, gates or served."""
+        """One wish of ``POST /fake``: no_faults, fail_next, drop_watches, gates, version or served."""
         if wish.get("no_faults"):
             self.faults.clear()
         if "fail_next" in wish:
@@ -114,6 +114,7 @@ class ApiServer:
         if wish.get("drop_watches"):
             self.drop_watches()
         self.options.gates.update(wish.get("gates") or {})
+        self.options.version = wish.get("version", self.options.version)
         return {"served": [vars(one) for one in self.served]} if wish.get("served") else {}
 
     def _tls(self) -> ssl.SSLContext | None:

@@ -50,7 +50,10 @@ def test_up_and_down(open_stage: OpenStage) -> None:
         assert up["claims.known"] == up["claims.pinned"] == up["api.slices"] == up["kubelet.registration"] == "good"
         code, shown = run(stage, "status")
         assert (shown["source"], shown["problems"], code) == ("service", [], 0)
-        with subprocess.Popen(**prepared(stage, "status", "--watch"), stdout=subprocess.PIPE) as watching:
+        watch = prepared(stage, "status", "--watch")
+        # A shell's background jobs ignore SIGINT, and so would what they start.
+        watch["args"] = ["env", "--default-signal=INT", *watch["args"]]
+        with subprocess.Popen(**watch, stdout=subprocess.PIPE) as watching:
             assert watching.stdout is not None
             screens = [line for line, _ in zip(watching.stdout, range(25), strict=False) if line.startswith("DEVICE ")]
             watching.send_signal(signal.SIGINT)

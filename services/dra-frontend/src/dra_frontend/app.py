@@ -144,11 +144,11 @@ class Service:
         problems += filter(None, (self.run_directory.problem, *(one.problem for one in self.plugins.values())))
         for driver, plugin in self.plugins.items():
             if not plugin.registered:
-                problems.append(f"{driver}: not registered with the kubelet {plugin.error}".rstrip())
+                problems.append(f"{driver}: not registered with the kubelet: {plugin.error}".rstrip(": "))
         for driver, publisher in self.publishers.items():
             if not publisher.ready:
                 why = publisher.error or self.node_status.problem
-                problems.append(f"{driver}: slices not published {why}".rstrip())
+                problems.append(f"{driver}: slices not published: {why}".rstrip(": "))
         return problems
 
     def warnings(self) -> list[str]:

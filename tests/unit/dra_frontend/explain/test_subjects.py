@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is said of claims, pods, CPUs and devices, by what is known of the node."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -221,3 +222,6 @@ def test_a_claim_that_is_allocated_and_not_prepared() -> None:
     assert pending(known, elsewhere)[1] == ["it is allocated to node node-b; ask there"]
     assert "2 CPUs wanted, 1 free" in pending(known, claim("u", cpus(2)))[1][0]
     assert "fits; the kubelet has not asked" in pending(known, claim("u", memory("1Gi")))[1][0]
+    known = replace(known, hindrances=("NRI is off",))
+    assert pending(known, waiting(wish("r", "2")))[1] == ["NRI is off"]
+    assert pending(known, claim("u", memory("1Gi")))[1][0].endswith("fits; NRI is off")

@@ -156,7 +156,7 @@ class BackendView:
         if (age := self.clock() - self._renewed) > LEASE_SECONDS:
             return f"nri-backend has been silent for {age:.0f} s; is its container running?"
         if not self.status.synchronized:
-            return "nri-backend is not connected to the container runtime; is NRI switched on there?"
+            return "nri-backend is not connected to the container runtime; check that NRI is on and nriSocket is right"
         if not self.complete:
             return "nri-backend has not yet reported every container"
         return self.unreadable

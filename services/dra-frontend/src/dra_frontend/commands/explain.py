@@ -20,6 +20,8 @@ from dra_frontend.commands.classes import known_classes
 from dra_frontend.commands.node_files import NodeFiles, on_node, read_node
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import Device
+from dra_frontend.doctor.model import Unread
+from dra_frontend.doctor.sources.endpoint import read_service
 from dra_frontend.explain.enforced import KERNEL_FILES, Problem
 from dra_frontend.explain.known import STATE_PATHS, Known, read_containers, read_records
 from dra_frontend.explain.pending import explain_pending
@@ -49,6 +51,7 @@ def explain(settings: Settings, subject: str, *, alone: bool = False) -> tuple[d
         raise UnknownSubjectError(f"this machine has no {kind} {name}")
     if alone:
         raise UnknownSubjectError(f"the archive knows nothing called {name}")
+    known = replace(known, hindrances=_hindrances(settings))
     try:
         return asyncio.run(_explain_pending(settings, known, kind, name))
     except KubeError as error:
@@ -72,6 +75,11 @@ def read_known(settings: Settings) -> Known:
         silent=silent,
         kernel=_kernel_files(settings, containers),
     )
+
+
+def _hindrances(settings: Settings) -> tuple[str, ...]:
+    service, _ = read_service(StateClient(on_node(settings.host_root, settings.config.run_dir)))
+    return (f"the service is down: {service.why}",) if isinstance(service, Unread) else service.hindrances
 
 
 def read_state(settings: Settings) -> tuple[dict[str, Any], str]:

@@ -45,7 +45,7 @@ def read_status(settings: Settings) -> Document:
     except NoServiceError as error:
         return _from_files(settings, run, str(error))
     lease = known(backend)
-    problems = [*service.problems, service.backend_problem, machine["problem"]]
+    problems = [*service.hindrances, machine["problem"]]
     problems += lease.problems if lease else ()
     problems += [f"{name}: {text}" for name, text in service.quarantine.items()]
     problems += _troubles(service.containers)

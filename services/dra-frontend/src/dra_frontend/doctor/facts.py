@@ -112,6 +112,12 @@ class Service:
     devices: tuple[Document, ...]
     """As ``GET /v1/devices`` shows them."""
 
+    @property
+    def hindrances(self) -> tuple[str, ...]:
+        """Why no claim comes to run here, whatever it asks for; each once, the backend's as soon as it is known."""
+        ready = (text.removeprefix("backend: ") for text in self.problems)
+        return tuple(dict.fromkeys(filter(None, (self.backend_problem, *ready))))
+
 
 @dataclass(frozen=True, slots=True)
 class Space:

@@ -37,6 +37,8 @@ class Known:
     """As ``/v1/devices`` shows them."""
     silent: str = ""
     """Why the service could not be asked: then files alone are known, and nothing of containers."""
+    hindrances: tuple[str, ...] = ()
+    """Why no claim comes to run here, whatever it asks for."""
     kernel: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Files of the containers' cgroups, by container id and name, where they can be seen."""
 

@@ -18,6 +18,7 @@ from dra_frontend.scheduling.simulation import Simulation
 from dra_frontend.scheduling.wanted import DeviceClass, Request, Wanted, read_wanted
 
 _CLEAR = "make room on this node, ask for less, or let another node have it"
+_UNASKED = "the kubelet has not asked for it yet: see the pod's events"
 
 
 def allocation_problem(known: Known, document: Mapping[str, Any], node: str) -> str:
@@ -36,7 +37,8 @@ def allocation_problem(known: Known, document: Mapping[str, Any], node: str) -> 
         return str(refusal)
     if not any(view.results.values()):
         return "it is allocated, and has no device of these drivers"
-    return "it is allocated to this node and fits; the kubelet has not asked for it yet: see the pod's events"
+    hindered = "; ".join(known.hindrances)
+    return f"it is allocated to this node and fits; {hindered or _UNASKED}"
 
 
 def verdicts(simulation: Simulation, wanted: Wanted) -> tuple[list[dict[str, Any]], list[Request], list[str]]:
@@ -87,17 +89,18 @@ def explain_pending(
         return found, [problem("the claim cannot be explained", str(error), "change the claim")]
     simulation = Simulation(known.inventory, known.config, classes, dict(known.files))
     found["requests"], ours, faults = verdicts(simulation, wanted)
+    hindered = [problem("this node takes no claim now", one, "run dra-frontend doctor") for one in known.hindrances]
     unreadable = [
         problem("a request cannot be met anywhere", one, "make the class, or change the claim") for one in faults
     ]
     if not ours:
         why = f"no request is for a device of {' or '.join(DRIVERS)} on this node"
-        return found, unreadable or [problem("nothing of this node fits", why, _CLEAR)]
+        return found, hindered + (unreadable or [problem("nothing of this node fits", why, _CLEAR)])
     names = {one.name for one in ours}
     near = tuple(replace(one, requests=one.requests or frozenset(names)) for one in wanted.constraints)
     row = simulation.run(Workload(name, (Claim(namespace, name, Wanted(tuple(ours), near, wanted.configs)),)), name)
     if row["fits"]:
         found["wouldGet"] = row["claims"][0]["devices"]
-        return found, unreadable
+        return found, hindered + unreadable
     who = "the scheduler finds no devices" if row["stage"] == "scheduling" else "the driver would refuse it"
-    return found, unreadable + [problem(who, why, _CLEAR) for why in row["reasons"]]
+    return found, hindered + unreadable + [problem(who, why, _CLEAR) for why in row["reasons"]]

@@ -154,7 +154,7 @@ def _use(known: Known, number: int, uid: str | None, *, online: bool) -> str:
     if uid is not None:
         return f"claimed by {claim_name(known, uid)}"
     if not online:
-        return "offline"
+        return "offline" + (", although reservedCPUs names it" if number in known.inventory.reserved_cpus else "")
     if number in known.inventory.reserved_cpus:
         return "reserved (reservedCPUs): no claim gets it"
     if number in known.inventory.withheld_cpus:

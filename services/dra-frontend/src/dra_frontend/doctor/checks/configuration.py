@@ -23,7 +23,9 @@ def _fits(machine: Inventory) -> Iterator[Finding]:
 def _present(machine: Inventory) -> Iterator[Finding]:
     for text in machine.warnings:
         yield problem(
-            f"The machine does not fit the configuration: {text}.", "less is offered than is meant", "correct either"
+            f"The machine does not fit the configuration: {text}.",
+            "less is offered or reserved than is meant",
+            "bring online what is missing, or correct the setting",
         )
 
 

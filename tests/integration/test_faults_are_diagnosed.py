@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Five faults that operators meet, each on a node that was well: which command names the fault and what to do."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from tests.rigs.trees import captured, offline, write_tree
+from tests.stage.pods import cpus
+from tests.stage.process import wait_for
+from tests.stage.stage import OpenStage, Stage
+
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+MACHINE = "32intel64-2p8co2t+8ve"
+RESERVED = "0-1,16-17"
+
+
+@pytest.fixture
+def well(open_stage: OpenStage) -> Stage:
+    """A node with nothing wrong, and a claim that nobody has allocated; commands see all of it below one root."""
+    stage = open_stage(reserved_cpus=RESERVED)
+    stage.add_ready_instance()
+    ask_for(stage, "waiting", 4)
+    paths = stage.paths
+    write_tree(captured(MACHINE), paths.base)
+    places = {"cdiDir": paths.cdi_dir, "runDir": paths.run_dir, "kubeletRootDir": paths.kubelet_root}
+    places |= {"cgroupRoot": paths.cgroup_root, "nriSocket": paths.nri_socket}
+    values = {key: f"/{path.relative_to(paths.base)}" for key, path in places.items()}
+    values |= {"kubeconfig": str(paths.kubeconfig), "reservedCPUs": RESERVED}
+    (paths.base / "commands.yaml").write_text(json.dumps(values))
+    return stage
+
+
+def told(stage: Stage, command: str) -> str:
+    """What a command prints, run as with the node's root mounted."""
+    base = stage.paths.base
+    # doctor takes a directory of this machine before one below the root.
+    config = stage.paths.config if command == "doctor" else base / "commands.yaml"
+    flags = ["--config", str(config), "--host-root", str(base), "--node", stage.settings.node]
+    words = [sys.executable, "-m", "dra_frontend", *flags, *command.split()]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout + done.stderr
+
+
+def ask_for(stage: Stage, name: str, count: int) -> None:
+    """Creates a claim for CPUs that no scheduler looks at."""
+    document = {"metadata": {"name": name}, "spec": {"devices": {"requests": [cpus(count)]}}}
+    stage.api(CLAIMS, "POST", document)
+
+
+def nri_off(stage: Stage) -> None:
+    """The runtime no longer serves NRI's socket."""
+    next(one for one in stage.stand_ins if one.name == "runtime").kill()
+    wait_for("the service to notice", lambda: stage.state("/v1/backend")["problem"])
+
+
+def gate_off(stage: Stage) -> None:
+    """The API server comes back without the gate, and the slices are lost."""
+    stage.api("/fake", "POST", {"gates": {"DRAConsumableCapacity": False}})
+    for one in stage.slices():
+        stage.api(f"/apis/resource.k8s.io/v1/resourceslices/{one['metadata']['name']}", "DELETE")
+
+
+def static_cpu_manager(stage: Stage) -> None:
+    """The kubelet's file says so, mounted as docs/doctor.md has it."""
+    (stage.paths.kubelet_root / "config.yaml").write_text("cpuManagerPolicy: static\n")
+
+
+def reserved_offline(stage: Stage) -> None:
+    """A reserved CPU goes as in a kernel."""
+    shutil.rmtree(stage.paths.base / "sys/devices/system")
+    write_tree(offline(captured(MACHINE), {1}), stage.paths.base)
+
+
+def claim_too_big(stage: Stage) -> None:
+    """A claim wants more CPUs than any NUMA node has."""
+    ask_for(stage, "greedy", 17)
+
+
+NAMED: dict[Callable[[Stage], None], dict[str, tuple[str, str]]] = {
+    nri_off: {
+        "doctor": ("[runtime.nri]", "switch NRI on and set nriSocket to its socket"),
+        "explain waiting": ("nri-backend is not connected to the container runtime", "check that NRI is on"),
+    },
+    gate_off: {"doctor": ("(feature gate DRAConsumableCapacity). [api.consumable-capacity]", "switch it on in API")},
+    static_cpu_manager: {"doctor": ("CPU manager is static. [kubelet.cpu-manager]", "set cpuManagerPolicy: none")},
+    reserved_offline: {
+        "doctor": ("reservedCPUs: CPU 1 is offline", "bring online what is missing"),
+        "explain cpu/1": ("CPU 1: offline, although reservedCPUs names it", ""),
+    },
+    claim_too_big: {"explain greedy": ("cpudevnuma000 gives 12 of dra.cpu/cpu at most, 17 wanted", "ask for less")},
+}
+"""By fault and command: what names the fault, and what says what to do."""
+
+
+@pytest.mark.parametrize("fault", NAMED, ids=lambda one: one.__name__)
+def test_the_fault_is_named(fault: Callable[[Stage], None], well: Stage) -> None:
+    """The commands say nothing of the fault while there is none, then they name it and what to do."""
+    for command, (named, _) in NAMED[fault].items():
+        assert named not in told(well, command)
+    fault(well)
+    for command, (named, remedy) in NAMED[fault].items():
+        shown = told(well, command)
+        assert named in shown
+        assert remedy in shown

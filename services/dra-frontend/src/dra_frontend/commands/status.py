@@ -19,7 +19,7 @@ from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.journal import Entries, Journal
 from dra_frontend.commands.forms import table
-from dra_frontend.doctor.gather import on_node, read_machine
+from dra_frontend.doctor.gather import mounted, read_machine
 from dra_frontend.doctor.model import Unread, known
 from dra_frontend.doctor.sources.directories import read_claims
 from dra_frontend.doctor.sources.endpoint import find_service, read_service
@@ -34,7 +34,7 @@ _KEPT_BY: Final = {"partition": "kernel", "isolated": "kernel, isolated", "pool"
 
 def read_status(settings: Settings) -> Document:
     """Returns the status of this node. Blocks. Raises ConfigError for the overlay."""
-    run = on_node(settings, settings.config.run_dir)
+    run = mounted(settings, settings.config.run_dir)
     client = find_service(run, settings.pod_uid)
     service, backend = read_service(client)
     if isinstance(service, Unread):
@@ -64,7 +64,7 @@ def read_status(settings: Settings) -> Document:
 
 
 def _from_files(settings: Settings, run: Path, why: str) -> Document:
-    machine, claims = read_machine(settings), read_claims(on_node(settings, settings.config.cdi_dir))
+    machine, claims = read_machine(settings), read_claims(mounted(settings, settings.config.cdi_dir))
     journal = Journal(run / CLAIMS_JOURNAL)
     noted = journal.read() if (run / CLAIMS_JOURNAL).exists() else Entries()
     files = {} if isinstance(claims, Unread) else claims.files

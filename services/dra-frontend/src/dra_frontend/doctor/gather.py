@@ -32,7 +32,7 @@ def read_machine(settings: Settings) -> Inventory | Unread:
         return Unread(str(error), "see docs/live-machine.md, or hide the file by sysfsOverlay")
 
 
-def on_node(settings: Settings, path: str) -> Path:
+def mounted(settings: Settings, path: str) -> Path:
     """Returns where a path of the node is: mounted under its own name, else below the host root."""
     here = Path(path)
     there = Path(settings.host_root, path.lstrip("/"))
@@ -59,7 +59,7 @@ async def gather(settings: Settings) -> Facts:
 
 def _read_node(settings: Settings, machine: Inventory | Unread) -> dict[str, Any]:
     config = settings.config
-    run, cgroups, kubelet = (on_node(settings, one) for one in (config.run_dir, config.cgroup_root, _state(config)))
+    run, cgroups, kubelet = (mounted(settings, one) for one in (config.run_dir, config.cgroup_root, _state(config)))
     service, backend = read_service(find_service(run, settings.pod_uid))
     inventory, tree = known(machine), open_host(settings)
     hardware = None if inventory is None else inventory.machine
@@ -68,11 +68,11 @@ def _read_node(settings: Settings, machine: Inventory | Unread) -> dict[str, Any
         "cgroups": read_cgroups(HostTree(cgroups), config.cgroup_root, _mounts(tree), hardware),
         "kubelet": read_kubelet(kubelet),
         "runtime": read_runtime(HostTree(settings.host_root)),
-        "sockets": read_sockets(on_node(settings, config.kubelet_root_dir)),
+        "sockets": read_sockets(mounted(settings, config.kubelet_root_dir)),
         "service": service,
         "backend": backend,
         "run_directory": read_run_directory(run),
-        "claims": read_claims(on_node(settings, config.cdi_dir)),
+        "claims": read_claims(mounted(settings, config.cdi_dir)),
         "open_files": own_limits(),
     }
 

@@ -100,11 +100,6 @@ class Tracked:
         return self.entitlement.cpus
 
     @property
-    def orphaned(self) -> frozenset[int]:
-        """Of these, those that no record holds."""
-        return frozenset().union(*(use.cpus for use in self.orphan))
-
-    @property
     def rightful(self) -> tuple[Held, ...]:
         """The claims whose record allows what it holds."""
         lost = {(use.driver, use.uid) for use in self.orphan}

@@ -41,6 +41,11 @@ class Pool:
     """CPUs of all claims, held or not: a partition may take them from everybody at any time."""
 
     @property
+    def left(self) -> frozenset[int]:
+        """The CPUs on which containers without a claim run now: the reserved ones where partitions have all others."""
+        return self.shared - self.partitioned or self.reserved
+
+    @property
     def constant(self) -> bool:
         """Whether no claim concerns containers without one."""
         return self.by_kernel and not self.held

@@ -11,11 +11,12 @@ from tests.chart.helm import CHART, only, render
 PAGE = (CHART.parents[1] / "docs/doctor.md").read_text()
 
 
-def test_the_page_lists_every_check() -> None:
-    """Whoever reads an id in an output finds its rule on the page, and no id that is not there."""
-    rows = re.findall(r"^\| `([a-z0-9.-]+)` \| (.+) \|$", PAGE, re.MULTILINE)
-    assert rows == [(check.id, check.rule) for check in CHECKS]
+def test_the_page_counts_the_checks() -> None:
+    """The output that it shows is one that the command prints today."""
     assert f"of {len(CHECKS)} checks" in PAGE
+    named = re.findall(r"\[([a-z0-9.-]+)\]$", PAGE, re.MULTILINE)
+    assert named
+    assert set(named) <= {check.id for check in CHECKS}
 
 
 def test_the_values_show_the_kubelets_file_to_the_frontend_alone() -> None:

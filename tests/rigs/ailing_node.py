@@ -22,7 +22,7 @@ from dra_frontend.devices.slices import slice_documents
 from dra_frontend.doctor.facts import Facts
 from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.machine.discovery import discover
-from dra_frontend.node.host_tree import HostTree
+from dra_frontend.node.host_tree import BOOT, HostTree
 from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.node.sockets import listen_unix
 from dra_frontend.publishing.offer import Offer, Snapshot, snapshot
@@ -85,6 +85,8 @@ class AilingNode:
         write_tree(small_machine(), self.root)
         for path, text in _HOST.items():
             self.host(path, text.replace("CGROUP", str(self.base / "cgroup")))
+        # As in a pod: this machine's, of which directories are mounted under their own names.
+        self.host(BOOT, Path(BOOT).read_text())
         for path, text in _CGROUPS.items():
             self.cgroup(path, text)
         self.run, self.cdi = self.base / "run", self.base / "cdi"

@@ -121,6 +121,15 @@ async def test_the_pool_beside_claimed_cpus_is_no_fault(other: str, result: str,
     assert (await verdicts(node))["claims.pinned"].result == result
 
 
+async def test_pages_on_demand_need_one_right_more(node: AilingNode) -> None:
+    """Claims are watched only where the configuration makes pages of them."""
+    node.server.options.forbidden.add(("watch", "resourceclaims"))
+    assert (await verdicts(node))["api.rights-resourceclaims"].result == "good"
+    node.settings_of["hugepagesOnDemand"] = [{"numaNode": 0, "size": "2Mi", "pages": 1}]
+    (finding,) = (await verdicts(node))["api.rights-resourceclaims"].findings
+    assert "watch resourceclaims" in finding.what
+
+
 async def test_beside_the_pod_nobody_is_asked_for_rights(node: AilingNode) -> None:
     """With a host root and no kubeconfig the rights would be those of another pod: unknown, and not a problem."""
     async with node.up() as settings:

@@ -23,6 +23,8 @@ RIGHTS: Final = (
     ("create", "events.k8s.io", "events", ""),
 )
 """What the driver may do: verb, group, resource, name. The rules of the chart's ClusterRole."""
+RIGHTS_ON_DEMAND: Final = (("watch", _RESOURCES, "resourceclaims", ""),)
+"""What it does besides where hugepagesOnDemand is set."""
 
 
 class _Version(Call):

@@ -64,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         text = "what gather has packed, or where that was unpacked: its machine, claims and configuration"
         made[name].add_argument("--from", dest="source", metavar="FILE-or-DIR", help=text)
     made["status"].add_argument("--watch", action="store_true", help="draw the screen again every 2 s")
+    made["doctor"].add_argument("--list", action="store_true", help="print every check with its rule; look at nothing")
     pages = made["provision"]
     pages.add_argument("files", metavar="FILE", nargs="+", help="HugePageProvision (YAML)")
     pages.add_argument("--dry-run", action="store_true", help="check the files and show what there is; change nothing")
@@ -145,9 +146,11 @@ def _gather(arguments: argparse.Namespace) -> str:
 
 def _doctor(arguments: argparse.Namespace) -> tuple[str, int]:
     from dra_frontend.doctor.gather import gather  # noqa: PLC0415 - only for people
-    from dra_frontend.doctor.table import examine, report  # noqa: PLC0415
-    from dra_frontend.doctor.text import findings_text  # noqa: PLC0415
+    from dra_frontend.doctor.table import CHECKS, examine, report  # noqa: PLC0415
+    from dra_frontend.doctor.text import findings_text, rules_text  # noqa: PLC0415
 
+    if arguments.list:
+        return rules_text(CHECKS), 0
     settings = load_pod_settings(arguments)
     verdicts = examine(asyncio.run(gather(settings)))
     found = report(verdicts, settings.node_name)

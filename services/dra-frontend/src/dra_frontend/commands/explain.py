@@ -17,7 +17,7 @@ from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.bundle.archive import STATE
 from dra_frontend.commands.classes import known_classes
-from dra_frontend.commands.node_files import NodeFiles, on_node, read_node
+from dra_frontend.commands.node_files import NodeFiles, read_node
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import Device
 from dra_frontend.doctor.model import Unread
@@ -27,7 +27,7 @@ from dra_frontend.explain.known import STATE_PATHS, Known, read_containers, read
 from dra_frontend.explain.pending import explain_pending
 from dra_frontend.explain.subjects import UnknownSubjectError, explain_known, split_kind
 from dra_frontend.machine.file_tree import HostTreeError
-from dra_frontend.node.host_tree import HostTree
+from dra_frontend.node.host_tree import HostTree, on_node
 from dra_frontend.node.state_client import NoServiceError, StateClient
 from dra_frontend.scheduling.reading import ManifestError
 from dra_frontend.scheduling.wanted import DeviceClass, read_class

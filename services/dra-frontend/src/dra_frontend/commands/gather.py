@@ -22,7 +22,7 @@ from dra_frontend.bundle.archive import MANIFEST, STATE, ArchiveError, ArchiveWr
 from dra_frontend.bundle.masking import Masks
 from dra_frontend.bundle.recording import RecordingTree
 from dra_frontend.claims.journal import Journal
-from dra_frontend.commands.node_files import claim_files, is_here, on_node
+from dra_frontend.commands.node_files import claim_files
 from dra_frontend.doctor.gather import gather as read_facts
 from dra_frontend.doctor.table import examine, report
 from dra_frontend.explain.enforced import KERNEL_FILES
@@ -30,7 +30,7 @@ from dra_frontend.explain.known import read_containers
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.machine.host_hugepages import read_pod_pages
-from dra_frontend.node.host_tree import HostTree
+from dra_frontend.node.host_tree import HostTree, is_here, on_node
 from dra_frontend.node.state_client import NoServiceError, StateClient
 from dra_frontend.settings import Settings, open_host
 

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A node as its files show it: the machine, the claims in the claim files, and what they leave. No service is asked."""
 
-import os
 import sys
 from dataclasses import dataclass
-from typing import Final
 
 from numa_contract.config import Config
 from numa_node.claim_directory import ClaimDirectory, DirectoryView
@@ -14,11 +12,8 @@ from dra_frontend.devices.inventory import Inventory, InventoryError, build_inve
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.host_hugepages import PageKey, held_pages, read_pod_pages
 from dra_frontend.machine.model import Machine
-from dra_frontend.node.host_tree import HostTree
+from dra_frontend.node.host_tree import HostTree, on_node
 from dra_frontend.settings import Settings, open_host
-
-# Another one after each boot, on each machine (drivers/char/random.c).
-_BOOT: Final = "/proc/sys/kernel/random/boot_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +47,6 @@ def read_node(settings: Settings, node: str, *, empty: bool = False) -> NodeFile
 def claim_files(settings: Settings) -> DirectoryView:
     """Returns the claim files of the node; none where it has no CDI directory."""
     return ClaimDirectory(on_node(settings.host_root, settings.config.cdi_dir)).refresh()
-
-
-def on_node(host_root: str, path: str) -> str:
-    """Returns where a path of the node is: below the host root, or under its own name if that is this machine's.
-
-    The service's pod has sysfs and procfs of the node, and its own directories under the names that they have there.
-    """
-    below = HostTree(host_root).real(path)
-    return path if not os.path.lexists(below) and is_here(host_root) else below
-
-
-def is_here(host_root: str) -> bool:
-    """Tells whether a host root is that of the machine that this runs on."""
-    boot = HostTree(host_root).read(_BOOT)
-    return boot is not None and boot == HostTree().read(_BOOT)
 
 
 def check(inventory: Inventory, claims: DirectoryView | None = None) -> None:

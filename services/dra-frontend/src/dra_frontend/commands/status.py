@@ -19,10 +19,11 @@ from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.journal import Entries, Journal
 from dra_frontend.commands.forms import table
-from dra_frontend.doctor.gather import mounted, read_machine
+from dra_frontend.doctor.gather import read_machine
 from dra_frontend.doctor.model import Unread, known
 from dra_frontend.doctor.sources.directories import read_claims
 from dra_frontend.doctor.sources.endpoint import find_service, read_service
+from dra_frontend.node.host_tree import on_node
 from dra_frontend.node.state_client import NoServiceError
 from dra_frontend.publishing.offer import Snapshot, snapshot
 from dra_frontend.settings import Settings
@@ -34,7 +35,7 @@ _KEPT_BY: Final = {"partition": "kernel", "isolated": "kernel, isolated", "pool"
 
 def read_status(settings: Settings) -> Document:
     """Returns the status of this node. Blocks. Raises ConfigError for the overlay."""
-    run = mounted(settings, settings.config.run_dir)
+    run = Path(on_node(settings.host_root, settings.config.run_dir))
     client = find_service(run, settings.pod_uid)
     service, backend = read_service(client)
     if isinstance(service, Unread):
@@ -64,7 +65,8 @@ def read_status(settings: Settings) -> Document:
 
 
 def _from_files(settings: Settings, run: Path, why: str) -> Document:
-    machine, claims = read_machine(settings), read_claims(mounted(settings, settings.config.cdi_dir))
+    cdi = Path(on_node(settings.host_root, settings.config.cdi_dir))
+    machine, claims = read_machine(settings), read_claims(cdi)
     journal = Journal(run / CLAIMS_JOURNAL)
     noted = journal.read() if (run / CLAIMS_JOURNAL).exists() else Entries()
     files = {} if isinstance(claims, Unread) else claims.files

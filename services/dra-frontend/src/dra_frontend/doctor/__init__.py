@@ -3,5 +3,5 @@
 
 ``sources`` has the edges: each reads one thing, within bounds, and gives an ``Unread`` where it cannot. ``facts`` says
 what they give. ``checks`` judge facts, and are pure: a check never guesses what its source could not read. ``table``
-lists all checks; docs/doctor.md is held to that list. Nothing here starts, repairs or writes anything.
+lists all checks. Nothing here starts, repairs or writes anything.
 """

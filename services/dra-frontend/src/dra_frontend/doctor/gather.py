@@ -20,7 +20,7 @@ from dra_frontend.doctor.sources.endpoint import find_service, read_service
 from dra_frontend.doctor.sources.kernel import own_limits, read_cgroups, read_kernel
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import FileTree, HostTreeError
-from dra_frontend.node.host_tree import HostTree
+from dra_frontend.node.host_tree import HostTree, on_node
 from dra_frontend.settings import Settings, open_host
 
 
@@ -30,13 +30,6 @@ def read_machine(settings: Settings) -> Inventory | Unread:
         return build_inventory(discover(open_host(settings)), settings.config, settings.node_name)
     except (HostTreeError, InventoryError) as error:
         return Unread(str(error), "see docs/live-machine.md, or hide the file by sysfsOverlay")
-
-
-def mounted(settings: Settings, path: str) -> Path:
-    """Returns where a path of the node is: mounted under its own name, else below the host root."""
-    here = Path(path)
-    there = Path(settings.host_root, path.lstrip("/"))
-    return there if not here.exists() and there.exists() else here
 
 
 async def gather(settings: Settings) -> Facts:
@@ -52,14 +45,17 @@ async def gather(settings: Settings) -> Facts:
             settings.node_name,
             known(machine),
             _records(node["service"], node["claims"]),
-            counted=config.publish_node_allocatable_resource_mapping,
+            config,
         )
     return Facts(config=config, node_name=settings.node_name, machine=machine, **node, **cluster)
 
 
 def _read_node(settings: Settings, machine: Inventory | Unread) -> dict[str, Any]:
     config = settings.config
-    run, cgroups, kubelet = (mounted(settings, one) for one in (config.run_dir, config.cgroup_root, _state(config)))
+    run, cgroups, kubelet, root, cdi = (
+        Path(on_node(settings.host_root, one))
+        for one in (config.run_dir, config.cgroup_root, _state(config), config.kubelet_root_dir, config.cdi_dir)
+    )
     service, backend = read_service(find_service(run, settings.pod_uid))
     inventory, tree = known(machine), open_host(settings)
     hardware = None if inventory is None else inventory.machine
@@ -68,11 +64,11 @@ def _read_node(settings: Settings, machine: Inventory | Unread) -> dict[str, Any
         "cgroups": read_cgroups(HostTree(cgroups), config.cgroup_root, _mounts(tree), hardware),
         "kubelet": read_kubelet(kubelet),
         "runtime": read_runtime(HostTree(settings.host_root)),
-        "sockets": read_sockets(mounted(settings, config.kubelet_root_dir)),
+        "sockets": read_sockets(root),
         "service": service,
         "backend": backend,
         "run_directory": read_run_directory(run),
-        "claims": read_claims(mounted(settings, config.cdi_dir)),
+        "claims": read_claims(cdi),
         "open_files": own_limits(),
     }
 

@@ -4,13 +4,18 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from dra_frontend.doctor.model import Finding, Level
+from dra_frontend.doctor.model import Check, Finding, Level
 from dra_frontend.doctor.table import Verdict
 
 
 def findings_text(verdicts: Sequence[Verdict], node_name: str) -> str:
     """Returns the findings for a person: three lines each, and one line that counts them."""
     return "\n".join([*_findings(verdicts), *_unknown(verdicts), _summary(verdicts, node_name)])
+
+
+def rules_text(checks: Sequence[Check]) -> str:
+    """Returns the checks for a person: one line each, what holds on a good node."""
+    return "\n".join(f"{check.id:<32} {check.rule}" for check in checks)
 
 
 def _findings(verdicts: Sequence[Verdict]) -> Iterator[str]:

@@ -13,6 +13,8 @@ from dra_frontend.machine.file_tree import HostTreeError
 _MOST_BYTES = 4 << 20
 # The kernel itself gives up after 40 (MAXSYMLINKS).
 _MOST_LINKS = 40
+# Another one after each boot, on each machine (drivers/char/random.c).
+BOOT = "/proc/sys/kernel/random/boot_id"
 
 
 class HostTree:
@@ -70,3 +72,18 @@ class HostTree:
             else:
                 done = self._follow(posixpath.join(done, target), "/" if target.startswith("/") else done, links + 1)
         return done
+
+
+def on_node(host_root: str, path: str) -> str:
+    """Returns where a path of the node is: below the host root, or under its own name if that is this machine's.
+
+    The service's pod has sysfs and procfs of the node, and its own directories under the names that they have there.
+    """
+    below = HostTree(host_root).real(path)
+    return path if not os.path.lexists(below) and is_here(host_root) else below
+
+
+def is_here(host_root: str) -> bool:
+    """Tells whether a host root is that of the machine that this runs on."""
+    boot = HostTree(host_root).read(BOOT)
+    return boot is not None and boot == HostTree().read(BOOT)

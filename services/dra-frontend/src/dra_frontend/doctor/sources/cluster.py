@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
+from numa_contract.config import Config
 from numa_contract.names import DRIVERS, OVERCLAIMED_TAINTS
 from numa_contract.records import AllocationRecord
 
@@ -17,7 +18,7 @@ from dra_frontend.api_server.client import KubeClient
 from dra_frontend.api_server.connection import CALL_SECONDS, Connection
 from dra_frontend.api_server.credentials import Load
 from dra_frontend.api_server.errors import ForbiddenError, InvalidError, KubeError
-from dra_frontend.api_server.inquiry import RIGHTS, Inquiry
+from dra_frontend.api_server.inquiry import RIGHTS, RIGHTS_ON_DEMAND, Inquiry
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.doctor.facts import Document, Trial
@@ -47,10 +48,11 @@ class Cluster:
         self._client, self._inquiry = KubeClient(connection), Inquiry(connection)
         self._node_name = node_name
 
-    async def rights(self) -> dict[tuple[str, str, str, str], bool]:
+    async def rights(self, config: Config) -> dict[tuple[str, str, str, str], bool]:
         """Returns which of the rights that the driver needs it has."""
-        answers = await asyncio.gather(*(self._inquiry.may(*right) for right in RIGHTS))
-        return dict(zip(RIGHTS, answers, strict=True))
+        needed = RIGHTS + (RIGHTS_ON_DEMAND if config.hugepages_on_demand else ())
+        answers = await asyncio.gather(*(self._inquiry.may(*right) for right in needed))
+        return dict(zip(needed, answers, strict=True))
 
     async def slices(self) -> tuple[Document, ...]:
         """Returns the slices of both drivers on this node."""
@@ -108,7 +110,7 @@ def _stamp(answer: Document) -> float:
 
 
 async def read_cluster(
-    load: Load, node_name: str, inventory: Inventory | None, records: Sequence[AllocationRecord], *, counted: bool
+    load: Load, node_name: str, inventory: Inventory | None, records: Sequence[AllocationRecord], config: Config
 ) -> Mapping[str, Any]:
     """Returns the facts by their names; each fails by itself, all of them where the server cannot be reached."""
     connection = Connection(load, CALL_SECONDS)
@@ -119,10 +121,11 @@ async def read_cluster(
         if isinstance(server, Unread):
             return dict.fromkeys(_KEYS, server)
         found: dict[str, Any] = {"server": server}
+        counted = config.publish_node_allocatable_resource_mapping
         machine = Unread("the machine cannot be read", "see config.machine")
         trial = machine if inventory is None else await _softly(cluster.trial(inventory, counted=counted))
         found |= {"trial": trial, "classes": await _softly(cluster.classes()), "node": await _softly(cluster.node())}
-        found |= {"rights": await _softly(cluster.rights()), "slices": await _softly(cluster.slices())}
+        found |= {"rights": await _softly(cluster.rights(config)), "slices": await _softly(cluster.slices())}
         return found | {"api_claims": await _softly(cluster.claims(records))}
     except (KubeError, OSError, ValueError) as error:
         return dict.fromkeys(_KEYS, Unread(f"the API server cannot be asked: {error}", "see api.reachable"))

@@ -3,21 +3,19 @@
 
 from pathlib import Path
 
-from dra_frontend.commands.node_files import on_node
-
-BOOT = "proc/sys/kernel/random/boot_id"
+from dra_frontend.node.host_tree import BOOT, on_node
 
 
 def test_a_directory_is_that_of_the_machine_that_is_meant(tmp_path: Path) -> None:
     """Of another machine what is not below its root is not there; this machine has its own elsewhere, too."""
     host, here = tmp_path / "host", tmp_path / "cdi"
     here.mkdir()
-    (host / BOOT).parent.mkdir(parents=True)
+    (host / BOOT[1:]).parent.mkdir(parents=True)
     below = str(host) + str(here)
     assert on_node(str(host), str(here)) == below
-    (host / BOOT).write_text("another\n")
+    (host / BOOT[1:]).write_text("another\n")
     assert on_node(str(host), str(here)) == below
-    (host / BOOT).write_bytes(Path("/", BOOT).read_bytes())
+    (host / BOOT[1:]).write_bytes(Path(BOOT).read_bytes())
     assert on_node(str(host), str(here)) == str(here)
     Path(below).mkdir(parents=True)
     assert on_node(str(host), str(here)) == below

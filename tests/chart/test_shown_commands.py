@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every command line that a page shows is one that its program takes; Helm's are rendered."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Final, cast
+
+import pytest
+from dra_frontend.commands import cli as frontend
+from dra_frontend.state_endpoint.api import state_app
+from dra_frontend.state_endpoint.server import StateSource, pages
+from kubectl_numa import cli as plugin
+from nri_backend import settings as backend
+from nri_backend.setup import command as setup
+
+from tests.chart.helm import CHART, run
+
+ROOT = CHART.parents[1]
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), *ROOT.glob("*.md"), ROOT / "examples/README.md"]
+_BLOCK: Final = re.compile(r"^```(sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# What a reader fills in, where any word does not do.
+_FILLED: Final = {"N": "2", "SECONDS": "9"}
+_PARSERS: Final = {
+    "dra-frontend": frontend._parser,
+    "nri-backend": backend._parser,
+    "nri-backend setup-runtime": setup._parser,
+    "kubectl numa": plugin._parser,
+}
+# Of helm alone, which render nothing: the release that is there, and how long to wait for it.
+_OF_RELEASES: Final = {"--reuse-values", "--reset-then-reuse-values", "--wait", "--create-namespace", "--install"}
+
+
+def lines(text: str) -> Iterator[str]:
+    """The command lines of a page, each on one line, without the prompt."""
+    for kind, block in _BLOCK.findall(text):
+        open_line = ""
+        for line in block.replace("\\\n", " ").splitlines():
+            if open_line or kind == "sh" or line.startswith("$ "):
+                open_line += " " + line.removeprefix("$ ")
+                if open_line.count("'") % 2 == 0:
+                    yield open_line
+                    open_line = ""
+
+
+def commands(line: str) -> Iterator[list[str]]:
+    """The single commands of a line. A synopsis counts as one that has everything that may be left out."""
+    line = re.sub(r"(^|\s)#.*", "", line)
+    if "[" in line and "'" not in line:
+        line = re.sub(r"\|[\w|]+", "", line.replace(" | ", " ").translate({ord("["): None, ord("]"): None}))
+    lexer = shlex.shlex(line.replace("...", ""), posix=True, punctuation_chars="|&;<>")
+    lexer.whitespace_split = True
+    words: list[str] = []
+    for word in [*lexer, ";"]:
+        if word[0] in "|&;<>":
+            if words:
+                yield words
+            words = []
+        else:
+            words.append(word)
+
+
+def shown() -> list[tuple[str, list[str]]]:
+    """Every command with the name of its page; a program that runs in a container counts as itself."""
+    found = []
+    for page in PAGES:
+        for line in lines(page.read_text()):
+            for words in commands(line):
+                inner = words[words.index("--") + 1 :] if "--" in words else words
+                found += [(page.name, inner if inner[0] in ("dra-frontend", "nri-backend") else words)]
+    return found
+
+
+SHOWN = shown()
+
+
+def of(program: str) -> list[tuple[str, list[str]]]:
+    """The arguments of each use of a program, with the page."""
+    names = program.split()
+    return [(page, words[len(names) :]) for page, words in SHOWN if words[: len(names)] == names]
+
+
+@pytest.mark.parametrize("program", _PARSERS)
+def test_the_programs_take_their_arguments(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A page that shows a flag or a subject that is gone sends its reader into an error."""
+    commands_apart = {"nri-backend": ("setup-runtime", "version")}.get(program, ())
+    uses = [(page, words) for page, words in of(program) if not words or words[0] not in commands_apart]
+    assert uses
+    for page, words in uses:
+        try:
+            _PARSERS[program]().parse_args([_FILLED.get(word, word) for word in words if word != "FLAGS"])
+        except (SystemExit, backend.UsageError) as end:
+            pytest.fail(f"{page}: {program} {shlex.join(words)}: {end} {capsys.readouterr().err}")
+
+
+def test_helm_renders_what_pages_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are named exist, and the values are ones that the chart takes."""
+    monkeypatch.chdir(ROOT)
+    uses = [words for _, words in of("helm") if words[0] in ("install", "upgrade", "template")]
+    assert len(uses) > 3
+    for words in uses:
+        kept = [word.replace("REGISTRY", "registry.example") for word in words[1:] if word not in _OF_RELEASES]
+        if "FILE" not in " ".join(kept):
+            assert "kind: DaemonSet" in run("template", *kept), words
+
+
+def test_files_that_pages_apply_exist() -> None:
+    """What a reader copies finds the file of this tree."""
+    named = {word.rstrip(")") for _, words in SHOWN for word in words if re.match(r"(examples|charts|hack)/", word)}
+    assert named
+    assert [name for name in named if not Path(ROOT, name).exists()] == []
+
+
+def test_addresses_that_pages_ask_are_served() -> None:
+    """A path of the state socket or of the probes has a route."""
+    state = SimpleNamespace(watch=None, store=None, backend=None, node="node-a", instance="i")
+    app = state_app(cast("StateSource", state))
+    routes = {route.path for route in app.routes if hasattr(route, "path")} | set(pages(cast("StateSource", state)))
+    text = "\n".join(page.read_text() for page in PAGES)
+    asked = set(re.findall(r"(?:http://node|localhost:80\d\d)(/[\w/.]*)", text))
+    assert asked
+    assert asked - routes == set()

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dra_frontend.node.host_tree import BOOT
 
 from tests.rigs.trees import captured, write_tree
+from tests.stage.machine import HostDirectory
 from tests.stage.settings import StageSettings
 from tests.stage.stage import OpenStage, Stage
 
@@ -17,8 +19,10 @@ _MACHINE = "32intel64-2p8co2t+8ve"
 
 @pytest.fixture(scope="session")
 def machine_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The captured machine as a host root."""
-    return write_tree(captured(_MACHINE), tmp_path_factory.mktemp("machine"))
+    """The captured machine as a host root: this machine's, of which the pod has directories under their own names."""
+    root = write_tree(captured(_MACHINE), tmp_path_factory.mktemp("machine"))
+    HostDirectory.write(root / BOOT[1:], Path(BOOT).read_text().strip())
+    return root
 
 
 def _stages(machine_root: Path) -> Iterator[OpenStage]:

@@ -38,9 +38,7 @@ def well(open_stage: OpenStage) -> Stage:
 def told(stage: Stage, command: str) -> str:
     """What a command prints, run as with the node's root mounted."""
     base = stage.paths.base
-    # doctor takes a directory of this machine before one below the root.
-    config = stage.paths.config if command == "doctor" else base / "commands.yaml"
-    flags = ["--config", str(config), "--host-root", str(base), "--node", stage.settings.node]
+    flags = ["--config", str(base / "commands.yaml"), "--host-root", str(base), "--node", stage.settings.node]
     words = [sys.executable, "-m", "dra_frontend", *flags, *command.split()]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     return done.stdout + done.stderr

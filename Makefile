@@ -45,10 +45,12 @@ page-check: .venv/.done ## Look at the page with headless Chromium (apt-get, as 
 plugin: .venv/.done ## Make kubectl-numa and its archive in dist/, with REPOSITORY=ADDRESS also the manifest for krew
 	$(BIN)/python -m hack.plugin dist $(REPOSITORY)
 
-plugin-check: .venv/.done ## Test kubectl-numa with a real kubectl (apt-get, as root)
-	command -v kubectl >/dev/null || { apt-get -q -y update && \
-	  DEBIAN_FRONTEND=noninteractive apt-get -q -y install --no-install-recommends kubernetes-client; }
-	KUBECTL=kubectl $(BIN)/pytest -q -n 2 tests/plugin/test_commands.py
+plugin-check: .venv/.done ## Test kubectl-numa with a real kubectl (from Debian where there is none)
+	KUBECTL=$$(hack/kubectl.sh) && export KUBECTL && $(BIN)/pytest -q -n 2 tests/plugin/test_commands.py
+
+.PHONY: quickstart-check
+quickstart-check: .venv/.done ## Type docs/quickstart.md with a real kubectl and Helm in a cluster of fakes
+	KUBECTL=$$(hack/kubectl.sh) && export KUBECTL && $(BIN)/pytest -q tests/quickstart
 
 images: .venv/.done ## Build both images from Debian packages, without an engine, with an SBOM each (root)
 	hack/images.sh

@@ -17,7 +17,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from tests.fakes import apiserver_devices as devices
-from tests.fakes import apiserver_protobuf
+from tests.fakes import apiserver_discovery, apiserver_exec, apiserver_protobuf
 from tests.fakes.apiserver_allocatable import GATE, check_declared
 from tests.fakes.apiserver_reviews import OPEN, REVIEWS, VERSION, denied
 from tests.fakes.apiserver_reviews import answer as open_answer
@@ -45,6 +45,9 @@ class ApiServer:
     async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=2**23)
         app.router.add_post("/fake", self._ordered)
+        app.router.add_routes(
+            [*apiserver_discovery.routes(self.options.not_served), apiserver_exec.route(self.options.node_socket)]
+        )
         app.router.add_route("*", "/{path:.*}", self._serve)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
         await self._runner.setup()
@@ -229,14 +232,16 @@ class ApiServer:
                 raise ApiError(405, "MethodNotAllowed", f"{resource.name} are made in a namespace")
             return self.store.create(resource, namespace, body, dry_run="dryRun" in request.query)
         if verb == "patch":
-            return self._apply(target, body, request)
+            return self._patch(target, body, request)
         return self.store.update(resource, namespace, name, body, target.part)
 
-    def _apply(self, target: Target, body: Document, request: web.Request) -> Document:
-        """A server-side apply to the status of a claim, the one patch that is known here."""
+    def _patch(self, target: Target, body: Document, request: web.Request) -> Document:
+        """A merge patch, or a server-side apply to the status of a claim; no others are known here."""
+        old = self.store.get(target.resource, target.namespace, target.name)
+        if request.content_type == "application/merge-patch+json":
+            return self.store.update(target.resource, target.namespace, target.name, _merged(old, body), target.part)
         if request.content_type != "application/apply-patch+yaml" or target.part != "status":
             raise ApiError(415, "UnsupportedMediaType", "only status is applied to, by application/apply-patch+yaml")
-        old = self.store.get(target.resource, target.namespace, target.name)
         new = devices.applied(old, devices.identity(body), request.query["fieldManager"])
         rules, release = self.options.rules, tuple(map(int, self.options.version.split(".")))
         for driver in devices.changed_drivers(new, old) if rules is not None and release >= (1, 36) else ():
@@ -270,6 +275,15 @@ def _body(request: web.Request, data: bytes) -> Any:
     return json.loads(data or b"{}")
 
 
+def _merged(old: Any, patch: Any) -> Any:
+    """RFC 7386."""
+    if not isinstance(patch, dict):
+        return patch
+    base = old if isinstance(old, dict) else {}
+    merged = {**base, **{key: _merged(base.get(key), value) for key, value in patch.items()}}
+    return {key: value for key, value in merged.items() if patch.get(key, value) is not None}
+
+
 def _verb(request: web.Request, target: Target) -> str:
     if request.method == "GET":
         watching = request.query.get("watch") in {"1", "true"}
@@ -282,7 +296,7 @@ def _verb(request: web.Request, target: Target) -> str:
 
 
 async def _main(arguments: argparse.Namespace) -> None:
-    options = Options(version=arguments.version)
+    options = Options(version=arguments.version, node_socket=arguments.node_socket)
     options.gates |= dict.fromkeys(arguments.gate_off, False) | dict.fromkeys(arguments.gate_on, True)
     stop = stopping()
     async with ApiServer(options) as server:
@@ -309,5 +323,6 @@ if __name__ == "__main__":
     parser.add_argument("--gate-off", action="append", default=[], help="a feature gate that is off")
     parser.add_argument("--gate-on", action="append", default=[], help="a feature gate that is on")
     parser.add_argument("--version", default="1.36", help="release of Kubernetes that is played")
+    parser.add_argument("--node-socket", type=Path, help="where the node executes commands (apiserver_exec)")
     parser.add_argument("--node", action="append", default=[], help="a Node to create at the start")
     asyncio.run(_main(parser.parse_args()))

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Request bodies in Kubernetes' protobuf, as clients made with client-go send them: envelope and a driver's kinds.
+"""Request bodies in Kubernetes' protobuf, as clients made with client-go send them: a driver's kinds, and Helm's.
 
 Answers are JSON: such a client accepts both. Field numbers are those of the API's generated.proto files.
 """
 
+import base64
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -44,6 +45,8 @@ _MESSAGES: Mapping[str, Mapping[int, tuple[str, str]]] = {
         6: ("controller", "bool"),
         7: ("blockOwnerDeletion", "bool"),
     },
+    "Namespace": {1: ("metadata", "ObjectMeta")},
+    "Secret": {1: ("metadata", "ObjectMeta"), 2: ("data", "{}base64"), 3: ("type", "string")},
     "ResourceSlice": {1: ("metadata", "ObjectMeta"), 2: ("spec", "ResourceSliceSpec")},
     "ResourceSliceSpec": {
         1: ("driver", "string"),
@@ -113,7 +116,7 @@ _MESSAGES: Mapping[str, Mapping[int, tuple[str, str]]] = {
     "Quantity": {1: ("string", "text")},
     "Time": {1: ("seconds", "int"), 2: ("nanos", "int")},
 }
-_KINDS = ("ResourceSlice", "DeleteOptions")
+_KINDS = ("ResourceSlice", "Namespace", "Secret", "DeleteOptions")
 
 
 def read_object(body: bytes) -> Document:
@@ -124,7 +127,7 @@ def read_object(body: bytes) -> Document:
         envelope = _read("Unknown", body.removeprefix(_MAGIC))
         kind = envelope["typeMeta"]["kind"]
         if kind not in _KINDS:
-            text = f"this server reads {' and '.join(_KINDS)} as protobuf, and {kind} as JSON only"
+            text = f"this server reads {', '.join(_KINDS)} as protobuf, and {kind} as JSON only"
             raise ApiError(415, "UnsupportedMediaType", text)
         return {**envelope["typeMeta"], **_read(kind, envelope.get("raw", b""))}
     except (ValueError, LookupError, TypeError) as error:
@@ -157,6 +160,8 @@ def _value(kind: str, value: Any) -> Any:
             return bool(value)
         case "bytes":
             return value
+        case "base64":
+            return base64.b64encode(value).decode()
         case "Quantity":
             return _read(kind, value).get("string", "0")
         case "Time":

@@ -65,6 +65,15 @@ RESOURCES = (
     Resource("", "events", "Event", namespaced=True, selectable=("reason", "type", "involvedObject.name")),
     Resource("events.k8s.io", "events", "Event", namespaced=True, selectable=("reason", "type", "regarding.name")),
     Resource("resource.k8s.io", "resourceclaimtemplates", "ResourceClaimTemplate", namespaced=True),
+    Resource("apps", "daemonsets", "DaemonSet", namespaced=True, status=True),
+    *(Resource("", f"{kind.lower()}s", kind, namespaced=True) for kind in ("ConfigMap", "Secret", "ServiceAccount")),
+    Resource("networking.k8s.io", "networkpolicies", "NetworkPolicy", namespaced=True),
+    *(
+        Resource("rbac.authorization.k8s.io", f"{kind.lower()}s", kind, namespaced=kind.startswith("Role"))
+        for kind in ("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
+    ),
+    Resource("admissionregistration.k8s.io", "validatingadmissionpolicies", "ValidatingAdmissionPolicy"),
+    Resource("admissionregistration.k8s.io", "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding"),
 )
 
 

@@ -108,8 +108,9 @@ class ClaimCache:
 
 
 def _pod_claim(pod: Document, claim: Document) -> Document | None:
-    """Returns the pod's entry for the claim."""
-    entries = (pod.get("spec") or {}).get("resourceClaims") or []
+    """Returns the pod's entry for the claim; of a template the controller has noted what it made of it."""
+    made = (pod.get("status") or {}).get("resourceClaimStatuses") or []
+    entries = [*((pod.get("spec") or {}).get("resourceClaims") or []), *made]
     return next((one for one in entries if one.get("resourceClaimName") == claim["metadata"]["name"]), None)
 
 

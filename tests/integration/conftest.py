@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.node.host_tree import BOOT
 
 from tests.rigs.trees import captured, write_tree
 from tests.stage.machine import HostDirectory
@@ -21,7 +20,7 @@ _MACHINE = "32intel64-2p8co2t+8ve"
 def machine_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The captured machine as a host root: this machine's, of which the pod has directories under their own names."""
     root = write_tree(captured(_MACHINE), tmp_path_factory.mktemp("machine"))
-    HostDirectory.write(root / BOOT[1:], Path(BOOT).read_text().strip())
+    HostDirectory(root).claim_to_be_here()
     return root
 
 

@@ -50,6 +50,8 @@ class StageSettings:
     backend: str = OUR_BACKEND
     in_memory: bool = False
     """Whether the directories are in memory where that is possible, as they are on a node."""
+    classes: Mapping[str, str] = field(default_factory=lambda: CLASSES)
+    """DeviceClasses that are there from the start."""
     drivers: tuple[str, ...] = ("dra.cpu", "dra.memory")
     """Which drivers register with the kubelet."""
 
@@ -100,6 +102,7 @@ class Paths:
     nri_socket: Path
     kubelet_control: Path
     runtime_control: Path
+    node_socket: Path
     logs: Path
 
     @classmethod
@@ -119,6 +122,7 @@ _FILES = {
     "nri_socket": "nri.sock",
     "kubelet_control": "kl.sock",
     "runtime_control": "rt.sock",
+    "node_socket": "node.sock",  # where a cluster executes commands (cluster.py)
     "logs": "logs",
 }
 

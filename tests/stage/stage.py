@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.stage.process import Process, StageError, compile_sources, python, wait_for
-from tests.stage.settings import CLASSES, Paths, StageSettings, fill_in
+from tests.stage.settings import Paths, StageSettings, fill_in
 from tests.stage.wires import AnsweredError, ask_http, ask_line, ask_unix
 
 # 107 bytes for a socket less the longest name below the base, that of a registration socket with a pod's UID.
@@ -107,7 +107,7 @@ class Stage:
         self._stand_in(
             "apiserver",
             *("--port-file", paths.port, "--kubeconfig-out", paths.kubeconfig, "--node", settings.node, *gates),
-            *("--version", settings.kubernetes),
+            *("--version", settings.kubernetes, "--node-socket", paths.node_socket),
         )
         self._stand_in("kubelet", "--root", paths.kubelet_root, "--control", paths.kubelet_control)
         self._stand_in(
@@ -124,7 +124,7 @@ class Stage:
         ):
             self._wait_alive(f"{process.name} to serve", [process], sign.exists)
         self.server = f"http://127.0.0.1:{paths.port.read_text()}"
-        for name, expression in CLASSES.items():
+        for name, expression in settings.classes.items():
             document = {"metadata": {"name": name}, "spec": {"selectors": [{"cel": {"expression": expression}}]}}
             self.api("/apis/resource.k8s.io/v1/deviceclasses", "POST", document)
         self._write_config()

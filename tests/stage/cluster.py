@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a cluster adds to a stage: DaemonSets get their pods, pods get their claims and run, ``kubectl exec`` gets in.
+
+Of a DaemonSet the stage runs the driver's own processes, with the arguments, environment and ConfigMap of its pod
+template. They have no mounts: the places of the configuration become those of the stage.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Self
+
+import yaml
+
+from tests.fakes.control import serve
+from tests.fakes.scheduler import UnschedulableError, schedule
+from tests.stage.pods import Box, Document, StagePod
+from tests.stage.process import ROOT
+from tests.stage.stage import Instance, Stage
+from tests.stage.wires import AnsweredError
+
+_PROGRAMS: Final = {"frontend": "dra_frontend", "backend": "nri_backend"}
+# What the pod has by its mounts alone.
+_OF_MOUNTS: Final = ("--config=", "--bind-address=", "--kernel-root=")
+_LOOKS_EVERY: Final = 0.1
+
+
+class Cluster:
+    """Use it with ``with``, inside the stage's block. What a controller could not do is in ``failures``."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.failures: list[str] = []
+        self._drivers: dict[str, Instance] = {}
+        """By the UID of the DaemonSet."""
+        self._pods: dict[str, tuple[StagePod, Box]] = {}
+        """By the UID of the Pod, with its container."""
+        self._stop = threading.Event()
+
+    def __enter__(self) -> Self:
+        self._threads = [
+            threading.Thread(target=self._control, name="controllers"),
+            threading.Thread(target=lambda: asyncio.run(self._serve()), name="exec"),
+        ]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _control(self) -> None:
+        while not self._stop.wait(_LOOKS_EVERY):
+            try:
+                sets = {one["metadata"]["uid"]: one for one in self.stage.api("/apis/apps/v1/daemonsets")["items"]}
+                for uid in self._drivers.keys() - sets.keys():
+                    self._end(self._drivers.pop(uid), uid)
+                for one in sets.values():
+                    self._roll_out(one)
+                pods = {one["metadata"]["uid"]: one for one in self.stage.api("/api/v1/pods")["items"]}
+                for uid in self._pods.keys() - pods.keys():
+                    self._pods.pop(uid)[0].end()
+                for uid, pod in pods.items():
+                    if uid not in self._pods and "ownerReferences" not in pod["metadata"]:
+                        self._pods[uid] = self._run(pod)
+            except (AnsweredError, UnschedulableError, OSError) as error:
+                self.failures.append(str(error))
+
+    def _roll_out(self, one: Document) -> None:
+        metadata = one["metadata"]
+        if metadata["uid"] not in self._drivers:
+            self._drivers[metadata["uid"]] = self._start(one)
+        if not one.get("status") and not self.stage.unready(self._drivers[metadata["uid"]]):
+            counts = ("desiredNumberScheduled", "updatedNumberScheduled", "numberAvailable", "numberReady")
+            status = {"observedGeneration": metadata["generation"], **dict.fromkeys(counts, 1)}
+            path = f"/apis/apps/v1/namespaces/{metadata['namespace']}/daemonsets/{metadata['name']}/status"
+            self.stage.api(path, "PUT", one | {"status": status})
+
+    def _end(self, instance: Instance, owner: str) -> None:
+        for process in instance.processes:
+            process.stop()
+        for pod in self.stage.api("/api/v1/pods")["items"]:
+            if any(one["uid"] == owner for one in pod["metadata"].get("ownerReferences", [])):
+                path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
+                self.stage.api(path, "DELETE")
+
+    def _start(self, one: Document) -> Instance:
+        stage, template = self.stage, one["spec"]["template"]
+        namespace, name = one["metadata"]["namespace"], one["metadata"]["name"]
+        [config] = [volume["configMap"]["name"] for volume in template["spec"]["volumes"] if "configMap" in volume]
+        data = stage.api(f"/api/v1/namespaces/{namespace}/configmaps/{config}")["data"]
+        places = yaml.safe_load(stage.paths.config.read_text())
+        places.pop("reservedCPUs")
+        stage.paths.config.write_text(yaml.safe_dump(yaml.safe_load(data["config.yaml"]) | places))
+        commands = {box["name"]: _command(box) for box in template["spec"]["containers"]}
+        frontend, backend = commands["frontend"], commands["backend"]
+        stage.settings = dataclasses.replace(stage.settings, frontend=frontend, backend=backend)
+        instance = stage.add_instance()
+        owner = {"kind": "DaemonSet", "name": name, "uid": one["metadata"]["uid"]}
+        pod = {"generateName": f"{name}-", "labels": template["metadata"]["labels"], "ownerReferences": [owner]}
+        spec = template["spec"] | {"nodeName": stage.settings.node}
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        made = stage.api(path, "POST", {"metadata": pod, "spec": spec})
+        stage.api(f"{path}/{made['metadata']['name']}/status", "PUT", made | {"status": {"phase": "Running"}})
+        return instance
+
+    def _run(self, pod: Document) -> tuple[StagePod, Box]:
+        """Runs a pod with one container and at most one claim, as controllers, scheduler, kubelet and runtime would."""
+        metadata = pod["metadata"]
+        running = StagePod(self.stage, metadata["name"], uid=metadata["uid"])
+        status: Document = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        for one in pod["spec"].get("resourceClaims", []):
+            running.claim = self._claim(running, metadata["namespace"], one)
+            made = {"name": one["name"], "resourceClaimName": running.claim["metadata"]["name"]}
+            status["resourceClaimStatuses"] = [made]
+        pod = pod | {"status": status}
+        [box] = pod["spec"]["containers"]
+        if running.claim:
+            given = self.stage.kubelet("prepare", pod=pod, claims=[running.claim])
+            running.cdi_ids = list(dict.fromkeys(given[box["name"]]))
+        container = running.run(box["name"])
+        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
+        self.stage.api(path, "PUT", pod)
+        return running, container
+
+    def _claim(self, pod: StagePod, namespace: str, reference: Document) -> Document:
+        base = f"/apis/resource.k8s.io/v1/namespaces/{namespace}"
+        template = self.stage.api(f"{base}/resourceclaimtemplates/{reference['resourceClaimTemplateName']}")
+        metadata = {"generateName": f"{pod.name}-{reference['name']}-"}
+        made = self.stage.api(f"{base}/resourceclaims", "POST", {**template["spec"], "metadata": metadata})
+        return schedule(self.stage.server, namespace, made["metadata"]["name"], pods=[pod.reference])
+
+    async def _serve(self) -> None:
+        async with serve(self.stage.paths.node_socket, {"exec": self._exec}, AnsweredError, OSError):
+            await asyncio.to_thread(self._stop.wait)
+
+    async def _exec(self, namespace: str, pod: str, command: list[str], **_: Any) -> Document:
+        """Runs a command of the driver's pod with what the pod has, any other where its status is the container's."""
+        document = self.stage.api(f"/api/v1/namespaces/{namespace}/pods/{pod}")
+        owner = document["metadata"].get("ownerReferences")
+        if owner:
+            return await asyncio.to_thread(self._in_driver, self._drivers[owner[0]["uid"]], command)
+        return await asyncio.to_thread(_in_container, self._pods[document["metadata"]["uid"]][1], command)
+
+    def _in_driver(self, instance: Instance, command: list[str]) -> Document:
+        stage = self.stage
+        program = [sys.executable, "-m", command[0].replace("-", "_"), *command[1:]]
+        places = ["--config", str(stage.paths.config), "--host-root", str(stage.settings.host_root)]
+        return _ran([*program, *places], {"NODE_NAME": stage.settings.node, "POD_UID": instance.pod_uid})
+
+
+def _command(box: Document) -> str:
+    """The stage's command for a container of the driver's pod."""
+    kept = [word for word in box["args"] if not word.startswith(_OF_MOUNTS)]
+    variables = {one["name"]: one["valueFrom"]["fieldRef"]["fieldPath"] for one in box["env"]}
+    assert variables == {"NODE_NAME": "spec.nodeName", "POD_UID": "metadata.uid"}, "the stage sets these"
+    places = ["--config={config}", "--host-root={host_root}", "--bind-address=off"]
+    return " ".join([sys.executable, "-m", _PROGRAMS[box["name"]], *kept, *places])
+
+
+@contextlib.contextmanager
+def _proc(box: Box) -> Iterator[Path]:
+    """A directory with what the kernel would show of a process in the container."""
+    with tempfile.TemporaryDirectory() as directory:
+        status = Path(directory, "status")
+        status.write_text(f"Cpus_allowed_list:\t{box.read('cpuset.cpus.effective')}\n")
+        yield status
+
+
+def _in_container(box: Box, command: list[str]) -> Document:
+    with _proc(box) as status:
+        return _ran([str(status) if word == "/proc/self/status" else word for word in command], {})
+
+
+def _ran(command: list[str], environment: dict[str, Any]) -> Document:
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, timeout=60, check=False)
+    # One character for each byte: JSON has no bytes.
+    printed = {"stdout": done.stdout.decode("latin-1"), "stderr": done.stderr.decode("latin-1")}
+    return {"status": done.returncode, **printed}

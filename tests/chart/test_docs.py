@@ -94,3 +94,10 @@ def test_the_pages_stay_short() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     texts = (re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE) for page in pages)
     assert sum(len(re.findall(r"\S*\w\S*", text)) for text in texts) <= MOST_WORDS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_lines_of_prose_can_be_reviewed(page: Path) -> None:
+    """A change of a sentence shows as a change of a line; rows of tables and code have no other place to break."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert [line for line in prose.splitlines() if len(line) > 120 and not line.startswith("|")] == []

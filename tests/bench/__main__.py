@@ -50,6 +50,8 @@ def _arguments() -> argparse.Namespace:
     text = "who keeps others off claimed CPUs: the shared pool, the kernel (default both)"
     parser.add_argument("--exclusivity", nargs="+", choices=modes, default=modes, metavar="MODE", help=text)
     parser.add_argument("--rounds", type=int, default=40, help="how often each quantity is measured (default 40)")
+    text = "seconds before each prepare, for drivers whose client asks the API server a few times a second (default 0)"
+    parser.add_argument("--pause", type=float, default=0.0, metavar="SECONDS", help=text)
     parser.add_argument(
         "--pairs", type=int, default=10_000, help="prepares simulated in memory (default 10000; 0: none)"
     )
@@ -80,11 +82,12 @@ def _measure(stage: Stage, given: argparse.Namespace, figures: Figures) -> None:
     load = Load(stage)
     for claims in given.claims:
         load.fill_claims(claims)
-        add(*scenarios.prepare_and_unprepare(stage, load, given.rounds))
+        add(*scenarios.prepare_and_unprepare(stage, load, given.rounds, given.pause))
         add(scenarios.exec_to_registered(stage, max(3, given.rounds // 10)))
     add(*scenarios.at_rest(stage, load))
     for containers in given.containers:
         load.fill_containers(containers)
+        add(Line("claims forgotten in restarts", f"{containers} containers", "", load.forgotten))
         add(*scenarios.hooks(stage, load, given.rounds))
     add(scenarios.synchronize(stage, load, max(3, given.rounds // 10)))
     add(*scenarios.at_rest(stage, load))

@@ -10,6 +10,7 @@ from tests.fakes.scheduler import allocate
 from tests.stage.pods import NAMESPACE, Box, Document, StagePod, cpu_set, cpus, delete_claim, memory
 from tests.stage.process import StageError, wait_for
 from tests.stage.stage import Stage
+from tests.stage.wires import AnsweredError
 
 _CLAIMS = f"/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims"
 _MIB = 1 << 20
@@ -32,6 +33,8 @@ class Load:
         self._waiting: list[StagePod] = []
         self.claims = 0
         self.containers = 0
+        self.forgotten = 0
+        """Claims whose container was refused, because the driver had forgotten them in a restart."""
         self.plain: list[Box] = []
 
     def _requests(self, count: int) -> list[Document]:
@@ -76,10 +79,25 @@ class Load:
         while self.containers < wanted:
             is_plain = self.containers % 2 == 0 or not self._waiting
             pod = self.plain_pod() if is_plain else self._waiting.pop()
-            box = pod.run()
+            try:
+                box = pod.run()
+            except AnsweredError:
+                box = self._anew(pod).run()
             self.containers += 1
             if is_plain:
                 self.plain.append(box)
+
+    def _anew(self, pod: StagePod) -> StagePod:
+        """Another pod with a claim, for one whose claim the driver has forgotten in a restart."""
+        if pod.claim is None:
+            raise StageError("a container without a claim is refused")
+        self.forgotten += 1
+        count = len(self._taken(pod))
+        self._claims.remove(pod.claim)
+        pod.end()
+        fresh = self.pod(count)
+        fresh.prepare()
+        return fresh
 
     def settle(self, pod: StagePod) -> float:
         """Waits until no plain container is on the CPUs of a claim; returns the seconds, 2 s if that never happens.

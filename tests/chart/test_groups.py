@@ -98,7 +98,7 @@ def test_a_group_by_our_label_rolls_nobody_else() -> None:
     assert daemon_sets({})[""] == before[""] == after[""]
     assert before["a"] == after["a"]
     images = [one["image"] for one in after["canary"]["template"]["spec"]["containers"]]
-    assert images == ["localhost/dra-frontend:0.1.0", "localhost/nri-backend:9.9.9"]
+    assert images == ["localhost/dra-frontend:0.2.0", "localhost/nri-backend:9.9.9"]
 
 
 def test_a_group_by_another_label_rolls_the_default_once() -> None:
@@ -158,7 +158,7 @@ def test_the_objects_of_groups_are_valid(version: str) -> None:
         ([group("a", driverConfig={"reservedCpus": "0"})], "- groups.0.driverConfig: Additional property reservedCpus"),
         ([group("a", driverConfig={"cdiDir": "/root"})], "group a: driverConfig.cdiDir: /root is mounted"),
         ([group("a", driverConfig={"runDir": "/run/../x"})], "group a: driverConfig.runDir: /run/../x must be"),
-        ([group("a", backend={"image": {"repository": "Upper"}})], "group a: backend.image.repository: Upper:0.1.0"),
+        ([group("a", backend={"image": {"repository": "Upper"}})], "group a: backend.image.repository: Upper:0.2.0"),
         ([group("a", hugepageProvision={"enabled": True, "pages": []})], "group a: hugepageProvision.pages: is empty"),
         ([group(f"g{n}", {f"{n}": "x", f"{n}b": "y"}) for n in range(7)], "groups: the nodes of no group would be 128"),
     ],

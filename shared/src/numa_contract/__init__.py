@@ -5,4 +5,4 @@ Nothing in here opens a file or a socket, and nothing depends on more than pydan
 only one service needs does not belong here.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

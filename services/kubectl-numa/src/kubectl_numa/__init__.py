@@ -5,4 +5,4 @@ It runs on an operator's machine, as one file, with the standard library alone; 
 Nothing of the services may be imported here, and nothing but :mod:`kubectl_numa.kubectl` talks.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -87,9 +87,9 @@ BAD: list[tuple[Document, str]] = [
     ({"frontend": {"image": {"digest": "sha256:1234"}}}, 'frontend.image.digest: "sha256:1234" is not a digest'),
     (
         {"backend": {"image": {"repository": "Upper/Case"}}},
-        "backend.image.repository: Upper/Case:0.1.0 cannot be pulled",
+        "backend.image.repository: Upper/Case:0.2.0 cannot be pulled",
     ),
-    ({"global": {"imageRegistry": "MIRROR"}}, "frontend.image.repository: MIRROR/dra-frontend:0.1.0 cannot be pulled"),
+    ({"global": {"imageRegistry": "MIRROR"}}, "global.imageRegistry: MIRROR/nri-backend:0.2.0 cannot be pulled"),
     ({"hostNetwork": True}, "hostNetwork: two instances cannot listen on the same ports of a node"),
     ({"backend": {"image": {"pullPolicy": "Sometimes"}}}, "backend.image.pullPolicy"),
     ({"frontend": {"port": 0}}, "frontend.port"),

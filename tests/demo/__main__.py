@@ -22,6 +22,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.demo", description=__doc__)
     parser.add_argument("--host-root", type=Path, default=Path("/"), help="show another machine's files (default /)")
     settings = StageSettings(host_root=parser.parse_args().host_root)
+    online = settings.host_root / "sys/devices/system/cpu/online"
+    if not online.exists():
+        text = "every kernel that the driver supports has it, so nri-backend needs it; dra-frontend inspect does not"
+        print(f"demo: failed: {online} is missing: {text}", file=sys.stderr)
+        return 1
     end_by_interrupt()
     began = time.monotonic()
     try:

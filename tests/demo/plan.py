@@ -78,7 +78,10 @@ class Plan:
 def make_plan(devices: Iterable[Published]) -> Plan:
     """A claim that fits. Without a CPU device (one CPU, which the system keeps) it is for memory only."""
     devices = list(devices)
-    some = next((device for device in devices if device.driver == "dra.cpu"), devices[0])
+    with_memory = {device.numa_node for device in devices if device.driver != "dra.cpu"}
+    # On a node with memory, if there is one: CPUs of nodes without any use other nodes' memory.
+    able = sorted((one for one in devices if one.driver == "dra.cpu"), key=lambda one: one.numa_node not in with_memory)
+    some = able[0] if able else devices[0]
     near = [device for device in devices if device.numa_node == some.numa_node]
     wanted_cpus = wanted_memory = 0
     pages = {}

@@ -136,7 +136,9 @@ def _containers(stage: Stage, plan: Plan, with_claim: Box, plain: Box, claimed: 
         must(with_claim.cpus() == claimed, "the claim's container has exactly the claimed CPUs")
     must(not plain.cpus() & claimed, "the plain container has none of the claimed CPUs")
     must(bool(plain.cpus()), "the plain container has CPUs left")
-    must(with_claim.read("cpuset.mems.effective") == str(plan.numa_node), "the memory is that of the claim's node")
+    if plan.memory or plan.hugepages:
+        mems = with_claim.read("cpuset.mems.effective")
+        must(mems == str(plan.numa_node), f"the memory is that of the claim's node, not {mems}")
     for page, file in zip(plan.hugepages, pages, strict=True):
         for place in (with_claim.directory, with_claim.directory.parent):
             limit = (place / file).read_text().strip()

@@ -83,7 +83,7 @@ def _names(directory: Path, prefix: str) -> list[str]:
 def _online(directory: Path, prefix: str) -> str:
     listed = directory / "online"
     if listed.exists():
-        return listed.read_text().strip()
+        return listed.read_text().rstrip("\0").strip()
     return ",".join(sorted((number for number in _names(directory, prefix) if number.isdecimal()), key=int))
 
 

@@ -108,10 +108,11 @@
 {{- include "numa.text" (list (printf "%s%s.image.tag" $in $name) $image.tag "([A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?" "is not a tag") -}}
 {{- include "numa.text" (list (printf "%s%s.image.digest" $in $name) $image.digest "(sha256:[0-9a-f]{64})?" "is not a digest: sha256: and 64 hexadecimal digits") -}}
 {{- end -}}
-{{- range $name := list "frontend" "backend" -}}
+{{- range $name, $ours := dict "frontend" "dra-frontend" "backend" "nri-backend" -}}
 {{- $image := include "numa.image" (dict "image" (get $.Values $name).image "root" $) -}}
 {{- if not (regexMatch "^[a-z0-9]+([._:/-]+[a-z0-9]+)*[:@]" $image) -}}
-{{- fail (printf "%s%s.image.repository: %s cannot be pulled: write registry and repository in lower case, such as registry.example.com/%s" $in $name $image $name) -}}
+{{- $key := ternary "global.imageRegistry" (printf "%s%s.image.repository" $in $name) (ne (lower (default "" (default dict $.Values.global).imageRegistry)) (default "" (default dict $.Values.global).imageRegistry)) -}}
+{{- fail (printf "%s: %s cannot be pulled: write registry and repository in lower case, such as registry.example.com/%s" $key $image $ours) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.hugepageProvision.enabled (not .Values.hugepageProvision.pages) -}}

@@ -102,10 +102,13 @@ class Service:
         self.publishers = {driver: Publisher(client, driver, node, self.notices.notify) for driver in DRIVERS}
         counted = config.publish_node_allocatable_resource_mapping
         self.offer = Offer(node, boards, self.publishers, counted=counted)
-        self.plugins = {}
-        for driver, board in boards.items():
-            paths = PluginPaths.below(kubelet_root, driver, settings.pod_uid)
-            self.plugins[driver] = KubeletPlugin(driver, self.claims, paths, board, count=self.telemetry.note)
+        # The longest name first: its refusal of a long root says how much has to go for all.
+        names = sorted(DRIVERS, key=len, reverse=True)
+        paths = {driver: PluginPaths.below(kubelet_root, driver, settings.pod_uid) for driver in names}
+        self.plugins = {
+            driver: KubeletPlugin(driver, self.claims, paths[driver], board, count=self.telemetry.note)
+            for driver, board in boards.items()
+        }
         gauges = NodeGauges(lambda: self.store.ledger, self.watch, self.backend, self.publishers)
         self.telemetry.show(gauges, BackendMetrics(self.backend))
         self._told: object = None

@@ -72,7 +72,9 @@ def _flag(text: str) -> bool:
 
 
 def load_settings(arguments: argparse.Namespace) -> Settings:
-    """Resolves flags, file and environment; raises ConfigError."""
+    """Resolves flags, file and environment; without a file, the one that the chart mounts. Raises ConfigError."""
+    if arguments.config is None and Path(_MOUNTED).exists():
+        arguments.config = _MOUNTED
     flags = {key: getattr(arguments, key) for key in {*_CONFIG_FLAGS.values(), "exposePCIeRoots"}}
     config = load_config(arguments.config, {key: value for key, value in flags.items() if value is not None})
     return Settings(
@@ -82,13 +84,6 @@ def load_settings(arguments: argparse.Namespace) -> Settings:
         host_root=arguments.host_root,
         bind=parse_bind_address(arguments.bind_address),
     )
-
-
-def load_pod_settings(arguments: argparse.Namespace) -> Settings:
-    """As :func:`load_settings`, with the file that the chart mounts where none is given. Raises ConfigError."""
-    if arguments.config is None and Path(_MOUNTED).exists():
-        arguments.config = _MOUNTED
-    return load_settings(arguments)
 
 
 def open_host(settings: Settings) -> FileTree:

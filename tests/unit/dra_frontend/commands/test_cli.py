@@ -2,6 +2,7 @@
 """The command line, as a user meets it."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -148,6 +149,15 @@ def test_a_full_disk_is_told_without_traceback(host: str) -> None:
     with Path("/dev/full").open("w") as full:
         ran = run("-m", "dra_frontend", "inspect", "--host-root", host, stdout=full)
     assert (ran.returncode, ran.stderr) == (1, "dra-frontend: No space left on device\n")
+
+
+def test_a_reader_may_leave_early(host: str) -> None:
+    """``dra-frontend classes | head -1`` is what people type: no complaint."""
+    nobody, output = os.pipe()
+    os.close(nobody)
+    with os.fdopen(output, "w") as pipe:
+        ran = run("-m", "dra_frontend", "classes", "--host-root", host, stdout=pipe)
+    assert (ran.returncode, ran.stderr) == (1, "")
 
 
 def test_the_report_tells_more_than_hwloc() -> None:

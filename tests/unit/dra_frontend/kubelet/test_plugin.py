@@ -93,6 +93,17 @@ async def never() -> None:
     await asyncio.get_running_loop().create_future()
 
 
+POD = "0c7d6f4e-8a0c-4b69-9f86-1f1f3f0b9f11"
+
+
+def test_the_refusal_of_a_long_root_says_how_much_is_too_much() -> None:
+    """Whoever does what it says is not refused again; both sockets of the driver count."""
+    root = "/" + 59 * "k"
+    with pytest.raises(SocketPathError, match=r"shorter by \d+") as refused:
+        PluginPaths.below(Path(root), "dra.memory", POD)
+    PluginPaths.below(Path(root[: -int(str(refused.value).rpartition(" ")[2])]), "dra.memory", POD)
+
+
 async def broken() -> None:
     raise LookupError("a bug")
 

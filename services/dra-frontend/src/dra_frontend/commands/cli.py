@@ -27,7 +27,7 @@ from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.host_tree import HostTree
 from dra_frontend.node.hugepage_pools import KernelPools
-from dra_frontend.settings import add_run_arguments, load_pod_settings, load_settings, open_host
+from dra_frontend.settings import add_run_arguments, load_settings, open_host
 
 _FAILED, _BAD_INPUT, _DOES_NOT_FIT = 1, 2, 3
 _NODE: Final = "simulated"
@@ -110,7 +110,7 @@ def _classes(arguments: argparse.Namespace) -> str:
 def _simulate(arguments: argparse.Namespace) -> tuple[str, int]:
     from dra_frontend.commands.simulate import outcome_table, prepared, simulate  # noqa: PLC0415 - only for people
 
-    settings = load_pod_settings(arguments)
+    settings = load_settings(arguments)
     if not arguments.claim + arguments.pod:
         raise ConfigError("command line", ["simulate needs --claim FILE or --pod FILE"])
     # A made-up machine may have been captured under a name that is not valid.
@@ -127,7 +127,7 @@ def _explain(arguments: argparse.Namespace) -> tuple[str, int]:
     from dra_frontend.explain.text import explanation_text  # noqa: PLC0415 - only for people
 
     try:
-        found, problems = explain(load_pod_settings(arguments), arguments.subject, alone=arguments.source is not None)
+        found, problems = explain(load_settings(arguments), arguments.subject, alone=arguments.source is not None)
     except UnknownSubjectError as error:
         print(f"dra-frontend: {error}", file=sys.stderr)
         return "", _BAD_INPUT
@@ -139,7 +139,7 @@ def _explain(arguments: argparse.Namespace) -> tuple[str, int]:
 def _gather(arguments: argparse.Namespace) -> str:
     from dra_frontend.commands.gather import gather  # noqa: PLC0415 - only for people
 
-    summary = gather(load_pod_settings(arguments), arguments.output, masked=arguments.mask)
+    summary = gather(load_settings(arguments), arguments.output, masked=arguments.mask)
     print(summary, file=sys.stderr)
     return ""
 
@@ -151,7 +151,7 @@ def _doctor(arguments: argparse.Namespace) -> tuple[str, int]:
 
     if arguments.list:
         return rules_text(CHECKS), 0
-    settings = load_pod_settings(arguments)
+    settings = load_settings(arguments)
     verdicts = examine(asyncio.run(gather(settings)))
     found = report(verdicts, settings.node_name)
     shown = findings_text(verdicts, settings.node_name) if arguments.output == "table" else structured(found, "json")
@@ -161,7 +161,7 @@ def _doctor(arguments: argparse.Namespace) -> tuple[str, int]:
 def _status(arguments: argparse.Namespace) -> tuple[str, int]:
     from dra_frontend.commands.status import read_status, status_screen  # noqa: PLC0415 - only for people
 
-    settings = load_pod_settings(arguments)
+    settings = load_settings(arguments)
     try:
         while True:
             status = read_status(settings)
@@ -241,7 +241,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"dra-frontend: {error}{below}", file=sys.stderr)
         return _BAD_INPUT
     except OSError as error:
-        print(f"dra-frontend: {error.strerror or error}", file=sys.stderr)
+        if not isinstance(error, BrokenPipeError):  # a reader that has seen enough, such as head
+            print(f"dra-frontend: {error.strerror or error}", file=sys.stderr)
         # What is still in the buffer would fail again, with a traceback, when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _FAILED

@@ -7,6 +7,7 @@ first. The kubelet calls nothing before it has seen the registration socket, and
 
 import asyncio
 import logging
+import os
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,8 +39,7 @@ class PluginPaths:
     registration: Path
 
     def __post_init__(self) -> None:
-        check_socket_path(self.dra)
-        check_socket_path(self.registration)
+        check_socket_path(max(self.dra, self.registration, key=lambda path: len(os.fsencode(path))))
 
     @classmethod
     def below(cls, kubelet_root: Path, driver: str, pod_uid: str | None) -> Self:

@@ -2,6 +2,7 @@
 """What the plugin makes of objects and texts that anybody in a cluster may have written."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -34,7 +35,16 @@ def test_quantities_are_those_of_the_driver(amount: int, binary: bool) -> None:
 
 @pytest.mark.parametrize(
     ("text", "amount"),
-    [("4", 4), ("1500m", 2), ("2Gi", 2 << 30), ("1.5Ki", 1536), ("1e3", 1000), ("2E", 2 * 10**18), ("1Ei", 1 << 60)],
+    [
+        ("4", 4),
+        ("1500m", 2),
+        ("2Gi", 2 << 30),
+        ("1.5Ki", 1536),
+        ("1e3", 1000),
+        ("2E", 2 * 10**18),
+        ("1Ei", 1 << 60),
+        ("1e60", (1 << 63) - 1),
+    ],
 )
 def test_every_form_of_a_quantity_is_read(text: str, amount: int) -> None:
     """Decimal and binary units, exponents and thousandths; fractions count as one more."""
@@ -46,11 +56,13 @@ def test_a_quantity_that_is_none_counts_nothing(text: str) -> None:
     """No text, however long or odd, ends the command."""
     assert parse_quantity(text) >= 0
     assert parse_quantity("9" * 100_000) == 0
+    assert format_bytes(parse_quantity("1e60")) == "8192Pi", "what no server stores is the most that one does"
 
 
 def test_bytes_are_short() -> None:
     """Three digits or so, and a unit."""
-    assert [format_bytes(size) for size in (0, 512, 1536, 62 << 30, 3 << 29)] == ["0", "512", "1.5Ki", "62Gi", "1.5Gi"]
+    sizes = (0, 512, 1536, 62 << 30, 3 << 29, (1 << 63) - 1)
+    assert [format_bytes(size) for size in sizes] == ["0", "512", "1.5Ki", "62Gi", "1.5Gi", "8192Pi"]
 
 
 @given(st.text())
@@ -83,6 +95,21 @@ def test_of_a_pool_the_newest_generation_counts() -> None:
     new = slice_of(2, {"name": "b", "capacity": {"dra.cpu/cpu": {"value": "4"}}})
     for slices in ([old, new], [new, old]):
         assert [row["cpu"] for row in free_rows(read_cluster(slices, []))] == [Amount(4, is_bytes=False)]
+
+
+def test_a_large_cluster_is_read_in_seconds() -> None:
+    """The time grows with nodes and claims, not with their product."""
+    slices, claims = [], []
+    for number in range(1000):
+        pool = {"name": f"n{number}", "generation": 1}
+        devices = [{"name": "d", "capacity": {"dra.cpu/cpu": {"value": "64"}}}]
+        slices.append({"spec": {"driver": "dra.cpu", "nodeName": f"n{number}", "pool": pool, "devices": devices}})
+        result = {"driver": "dra.cpu", "pool": f"n{number}", "device": "d", "consumedCapacity": {"dra.cpu/cpu": "2"}}
+        status = {"allocation": {"devices": {"results": [result]}}}
+        claims += [{"metadata": {"name": f"c{number}-{one}"}, "status": status} for one in range(20)]
+    cluster, began = read_cluster(slices, claims), time.process_time()
+    assert {row["claims"] for row in node_rows(cluster)} == {20}
+    assert time.process_time() - began < 3
 
 
 def test_what_watches_a_device_takes_nothing_of_it() -> None:

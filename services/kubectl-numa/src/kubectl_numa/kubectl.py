@@ -57,9 +57,11 @@ class Kubectl:
 
     def namespace(self) -> str:
         """Returns the namespace of the user's context. KubectlError."""
-        found = json.loads(self._output("config", "view", "--minify", "-o", "json"))
-        contexts = found.get("contexts") or [{}]
-        return str((contexts[0].get("context") or {}).get("namespace") or "default")
+        try:
+            found = json.loads(self._output("config", "view", "--minify", "-o", "json"))
+            return str((found["contexts"] or [{}])[0].get("context", {}).get("namespace") or "default")
+        except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+            raise KubectlError("what kubectl says of its configuration cannot be read") from error
 
     def execute(self, namespace: str, pod: str, container: str, command: Sequence[str]) -> int:
         """Runs a command in a container, with this terminal; returns its exit status. KubectlError."""

@@ -15,6 +15,10 @@ _SCALES: Final = {
 }
 
 
+_MOST: Final = (1 << 63) - 1
+"""The largest that the API server stores (apimachinery/pkg/api/resource/quantity.go)."""
+
+
 def parse_quantity(text: object) -> int:
     """Returns a quantity rounded up; 0 for what is none, since one odd object must not hide the others."""
     match = _QUANTITY.fullmatch(str(text))
@@ -22,7 +26,8 @@ def parse_quantity(text: object) -> int:
         return 0
     number, unit = match.groups(default="")
     scale = Decimal(10) ** int(unit[1:]) if unit[:1] in ("e", "E") and len(unit) > 1 and unit != "Ei" else None
-    return int((Decimal(number) * (scale or _SCALES.get(unit, Decimal(1)))).to_integral_value(ROUND_CEILING))
+    value = Decimal(number) * (scale or _SCALES.get(unit, Decimal(1)))
+    return min(int(value.to_integral_value(ROUND_CEILING)), _MOST)
 
 
 def format_bytes(size: int) -> str:

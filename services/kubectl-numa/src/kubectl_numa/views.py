@@ -16,9 +16,12 @@ def node_rows(cluster: Cluster) -> list[Row]:
     by_node: defaultdict[str, list[Key]] = defaultdict(list)
     for key, device in cluster.devices.items():
         by_node[device.node].append(key)
+    claims: defaultdict[str, list[Claim]] = defaultdict(list)
+    for claim in cluster.claims:
+        claims[cluster.node_of(claim)].append(claim)
     rows: list[Row] = []
     for node, keys in sorted(by_node.items()):
-        here = [claim for claim in cluster.claims if cluster.node_of(claim) == node]
+        here = claims[node]
         row: dict[str, object] = {"node": node}
         row["numa nodes"] = len({cluster.devices[key].numa_node for key in keys} - {None})
         row |= {kind: _free_of(cluster, of_kind) for kind, of_kind in _kinds(cluster, keys).items()}

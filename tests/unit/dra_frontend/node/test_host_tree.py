@@ -50,6 +50,15 @@ def test_links_inside_the_root_are_followed(tmp_path: Path) -> None:
         tree.read("/x")
 
 
+def test_links_are_counted_over_the_whole_path(tmp_path: Path) -> None:
+    """As in the kernel: links that double at each step end after forty, not after two to the power of forty."""
+    for number in range(39):
+        (tmp_path / f"l{number}").symlink_to(f"l{number + 1}/../l{number + 1}")
+    (tmp_path / "l39").mkdir()
+    with pytest.raises(HostTreeError, match="more than 40 symbolic links"):
+        HostTree(tmp_path).read("/l0")
+
+
 def test_what_is_no_readable_text_is_an_error_with_its_name(tmp_path: Path) -> None:
     """Bytes that are no text, directories, FIFOs and floods are refused by name; none of them blocks."""
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")

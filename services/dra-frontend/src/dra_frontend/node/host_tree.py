@@ -56,12 +56,12 @@ class HostTree:
         """Returns where a path of the host really is; links lead nowhere outside the root."""
         return path if self._is_live else self._base + self._follow(path)
 
-    def _follow(self, path: str, resolved: str = "/", links: int = 0) -> str:
+    def _follow(self, path: str) -> str:
         """Resolves links as chroot would: absolute ones start at the root, and ``..`` stops there."""
-        if links > _MOST_LINKS:
-            raise HostTreeError(path, "symbolic links lead in a circle")
-        done = resolved
-        for part in path.removeprefix(resolved).split("/"):
+        done, links = "/", 0
+        todo = path.split("/")[::-1]
+        while todo:
+            part = todo.pop()
             if part in ("", "."):
                 continue
             step = posixpath.dirname(done) if part == ".." else posixpath.join(done, part)
@@ -69,8 +69,12 @@ class HostTree:
                 target = os.readlink(self._base + step)  # noqa: PTH115 - one Path per link costs more than the link
             except OSError:
                 done = step
-            else:
-                done = self._follow(posixpath.join(done, target), "/" if target.startswith("/") else done, links + 1)
+                continue
+            links += 1
+            if links > _MOST_LINKS:
+                raise HostTreeError(path, f"is behind more than {_MOST_LINKS} symbolic links, or a circle of them")
+            done = "/" if target.startswith("/") else done
+            todo += target.split("/")[::-1]
         return done
 
 

@@ -2,12 +2,13 @@
 """What was made true for a container, as bytes."""
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.claims.entitlement import Held
-from nri_backend.node.proofs import Proof, dump_proof, parse_proof, proof_name
+from nri_backend.node.proofs import Proof, Proofs, dump_proof, parse_proof, proof_name
 from numa_contract.errors import ContractError
 
 from tests.rigs.builders import MI, cpu_record, memory_record
@@ -36,6 +37,15 @@ def test_what_is_damaged_is_named(change: dict[str, object]) -> None:
     data = json.dumps(json.loads(dump_proof(PROOF)) | change).encode() if change else b"[" * 100_000
     with pytest.raises(ContractError, match="proof"):
         parse_proof("ab12.json", data)
+
+
+def test_what_cannot_be_removed_keeps_nothing_else(tmp_path: Path) -> None:
+    """A directory that somebody has made there does not keep the proofs of dead containers."""
+    proofs = Proofs(str(tmp_path), str(tmp_path / "former"))
+    for name in ("aa", "bb", "cc", "dd"):
+        proofs.write(Proof(container=name, inode=1))
+    (tmp_path / "proofs/a-stray-directory").mkdir()
+    assert proofs.retain(["aa"]) == {"aa", "a-stray-directory"}
 
 
 @given(st.binary(max_size=200))

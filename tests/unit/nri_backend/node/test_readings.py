@@ -3,6 +3,7 @@
 
 import os
 import resource
+import threading
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,40 @@ def readings_of(tree: KernelTree, *names: str, stay_open: bool) -> Readings:
     assert recording.seen is not None
     readings.keep("c", 1, recording.seen)
     return readings
+
+
+def test_a_look_that_is_forgotten_while_it_hangs_leaves_nothing_open(memory: Path) -> None:
+    """The kernel may hold an open up; what is opened after the look was forgotten is closed with it."""
+    (memory / "c").mkdir()
+    os.mkfifo(memory / "c/2")  # its open waits for a writer
+    for name in "134":
+        (memory / f"c/{name}").write_text("x")
+    readings = Readings(str(memory), stay_open=True)
+    readings.keep("c", 1, {("c", name): b"x" for name in "1234"})
+    before = open_files()
+    comparison = threading.Thread(target=readings.differing, args=(["c"],))
+    comparison.start()
+    while open_files() == before:
+        pass  # until the first file is open
+    readings.forget(["c"])
+    writer = writer_of(memory / "c/2")
+    comparison.join()
+    os.close(writer)
+    assert open_files() == before
+
+
+def open_files() -> int:
+    """Descriptors of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def writer_of(fifo: Path) -> int:
+    """Opens the other end as soon as somebody waits for it."""
+    while True:
+        try:
+            return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            continue
 
 
 @pytest.mark.parametrize("stay_open", [True, False])

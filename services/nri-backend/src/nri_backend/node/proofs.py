@@ -130,7 +130,11 @@ class Proofs:
     def retain(self, container_ids: Collection[str]) -> set[str]:
         """Removes the proofs of all other containers, and leftovers of a crash; returns the ids that have one."""
         kept = {proof_name(container_id) for container_id in container_ids}
+        names: set[str] = set()
         with contextlib.suppress(OSError):
-            for name in set(os.listdir(self._path)) - kept:  # noqa: PTH208
+            names.update(os.listdir(self._path))  # noqa: PTH208
+        for name in names - kept:
+            # One that cannot be removed, such as a stray directory, keeps no other.
+            with contextlib.suppress(OSError):
                 os.unlink(f"{self._path}/{name}")  # noqa: PTH108
         return self.ids()

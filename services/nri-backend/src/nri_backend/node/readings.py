@@ -19,6 +19,7 @@ class _Look:
     seen: Seen
     opened: list[tuple[int, bytes | None]] = field(default_factory=list)
     """Descriptors and contents of all files, once they were compared; none where they do not stay open."""
+    closed: bool = False
 
 
 class Readings:
@@ -74,6 +75,10 @@ class Readings:
         except OSError:
             # The kernel says so of a descriptor when its cgroup was removed.
             return False
+        finally:
+            # Forgotten while the kernel held an open up: what was opened since then is nobody else's to close.
+            if look.closed:
+                _close(look)
         return True
 
     def _open(self, path: str, name: str) -> int:
@@ -91,6 +96,8 @@ class Readings:
 
 
 def _close(look: _Look) -> None:
-    for descriptor, _ in look.opened:
+    look.closed = True
+    while look.opened:
+        descriptor, _ = look.opened.pop()
         with contextlib.suppress(OSError):
             os.close(descriptor)

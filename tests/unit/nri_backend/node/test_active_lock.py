@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from nri_backend.node.active_lock import ActiveLock, LockLostError
 from nri_backend.node.former_lock import FormerLock
-from nri_backend.node.heartbeat import BEAT_SECONDS, SIZE, STALE_SECONDS, Heartbeat
+from nri_backend.node.heartbeat import SIZE, STALE_SECONDS, Heartbeat
+from numa_node.ticks import TICK_SECONDS
 
 FORMER = """
 import fcntl, sys
@@ -96,7 +97,7 @@ def test_a_frozen_holder_is_replaced(run: Run) -> None:
     """It stays as long as it stamps. Three beats missed, and a standby that serves the runtime has its place."""
     one, two = run.pair()
     for _ in range(10):
-        run.later(BEAT_SECONDS, one)
+        run.later(TICK_SECONDS, one)
         assert not two.attempt()
         assert two.fresh
     run.later(STALE_SECONDS)
@@ -220,7 +221,7 @@ def test_a_full_disk_does_not_stop_the_heartbeat(run: Run) -> None:
     assert one.attempt()
     size, blocks = run.path.stat().st_size, run.path.stat().st_blocks
     for _ in range(3):
-        run.later(BEAT_SECONDS, one)
+        run.later(TICK_SECONDS, one)
     assert (run.path.stat().st_size, run.path.stat().st_blocks) == (size, blocks)
     assert {path.name for path in run.own.iterdir()} == {"active.lock", "takeover.lock"}
 

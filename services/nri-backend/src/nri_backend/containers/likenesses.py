@@ -7,7 +7,7 @@ from typing import NamedTuple
 from nri_backend.containers.container import Phase, Tracked
 
 
-class Place(NamedTuple):
+class Likeness(NamedTuple):
     """What the containers of a group have in common."""
 
     cpus: frozenset[int] | None
@@ -21,27 +21,27 @@ class Place(NamedTuple):
     """Of the pool, beside their own; empty: none of it."""
 
 
-class Places:
+class Likenesses:
     """The groups, of containers that are STARTED or ENDING."""
 
     def __init__(self) -> None:
-        self._groups: dict[Place, set[str]] = {}
+        self._groups: dict[Likeness, set[str]] = {}
 
-    def groups(self) -> Iterable[tuple[Place, set[str]]]:
-        """Returns each place with the ids of its containers."""
+    def groups(self) -> Iterable[tuple[Likeness, set[str]]]:
+        """Returns each likeness with the ids of its containers."""
         return self._groups.items()
 
     def change(self, before: Tracked | None, after: Tracked | None) -> None:
         """Takes a container that is new, changed or gone."""
-        if before is not None and (ids := self._groups.get(_place(before))) is not None:
+        if before is not None and (ids := self._groups.get(_likeness(before))) is not None:
             ids.discard(before.id)
             if not ids:
-                del self._groups[_place(before)]
+                del self._groups[_likeness(before)]
         if after is not None and after.phase in (Phase.STARTED, Phase.ENDING):
-            self._groups.setdefault(_place(after), set()).add(after.id)
+            self._groups.setdefault(_likeness(after), set()).add(after.id)
 
 
-def _place(tracked: Tracked) -> Place:
-    return Place(
+def _likeness(tracked: Tracked) -> Likeness:
+    return Likeness(
         tracked.cpus, tracked.own_cpus or tracked.exclusive, tracked.own_pod, tracked.apart, tracked.entitlement.near
     )

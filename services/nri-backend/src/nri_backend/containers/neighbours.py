@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is on CPUs that are somebody else's. Looks at the groups of places.py, not at every container."""
+"""Who is on CPUs that are somebody else's. Looks at the groups of likenesses.py, not at every container."""
 
 from nri_backend.containers.container import Phase, Tracked
-from nri_backend.containers.places import Place
+from nri_backend.containers.likenesses import Likeness
 from nri_backend.containers.state import NodeState
 
 
@@ -15,8 +15,10 @@ def overlapping(state: NodeState, tracked: Tracked) -> list[Tracked]:
     own, keys = tracked.own_cpus, {held.key for held in tracked.entitlement.claims}
     groups = [
         ids
-        for place, ids in state.places.groups()
-        if own and (place.cpus is None or not own.isdisjoint(place.cpus)) and _must_leave(state, tracked, place)
+        for likeness, ids in state.likenesses.groups()
+        if own
+        and (likeness.cpus is None or not own.isdisjoint(likeness.cpus))
+        and _must_leave(state, tracked, likeness)
     ]
     others = [other for ids in groups for i in ids if (other := state.get(i)) is not None and i != tracked.id]
     return [
@@ -30,15 +32,15 @@ def overlapping(state: NodeState, tracked: Tracked) -> list[Tracked]:
     ]
 
 
-def _must_leave(state: NodeState, tracked: Tracked, place: Place) -> bool:
-    """Tells whether the kernel would not just move those of a place, or would leave them none but held CPUs.
+def _must_leave(state: NodeState, tracked: Tracked, likeness: Likeness) -> bool:
+    """Tells whether the kernel would not just move those of a likeness, or would leave them none but held CPUs.
 
     Siblings are never moved: an overlap inside a pod is no partition.
     """
-    keeps = place.own & tracked.own_cpus if place.near else place.own
-    if keeps or place.apart & tracked.own_cpus or not state.partition_for(tracked):
+    keeps = likeness.own & tracked.own_cpus if likeness.near else likeness.own
+    if keeps or likeness.apart & tracked.own_cpus or not state.partition_for(tracked):
         return True
-    left = (place.cpus or frozenset()) - tracked.own_cpus - state.pool.partitioned
+    left = (likeness.cpus or frozenset()) - tracked.own_cpus - state.pool.partitioned
     return bool(state.pool.held) and not left
 
 
@@ -46,12 +48,12 @@ def misplaced(state: NodeState) -> list[Tracked]:
     """Returns the running containers that were last seen on CPUs other than theirs, trespassers first."""
     found: list[Tracked] = []
     held = state.pool.held
-    for place, ids in state.places.groups():
-        beside = state.pool.beside(place.near, place.apart)
-        wanted = place.own & state.host.online or state.without_claim(place.apart, own_pod=place.own_pod)
+    for likeness, ids in state.likenesses.groups():
+        beside = state.pool.beside(likeness.near, likeness.apart)
+        wanted = likeness.own & state.host.online or state.without_claim(likeness.apart, own_pod=likeness.own_pod)
         wanted |= beside & state.host.online
-        lazy = state.lazy and not place.own and not place.own_pod
-        unseen = place.cpus is None and held and not place.own
-        if unseen or (place.cpus and not (place.cpus <= wanted if lazy else place.cpus == wanted)):
+        lazy = state.lazy and not likeness.own and not likeness.own_pod
+        unseen = likeness.cpus is None and held and not likeness.own
+        if unseen or (likeness.cpus and not (likeness.cpus <= wanted if lazy else likeness.cpus == wanted)):
             found += state.started(ids)
     return sorted(found, key=lambda one: held.isdisjoint((one.cpus or held) - one.own_cpus))

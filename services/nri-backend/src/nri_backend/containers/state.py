@@ -13,7 +13,7 @@ from numa_contract.records import AllocationRecord, Owner
 from nri_backend.claims.entitlement import Counted, PartitionKind, counted_in
 from nri_backend.claims.judge import Claims, assess
 from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked
-from nri_backend.containers.places import Places
+from nri_backend.containers.likenesses import Likenesses
 from nri_backend.containers.pool import Pool, claimed_by_pod, counted_by_pod, divide, weight
 from nri_backend.limits.difference import Host
 
@@ -36,7 +36,7 @@ class NodeState:
         """Whether the runtime has sent its state; before that the containers are unknown."""
         self.refused: dict[Owner, Tracked] = {}
         """The latest refused attempt of each container, oldest first."""
-        self.places = Places()
+        self.likenesses = Likenesses()
         self._changed = changed
         self._tracked: dict[str, Tracked] = {}
         self._by_pod: dict[str, set[str]] = {}
@@ -116,7 +116,7 @@ class NodeState:
             if known.id not in listed and known.entitlement.claims and known.phase in (Phase.STARTED, Phase.ENDING)
         ]
         kills = {tracked.id: tracked.memory_kills for tracked in self}
-        self._tracked, self.places, self._by_pod, self._bearing = {}, Places(), {}, {}
+        self._tracked, self.likenesses, self._by_pod, self._bearing = {}, Likenesses(), {}, {}
         self.refused.clear()
         self.told = True
         for container in (*ending, *containers):
@@ -209,7 +209,7 @@ class NodeState:
 
     def _index(self, before: Tracked | None, after: Tracked | None) -> None:
         self._count_change()
-        self.places.change(before, after)
+        self.likenesses.change(before, after)
         if before is not None and (ids := self._by_pod.get(before.pod.uid)) is not None:
             ids.discard(before.id)
             if not ids:

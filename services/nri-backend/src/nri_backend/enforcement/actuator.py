@@ -54,7 +54,7 @@ class Edges:
 
 
 class Actuator:
-    """The only one who changes the state."""
+    """Brings the state up to date with claim files, host and cgroups, and makes cgroups say what is desired."""
 
     def __init__(self, state: NodeState, edges: Edges) -> None:
         self.news = asyncio.Event()

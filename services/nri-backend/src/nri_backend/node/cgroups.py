@@ -209,7 +209,7 @@ class Notes:
 
     These are the cgroups of pods and those above: no container has them in its cgroup namespace.
     cgroup2 has user attributes since Linux 5.7, and preflight.py wants 5.14. Where setting one fails all the same (a
-    security module, a stand-in's tree) memory has to do: then what is raised at a restart of ours is raised twice.
+    security module, a fake's tree) memory has to do: then what is raised at a restart of ours is raised twice.
     """
 
     def __init__(self, root: str) -> None:

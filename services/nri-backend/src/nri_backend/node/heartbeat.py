@@ -7,11 +7,9 @@ from typing import Final, Self
 
 from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError
-from numa_node.ticks import TICK_SECONDS
 
-BEAT_SECONDS: Final = TICK_SECONDS
 STALE_SECONDS: Final = 6.0
-"""A holder that was not heard of for so long is replaced: three beats, since a busy node delays one."""
+"""A holder that was not heard of for so long is replaced: three ticks, since a busy node delays one."""
 SIZE: Final = 256
 """Bytes. Always the same, so that a full disk cannot keep a stamp from being renewed in place."""
 _AHEAD_SECONDS: Final = 1.0

@@ -40,7 +40,7 @@ class PartitionWatch:
                 try:
                     if self._arm(descriptor) not in (b"root", b"isolated"):
                         ended.add(path)
-                    with contextlib.suppress(PermissionError):  # a stand-in's file, of which there is no news
+                    with contextlib.suppress(PermissionError):  # a fake's file, of which there is no news
                         self._epoll.register(descriptor, select.EPOLLPRI)
                 except OSError:
                     self._leave(path)

@@ -222,7 +222,10 @@ def _source(arguments: argparse.Namespace) -> Iterator[None]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns the exit code: 0, 2 for unusable input, 1 for output or pages that are missing."""
+    """Runs the command line; returns the exit status.
+
+    0 is good, 1 for problems found and output or pages that are missing, 2 for unusable input, 3 for what does not fit.
+    """
     arguments = _parser().parse_args(argv)
     try:
         if arguments.command is None:

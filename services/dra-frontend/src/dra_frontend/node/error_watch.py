@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The errors of memory and CPUs that the kernel has counted, read every ten seconds."""
 
-import logging
 import time
 from collections.abc import Callable
 from string import digits
@@ -14,7 +13,6 @@ from dra_frontend.machine.faults import ErrorRates, Fault
 from dra_frontend.machine.file_tree import FileTree, Reader
 from dra_frontend.machine.model import Machine
 
-_log = logging.getLogger(__name__)
 _EVERY_SECONDS: Final = 10.0
 
 

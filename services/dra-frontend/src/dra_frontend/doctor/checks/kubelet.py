@@ -109,7 +109,7 @@ def _counts_reserves(node: Document, config: Config) -> Iterator[Finding]:
     held = _reserved(node, "cpu")
     if held is not None and held < len(config.reserved_cpus):
         yield problem(
-            f"The driver reserves {len(config.reserved_cpus)} CPUs, the kubelet keeps back {held:g} of its capacity.",
+            f"The driver reserves {len(config.reserved_cpus)} CPUs, the kubelet {held:g}.",
             "the scheduler sends pods for CPUs that no claim and no pod can have",
             "set reservedSystemCPUs, kubeReserved or systemReserved of the kubelet to as much",
         )
@@ -119,7 +119,7 @@ def _counts_memory(node: Document, config: Config) -> Iterator[Finding]:
     held, ours = _reserved(node, "memory"), sum(one.limits.get("memory", 0) for one in config.reserved_memory)
     if is_explicit(config) and held is not None and ours < held:
         yield note(
-            f"The kubelet keeps back {int(held) >> 20} MiB of memory, the driver {ours >> 20} MiB (reservedMemory).",
+            f"The kubelet reserves {int(held) >> 20} MiB of memory, the driver {ours >> 20} MiB (reservedMemory).",
             "claims of plain memory may get what the system and the eviction threshold need",
             "set reservedMemory to at least that in all, or take memory out of it: then the driver keeps as much",
         )
@@ -177,10 +177,10 @@ CHECKS: Final = (
         _counted_gate,
     ),
     Check("kubelet.reserved-cpus", "reservedSystemCPUs are reservedCPUs.", ("kubelet", "config"), _reserved_cpus),
-    Check("kubelet.counts-reserved-cpus", "It keeps back as many CPUs as we.", ("node", "config"), _counts_reserves),
+    Check("kubelet.counts-reserved-cpus", "It reserves as many CPUs as we.", ("node", "config"), _counts_reserves),
     Check(
         "kubelet.counts-reserved-memory",
-        "reservedMemory is as much as it keeps back.",
+        "reservedMemory is as much as it reserves.",
         ("node", "config"),
         _counts_memory,
     ),

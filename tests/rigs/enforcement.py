@@ -15,8 +15,9 @@ from nri_backend.enforcement.hooks import Enforcer
 from nri_backend.frontend_link.reports import report
 from nri_backend.limits.difference import Host
 from nri_backend.limits.stated import container_directory, pod_directory
+from nri_backend.node.heartbeat import Leadership
 from nri_backend.node.proofs import Proofs
-from nri_backend.nri.model import Adjustment, Container, ContainerState, Leadership, Pod, Resources, Update
+from nri_backend.nri.model import Adjustment, Container, ContainerState, Pod, Resources, Update
 from nri_backend.telemetry import Telemetry
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord

@@ -84,9 +84,10 @@ class Backend:
             observer=self._telemetry,
         )
         state = NodeState(config, self._changed)
-        self._quiet = Quiet(state, lambda: self._enforcer.active, edges.tree, settings)
+        self._enforcer = enforcer = Enforcer(edges, state, settings.pod_uid)
+        self._quiet = Quiet(state, lambda: enforcer.active, edges.tree, settings)
+        # It tells who is woken by changes.
         state.take_host(read_node())
-        self._enforcer = Enforcer(edges, state, settings.pod_uid)
         self._session = RuntimeSession(
             self._enforcer,
             self.link_changed,

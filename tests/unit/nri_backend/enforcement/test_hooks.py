@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from nri_backend.containers.container import Phase
 from nri_backend.limits.difference import Host
-from nri_backend.nri.model import Container, Leadership, RefusedError, Resources
+from nri_backend.node.heartbeat import Leadership
+from nri_backend.nri.model import Container, RefusedError, Resources
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from nri_backend.enforcement.partitions import make_partition, settle
-from nri_backend.nri.model import ContainerState, Leadership, RefusedError
+from nri_backend.node.heartbeat import Leadership
+from nri_backend.nri.model import ContainerState, RefusedError
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import CpuParameters
 

@@ -16,7 +16,8 @@ from nri_backend.containers.state import NodeState
 from nri_backend.limits.claimed import claimed_bytes
 from nri_backend.limits.difference import Observed
 from nri_backend.limits.stated import Stated
-from nri_backend.nri.model import Adjustment, Container, Leadership, LinkStatus, Resources, Update
+from nri_backend.node.heartbeat import Leadership
+from nri_backend.nri.model import Adjustment, Container, LinkStatus, Resources, Update
 
 UNLIMITED: Final = -1
 """The quota that means "no limit" to a runtime."""

@@ -15,8 +15,8 @@ from nri_backend.enforcement.actuator import Actuator
 from nri_backend.enforcement.partitions import exclusive_of, lost_cpus, partition_of, settle
 from nri_backend.limits.difference import Observed
 from nri_backend.node.cgroups import CgroupTree
+from nri_backend.node.heartbeat import Leadership
 from nri_backend.node.partition_watch import PartitionWatch
-from nri_backend.nri.model import Leadership
 
 REPAIR_SECONDS: Final = 1.0
 """Between two repairs: one that breaks the partition of its pod in a loop takes nobody's time but its own."""

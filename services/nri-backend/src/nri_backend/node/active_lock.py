@@ -23,8 +23,7 @@ from numa_node.files import is_named, locked
 from numa_node.ticks import next_tick
 
 from nri_backend.node.former_lock import FormerLock
-from nri_backend.node.heartbeat import SIZE, STALE_SECONDS, Heartbeat
-from nri_backend.nri.model import Leadership
+from nri_backend.node.heartbeat import SIZE, STALE_SECONDS, Heartbeat, Leadership
 
 POLL_SECONDS: Final = 0.1
 """flock has no asynchronous form, and a take-over must be done within a second; a try costs a few system calls."""

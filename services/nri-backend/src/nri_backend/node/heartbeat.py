@@ -47,3 +47,13 @@ class Heartbeat:
     def fresh(self, now: float) -> bool:
         """Tells whether the holder lives and serves. One from the future is of an earlier boot."""
         return self.serving and -_AHEAD_SECONDS <= now - self.at <= STALE_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """The instance that holds the lock, as another one sees it."""
+
+    fresh: bool
+    """It serves the runtime and was heard of lately."""
+    first: bool
+    """The runtime asks it before this instance: it calls plugins in the order in which they came."""

@@ -115,16 +115,6 @@ class LinkStatus:
     """Why the connection before this one ended, or why the last attempt to connect failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leadership:
-    """The instance that holds the lock, as another one sees it."""
-
-    fresh: bool
-    """It serves the runtime and was heard of lately."""
-    first: bool
-    """The runtime asks it before this instance: it calls plugins in the order in which they came."""
-
-
 class ContainerHooks(Protocol):
     """The events of the runtime: each is to be answered within 50 ms of our own time.
 

@@ -15,7 +15,7 @@ from nri_backend._pb import nri_pb2 as pb
 from nri_backend.claims.judge import Claims, assess, read_evidence
 from nri_backend.frontend_link.http import TRANSIENT, connected
 from nri_backend.node.heartbeat import Heartbeat
-from nri_backend.node.preflight import PreflightError, check_controllers, check_mount, parse_mounts
+from nri_backend.node.preflight import PreflightError, check_controllers, check_mount
 from nri_backend.nri.link import PLUGIN_CONNECTION, RUNTIME_CONNECTION, Trunk, wrap
 from nri_backend.nri.messages import read_container, read_pod
 from nri_backend.ttrpc import (
@@ -31,6 +31,7 @@ from nri_backend.ttrpc import (
 )
 from numa_contract.records import Owner
 from numa_contract.reports import RecordsAnswer, StateAnswer
+from numa_node.mounts import parse_mounts
 from numa_node.probes import HEALTHY, answer
 
 from tests.fuzz.contract_targets import text

@@ -10,8 +10,8 @@ from nri_backend.node.preflight import (
     check_mount,
     check_node,
     make_run_directory,
-    parse_mounts,
 )
+from numa_node.mounts import parse_mounts
 
 UNIFIED = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
 MEMORY_V1 = "33 30 0:29 / /sys/fs/cgroup/memory rw shared:7 - cgroup cgroup rw,memory\n"

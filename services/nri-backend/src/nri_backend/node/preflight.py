@@ -2,11 +2,11 @@
 """What must be true of the node before anything starts. Each fault says what to change."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from numa_node.addresses import check_socket_path
+from numa_node.mounts import Mount, mounts_over, parse_mounts
 
 # Without cpuset nothing can be enforced. Others that are missing fail only the claims that need them.
 _NEEDED: Final = "cpuset"
@@ -18,29 +18,6 @@ _COUNTS_HUGEPAGES: Final = "memory_hugetlb_accounting"
 
 class PreflightError(Exception):
     """The node is not set up for this program; the text names the remedy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """One line of mountinfo (proc_pid_mountinfo(5)), as far as cgroups need it."""
-
-    root: str
-    """Which part of the file system is seen there."""
-    point: str
-    kind: str
-    options: frozenset[str]
-    """Of the file system itself, the same at all its mounts."""
-
-
-def parse_mounts(text: str) -> tuple[Mount, ...]:
-    """Reads mountinfo; lines without the separator are skipped, since nothing but cgroup lines matters here."""
-    found = []
-    for line in text.splitlines():
-        head, separator, tail = line.partition(" - ")
-        fields, kinds = head.split(" "), tail.split(" ")
-        if separator and len(fields) >= 6 and len(kinds) >= 3:
-            found.append(Mount(fields[3], fields[4], kinds[0], frozenset(kinds[2].split(","))))
-    return tuple(found)
 
 
 def check_controllers(root: str, controllers: str | None, mounts: Iterable[Mount]) -> None:
@@ -72,12 +49,11 @@ def check_mount(root: str, mounts: Sequence[Mount]) -> list[str]:
     Returns where else its tree is mounted, as Cilium does: the same files under another name, which is no fault. In a
     container only those that were mounted into it are seen.
     """
-    above = [mount for mount in mounts if f"{root}/".startswith(f"{mount.point.rstrip('/')}/")]
+    above = mounts_over(root, mounts)
     if all(mount.kind != "cgroup2" for mount in above):
         return []
-    point = max((mount.point for mount in above), key=len)
+    ours, point = above[-1], above[-1].point
     here = [mount for mount in above if mount.point == point]
-    ours = here[-1]  # the visible one
     if ours.kind != "cgroup2" or len({mount.root for mount in here if mount.kind == "cgroup2"}) > 1:
         raise PreflightError(
             f"the cgroup root {root} is ambiguous: several file systems are mounted over each other at {point}, "

@@ -7,6 +7,7 @@ from typing import Final
 
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.errors import MalformedError
+from numa_node.mounts import mounts_over, parse_mounts
 
 from dra_frontend.doctor.facts import Cgroups, Kernel
 from dra_frontend.doctor.model import Unread
@@ -107,13 +108,9 @@ def _words(tree: FileTree, path: str) -> frozenset[str]:
 
 
 def _options(mountinfo: str, root: str) -> frozenset[str]:
-    """Returns the options of the cgroup2 file system that is mounted at a place, or above it (mountinfo(5))."""
-    lines = [line.partition(" - ")[::2] for line in mountinfo.splitlines()]
-    found = [(head.split(" ")[4], tail.split(" ")) for head, tail in lines if head.count(" ") >= 5]
-    above = [
-        (point, kind) for point, kind in found if kind[0] == "cgroup2" and f"{root}/".startswith(point.rstrip("/"))
-    ]
-    return frozenset(max(above, key=lambda one: len(one[0]))[1][-1].split(",")) if above else frozenset()
+    """Returns the options of the cgroup2 file system that is seen at a place; none of another one."""
+    above = mounts_over(root, parse_mounts(mountinfo))
+    return above[-1].options if above and above[-1].kind == "cgroup2" else frozenset()
 
 
 def _slices(tree: FileTree) -> list[tuple[str, frozenset[int]]]:

@@ -243,6 +243,13 @@ _ALIASES = b"a: &a [x,x,x,x,x,x,x,x]\n" + b"".join(
 )
 
 
+def _bound(step: str, steps: int, body: str) -> str:
+    """A list that is made of the one before it at each step, and what is asked of the last one."""
+    for number in range(steps, 0, -1):
+        body = f"cel.bind(b{number}, {step.replace('b', f'b{number - 1}')}, {body})"
+    return f"cel.bind(b0, [1, 1], {body})"
+
+
 def _selecting(expression: str) -> bytes:
     wish = {"deviceClassName": "dra.cpu", "selectors": [{"cel": {"expression": expression}}] * 4}
     requests = [{"name": f"r{n}", "exactly": wish} for n in range(8)]
@@ -326,6 +333,9 @@ TARGETS = [
             _selecting("-" * 900 + "1 == 1"),
             _selecting("(" * 300 + "1" + ")" * 300),
             _selecting("[" + "1," * 400 + "1] == [2]"),
+            _selecting(_bound("b + b", 30, "true")),
+            _selecting(_bound("[b, b]", 30, "b30 == b30")),
+            _selecting(_bound("[b, b]", 11, "b11 == b11")),
         ),
     ),
     Target(

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Selectors, evaluated as the scheduler's CEL does, or refused."""
 
+import resource
+import time
 from typing import Any
 
 import pytest
@@ -114,6 +116,44 @@ def test_the_rest_is_refused_by_name(expression: str, text: str) -> None:
 def test_many_terms_are_no_depth() -> None:
     """A long list of alternatives is a wide expression, not a deep one."""
     assert selected(" || ".join(["false"] * 1000 + ["true"]), DEVICE)
+
+
+def bound(step: str, steps: int, first: str, body: str) -> str:
+    """``b1`` made of ``b0`` by a step, ``b2`` of ``b1`` and so on, and what is asked of the last one."""
+    body = body.replace("last", f"b{steps}")
+    for number in range(steps, 0, -1):
+        body = f"cel.bind(b{number}, {step.replace('b', f'b{number - 1}')}, {body})"
+    return f"cel.bind(b0, {first}, {body})"
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        bound("b + b", 30, "[1, 1]", "true"),
+        bound("b + b", 40, '"text"', "true"),
+        bound("[b, b]", 30, "[1, 1]", "last == last"),
+        bound("[b, b]", 30, "[1, 1]", "last in [last]"),
+        bound("[b, b]", 30, "[1, 1]", "[1][last] == 1"),
+        bound("[b, b]", 30, "[1, 1]", "!last || true"),
+        f"cel.bind(l, {list(range(1000))}, {' && '.join(['l == l'] * 60)})",
+    ],
+)
+def test_what_grows_with_each_step_is_refused(expression: str) -> None:
+    """A short selector of a claim's author takes neither the memory nor the time of who asks about the claim."""
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.thread_time()
+    with pytest.raises(CelUnsupportedError, match="costs too much"):
+        selected(expression, DEVICE)
+    assert time.thread_time() - began < 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+
+
+def test_long_selectors_of_long_lists_are_no_such_growth() -> None:
+    """As many terms as fit into a selector, each about all the values that a list attribute may have."""
+    roots = [f"pci{number:04x}:{number:02x}-{'x' * 50}" for number in range(64)]
+    device = {**DEVICE, "attributes": Domains({"d": {"roots": roots}})}
+    terms = ['"pci0" in device.attributes["d"].roots'] * 240
+    assert not selected(" || ".join(terms), device)
+    assert selected(bound("b + b", 6, 'device.attributes["d"].roots', "size(last) == 4096"), device)
 
 
 def test_the_driver_s_own_classes_are_in_the_subset() -> None:

@@ -6,15 +6,26 @@ texts and quantities. As in CEL, ``&&`` and ``||`` forgive an error on one side 
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
 from dra_frontend.scheduling.cel_tokens import LITERALS, CelUnsupportedError, tokens
-from dra_frontend.scheduling.cel_values import FUNCTIONS, METHODS, OPERATORS, CelError, boolean, field, member
+from dra_frontend.scheduling.cel_values import FUNCTIONS, METHODS, OPERATORS, Budget, CelError, boolean, field, member
 
 LONGEST: Final = 10 << 10
 """Characters of an expression (resource.k8s.io, CELSelectorExpressionMaxLength)."""
-Node = Callable[[Mapping[str, Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The names that a part of an evaluation knows, and what the whole may still handle."""
+
+    names: Mapping[str, Any]
+    budget: Budget
+
+
+Node = Callable[[Scope], Any]
 _LEVELS: Final = (("==", "!=", "<", "<=", ">", ">=", "in"), ("+", "-"), ("*", "/", "%"))
 _MACROS: Final = ("all", "exists", "exists_one", "map", "filter")
 _WORDS: Final = {"true": True, "false": False, "null": None}
@@ -26,11 +37,11 @@ class _Select:
     def __init__(self, operand: Node, name: str) -> None:
         self.operand, self.name = operand, name
 
-    def __call__(self, variables: Mapping[str, Any]) -> Any:
-        return field(self.operand(variables), self.name)
+    def __call__(self, scope: Scope) -> Any:
+        return field(self.operand(scope), self.name)
 
-    def present(self, variables: Mapping[str, Any]) -> bool:
-        there = self.operand(variables)
+    def present(self, scope: Scope) -> bool:
+        there = self.operand(scope)
         if not isinstance(there, Mapping):
             raise CelError(f"has(): {self.name} of what is not a map")
         return self.name in there
@@ -38,7 +49,7 @@ class _Select:
 
 @lru_cache(256)
 def compiled(expression: str) -> Node:
-    """Returns an expression as a function of its variables, which raises CelError; raises CelUnsupportedError."""
+    """Returns an expression as a function of its scope, which raises CelError; both raise CelUnsupportedError."""
     if len(expression) > LONGEST:
         raise CelUnsupportedError(f"has more than {LONGEST} characters")
     try:
@@ -50,7 +61,7 @@ def compiled(expression: str) -> Node:
 def selected(expression: str, device: Mapping[str, Any]) -> bool:
     """Tells whether a selector is true of a device; raises CelError and CelUnsupportedError."""
     try:
-        return boolean(compiled(expression)({"device": device}), "the selector")
+        return boolean(compiled(expression)(Scope({"device": device}, Budget())), "the selector")
     except RecursionError:
         raise CelUnsupportedError("is nested too deep") from None
 
@@ -103,7 +114,7 @@ class _Parser:
         yes = self._joined("||", "&&")
         self._expect(":")
         no = self._ternary()
-        return lambda v: yes(v) if boolean(condition(v), "?:") else no(v)
+        return lambda scope: yes(scope) if boolean(condition(scope), "?:") else no(scope)
 
     def _joined(self, sign: str, *inner: str) -> Node:
         def part() -> Node:
@@ -114,11 +125,11 @@ class _Parser:
             parts.append(part())
         decisive = sign == "||"
 
-        def join(variables: Mapping[str, Any]) -> bool:
+        def join(scope: Scope) -> bool:
             failed: CelError | None = None
             for each in parts:
                 try:
-                    if boolean(each(variables), sign) == decisive:
+                    if boolean(each(scope), sign) == decisive:
                         return decisive
                 except CelError as error:
                     failed = failed or error
@@ -168,7 +179,7 @@ class _Parser:
             return node
         if self._take("["):
             items = self._arguments("]")
-            return lambda v: [item(v) for item in items]
+            return lambda scope: [item(scope) for item in items]
         kind, text = self._tokens[self._place] if self._place < len(self._tokens) else ("", "")
         if kind in ("", "sign"):
             raise self._unexpected()
@@ -184,7 +195,7 @@ class _Parser:
         if name == "cel" and self._take("."):
             return self._bind()
         if not self._take("("):
-            return lambda v: field(v, name)
+            return lambda scope: field(scope.names, name)
         arguments = self._arguments(")")
         if name == "has" and len(arguments) == 1 and isinstance(arguments[0], _Select):
             return arguments[0].present
@@ -201,12 +212,13 @@ class _Parser:
         self._expect(",")
         body = self._ternary()
         self._expect(")")
-        return lambda v: body({**v, name: value(v)})
+        return lambda scope: body(Scope({**scope.names, name: value(scope)}, scope.budget))
 
 
 def _applied(function: Callable[..., Any], *operands: Node) -> Node:
-    def apply(variables: Mapping[str, Any]) -> Any:
-        values = [operand(variables) for operand in operands]
+    def apply(scope: Scope) -> Any:
+        values = [operand(scope) for operand in operands]
+        scope.budget.spend(values)
         try:
             return function(*values)
         except (TypeError, AttributeError, OverflowError) as error:

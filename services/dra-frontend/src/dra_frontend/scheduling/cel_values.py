@@ -2,7 +2,7 @@
 """Values of CEL: what operators and functions make of them. Types never mix, but for whole and broken numbers."""
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
@@ -10,7 +10,12 @@ from typing import Any, Final
 from numa_contract.errors import MalformedError, shown
 
 from dra_frontend.devices.quantity import parse_quantity
+from dra_frontend.scheduling.cel_tokens import CelUnsupportedError
 
+MOST_VALUES: Final = 100_000
+"""That one evaluation may handle; a selector of the greatest length that binds no list has a few thousand."""
+_PIECE: Final = 16
+"""Characters of a text that count as one more value."""
 _HIGHEST: Final = 2**63
 
 
@@ -34,6 +39,34 @@ class Domains(dict[str, Mapping[str, Any]]):
 
     def __missing__(self, _: str) -> Mapping[str, Any]:
         return {}
+
+
+class Budget:
+    """What one evaluation may still handle: ``cel.bind`` lets a short expression double a list at each step."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = MOST_VALUES
+
+    def spend(self, operands: Iterable[Any]) -> None:
+        """Counts a step with all that is inside of its operands; raises CelUnsupportedError when that is too much.
+
+        What a list has in it twice counts twice, as it is compared twice.
+        """
+        waiting = [*operands]
+        self._left -= 1 + len(waiting)
+        while waiting:
+            one = waiting.pop()
+            if isinstance(one, str):
+                self._left -= len(one) // _PIECE
+            elif isinstance(one, list):
+                self._left -= len(one)
+                waiting.extend(one)
+            if self._left < 0:
+                raise CelUnsupportedError(
+                    f"costs too much: it handles more than {MOST_VALUES} values; make its lists shorter"
+                )
 
 
 def boolean(value: Any, what: str) -> bool:

@@ -139,6 +139,37 @@ def test_a_selector_that_fails_ends_the_attempt(selector: str, text: str) -> Non
     assert text in found
 
 
+CLASSLESS = {"name": "s", "exactly": {"deviceClassName": "none"}}
+FAILING = wish("s", selectors=[{"cel": {"expression": "device.nothing"}}])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        (wish("r", allocationMode="All", **size("5Gi")), CLASSLESS, "there is no DeviceClass none"),
+        (wish("r", count=2), FAILING, "request s: selectors[0]: device a: no such key: nothing"),
+        (wish("r"), wish("s", **size("9Gi")), "request s: a gives 8Gi of size at most, 9Gi wanted"),
+    ],
+)
+def test_what_fails_leaves_nothing_in_use(first: dict[str, Any], second: dict[str, Any], text: str) -> None:
+    """However an attempt ends, the next workload finds the node as it was before."""
+    search = searching(shared("a", 0), shared("b", 1))
+    assert text in missing(search, first, second)
+    assert chosen(search, wish("r", allocationMode="All", **size("8Gi"))) == {"r": ["a", "b"]}
+
+
+def test_faults_of_requests_are_named_where_others_do_not_fit() -> None:
+    """A class that is missing ends the attempt at once; of a selector nobody came to, the fault stands beside."""
+    search, large = searching(shared("a", 0)), wish("r", **size("9Gi"))
+    assert missing(search, large, CLASSLESS) == "there is no DeviceClass none"
+    either = [{"name": "one", "deviceClassName": "any"}, {"name": "two", "deviceClassName": "none"}]
+    assert missing(search, {"name": "r", "firstAvailable": either}) == "there is no DeviceClass none"
+    assert missing(search, large, FAILING).split("; ")[:2] == [
+        "request r: a gives 8Gi of size at most, 9Gi wanted",
+        "request s: selectors[0]: device a: no such key: nothing",
+    ]
+
+
 @pytest.mark.parametrize(
     ("spec", "text"),
     [

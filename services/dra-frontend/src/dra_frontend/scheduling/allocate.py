@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
-from dra_frontend.scheduling.fit import InUse, Verdict, matching, verdict
+from dra_frontend.scheduling.fit import InUse, Verdict, class_of, matching, verdict
 from dra_frontend.scheduling.published import Published
 from dra_frontend.scheduling.reading import ManifestError
 from dra_frontend.scheduling.wanted import Constraint, DeviceClass, Request, Wanted, Wish
@@ -43,27 +43,53 @@ class Search:
     ) -> None:
         self._devices, self._classes = devices, classes
         self.in_use = in_use or InUse()
-        self._matching: dict[tuple[int, str], list[Published]] = {}
+        self._matching: dict[tuple[int, str], list[Published] | ManifestError] = {}
         self._requests: list[tuple[int, Request]] = []
         self._constraints: dict[int, tuple[Constraint, ...]] = {}
         self._chosen: list[Choice] = []
         self._steps = 0
 
     def allocate(self, claims: Sequence[Wanted]) -> list[Choice]:
-        """Returns devices for every request, which are in use from then on; raises UnschedulableError."""
+        """Returns devices for every request, which are in use from then on.
+
+        Raises UnschedulableError, and then what is in use is as before.
+        """
         self._requests = [(place, one) for place, claim in enumerate(claims) for one in claim.requests]
         self._constraints = {place: claim.constraints for place, claim in enumerate(claims)}
-        self._chosen, self._steps, self._matching = [], 0, {}
+        self._chosen, self._steps = [], 0
+        before, done = self.in_use.copy(), False
         try:
-            if self._from(0):
-                return self._chosen
+            self._match()
+            done = self._from(0)
         except ManifestError as error:
             raise UnschedulableError([str(error)]) from error
-        raise UnschedulableError(self._missing())
+        finally:
+            if not done:
+                self.in_use = before
+        if not done:
+            raise UnschedulableError(self._missing())
+        return self._chosen
 
     def verdicts(self, wish: Wish) -> list[Verdict]:
         """Returns what each device that the selectors admit is to a request by itself; raises ManifestError."""
-        return [verdict(wish, device, self.in_use) for device in matching(wish, self._classes, self._devices)]
+        return self._verdicts(wish, matching(wish, class_of(wish, self._classes), self._devices))
+
+    def _verdicts(self, wish: Wish, devices: Sequence[Published]) -> list[Verdict]:
+        return [verdict(wish, device, self.in_use) for device in devices]
+
+    def _match(self) -> None:
+        """Finds the devices that selectors admit, before the search goes deep; raises ManifestError: there is no class.
+
+        A selector that fails is an error only where the search comes to it, as in the scheduler.
+        """
+        wishes = [(place, wish) for place, (_, request) in enumerate(self._requests) for wish in request.wishes]
+        of_wishes = [class_of(wish, self._classes) for _, wish in wishes]
+        self._matching = {}
+        for (place, wish), device_class in zip(wishes, of_wishes, strict=True):
+            try:
+                self._matching[place, wish.name] = matching(wish, device_class, self._devices)
+            except ManifestError as error:
+                self._matching[place, wish.name] = error
 
     def _from(self, place: int) -> bool:
         """Tells whether the requests from a place on can be met; if so they are."""
@@ -77,10 +103,10 @@ class Search:
         return False
 
     def _matched(self, place: int, wish: Wish) -> list[Published]:
-        key = place, wish.name
-        if key not in self._matching:
-            self._matching[key] = matching(wish, self._classes, self._devices)
-        return self._matching[key]
+        found = self._matching[place, wish.name]
+        if isinstance(found, ManifestError):
+            raise found
+        return found
 
     def _devices_for(self, place: int, wish: Wish, left: int, start: int) -> bool:
         """Tries the devices of one request in ascending order, so that a shared one is not taken twice for it."""
@@ -117,11 +143,17 @@ class Search:
 
     def _missing(self) -> list[str]:
         """Returns what is missing for each request that cannot be met by itself, else what cannot be met together."""
-        reasons = []
-        for _, request in self._requests:
-            wishes = [(wish, self.verdicts(wish)) for wish in request.wishes]
-            if not any(_met(wish, verdicts) for wish, verdicts in wishes):
-                reasons += [f"request {wish.name}: {_named(wish, verdicts)}" for wish, verdicts in wishes]
+        reasons: list[str] = []
+        for place, (_, request) in enumerate(self._requests):
+            missing: list[str] = []
+            for wish in request.wishes:
+                found = self._matching[place, wish.name]
+                if isinstance(found, ManifestError):
+                    missing.append(str(found))
+                elif not _met(wish, verdicts := self._verdicts(wish, found)):
+                    missing.append(f"request {wish.name}: {_named(wish, verdicts)}")
+            if len(missing) == len(request.wishes):
+                reasons += missing
         if reasons:
             return reasons
         shared = sorted({one.attribute for constraints in self._constraints.values() for one in constraints})

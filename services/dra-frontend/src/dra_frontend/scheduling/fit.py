@@ -36,6 +36,10 @@ class InUse:
         for name, amount in consumed.items():
             sums[name] = sums.get(name, Fraction(0)) + sign * amount
 
+    def copy(self) -> "InUse":
+        """Returns the same, which goes its own way from here."""
+        return InUse(set(self.whole), {key: dict(sums) for key, sums in self.parts.items()})
+
     def free(self, device: Published, capacity: str) -> Fraction:
         """Returns what is left of a capacity."""
         used = self.parts.get(device.key, {}).get(capacity, Fraction(0))
@@ -53,14 +57,18 @@ class Verdict:
     """What the request takes of a shared device; None: all of the device."""
 
 
-def matching(wish: Wish, classes: Mapping[str, DeviceClass], devices: Iterable[Published]) -> list[Published]:
+def class_of(wish: Wish, classes: Mapping[str, DeviceClass]) -> DeviceClass:
+    """Returns the class that a request names; raises ManifestError."""
+    if wish.device_class not in classes:
+        raise ManifestError(f"{NO_CLASS} {wish.device_class}")
+    return classes[wish.device_class]
+
+
+def matching(wish: Wish, device_class: DeviceClass, devices: Iterable[Published]) -> list[Published]:
     """Returns the devices that the selectors of class and request admit.
 
-    Raises ManifestError for a class that is not there, and for a selector that fails, which ends a real attempt, too.
+    Raises ManifestError for a selector that fails, which ends a real attempt, too.
     """
-    device_class = classes.get(wish.device_class)
-    if device_class is None:
-        raise ManifestError(f"{NO_CLASS} {wish.device_class}")
     return [
         device
         for device in devices

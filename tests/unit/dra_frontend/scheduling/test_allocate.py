@@ -139,6 +139,8 @@ def test_a_selector_that_fails_ends_the_attempt(selector: str, text: str) -> Non
     assert text in found
 
 
+ONE = {"name": "one", "deviceClassName": "any"}
+SELECTOR = {"cel": {"expression": "true"}}
 CLASSLESS = {"name": "s", "exactly": {"deviceClassName": "none"}}
 FAILING = wish("s", selectors=[{"cel": {"expression": "device.nothing"}}])
 
@@ -162,8 +164,8 @@ def test_faults_of_requests_are_named_where_others_do_not_fit() -> None:
     """A class that is missing ends the attempt at once; of a selector nobody came to, the fault stands beside."""
     search, large = searching(shared("a", 0)), wish("r", **size("9Gi"))
     assert missing(search, large, CLASSLESS) == "there is no DeviceClass none"
-    either = [{"name": "one", "deviceClassName": "any"}, {"name": "two", "deviceClassName": "none"}]
-    assert missing(search, {"name": "r", "firstAvailable": either}) == "there is no DeviceClass none"
+    either = {"name": "r", "firstAvailable": [ONE, {"name": "two", "deviceClassName": "none"}]}
+    assert missing(search, either) == "there is no DeviceClass none"
     assert missing(search, large, FAILING).split("; ")[:2] == [
         "request r: a gives 8Gi of size at most, 9Gi wanted",
         "request s: selectors[0]: device a: no such key: nothing",
@@ -177,7 +179,15 @@ def test_faults_of_requests_are_named_where_others_do_not_fit() -> None:
         ({"requests": [wish("r", adminAccess=True)]}, "adminAccess: is not simulated"),
         ({"requests": [wish("r"), wish("r")]}, "two have the same name"),
         ({"requests": [wish("r", count=True)]}, "count: must be a number, not 'True'"),
-        ({"requests": [wish("r", count=33)]}, "must be from 1 to 32"),
+        ({"requests": [wish("r", count=0)]}, "count: must be a number of 64 bits, and more than 0"),
+        ({"requests": [wish("r", count=2**63)]}, "count: must be a number of 64 bits, and more than 0"),
+        ({"requests": [{"name": "r", "firstAvailable": []}]}, "has neither exactly nor firstAvailable"),
+        ({"requests": [wish(f"r{n}") for n in range(600)]}, "requests: has 600 entries; the API takes 32 at most"),
+        ({"requests": [{"name": "r", "firstAvailable": [ONE] * 9}]}, "firstAvailable: has 9 entries"),
+        ({"requests": [wish("r", selectors=[SELECTOR] * 33)]}, "selectors: has 33 entries"),
+        ({"requests": [wish("r", tolerations=[{"operator": "Exists"}] * 17)]}, "tolerations: has 17 entries"),
+        ({"requests": [wish("r")], "constraints": [{"matchAttribute": "d/x"}] * 33}, "constraints: has 33 entries"),
+        ({"requests": [wish("r")], "config": [{}] * 33}, "config: has 33 entries"),
         ({"requests": [wish("r", **size("much"))]}, "requests.size: quantity 'much'"),
         ({"requests": [wish("r")], "constraints": [{"matchAttribute": "d/x", "requests": ["s"]}]}, "no request s"),
         ({"requests": [wish("r")], "constraints": [{"matchAttribute": "node"}]}, "must have a domain"),
@@ -189,6 +199,40 @@ def test_a_spec_that_the_server_would_not_take(spec: dict[str, Any], text: str) 
     with pytest.raises(ManifestError) as caught:
         read_wanted({"devices": spec})
     assert text in str(caught.value)
+
+
+def test_a_claim_has_32_devices_at_most() -> None:
+    """The scheduler refuses the claim whatever devices there are; what may be fewer is chosen if it must be."""
+    search = searching(*(device(f"d{n:02}", n) for n in range(60)))
+    for count in (17, 2**62):
+        found = missing(search, wish("r", count=16), wish("s", count=count))
+        total = f"number of requested devices {16 + count} exceeds the claim limit of 32"
+        assert found == f"requests r, s: {total}; make several claims of it"
+    assert "number of requested devices 60 exceeds" in missing(search, wish("r", allocationMode="All"))
+    assert len(search.allocate([read_wanted({"devices": {"requests": [wish("r", count=30)]}})] * 2)) == 60
+
+
+def test_alternatives_are_chosen_so_that_a_claim_keeps_within_32_devices() -> None:
+    """Which come first gives way to what comes later in the claim, and nobody tries all devices for that."""
+    search = searching(*(device(f"d{n:02}", allowMultipleAllocations=True) for n in range(30)))
+    many, few = {**ONE, "name": "many", "count": 17}, {**ONE, "name": "few", "count": 15}
+    either = chosen(search, {"name": "r", "firstAvailable": [many, few]}, wish("s", count=16))
+    assert {name: len(devices) for name, devices in either.items()} == {"r/few": 15, "s": 16}
+    none = {**few, "selectors": [{"cel": {"expression": "false"}}]}
+    found = missing(search, {"name": "r", "firstAvailable": [many, none]}, wish("s", count=16))
+    assert found == "each request can be met, but not all together, of 32 devices for each claim at most"
+
+
+def test_a_pod_of_too_many_requests_is_told_so() -> None:
+    """The depth of the search is no fault of the selectors, which are read the same however deep it is."""
+    search, nested = searching(device("a", allowMultipleAllocations=True)), "(" * 50 + "true" + ")" * 50
+    requests = [wish(f"r{n}", selectors=[{"cel": {"expression": nested}}]) for n in range(32)]
+    claim = read_wanted({"devices": {"requests": requests}})
+    assert len(search.allocate([claim] * 10)) == 320
+    before = search.in_use.copy()
+    with pytest.raises(UnschedulableError, match="1280 requests are more than can be simulated together"):
+        search.allocate([claim] * 40)
+    assert search.in_use == before
 
 
 _devices = st.lists(st.tuples(st.booleans(), st.integers(0, 2)), min_size=1, max_size=5).map(

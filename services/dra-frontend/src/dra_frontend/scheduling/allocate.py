@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
+from dra_frontend.scheduling.asked import Asked, Way, asked, room, too_large
 from dra_frontend.scheduling.fit import InUse, Verdict, class_of, matching, verdict
 from dra_frontend.scheduling.published import Published
 from dra_frontend.scheduling.reading import ManifestError
-from dra_frontend.scheduling.wanted import Constraint, DeviceClass, Request, Wanted, Wish
+from dra_frontend.scheduling.wanted import MOST_RESULTS, Constraint, DeviceClass, Wanted, Wish
 
 # The scheduler gives up after 10 s (DRASchedulerFilterTimeout); this is some seconds.
 _MOST_STEPS: Final = 200_000
-_MOST_NAMED: Final = 4
 
 
 class UnschedulableError(Exception):
@@ -43,26 +43,31 @@ class Search:
     ) -> None:
         self._devices, self._classes = devices, classes
         self.in_use = in_use or InUse()
-        self._matching: dict[tuple[int, str], list[Published] | ManifestError] = {}
-        self._requests: list[tuple[int, Request]] = []
+        self._requests: list[Asked] = []
+        self._room: list[int] = []
         self._constraints: dict[int, tuple[Constraint, ...]] = {}
         self._chosen: list[Choice] = []
-        self._steps = 0
+        self._steps, self._limited = 0, False
 
     def allocate(self, claims: Sequence[Wanted]) -> list[Choice]:
         """Returns devices for every request, which are in use from then on.
 
         Raises UnschedulableError, and then what is in use is as before.
         """
-        self._requests = [(place, one) for place, claim in enumerate(claims) for one in claim.requests]
         self._constraints = {place: claim.constraints for place, claim in enumerate(claims)}
-        self._chosen, self._steps = [], 0
+        self._chosen, self._steps, self._limited = [], 0, False
         before, done = self.in_use.copy(), False
         try:
-            self._match()
+            self._requests = asked(claims, self._classes, self._devices)
+            if reasons := list(too_large(self._requests)):
+                raise UnschedulableError(reasons)
+            self._room = room(self._requests)
             done = self._from(0)
         except ManifestError as error:
             raise UnschedulableError([str(error)]) from error
+        except RecursionError:
+            many = f"{len(self._requests)} requests are more than can be simulated together"
+            raise UnschedulableError([f"{many}; make several pods of it"]) from None
         finally:
             if not done:
                 self.in_use = before
@@ -72,57 +77,35 @@ class Search:
 
     def verdicts(self, wish: Wish) -> list[Verdict]:
         """Returns what each device that the selectors admit is to a request by itself; raises ManifestError."""
-        return self._verdicts(wish, matching(wish, class_of(wish, self._classes), self._devices))
-
-    def _verdicts(self, wish: Wish, devices: Sequence[Published]) -> list[Verdict]:
-        return [verdict(wish, device, self.in_use) for device in devices]
-
-    def _match(self) -> None:
-        """Finds the devices that selectors admit, before the search goes deep; raises ManifestError: there is no class.
-
-        A selector that fails is an error only where the search comes to it, as in the scheduler.
-        """
-        wishes = [(place, wish) for place, (_, request) in enumerate(self._requests) for wish in request.wishes]
-        of_wishes = [class_of(wish, self._classes) for _, wish in wishes]
-        self._matching = {}
-        for (place, wish), device_class in zip(wishes, of_wishes, strict=True):
-            try:
-                self._matching[place, wish.name] = matching(wish, device_class, self._devices)
-            except ManifestError as error:
-                self._matching[place, wish.name] = error
+        found = matching(wish, class_of(wish, self._classes), self._devices)
+        return [verdict(wish, device, self.in_use) for device in found]
 
     def _from(self, place: int) -> bool:
         """Tells whether the requests from a place on can be met; if so they are."""
         if place == len(self._requests):
             return True
-        for wish in self._requests[place][1].wishes:
-            found = self._matched(place, wish)
-            count = len(found) if wish.count is None else wish.count
-            if count and self._devices_for(place, wish, count, 0):
+        request = self._requests[place]
+        left = self._room[place] - sum(one.claim == request.claim for one in self._chosen)
+        for way in request.ways:
+            self._limited |= way.count > left
+            if way.devices and way.count <= left and self._devices_for(place, way, way.count, 0):
                 return True
         return False
 
-    def _matched(self, place: int, wish: Wish) -> list[Published]:
-        found = self._matching[place, wish.name]
-        if isinstance(found, ManifestError):
-            raise found
-        return found
-
-    def _devices_for(self, place: int, wish: Wish, left: int, start: int) -> bool:
+    def _devices_for(self, place: int, way: Way, left: int, start: int) -> bool:
         """Tries the devices of one request in ascending order, so that a shared one is not taken twice for it."""
-        if not left:
-            return self._from(place + 1)
-        found = self._matched(place, wish)
-        for index in range(start, len(found) - left + 1):
+        for index in range(start, len(way.devices) - left + 1):
             self._steps += 1
             if self._steps > _MOST_STEPS:
                 raise UnschedulableError([f"no devices found in {_MOST_STEPS} combinations; simplify the constraints"])
-            one = verdict(wish, found[index], self.in_use)
+            one = verdict(way.wish, way.devices[index], self.in_use)
             if one.missing:
                 continue
-            self._chosen.append(Choice(self._requests[place][0], wish, one.device, one.consumed))
+            self._chosen.append(Choice(self._requests[place].claim, way.wish, one.device, one.consumed))
             self.in_use.add(one.device.key, one.consumed)
-            if self._constrained() and self._devices_for(place, wish, left - 1, index + 1):
+            if self._constrained() and (
+                self._from(place + 1) if left == 1 else self._devices_for(place, way, left - 1, index + 1)
+            ):
                 return True
             self._chosen.pop()
             self.in_use.add(one.device.key, one.consumed, -1)
@@ -144,38 +127,15 @@ class Search:
     def _missing(self) -> list[str]:
         """Returns what is missing for each request that cannot be met by itself, else what cannot be met together."""
         reasons: list[str] = []
-        for place, (_, request) in enumerate(self._requests):
-            missing: list[str] = []
-            for wish in request.wishes:
-                found = self._matching[place, wish.name]
-                if isinstance(found, ManifestError):
-                    missing.append(str(found))
-                elif not _met(wish, verdicts := self._verdicts(wish, found)):
-                    missing.append(f"request {wish.name}: {_named(wish, verdicts)}")
-            if len(missing) == len(request.wishes):
-                reasons += missing
+        for request in self._requests:
+            missing = [way.missing(self.in_use) for way in request.ways]
+            reasons += missing if all(missing) else []
         if reasons:
             return reasons
         shared = sorted({one.attribute for constraints in self._constraints.values() for one in constraints})
         with_that = f", with {' and '.join(shared)} as the constraints say" if shared else ""
-        return [f"each request can be met, but not all together{with_that}"]
-
-
-def _met(wish: Wish, verdicts: Sequence[Verdict]) -> bool:
-    fitting = sum(not one.missing for one in verdicts)
-    return fitting >= wish.count if wish.count is not None else bool(verdicts) and fitting == len(verdicts)
-
-
-def _named(wish: Wish, verdicts: Sequence[Verdict]) -> str:
-    if not verdicts:
-        return f"no device of this node is of class {wish.device_class}" + (
-            " and meets the selectors" if wish.selectors else ""
-        )
-    missing = [f"{one.device.name} {one.missing}" for one in verdicts if one.missing]
-    fitting = len(verdicts) - len(missing)
-    wanted = [f"{fitting} of {wish.count or len(verdicts)} devices"] if fitting or (wish.count or 1) > 1 else []
-    more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
-    return "; ".join([*wanted, *([", ".join(missing[:_MOST_NAMED]) + more] if missing else [])])
+        limit = f", of {MOST_RESULTS} devices for each claim at most" if self._limited else ""
+        return [f"each request can be met, but not all together{with_that}{limit}"]
 
 
 def _as_set(found: Any) -> frozenset[tuple[type, Any]]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a device meets a request, or what is missing, in the scheduler's terms."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final
@@ -15,6 +15,7 @@ from dra_frontend.scheduling.wanted import DeviceClass, Wish
 
 NO_CLASS: Final = "there is no DeviceClass"
 """How the refusal of a request begins whose class is not known."""
+_MOST_NAMED: Final = 4
 _KEEPS_AWAY: Final = ("NoSchedule", "NoExecute")
 
 
@@ -133,3 +134,18 @@ def _shared(wish: Wish, device: Published, in_use: InUse) -> Verdict:
             return Verdict(device, f"{of}, {share.text(amount)} wanted")
         consumed[name] = amount
     return Verdict(device, consumed=consumed)
+
+
+def named(wish: Wish, verdicts: Sequence[Verdict]) -> str:
+    """Returns what is missing for a request by itself; nothing where it can be met."""
+    if not verdicts:
+        return f"no device of this node is of class {wish.device_class}" + (
+            " and meets the selectors" if wish.selectors else ""
+        )
+    missing = [f"{one.device.name} {one.missing}" for one in verdicts if one.missing]
+    fitting, count = len(verdicts) - len(missing), wish.count or len(verdicts)
+    if fitting >= count:
+        return ""
+    wanted = [f"{fitting} of {count} devices"] if fitting or (wish.count or 1) > 1 else []
+    more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+    return "; ".join([*wanted, *([", ".join(missing[:_MOST_NAMED]) + more] if missing else [])])

@@ -44,11 +44,13 @@ def mapping(document: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
     return document
 
 
-def items(document: Mapping[str, Any], key: str, read: Callable[[Mapping[str, Any]], T]) -> tuple[T, ...]:
-    """Returns what is read of each map of a list; raises ManifestError with the place."""
+def items(
+    document: Mapping[str, Any], key: str, read: Callable[[Mapping[str, Any]], T], most: int = MOST_ITEMS
+) -> tuple[T, ...]:
+    """Returns what is read of each map of a list of at most so many; raises ManifestError with the place."""
     found = value(document, key, list, [])
-    if len(found) > MOST_ITEMS:
-        raise ManifestError(f"{key}: has more than {MOST_ITEMS} entries")
+    if len(found) > most:
+        raise ManifestError(f"{key}: has {len(found)} entries; the API takes {most} at most")
     result = []
     for place, item in enumerate(found):
         try:

@@ -4,9 +4,20 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Final
 
 from dra_frontend.scheduling.reading import ManifestError, items, mapping, quantities, texts, value
+
+MOST_RESULTS: Final = 32
+"""Of one claim (resource.k8s.io, AllocationResultsMaxSize), which the scheduler sees to."""
+# Limits of lists that the API server sees to (resource.k8s.io, DeviceRequestsMaxSize and so on).
+_MOST_REQUESTS: Final = 32
+_MOST_ALTERNATIVES: Final = 8
+_MOST_SELECTORS: Final = 32
+_MOST_TOLERATIONS: Final = 16
+_MOST_CONSTRAINTS: Final = 32
+_MOST_CONFIGS: Final = 32
+_HIGHEST_COUNT: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +90,8 @@ def read_class(document: Mapping[str, Any]) -> DeviceClass:
     spec = mapping(document, "spec")
     return DeviceClass(
         name=value(mapping(document, "metadata"), "name", str),
-        selectors=items(spec, "selectors", _expression),
-        configs=items(spec, "config", lambda config: config),
+        selectors=items(spec, "selectors", _expression, _MOST_SELECTORS),
+        configs=items(spec, "config", lambda config: config, _MOST_CONFIGS),
         extended_resource=value(spec, "extendedResourceName", str, ""),
     )
 
@@ -88,16 +99,16 @@ def read_class(document: Mapping[str, Any]) -> DeviceClass:
 def read_wanted(spec: Mapping[str, Any]) -> Wanted:
     """Reads the ``spec`` of a ResourceClaim; raises ManifestError."""
     devices = mapping(spec, "devices")
-    requests = items(devices, "requests", _request)
+    requests = items(devices, "requests", _request, _MOST_REQUESTS)
     names = [request.name for request in requests]
-    constraints = items(devices, "constraints", _constraint)
+    constraints = items(devices, "constraints", _constraint, _MOST_CONSTRAINTS)
     known = {*names, *(wish.name for request in requests for wish in request.wishes)}
     for place, constraint in enumerate(constraints):
         if unknown := sorted(constraint.requests - known):
             raise ManifestError(f"constraints[{place}].requests: there is no request {unknown[0]}")
     if len(set(names)) < len(names):
         raise ManifestError("requests: two have the same name")
-    return Wanted(requests, constraints, items(devices, "config", lambda config: config))
+    return Wanted(requests, constraints, items(devices, "config", lambda config: config, _MOST_CONFIGS))
 
 
 def _expression(selector: Mapping[str, Any]) -> str:
@@ -106,9 +117,12 @@ def _expression(selector: Mapping[str, Any]) -> str:
 
 def _request(document: Mapping[str, Any]) -> Request:
     name = value(document, "name", str)
-    if document.get("firstAvailable") is not None:
-        subs = items(document, "firstAvailable", lambda sub: _wish(f"{name}/{value(sub, 'name', str)}", sub))
-        return Request(name, subs)
+    if document.get("firstAvailable"):
+
+        def wish(sub: Mapping[str, Any]) -> Wish:
+            return _wish(f"{name}/{value(sub, 'name', str)}", sub)
+
+        return Request(name, items(document, "firstAvailable", wish, _MOST_ALTERNATIVES))
     if document.get("exactly") is None:
         old = "deviceClassName" in document
         form = "this is the form of resource.k8s.io/v1beta1; in v1 its fields are inside of exactly" if old else ""
@@ -123,20 +137,16 @@ def _wish(name: str, document: Mapping[str, Any]) -> Wish:
     if value(document, "adminAccess", bool, False):
         raise ManifestError(f"{name}: adminAccess: is not simulated; such a request takes no device from anybody")
     count = value(document, "count", int, 1)
-    if not 1 <= count <= _MOST_DEVICES:
-        raise ManifestError(f"{name}: count: must be from 1 to {_MOST_DEVICES}")
+    if not 1 <= count <= _HIGHEST_COUNT:
+        raise ManifestError(f"{name}: count: must be a number of 64 bits, and more than 0")
     return Wish(
         name=name,
         device_class=value(document, "deviceClassName", str),
-        selectors=items(document, "selectors", _expression),
+        selectors=items(document, "selectors", _expression, _MOST_SELECTORS),
         capacity=quantities(mapping(document, "capacity"), "requests"),
         count=None if mode == "All" else count,
-        tolerations=items(document, "tolerations", _toleration),
+        tolerations=items(document, "tolerations", _toleration, _MOST_TOLERATIONS),
     )
-
-
-# Of one claim (resource.k8s.io, AllocationResultsMaxSize).
-_MOST_DEVICES = 32
 
 
 def _toleration(document: Mapping[str, Any]) -> Toleration:

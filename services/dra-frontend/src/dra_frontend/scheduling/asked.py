@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The requests of all claims of a pod, each with the devices that are of its class and that its selectors admit."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from dra_frontend.scheduling.fit import InUse, class_of, matching, named, verdict
+from dra_frontend.scheduling.published import Published
+from dra_frontend.scheduling.reading import ManifestError
+from dra_frontend.scheduling.wanted import MOST_RESULTS, DeviceClass, Wanted, Wish
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to meet a request."""
+
+    wish: Wish
+    found: Sequence[Published] | ManifestError
+    """What matches; or which selector fails, which is an error only where the search comes to it."""
+
+    @property
+    def devices(self) -> Sequence[Published]:
+        """Returns what matches; raises ManifestError."""
+        if isinstance(self.found, ManifestError):
+            raise self.found
+        return self.found
+
+    @property
+    def count(self) -> int:
+        """Returns how many devices it takes; none are all where none matches or a selector fails."""
+        if self.wish.count is not None:
+            return self.wish.count
+        return 0 if isinstance(self.found, ManifestError) else len(self.found)
+
+    def missing(self, in_use: InUse) -> str:
+        """Returns why it cannot be gone even without the other requests; nothing where it can."""
+        if isinstance(self.found, ManifestError):
+            return str(self.found)
+        reason = named(self.wish, [verdict(self.wish, device, in_use) for device in self.found])
+        return f"request {self.wish.name}: {reason}" if reason else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request."""
+
+    claim: int
+    """The place of its claim."""
+    name: str
+    ways: tuple[Way, ...]
+
+    @property
+    def least(self) -> int:
+        """Returns how many devices it takes at least."""
+        return min((way.count for way in self.ways), default=0)
+
+
+def asked(claims: Sequence[Wanted], classes: Mapping[str, DeviceClass], devices: Sequence[Published]) -> list[Asked]:
+    """Returns all requests in order; raises ManifestError for a class that is not there, as the scheduler does."""
+    requests = [(place, request) for place, claim in enumerate(claims) for request in claim.requests]
+    for _, request in requests:
+        for wish in request.wishes:
+            class_of(wish, classes)
+    return [
+        Asked(claim, request.name, tuple(_way(wish, class_of(wish, classes), devices) for wish in request.wishes))
+        for claim, request in requests
+    ]
+
+
+def _way(wish: Wish, device_class: DeviceClass, devices: Sequence[Published]) -> Way:
+    try:
+        return Way(wish, matching(wish, device_class, devices))
+    except ManifestError as error:
+        return Way(wish, error)
+
+
+def too_large(requests: Sequence[Asked]) -> Iterator[str]:
+    """Yields, in the scheduler's words, why a claim cannot be allocated that wants more devices than one can have."""
+    for claim in sorted({one.claim for one in requests}):
+        own = [one for one in requests if one.claim == claim]
+        if (least := sum(one.least for one in own)) > MOST_RESULTS:
+            names = ", ".join(one.name for one in own)
+            limit = f"number of requested devices {least} exceeds the claim limit of {MOST_RESULTS}"
+            yield f"requests {names}: {limit}; make several claims of it"
+
+
+def room(requests: Sequence[Asked]) -> list[int]:
+    """Returns how many devices each request and those before it in its claim may have, as those behind need theirs."""
+    found, behind = [], Counter[int]()
+    for one in reversed(requests):
+        found.append(MOST_RESULTS - behind[one.claim])
+        behind[one.claim] += one.least
+    return found[::-1]

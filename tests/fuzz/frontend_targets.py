@@ -259,11 +259,12 @@ def _selecting(expression: str) -> bytes:
 _KINDS = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.GNUTYPE_SPARSE)
 
 
-def _tarred(name: str, kind: bytes, data: bytes, packed: bool) -> bytes:
+def _tarred(name: str, kind: bytes, data: bytes, packed: bool, **pax: str) -> bytes:
     made = io.BytesIO()
     with tarfile.TarFile.open(fileobj=made, mode="w") as tar:
         entry = tarfile.TarInfo(name)
         entry.type, entry.size, entry.linkname = kind, len(data), "/etc"
+        entry.pax_headers = {f"GNU.sparse.{key}": value for key, value in pax.items()}
         tar.addfile(entry, io.BytesIO(data))
     return gzip.compress(made.getvalue()) if packed else made.getvalue()
 
@@ -357,6 +358,9 @@ TARGETS = [
             gzip.compress(b"\0" * (60 << 20)),
             _tarred("node/manifest.json", tarfile.REGTYPE, b"\0" * (40 << 20), True),
             _tarred("node/" + "x" * 60_000, tarfile.REGTYPE, b"", True),
+            _tarred("node/a", tarfile.REGTYPE, b"x", True, map=f"0,1,{1 << 36},0", size=f"{1 << 36}"),
+            _tarred("node/a", tarfile.REGTYPE, b"", True, map="0," * (8 << 20) + "0"),
+            _tarred("node/a", tarfile.REGTYPE, b"999999999\n" + b"0\n" * (8 << 20), True, major="1", minor="0"),
         ),
     ),
     Target(

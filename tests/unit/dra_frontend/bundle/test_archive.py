@@ -32,9 +32,13 @@ def foreign(*entries: tuple[str, dict[str, Any], bytes]) -> io.BytesIO:
             entry.size = len(data)
             for field, value in fields.items():
                 setattr(entry, field, value)
-            tar.addfile(entry, io.BytesIO(data))
+            tar.addfile(entry, io.BytesIO(data) if data else None)
     made.seek(0)
     return made
+
+
+# One byte is stored, and 64 MiB are written.
+SPARSE = {"pax_headers": {"GNU.sparse.map": "0,1,67108864,0", "GNU.sparse.size": "67108864"}}
 
 
 def test_files_and_directories_come_back(tmp_path: Path) -> None:
@@ -68,6 +72,9 @@ def test_what_is_too_much_is_left_out() -> None:
         (foreign(("node/link", {"type": tarfile.LNKTYPE, "linkname": "/etc/x"}, b"")), "neither a file nor"),
         (foreign(("node/device", {"type": tarfile.CHRTYPE}, b"")), "neither a file nor a directory"),
         (io.BytesIO(gzip.compress(b"\0" * (2 * MOST_BYTES + 1024), 1)), "is no archive|has more than"),
+        (foreign(*((f"node/sparse{number}", SPARSE, b"x") for number in range(8))), "is a sparse file"),
+        (foreign(("node/a", {}, b"x"), ("node/b", {"size": MOST_BYTES}, b"")), "more than 134217728 bytes in files"),
+        (foreign(("node/a", {"pax_headers": {"comment": "x" * (64 << 10)}}, b"")), "header has more than 65536 bytes"),
     ],
 )
 def test_a_foreign_archive_is_refused(data: io.BytesIO, text: str, tmp_path: Path) -> None:

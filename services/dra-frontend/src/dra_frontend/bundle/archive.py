@@ -11,6 +11,8 @@ from typing import BinaryIO, Final
 MOST_BYTES: Final = 128 << 20
 """Of all files together; a machine of 512 CPUs with 500 containers has a twentieth of it."""
 MOST_ENTRIES: Final = 200_000
+_MOST_HEADER: Final = 64 << 10
+"""Bytes before the content of a file; a path of the kernel has 4 KiB. What lists pieces of a file has any number."""
 MANIFEST: Final = "manifest.json"
 """What the archive is, and what could not be read."""
 STATE: Final = "state"
@@ -63,30 +65,43 @@ class ArchiveWriter:
 
 
 class _Bounded(io.RawIOBase):
-    """Uncompressed bytes, and no more of them than an archive may have."""
+    """Uncompressed bytes, and no more of them than an archive may have, nor than its next part may."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = gzip.GzipFile(fileobj=file, mode="rb")
         self._left = 2 * MOST_BYTES
+        self._of_part = _MOST_HEADER
+
+    def allow(self, size: int = 0) -> None:
+        """Lets a content of so many bytes be read, and the header that follows it."""
+        self._of_part = size + _MOST_HEADER
 
     def read(self, size: int = -1) -> bytes:
-        data = self._file.read(min(size, self._left) if size >= 0 else self._left)
+        most = min(self._left, self._of_part)
+        data = self._file.read(min(size, most) if size >= 0 else most)
         self._left -= len(data)
+        self._of_part -= len(data)
         if self._left <= 0:
             raise ArchiveError(f"has more than {2 * MOST_BYTES} bytes")
+        if self._of_part <= 0:
+            raise ArchiveError(f"has an entry whose header has more than {_MOST_HEADER} bytes")
         return data
 
 
 def extract(file: BinaryIO, into: Path) -> Path:
     """Unpacks an archive, whoever made it, into a directory; returns the node's root. ArchiveError, OSError."""
-    entries = 0
+    entries, size, stream = 0, 0, _Bounded(file)
     try:
-        with tarfile.open(fileobj=_Bounded(file), mode="r|") as tar:
+        with tarfile.open(fileobj=stream, mode="r|") as tar:
             for entry in tar:
-                entries += 1
-                if entries > MOST_ENTRIES:
-                    raise ArchiveError(f"has more than {MOST_ENTRIES} entries")
+                entries, size = entries + 1, size + max(entry.size, 0)
+                if entries > MOST_ENTRIES or size > MOST_BYTES:
+                    raise ArchiveError(
+                        f"has more than {MOST_ENTRIES} entries, or more than {MOST_BYTES} bytes in files"
+                    )
+                stream.allow(max(entry.size, 0))
                 _extract_one(tar, entry, into)
+                stream.allow()
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
         raise ArchiveError(f"is no archive of dra-frontend gather: {error}") from error
     root = into / _TOP
@@ -102,8 +117,10 @@ def _extract_one(tar: tarfile.TarFile, entry: tarfile.TarInfo, into: Path) -> No
     if entry.type == tarfile.DIRTYPE:
         (into / path).mkdir(parents=True, exist_ok=True)
         return
-    content = tar.extractfile(entry) if entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE) else None
-    if content is None or entry.size > MOST_BYTES:
-        raise ArchiveError("has an entry that is neither a file nor a directory, or is too large")
+    # Of a sparse file a few bytes are stored, and any number would be written.
+    plain = entry.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not entry.issparse()
+    content = tar.extractfile(entry) if plain else None
+    if content is None:
+        raise ArchiveError("has an entry that is neither a file nor a directory, or is a sparse file")
     (into / path).parent.mkdir(parents=True, exist_ok=True)
     (into / path).write_bytes(content.read())

@@ -56,6 +56,9 @@ def test_what_is_too_much_is_left_out() -> None:
     assert archive.add("a", "12345")
     assert not archive.add("b", "123456")
     assert archive.add("c", "12345")
+    deep = ArchiveWriter(io.BytesIO())
+    assert (deep.add("a/" * 62 + "b", ""), deep.add("a/" * 63 + "b", "")) == (True, False)
+    assert (deep.add_directory("a/" * 63), deep.add_directory("a/" * 64)) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +75,8 @@ def test_what_is_too_much_is_left_out() -> None:
         (foreign(("node/link", {"type": tarfile.LNKTYPE, "linkname": "/etc/x"}, b"")), "neither a file nor"),
         (foreign(("node/device", {"type": tarfile.CHRTYPE}, b"")), "neither a file nor a directory"),
         (io.BytesIO(gzip.compress(b"\0" * (2 * MOST_BYTES + 1024), 1)), "is no archive|has more than"),
+        (foreign(("node" + "/a" * 64, {"type": tarfile.DIRTYPE}, b"")), "more than 64 parts"),
+        (foreign(("node" + "/a" * 64, {}, b"")), "more than 64 parts"),
         (foreign(*((f"node/sparse{number}", SPARSE, b"x") for number in range(8))), "is a sparse file"),
         (foreign(("node/a", {}, b"x"), ("node/b", {"size": MOST_BYTES}, b"")), "more than 134217728 bytes in files"),
         (foreign(("node/a", {"pax_headers": {"comment": "x" * (64 << 10)}}, b"")), "header has more than 65536 bytes"),

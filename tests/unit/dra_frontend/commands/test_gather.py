@@ -3,6 +3,7 @@
 
 import json
 import tarfile
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -135,15 +136,34 @@ def test_to_standard_output(host: Path, tmp_path: Path, capfdbinary: pytest.Capt
     assert b"no such socket; the service does not run here" in printed.err
 
 
+def deep(path: Path) -> None:
+    """An archive of directories in directories: of four of these, one below the other, none could be removed."""
+    with tarfile.open(path, "w:gz") as tar:
+        entry = tarfile.TarInfo("node" + "/a" * 300)
+        entry.type = tarfile.DIRTYPE
+        tar.addfile(entry)
+
+
 @pytest.mark.parametrize(
-    ("make", "text"), [(lambda path: path.write_text("x"), "is no archive"), (lambda _: None, "cannot be read")]
+    ("make", "text"),
+    [
+        (lambda path: path.write_text("x"), "is no archive"),
+        (lambda _: None, "cannot be read"),
+        (deep, "a path of more than 64 parts"),
+    ],
 )
 def test_what_is_no_archive_is_status_2(
-    make: Any, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Any,
+    text: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One line names the file."""
+    """One line names the file, and nothing of it is left behind."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     make(tmp_path / "a")
     assert cli.main(["inspect", "--from", str(tmp_path / "a")]) == 2
     assert text in capsys.readouterr().err
+    assert {one.name for one in tmp_path.iterdir()} <= {"a"}
     assert cli.main(["gather", "-o", str(tmp_path / "none" / "a")]) == 2
     assert "cannot be written" in capsys.readouterr().err

@@ -13,6 +13,8 @@ MOST_BYTES: Final = 128 << 20
 MOST_ENTRIES: Final = 200_000
 _MOST_HEADER: Final = 64 << 10
 """Bytes before the content of a file; a path of the kernel has 4 KiB. What lists pieces of a file has any number."""
+MOST_PARTS: Final = 64
+"""Of a path; sysfs needs 20. Thousands fit into an archive, and what removes directories goes down in calls."""
 MANIFEST: Final = "manifest.json"
 """What the archive is, and what could not be read."""
 STATE: Final = "state"
@@ -35,9 +37,9 @@ class ArchiveWriter:
         self._entries = 0
 
     def add(self, path: str, text: str) -> bool:
-        """Adds a file by its path on the node; False, and nothing, where the archive would be too large."""
+        """Adds a file by its path on the node; False, and nothing, where the archive would be too large or too deep."""
         data = text.encode(errors="surrogateescape")
-        if self._bytes + len(data) > self._most_bytes or self._entries >= MOST_ENTRIES:
+        if self._bytes + len(data) > self._most_bytes or not self._has_room(path):
             return False
         entry = self._entry(path)
         entry.size = len(data)
@@ -47,12 +49,15 @@ class ArchiveWriter:
 
     def add_directory(self, path: str) -> bool:
         """Adds a directory, as :meth:`add` does a file."""
-        if self._entries >= MOST_ENTRIES:
+        if not self._has_room(path):
             return False
         entry = self._entry(path)
         entry.type, entry.mode = tarfile.DIRTYPE, 0o755
         self._tar.addfile(entry)
         return True
+
+    def _has_room(self, path: str) -> bool:
+        return self._entries < MOST_ENTRIES and len(PurePosixPath(_TOP, path.strip("/")).parts) <= MOST_PARTS
 
     def _entry(self, path: str) -> tarfile.TarInfo:
         self._entries += 1
@@ -114,6 +119,8 @@ def _extract_one(tar: tarfile.TarFile, entry: tarfile.TarInfo, into: Path) -> No
     path = PurePosixPath(entry.name)
     if path.is_absolute() or ".." in path.parts or path.parts[:1] != (_TOP,) or "\0" in entry.name:
         raise ArchiveError(f"has an entry outside of {_TOP}/")
+    if len(path.parts) > MOST_PARTS:
+        raise ArchiveError(f"has a path of more than {MOST_PARTS} parts")
     if entry.type == tarfile.DIRTYPE:
         (into / path).mkdir(parents=True, exist_ok=True)
         return

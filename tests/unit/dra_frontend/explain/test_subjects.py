@@ -10,7 +10,7 @@ from dra_frontend.commands.classes import known_classes
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.explain.known import Known, read_containers, read_records
 from dra_frontend.explain.pending import explain_pending
-from dra_frontend.explain.subjects import explain_known
+from dra_frontend.explain.subjects import UnknownSubjectError, explain_known
 from dra_frontend.explain.text import explanation_text
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
@@ -155,6 +155,14 @@ def test_cpus() -> None:
     parts = tuple(one.model_copy(update={"cpus": frozenset({900})}) for one in record.cpus)
     offline = record.model_copy(update={"cpus": parts})
     assert told(knowing([offline]), "900")[1] == ["CPU 900 is offline"]
+
+
+@pytest.mark.parametrize("name", ["foo", "2-3", "0,1", "1_0", "+3", " 3", "३", "9" * 5000])
+def test_a_cpu_is_one_number(name: str) -> None:
+    """What is no number is refused in words; one that no machine has is no CPU of this one."""
+    with pytest.raises(UnknownSubjectError, match=r"^a CPU is one number, such as cpu/3$"):
+        explain_known(knowing([]), f"cpu/{name}")
+    assert explain_known(knowing([]), "cpu/999999999") is None
 
 
 def test_devices() -> None:

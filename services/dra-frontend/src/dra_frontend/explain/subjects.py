@@ -17,7 +17,8 @@ from dra_frontend.explain.why import claim_name, cpu_reasons
 
 Explained = tuple[dict[str, Any], list[Problem]]
 KINDS: Final = ("claim", "pod", "cpu", "device")
-_CPU = re.compile(r"(?:cpu/?)?(\d{1,5})", re.ASCII)
+# Of a number alone no more digits: a claim may be called so, too.
+_CPU = re.compile(r"(?:cpu)?(\d{1,5})|cpu/(\d{1,9})", re.ASCII)
 
 
 class UnknownSubjectError(Exception):
@@ -25,15 +26,20 @@ class UnknownSubjectError(Exception):
 
 
 def split_kind(subject: str) -> tuple[str, str]:
-    """Returns kind and name: ``claim/NAME``, ``cpu/3``, ``cpu3``, ``3``; no kind where the name alone must tell."""
+    """Returns kind and name: ``claim/NAME``, ``cpu/3``, ``cpu3``, ``3``; no kind where the name alone must tell.
+
+    Raises UnknownSubjectError for ``cpu/`` and no number.
+    """
     if match := _CPU.fullmatch(subject):
-        return "cpu", match[1]
+        return "cpu", match[1] or match[2]
     kind, _, name = subject.partition("/")
+    if kind == "cpu" and name:
+        raise UnknownSubjectError("a CPU is one number, such as cpu/3")
     return (kind, name) if kind in KINDS and name else ("", subject)
 
 
 def explain_known(known: Known, subject: str) -> Explained | None:
-    """Returns what this node knows of a subject; None where it knows nothing of that name."""
+    """Returns what this node knows of a subject; None where it knows nothing of that name. UnknownSubjectError."""
     kind, name = split_kind(subject)
     if kind == "cpu":
         return explain_cpu(known, int(name))

@@ -2,6 +2,7 @@
 """The archive as a host root: who has it sees what was to be seen on the node."""
 
 import json
+import os
 import tarfile
 import tempfile
 from pathlib import Path
@@ -107,6 +108,24 @@ def test_masked_no_name_is_in_any_file(host: Path, tmp_path: Path, capsys: pytes
     assert json.loads(masked["node/manifest.json"])["masked"] is True
     found = json.loads(run(capsys, "explain", "--from", str(archive), UID, "-o", "json")[1])
     assert (found["claim"], found["has"][0]["cpus"]) == ("namespace-1/claim-1", "1-2")
+
+
+def test_it_is_for_its_owner_alone(host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also in the place of a longer file that all could read; what is no file is left as it is."""
+    archive, fifo = tmp_path / "a.tar.gz", tmp_path / "fifo"
+    archive.write_bytes(b"x" * (4 << 20))
+    archive.chmod(0o644)
+    assert run(capsys, "gather", "--host-root", str(host), "-o", str(archive))[0] == 0
+    assert archive.stat().st_mode & 0o777 == 0o600
+    assert "node/manifest.json" in contents(archive)
+    assert archive.stat().st_size < 1 << 20
+    os.mkfifo(fifo)
+    fifo.chmod(0o644)
+    # Open in both directions nobody waits, and what is little stays in the pipe.
+    reader = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+    assert run(capsys, "gather", "--host-root", str(host), "-o", str(fifo))[0] == 0
+    os.close(reader)
+    assert fifo.stat().st_mode & 0o777 == 0o644
 
 
 def test_no_secret_is_in_it(

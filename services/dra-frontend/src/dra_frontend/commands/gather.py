@@ -4,6 +4,7 @@
 import asyncio
 import json
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -185,16 +186,27 @@ def gather(settings: Settings, output: str, *, masked: bool) -> str:
         manifest = bundle.write(sys.stdout.buffer, masked=masked)
         sys.stdout.buffer.flush()
     else:
-        try:
-            made = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise ConfigError(output, [f"cannot be written: {error.strerror}"]) from error
-        with os.fdopen(made, "wb") as file:
+        with _created(output) as file:
             manifest = bundle.write(file, masked=masked)
     where = "standard output" if output == "-" else output
     lines = [f"{where}: {manifest['files']} files" + (", names masked" if masked else ", with names (see --mask)")]
     lines += [f"not read: {path}: {why}" for path, why in manifest["missing"].items()]
     return "\n".join(lines)
+
+
+def _created(path: str) -> BinaryIO:
+    """Returns a file, empty and for its owner alone, also where one was there already; a device stays as it is."""
+    made = -1
+    try:
+        made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if stat.S_ISREG(os.fstat(made).st_mode):
+            os.fchmod(made, 0o600)
+            os.ftruncate(made, 0)
+    except OSError as error:
+        if made >= 0:
+            os.close(made)
+        raise ConfigError(path, [f"cannot be written: {error.strerror}"]) from error
+    return os.fdopen(made, "wb")
 
 
 @contextmanager

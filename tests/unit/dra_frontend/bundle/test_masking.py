@@ -65,6 +65,20 @@ def test_pools_begin_with_the_node() -> None:
     assert masks.text("worker-1.example.com-memory of worker-1.example.com") == "node-1-memory of node-1"
 
 
+def test_pools_in_documents_and_in_names_of_slices() -> None:
+    """The node's own, whatever number the slice has and whether the pool is still there; not what looks like one."""
+    former = {"pool": "worker-1.example.com-hugepages-1g", "device": "hugepages-1g-numa000"}
+    masks = masks_of(former, {"pool": "0-7", "text": "slice 0001f-dra.memory-worker-1.example.com-hugepages-2m."})
+    assert masks.text("worker-1.example.com-hugepages-1g worker-1.example.com-hugepages-2m 0-7") == (
+        "node-1-hugepages-1g node-1-hugepages-2m 0-7"
+    )
+    assert masks.text('"00000-dra.cpu-worker-1.example.com", 0001f-dra.memory-worker-1.example.com-hugepages-2m.') == (
+        '"00000-dra.cpu-node-1", 0001f-dra.memory-node-1-hugepages-2m.'
+    )
+    other = "x-dra.cpu-worker-1.example.com 00000-gpu-worker-1.example.com"
+    assert masks.text(other) == other
+
+
 _names = st.from_regex(r"[a-z][a-z0-9]{0,3}([-.][a-z0-9]{1,3})?", fullmatch=True)
 _gaps = st.sampled_from([" ", "/", ", ", '"', "_", ": "])
 

@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The archive as a host root: who has it sees what was to be seen on the node."""
 
+import asyncio
 import json
 import os
 import tarfile
 import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from dra_frontend.commands import cli
+from dra_frontend.commands.gather import gather
+from dra_frontend.devices.model import Pool
+from dra_frontend.devices.slices import slice_documents
 
-from tests.rigs.builders import cpu_record, write_claim
+from tests.rigs.ailing_node import AilingNode
+from tests.rigs.builders import NODE, cpu_record, write_claim
 from tests.rigs.trees import NAMES, captured, small_machine, write_tree
 
 UID = "11111111-2222-3333-4444-555555555555"
@@ -32,7 +39,8 @@ def host(tmp_path: Path) -> Path:
     record = cpu_record(UID, "cpus=1-2", pods=("billing-7f9",))
     of = {"device": "cpudevnuma000"}
     results = [
-        part.model_copy(update={**of, "pool": "worker-1", "consumed": {"dra.cpu/cpu": "2"}}) for part in record.results
+        part.model_copy(update={**of, "pool": "worker-1-former", "consumed": {"dra.cpu/cpu": "2"}})
+        for part in record.results
     ]
     parts = [part.model_copy(update=of) for part in record.cpus]
     claim = record.claim.model_copy(update={"namespace": "accounts", "name": "card"})
@@ -108,6 +116,34 @@ def test_masked_no_name_is_in_any_file(host: Path, tmp_path: Path, capsys: pytes
     assert json.loads(masked["node/manifest.json"])["masked"] is True
     found = json.loads(run(capsys, "explain", "--from", str(archive), UID, "-o", "json")[1])
     assert (found["claim"], found["has"][0]["cpus"]) == ("namespace-1/claim-1", "1-2")
+
+
+@pytest.fixture
+def node() -> Iterator[AilingNode]:
+    """A node with a service and an API server."""
+    made = AilingNode()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("serving", [True, False])
+@pytest.mark.parametrize("name", [NODE, "n" * 240])
+async def test_masked_pools_and_slices_have_no_node(name: str, serving: bool, node: AilingNode, tmp_path: Path) -> None:
+    """Sentences name both, also while the service is down, and a slice's name may be too long for the node's."""
+    node.serving = serving
+    node.settings_of["reservedMemory"] = [{"numaNode": number, "limits": {"memory": "900Gi"}} for number in (0, 1)]
+    (published,) = slice_documents(Pool("dra.cpu", name, ()), name)
+    node.problems.append(f'"{published["metadata"]["name"]}" is forbidden')
+    node.change_slices(lambda document: document["metadata"]["ownerReferences"][0].update(uid="former"))
+    async with node.up() as settings:
+        settings = replace(settings, node_name=name)
+        for masked in (False, True):
+            await asyncio.to_thread(gather, settings, str(tmp_path / str(masked)), masked=masked)
+    whole, masked_text = ("".join(contents(tmp_path / str(masked)).values()) for masked in (False, True))
+    assert ("00000-dra.cpu-n" in whole) == (serving or name == NODE)
+    assert f"Pool {name}-memory of dra.memory has no device." in whole
+    assert "Pool node-1-memory of dra.memory has no device." in masked_text
+    assert name[:200] not in masked_text
 
 
 def test_it_is_for_its_owner_alone(host: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,11 +6,15 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-# Names of Kubernetes: a name is not a part of a longer one.
-_BEFORE, _AFTER = r"(?<![a-z0-9-])(?<![a-z0-9]\.)", r"(?![a-z0-9-]|\.[a-z0-9])"
+from numa_contract.names import DRIVERS
+
+# Names of Kubernetes: a name is not a part of a longer one, but for a pool's in that of its slice.
+_IN_SLICE = "|".join(rf"(?<=[0-9a-f]{{5}}-{re.escape(driver)}-)" for driver in DRIVERS)
+_BEFORE, _AFTER = rf"(?:(?<![a-z0-9-])(?<![a-z0-9]\.)|{_IN_SLICE})", r"(?![a-z0-9-]|\.[a-z0-9])"
 _NAME: Final = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
 # How errors of this driver say them.
 _IN_TEXT: Final = re.compile(rf"(claim|pod) ({_NAME})/({_NAME})", re.ASCII)
+_SLICE: Final = re.compile(rf"(?:{_IN_SLICE}){_NAME}", re.ASCII)
 _FIELDS: Final[Mapping[str, str]] = {
     "podName": "pod",
     "podNamespace": "namespace",
@@ -59,6 +63,8 @@ class Masks:
         for field, kind in _FIELDS.items():
             if isinstance(fields.get(field), str):
                 self.add(kind, fields[field])
+        if isinstance(fields.get("pool"), str):
+            self.learn_pools([fields["pool"]])
         match fields:
             case {"uid": str(), "namespace": str(), "name": str(name)}:
                 self.add("claim", name)
@@ -77,6 +83,7 @@ class Masks:
         for what, namespace, name in _IN_TEXT.findall(text):
             self.add("namespace", namespace)
             self.add(what, name)
+        self.learn_pools(_SLICE.findall(text))
 
     def text(self, text: str) -> str:
         """Returns a text without the names, but for those that are words of the driver."""
@@ -100,12 +107,15 @@ class Masks:
         return self.text(value)
 
     def learn_pools(self, names: Iterable[str]) -> None:
-        """Takes the pools of the node, whose names begin with its own: ``a-memory`` becomes ``node-1-memory``."""
-        for name in names:
+        """Takes those that are the node's, whose names begin with its own: ``a-memory`` becomes ``node-1-memory``.
+
+        Pools that are in documents and in names of slices are taken by themselves, where the node is known.
+        """
+        for name in set(names) - self._masks.keys():
             nodes = [
                 one for one, mask in self._masks.items() if mask.startswith("node-") and name.startswith(f"{one}-")
             ]
-            if nodes and name not in self._masks:
+            if nodes:
                 node = max(nodes, key=len)
                 self._masks[name] = self._masks[node] + name.removeprefix(node)
                 self._pattern = None

@@ -23,7 +23,9 @@ from dra_frontend.bundle.archive import MANIFEST, STATE, ArchiveError, ArchiveWr
 from dra_frontend.bundle.masking import Masks
 from dra_frontend.bundle.recording import RecordingTree
 from dra_frontend.claims.journal import Journal
-from dra_frontend.commands.node_files import claim_files
+from dra_frontend.commands.node_files import claim_files, read_node
+from dra_frontend.devices.inventory import InventoryError
+from dra_frontend.devices.slices import slice_documents
 from dra_frontend.doctor.gather import gather as read_facts
 from dra_frontend.doctor.table import examine, report
 from dra_frontend.explain.enforced import KERNEL_FILES
@@ -140,11 +142,21 @@ class Bundle:
         masks.learn(list(documents.values()))
         for text in (*texts.values(), *self.missing.values()):
             masks.learn_text(text)
-        masks.learn_pools(one.get("pool", "") for one in documents.get(f"{STATE}/devices.json", []))
+        self._learn_published(masks)
         for path, text in texts.items():
             known = path in documents
             self.files[path] = json.dumps(masks.document(documents[path]), indent=1) if known else masks.text(text)
         self.missing = {masks.text(path): masks.text(why) for path, why in self.missing.items()}
+
+    def _learn_published(self, masks: Masks) -> None:
+        """Takes the names of what this node publishes, as far as the machine can be read: sentences have them."""
+        node = self._settings.node_name
+        with suppress(HostTreeError, InventoryError):
+            for pool in read_node(self._settings, node, empty=True).inventory.pools:
+                masks.learn_pools([pool.name])
+                for name in (one["metadata"]["name"] for one in slice_documents(pool, node)):
+                    if pool.name not in name:  # it was too long
+                        masks.add("slice", name)
 
     def write(self, file: BinaryIO, *, masked: bool) -> dict[str, Any]:
         """Writes the archive, most telling files first; returns its manifest. Raises OSError."""

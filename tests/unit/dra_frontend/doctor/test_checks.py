@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from dra_frontend.commands import cli
+from dra_frontend.doctor.facts import Service
 from dra_frontend.doctor.gather import gather
 from dra_frontend.doctor.model import Check, Level
 from dra_frontend.doctor.table import CHECKS, Verdict, examine
@@ -119,6 +120,15 @@ async def test_the_pool_beside_claimed_cpus_is_no_fault(other: str, result: str,
     node.records.append(node.claimed("other", other))
     node.containers[0]["cpus"] = "2-5"
     assert (await verdicts(node))["claims.pinned"].result == result
+
+
+async def test_a_record_of_another_format_is_not_judged(node: AilingNode) -> None:
+    """As for explain: what is in it may mean something else, and the others are judged all the same."""
+    node.records.append(node.claimed("new", "2-3").model_copy(update={"version": 9}))
+    async with node.up() as settings:
+        facts = await gather(settings)
+    assert isinstance(facts.service, Service)
+    assert [one.claim.name for one in facts.service.records] == ["work"]
 
 
 async def test_pages_on_demand_need_one_right_more(node: AilingNode) -> None:

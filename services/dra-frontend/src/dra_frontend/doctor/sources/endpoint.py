@@ -2,22 +2,21 @@
 """The state endpoint of the service of this pod, asked over its unix socket. Every call blocks, for a few seconds."""
 
 import socket
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from numa_contract.names import STATE_SOCKET
-from numa_contract.records import AllocationRecord
-from numa_contract.reports import BackendStatus, ContainerReport
-from pydantic import BaseModel, ValidationError
+from numa_contract.reports import BackendStatus
+from pydantic import ValidationError
 
+from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.doctor.facts import Service
 from dra_frontend.doctor.model import Unread
+from dra_frontend.explain.known import read_containers, read_records
 from dra_frontend.node.state_client import NoServiceError, StateClient
 
 _SECONDS: Final = 5.0
 _UNAVAILABLE: Final = 503
-_Model = TypeVar("_Model", bound=BaseModel)
 
 
 def find_service(run_directory: Path, pod_uid: str) -> StateClient:
@@ -37,17 +36,6 @@ def is_served(path: Path) -> bool:
     return True
 
 
-def _read(model: type[_Model], documents: Any) -> tuple[_Model, ...]:
-    """Returns the documents that can be read: one of a newer release must not hide the others."""
-    found = []
-    for document in documents if isinstance(documents, Iterable) else ():
-        try:
-            found.append(model.model_validate(document))
-        except ValidationError:
-            continue
-    return tuple(found)
-
-
 def read_service(client: StateClient) -> tuple[Service | Unread, BackendStatus | Unread]:
     """Returns what the service says of itself and of its backend."""
     try:
@@ -58,15 +46,16 @@ def read_service(client: StateClient) -> tuple[Service | Unread, BackendStatus |
             problems=tuple(one for one in lines if one != "ok" and not one.startswith("warning: ")),
             warnings=tuple(one.removeprefix("warning: ") for one in lines if one.startswith("warning: ")),
             backend_problem=str(backend["problem"]),
-            records=_read(AllocationRecord, client.document("/v1/claims")),
-            containers=_read(ContainerReport, client.document("/v1/containers")),
+            records=tuple(Ledger(read_records(client.document("/v1/claims"))).records),
+            containers=read_containers(client.document("/v1/containers")),
             quarantine=dict(client.document("/v1/quarantine")),
             devices=tuple(client.document("/v1/devices")),
         )
-        status = _read(BackendStatus, [backend["status"]])
+        said = backend["status"]
     except (NoServiceError, KeyError, TypeError, ValueError, AttributeError) as error:
         down = Unread(str(error), "see the log of the container frontend, and driver.endpoint")
         return down, down
-    if not status:
+    try:
+        return service, BackendStatus.model_validate(said)
+    except ValidationError:
         return service, Unread("the backend has not reported yet", "see the log of the container backend")
-    return service, status[0]

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which devices claims get, as the scheduler decides it."""
 
+import time
 from fractions import Fraction
 from typing import Any
 
 import pytest
 from dra_frontend.scheduling.allocate import Search, UnschedulableError
+from dra_frontend.scheduling.fit import InUse
 from dra_frontend.scheduling.published import read_slices
 from dra_frontend.scheduling.reading import ManifestError
 from dra_frontend.scheduling.wanted import read_class, read_wanted
@@ -233,6 +235,49 @@ def test_a_pod_of_too_many_requests_is_told_so() -> None:
     with pytest.raises(UnschedulableError, match="1280 requests are more than can be simulated together"):
         search.allocate([claim] * 40)
     assert search.in_use == before
+
+
+NAMES = [f"d/a{n}" for n in range(32)]
+PARTS = [wish(f"r{n}", **size("1Gi" if n < 28 else "5Gi")) for n in range(32)]
+"""More than four devices have, which shows only at the end of each way to give them out."""
+
+
+def listed(value: int) -> dict[str, Any]:
+    """Attributes of which each has 16 values."""
+    return {name: {"strings": [f"{value}-{n}" for n in range(16)]} for name in NAMES}
+
+
+@pytest.mark.parametrize(
+    ("devices", "requests", "kind"),
+    [
+        ([shared(f"d{n}", 0) for n in range(4)], PARTS, ""),
+        ([{**shared(f"d{n}", 0), "attributes": listed(0)} for n in range(4)], PARTS, "matchAttribute"),
+        # One value too few for all requests.
+        (
+            [{"name": f"d{n}", "attributes": listed(n % 31)} for n in range(40)],
+            [wish(f"r{n}") for n in range(32)],
+            "distinctAttribute",
+        ),
+    ],
+)
+def test_a_search_ends_by_what_it_costs(
+    devices: list[dict[str, Any]], requests: list[dict[str, Any]], kind: str
+) -> None:
+    """The largest claims of the API end in seconds, with what the author can do, and nothing is in use then."""
+    search, began = searching(*devices), time.thread_time()
+    found = missing(search, *requests, constraints=[{kind: name} for name in NAMES] if kind else [])
+    assert time.thread_time() - began < 10
+    simpler = ", or simplify the constraints" if kind else ""
+    assert found.startswith("no devices found in ")
+    assert found.endswith(f", and the scheduler may give up as well: ask for fewer devices together{simpler}")
+    assert search.in_use == InUse()
+
+
+def test_what_cannot_be_met_alone_is_named_without_a_search() -> None:
+    """Whatever stands before it in the claim: nobody is told of combinations where one request is at fault."""
+    search = searching(*(shared(f"d{n}", 0) for n in range(4)))
+    found = missing(search, *PARTS[:31], wish("large", **size("9Gi")))
+    assert found.startswith("request large: d0 gives 8Gi of size at most, 9Gi wanted, d1")
 
 
 _devices = st.lists(st.tuples(st.booleans(), st.integers(0, 2)), min_size=1, max_size=5).map(

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses devices for all claims of a pod at once, as kube-scheduler does: depth first, the first that fit."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
-from dra_frontend.scheduling.asked import Asked, Way, asked, room, too_large
+from dra_frontend.scheduling.asked import Asked, Way, asked, room, too_large, unmet
+from dra_frontend.scheduling.constraints import Agreement, Effort
 from dra_frontend.scheduling.fit import InUse, Verdict, class_of, matching, verdict
 from dra_frontend.scheduling.published import Published
 from dra_frontend.scheduling.reading import ManifestError
-from dra_frontend.scheduling.wanted import MOST_RESULTS, Constraint, DeviceClass, Wanted, Wish
+from dra_frontend.scheduling.wanted import MOST_RESULTS, DeviceClass, Wanted, Wish
 
-# The scheduler gives up after 10 s (DRASchedulerFilterTimeout); this is some seconds.
-_MOST_STEPS: Final = 200_000
+# The scheduler gives up after 10 s (DRASchedulerFilterTimeout); this is some seconds, by what takes the time.
+_MOST_EFFORT: Final = 2_000_000
+_STEP, _CAPACITY, _TAINT = 10, 10, 2
 
 
 class UnschedulableError(Exception):
@@ -45,21 +48,24 @@ class Search:
         self.in_use = in_use or InUse()
         self._requests: list[Asked] = []
         self._room: list[int] = []
-        self._constraints: dict[int, tuple[Constraint, ...]] = {}
+        self._claims: Sequence[Wanted] = ()
+        self._agreements: list[Agreement] = []
         self._chosen: list[Choice] = []
-        self._steps, self._limited = 0, False
+        self._taken: Counter[int] = Counter()
+        self._steps, self._effort, self._limited = 0, Effort(), False
 
     def allocate(self, claims: Sequence[Wanted]) -> list[Choice]:
         """Returns devices for every request, which are in use from then on.
 
         Raises UnschedulableError, and then what is in use is as before.
         """
-        self._constraints = {place: claim.constraints for place, claim in enumerate(claims)}
-        self._chosen, self._steps, self._limited = [], 0, False
+        self._steps, self._effort, self._limited = 0, Effort(), False
+        self._claims, self._agreements = claims, [Agreement(one.constraints, self._effort) for one in claims]
+        self._chosen, self._taken = [], Counter()
         before, done = self.in_use.copy(), False
         try:
             self._requests = asked(claims, self._classes, self._devices)
-            if reasons := list(too_large(self._requests)):
+            if reasons := too_large(self._requests) or unmet(self._requests, self.in_use):
                 raise UnschedulableError(reasons)
             self._room = room(self._requests)
             done = self._from(0)
@@ -72,7 +78,7 @@ class Search:
             if not done:
                 self.in_use = before
         if not done:
-            raise UnschedulableError(self._missing())
+            raise UnschedulableError([f"each request can be met, but not all together{self._limits()}"])
         return self._chosen
 
     def verdicts(self, wish: Wish) -> list[Verdict]:
@@ -85,7 +91,7 @@ class Search:
         if place == len(self._requests):
             return True
         request = self._requests[place]
-        left = self._room[place] - sum(one.claim == request.claim for one in self._chosen)
+        left = self._room[place] - self._taken[request.claim]
         for way in request.ways:
             self._limited |= way.count > left
             if way.devices and way.count <= left and self._devices_for(place, way, way.count, 0):
@@ -95,54 +101,43 @@ class Search:
     def _devices_for(self, place: int, way: Way, left: int, start: int) -> bool:
         """Tries the devices of one request in ascending order, so that a shared one is not taken twice for it."""
         for index in range(start, len(way.devices) - left + 1):
-            self._steps += 1
-            if self._steps > _MOST_STEPS:
-                raise UnschedulableError([f"no devices found in {_MOST_STEPS} combinations; simplify the constraints"])
             one = verdict(way.wish, way.devices[index], self.in_use)
-            if one.missing:
-                continue
-            self._chosen.append(Choice(self._requests[place].claim, way.wish, one.device, one.consumed))
-            self.in_use.add(one.device.key, one.consumed)
-            if self._constrained() and (
-                self._from(place + 1) if left == 1 else self._devices_for(place, way, left - 1, index + 1)
-            ):
-                return True
-            self._chosen.pop()
-            self.in_use.add(one.device.key, one.consumed, -1)
+            if self._take(self._requests[place].claim, way.wish, one):
+                if self._from(place + 1) if left == 1 else self._devices_for(place, way, left - 1, index + 1):
+                    return True
+                self._give_back()
         return False
 
-    def _constrained(self) -> bool:
-        claim = self._chosen[-1].claim
-        return all(self._holds(claim, one) for one in self._constraints[claim])
-
-    def _holds(self, claim: int, constraint: Constraint) -> bool:
-        covered = [one for one in self._chosen if one.claim == claim and constraint.covers(one.wish.name)]
-        values = [_as_set(one.device.attributes.get(constraint.attribute)) for one in covered]
-        if not all(values):
+    def _take(self, claim: int, wish: Wish, one: Verdict) -> bool:
+        """Takes a device that does for a request, by itself and with those that the claim has, or says no."""
+        self._count(one.device)
+        if one.why or not self._agreements[claim].add(wish.name, one.device):
             return False
-        if constraint.distinct:
-            return sum(map(len, values)) == len(frozenset().union(*values))
-        return not values or bool(frozenset.intersection(*values))
+        self._chosen.append(Choice(claim, wish, one.device, one.consumed))
+        self._taken[claim] += 1
+        self.in_use.add(one.device.key, one.consumed)
+        return True
 
-    def _missing(self) -> list[str]:
-        """Returns what is missing for each request that cannot be met by itself, else what cannot be met together."""
-        reasons: list[str] = []
-        for request in self._requests:
-            missing = [way.missing(self.in_use) for way in request.ways]
-            reasons += missing if all(missing) else []
-        if reasons:
-            return reasons
-        shared = sorted({one.attribute for constraints in self._constraints.values() for one in constraints})
+    def _give_back(self) -> None:
+        last = self._chosen.pop()
+        self._taken[last.claim] -= 1
+        self.in_use.add(last.device.key, last.consumed, -1)
+        self._agreements[last.claim].remove(last.wish.name, last.device)
+
+    def _count(self, device: Published) -> None:
+        """Counts one combination and what it costs; raises UnschedulableError where all together cost too much."""
+        self._steps += 1
+        self._effort.spent += _STEP + _CAPACITY * len(device.capacity) + _TAINT * len(device.taints)
+        if self._effort.spent > _MOST_EFFORT:
+            simpler = ", or simplify the constraints" if any(one.constraints for one in self._claims) else ""
+            text = f"no devices found in {self._steps} combinations, and the scheduler may give up as well"
+            raise UnschedulableError([f"{text}: ask for fewer devices together{simpler}"])
+
+    def _limits(self) -> str:
+        """Returns what requests that can be met by themselves must hold to together."""
+        shared = sorted({one.attribute for claim in self._claims for one in claim.constraints})
         with_that = f", with {' and '.join(shared)} as the constraints say" if shared else ""
-        limit = f", of {MOST_RESULTS} devices for each claim at most" if self._limited else ""
-        return [f"each request can be met, but not all together{with_that}{limit}"]
-
-
-def _as_set(found: Any) -> frozenset[tuple[type, Any]]:
-    """Returns a list attribute as a set (KEP-5491), another as a set of one; values of different types never match."""
-    if found is None:
-        return frozenset()
-    return frozenset((type(one), one) for one in (found if isinstance(found, list) else [found]))
+        return with_that + (f", of {MOST_RESULTS} devices for each claim at most" if self._limited else "")
 
 
 def allocated(

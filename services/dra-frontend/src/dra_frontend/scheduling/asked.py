@@ -2,7 +2,7 @@
 """The requests of all claims of a pod, each with the devices that are of its class and that its selectors admit."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dra_frontend.scheduling.fit import InUse, class_of, matching, named, verdict
@@ -75,14 +75,25 @@ def _way(wish: Wish, device_class: DeviceClass, devices: Sequence[Published]) ->
         return Way(wish, error)
 
 
-def too_large(requests: Sequence[Asked]) -> Iterator[str]:
-    """Yields, in the scheduler's words, why a claim cannot be allocated that wants more devices than one can have."""
+def too_large(requests: Sequence[Asked]) -> list[str]:
+    """Returns, in the scheduler's words, why claims cannot be allocated that want more devices than one can have."""
+    reasons = []
     for claim in sorted({one.claim for one in requests}):
         own = [one for one in requests if one.claim == claim]
         if (least := sum(one.least for one in own)) > MOST_RESULTS:
             names = ", ".join(one.name for one in own)
             limit = f"number of requested devices {least} exceeds the claim limit of {MOST_RESULTS}"
-            yield f"requests {names}: {limit}; make several claims of it"
+            reasons.append(f"requests {names}: {limit}; make several claims of it")
+    return reasons
+
+
+def unmet(requests: Sequence[Asked], in_use: InUse) -> list[str]:
+    """Returns what is missing for each request that cannot be met even by itself."""
+    reasons: list[str] = []
+    for request in requests:
+        missing = [way.missing(in_use) for way in request.ways]
+        reasons += missing if all(missing) else []
+    return reasons
 
 
 def room(requests: Sequence[Asked]) -> list[int]:

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a device meets a request, or what is missing, in the scheduler's terms."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from typing import Final
 
 from dra_frontend.scheduling.cel import selected
 from dra_frontend.scheduling.cel_tokens import CelUnsupportedError
 from dra_frontend.scheduling.cel_values import CelError
-from dra_frontend.scheduling.published import Key, Published
+from dra_frontend.scheduling.published import Key, Published, Share
 from dra_frontend.scheduling.reading import ManifestError
 from dra_frontend.scheduling.wanted import DeviceClass, Wish
 
@@ -52,10 +53,15 @@ class Verdict:
     """What one device is to one request."""
 
     device: Published
-    missing: str = ""
-    """Why it does not do; nothing where it does."""
+    why: Callable[[], str] | None = None
+    """Says why it does not do, since a search asks for the words of few; None where it does."""
     consumed: Mapping[str, Fraction] | None = None
     """What the request takes of a shared device; None: all of the device."""
+
+    @property
+    def missing(self) -> str:
+        """Returns why it does not do; nothing where it does."""
+        return self.why() if self.why else ""
 
 
 def class_of(wish: Wish, classes: Mapping[str, DeviceClass]) -> DeviceClass:
@@ -100,23 +106,34 @@ def verdict(wish: Wish, device: Published, in_use: InUse) -> Verdict:
             for one in wish.tolerations
         )
         if effect in _KEEPS_AWAY and not tolerated:
-            return Verdict(device, f"has the taint {key}")
+            return Verdict(device, partial("has the taint {}".format, key))
     if device.key in in_use.whole:
-        return Verdict(device, "is allocated to a claim")
-    if unknown := sorted(wish.capacity.keys() - device.capacity.keys()):
-        known = ", ".join(sorted(device.capacity)) or "none"
-        return Verdict(device, f"has no capacity {unknown[0]} (it has: {known})")
+        return Verdict(device, _allocated)
+    if unknown := wish.capacity.keys() - device.capacity.keys():
+        return Verdict(device, partial(_unknown, device, unknown))
     return _shared(wish, device, in_use) if device.shared else _whole(wish, device, in_use)
+
+
+def _allocated() -> str:
+    return "is allocated to a claim"
+
+
+def _unknown(device: Published, names: Iterable[str]) -> str:
+    return f"has no capacity {min(names)} (it has: {', '.join(sorted(device.capacity)) or 'none'})"
 
 
 def _whole(wish: Wish, device: Published, in_use: InUse) -> Verdict:
     if in_use.parts.get(device.key):
-        return Verdict(device, "is allocated to a claim")
+        return Verdict(device, _allocated)
     for name, asked in wish.capacity.items():
         share = device.capacity[name]
         if asked > share.value:
-            return Verdict(device, f"has {share.text(share.value)} of {name}, {share.text(asked)} wanted")
+            return Verdict(device, partial(_too_large, name, share, asked))
     return Verdict(device)
+
+
+def _too_large(name: str, share: Share, asked: Fraction) -> str:
+    return f"has {share.text(share.value)} of {name}, {share.text(asked)} wanted"
 
 
 def _shared(wish: Wish, device: Published, in_use: InUse) -> Verdict:
@@ -125,15 +142,20 @@ def _shared(wish: Wish, device: Published, in_use: InUse) -> Verdict:
         asked = wish.capacity.get(name)
         amount = share.consumed(asked)
         if amount is None:
-            largest = share.choices[-1] if share.choices else share.maximum or share.value
-            return Verdict(
-                device, f"gives {share.text(largest)} of {name} at most, {share.text(asked or share.default)} wanted"
-            )
+            return Verdict(device, partial(_too_much, name, share, share.default if asked is None else asked))
         if amount > (free := in_use.free(device, name)):
-            of = f"{share.text(free)} of {share.text(share.value)} {name} free"
-            return Verdict(device, f"{of}, {share.text(amount)} wanted")
+            return Verdict(device, partial(_too_little, name, share, free, amount))
         consumed[name] = amount
     return Verdict(device, consumed=consumed)
+
+
+def _too_much(name: str, share: Share, asked: Fraction) -> str:
+    largest = share.choices[-1] if share.choices else share.maximum or share.value
+    return f"gives {share.text(largest)} of {name} at most, {share.text(asked)} wanted"
+
+
+def _too_little(name: str, share: Share, free: Fraction, wanted: Fraction) -> str:
+    return f"{share.text(free)} of {share.text(share.value)} {name} free, {share.text(wanted)} wanted"
 
 
 def named(wish: Wish, verdicts: Sequence[Verdict]) -> str:
@@ -142,7 +164,7 @@ def named(wish: Wish, verdicts: Sequence[Verdict]) -> str:
         return f"no device of this node is of class {wish.device_class}" + (
             " and meets the selectors" if wish.selectors else ""
         )
-    missing = [f"{one.device.name} {one.missing}" for one in verdicts if one.missing]
+    missing = [f"{one.device.name} {one.missing}" for one in verdicts if one.why]
     fitting, count = len(verdicts) - len(missing), wish.count or len(verdicts)
     if fitting >= count:
         return ""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from math import ceil
-from typing import Any
+from typing import Any, Final
 
 from dra_frontend.devices.quantity import format_quantity
 from dra_frontend.scheduling.cel_values import Domains, Quantity
@@ -14,6 +14,9 @@ from dra_frontend.scheduling.reading import ManifestError, items, mapping, quant
 
 Key = tuple[str, str, str]
 """Driver, pool and name of a device, as an allocation result says them."""
+Values = frozenset[tuple[type, Any]]
+"""Of an attribute, each with its type: values of different types are never the same."""
+_NONE: Final[Values] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,15 @@ class Published:
         """What an allocation result names."""
         return self.driver, self.pool, self.name
 
+    def values(self, attribute: str) -> Values:
+        """Returns a list attribute as a set (KEP-5491), another as a set of one; none where the device lacks it."""
+        return self._values.get(attribute, _NONE)
+
+    @cached_property
+    def _values(self) -> Mapping[str, Values]:
+        listed = {name: one if isinstance(one, list) else [one] for name, one in self.attributes.items()}
+        return {name: frozenset((type(one), one) for one in all_of_it) for name, all_of_it in listed.items()}
+
     @cached_property
     def in_cel(self) -> Mapping[str, Any]:
         """The device as selectors see it."""
@@ -113,9 +125,7 @@ def read_slices(documents: Iterable[Mapping[str, Any]]) -> list[Published]:
 def _device(driver: str, pool: str, document: Mapping[str, Any]) -> Published:
     attributes = {}
     for name, found in mapping(document, "attributes").items():
-        if not isinstance(found, dict) or len(found) != 1:
-            raise ManifestError(f"attributes.{name}: must have one value with its type")
-        attributes[name if "/" in name else f"{driver}/{name}"] = next(iter(found.values()))
+        attributes[name if "/" in name else f"{driver}/{name}"] = _attribute(name, found)
     capacity = mapping(document, "capacity")
     return Published(
         driver=driver,
@@ -126,6 +136,15 @@ def _device(driver: str, pool: str, document: Mapping[str, Any]) -> Published:
         shared=value(document, "allowMultipleAllocations", bool, False),
         taints=items(document, "taints", _taint),
     )
+
+
+def _attribute(name: str, found: Any) -> Any:
+    """Returns the value of an attribute, or its list of values; raises ManifestError."""
+    said = list(found.values()) if isinstance(found, dict) else []
+    each = said[0] if said and isinstance(said[0], list) else said
+    if len(said) != 1 or not all(isinstance(one, str | int) for one in each):
+        raise ManifestError(f"attributes.{name}: must have one value with its type, or one list of them")
+    return said[0]
 
 
 def _taint(document: Mapping[str, Any]) -> tuple[str, str, str]:

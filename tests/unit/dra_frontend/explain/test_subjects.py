@@ -17,7 +17,7 @@ from numa_contract.config import Config
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
 
-from tests.rigs.builders import NODE, claim, cpus, memory, opaque, report
+from tests.rigs.builders import NODE, claim, cpu_record, cpus, memory, memory_record, opaque, report
 from tests.rigs.decisions import decided, view
 from tests.strategies.machines import assemble, even_cores
 
@@ -131,6 +131,20 @@ def test_what_is_not_as_it_should_be(more: dict[str, Any], kernel: Any, text: st
     (record,) = prepared(asked(2))
     known = knowing([record], user(record, **{"cpus": _listed(record), **more}), kernel=kernel)
     assert told(known, "u0")[1] == told(known, "pod-1")[1] == [text]
+
+
+def test_what_another_container_of_the_claim_has_is_foreign() -> None:
+    """A container has the CPUs of the requests that it names; one that names none of CPUs may run anywhere."""
+    record = cpu_record("u0", "a=1-2", "b=3-4")
+    both, one = (
+        report("c", claims=[{"uid": "u0", "driver": "dra.cpu", "requests": requests}], cpus="1-4")
+        for requests in (["a", "b"], ["a"])
+    )
+    assert told(knowing([record], both), "u0")[1] == []
+    assert told(knowing([record], one), "u0")[1] == ["container work of pod ns/p runs on other CPUs"]
+    near = memory_record("u0", ("m", 0, 1 << 20, 4096))
+    use = {"uid": "u0", "driver": "dra.memory", "requests": ["m"]}
+    assert told(knowing([record, near], report("c", claims=[use], cpus="5-15")), "u0")[1] == []
 
 
 def test_nobody_enforces_or_nobody_answers() -> None:

@@ -12,11 +12,12 @@ from typing import Any, Final, NamedTuple
 
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.errors import cut_answer
-from numa_contract.names import CPU_DRIVER, DRIVERS, MEMORY_DRIVER
+from numa_contract.names import DRIVERS, MEMORY_DRIVER
 from numa_contract.pagesize import kubernetes_page_size
 from numa_contract.records import AllocationRecord, CpuAllocation, MemoryAllocation
 from numa_contract.reports import ContainerReport
 
+from dra_frontend.allocation.entitlement import own_cpus, shares_pool
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.machine.model import Machine
 
@@ -164,7 +165,7 @@ class _Shown:
             for uid in {use.uid for use in (*report.claims, *report.unknown_claims)} if report.alive else ():
                 users[uid].append(report)
             if report.alive and not report.refused and not report.unknown_claims:
-                own = _cpus_of(report, ledger) if report.claims else frozenset[int]()
+                own = own_cpus(report, ledger) if report.claims else frozenset[int]()
                 beyond.add(report.cpus - own if own else report.cpus)
         return cls(ledger, users, frozenset().union(*beyond))
 
@@ -193,7 +194,7 @@ class _Shown:
             text = f"other containers run on CPUs {format_cpu_list(common)} of it"
             return Condition("False", "NotExclusive", text)
         for one in running:
-            if not one.cpus <= _cpus_of(one, self.ledger) and not _shares_pool(one, self.ledger):
+            if not one.cpus <= own_cpus(one, self.ledger) and not shares_pool(one, self.ledger):
                 return Condition("False", "CPUsDiffer", f"{_name(one)} runs on CPUs {format_cpu_list(one.cpus)}")
         return None
 
@@ -215,18 +216,6 @@ def _uses(report: ContainerReport, record: AllocationRecord, request: str) -> bo
         (use.driver, use.uid) == (record.driver, record.claim.uid) and (not use.requests or request in use.requests)
         for use in report.claims
     )
-
-
-def _cpus_of(report: ContainerReport, ledger: Ledger) -> frozenset[int]:
-    """Returns the CPUs of all claims that a container holds."""
-    held = [(use, ledger.record(CPU_DRIVER, use.uid)) for use in report.claims if use.driver == CPU_DRIVER]
-    return frozenset().union(*(record.cpus_of(use.requests or None) for use, record in held if record is not None))
-
-
-def _shares_pool(report: ContainerReport, ledger: Ledger) -> bool:
-    """Tells whether a container has the shared pool beside its own CPUs."""
-    records = [(use, ledger.record(CPU_DRIVER, use.uid)) for use in report.claims if use.driver == CPU_DRIVER]
-    return any(record.shared_cpus.keys() & set(use.requests or record.requests) for use, record in records if record)
 
 
 def _nodes_of(report: ContainerReport, ledger: Ledger) -> frozenset[int]:

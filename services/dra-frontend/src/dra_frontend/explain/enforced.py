@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 from numa_contract.errors import MalformedError
-from numa_contract.names import CPU_DRIVER
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
 
+from dra_frontend.allocation.entitlement import entitled_cpus
 from dra_frontend.explain.known import Known
 
 KERNEL_FILES: Final = (
@@ -83,21 +83,9 @@ def _effective(files: Mapping[str, str] | None, reported: frozenset[int]) -> fro
         return reported
 
 
-def _entitled(known: Known, report: ContainerReport) -> frozenset[int]:
-    """Returns the CPUs of its claims, and of the shared pool where it has that beside them (cpuConfig.shared)."""
-    found = frozenset[int]()
-    for use in report.claims:
-        for record in known.records_of(use.uid) if use.driver == CPU_DRIVER else ():
-            found |= record.cpus_of()
-            for beside in record.shared_cpus.values():
-                found |= beside.cpus - known.ledger.held_cpus(besides=use.uid)
-    return found
-
-
 def _overlap(known: Known, report: ContainerReport, who: str, effective: frozenset[int]) -> list[Problem]:
-    entitled = _entitled(known, report)
-    foreign = effective - entitled
-    if not effective or not foreign:
+    entitled = entitled_cpus(report, known.ledger)
+    if not entitled or effective <= entitled:
         return []
     why = f"its cgroup says {format_cpu_list(effective)}, its claims have {format_cpu_list(entitled)}"
     return [problem(f"{who} runs on other CPUs", why, "the audit mends it within seconds; report it if it stays")]

@@ -4,11 +4,13 @@
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from numa_contract.cdi import ClaimFile
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import memory_device_name
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
 
+from dra_frontend.allocation.entitlement import entitled_cpus
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import MemoryDevice
@@ -151,15 +153,11 @@ def _kills(service: Service) -> Iterator[Finding]:
 
 
 def _on_their_cpus(service: Service) -> Iterator[Finding]:
-    held = {(record.driver, record.claim.uid): record for record in service.records}
+    files = {(record.driver, record.claim.uid): ClaimFile.of(record) for record in service.records}
+    ledger = Ledger(files, containers=service.containers)
     for one in _running(service):
-        uses = [(held[use.driver, use.uid], use) for use in one.claims if (use.driver, use.uid) in held]
-        wanted = frozenset[int]().union(*(record.cpus_of(use.requests or None) for record, use in uses))
-        foreign = one.cpus - wanted
-        if any(name in record.shared_cpus for record, use in uses for name in use.requests or record.requests):
-            # Beside its own it may use the shared pool: all but what other claims have.
-            foreign &= frozenset[int]().union(*(record.cpus_of() for record in service.records))
-        if wanted and foreign:
+        entitled = entitled_cpus(one, ledger)
+        if entitled and (foreign := one.cpus - entitled):
             strange = format_cpu_list(foreign)
             why = "it disturbs whoever has them; the audit should have put that right within seconds"
             yield problem(

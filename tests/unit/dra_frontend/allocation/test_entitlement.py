@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which CPUs a container may use, as explain, doctor and the status of claims see it."""
+
+from typing import Any
+
+from dra_frontend.allocation.entitlement import entitled_cpus, own_cpus, shares_pool
+from dra_frontend.allocation.ledger import Ledger
+from numa_contract.records import SharedCpus
+from numa_contract.reports import ContainerReport
+
+from tests.rigs.builders import cpu_record, files_of, memory_record, report
+
+TWO = cpu_record("u1", "a=0-1", "b=2-3")
+OTHER = cpu_record("u2", "r=6")
+BESIDE = TWO.model_copy(update={"shared_cpus": {"a": SharedCpus(cpus=frozenset({4, 5, 6, 7}), near=frozenset({4}))}})
+
+
+def user(*requests: str, driver: str = "dra.cpu", uid: str = "u1") -> ContainerReport:
+    """A container that names some requests of a claim."""
+    use: dict[str, Any] = {"uid": uid, "driver": driver, "requests": requests}
+    return report("c", claims=[use])
+
+
+def test_of_a_claim_those_requests_that_it_names() -> None:
+    """All of them where the backend, of an older release, names none."""
+    ledger = Ledger(files_of(TWO, OTHER))
+    assert entitled_cpus(user("a"), ledger) == own_cpus(user("a"), ledger) == {0, 1}
+    assert entitled_cpus(user("a", "b"), ledger) == entitled_cpus(user(), ledger) == {0, 1, 2, 3}
+
+
+def test_the_pool_beside_them() -> None:
+    """What no other claim holds of it, for who names the request that asks for it."""
+    ledger = Ledger(files_of(BESIDE, OTHER))
+    assert entitled_cpus(user("a"), ledger) == {0, 1, 4, 5, 7}
+    assert (own_cpus(user("a"), ledger), shares_pool(user("a"), ledger)) == ({0, 1}, True)
+    assert (entitled_cpus(user("b"), ledger), shares_pool(user("b"), ledger)) == ({2, 3}, False)
+
+
+def test_without_a_cpu_request() -> None:
+    """None of its own: it has the shared pool, whatever other containers have of the same claim."""
+    ledger = Ledger(files_of(TWO, memory_record("u1", ("m", 0, 1 << 20, 4096))))
+    assert entitled_cpus(user("m", driver="dra.memory"), ledger) == frozenset()
+    assert entitled_cpus(user("r", uid="unknown"), ledger) == frozenset()

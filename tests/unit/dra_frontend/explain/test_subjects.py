@@ -14,6 +14,7 @@ from dra_frontend.explain.subjects import UnknownSubjectError, explain_known
 from dra_frontend.explain.text import explanation_text
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
+from numa_contract.cpuset import format_cpu_list
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
 
@@ -192,6 +193,22 @@ def test_devices() -> None:
     }
     found, problems = told(knowing([], published=(shown,)), "device/memory-numa000")
     assert problems == ["memory-numa000 is unhealthy", "memory-numa000 is tainted"]
+
+
+def test_what_a_damaged_claim_file_holds() -> None:
+    """Its CPUs and bytes are neither free nor shared, and it is named by its UID, which is all that is known."""
+    (record,) = prepared(asked(2))
+    cpus_held = ClaimFile("dra.cpu", "u8", None, frozenset({5, 6}), "damaged")
+    memory_held = ClaimFile("dra.memory", "u9", None, frozenset(), "damaged", {"memory-numa000": 1 << 30})
+    known = knowing([record])
+    whole = told(known, "memory-numa000")[0]["free"]
+    known = replace(known, files={**known.files, ("dra.cpu", "u8"): cpus_held, ("dra.memory", "u9"): memory_held})
+    assert told(known, "5")[0]["use"] == "claimed by u8, whose record is not known"
+    found = told(known, "cpudevnuma000")[0]
+    assert (found["free"], found["claims"]) == ("11", {"ns/claim-u0": "2", "u8": "2"})
+    assert found["freeCpus"] == format_cpu_list(frozenset({*range(1, 8), *range(16, 24)}) - record.cpus_of() - {5, 6})
+    found = told(known, "memory-numa000")[0]
+    assert (whole, found["free"], found["claims"]) == ("7232Mi", "6208Mi", {"u9": "1Gi"})
 
 
 def test_what_another_release_says_is_left_out() -> None:

@@ -68,7 +68,8 @@ def read_known(settings: Settings) -> Known:
     return Known(
         inventory=_as_published(node, devices),
         config=settings.config,
-        files=node.claims.files if silent else read_records(documents["claims"]),
+        # A claim whose record cannot be read is in its file alone, and what it has is held.
+        files={**node.claims.files, **read_records(documents.get("claims"))},
         containers=containers,
         backend=documents.get("backend") or {},
         published=tuple(devices),

@@ -29,7 +29,7 @@ class Known:
     inventory: Inventory
     config: Config
     files: Mapping[ClaimKey, ClaimFile]
-    """Claims, from the service, else from the claim files."""
+    """Claims, as the service says, and those of claim files of which it says nothing: damaged ones, or all."""
     containers: tuple[ContainerReport, ...] = ()
     backend: Mapping[str, Any] = field(default_factory=dict)
     """As ``/v1/backend`` shows it."""

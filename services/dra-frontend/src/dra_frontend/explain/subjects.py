@@ -5,11 +5,11 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
+from numa_contract.cdi import ClaimFile
 from numa_contract.cpuset import format_cpu_list
-from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER
 from numa_contract.records import AllocationRecord
 
-from dra_frontend.devices.model import CpuDevice
+from dra_frontend.devices.model import CpuDevice, Device
 from dra_frontend.devices.quantity import format_quantity
 from dra_frontend.explain.enforced import Problem, container_view, problem, problems_of
 from dra_frontend.explain.known import Known
@@ -158,7 +158,7 @@ def explain_cpu(known: Known, number: int) -> Explained | None:
 
 def _use(known: Known, number: int, uid: str | None, *, online: bool) -> str:
     if uid is not None:
-        return f"claimed by {claim_name(known, uid)}"
+        return f"claimed by {claim_name(known, uid)}" + ("" if known.records_of(uid) else ", whose record is not known")
     if not online:
         return "offline" + (", although reservedCPUs names it" if number in known.inventory.reserved_cpus else "")
     if number in known.inventory.reserved_cpus:
@@ -174,22 +174,20 @@ def explain_device(known: Known, name: str) -> Explained:
     shown = next((one for one in known.published if one.get("name") == name), {})
     binary = not isinstance(device, CpuDevice)
     claimed = {
-        claim_name(known, record.claim.uid): amount
-        for record in known.ledger.records
-        if record.driver == driver and (amount := _amount(record, name))
+        claim_name(known, uid): amount
+        for (owner, uid), file in sorted(known.files.items())
+        if owner == driver and (amount := _amount(file, device))
     }
-    used = sum(claimed.values())
     found: dict[str, Any] = {
         "device": name,
         "driver": driver,
         "attributes": dict(device.attributes),
         "capacity": format_quantity(device.amount, binary=binary),
-        "free": format_quantity(max(0, device.amount - used), binary=binary),
+        "free": format_quantity(_free(known, device), binary=binary),
         "claims": {claim: format_quantity(amount, binary=binary) for claim, amount in claimed.items()},
     }
     if isinstance(device, CpuDevice):
-        held = known.ledger.held_cpus()
-        found |= {"cpus": format_cpu_list(device.cpus), "freeCpus": format_cpu_list(device.cpus - held)}
+        found |= {"cpus": format_cpu_list(device.cpus), "freeCpus": format_cpu_list(_free_cpus(known, device))}
     problems = []
     if shown.get("health", "healthy") != "healthy":
         found["health"] = shown["health"]
@@ -203,7 +201,19 @@ def explain_device(known: Known, name: str) -> Explained:
     return found, problems
 
 
-def _amount(record: AllocationRecord, device: str) -> int:
-    if record.driver == CPU_DRIVER:
-        return sum(len(part.cpus) for part in record.cpus if part.device == device)
-    return sum(part.size for part in record.memory if part.device == device) if record.driver == MEMORY_DRIVER else 0
+def _free_cpus(known: Known, device: CpuDevice) -> frozenset[int]:
+    return device.cpus - known.ledger.held_cpus()
+
+
+def _free(known: Known, device: Device) -> int:
+    if isinstance(device, CpuDevice):
+        return len(_free_cpus(known, device))
+    return max(0, device.amount - known.ledger.claimed_bytes().get(device.name, 0))
+
+
+def _amount(file: ClaimFile, device: Device) -> int:
+    if not isinstance(device, CpuDevice):
+        return file.memory.get(device.name, 0)
+    if file.record is None:
+        return len(file.cpus & device.cpus)
+    return sum(len(part.cpus) for part in file.record.cpus if part.device == device.name)

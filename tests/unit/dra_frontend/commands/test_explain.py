@@ -4,10 +4,15 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from dra_frontend.claims.journal import Entries, Journal
+from dra_frontend.commands import cli
 from dra_frontend.commands.explain import explain
-from numa_contract.cdi import RECORD_ANNOTATION
+from dra_frontend.commands.gather import gather
+from numa_contract.cdi import RECORD_ANNOTATION, ClaimFile
+from numa_contract.names import CLAIMS_JOURNAL
 
 from tests.rigs.ailing_node import AilingNode
 from tests.rigs.builders import cpu_record, write_claim
@@ -19,6 +24,25 @@ def node() -> Iterator[AilingNode]:
     made = AilingNode()
     yield made
     made.close()
+
+
+@pytest.mark.parametrize("serving", [True, False])
+async def test_a_claim_that_is_being_released_holds_its_cpus(
+    serving: bool, node: AilingNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As long as the journal says so; an archive of the node tells the same."""
+    node.serving = serving
+    record = cpu_record("u9", "r=5-6")
+    held = Entries(releasing={("dra.cpu", "u9"): ClaimFile.of(record)})
+    Journal(node.run / CLAIMS_JOURNAL).write(held)
+    said = "claimed by ns/claim-u9, which is released: a container of it may still run"
+    async with node.up() as settings:
+        found, _ = await asyncio.to_thread(explain, settings, "cpu/5")
+        device, _ = await asyncio.to_thread(explain, settings, "cpudevnuma001")
+        await asyncio.to_thread(gather, settings, str(tmp_path / "a"), masked=False)
+    assert (found["use"], device["freeCpus"]) == (said, "4,7")
+    assert cli.main(["explain", "cpu/5", "--from", str(tmp_path / "a")]) == 0
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("serving", [True, False])

@@ -19,6 +19,8 @@ MANIFEST: Final = "manifest.json"
 """What the archive is, and what could not be read."""
 STATE: Final = "state"
 """The directory of what the service said."""
+JOURNAL: Final = "journal.json"
+"""What the journal of claims said."""
 _TOP: Final = "node"
 
 

@@ -9,13 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from numa_contract.names import FAULT_TAINTS, OVERCLAIMED_TAINTS
+from numa_contract.cdi import ClaimFile
+from numa_contract.names import CLAIMS_JOURNAL, FAULT_TAINTS, OVERCLAIMED_TAINTS, ClaimKey
 from numa_contract.reports import ContainerReport
 
 from dra_frontend.api_server.client import KubeClient, connect
 from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.api_server.errors import KubeError
-from dra_frontend.bundle.archive import STATE
+from dra_frontend.bundle.archive import JOURNAL, STATE
+from dra_frontend.claims.journal import Journal
 from dra_frontend.commands.classes import known_classes
 from dra_frontend.commands.node_files import NodeFiles, read_node
 from dra_frontend.devices.inventory import Inventory
@@ -75,6 +77,7 @@ def read_known(settings: Settings) -> Known:
         published=tuple(devices),
         silent=silent,
         kernel=_kernel_files(settings, containers),
+        releasing=_releasing(settings),
     )
 
 
@@ -93,6 +96,15 @@ def read_state(settings: Settings) -> tuple[dict[str, Any], str]:
         return {name: client.document(f"/v1/{name}") for name in STATE_PATHS}, ""
     except NoServiceError as error:
         return {}, str(error)
+
+
+def _releasing(settings: Settings) -> dict[ClaimKey, ClaimFile]:
+    """Returns the claims that are released while a container of theirs may run, those in an archive first."""
+    with suppress(OSError, ValueError, RecursionError):
+        kept = json.loads(Path(settings.host_root, JOURNAL).read_bytes())
+        return read_records(kept.get("releasing") if isinstance(kept, dict) else None)
+    path = Path(on_node(settings.host_root, settings.config.run_dir), CLAIMS_JOURNAL)
+    return dict(Journal(path).read().releasing) if path.exists() else {}
 
 
 def _as_published(node: NodeFiles, devices: list[Mapping[str, Any]]) -> Inventory:

@@ -19,7 +19,7 @@ from numa_contract.config import ConfigError
 from numa_contract.names import CLAIMS_JOURNAL, cdi_file_name
 from numa_node.files import read_regular
 
-from dra_frontend.bundle.archive import MANIFEST, STATE, ArchiveError, ArchiveWriter, extract
+from dra_frontend.bundle.archive import JOURNAL, MANIFEST, STATE, ArchiveError, ArchiveWriter, extract
 from dra_frontend.bundle.masking import Masks
 from dra_frontend.bundle.recording import RecordingTree
 from dra_frontend.claims.journal import Journal
@@ -131,7 +131,7 @@ class Bundle:
         ]
         releasing = [file.record.model_dump(mode="json") for file in entries.releasing.values() if file.record]
         said = {"present": present, "releasing": releasing, "problem": journal.problem}
-        self.files["journal.json"] = json.dumps(said, indent=1)
+        self.files[JOURNAL] = json.dumps(said, indent=1)
 
     def mask(self) -> None:
         """Replaces the names in everything but the kernel's files, which have none."""

@@ -41,11 +41,14 @@ class Known:
     """Why no claim comes to run here, whatever it asks for."""
     kernel: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Files of the containers' cgroups, by container id and name, where they can be seen."""
+    releasing: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
+    """Claims that are released, and hold what they had while a container of theirs may still run."""
 
     @cached_property
     def ledger(self) -> Ledger:
         """Returns who holds what."""
-        return Ledger(self.files, containers=self.containers)
+        releasing = {key: file for key, file in self.releasing.items() if key not in self.files}
+        return Ledger(self.files, releasing, self.containers)
 
     @cached_property
     def devices(self) -> dict[str, tuple[str, Device]]:

@@ -156,9 +156,17 @@ def explain_cpu(known: Known, number: int) -> Explained | None:
     return found | {"claim": claim["claim"], "claimUid": uid, "containers": claim["containers"]}, problems
 
 
+def _remark(known: Known, uid: str) -> str:
+    if known.records_of(uid):
+        return ""
+    if any(uid == other for _, other in known.releasing):
+        return ", which is released: a container of it may still run"
+    return ", whose record is not known"
+
+
 def _use(known: Known, number: int, uid: str | None, *, online: bool) -> str:
     if uid is not None:
-        return f"claimed by {claim_name(known, uid)}" + ("" if known.records_of(uid) else ", whose record is not known")
+        return f"claimed by {claim_name(known, uid)}{_remark(known, uid)}"
     if not online:
         return "offline" + (", although reservedCPUs names it" if number in known.inventory.reserved_cpus else "")
     if number in known.inventory.reserved_cpus:
@@ -175,7 +183,7 @@ def explain_device(known: Known, name: str) -> Explained:
     binary = not isinstance(device, CpuDevice)
     claimed = {
         claim_name(known, uid): amount
-        for (owner, uid), file in sorted(known.files.items())
+        for (owner, uid), file in sorted({**known.releasing, **known.files}.items())
         if owner == driver and (amount := _amount(file, device))
     }
     found: dict[str, Any] = {

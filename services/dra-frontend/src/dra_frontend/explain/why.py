@@ -65,7 +65,8 @@ def _taken(known: Known, device: CpuDevice, besides: str) -> list[dict[str, str]
 
 def claim_name(known: Known, uid: str) -> str:
     """Returns namespace and name of a claim, the UID where no record tells them."""
-    return next((f"{one.claim.namespace}/{one.claim.name}" for one in known.records_of(uid)), uid)
+    released = [file.record for (_, other), file in known.releasing.items() if other == uid and file.record]
+    return next((f"{one.claim.namespace}/{one.claim.name}" for one in [*known.records_of(uid), *released]), uid)
 
 
 def _again(

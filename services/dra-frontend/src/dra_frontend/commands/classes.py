@@ -27,12 +27,11 @@ def device_classes(machine: Machine) -> list[dict[str, Any]]:
     Memory of nodes without CPUs has classes of its own, so that nobody gets it who has not asked for it.
     """
     nodes = machine.numa_nodes.values()
-    sizes = sorted({pool.page_bytes for node in nodes for pool in node.hugepages})
     far_nodes = [node for node in nodes if node.tier == FAR_TIER and node.memory_bytes]
     far_sizes = sorted({pool.page_bytes for node in far_nodes for pool in node.hugepages})
     return [
         _class(CPU_DRIVER, [f'device.driver == "{CPU_DRIVER}"']),
-        *(_memory_class(size, far=False) for size in (None, *sizes)),
+        *(_memory_class(size, far=False) for size in (None, *machine.page_sizes)),
         *(_memory_class(size, far=True) for size in ((None, *far_sizes) if far_nodes else ())),
     ]
 

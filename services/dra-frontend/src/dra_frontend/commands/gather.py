@@ -98,9 +98,7 @@ class Bundle:
         cgroups = RecordingTree(HostTree(on_node(self._settings.host_root, at)), at)
         try:
             machine = discover(host)
-            read_pod_pages(
-                cgroups, {pool.page_bytes for node in machine.numa_nodes.values() for pool in node.hugepages}
-            )
+            read_pod_pages(cgroups, machine.page_sizes)
         except HostTreeError as error:
             self.missing["machine"] = str(error)
         for container in read_containers(json.loads(self.files.get(f"{STATE}/containers.json", "[]"))):

@@ -105,7 +105,7 @@ def _core_types(machine: Machine) -> list[tuple[CoreType, list[int]]]:
 def machine_table(machine: Machine) -> str:
     """Returns a machine for a person: a summary, then one row for each NUMA node."""
     nodes = list(machine.numa_nodes.values())
-    sizes = sorted({pool.page_bytes for node in nodes for pool in node.hugepages})
+    sizes = machine.page_sizes
     pages = [f"{kubernetes_page_size(size)} FREE/TOTAL" for size in sizes]
     header = ["NODE", "CPUS", "CORES", "L3", "MEMORY", *pages, "DISTANCES"]
     lines = [f"{name + ':':<12}{value}" for name, value in _summary(machine) if value]

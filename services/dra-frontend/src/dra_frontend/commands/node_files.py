@@ -59,9 +59,8 @@ def check(inventory: Inventory, claims: DirectoryView | None = None) -> None:
 
 def _host_pages(machine: Machine, host_root: str, config: Config) -> dict[PageKey, int]:
     """Returns the hugepages that no pod holds and that are not free, where cgroups tell what pods hold."""
-    sizes = {pool.page_bytes for node in machine.numa_nodes.values() for pool in node.hugepages}
     cgroups = HostTree(on_node(host_root, config.cgroup_root))
-    pods = read_pod_pages(cgroups, sizes)
+    pods = read_pod_pages(cgroups, machine.page_sizes)
     return {
         (node.id, pool.page_bytes): held_pages(node.id, pool, pods.get(pool.page_bytes))
         for node in machine.numa_nodes.values()

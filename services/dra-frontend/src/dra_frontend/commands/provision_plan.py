@@ -87,9 +87,8 @@ def plan(machine: Machine, requested: Iterable[Requested]) -> list[Target]:
 
 
 def _targets(machine: Machine, source: str, pages: Pages) -> list[Target]:
-    sizes = {pool.page_bytes for node in machine.numa_nodes.values() for pool in node.hugepages}
-    if pages.size not in sizes:
-        known = ", ".join(map(kubernetes_page_size, sorted(sizes))) or "none"
+    if pages.size not in machine.page_sizes:
+        known = ", ".join(map(kubernetes_page_size, machine.page_sizes)) or "none"
         raise ConfigError(source, [f"this kernel has no pages of {kubernetes_page_size(pages.size)}; it has {known}"])
     nodes = {node.id: node for node in machine.numa_nodes.values() if node.online and node.memory_bytes}
     if not nodes:

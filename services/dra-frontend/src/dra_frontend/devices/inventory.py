@@ -188,7 +188,7 @@ def _memory_pools(
     nodes = [] if MEMORY_DRIVER in refused else [node for _, node in sorted(machine.numa_nodes.items())]
     plain = (plain_memory(machine, node, config, reserve) for node in nodes)
     yield Pool(MEMORY_DRIVER, f"{node_name}-memory", tuple(device for device in plain if device is not None))
-    for size in sorted({pool.page_bytes for node in nodes for pool in node.hugepages}):
+    for size in machine.page_sizes if nodes else ():
         huge = (hugepages(machine, node, size, config, host_pages.get((node.id, size), 0)) for node in nodes)
         if devices := tuple(device for device in huge if device is not None):
             yield Pool(MEMORY_DRIVER, f"{node_name}-hugepages-{short_page_size(size)}", devices)
@@ -210,7 +210,7 @@ def _cpu_warnings(machine: Machine, config: Config, pool: Pool, refused: Mapping
 def _memory_warnings(
     machine: Machine, config: Config, reserve: MemoryReserve, pools: Sequence[Pool], refused: Mapping[str, str]
 ) -> Iterator[str]:
-    sizes = {pool.page_bytes for node in machine.numa_nodes.values() for pool in node.hugepages}
+    sizes = machine.page_sizes
     offered = {device.name for pool in pools for device in pool.devices}
     if reserve.source == "kubelet" and not offered & {memory_device_name(None, one) for one in machine.numa_nodes}:
         yield f"memory: none is left for claims; reserved is {reserve.text}"

@@ -94,6 +94,11 @@ class Machine:
     """Every CPU that was online at one of the reads of this process, as it was then."""
 
     @property
+    def page_sizes(self) -> tuple[int, ...]:
+        """Every hugepage size of any node, in bytes, ascending."""
+        return tuple(sorted({pool.page_bytes for node in self.numa_nodes.values() for pool in node.hugepages}))
+
+    @property
     def online(self) -> frozenset[int]:
         """Ids of all online CPUs."""
         return frozenset(self.cpus)

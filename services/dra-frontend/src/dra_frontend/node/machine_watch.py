@@ -105,7 +105,7 @@ class MachineWatch:
         """Reads the fingerprint; discovers the whole machine again if that has changed."""
         if self.errors.due:
             await asyncio.to_thread(self.errors.read, self.inventory.machine)
-        sizes = frozenset(pool.page_bytes for node in self.machine.numa_nodes.values() for pool in node.hugepages)
+        sizes = frozenset(self.inventory.machine.page_sizes)
         try:
             fingerprint, held, pods_known = await asyncio.to_thread(_sample, self._host, self._cgroups, sizes)
             self._host_pages.sample(held)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from dra_frontend.scheduling.asked import Asked, Way, asked, room, too_large, unmet
 from dra_frontend.scheduling.constraints import Agreement, Effort
-from dra_frontend.scheduling.fit import InUse, Verdict, class_of, matching, verdict
+from dra_frontend.scheduling.fit import InUse, Verdict, budget, class_of, matching, verdict
 from dra_frontend.scheduling.published import Published
 from dra_frontend.scheduling.reading import ManifestError
 from dra_frontend.scheduling.wanted import MOST_RESULTS, DeviceClass, Wanted, Wish
@@ -46,6 +46,8 @@ class Search:
     ) -> None:
         self._devices, self._classes = devices, classes
         self.in_use = in_use or InUse()
+        # Of all verdicts: who explains a claim asks once for each request.
+        self._budget = budget()
         self._requests: list[Asked] = []
         self._room: list[int] = []
         self._claims: Sequence[Wanted] = ()
@@ -83,7 +85,7 @@ class Search:
 
     def verdicts(self, wish: Wish) -> list[Verdict]:
         """Returns what each device that the selectors admit is to a request by itself; raises ManifestError."""
-        found = matching(wish, class_of(wish, self._classes), self._devices)
+        found = matching(wish, class_of(wish, self._classes), self._devices, self._budget)
         return [verdict(wish, device, self.in_use) for device in found]
 
     def _from(self, place: int) -> bool:

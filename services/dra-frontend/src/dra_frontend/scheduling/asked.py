@@ -5,7 +5,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dra_frontend.scheduling.fit import InUse, class_of, matching, named, verdict
+from dra_frontend.scheduling.cel_values import Budget
+from dra_frontend.scheduling.fit import InUse, budget, class_of, matching, named, verdict
 from dra_frontend.scheduling.published import Published
 from dra_frontend.scheduling.reading import ManifestError
 from dra_frontend.scheduling.wanted import MOST_RESULTS, DeviceClass, Wanted, Wish
@@ -62,15 +63,18 @@ def asked(claims: Sequence[Wanted], classes: Mapping[str, DeviceClass], devices:
     for _, request in requests:
         for wish in request.wishes:
             class_of(wish, classes)
+    whole = budget()
     return [
-        Asked(claim, request.name, tuple(_way(wish, class_of(wish, classes), devices) for wish in request.wishes))
+        Asked(
+            claim, request.name, tuple(_way(wish, class_of(wish, classes), devices, whole) for wish in request.wishes)
+        )
         for claim, request in requests
     ]
 
 
-def _way(wish: Wish, device_class: DeviceClass, devices: Sequence[Published]) -> Way:
+def _way(wish: Wish, device_class: DeviceClass, devices: Sequence[Published], whole: Budget) -> Way:
     try:
-        return Way(wish, matching(wish, device_class, devices))
+        return Way(wish, matching(wish, device_class, devices, whole))
     except ManifestError as error:
         return Way(wish, error)
 

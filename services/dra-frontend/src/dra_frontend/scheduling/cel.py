@@ -58,10 +58,13 @@ def compiled(expression: str) -> Node:
         raise CelUnsupportedError("is nested too deep") from None
 
 
-def selected(expression: str, device: Mapping[str, Any]) -> bool:
-    """Tells whether a selector is true of a device; raises CelError and CelUnsupportedError."""
+def selected(expression: str, device: Mapping[str, Any], whole: Budget | None = None) -> bool:
+    """Tells whether a selector is true of a device; raises CelError and CelUnsupportedError.
+
+    It also spends of the budget that it has with others.
+    """
     try:
-        return boolean(compiled(expression)(Scope({"device": device}, Budget())), "the selector")
+        return boolean(compiled(expression)(Scope({"device": device}, Budget(whole=whole))), "the selector")
     except RecursionError:
         raise CelUnsupportedError("is nested too deep") from None
 

@@ -42,12 +42,12 @@ class Domains(dict[str, Mapping[str, Any]]):
 
 
 class Budget:
-    """What one evaluation may still handle: ``cel.bind`` lets a short expression double a list at each step."""
+    """What may still be handled: ``cel.bind`` lets a short expression double a list at each step."""
 
-    __slots__ = ("_left",)
+    __slots__ = ("_left", "_most", "_whole", "_whose")
 
-    def __init__(self) -> None:
-        self._left = MOST_VALUES
+    def __init__(self, most: int = MOST_VALUES, whose: str = "it handles", whole: "Budget | None" = None) -> None:
+        self._left, self._most, self._whose, self._whole = most, most, whose, whole
 
     def spend(self, operands: Iterable[Any]) -> None:
         """Counts a step with all that is inside of its operands; raises CelUnsupportedError when that is too much.
@@ -55,18 +55,24 @@ class Budget:
         What a list has in it twice counts twice, as it is compared twice.
         """
         waiting = [*operands]
-        self._left -= 1 + len(waiting)
+        self.take(1 + len(waiting))
         while waiting:
             one = waiting.pop()
-            if isinstance(one, str):
-                self._left -= len(one) // _PIECE
+            if isinstance(one, str) and len(one) >= _PIECE:
+                self.take(len(one) // _PIECE)
             elif isinstance(one, list):
-                self._left -= len(one)
+                self.take(len(one))
                 waiting.extend(one)
-            if self._left < 0:
-                raise CelUnsupportedError(
-                    f"costs too much: it handles more than {MOST_VALUES} values; make its lists shorter"
-                )
+
+    def take(self, values: int) -> None:
+        """Counts so many values, also of the whole that this is a part of."""
+        self._left -= values
+        if self._left < 0:
+            raise CelUnsupportedError(
+                f"costs too much: {self._whose} more than {self._most} values; make its lists shorter"
+            )
+        if self._whole:
+            self._whole.take(values)
 
 
 def boolean(value: Any, what: str) -> bool:

@@ -9,13 +9,14 @@ from typing import Final
 
 from dra_frontend.scheduling.cel import selected
 from dra_frontend.scheduling.cel_tokens import CelUnsupportedError
-from dra_frontend.scheduling.cel_values import CelError
+from dra_frontend.scheduling.cel_values import Budget, CelError
 from dra_frontend.scheduling.published import Key, Published, Share
 from dra_frontend.scheduling.reading import ManifestError
 from dra_frontend.scheduling.wanted import DeviceClass, Wish
 
 NO_CLASS: Final = "there is no DeviceClass"
 """How the refusal of a request begins whose class is not known."""
+_MOST_VALUES: Final = 10_000_000
 _MOST_NAMED: Final = 4
 _KEEPS_AWAY: Final = ("NoSchedule", "NoExecute")
 
@@ -71,24 +72,29 @@ def class_of(wish: Wish, classes: Mapping[str, DeviceClass]) -> DeviceClass:
     return classes[wish.device_class]
 
 
-def matching(wish: Wish, device_class: DeviceClass, devices: Iterable[Published]) -> list[Published]:
-    """Returns the devices that the selectors of class and request admit.
+def budget() -> Budget:
+    """Returns what the selectors of one pod may cost together, which is some seconds."""
+    return Budget(_MOST_VALUES, "with all selectors before it, it handles")
+
+
+def matching(wish: Wish, device_class: DeviceClass, devices: Iterable[Published], whole: Budget) -> list[Published]:
+    """Returns the devices that the selectors of class and request admit, which spend of a budget.
 
     Raises ManifestError for a selector that fails, which ends a real attempt, too.
     """
     return [
         device
         for device in devices
-        if _admitted(device_class.selectors, f"DeviceClass {wish.device_class}", device)
-        and _admitted(wish.selectors, f"request {wish.name}", device)
+        if _admitted(device_class.selectors, f"DeviceClass {wish.device_class}", device, whole)
+        and _admitted(wish.selectors, f"request {wish.name}", device, whole)
     ]
 
 
-def _admitted(selectors: Iterable[str], whose: str, device: Published) -> bool:
+def _admitted(selectors: Iterable[str], whose: str, device: Published, whole: Budget) -> bool:
     for place, expression in enumerate(selectors):
         where = f"{whose}: selectors[{place}]"
         try:
-            if not selected(expression, device.in_cel):
+            if not selected(expression, device.in_cel, whole):
                 return False
         except CelError as error:
             remedy = '; ask first, with: "name" in device.attributes["domain"]' if "no such key" in str(error) else ""

@@ -26,7 +26,7 @@ from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.quantity import format_quantity, parse_quantity
 from dra_frontend.scheduling.allocate import Search, UnschedulableError
 from dra_frontend.scheduling.manifests import Manifests
-from dra_frontend.scheduling.published import read_slices
+from dra_frontend.scheduling.published import of_node, read_slices
 from dra_frontend.scheduling.reading import ManifestError
 from dra_frontend.scheduling.simulation import own_devices
 from hypothesis import strategies as st
@@ -84,7 +84,7 @@ def _manifests(data: bytes) -> None:
     found = Manifests()
     add_manifests(found, data, "fuzzed")
     workloads = found.of_claims() + found.of_pods(found, _CLASSES)
-    published = read_slices(found.slices)
+    published = read_slices(of_node(found.slices, claims.NODE))
     search = Search([*own_devices(_INVENTORY, claims.NODE), *published], _CLASSES | found.classes)
     for workload in 2 * workloads[:4]:
         with suppress(UnschedulableError):
@@ -226,6 +226,7 @@ _devices_spec = st.builds(
     st.sampled_from(["resource.kubernetes.io/numaNode", "dra.cpu/numCPUs", "x/y"]),
     st.sampled_from(["matchAttribute", "distinctAttribute"]),
 )
+_NIC = {"name": "d", "nodeName": "other", "attributes": {"n": {"ints": [1, 2]}}}
 _POD: dict[str, Any] = {
     "resourceClaims": [{"name": "c", "resourceClaimTemplateName": "n"}],
     "containers": [{"name": "w", "resources": {"claims": [{"name": "c"}], "limits": {"cpu": 1, "x/y": "2"}}}],
@@ -237,6 +238,8 @@ _manifests_made = st.one_of(
     st.just(_manifest("Pod", **_POD)),
     st.just(_manifest("Deployment", template={"spec": _POD})),
     st.just(_manifest("ResourceSlice", driver="n", pool={"name": "p"}, devices=[{"name": "d"}])),
+    st.just(_manifest("ResourceSlice", driver="n", pool={"name": "q"}, nodeName=claims.NODE, devices=[_NIC])),
+    st.just(_manifest("ResourceSlice", driver="n", pool={"name": "r"}, perDeviceNodeSelection=True, devices=[_NIC])),
 )
 _ALIASES = b"a: &a [x,x,x,x,x,x,x,x]\n" + b"".join(
     b"%s: &%s [%s]\n" % (bytes([c + 1]), bytes([c + 1]), b",".join([b"*" + bytes([c])] * 8)) for c in range(97, 115)

@@ -178,6 +178,50 @@ def test_a_class_of_another_driver_must_be_given(root: Path, capsys: pytest.Capt
     assert (status, reasons(outcome)) == (3, f"there is no DeviceClass gpu.nvidia.com; {remedy}")
 
 
+def nic_slice(name: str, **spec: Any) -> dict[str, Any]:
+    """A slice with one device."""
+    pool = {"name": name, "generation": 1, "resourceSliceCount": 1}
+    devices = [{"name": f"nic-{name}"}]
+    return {
+        "kind": "ResourceSlice",
+        "metadata": {"name": name},
+        "spec": {"driver": "nic", "pool": pool, "devices": devices, **spec},
+    }
+
+
+def test_slices_of_other_nodes_do_not_count(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All of the cluster's may be given: those of one node and of no single one count; nobody guesses which."""
+    selector = {"cel": {"expression": 'device.driver == "nic"'}}
+    nics = {"kind": "DeviceClass", "metadata": {"name": "nic"}, "spec": {"selectors": [selector]}}
+    wanted = [nics, claim("c", request("r", of="nic", allocationMode="All"))]
+    near, far, free = nic_slice("a", nodeName="a"), nic_slice("b", nodeName="b"), nic_slice("all", allNodes=True)
+    either = nic_slice("either", perDeviceNodeSelection=True)
+    either["spec"]["devices"] = [{"name": "one", "nodeName": "a"}, {"name": "two", "nodeName": "b"}]
+    ours = {**far, "metadata": {"name": "ours"}, "spec": {**far["spec"], "driver": "dra.cpu", "nodeName": "c"}}
+
+    def devices(*slices: dict[str, Any], node: str = "") -> set[str]:
+        file = written(tmp_path / "c.yaml", *wanted, *slices)
+        named = ["--node", node] if node else []
+        status, outcome, err = run(capsys, "--host-root", str(root), "--claim", file, *named)
+        if status == 2:
+            return {err}
+        return {
+            one["device"] for row in outcome["outcomes"] for each in row.get("claims", ()) for one in each["devices"]
+        }
+
+    assert devices(near, far, free, node="a") == {"nic-a", "nic-all"}
+    assert devices(near, far, either, node="b") == {"nic-b", "two"}
+    # The driver's own slices tell that this is a node of the cluster.
+    assert devices(near, far, free, ours, node="c") == {"nic-all"}
+    # A captured machine seldom has the name of its node.
+    assert devices(near, free) == {"nic-a", "nic-all"}
+    (refusal,) = devices(near, far, either)
+    assert "are of 2 nodes (a, b): say which of them this is, with --node NAME" in refusal
+    assert "kubectl get resourceslices --field-selector spec.nodeName=NAME -o yaml" in refusal
+    (refusal,) = devices(either, free)
+    assert "are of 2 nodes (a, b)" in refusal
+
+
 def pod(*containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
     """A pod with the claim ``c`` under the name ``numa``."""
     inner = {"resourceClaims": [{"name": "numa", "resourceClaimName": "c"}], "containers": list(containers), **spec}

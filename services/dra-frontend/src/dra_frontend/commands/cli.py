@@ -54,6 +54,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="configuration file (YAML)")
         command.add_argument("--host-root", metavar="DIR", default=argparse.SUPPRESS, help="another root than /")
     made["slices"].add_argument("--node", metavar="NAME", default=argparse.SUPPRESS, help="name of the Node object")
+    slices_of = "of ResourceSlices of several nodes use this one's"
+    made["simulate"].add_argument("--node", metavar="NAME", default=argparse.SUPPRESS, help=slices_of)
     _add_simulate_arguments(made["simulate"])
     subject = "claim or pod ([NAMESPACE/]NAME or UID), CPU or device; claim/, pod/, cpu/, device/ before it says which"
     made["explain"].add_argument("subject", metavar="CLAIM|POD|CPU|DEVICE", help=subject)
@@ -116,7 +118,8 @@ def _simulate(arguments: argparse.Namespace) -> tuple[str, int]:
     # A made-up machine may have been captured under a name that is not valid.
     node = read_node(settings, _NODE, empty=arguments.empty)
     check(node.inventory, node.claims)
-    outcome = simulate(*prepared(arguments.claim, arguments.pod, node, settings.config), arguments.times)
+    asked = prepared(arguments.claim, arguments.pod, node, settings.config, settings.node_name)
+    outcome = simulate(*asked, arguments.times)
     text = outcome_table(outcome) if arguments.output == "table" else structured(outcome, arguments.output)
     return text, 0 if outcome["fit"] == outcome["of"] else _DOES_NOT_FIT
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What would become of claims and pods on this node: scheduled as kube-scheduler does, prepared by our own code."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from numa_contract.config import Config, ConfigError
 from numa_contract.names import DRIVERS
@@ -13,32 +14,42 @@ from dra_frontend.commands.node_files import NodeFiles
 from dra_frontend.devices.quantity import format_quantity
 from dra_frontend.scheduling.fit import NO_CLASS
 from dra_frontend.scheduling.manifests import Workload
-from dra_frontend.scheduling.published import read_slices
-from dra_frontend.scheduling.reading import ManifestError
+from dra_frontend.scheduling.published import of_node, read_slices
+from dra_frontend.scheduling.reading import ManifestError, mapping
 from dra_frontend.scheduling.simulation import Row, Simulation
 
 _ADD = "; add it to the files, and this node's ResourceSlices of its driver"
 
 
 def prepared(
-    claims: Sequence[str], pods: Sequence[str], node: NodeFiles, config: Config
+    claims: Sequence[str], pods: Sequence[str], node: NodeFiles, config: Config, name: str
 ) -> tuple[Simulation, list[Workload]]:
     """Reads manifests: those whose claims and those whose pods are simulated. Raises ConfigError naming the fault.
 
-    Each finds its templates, classes and other drivers' slices in any of the files.
+    Each finds its templates, classes and other drivers' slices in any of the files. The name is the node's: of slices
+    of several nodes its own count.
     """
     of_claims, of_pods = read_manifests(claims), read_manifests(pods)
     everything = of_claims.with_all(of_pods)
     classes = known_classes(node.inventory.machine) | everything.classes
     try:
         workloads = of_claims.of_claims() + of_pods.of_pods(everything, classes)
-        others = [one for one in read_slices(everything.slices) if one.driver not in DRIVERS]
+        others = read_slices(_of_others(everything.slices, name))
     except ManifestError as error:
         raise ConfigError("manifests", [str(error)]) from error
     if not workloads:
         kinds = "no ResourceClaim or ResourceClaimTemplate" if claims else "no Pod, and nothing that makes pods"
         raise ConfigError(", ".join(claims or pods), [f"has {kinds}"])
     return Simulation(node.inventory, config, classes, dict(node.claims.files), others), workloads
+
+
+def _of_others(slices: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[str, Any]]:
+    """Returns this node's slices of other drivers; the nodes are those that all slices name. Raises ManifestError."""
+
+    def foreign(found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        return [one for one in found if mapping(one, "spec").get("driver") not in DRIVERS]
+
+    return foreign(of_node(slices, node)) if foreign(slices) else []
 
 
 def simulate(simulation: Simulation, workloads: Sequence[Workload], times: int) -> Row:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices as ResourceSlices publish them, whoever their driver is, and how much of one a request consumes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -17,6 +17,7 @@ Key = tuple[str, str, str]
 Values = frozenset[tuple[type, Any]]
 """Of an attribute, each with its type: values of different types are never the same."""
 _NONE: Final[Values] = frozenset()
+_MOST_NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,39 @@ def _by_domain(driver: str, values: Mapping[str, Any]) -> Domains:
         domain, _, short = name.rpartition("/")
         domains.setdefault(domain or driver, {})[short] = one
     return Domains(domains)
+
+
+def of_node(documents: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[str, Any]]:
+    """Returns the slices of one node and those of no single one; raises ManifestError.
+
+    Where all are of one node, that is this one: a machine that was captured seldom has its name.
+    """
+    named = sorted({name for one in documents for name in _nodes(mapping(one, "spec"))})
+    if len(named) < 2:
+        return list(documents)
+    if node not in named:
+        some = ", ".join(named[:_MOST_NAMED]) + (", ..." if len(named) > _MOST_NAMED else "")
+        alone = "kubectl get resourceslices --field-selector spec.nodeName=NAME -o yaml"
+        raise ManifestError(
+            f"the ResourceSlices are of {len(named)} nodes ({some}): say which of them this is, with --node NAME, "
+            f"or give its own alone ({alone})"
+        )
+    specs = [(one, mapping(one, "spec")) for one in documents]
+    return [{**one, "spec": _part(spec, node)} for one, spec in specs if value(spec, "nodeName", str, node) == node]
+
+
+def _nodes(spec: Mapping[str, Any]) -> set[str]:
+    """Returns the nodes that a slice names: its own, or those of its devices."""
+    places = [spec, *items(spec, "devices", lambda one: one)] if spec.get("perDeviceNodeSelection") else [spec]
+    return {value(one, "nodeName", str, "") for one in places} - {""}
+
+
+def _part(spec: Mapping[str, Any], node: str) -> Mapping[str, Any]:
+    """Returns a slice without the devices that only other nodes reach."""
+    if not spec.get("perDeviceNodeSelection"):
+        return spec
+    devices = items(spec, "devices", lambda one: one)
+    return {**spec, "devices": [one for one in devices if value(one, "nodeName", str, node) == node]}
 
 
 def read_slices(documents: Iterable[Mapping[str, Any]]) -> list[Published]:

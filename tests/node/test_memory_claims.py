@@ -2,6 +2,7 @@
 """Memory and hugepages of claims: what adds up, what is refused, and when, and what a mount holds."""
 
 import signal
+from functools import partial
 
 import pytest
 
@@ -9,6 +10,7 @@ from tests.node.rig import kernel
 from tests.node.rig.claims import Wish, memory_config
 from tests.node.rig.cluster import Cluster
 from tests.node.rig.marks import each_runtime
+from tests.node.rig.pods import Container
 from tests.node.rig.wait import until
 from tests.stage.pods import cpus, hugepages, memory
 
@@ -66,6 +68,11 @@ def test_the_pod_alone_stops_a_page_too_many(cluster: Cluster) -> None:
     until(lambda: box.cgroup.hugetlb("2MB")["rsvd.max"] == str(4 * MIB), "the audit puts the limit back")
 
 
+def mounted(box: Container, place: str) -> list[str]:
+    """The lines of a place, in the log of a container that has printed its mounts."""
+    return [line for line in box.log().splitlines() if f" {place} " in line]
+
+
 @pytest.mark.core
 @each_runtime
 def test_a_mount_comes_and_goes_with_its_container(cluster: Cluster) -> None:
@@ -75,7 +82,7 @@ def test_a_mount_comes_and_goes_with_its_container(cluster: Cluster) -> None:
     db = cluster.pod(cpus(1, numa_node=1), hugepages(4 * MIB), config=wish)
     for _ in range(2):
         box = db.run(command=["sh", "-c", "cat /proc/mounts; exec sleep 1000"], image="python")
-        (line,) = [line for line in until(box.log, "the mounts").splitlines() if " /dev/hugepages " in line]
+        (line,) = until(partial(mounted, box, "/dev/hugepages"), "the mount in the log")
         assert line.split()[2] == "hugetlbfs"
         assert {"pagesize=2M", f"size={4 * MIB}"} <= set(line.split()[3].split(","))
         assert box.exec("python3", "-IS", "-c", KEEP.format(size=4 * MIB)).code == 0

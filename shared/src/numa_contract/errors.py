@@ -18,6 +18,14 @@ def shown(text: object, most: int = SHOWN_CHARACTERS) -> str:
     return quoted if len(whole) <= most else f"{quoted}... ({len(whole)} characters)"
 
 
+def printable(text: object) -> str:
+    """Returns a foreign text for a terminal, whole and in one line: what does not print is spelled out.
+
+    Those are control characters, lone surrogates, and what changes the direction of writing.
+    """
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(text))
+
+
 def cut_answer(text: str) -> str:
     """Returns an answer to kubelet or runtime in at most 1 KiB of UTF-8; a lone surrogate is written as an escape."""
     data = text.encode(errors="backslashreplace")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numa_contract.documents import parse_json
-from numa_contract.errors import MalformedError, cut_answer, shown
+from numa_contract.errors import MalformedError, cut_answer, printable, shown
 
 from tests.rigs.cpu_time import cpu_seconds
 
@@ -63,6 +63,15 @@ def test_foreign_text_is_one_short_line(text: str) -> None:
     assert line.isprintable()
     assert len(line) < 10 * 80 + 40
     cut_answer(line).encode()
+
+
+@given(st.text(max_size=300))
+def test_foreign_text_on_a_terminal_is_whole_and_in_one_line(text: str) -> None:
+    """Nothing of it is lost or done; what prints is as it was."""
+    line = printable(text)
+    assert line.isprintable()
+    assert line == text or not text.isprintable()
+    assert printable("a\x1b[2J\n\u202eü\ud800") == r"a\x1b[2J\n\u202eü\ud800"
 
 
 def test_an_answer_has_a_kilobyte_at_most() -> None:

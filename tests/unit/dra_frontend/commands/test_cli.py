@@ -104,6 +104,15 @@ def test_bad_input_is_one_clear_line(
     assert printed.err.endswith(f"(below {host})\n") == (arguments == ["inspect"])
 
 
+def test_a_foreign_configuration_stays_in_its_line(
+    host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of an archive it is somebody else's: its keys do nothing to the terminal."""
+    (tmp_path / "config.yaml").write_text(json.dumps({"\x1b[2J": 1}))
+    assert cli.main(["inspect", "--host-root", host, "--config", str(tmp_path / "config.yaml")]) == 2
+    assert r"\x1b[2J: unknown key" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments", [["inspect", "-o", "xml"], ["explode"], ["inspect", "--nonsense"], ["--expose-pcie-roots=yes"]]
 )

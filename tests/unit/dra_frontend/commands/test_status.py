@@ -54,6 +54,17 @@ async def test_what_is_wrong_is_on_the_screen(node: AilingNode) -> None:
         assert any(text in line for line in problems)
 
 
+async def test_what_others_write_stays_in_its_line(node: AilingNode) -> None:
+    """A text of a pod or a peer neither forges a line nor reaches the terminal as a command."""
+    node.problems.append("dra.cpu: \x1b[2J\x07 \u202e")
+    node.containers[0].update(pooled="x\nno problems", exclusivity="\x1b[31mpool")
+    async with node.up() as settings:
+        screen = status_screen(await asyncio.to_thread(read_status, settings))
+    assert all(line.isprintable() for line in screen.split("\n"))
+    assert "no problems" not in screen.split("\n")
+    assert r"dra.cpu: \x1b[2J\x07 \u202e" in screen
+
+
 async def test_a_claim_whose_file_is_lost_is_named(node: AilingNode) -> None:
     """Without the service the journal says that a claim was prepared whose file is gone."""
     node.serving = False

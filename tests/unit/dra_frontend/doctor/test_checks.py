@@ -10,7 +10,7 @@ import pytest
 from dra_frontend.commands import cli
 from dra_frontend.doctor.facts import Service
 from dra_frontend.doctor.gather import gather
-from dra_frontend.doctor.model import Check, Level
+from dra_frontend.doctor.model import Check, Level, problem
 from dra_frontend.doctor.table import CHECKS, Verdict, examine
 from dra_frontend.doctor.text import findings_text
 from numa_contract.records import SharedCpus
@@ -146,6 +146,13 @@ async def test_beside_the_pod_nobody_is_asked_for_rights(node: AilingNode) -> No
         facts = await gather(replace(settings, config=settings.config.model_copy(update={"kubeconfig": ""})))
     api = {verdict.result for verdict in examine(facts) if verdict.check.group == "api"}
     assert api == {"unknown"}
+
+
+def test_what_others_write_stays_in_its_line() -> None:
+    """A text of a pod or a peer neither forges a line nor reaches the terminal as a command."""
+    check = Check("a.b", "Fine.", (), lambda: [problem("\x1b[2J.", "a\nb", "\u202e")])
+    shown = findings_text([Verdict(check, tuple(check.run(None)))], "n").split("\n")
+    assert shown[1:4] == [r"PROBLEM  \x1b[2J. [a.b]", r"WHY      a\nb", r"REMEDY   \u202e"]
 
 
 async def test_a_fault_in_a_check_hides_no_other() -> None:

@@ -157,6 +157,20 @@ def test_nobody_enforces_or_nobody_answers() -> None:
     assert (found["has"][0]["cpus"], problems) == (_listed(record), ["enforcement is not known"])
 
 
+def test_what_others_write_stays_in_its_line() -> None:
+    """A text of a pod or of an archive neither forges a line nor reaches the terminal as a command."""
+    (record,) = prepared(asked(2))
+    odd = user(record, name="\x1b[2J", podName="\ud800", cpus="0-31", exclusivity="pool", pooled="a\nPROBLEM  b")
+    kernel = {"c": {"cpuset.cpus.partition": "member\n\u202e"}}
+    found = explain_known(knowing([record], odd, kernel=kernel), "u0")
+    assert found is not None
+    lines = explanation_text(*found).split("\n")
+    assert all(line.isprintable() for line in lines)
+    assert [line for line in lines if line.startswith("PROBLEM")] == [
+        r"PROBLEM  container \x1b[2J of pod ns/\ud800 runs on other CPUs"
+    ]
+
+
 def test_cpus() -> None:
     """Reserved, kept for the rest, shared, claimed, or none of this machine."""
     (record,) = prepared(asked(2))

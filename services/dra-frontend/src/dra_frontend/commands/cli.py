@@ -12,6 +12,7 @@ from typing import Final
 
 from numa_contract import __version__
 from numa_contract.config import ConfigError
+from numa_contract.errors import printable
 from numa_node.config_file import read_yaml
 
 from dra_frontend.commands.classes import device_classes
@@ -132,7 +133,7 @@ def _explain(arguments: argparse.Namespace) -> tuple[str, int]:
     try:
         found, problems = explain(load_settings(arguments), arguments.subject, alone=arguments.source is not None)
     except UnknownSubjectError as error:
-        print(f"dra-frontend: {error}", file=sys.stderr)
+        print(printable(f"dra-frontend: {error}"), file=sys.stderr)
         return "", _BAD_INPUT
     if arguments.output == "table":
         return explanation_text(found, problems), _FAILED if problems else 0
@@ -244,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         below = (
             f" (below {arguments.host_root})" if isinstance(error, HostTreeError) and arguments.host_root != "/" else ""
         )
-        print(f"dra-frontend: {error}{below}", file=sys.stderr)
+        print(printable(f"dra-frontend: {error}{below}"), file=sys.stderr)
         return _BAD_INPUT
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # a reader that has seen enough, such as head

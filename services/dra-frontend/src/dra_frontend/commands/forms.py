@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import yaml
 from numa_contract.config import ConfigError, faults_of
+from numa_contract.errors import printable
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 
@@ -42,6 +43,6 @@ def object_list(items: Iterable[Any], form: str) -> str:
 
 def table(rows: Sequence[Sequence[object]]) -> str:
     """Returns one line for each row, its cells below those of the row before."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)

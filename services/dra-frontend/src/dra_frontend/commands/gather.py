@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Final
 from numa_contract import __version__
 from numa_contract.cdi import MAX_CLAIM_FILE
 from numa_contract.config import ConfigError
+from numa_contract.errors import printable
 from numa_contract.names import CLAIMS_JOURNAL, cdi_file_name
 from numa_node.files import read_regular
 
@@ -201,7 +202,7 @@ def gather(settings: Settings, output: str, *, masked: bool) -> str:
     where = "standard output" if output == "-" else output
     lines = [f"{where}: {manifest['files']} files" + (", names masked" if masked else ", with names (see --mask)")]
     lines += [f"not read: {path}: {why}" for path, why in manifest["missing"].items()]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _created(path: str) -> BinaryIO:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from numa_contract.cpuset import format_cpu_list
+from numa_contract.errors import printable
 from numa_contract.names import CLAIMS_JOURNAL
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
@@ -125,9 +126,10 @@ def status_screen(status: Document) -> str:
     """Returns the status for a person."""
     source = f"dra-driver-numa {status['version']}" if status["source"] == "service" else "the service is down"
     cpus = "  ".join(f"{use} {members or '-'}" for use, members in status["cpus"].items())
-    parts = [f"{status['node']}: {source}", f"CPUs: {cpus}", _devices(status), _claims(status)]
+    parts = [printable(f"{status['node']}: {source}"), printable(f"CPUs: {cpus}"), _devices(status), _claims(status)]
     lines = [f"PROBLEM  {text}" for text in status["problems"]] or ["no problems"]
-    return "\n\n".join([*parts, "\n".join([*lines, *(f"WARNING  {text}" for text in status["warnings"])])])
+    lines += [f"WARNING  {text}" for text in status["warnings"]]
+    return "\n\n".join([*parts, "\n".join(map(printable, lines))])
 
 
 def _devices(status: Document) -> str:

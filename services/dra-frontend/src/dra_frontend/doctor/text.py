@@ -4,13 +4,16 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from numa_contract.errors import printable
+
 from dra_frontend.doctor.model import Check, Finding, Level
 from dra_frontend.doctor.table import Verdict
 
 
 def findings_text(verdicts: Sequence[Verdict], node_name: str) -> str:
     """Returns the findings for a person: three lines each, and one line that counts them."""
-    return "\n".join([*_findings(verdicts), *_unknown(verdicts), _summary(verdicts, node_name)])
+    lines = [*_findings(verdicts), *_unknown(verdicts), _summary(verdicts, node_name)]
+    return "\n".join(map(printable, lines))
 
 
 def rules_text(checks: Sequence[Check]) -> str:

@@ -4,6 +4,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from numa_contract.errors import printable
+
 from dra_frontend.devices.quantity import format_quantity
 from dra_frontend.explain.enforced import Problem
 
@@ -15,7 +17,7 @@ def explanation_text(found: Mapping[str, Any], problems: Sequence[Problem]) -> s
     lines = list(_whole(found))
     for one in problems:
         lines += ["", f"PROBLEM  {one['problem']}", f"WHY      {one['why']}", f"REMEDY   {one['remedy']}"]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _whole(found: Mapping[str, Any]) -> Iterator[str]:

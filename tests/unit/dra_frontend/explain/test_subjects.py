@@ -15,7 +15,7 @@ from dra_frontend.explain.text import explanation_text
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.cpuset import format_cpu_list
-from numa_contract.records import AllocationRecord
+from numa_contract.records import AllocationRecord, CpuParameters
 from numa_contract.reports import ContainerReport
 
 from tests.rigs.builders import NODE, claim, cpu_record, cpus, memory, memory_record, opaque, report
@@ -99,6 +99,11 @@ def test_what_has_changed_since() -> None:
     assert verdicts(now) == {"1-3,16-19": "better now: a tighter fit", "4-7,20-23": "chosen"}
     (named,) = prepared(asked(2, cpuset="2-3"))
     assert "names these CPUs itself" in why(knowing([named]), "u0")["text"]
+    tomorrow = CpuParameters(core_type="of tomorrow")
+    newer = named.model_copy(update={"parameters": dict.fromkeys(named.parameters, tomorrow)})
+    assert "another release chose them" in why(knowing([newer]), "u0")["text"]
+    empty = tuple(one.model_copy(update={"cpus": frozenset()}) for one in first.cpus)
+    assert "has no CPUs for it" in why(knowing([first.model_copy(update={"cpus": empty})]), "u0")["text"]
     gone = first.model_copy(update={"cpus": tuple(one.model_copy(update={"device": "x"}) for one in first.cpus)})
     assert "does not offer x any more" in why(knowing([gone]), "u0")["text"]
 

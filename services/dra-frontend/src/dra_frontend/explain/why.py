@@ -6,7 +6,9 @@ from typing import Any
 
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.records import AllocationRecord, CpuAllocation, CpuParameters
+from pydantic import ValidationError
 
+from dra_frontend.allocation.parameters import CpuConfig
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import CpuDevice, DeviceKind
 from dra_frontend.explain.known import Known
@@ -42,17 +44,30 @@ def cpu_reasons(known: Known, record: AllocationRecord, part: CpuAllocation) -> 
     inventory, uid, parameters = known.inventory, record.claim.uid, record.parameters_of(part.request)
     _, device = known.devices.get(part.device, ("", None))
     found: dict[str, Any] = {"parameters": stated(parameters), "shape": shape(inventory.machine, part.cpus)}
+    if not part.cpus:
+        return {**found, "text": "the record has no CPUs for it: nothing was to be chosen"}
     if not isinstance(device, CpuDevice):
         return {**found, "text": f"this node does not offer {part.device} any more; the claim keeps what it has"}
     if device.kind is DeviceKind.CPU:
         return {**found, "text": "the scheduler chose this CPU: each CPU is a device (cpuDeviceMode: individual)"}
     if parameters.cpuset is not None:
         return {**found, "text": "the claim names these CPUs itself (cpuConfig.cpuset)"}
+    if _of_another_release(parameters):
+        return {**found, "text": "another release chose them, by parameters that this one does not know"}
     held = known.ledger.held_cpus(besides=uid) | (record.cpus_of() - part.cpus)
     found["taken"] = _taken(known, device, uid)
     found["free"] = format_cpu_list(device.cpus - held - part.cpus)
     found["places"] = _places(inventory, device, held, part.cpus, parameters)
     return {**found, **_again(inventory, device, held, part.cpus, parameters)}
+
+
+def _of_another_release(parameters: CpuParameters) -> bool:
+    said = parameters.model_dump(by_alias=True, include={"strategy", "l3", "numa", "isolated", "core_type"})
+    try:
+        CpuConfig.model_validate(said)
+    except ValidationError:
+        return True
+    return False
 
 
 def _taken(known: Known, device: CpuDevice, besides: str) -> list[dict[str, str]]:

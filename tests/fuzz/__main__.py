@@ -15,11 +15,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzz import backend_targets, contract_targets, frontend_targets
+from tests.fuzz import backend_targets, contract_targets, explain_targets, frontend_targets
 from tests.fuzz.corpus import endless
 from tests.fuzz.target import FuzzError, Target, check
 
-TARGETS = (*contract_targets.TARGETS, *frontend_targets.TARGETS, *backend_targets.TARGETS)
+TARGETS = (
+    *contract_targets.TARGETS,
+    *frontend_targets.TARGETS,
+    *explain_targets.TARGETS,
+    *backend_targets.TARGETS,
+)
 """Every parser of hostile input. A new parser is one more row in the table of its service."""
 _TURN_SECONDS = 2.0
 

@@ -5,6 +5,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dra_frontend.claims.journal import Entries, Journal
@@ -15,7 +16,8 @@ from numa_contract.cdi import RECORD_ANNOTATION, ClaimFile
 from numa_contract.names import CLAIMS_JOURNAL
 
 from tests.rigs.ailing_node import AilingNode
-from tests.rigs.builders import cpu_record, write_claim
+from tests.rigs.builders import cpu_record, report, write_claim
+from tests.rigs.trees import small_machine, write_tree
 
 
 @pytest.fixture
@@ -24,6 +26,38 @@ def node() -> Iterator[AilingNode]:
     made = AilingNode()
     yield made
     made.close()
+
+
+_GOOD: dict[str, Any] = {"claims": [], "containers": [], "backend": {}, "devices": []}
+_DEVICE = {"driver": "dra.cpu", "name": "cpudevnuma000"}
+
+
+@pytest.mark.parametrize(
+    ("odd", "problems"),
+    [
+        ({"devices": [1]}, 0),
+        ({"devices": {"a": 1}}, 0),
+        ({"devices": [{**_DEVICE, "taints": 5}]}, 0),
+        ({"devices": [{**_DEVICE, "taints": [1]}]}, 0),
+        ({"backend": [1], "claims": None, "containers": 5}, 0),
+        ({"devices": [{**_DEVICE, "health": "\x1b[2J\x1b]0;owned\x07", "message": "\ud800"}]}, 1),
+        ({"containers": [{**report("c").model_dump(), "cgroup": "a\0b", "claims": [{"uid": "u", "driver": "d"}]}]}, 0),
+    ],
+)
+def test_an_odd_archive_is_explained(
+    odd: dict[str, Any], problems: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be read of it is left out; the rest is told, and nothing of it is done by the terminal."""
+    write_tree(small_machine(), tmp_path)
+    (tmp_path / "etc/dra-driver-numa").mkdir(parents=True)
+    (tmp_path / "state").mkdir()
+    said = {f"state/{name}.json": document for name, document in (_GOOD | odd).items()}
+    for path, document in (said | {"manifest.json": {}, "etc/dra-driver-numa/config.yaml": {}}).items():
+        (tmp_path / path).write_text(json.dumps(document))
+    assert cli.main(["explain", "cpudevnuma000", "--from", str(tmp_path)]) == problems
+    printed = capsys.readouterr()
+    assert printed.out.startswith("Device cpudevnuma000 of driver dra.cpu: ")
+    assert all(line.isprintable() for line in printed.out.split("\n"))
 
 
 @pytest.mark.parametrize("serving", [True, False])

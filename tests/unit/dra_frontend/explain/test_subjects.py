@@ -8,7 +8,7 @@ import pytest
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.commands.classes import known_classes
 from dra_frontend.devices.inventory import build_inventory
-from dra_frontend.explain.known import Known, read_containers, read_records
+from dra_frontend.explain.known import Known, read_backend, read_containers, read_devices, read_records
 from dra_frontend.explain.pending import explain_pending
 from dra_frontend.explain.subjects import UnknownSubjectError, explain_known
 from dra_frontend.explain.text import explanation_text
@@ -205,12 +205,13 @@ def test_devices() -> None:
     found, problems = told(knowing([record]), "cpudevnuma000")
     assert (found["capacity"], found["free"], found["claims"], problems) == ("15", "13", {"ns/claim-u0": "2"}, [])
     shown = {
+        "driver": "dra.memory",
         "name": "memory-numa000",
         "health": "unhealthy",
         "message": "less than claimed",
         "taints": ["dra.memory/x"],
     }
-    found, problems = told(knowing([], published=(shown,)), "device/memory-numa000")
+    found, problems = told(knowing([], published=read_devices([shown])), "device/memory-numa000")
     assert problems == ["memory-numa000 is unhealthy", "memory-numa000 is tainted"]
 
 
@@ -236,7 +237,11 @@ def test_what_another_release_says_is_left_out() -> None:
     good = record.model_dump(mode="json")
     assert list(read_records([{"version": 9}, 7, good])) == [("dra.cpu", "u0")]
     assert [one.id for one in read_containers([{}, None, report("c").model_dump(mode="json")])] == ["c"]
-    assert (read_records(None), read_containers({})) == ({}, ())
+    assert (read_records(None), read_containers({}), read_backend([1])) == ({}, (), {})
+    device = {"driver": "dra.cpu", "name": "d", "taints": ["t"], "of tomorrow": 1}
+    odd = [1, "d", {"name": "d"}, {**device, "taints": 5}, {**device, "taints": [1]}, {**device, "health": 0}]
+    assert [one.taints for one in read_devices([*odd, device])] == [("t",)]
+    assert (read_devices({"a": 1}), read_devices(5)) == ((), ())
 
 
 def pending(known: Known, document: dict[str, Any]) -> tuple[Any, list[str]]:

@@ -60,7 +60,7 @@ def test_links_are_counted_over_the_whole_path(tmp_path: Path) -> None:
 
 
 def test_what_is_no_readable_text_is_an_error_with_its_name(tmp_path: Path) -> None:
-    """Bytes that are no text, directories, FIFOs and floods are refused by name; none of them blocks."""
+    """Bytes that are no text, directories, FIFOs, floods and what is no path are refused by name; none blocks."""
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     (tmp_path / "directory").mkdir()
     os.mkfifo(tmp_path / "fifo")
@@ -72,6 +72,10 @@ def test_what_is_no_readable_text_is_an_error_with_its_name(tmp_path: Path) -> N
             tree.read(f"/{name}")
         assert caught.value.path == f"/{name}"
     assert tree.names("/bytes") is None
+    for path in ("/a\0b", "/\ud800"):
+        for read in (tree.read, tree.names):
+            with pytest.raises(HostTreeError, match="is not a path"):
+                read(path)
 
 
 def test_only_the_running_machine_knows_its_page_size(tmp_path: Path) -> None:

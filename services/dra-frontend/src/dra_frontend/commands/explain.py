@@ -3,7 +3,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,15 @@ from dra_frontend.devices.model import Device
 from dra_frontend.doctor.model import Unread
 from dra_frontend.doctor.sources.endpoint import read_service
 from dra_frontend.explain.enforced import KERNEL_FILES, Problem
-from dra_frontend.explain.known import STATE_PATHS, Known, read_containers, read_records
+from dra_frontend.explain.known import (
+    STATE_PATHS,
+    Known,
+    PublishedDevice,
+    read_backend,
+    read_containers,
+    read_devices,
+    read_records,
+)
 from dra_frontend.explain.pending import explain_pending
 from dra_frontend.explain.subjects import UnknownSubjectError, explain_known, split_kind
 from dra_frontend.machine.file_tree import HostTreeError
@@ -66,15 +74,15 @@ def read_known(settings: Settings) -> Known:
     node = read_node(settings, settings.node_name)
     documents, silent = read_state(settings)
     containers = read_containers(documents.get("containers"))
-    devices = documents.get("devices") or []
+    devices = read_devices(documents.get("devices"))
     return Known(
         inventory=_as_published(node, devices),
         config=settings.config,
         # A claim whose record cannot be read is in its file alone, and what it has is held.
         files={**node.claims.files, **read_records(documents.get("claims"))},
         containers=containers,
-        backend=documents.get("backend") or {},
-        published=tuple(devices),
+        backend=read_backend(documents.get("backend")),
+        published=devices,
         silent=silent,
         kernel=_kernel_files(settings, containers),
         releasing=_releasing(settings),
@@ -107,12 +115,12 @@ def _releasing(settings: Settings) -> dict[ClaimKey, ClaimFile]:
     return dict(Journal(path).read().releasing) if path.exists() else {}
 
 
-def _as_published(node: NodeFiles, devices: list[Mapping[str, Any]]) -> Inventory:
+def _as_published(node: NodeFiles, devices: Iterable[PublishedDevice]) -> Inventory:
     """Returns the inventory with the devices tainted that the service says are."""
-    taints = {(one.get("driver"), one.get("name")): one.get("taints") or [] for one in devices}
+    taints = {(one.driver, one.name): one.taints for one in devices}
 
     def tainted(driver: str, device: Device) -> Device:
-        keys = taints.get((driver, device.name), [])
+        keys = taints.get((driver, device.name), ())
         failing = "true" if FAULT_TAINTS[driver] in keys else ""
         return replace(device, overclaimed=OVERCLAIMED_TAINTS[driver] in keys, failing=failing)
 

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known of a node when somebody asks: by its files, and by what the running service says of itself."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.errors import ContractError
 from numa_contract.names import ClaimKey
-from numa_contract.records import AllocationRecord, parse_record
+from numa_contract.records import AllocationRecord, Document, parse_record
 from numa_contract.reports import ContainerReport
 from pydantic import ValidationError
 
@@ -20,6 +20,20 @@ from dra_frontend.devices.model import Device
 
 STATE_PATHS = ("claims", "containers", "backend", "devices")
 """Documents of the state endpoint (``/v1/...``) that are made use of."""
+
+
+_Model = TypeVar("_Model", bound=Document)
+
+
+class PublishedDevice(Document):
+    """What ``/v1/devices`` says of a device beyond what machine and configuration do."""
+
+    driver: str
+    name: str
+    health: str = "healthy"
+    message: str = ""
+    taints: tuple[str, ...] = ()
+    """Keys."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +47,7 @@ class Known:
     containers: tuple[ContainerReport, ...] = ()
     backend: Mapping[str, Any] = field(default_factory=dict)
     """As ``/v1/backend`` shows it."""
-    published: tuple[Mapping[str, Any], ...] = ()
-    """As ``/v1/devices`` shows them."""
+    published: tuple[PublishedDevice, ...] = ()
     silent: str = ""
     """Why the service could not be asked: then files alone are known, and nothing of containers."""
     hindrances: tuple[str, ...] = ()
@@ -76,14 +89,24 @@ def read_records(documents: Any) -> dict[ClaimKey, ClaimFile]:
     return found
 
 
+def read_backend(document: Any) -> dict[str, Any]:
+    """Returns ``/v1/backend``; nothing where it cannot be read."""
+    return document if isinstance(document, dict) else {}
+
+
 def read_containers(documents: Any) -> tuple[ContainerReport, ...]:
     """Returns the containers of ``/v1/containers``, those left out that cannot be read."""
-    return tuple(_containers(documents if isinstance(documents, list) else ()))
+    return tuple(_readable(ContainerReport, documents))
 
 
-def _containers(documents: Iterable[Any]) -> Iterable[ContainerReport]:
-    for document in documents:
+def read_devices(documents: Any) -> tuple[PublishedDevice, ...]:
+    """Returns the devices of ``/v1/devices``, those left out that cannot be read."""
+    return tuple(_readable(PublishedDevice, documents))
+
+
+def _readable(model: type[_Model], documents: Any) -> Iterator[_Model]:
+    for document in documents if isinstance(documents, list) else ():
         try:
-            yield ContainerReport.model_validate(document)
+            yield model.model_validate(document)
         except ValidationError:
             continue

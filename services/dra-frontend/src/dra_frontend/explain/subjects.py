@@ -179,7 +179,7 @@ def _use(known: Known, number: int, uid: str | None, *, online: bool) -> str:
 def explain_device(known: Known, name: str) -> Explained:
     """Returns what a device offers, who has how much of it, and what is left."""
     driver, device = known.devices[name]
-    shown = next((one for one in known.published if one.get("name") == name), {})
+    shown = next((one for one in known.published if one.name == name), None)
     binary = not isinstance(device, CpuDevice)
     claimed = {
         claim_name(known, uid): amount
@@ -197,14 +197,12 @@ def explain_device(known: Known, name: str) -> Explained:
     if isinstance(device, CpuDevice):
         found |= {"cpus": format_cpu_list(device.cpus), "freeCpus": format_cpu_list(_free_cpus(known, device))}
     problems = []
-    if shown.get("health", "healthy") != "healthy":
-        found["health"] = shown["health"]
-        problems.append(
-            problem(f"{name} is {shown['health']}", str(shown.get("message", "")), "see docs/live-machine.md")
-        )
-    if shown.get("taints"):
-        found["taints"] = shown["taints"]
-        why = f"{', '.join(shown['taints'])}: the scheduler gives none of it away"
+    if shown and shown.health != "healthy":
+        found["health"] = shown.health
+        problems.append(problem(f"{name} is {shown.health}", shown.message, "see docs/live-machine.md"))
+    if shown and shown.taints:
+        found["taints"] = list(shown.taints)
+        why = f"{', '.join(shown.taints)}: the scheduler gives none of it away"
         problems.append(problem(f"{name} is tainted", why, "see docs/live-machine.md"))
     return found, problems
 

@@ -36,6 +36,8 @@ class HostTree:
             return None
         except OSError as error:
             raise HostTreeError(path, f"cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise HostTreeError(path, f"is not a path: {error}") from error
         try:
             # Some kernels end a sysfs text with a NUL byte.
             return data.rstrip(b"\0").decode("ascii")
@@ -51,6 +53,8 @@ class HostTree:
             return None
         except OSError as error:
             raise HostTreeError(path, f"cannot be listed: {error.strerror}") from error
+        except ValueError as error:
+            raise HostTreeError(path, f"is not a path: {error}") from error
 
     def real(self, path: str) -> str:
         """Returns where a path of the host really is; links lead nowhere outside the root."""

@@ -12,7 +12,7 @@ from tests.node.rig.claims import ClaimPod
 from tests.node.rig.cluster import RESERVED, Cluster
 from tests.node.rig.kernel import Cgroup
 from tests.node.rig.marks import in_pool_mode
-from tests.node.rig.node import CDI_DIRECTORY
+from tests.node.rig.node import CDI_DIRECTORY, Node
 from tests.node.rig.pods import Container
 from tests.node.rig.wait import until
 from tests.stage.pods import cpus, hugepages
@@ -102,9 +102,9 @@ def test_a_restarted_runtime_gets_its_plugin_back(cluster: Cluster) -> None:
     running, prepared = cluster.pod(cpus(2)), [cluster.pod(cpus(1), hugepages(2 * MIB)) for _ in range(2)]
     box = running.run()
     pool = ALL - RESERVED - running.cpus - prepared[0].cpus - prepared[1].cpus
-    for pod, restart in zip(prepared, (cluster.node.restart_containerd, cluster.node.kill_containerd), strict=True):
+    for pod, restart in zip(prepared, (Node.restart_containerd, Node.kill_containerd), strict=True):
         known = cluster.instance.lease()["generation"]
-        restart()
+        restart(cluster.settled())
         began = time.monotonic()
         until(lambda: cluster.instance.status.get("generation", known) != known, "the backend notices", every=0.02)  # noqa: B023
         cluster.wait_ready()

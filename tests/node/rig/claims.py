@@ -112,6 +112,11 @@ class ClaimPod:
     def _make_sandbox(self) -> Pod:
         return self._cluster.node.pod(self.name, uid=self.uid, qos=self._qos)
 
+    def settle(self) -> None:
+        """Waits for the sandbox, if one is being made."""
+        if self._sandbox is not None:
+            self._sandbox.result()
+
     def create(self, name: str = "main", command: Sequence[str] = FOREVER, **options: Any) -> Container:
         """A container with the devices of all claims; CriError when it is refused."""
         self._starts += 1

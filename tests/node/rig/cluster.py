@@ -211,6 +211,12 @@ class Cluster:
             pod.prepare()
         return pod
 
+    def settled(self) -> Node:
+        """The node, once no sandbox is being made: a restart of the runtime would cut it off."""
+        for pod in self._pods:
+            pod.settle()
+        return self.node
+
     def devices(self) -> dict[str, Any]:
         """What is published now: each device by its name."""
         slices = self.api("/apis/resource.k8s.io/v1/resourceslices")["items"]

@@ -126,15 +126,21 @@ async def test_counts_go_on_over_a_reconnection(node: Node) -> None:
     assert kills(node) == {"main": 2}
 
 
-async def test_a_hook_and_the_audit_that_look_at_once_count_a_kill_once(memory: Path) -> None:
-    """The audit has read the count before the kill and takes it after the hook has taken the later one."""
+@pytest.mark.parametrize("before", [0, 1])
+async def test_a_hook_and_the_audit_that_look_at_once_count_a_kill_once(memory: Path, before: int) -> None:
+    """The audit has read a count before the kill and takes it after the hook has taken the later one.
+
+    The pod's count; where that has changed since the last look, the container's.
+    """
     node = Node(memory, tree=SlowTree)
     assert isinstance(node.kernel, SlowTree)
     await node.enforcer.activate()
     env = node.claim(ONE)
     second = node.claim(TWO)
     path = await node.run("main", *env)
-    node.kernel.held = path
+    for _ in range(before):
+        node.kernel.kill_for_memory(path)
+    node.kernel.held = path if before else POD
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(node.enforcer.activate())
         assert await asyncio.to_thread(node.kernel.began.wait, 5)
@@ -143,7 +149,24 @@ async def test_a_hook_and_the_audit_that_look_at_once_count_a_kill_once(memory: 
         await asyncio.wait({hook}, timeout=0.05)
         node.kernel.gate.set()
     await node.enforcer.activate()
-    assert kills(node) == {"main": 1, "other": 0}
+    assert kills(node) == {"main": before + 1, "other": 0}
+
+
+async def test_a_pod_whose_count_is_the_same_is_not_looked_into(memory: Path) -> None:
+    """Nothing was killed below it: an idle audit reads one file of a pod, not one more of each container."""
+    node = Node(memory, tree=SlowTree)
+    assert isinstance(node.kernel, SlowTree)
+    await node.enforcer.activate()
+    path = await node.run("main", *node.claim(ONE))
+    await node.enforcer.activate()
+    node.kernel.held = path
+    await node.enforcer.activate()
+    assert not node.kernel.began.is_set()
+    node.kernel.kill_for_memory(path)
+    node.kernel.gate.set()
+    await node.enforcer.activate()
+    assert node.kernel.began.is_set()
+    assert kills(node) == {"main": 1}
 
 
 def test_the_count_is_read_from_the_kernels_text() -> None:

@@ -22,7 +22,7 @@ from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked
 from nri_backend.containers.neighbours import overlapping
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import Target, group_targets, target, target_at_start, unaffected
-from nri_backend.enforcement.apply import Outcome, apply, apply_group, audit, observe_sets, with_partition
+from nri_backend.enforcement.apply import Outcome, apply, audit, audit_group, observe_sets, with_partition
 from nri_backend.enforcement.compare import Comparison
 from nri_backend.enforcement.turn import Result, Step, Turn
 from nri_backend.limits.difference import Host, Observed
@@ -69,10 +69,11 @@ class Actuator:
         self._reading = asyncio.Lock()
         self._host_problem = ""
         self._unreported: set[str] = set()
-        self.comparisons = {
-            full: Comparison(state, self._writing, edges.tree.root, full=full) for full in (False, True)
-        }
-        """Of audits, in full or not."""
+        compare = partial(Comparison, state, self._writing, edges.tree.root)
+        self.comparisons = {full: compare(stay_open=not full) for full in (False, True)}
+        """Of audits of containers, in full or not."""
+        self.group_comparison = compare(stay_open=False)
+        """Of audits of cgroups above containers."""
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -180,24 +181,18 @@ class Actuator:
 
     async def apply_some(self, ids: Sequence[str], *, full: bool, again: bool = False) -> list[Outcome]:
         """Makes the cgroups of running containers true for 10 ms; returns what became of those that it came to."""
-        state, as_of = self._state, 0
-
-        def plan() -> list[Step[Outcome]]:
-            nonlocal as_of
-            as_of = state.changes
-            return [self._step(audit, target(state, one, full=full, again=again)) for one in state.started(ids)]
-
-        outcomes = await self._writing.work(plan)
-        self.comparisons[full].keep(outcomes, as_of)
-        return outcomes
+        state = self._state
+        return await self.comparisons[full].audited(
+            lambda: [self._step(audit, target(state, one, full=full, again=again)) for one in state.started(ids)]
+        )
 
     def _step(self, how: Callable[[CgroupTree, Notes, Target], Outcome], wanted: Target) -> Step[Outcome]:
         return wanted.tracked.id, partial(how, self._edges.tree, self._notes, wanted)
 
     async def apply_groups(self, groups: Mapping[str, str | None]) -> list[Outcome]:
         """Makes some cgroups above containers, as groups_above() tells them, true for 10 ms; as apply_some()."""
-        step = partial(apply_group, self._edges.tree, self._notes)
-        return await self._writing.work(
+        step = partial(audit_group, self._edges.tree, self._notes)
+        return await self.group_comparison.audited(
             lambda: [(path, partial(step, path, raises)) for path, raises in group_targets(self._state, groups).items()]
         )
 

@@ -135,11 +135,13 @@ def with_partition(tracked: Tracked, outcome: Outcome) -> Tracked:
     return replace(tracked, partition=outcome.partition, exclusive=exclusive, pooled=outcome.pooled)
 
 
-def apply_group(tree: CgroupTree, notes: Notes, path: str, raises: Raises) -> Outcome:
-    """Makes the limits of one cgroup above containers true. Raises nothing."""
-    done = Outcome(path)
+def audit_group(tree: CgroupTree, notes: Notes, path: str, raises: Raises) -> Outcome:
+    """Makes the limits of one cgroup above containers true, and tells what there was to read. Raises nothing."""
+    done, recording = Outcome(path), tree.recording()
     try:
-        _raise_limits(tree, notes, path, raises, done)
+        _raise_limits(recording, notes, path, raises, done)
+        if not done.repaired and not done.left:
+            done.seen = recording.seen
     except CgroupGoneError:
         notes.forget(path)
     except CgroupRefusedError as error:

@@ -182,7 +182,7 @@ class Auditor:
     async def _audit_groups(self) -> None:
         groups = groups_above(self._state)
         self._group_problems = {path: text for path, text in self._group_problems.items() if path in groups}
-        plan = list(groups)
+        plan = await self._actuator.group_comparison.unsettled(list(groups))
         while plan:
             outcomes = await self._actuator.apply_groups({path: groups[path] for path in plan[:LOOKS]})
             self._count_repairs(outcomes)

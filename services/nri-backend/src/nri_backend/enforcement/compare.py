@@ -1,35 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spares an audit the containers of which nothing has changed: what is desired, and what the kernel's files say."""
+"""Spares an audit the cgroups of which nothing has changed: what is desired, and what the kernel's files say."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
 from nri_backend.containers.state import NodeState
 from nri_backend.enforcement.apply import Outcome
-from nri_backend.enforcement.turn import Turn
+from nri_backend.enforcement.turn import Step, Turn
 from nri_backend.node.readings import Readings
 
 COMPARED: Final = 64
-"""Containers whose files are compared in one step: some 0.1 ms, 3 ms where limits are among them."""
+"""Cgroups whose files are compared in one step: some 0.1 ms, 3 ms where limits are among them."""
 
 
 class Comparison:
-    """What there was to read in audits that found nothing wrong; those in full and those of CPUs have one each."""
+    """What there was to read in audits of one kind that found nothing wrong; ``stay_open``: as in Readings."""
 
-    def __init__(self, state: NodeState, writing: Turn, root: str, *, full: bool) -> None:
+    def __init__(self, state: NodeState, writing: Turn, root: str, *, stay_open: bool) -> None:
         self._state = state
         self._writing = writing
-        self._readings = Readings(root, stay_open=not full)
+        self._readings = Readings(root, stay_open=stay_open)
 
-    def keep(self, outcomes: Iterable[Outcome], as_of: int) -> None:
-        """Takes what audits have read; ``as_of``: the changes of the state that their targets came from."""
+    async def audited(self, plan: Callable[[], Sequence[Step[Outcome]]]) -> list[Outcome]:
+        """Takes some steps of an audit, as Turn.work() does, and keeps what they have read."""
+        as_of = 0
+
+        def begun() -> Sequence[Step[Outcome]]:
+            nonlocal as_of
+            as_of = self._state.changes
+            return plan()
+
+        outcomes = await self._writing.work(begun)
         for outcome in outcomes:
             if outcome.seen is not None:
                 self._readings.keep(outcome.id, as_of, outcome.seen)
+        return outcomes
 
     async def unsettled(self, ids: Sequence[str]) -> list[str]:
-        """Returns those of running containers that an audit must look at; what it knows of others is forgotten.
+        """Returns those of these that an audit must look at; what it knows of others is forgotten.
 
         For the rest nothing else is desired than in their last look, and the kernel's files say what they said then.
         """

@@ -182,7 +182,7 @@ def calls(kubelet: Kubelet) -> Calls:
 
 
 def _shown(one: Endpoint) -> Document:
-    return {"driver": one.driver, "connected": one.connected()}
+    return {"driver": one.driver, "path": one.path, "connected": one.connected()}
 
 
 async def _main() -> None:

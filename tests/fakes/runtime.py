@@ -19,6 +19,7 @@ from tests.fakes.runtime_merge import drop_hugepage_limits, overwrite
 from tests.fakes.runtime_node import FakeNode, request
 from tests.fakes.runtime_plugins import HookCall
 from tests.fakes.runtime_store import Container, OperationError, Pod, resources
+from tests.fakes.waiting import PATIENCE
 
 # Higher than any pid that Linux gives out, so that nobody who believes it can hurt a real process.
 _FIRST_PID = 1 << 23
@@ -64,7 +65,7 @@ class FakeRuntime(FakeNode):
 
     async def wait_until(self, condition: Callable[["FakeRuntime"], bool], seconds: float = 5.0) -> None:
         """Waits until plugins came or went so that the condition holds. Raises TimeoutError."""
-        async with asyncio.timeout(seconds), self.host.changed:
+        async with asyncio.timeout(seconds * PATIENCE), self.host.changed:
             await self.host.changed.wait_for(lambda: condition(self))
 
     async def run_pod_sandbox(

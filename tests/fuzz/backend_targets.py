@@ -225,7 +225,7 @@ TARGETS = [
         _Frontend().ask,
         st.one_of(st.just(_SENT), spoilt(st.just({"instance": "i", "generation": 1})).map(written).map(_http)),
         TRANSIENT,
-        milliseconds=150,
+        milliseconds=500,
         most_bytes=3 << 16,
         bombs=(
             b"HTTP/1.1 200 OK\r\n" * 10_000,

@@ -95,8 +95,12 @@ def _cgroups_away(field: Field) -> Iterator[str]:
         time.sleep(2.0)
         aside.rename(root)
         plain.comes_to(field.pool - given)
-        reported = wait_for("the reports", lambda: field.stage.state("/v1/containers"))
-        yield " ".join(sorted(one["state"] for one in reported))
+        wait_for("both to run", lambda: _states(field) == "running running")
+        yield _states(field)
+
+
+def _states(field: Field) -> str:
+    return " ".join(sorted(one["state"] for one in field.stage.state("/v1/containers")))
 
 
 _PAGES = "sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages"

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several instances at once (an update with surge), what they share on the node, and what else manages CPUs there."""
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -29,15 +28,13 @@ def test_of_two_instances_one_acts_and_the_other_takes_over(open_stage: OpenStag
         new = stage.add_instance()
         stage.wait_ready(new)
         assert (_active(stage, old), _active(stage, new)) == (True, False)
-        assert len(stage.runtime("plugins")["active"]) == 2
+        stage.runtime("wait_plugins", count=2)
         # Two plugins that set the same field would fail this creation.
         box.stop()
         assert pod.run().cpus() == given
         for process in old.processes:
             process.kill()
-        killed = time.monotonic()
-        wait_for("the standby to act", lambda: _active(stage, new))
-        assert time.monotonic() - killed < 3
+        wait_for("the standby to act", lambda: _active(stage, new), 3.0)
         assert {cpu["cpu"] for cpu in stage.state("/v1/cpus", new) if cpu["use"] == "claimed"} == given
         wait_for("state.sock to lead to it", lambda: _leads_to(stage, new))
         with claim_pod(stage, "next", cpus(4)) as following:
@@ -88,7 +85,7 @@ def test_a_backend_has_a_directory_of_its_own_and_a_lock_there(open_stage: OpenS
     assert (run / "backend").stat().st_mode & 0o777 == 0o700
     assert (run / "active.lock").read_text() == "old/1\n"
     (run / "backend/active.lock").unlink()
-    assert instance.backend.wait(5) == 1
+    assert instance.backend.wait(15) == 1
     log = instance.backend.log_file.read_text()
     assert "replaced by another instance, or removed" in log
     assert "Traceback" not in log

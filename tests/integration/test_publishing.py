@@ -2,6 +2,7 @@
 """The publisher and the real client against the fake API server, over HTTP."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -246,13 +247,14 @@ async def test_one_repair_waits_at_a_time(rig: Rig) -> None:
         await rig.published(publisher)
         await eventually(lambda: rig.server.watches)
         name = next(one["metadata"]["name"] for one in rig.slices() if one["spec"].get("devices"))
+        began = time.monotonic()
         for number in range(120):
             (victim,) = (one for one in rig.slices() if one["metadata"]["name"] == name)
             victim["spec"]["devices"][0]["name"] = f"hijacked{number}"
             rig.server.store.update(SLICES, "", name, victim)
             await asyncio.sleep(0.02)
         await eventually(lambda: sorted(rig.shape()) == sorted(FULL))
-    assert 1 <= len(rig.server.writes()) - 3 <= 6
+    assert 1 <= len(rig.server.writes()) - 3 <= 3 + time.monotonic() - began
 
 
 async def test_slices_of_others_are_left_alone(rig: Rig) -> None:

@@ -7,11 +7,12 @@ import time
 
 import pytest
 
+from tests.fakes.waiting import PATIENCE
 from tests.node.rig import figures, kernel
 from tests.node.rig.claims import ClaimPod
 from tests.node.rig.cluster import Cluster
 from tests.node.rig.pods import Container
-from tests.node.rig.wait import PATIENCE, until
+from tests.node.rig.wait import until
 from tests.stage.pods import cpus, hugepages, memory
 
 MIB = 1 << 20

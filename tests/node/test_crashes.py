@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
+from numa_contract.names import CPU_DRIVER, cdi_file_name
 
 from tests.node.rig import figures, kernel
 from tests.node.rig.claims import ClaimPod
@@ -20,6 +21,8 @@ from tests.stage.wires import AnsweredError
 
 MIB = 1 << 20
 ALL = kernel.online_cpus()
+SYNCHRONISED = "synchronised with"
+"""In the backend's log, once for each connection."""
 
 
 def has_pages(groups: Sequence[Cgroup], size: int) -> bool:
@@ -103,12 +106,14 @@ def test_a_restarted_runtime_gets_its_plugin_back(cluster: Cluster) -> None:
     box = running.run()
     pool = ALL - RESERVED - running.cpus - prepared[0].cpus - prepared[1].cpus
     for pod, restart in zip(prepared, (Node.restart_containerd, Node.kill_containerd), strict=True):
-        known = cluster.instance.lease()["generation"]
+        backend = cluster.instance.backend
+        known = backend.log().count(SYNCHRONISED)
         restart(cluster.settled())
         began = time.monotonic()
-        until(lambda: cluster.instance.status.get("generation", known) != known, "the backend notices", every=0.02)  # noqa: B023
+        until(lambda: backend.log().count(SYNCHRONISED) > known, "the backend is back", every=0.02)  # noqa: B023
         cluster.wait_ready()
         figures.note("containerd answers until the backend enforces", f"{time.monotonic() - began:.2f} s")
+        cluster.instance.wait_audited()
         assert box.cpus_allowed == running.cpus
         assert plain.cpus_allowed == pool
         assert is_true(pod.run(), pod, 2 * MIB)
@@ -137,6 +142,7 @@ def test_lost_claim_files_come_back(cluster: Cluster) -> None:
     cluster.wait_ready()
     other = cluster.pod(cpus(2, numa_node=1))
     assert not other.cpus & given
+    until((CDI_DIRECTORY / cdi_file_name(CPU_DRIVER, db.claim_uid)).exists, "the record is rebuilt")
     assert db.cpus == given == box.cpus_allowed
     box.stop()
     assert db.run().cpus_allowed == given

@@ -12,6 +12,7 @@ import pytest
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import CPU_ENV_PREFIX, cpu_env_key
 
+from tests.fakes.waiting import PATIENCE
 from tests.node.rig import kernel
 from tests.node.rig.claims import ClaimPod
 from tests.node.rig.cluster import RESERVED, Cluster
@@ -19,7 +20,7 @@ from tests.node.rig.cri import CriError
 from tests.node.rig.instance import RUN_DIRECTORY, Program
 from tests.node.rig.node import CDI_DIRECTORY
 from tests.node.rig.pods import Container
-from tests.node.rig.wait import PATIENCE, until
+from tests.node.rig.wait import until
 from tests.stage.pods import cpus
 
 ALL = kernel.online_cpus()
@@ -45,7 +46,7 @@ def test_no_environment_keeps_the_backend_busy(cluster: Cluster, bomb: str) -> N
     assert db.run().cpus_allowed == db.cpus
     assert web.run().cpus_allowed == ALL - RESERVED - db.cpus
     assert time.monotonic() - began < 20 * PATIENCE
-    assert cluster.instance.active, "the runtime has not thrown the backend out"
+    assert cluster.instance.lease()["active"], "the runtime has not thrown the backend out"
 
 
 @pytest.mark.core
@@ -96,6 +97,7 @@ def test_a_frozen_leader_is_replaced(cluster: Cluster) -> None:
     old, new = cluster.instance, cluster.add_instance().start().wait_ready()
     until(lambda: new.status.get("synchronized"), "the standby knows the runtime")
     plain = cluster.node.pod("web").run()
+    until(lambda: cluster.asks(new), "the kubelet asks the newer one")
     first = cluster.pod(cpus(1, numa_node=1))
     new.frontend.wait_for_log(first.claim_uid)
     assert first.sandbox.id
@@ -115,7 +117,7 @@ def test_a_frozen_leader_is_replaced(cluster: Cluster) -> None:
     former = old.status.get("instance")  # the lease of a dead process lasts for seconds
     old.start().wait_ready()
     until(lambda: old.status.get("synchronized") and old.status["instance"] != former, "it is a standby now")
-    assert [one for one in cluster.instances if one.active] == [new]
+    until(lambda: [one for one in cluster.instances if one.active] == [new], "the newer one alone acts")
     third = cluster.pod(cpus(1, numa_node=1))
     assert third.run().cpus_allowed == third.cpus
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.fakes.waiting import PATIENCE
 from tests.node import test_claims as claims
 from tests.node import test_hostile as hostile
 from tests.node.rig import figures
 from tests.node.rig.cluster import Cluster
 from tests.node.rig.driver_pod import DriverContainer
 from tests.node.rig.image_cluster import ImageCluster
-from tests.node.rig.wait import PATIENCE, until
+from tests.node.rig.wait import until
 from tests.stage.pods import cpus, hugepages
 
 if TYPE_CHECKING:

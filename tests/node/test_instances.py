@@ -32,6 +32,7 @@ def test_of_two_instances_one_adjusts_and_the_other_takes_over(cluster: Cluster)
     until(lambda: active(cluster) == [old], "the older one alone acts")
 
     # The kubelet asks the newest instance; the older one's backend adjusts. Both read the same directory.
+    until(lambda: cluster.asks(new), "the kubelet asks the newer one")
     second = cluster.pod(cpus(1, numa_node=1), hugepages(2 * MIB))
     new.frontend.wait_for_log(second.claim_uid)
     created = second.create()
@@ -41,6 +42,7 @@ def test_of_two_instances_one_adjusts_and_the_other_takes_over(cluster: Cluster)
     began = time.monotonic()
     until(lambda: active(cluster) == [new], "the standby takes over", every=0.2)
     figures.note("death of the active backend until the other is active", f"{time.monotonic() - began:.2f} s")
+    until(lambda: new.counter("audits") > 0, "it has looked at everybody")
     assert created.start().cpus_allowed == second.cpus
     assert created.cgroup.hugetlb("2MB")["rsvd.max"] == str(2 * MIB)
     assert box.cpus_allowed == first.cpus

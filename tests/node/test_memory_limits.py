@@ -107,7 +107,8 @@ def test_who_overruns_a_limited_claim_dies_alone(cluster: Cluster) -> None:
     assert neighbour.cgroup.read("memory.high") == str(32 * MIB)
     box = db.run("main", [*TOUCH, "4K:15000"], image="python", cdi=[tight])
     assert box.wait_exited(60) == 137
-    until(lambda: box.reason == "OOMKilled", "the runtime knows why")
+    # What the runtime says is no proof: its shim may come to read the group's events after the group has gone.
+    assert "oom_kill 1" in db.sandbox.cgroup.read("memory.events").splitlines()
     (note,) = until(lambda: told(cluster, db), "an event")
     assert "container main was killed" in note
     assert "48Mi on NUMA node 1" in note

@@ -73,7 +73,7 @@ def test_the_kernel_holds_claims_with_nobody_enforcing(cluster: Cluster) -> None
     cluster.wait_ready()
     until(lambda: partition(both[0][1]) == "root", "valid again")
     alone(*both, seconds=5)
-    assert cluster.instance.status["partitioned"] == format_cpu_list(first.cpus | second.cpus)
+    assert cluster.instance.lease()["partitioned"] == format_cpu_list(first.cpus | second.cpus)
 
 
 def test_what_a_claim_leaves_goes_to_the_next_of_another_class(cluster: Cluster) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from nri_backend.nri.model import Adjustment, Container, LinkStatus, Pod, Resources, Update
 
+from tests.fakes.waiting import PATIENCE
+
 
 class RecordingHooks:
     """Implements ContainerHooks."""
@@ -81,7 +83,7 @@ class RecordingObserver:
 
     async def wait_for(self, condition: Callable[[LinkStatus], bool], seconds: float = 5.0) -> None:
         """Waits until the link's last known status meets the condition. Raises TimeoutError."""
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(seconds * PATIENCE):
             while not (self.changes and condition(self.changes[-1])):
                 self._changed.clear()
                 await self._changed.wait()

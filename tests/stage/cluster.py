@@ -22,7 +22,7 @@ import yaml
 from tests.fakes.control import serve
 from tests.fakes.scheduler import UnschedulableError, schedule
 from tests.stage.pods import Box, Document, StagePod
-from tests.stage.process import ROOT
+from tests.stage.process import ROOT, wait_for
 from tests.stage.stage import Instance, Stage
 from tests.stage.wires import AnsweredError
 
@@ -149,7 +149,10 @@ class Cluster:
         owner = document["metadata"].get("ownerReferences")
         if owner:
             return await asyncio.to_thread(self._in_driver, self._drivers[owner[0]["uid"]], command)
-        return await asyncio.to_thread(_in_container, self._pods[document["metadata"]["uid"]][1], command)
+        # The pod is Ready in the API server before it is noted here.
+        uid = document["metadata"]["uid"]
+        await asyncio.to_thread(wait_for, "the pod", lambda: uid in self._pods)
+        return await asyncio.to_thread(_in_container, self._pods[uid][1], command)
 
     def _in_driver(self, instance: Instance, command: list[str]) -> Document:
         stage = self.stage

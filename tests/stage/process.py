@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self, TypeVar
 
+from tests.fakes.waiting import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -24,6 +26,7 @@ class StageError(Exception):
 
 def wait_for(what: str, condition: Callable[[], _T], seconds: float = 10.0) -> _T:
     """Returns the condition's value as soon as it is true; StageError with ``what`` when it never is."""
+    seconds *= PATIENCE
     deadline = time.monotonic() + seconds
     while True:
         value = condition()

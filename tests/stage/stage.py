@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.fakes.waiting import PATIENCE
 from tests.stage.process import Process, StageError, compile_sources, python, wait_for
 from tests.stage.settings import Paths, StageSettings, fill_in
 from tests.stage.wires import AnsweredError, ask_http, ask_line, ask_unix
@@ -114,7 +115,7 @@ class Stage:
             "runtime",
             *("--socket", paths.nri_socket, "--control", paths.runtime_control, "--level", settings.nri_level),
             *("--cdi-dirs", paths.cdi_dir, "--cgroup-root", paths.cgroup_root),
-            *("--cgroup-driver", settings.cgroup_driver, "--request-seconds", settings.request_seconds),
+            *("--cgroup-driver", settings.cgroup_driver, "--request-seconds", settings.request_seconds * PATIENCE),
             *(("--partitions",) if settings.partitions else ()),
             *(("--hugepage-sizes", *sizes) if (sizes := settings.hugepage_sizes()) else ()),
             *("--machine-cpus", settings.machine_cpus(), "--machine-mems", settings.machine_mems()),

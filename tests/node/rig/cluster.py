@@ -155,12 +155,18 @@ class Cluster:
         """Starts what is missing of the first instance; returns it when it enforces, serves and is registered."""
         instance = self.instance.start().wait_ready()
         until(lambda: instance.active and instance.status.get("synchronized"), "the backend enforces", within=60)
+        until(lambda: instance.counter("audits") > 0, "it has looked at everybody", within=60)
         until(lambda: all(map(self._registered, DRIVERS)), "both drivers are registered", within=60)
         return instance
 
     def _registered(self, driver: str) -> bool:
         endpoints = self.kubelet("status")["endpoints"]
         return any(one["driver"] == driver and one["connected"] for one in endpoints)
+
+    def asks(self, instance: Instance) -> bool:
+        """Whether the kubelet would let this instance prepare claims of both drivers."""
+        newest = {one["driver"]: one for one in self.kubelet("status")["endpoints"] if one["connected"]}
+        return newest.keys() == set(DRIVERS) and all(instance.pod_uid in one["path"] for one in newest.values())
 
     def api(self, path: str, method: str = "GET", body: Any = None) -> Any:
         """A request to the API server; AnsweredError from status 400 on."""

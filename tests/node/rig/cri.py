@@ -7,8 +7,8 @@ from typing import Any
 
 import grpc
 
+from tests.fakes.waiting import PATIENCE
 from tests.node._pb import cri_pb2 as pb
-from tests.node.rig.wait import PATIENCE
 
 SOCKET = "unix:///run/containerd/containerd.sock"
 CALL_LIMIT = 60.0 * PATIENCE  # seconds; a hook that hangs is the runtime's to cut off (2 s), not ours

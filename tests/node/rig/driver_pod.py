@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.fakes.waiting import PATIENCE
 from tests.node._pb import cri_pb2 as pb
 from tests.node.rig import kernel
 from tests.node.rig.node import Node
 from tests.node.rig.pods import cri_log
-from tests.node.rig.wait import PATIENCE, until
+from tests.node.rig.wait import until
 
 VOLUMES = Path("/run/node-test/volumes")
 NAMESPACE = "dra-driver-numa"

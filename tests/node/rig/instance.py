@@ -99,17 +99,27 @@ class Instance:
         """One of the counters in the backend's lease, e.g. repaired_cpus; 0 before the first."""
         return float((self.lease().get("counters") or {}).get(name, 0))
 
+    def wait_audited(self) -> None:
+        """Until it has looked at everybody once more; before that a claim's start may be put off."""
+        before = self.counter("audits")
+        until(lambda: self.counter("audits") > before, "an audit", every=0.25)
+
     def kill_backend(self) -> None:
         """SIGKILL; what it has measured is kept. Its lease outlives it by up to ten seconds."""
         self.note_times()
-        self._killed = self.status.get("instance", "")
+        self._note_killed()
         self.backend.kill()
 
     def stop_backend(self) -> int:
         """SIGTERM; the exit status. Its lease outlives it as that of one that was killed."""
         self.note_times()
-        self._killed = self.status.get("instance", "")
+        self._note_killed()
         return self.backend.stop()
+
+    def _note_killed(self) -> None:
+        # Of the lease itself: one that is not live just now may be, by a report on its way.
+        with suppress(*_UNREACHABLE):
+            self._killed = str((self.state("/v1/backend")["status"] or {}).get("instance", ""))
 
     def note_times(self) -> None:
         """Adds what the backend has measured since its start, as told two seconds ago, to the times of all hooks."""

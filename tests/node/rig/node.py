@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.fakes.waiting import PATIENCE
 from tests.node._pb import cri_pb2 as pb
 from tests.node.rig.cri import Runtime
 from tests.node.rig.pod_cgroups import Driver, PodCgroups, Qos
 from tests.node.rig.pods import Pod, labels
-from tests.node.rig.wait import PATIENCE, until
+from tests.node.rig.wait import until
 
 CONTAINERD_CONFIG = Path("/etc/containerd/config.toml")
 NRI_SOCKET = Path("/var/run/nri/nri.sock")

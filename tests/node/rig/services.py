@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from tests.node.rig.wait import PATIENCE, until
+from tests.fakes.waiting import PATIENCE
+from tests.node.rig.wait import until
 from tests.stage.process import Process
 
 LOGS = Path("/var/log/numa-node")

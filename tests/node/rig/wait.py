@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waiting for a condition, with a deadline that suits an emulated machine."""
 
-import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from tests.fakes.waiting import PATIENCE
+
 T = TypeVar("T")
-PATIENCE = float(os.environ.get("PATIENCE", "1"))
-"""How many times as long everything may take; run.sh passes it on, for hosts with other work."""
 
 
 def until(condition: Callable[[], T], what: str, within: float = 30.0, every: float = 0.1) -> T:

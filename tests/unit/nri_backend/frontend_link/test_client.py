@@ -91,7 +91,7 @@ async def test_the_first_lease_brings_everything_and_a_change_is_one_request(pat
         backend.create("cc")
         began = asyncio.get_running_loop().time()
         await server.until(lambda: "cc" in server.containers)
-        assert asyncio.get_running_loop().time() - began < 0.09
+        assert asyncio.get_running_loop().time() - began < 1.0
         assert server.tellings == [["aa", "bb"], ["aa", "bb", "cc"]]
         assert server.connected == 2  # one for the state, one for news of records
 

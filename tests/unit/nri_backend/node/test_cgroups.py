@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel's files, on a real directory tree."""
 
-import os
 from pathlib import Path
 
 import pytest
-from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, MissingFileError, Notes
+from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, MissingFileError
 
 
 @pytest.fixture
@@ -90,27 +89,3 @@ def test_crun_puts_the_processes_one_level_down(tree: CgroupTree, tmp_path: Path
     assert tree.leaf("a/b") == "a/b/container"
     (tmp_path / "a/b/cgroup.procs").write_text("4711\n")
     assert tree.leaf("a/b") == ""
-
-
-def test_notes_live_on_the_pods_cgroup(tmp_path: Path) -> None:
-    """A restart of ours finds them; a new pod of the same path does not, nor one of which nothing is noted any more."""
-    (tmp_path / "pod").mkdir()
-    store, notes = Notes(str(tmp_path)), {"cpu.max": (None, 5, 6), "hugetlb.1GB.max": (0, 1 << 30)}
-    store.store("pod", {})
-    store.store("pod", notes)
-    assert Notes(str(tmp_path)).load("pod") == notes
-    store.store("pod", {})
-    assert (os.listxattr(tmp_path / "pod"), store.load("pod")) == ([], {})
-    store.store("pod", notes)
-    (tmp_path / "pod").rmdir()
-    (tmp_path / "pod").mkdir()
-    assert store.load("pod") == {}
-
-
-def test_without_attributes_memory_has_to_do(tmp_path: Path) -> None:
-    """Where no attribute can be stored the notes are kept in memory, until the pod goes."""
-    store = Notes(str(tmp_path))
-    store.store("absent", {"cpu.max": (0, 1)})
-    assert store.load("absent") == {"cpu.max": (0, 1)}
-    store.forget("absent")
-    assert store.load("absent") == {}

@@ -26,9 +26,10 @@ from nri_backend.enforcement.apply import Outcome, apply, audit, audit_group, ob
 from nri_backend.enforcement.compare import Comparison
 from nri_backend.enforcement.turn import Result, Step, Turn
 from nri_backend.limits.difference import Host, Observed
-from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree, Notes
+from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree
 from nri_backend.node.heartbeat import Leadership
 from nri_backend.node.host import HostError
+from nri_backend.node.notes import Notes
 from nri_backend.node.proofs import Proofs
 from nri_backend.telemetry import Telemetry
 

@@ -26,7 +26,8 @@ from nri_backend.limits.claimed import (
     with_reservation,
 )
 from nri_backend.limits.difference import Desired, Difference, Limit, Observed, cpu_differences, differences
-from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, MissingFileError, Notes, Seen
+from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, MissingFileError, Seen
+from nri_backend.node.notes import Notes
 
 _log = logging.getLogger(__name__)
 

@@ -4,23 +4,18 @@
 import contextlib
 import copy
 import errno
-import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import islice
 from typing import Final, Self
 
 from numa_contract.cpuset import parse_cpu_list
-from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError
 
-from nri_backend.limits.claimed import Note
 from nri_backend.limits.difference import Limit
 
 EXCLUSIVE: Final = "cpuset.cpus.exclusive"
 PARTITION: Final = "cpuset.cpus.partition"
-_ATTRIBUTE: Final = "user.dra-driver-numa"
-_NOTE_BYTES: Final = 1 << 16
 _PIECE_BYTES: Final = 1 << 16
 # The kernel tells of a cgroup that was removed while its file is open, or between open and use.
 _GONE: Final = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
@@ -208,50 +203,3 @@ def _content(file: str) -> bytes:
         return b"".join(pieces)
     finally:
         os.close(descriptor)
-
-
-def _limit(value: object) -> Limit:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-        return value
-    raise TypeError("a noted limit is no number")
-
-
-class Notes:
-    """What was written over the kubelet's limits: kept on each cgroup, so that it dies with it.
-
-    These are the cgroups of pods and those above: no container has them in its cgroup namespace.
-    cgroup2 has user attributes since Linux 5.7, and preflight.py wants 5.14. Where setting one fails all the same (a
-    security module, a fake's tree) memory has to do: then what is raised at a restart of ours is raised twice.
-    """
-
-    def __init__(self, root: str) -> None:
-        self._root = root.rstrip("/")
-        self._memory: dict[str, Mapping[str, Note]] = {}
-
-    def load(self, path: str) -> Mapping[str, Note]:
-        """Returns the notes by file; none where there are none or they make no sense."""
-        if path in self._memory:
-            return self._memory[path]
-        try:
-            document = parse_json(os.getxattr(f"{self._root}/{path}", _ATTRIBUTE), _NOTE_BYTES, "note", path)
-            return {file: (_limit(own), *map(_limit, ours)) for file, (own, *ours) in document.items()}
-        except (OSError, ValueError, TypeError, AttributeError):
-            return {}
-
-    def store(self, path: str, notes: Mapping[str, Note]) -> None:
-        """Keeps the notes as ``{file: [own, written, ...]}``."""
-        try:
-            if notes:
-                os.setxattr(f"{self._root}/{path}", _ATTRIBUTE, json.dumps(dict(notes)).encode())
-            else:
-                os.removexattr(f"{self._root}/{path}", _ATTRIBUTE)
-            self._memory.pop(path, None)
-        except OSError:
-            if notes:
-                self._memory[path] = notes
-            else:
-                self.forget(path)
-
-    def forget(self, path: str) -> None:
-        """The cgroup is gone."""
-        self._memory.pop(path, None)

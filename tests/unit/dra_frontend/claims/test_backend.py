@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from dra_frontend.claims.backend import BackendView, read_state, take_former_report
+from dra_frontend.claims.backend import BackendView, read_state
 from numa_contract.reports import LEASE_SECONDS, BackendStatus, ContainerReport
 
 from tests.rigs.cpu_time import cpu_seconds
@@ -181,7 +181,9 @@ def test_a_backend_of_the_last_release_tells_by_epochs(clock: Clock) -> None:
     view.containers["c"] = ContainerReport.model_validate(container())
     view.renew(lease)
     assert (view.former.known, view.live, view.containers) == (False, False, {})
-    take_former_report(ContainerReport.model_validate(container("d")), view.containers)
+    empty = view.containers
+    view.take_former([ContainerReport.model_validate(container("d"))])
+    assert (list(view.containers), view.containers is empty) == (["d"], False), "who compares by identity would miss it"
     view.renew(lease)
     assert (view.former.known, view.live, view.leads) == (True, True, True)
     view.renew(lease.model_copy(update={"epoch": "e2", "complete": False}))
@@ -206,5 +208,7 @@ def test_of_refused_attempts_of_the_last_release_the_last_one_stays(view: Backen
     other = refused.model_copy(update={"id": "o", "name": "other"})
     new = ContainerReport.model_validate(container("n", state="of a newer release"))
     for report in (running, other, new, *(refused.model_copy(update={"id": f"try-{n}"}) for n in range(100))):
-        take_former_report(report, view.containers)
+        view.take_former([report])
     assert set(view.containers) == {"c", "r", "o", "n", "try-99"}
+    view.drop_former("r")
+    assert set(view.containers) == {"c", "o", "n", "try-99"}

@@ -71,13 +71,10 @@ class FormerEpoch:
         self.known = True
         """Whether the last lease had the epoch of the one before; if not, the backend sends every container again."""
 
-    def renew(self, status: BackendStatus, containers: dict[str, ContainerReport]) -> bool:
-        """Takes a lease, and empties the reports for a new epoch. Returns whether they are complete now."""
+    def renew(self, status: BackendStatus) -> bool:
+        """Takes a lease. Returns whether the reports are complete now; with a new epoch they are to be emptied."""
         epoch = (status.instance, status.epoch)
-        self.known = epoch == self._epoch
-        if not self.known:
-            self._epoch = epoch
-            containers.clear()
+        self.known, self._epoch = epoch == self._epoch, epoch
         # "Complete" in the first lease of an epoch is about reports that another frontend got, or we before a restart.
         return self.known and status.complete
 
@@ -89,6 +86,7 @@ class BackendView:
     clock: Callable[[], float]
     status: BackendStatus | None = None
     containers: dict[str, ContainerReport] = field(default_factory=dict)
+    """By id; another object whenever something in it has changed."""
     generation: int = 0
     """Of the state that the reports describe; 0 before this backend has sent it."""
     complete: bool = False
@@ -109,7 +107,9 @@ class BackendView:
         self._renewed = self.clock()
         if status.generation is None:
             self._documents = {}
-            self.complete = self.former.renew(status, self.containers)
+            self.complete = self.former.renew(status)
+            if not self.former.known:
+                self.containers = {}
             return
         if reports is not None:
             self._take(reports)
@@ -137,6 +137,25 @@ class BackendView:
         if unreadable and unreadable != self.unreadable:
             _log.error("a report of the backend cannot be read", extra={"error": unreadable})
         self.containers, self._documents, self.unreadable = containers, documents, unreadable
+
+    def take_former(self, reports: Iterable[ContainerReport]) -> None:
+        """Takes reports of a backend of release 0.1.0.
+
+        Only the latest refused attempt to create a container is kept: CRI-O never removes any.
+        """
+        containers = dict(self.containers)
+        for report in reports:
+            if report.refused and report.state == "unknown":
+                attempt = (report.pod_uid, report.name)
+                for one in tuple(containers.values()):
+                    if one.refused and one.state == "unknown" and (one.pod_uid, one.name) == attempt:
+                        del containers[one.id]
+            containers[report.id] = report
+        self.containers = containers
+
+    def drop_former(self, container_id: str) -> None:
+        """Forgets a container that such a backend says is gone."""
+        self.containers = {key: report for key, report in self.containers.items() if key != container_id}
 
     def changed(self) -> None:
         """The lease or a report has changed: wakes everything that waits for the backend."""
@@ -180,16 +199,3 @@ class BackendView:
     def leads(self) -> bool:
         """Whether this pod is the active one of the node: its backend holds the lock and its lease is live."""
         return self.status is not None and self.status.active and not self.problem
-
-
-def take_former_report(report: ContainerReport, containers: dict[str, ContainerReport]) -> None:
-    """Takes one report of a backend of release 0.1.0.
-
-    Only the latest refused attempt to create a container is kept: CRI-O never removes any.
-    """
-    if report.refused and report.state == "unknown":
-        attempt = (report.pod_uid, report.name)
-        for one in tuple(containers.values()):
-            if one.refused and one.state == "unknown" and (one.pod_uid, one.name) == attempt:
-                del containers[one.id]
-    containers[report.id] = report

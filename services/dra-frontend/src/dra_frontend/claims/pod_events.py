@@ -54,14 +54,17 @@ class PodEvents:
     _create_event: Callable[..., Awaitable[None]]
     _known: dict[str, _Notice | None] = field(default_factory=dict)
     """By key, one that has no Event yet with what it says."""
+    _seen: object = None
+    """The reports that were looked at last."""
     _started: bool = False
     """Whether the containers are known that were there before this process: an instance before it has told of them."""
     _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError))
 
     def backend_changed(self) -> None:
         """Takes note of what there is to tell, and forgets what is gone."""
-        if not self._backend.live:
+        if not self._backend.live or self._backend.containers is self._seen:
             return
+        self._seen = self._backend.containers
         using = [one for one in self._backend.containers.values() if one.claims and one.alive]
         present = {notice.key: notice for one in using for notice in _notices(one)}
         self._known = {key: self._known.get(key, one if self._started else None) for key, one in present.items()}

@@ -16,7 +16,6 @@ from numa_contract.reports import REPORT_VERSION, ContainerReport, RecordsAnswer
 from numa_node.probes import Page
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from dra_frontend.claims.backend import take_former_report
 from dra_frontend.state_endpoint.page import page
 from dra_frontend.state_endpoint.server import (
     RequestRefusedError,
@@ -91,13 +90,12 @@ def _add_former_routes(app: FastAPI, state: StateSource) -> None:
             raise HTTPException(422, "a report cannot be read") from error
         if named is not None and reports[0].id != named:
             raise HTTPException(422, "the report is about another container than the path")
-        for report in reports:
-            take_former_report(report, state.backend.containers)
+        state.backend.take_former(reports)
         state.reported()
         return Response(status_code=204)
 
     async def delete(request: Request) -> Response:
-        state.backend.containers.pop(request.path_params["id"], None)
+        state.backend.drop_former(request.path_params["id"])
         state.reported()
         return Response(status_code=204)
 

@@ -32,6 +32,7 @@ _FILES = {
     "memory.min": "0",
     "memory.low": "0",
     "memory.current": "0",
+    "memory.events": "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\noom_group_kill 0",
     "pids.max": "max",
 }
 

@@ -20,8 +20,8 @@ EVENTS: Final = "memory.events"
 # A hook waits for one such look at most.
 _PODS_AT_ONCE: Final = 64
 _log = logging.getLogger(__name__)
-_Counts = tuple[str, dict[str, int | None]]
-"""What the kernel says of one pod, and kills by container, None without a cgroup."""
+_Counts = tuple[int, dict[str, int | None]]
+"""What the kernel says of one pod, and by container, None without a cgroup."""
 
 
 def kill_count(text: str) -> int:
@@ -39,8 +39,6 @@ class PodKills:
     """Of the pod's count: kills from before our time, and those attributed to a container."""
     own: dict[str, int] = field(default_factory=dict)
     """By container, what its own cgroup said last."""
-    text: str = ""
-    """What the pod's cgroup said last."""
 
     def take(self, total: int, own: Mapping[str, int | None], ended: str = "") -> dict[str, int]:
         """Takes new counts of the pod and of its containers, None where there is no cgroup; returns the new kills.
@@ -85,20 +83,18 @@ class KillWatch:
         claims = list(dict.fromkeys(one.pod.uid for one in self._state if one.entitlement.memory is not None))
         for uids in (claims[start : start + _PODS_AT_ONCE] for start in range(0, len(claims), _PODS_AT_ONCE)):
             async with self._looking:
-                await self._look(uids, said={uid: pod.text for uid in uids if (pod := self._pods.get(uid))})
+                await self._look(uids)
 
-    async def _look(self, pod_uids: Iterable[str], ended: str = "", said: Mapping[str, str] | None = None) -> None:
-        """Leaves out pods whose cgroups still say what they ``said``: then nothing was killed below them."""
+    async def _look(self, pod_uids: Iterable[str], ended: str = "") -> None:
         pods = {uid: self._state.of_pod(uid) for uid in pod_uids}
         claimed = {uid: pod for uid, pod in pods.items() if _pod_cgroup(pod)}
         if not claimed:
             return
-        for uid, (text, own) in (await asyncio.to_thread(self._read, claimed, said or {})).items():
-            pod, total = self._pods.get(uid), kill_count(text)
+        for uid, (total, own) in (await asyncio.to_thread(self._read, claimed)).items():
+            pod = self._pods.get(uid)
             if pod is None:
                 # Who was killed before is not known any more; containers that live tell themselves.
                 pod = self._pods[uid] = PodKills(total - sum(filter(None, own.values())))
-            pod.text = text
             for container_id, count in pod.take(total, own, ended).items():
                 tracked = self._state.get(container_id)
                 if tracked is not None and tracked.entitlement.memory is not None:
@@ -106,22 +102,18 @@ class KillWatch:
                     self._edges.observer.counters["memory_kills"] += count
                     self._actuator.note(replace(tracked, memory_kills=tracked.memory_kills + count))
 
-    def _read(self, pods: Mapping[str, list[Tracked]], said: Mapping[str, str]) -> dict[str, _Counts]:
+    def _read(self, pods: Mapping[str, list[Tracked]]) -> dict[str, _Counts]:
         found: dict[str, _Counts] = {}
         for uid, containers in pods.items():
-            # The pod's first: a kill that comes between the two is seen again the next time.
-            text = self._text(_pod_cgroup(containers))
-            if text is not None and text != said.get(uid):
-                found[uid] = text, {tracked.id: self._count(tracked.cgroup) for tracked in containers if tracked.cgroup}
+            total = self._count(_pod_cgroup(containers))
+            counts = {tracked.id: self._count(tracked.cgroup) for tracked in containers if tracked.cgroup}
+            if total is not None:
+                found[uid] = total, counts
         return found
 
     def _count(self, path: str) -> int | None:
-        text = self._text(path)
-        return None if text is None else kill_count(text)
-
-    def _text(self, path: str) -> str | None:
         try:
-            return self._edges.tree.read(path, EVENTS)
+            return kill_count(self._edges.tree.read(path, EVENTS))
         except (CgroupGoneError, CgroupRefusedError):
             return None
 

@@ -10,12 +10,13 @@ from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 
 
 class IrqTree(Interrupts):
-    """Plain files; interrupts that are managed refuse to be written."""
+    """Plain files; interrupts that are managed, and those that would be left without a CPU, refuse to be written."""
 
     def __init__(self, root: Path, cpus: str = "0-7") -> None:
         super().__init__(str(root), Irqbalance(str(root), str(root)))
         self.root = root
         self.managed: set[str] = set()
+        self.online = parse_cpu_list(cpus)
         self.written: list[str] = []
         """Names, in the order of the writes, refused ones among them."""
         (root / "proc/irq").mkdir(parents=True)
@@ -58,7 +59,9 @@ class IrqTree(Interrupts):
     def write(self, name: str, cpus: frozenset[int]) -> bool:
         """Writes as the kernel would let us."""
         self.written.append(name)
-        if name in self.managed or not super().write(name, cpus):
+        # Without a CPU that is online, EINVAL (write_irq_affinity in kernel/irq/proc.c).
+        offline = name.isdecimal() and not cpus & self.online
+        if name in self.managed or offline or not super().write(name, cpus):
             return False
         if name.isdecimal():
             self.set(name, format_cpu_list(cpus))

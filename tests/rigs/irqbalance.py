@@ -19,6 +19,8 @@ class IrqbalanceStandIn:
     def __init__(self, root: Path, environment: str, pid: int) -> None:
         self.banned = self._own = parse_cpu_list(environment)
         self.requests: list[str] = []
+        self.busy = False
+        """It takes connections and answers none of them."""
         self._next = self._own
         directory = root / "run/irqbalance"
         directory.mkdir(parents=True, exist_ok=True)
@@ -37,7 +39,8 @@ class IrqbalanceStandIn:
             while True:
                 connection, _ = self._listener.accept()
                 with connection:
-                    self._answer(connection)
+                    if not self.busy:
+                        self._answer(connection)
 
     def _answer(self, connection: socket.socket) -> None:
         data, ancillary, *_ = connection.recvmsg(16384, socket.CMSG_SPACE(12))

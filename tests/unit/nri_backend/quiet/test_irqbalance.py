@@ -70,3 +70,18 @@ def test_one_that_was_restarted_is_told_again(node: Node) -> None:
         assert BALANCER in node.look(2, 3).moved
         daemon.round()
         assert daemon.banned == {2, 3}
+
+
+def test_one_that_does_not_answer_once_gets_its_own_back_all_the_same(node: Node) -> None:
+    """What it tells afterwards is our ban: who took that for its own would never lift it."""
+    with irqbalance(node.root) as daemon:
+        node.look(2, 3)
+        daemon.round()
+        node.tree.next_instance()
+        daemon.busy = True
+        node.look(2, 3)
+        daemon.busy = False
+        node.look(2, 3)
+        node.look()
+        daemon.round()
+        assert daemon.banned == set()

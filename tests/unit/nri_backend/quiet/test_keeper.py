@@ -56,6 +56,23 @@ def test_interrupts_leave_and_come_back(tree: IrqTree) -> None:
     assert not (tree.root / "interrupts.json").exists()
 
 
+def test_what_was_refused_once_gets_back_what_it_had(tree: IrqTree) -> None:
+    """The kernel may refuse for a while: here since the only CPU of it is offline, there for want of a vector."""
+    before = tree.says()
+    refused = vacate(kind(tree), taken(2, 3), frozenset()).refused
+    tree.online = ONLINE - {2}
+    refused = vacate(kind(tree), Wanted(frozenset({3}), tree.online), refused).refused
+    assert "25" in refused
+    tree.online = ONLINE
+    refused = vacate(kind(tree), taken(2, 3), refused).refused
+    tree.managed.add("24")
+    refused = vacate(kind(tree), taken(0, 2, 3), refused).refused
+    tree.managed.remove("24")
+    assert vacate(kind(tree), NOTHING, refused) == Outcome()
+    assert tree.says() == before
+    assert not (tree.root / "interrupts.json").exists()
+
+
 def test_without_claims_no_interrupt_is_looked_at(tree: IrqTree) -> None:
     """A node without claims pays nothing, and one on which interrupts cannot be read is none of our business."""
     (tree.root / "proc/irq/default_smp_affinity").unlink()
@@ -68,9 +85,10 @@ def test_what_cannot_be_kept_is_not_moved(tree: IrqTree) -> None:
     lost = Kind(tree, StoreFile(f"{tree.root}/no/such/place"), "interrupts", 60.0, elsewhere=True)
     with pytest.raises(FileNotFoundError):
         vacate(lost, taken(2, 3), frozenset())
-    (tree.root / "interrupts.json").write_text("{]")
-    with pytest.raises(ValueError, match=r"interrupts\.json is damaged; remove it"):
-        vacate(kind(tree), taken(2, 3), frozenset())
+    for damaged in ("{]", '{"25": {"former": "2", "known": []}}'):
+        (tree.root / "interrupts.json").write_text(damaged)
+        with pytest.raises(ValueError, match=r"interrupts\.json is damaged; remove it"):
+            vacate(kind(tree), taken(2, 3), frozenset())
     assert tree.says() == before
     assert not tree.written
 

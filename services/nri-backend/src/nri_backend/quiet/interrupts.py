@@ -12,7 +12,7 @@ from typing import Final
 
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 
-from nri_backend.quiet.irqbalance import Irqbalance
+from nri_backend.quiet.irqbalance import Irqbalance, NoBalancerError
 from nri_backend.quiet.masks import format_mask, parse_mask
 from nri_backend.quiet.moves import Cpus
 
@@ -37,14 +37,14 @@ class Interrupts:
         """Whether interrupts can be moved here: a container sees its own /proc/irq read-only."""
         return os.access(self._default, os.W_OK)
 
-    def present(self, taken: Cpus, moved: Collection[str]) -> dict[str, Cpus]:
+    def present(self, taken: Cpus, moved: Collection[str]) -> dict[str, Cpus | None]:
         """Returns what interrupts say: those that were moved, and those of devices that are on taken CPUs."""
+        found: dict[str, Cpus | None] = {}
         # First, so that it does not move back what is moved now.
-        allowed = self._balancer.allowed()
-        found = {BALANCER: allowed} if allowed is not None else {}
+        with contextlib.suppress(NoBalancerError):
+            found[BALANCER] = self._balancer.allowed()
         found[DEFAULT] = parse_mask(self._default.read_text())
-        with contextlib.suppress(OSError, ValueError):
-            found[WORKQUEUES] = self._requested()
+        found[WORKQUEUES] = self._requested()
         for name in filter(str.isdecimal, os.listdir(self._irqs)):  # noqa: PTH208
             # One that is freed meanwhile is gone.
             with contextlib.suppress(OSError, ValueError):
@@ -83,7 +83,9 @@ class Interrupts:
         with os.scandir(f"{self._irqs}/{name}") as entries:
             return any(entry.is_dir() for entry in entries)
 
-    def _requested(self) -> Cpus:
+    def _requested(self) -> Cpus | None:
         # Since 6.8 cpumask shows what is left of it beside isolated CPUs.
         requested = self._workqueues / "cpumask_requested"
-        return parse_mask((requested if requested.exists() else self._workqueues / "cpumask").read_text())
+        with contextlib.suppress(OSError, ValueError):
+            return parse_mask((requested if requested.exists() else self._workqueues / "cpumask").read_text())
+        return None

@@ -27,6 +27,10 @@ _LONGEST_ANSWER: Final = 1 << 16
 _BANNED: Final = re.compile(r"\bBANNED ([0-9a-f,]+)\s*$", re.ASCII)
 
 
+class NoBalancerError(Exception):
+    """None runs."""
+
+
 class Irqbalance:
     """The one that runs on the node, if one does: its sockets are in ``run/irqbalance`` below a root.
 
@@ -40,7 +44,7 @@ class Irqbalance:
         """Which one was told what, and when."""
 
     def allowed(self) -> Cpus | None:
-        """Returns the CPUs that it may use; None where none runs, or none that answers."""
+        """Returns the CPUs that it may use; None of one that does not answer now. NoBalancerError where none runs."""
         with contextlib.suppress(OSError, ValueError):
             who, answer = self._ask("setup")
             if banned := _BANNED.search(answer):
@@ -52,14 +56,17 @@ class Irqbalance:
     def allow(self, cpus: Cpus) -> None:
         """Tells it which CPUs it may use; where it cannot be told, what it allows later shows it."""
         # Without a list of ours it goes back to that of its own environment.
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, NoBalancerError):
             banned = format_cpu_list(possible_cpus(self._host_root) - cpus)
             who, _ = self._ask(f"settings cpus {banned or 'NULL'}")
             self._told = who, cpus, time.monotonic()
 
     def _ask(self, request: str) -> tuple[str, str]:
-        """Returns who takes connections (the dead leave their sockets) and the answer, "" where there is none."""
-        error = OSError("no irqbalance")
+        """Returns who takes connections (the dead leave their sockets) and the answer, "" where there is none.
+
+        OSError of one that takes none in time; NoBalancerError.
+        """
+        error: Exception = NoBalancerError()
         for path in sorted(self._directory.glob("irqbalance*.sock")):
             try:
                 with socket.socket(socket.AF_UNIX) as connection:
@@ -69,6 +76,8 @@ class Irqbalance:
                     credentials = [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, sender)]
                     connection.sendmsg([request.encode()], credentials)
                     return str(path), connection.recv(_LONGEST_ANSWER).decode(errors="replace")
+            except (ConnectionRefusedError, FileNotFoundError):
+                continue
             except OSError as caught:
                 error = caught
         raise error

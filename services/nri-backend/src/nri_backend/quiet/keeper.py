@@ -65,14 +65,18 @@ def vacate(kind: Kind, wanted: Wanted, refused: frozenset[str]) -> Outcome:
     store = kind.store.load()
     if not wanted.taken and not store:
         return Outcome()
+    refused = refused if wanted.taken else frozenset()
     present = kind.things.present(wanted.taken, store.keys())
-    movable = {name: cpus for name, cpus in present.items() if name not in refused}
+    movable = {name: cpus for name, cpus in present.items() if cpus is not None and name not in refused}
+    # What is not moved, or does not tell, just now still gets back one day what it had.
+    aside = {name: moved for name, moved in store.items() if name in present and name not in movable}
     planned = plan(movable, store, wanted.taken, wanted.online, elsewhere=kind.elsewhere)
+    before = {**aside, **planned.before} if planned.writes else store
     if planned.writes:
-        kind.store.save(planned.before)
+        kind.store.save(before)
     failed = {name for name, cpus in planned.writes.items() if not kind.things.write(name, cpus)}
-    after = without(planned.after, store, failed)
-    if after != (planned.before if planned.writes else store):
+    after = {**aside, **without(planned.after, store, failed)}
+    if after != before:
         kind.store.save(after)
     refused = (refused | failed) & present.keys() if wanted.taken else frozenset()
     now = {**movable, **planned.writes}

@@ -7,8 +7,10 @@ for what it had.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from numa_contract.records import CpuSet, Document
+from pydantic import Field
 
 Cpus = frozenset[int]
 Sets = Mapping[str, Cpus]
@@ -20,7 +22,7 @@ class Moved(Document):
 
     former: CpuSet
     """What it said before."""
-    known: tuple[CpuSet, ...]
+    known: Annotated[tuple[CpuSet, ...], Field(min_length=1)]
     """What it says now unless somebody else has written: before our latest write, and after it."""
 
 

@@ -3,7 +3,7 @@
 
 import contextlib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final, Protocol
 
 from numa_node.files import read_regular, replace_file
@@ -18,8 +18,11 @@ _STORE: Final = TypeAdapter(dict[str, Moved])
 class Things(Protocol):
     """Things of one kind, each with a set of CPUs."""
 
-    def present(self, taken: Cpus, moved: Collection[str]) -> dict[str, Cpus]:
-        """Returns what things say: those that were moved, and at least those others that are on taken CPUs."""
+    def present(self, taken: Cpus, moved: Collection[str]) -> Mapping[str, Cpus | None]:
+        """Returns what things say: those that were moved, and at least those others that are on taken CPUs.
+
+        None of those that are there and do not tell just now.
+        """
 
     def write(self, name: str, cpus: Cpus) -> bool:
         """Gives a thing another set; tells whether it could. OSError where that is no property of the thing."""

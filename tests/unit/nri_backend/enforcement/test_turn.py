@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from nri_backend.enforcement.turn import MAX_STUCK, Step, Turn
+from nri_backend.nri.model import RefusedError
 
 from tests.rigs.builders import cpu_record
 from tests.rigs.containers import container, pod
@@ -132,6 +133,27 @@ async def test_a_write_that_hangs_stops_no_other_start(memory: Path) -> None:
         await node.until(lambda: node.cpus(path) == "1,4-7")
         assert node.enforcer.state.get("bad") is not None
         await node.enforcer.remove_container(pod("p5"), container("bad", of="p5"))
+
+
+async def test_nobody_starts_where_a_write_that_hangs_may_put_another(memory: Path) -> None:
+    """A claim ends, its CPUs go back to all, and the next claim gets them before that write has returned."""
+    async with enforcing(Node(memory, tree=StuckTree)) as node:
+        tree = node.kernel
+        assert isinstance(tree, StuckTree)
+        node.enforcer.starter.clear_seconds = 0.3
+        plain = await node.run("plain", of="p2")
+        ended = cpu_record("c1", "cpus=2-3")
+        node.claim(ended)
+        await node.until(lambda: node.cpus(plain) == "1,4-7")
+        tree.stuck = plain
+        node.unprepare(ended)
+        await node.until(lambda: "plain" in node.enforcer.actuator.stuck)
+        env = node.claim(cpu_record("c2", "cpus=2-3", pods=["p3"]))
+        with pytest.raises(RefusedError, match="still runs on CPUs of its claim"):
+            await node.run("early", *env, of="p3")
+        tree.gate.set()
+        await node.until(lambda: node.cpus(plain) == "1,4-7")
+        assert node.cpus(await node.run("late", *env, of="p3")) == "2-3"
 
 
 async def test_a_job_that_has_not_begun_in_time_is_never_begun() -> None:

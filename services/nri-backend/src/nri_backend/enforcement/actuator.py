@@ -63,7 +63,9 @@ class Actuator:
         self._state = state
         self._edges = edges
         self._notes = Notes(edges.tree.root)
-        self._writing = Turn(self.news.set)
+        self._writing = Turn(self.news.set, self._lose_sight)
+        self._aims: dict[str, frozenset[int]] = {}
+        """CPUs that the job at work writes, by container."""
         self._progress = asyncio.Event()
         self._view = DirectoryView()
         self._reads = 0
@@ -175,20 +177,28 @@ class Actuator:
         if unaffected(state, tracked) and self._writing.free:
             # Limits of hugepages alone, which take no lock of the kernel that is held for long: two changes of threads
             # take longer.
-            return self._step(apply, target_at_start(state, state.get(tracked.id) or tracked))[1]()
+            return self._steps(apply, [target_at_start(state, state.get(tracked.id) or tracked)])[0][1]()
         return await self._writing.finish(
-            tracked.id, lambda: self._step(apply, target_at_start(state, state.get(tracked.id) or tracked))
+            tracked.id, lambda: self._steps(apply, [target_at_start(state, state.get(tracked.id) or tracked)])[0]
         )
 
     async def apply_some(self, ids: Sequence[str], *, full: bool, again: bool = False) -> list[Outcome]:
         """Makes the cgroups of running containers true for 10 ms; returns what became of those that it came to."""
         state = self._state
         return await self.comparisons[full].audited(
-            lambda: [self._step(audit, target(state, one, full=full, again=again)) for one in state.started(ids)]
+            lambda: self._steps(audit, [target(state, one, full=full, again=again) for one in state.started(ids)])
         )
 
-    def _step(self, how: Callable[[CgroupTree, Notes, Target], Outcome], wanted: Target) -> Step[Outcome]:
-        return wanted.tracked.id, partial(how, self._edges.tree, self._notes, wanted)
+    def _steps(
+        self, how: Callable[[CgroupTree, Notes, Target], Outcome], targets: Sequence[Target]
+    ) -> list[Step[Outcome]]:
+        self._aims = {wanted.tracked.id: wanted.desired.cpus for wanted in targets}
+        return [(wanted.tracked.id, partial(how, self._edges.tree, self._notes, wanted)) for wanted in targets]
+
+    def _lose_sight(self, name: str) -> None:
+        """A container whose job hangs is where it was seen, or where the job puts it: nobody else may start there."""
+        if (tracked := self._state.get(name)) is not None and tracked.phase is Phase.STARTED:
+            self.note(replace(tracked, cpus=(tracked.cpus or frozenset()) | self._aims.get(name, frozenset())))
 
     async def apply_groups(self, groups: Mapping[str, str | None]) -> list[Outcome]:
         """Makes some cgroups above containers, as groups_above() tells them, true for 10 ms; as apply_some()."""

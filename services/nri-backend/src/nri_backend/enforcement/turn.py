@@ -41,10 +41,12 @@ class _Job(Generic[Result]):
 class Turn:
     """Jobs wait for each other here; what each is to do is computed when its turn comes."""
 
-    def __init__(self, freed: Callable[[], None]) -> None:
+    def __init__(self, freed: Callable[[], None], hangs: Callable[[str], None] = lambda _: None) -> None:
         self._lock = asyncio.Lock()
         self._freed = freed
         """Called when what hung has ended."""
+        self._hangs = hangs
+        """Called with the name of what is passed by."""
         self._stuck: dict[str, tuple[asyncio.Future[None], float]] = {}
 
     @property
@@ -101,6 +103,7 @@ class Turn:
             running.cancel()
             return
         self._stuck[name] = running, time.monotonic()
+        self._hangs(name)
 
         def ended(job: asyncio.Future[None]) -> None:
             if error := job.exception():

@@ -11,10 +11,10 @@ from nri_backend.nri.model import ContainerState, RefusedError
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import CpuParameters
 
-from tests.rigs.builders import cpu_record, env_of, memory_record
+from tests.rigs.builders import cpu_record, env_of, memory_record, mixed
 from tests.rigs.containers import POD, container, pod
 from tests.rigs.enforcement import Node, auditing, enforcing
-from tests.rigs.partition_tree import PartitionTree
+from tests.rigs.partition_tree import PARTITION, PartitionTree
 
 SHARED = parse_cpu_list("1-3")
 
@@ -170,6 +170,10 @@ async def test_isolated_is_never_less_after_its_partition_was_broken(tmp_path: P
         node.kernel.make(f"{POD}/thief")
         node.kernel.set(f"{POD}/thief", "cpuset.cpus", "2-4")
         await node.until(lambda: node.reports["db"].pooled)
+        node.kernel.written.clear()
+        for _ in range(10):
+            await node.enforcer._auditor.audit(full=False)
+        assert not [name for _, name, _ in node.kernel.written if name == PARTITION], "a minute between two tries"
         await node.stop("db")
         with pytest.raises(RefusedError, match="not exclusive"):
             await node.run("again", *env)
@@ -211,3 +215,40 @@ def test_what_the_kernel_can_do_is_not_forgotten(tmp_path: Path) -> None:
     assert tree.makes_partitions()
     (tmp_path / "cgroup").rename(tmp_path / "hidden")
     assert tree.makes_partitions()
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_standby_knows_the_partitions_that_the_active_instance_makes(tmp_path: Path, first: bool) -> None:
+    """Asked before or after that one: their CPUs are in the pool, which a claim may have beside its own."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        standby = Node(tmp_path, tree=lambda _: node.kernel)
+        standby.leader = Leadership(fresh=True, first=first)
+        await standby.enforcer.synchronize([], [])
+        beside = mixed(cpu_record("x", "r=4-5", pods=["p2"]), "0-7")
+        for name, of, record in (("db", "p1", cpu_record("c1", "r=2-3")), ("vpp", "p2", beside)):
+            env = node.claim(record)
+            stored, answer = await node.create(name, *env, of=of)
+            asked = replace(container(name, *env, of=of), resources=answer.resources)
+            await standby.enforcer.create_container(pod(of), asked)
+            node.make_cgroups(pod(of), stored)
+            for one in (node, standby) if first else (standby, node):
+                await one.enforcer.start_container(pod(of), stored)
+        assert standby.reports["db"].exclusivity == "partition"
+        assert standby.enforcer.state.pool.shared == node.enforcer.state.pool.shared
+
+
+async def test_a_partition_keeps_the_cpus_of_the_claim_that_is_lost(tmp_path: Path) -> None:
+    """Of two claims of its container one has no record and no proof any more; threads may be pinned to its CPUs."""
+    known, lost = cpu_record("a", "r=2-3"), cpu_record("b", "r=4-5")
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        db = await node.run("db", *node.claim(known), *node.claim(lost))
+        node.unprepare(lost)
+    for proof in (tmp_path / "proofs").iterdir():
+        proof.unlink()
+    again = Node(tmp_path, tree=lambda _: node.kernel)
+    async with auditing(again):
+        running = [replace(container("db", *env_of(known), *env_of(lost)), state=ContainerState.RUNNING)]
+        await again.enforcer.synchronize([pod("p1")], running)
+        await again.enforcer.activate()
+        await passes(again)
+        assert (again.cpus(db), again.partition(db)) == ("2-5", "root")

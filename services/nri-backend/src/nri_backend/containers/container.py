@@ -112,6 +112,11 @@ class Tracked:
         return running and self.refusal is not None and bool(self.refusal.unknown)
 
     @property
+    def kept_cpus(self) -> frozenset[int]:
+        """Its own CPUs, or those of its partition where nothing is known of its claims; both where of some of them."""
+        return self.own_cpus | self.exclusive if self.unsettled else self.own_cpus or self.exclusive
+
+    @property
     def unthrottled(self) -> bool:
         """Whether it runs without a CFS quota."""
         return unthrottled(self.entitlement, self.stated.cpu)

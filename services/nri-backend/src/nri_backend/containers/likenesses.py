@@ -42,6 +42,4 @@ class Likenesses:
 
 
 def _likeness(tracked: Tracked) -> Likeness:
-    return Likeness(
-        tracked.cpus, tracked.own_cpus or tracked.exclusive, tracked.own_pod, tracked.apart, tracked.entitlement.near
-    )
+    return Likeness(tracked.cpus, tracked.kept_cpus, tracked.own_pod, tracked.apart, tracked.entitlement.near)

@@ -245,7 +245,8 @@ class NodeState:
     def partition_for(self, tracked: Tracked, *, again: bool = False) -> PartitionKind:
         """Returns what the kernel is to make of the container; ``again``: also where it has refused that before."""
         # What may be nothing less is tried at each start, and refused there.
-        wanted = again or not tracked.pooled or self.must_be_partition(tracked)
+        starts = tracked.phase is Phase.CREATED and self.must_be_partition(tracked)
+        wanted = again or starts or not tracked.pooled
         possible = wanted and self.pool.by_kernel and tracked.own_cpus & self.host.online
         return tracked.entitlement.partition if possible else ""
 

@@ -51,7 +51,7 @@ def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
     """Returns the CPUs and nodes that a container's cgroup must show."""
     lazy = state.lazy and tracked.phase is Phase.STARTED and not tracked.own_pod
     pool, mems = state.pool, tracked.entitlement.mems
-    own = tracked.own_cpus or tracked.exclusive
+    own = tracked.kept_cpus
     shared, beside = state.shared_by(tracked), pool.beside(tracked.entitlement.near, tracked.apart)
     return desired_cpuset(own, mems, shared, state.host, beside=beside, claims=bool(pool.held), lazy=lazy)
 

@@ -150,7 +150,9 @@ class Enforcer:
             refusal = unenforced(tracked, seen, leader, self.state, starting=True)
             if refusal is None:
                 # At the creation it may have been asked before the active one; now the answer is in what is stored.
-                now = replace(tracked, stated=stated(container.resources), answered=True)
+                # A partition was seen, or the active one, which is asked later, makes it.
+                kind = self.state.partition_for(tracked)
+                now = replace(tracked, stated=stated(container.resources), answered=True, partition=kind)
                 self.actuator.note(replace(now, phase=Phase.STARTED, ran=True))
         if refusal is not None:
             if await self.starter.kill(tracked):

@@ -103,12 +103,13 @@ class StuckTree(KernelTree):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self.gate = threading.Event()
+        self.gate, self.began = threading.Event(), threading.Event()
         self.stuck = ""
 
     def write(self, path: str, name: str, text: str) -> None:
         """Hangs where it is told to."""
         if path == self.stuck:
+            self.began.set()
             assert self.gate.wait(10)
         super().write(path, name, text)
 
@@ -154,6 +155,26 @@ async def test_nobody_starts_where_a_write_that_hangs_may_put_another(memory: Pa
         tree.gate.set()
         await node.until(lambda: node.cpus(plain) == "1,4-7")
         assert node.cpus(await node.run("late", *env, of="p3")) == "2-3"
+
+
+async def test_one_that_was_never_seen_may_be_anywhere_while_it_hangs(memory: Path) -> None:
+    """What the write that hangs would give to it says nothing of where it is."""
+    async with enforcing(Node(memory, tree=StuckTree)) as node:
+        tree = node.kernel
+        assert isinstance(tree, StuckTree)
+        node.enforcer.starter.clear_seconds = 0.3
+        plain = await node.run("plain", of="p2")
+        env = node.claim(cpu_record("c1", "cpus=2-3"))
+        await node.until(lambda: node.cpus(plain) == "1,4-7")
+        tree.stuck = plain
+        tree.set(plain, "cpuset.cpus", "0-7")
+        await node.until(tree.began.is_set)
+        node.enforcer.state.forget_views()
+        await node.until(lambda: "plain" in node.enforcer.actuator.stuck)
+        with pytest.raises(RefusedError, match="CPUs of its claim"):
+            await node.run("early", *env)
+        tree.gate.set()
+        await node.until(lambda: node.cpus(plain) == "1,4-7")
 
 
 async def test_a_job_that_has_not_begun_in_time_is_never_begun() -> None:

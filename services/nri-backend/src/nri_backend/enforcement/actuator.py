@@ -196,9 +196,13 @@ class Actuator:
         return [(wanted.tracked.id, partial(how, self._edges.tree, self._notes, wanted)) for wanted in targets]
 
     def _lose_sight(self, name: str) -> None:
-        """A container whose job hangs is where it was seen, or where the job puts it: nobody else may start there."""
-        if (tracked := self._state.get(name)) is not None and tracked.phase is Phase.STARTED:
-            self.note(replace(tracked, cpus=(tracked.cpus or frozenset()) | self._aims.get(name, frozenset())))
+        """A container whose job hangs is where it was seen, or where the job puts it: nobody else may start there.
+
+        One that was not seen yet stays unseen: it may be anywhere.
+        """
+        tracked = self._state.get(name)
+        if tracked is not None and tracked.phase is Phase.STARTED and tracked.cpus is not None:
+            self.note(replace(tracked, cpus=tracked.cpus | self._aims.get(name, frozenset())))
 
     async def apply_groups(self, groups: Mapping[str, str | None]) -> list[Outcome]:
         """Makes some cgroups above containers, as groups_above() tells them, true for 10 ms; as apply_some()."""

@@ -129,19 +129,32 @@ def test_objects_have_neither_comments_nor_blank_lines() -> None:
     assert {line.partition(" dra-")[0] for line in stray} == {"# Source:"}
 
 
+@pytest.mark.parametrize(("exclusivity", "added"), [("pool", False), ("auto", True), ("partition", True)])
+def test_the_capability_for_partitions_goes_with_the_mode(exclusivity: str, added: bool) -> None:
+    """Pool mode needs no SYS_ADMIN: not in the pod of such a group, nor in the constraints if all groups are such."""
+    values: Document = {"driverConfig": {"cpuExclusivity": exclusivity}, "openshift": {"scc": {"create": True}}}
+    documents = render(values)
+    (scc,) = (one for one in documents if one["kind"] == "SecurityContextConstraints")
+    wanted = ["DAC_OVERRIDE", *(["SYS_ADMIN"] if added else [])]
+    assert pod_of(documents)["containers"][1]["securityContext"]["capabilities"]["add"] == wanted
+    assert scc["allowedCapabilities"] == wanted
+
+
 @pytest.mark.parametrize("name", MATRIX)
 def test_no_more_rights_than_needed(name: str) -> None:
-    """Not privileged, no namespace of the host, no writable root; a seccomp profile, one capability of the backend."""
+    """Not privileged, no host namespace, no writable root, a seccomp profile; capabilities for the backend alone."""
     documents = render(MATRIX[name])
     pod = pod_of(documents)
     assert not {"hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"} & pod.keys()
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    exclusivity = MATRIX[name].get("driverConfig", {}).get("cpuExclusivity", "auto")
+    backend = ["DAC_OVERRIDE"] if exclusivity == "pool" else ["DAC_OVERRIDE", "SYS_ADMIN"]
     for one in [*pod.get("initContainers", []), *pod["containers"]]:
         named = {"apparmor": "RuntimeDefault"}.get(name)
         profile = "Unconfined" if one["name"] == "provision-hugepages" else named
         assert one["securityContext"] == {
             "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"], **({"add": ["DAC_OVERRIDE"]} if one["name"] == "backend" else {})},
+            "capabilities": {"drop": ["ALL"], **({"add": backend} if one["name"] == "backend" else {})},
             "readOnlyRootFilesystem": True,
             **({"appArmorProfile": {"type": profile}} if profile else {}),
         }

@@ -67,7 +67,8 @@ class Node:
         self.cdi = root / "cdi"
         self.cdi.mkdir(exist_ok=True)
         self.kernel = tree(root / "cgroup")
-        self.host = Host(parse_cpu_list("0-7"), SIZES, partitions=isinstance(self.kernel, PartitionTree))
+        capable = isinstance(self.kernel, PartitionTree)
+        self.host = Host(parse_cpu_list("0-7"), SIZES, capable, "" if capable else "no such kernel")
         self.counts = Telemetry()
         self.ahead = 0.0
         """Seconds that the audit's clock is ahead."""
@@ -83,7 +84,7 @@ class Node:
         )
         state = NodeState(config(reserved, lazy=lazy, guard=guard, quota=cpu_quota, exclusivity=exclusivity))
         state.take_host(self.host)
-        self.enforcer = Enforcer(edges, state, "own-pod")
+        self.enforcer = Enforcer(edges, state, "own_pod")
 
     @property
     def reports(self) -> dict[str, ContainerReport]:

@@ -135,6 +135,11 @@ class BackendStatus(Document):
     """CPUs that containers without a claim may use."""
     partitioned: CpuSet = frozenset()
     """CPUs that the kernel keeps for claim containers, as cpuset partitions."""
+    exclusivity: str = ""
+    """What keeps other processes off claimed CPUs on this node: ``partition`` (the kernel) or ``pool``. A container's
+    own report has the precise answer. Empty from a backend that does not report it."""
+    exclusivity_reason: str = ""
+    """Why that is the pool although the configuration allows partitions, with the remedy; empty otherwise."""
     kubelet_pins: tuple[str, ...] = ()
     """What the kubelet's own static managers were seen to assign: ``cpu``, ``memory``."""
     problems: tuple[str, ...] = ()

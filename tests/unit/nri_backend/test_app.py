@@ -9,6 +9,7 @@ from nri_backend.node.active_lock import ActiveLock
 from nri_backend.node.former_lock import FormerLock
 from nri_backend.node.host import HostError
 from nri_backend.node.preflight import PreflightError
+from nri_backend.node.privileges import Privileges
 from nri_backend.nri.model import LinkStatus
 from nri_backend.settings import load_settings
 from numa_contract import __version__
@@ -18,7 +19,7 @@ def lock(tmp_path: Path) -> ActiveLock:
     return ActiveLock(str(tmp_path / "locks"), FormerLock(str(tmp_path / "former")), "u/1")
 
 
-def build(tmp_path: Path, held: ActiveLock | None = None) -> Backend:
+def build(tmp_path: Path, held: ActiveLock | None = None, privileges: Privileges = Privileges()) -> Backend:  # noqa: B008
     cpus = tmp_path / "sys/devices/system/cpu"
     cpus.mkdir(parents=True)
     (cpus / "online").write_text("0-3\n")
@@ -26,7 +27,7 @@ def build(tmp_path: Path, held: ActiveLock | None = None) -> Backend:
         [f"--host-root={tmp_path}", f"--cdi-dir={tmp_path}/cdi", f"--run-dir={tmp_path}/run", "--reserved-cpus=0"],
         {"POD_UID": "u"},
     )
-    return Backend(settings, held or lock(tmp_path), "u/1")
+    return Backend(settings, held or lock(tmp_path), "u/1", privileges)
 
 
 def test_the_lease_tells_the_state(tmp_path: Path) -> None:
@@ -42,6 +43,16 @@ def test_the_lease_tells_the_state(tmp_path: Path) -> None:
     metrics = {metric.name: metric.samples for metric in status.metrics}
     assert metrics["pool_cpus"][0].value == 3
     assert metrics["build_info"][0].labels == (__version__,)
+
+
+def test_the_lease_reports_the_mode_and_its_reason_once(tmp_path: Path) -> None:
+    """A node that falls back to the pool reports why, and a capability that is missing is a problem of the node."""
+    backend = build(tmp_path, privileges=Privileges("no SYS_ADMIN", "no DAC_OVERRIDE"))
+    cgroup = tmp_path / "cgroup/kubepods"
+    cgroup.mkdir(parents=True)
+    assert backend.status().exclusivity == "pool"
+    assert "6.7" in backend.status().exclusivity_reason
+    assert backend.status().problems == ("no DAC_OVERRIDE",)
 
 
 def test_the_lock_is_told_of_the_runtime(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from nri_backend.node.cgroups import CgroupTree
 from nri_backend.node.former_lock import FormerLock
 from nri_backend.node.host import HostError, read_host
 from nri_backend.node.preflight import PreflightError, check_node, make_run_directory
+from nri_backend.node.privileges import Privileges, read_privileges
 from nri_backend.node.proofs import Proofs
 from nri_backend.nri.link import dial
 from nri_backend.nri.model import LinkStatus
@@ -65,7 +66,7 @@ class EssentialTaskError(Exception):
 class Backend:
     """One instance. Building it opens nothing."""
 
-    def __init__(self, settings: Settings, lock: ActiveLock, instance: str) -> None:
+    def __init__(self, settings: Settings, lock: ActiveLock, instance: str, privileges: Privileges) -> None:
         self._settings = settings
         self._lock = lock
         self._instance = instance
@@ -74,7 +75,8 @@ class Backend:
         self._news = asyncio.Event()
         config = settings.config
         tree = CgroupTree(config.cgroup_root)
-        read_node = partial(read_host, settings.host_root, tree)
+        read_node = partial(read_host, settings.host_root, tree, privileges.partition_obstacle)
+        self._privileges = privileges
         edges = Edges(
             directory=ClaimDirectory(config.cdi_dir),
             tree=tree,
@@ -143,7 +145,8 @@ class Backend:
     def status(self) -> BackendStatus:
         """Returns the lease as of now."""
         link, enforcer, pool = self._session.status, self._enforcer, self._enforcer.state.pool
-        problems = (*self._quiet.problems, *enforcer.problems)[:MAX_PROBLEMS]
+        lasting = filter(None, (self._privileges.problem,))
+        problems = (*lasting, *self._quiet.problems, *enforcer.problems)[:MAX_PROBLEMS]
         return BackendStatus(
             software=__version__,
             instance=self._instance,
@@ -156,6 +159,8 @@ class Backend:
             registration_timeout=link.registration_timeout,
             pool=pool.left,
             partitioned=pool.partitioned,
+            exclusivity="partition" if pool.by_kernel else "pool",
+            exclusivity_reason=self.pool_reason,
             problems=tuple(cut_answer(problem) for problem in problems),
             counters={name: float(count) for name, count in self._telemetry.counters.items()},
             metrics=self._telemetry.metrics(
@@ -171,6 +176,12 @@ class Backend:
             ),
         )
 
+    @property
+    def pool_reason(self) -> str:
+        """Why the shared pool enforces claims although the configuration asks for partitions; "" if it does not."""
+        asked = self._settings.config.cpu_exclusivity == "pool"
+        return "" if asked else self._enforcer.state.host.obstacle
+
     async def _lead(self) -> None:
         _log.info("waiting for the lock", extra={"instance": self._instance})
         await self._lock.acquired()
@@ -179,6 +190,15 @@ class Backend:
             tasks.create_task(self._lock.keep(), name="heartbeat")
             await self._enforcer.activate()
             self._changed()
+
+
+def _log_exclusivity(pool_reason: str, configured: str) -> None:
+    if pool_reason:
+        _log.warning("claims are enforced by the shared pool, not by the kernel", extra={"reason": pool_reason})
+    elif configured == "pool":
+        _log.info("claims are enforced by the shared pool, as cpuExclusivity asks")
+    else:
+        _log.info("claims are enforced by cpuset partitions")
 
 
 def _settle_memory() -> None:
@@ -213,11 +233,15 @@ async def run(settings: Settings) -> None:
         _log.warning(note)
     for directory in (config.run_dir, settings.own_dir):
         make_run_directory(directory)
+    # Before the first other thread: capabilities are inherited by threads.
+    tree = CgroupTree(config.cgroup_root)
+    privileges = read_privileges(tree, settings.host_root, partitions=config.cpu_exclusivity != "pool")
     instance = f"{settings.pod_uid}/{os.urandom(4).hex()}"
     async with contextlib.AsyncExitStack() as stack:
         lock = ActiveLock(settings.own_dir, FormerLock(settings.former_lock), instance)
         stack.callback(lock.close)
-        backend = Backend(settings, lock, instance)
+        backend = Backend(settings, lock, instance, privileges)
+        _log_exclusivity(backend.pool_reason, config.cpu_exclusivity)
         if settings.bind is not None:
             await stack.enter_async_context(serve_pages(settings.bind, backend.pages()))
         _settle_memory()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hooks, from the runtime's call to the kernel's files."""
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,12 +129,12 @@ async def test_a_missing_controller_fails_the_claim_that_needs_it_alone(
 
 
 async def test_a_trespasser_that_cannot_be_moved_keeps_the_claim_out(node: Node) -> None:
-    """No container runs where it should not: the refusal names who is in the way and why, and is tried again."""
+    """The refusal names the container in the way and the kernel's error, and promises no move."""
     plain = await node.run("plain", of="p9")
     node.kernel.refused[plain, "cpuset.cpus"] = DENIED
     node.enforcer.starter.clear_seconds = 0.05
     env = node.claim(ONE)
-    with pytest.raises(RefusedError, match=r"main of pod ns/p9 still runs on CPUs of its claim \(2-3\).*retries"):
+    with pytest.raises(RefusedError, match=r"main of pod ns/p9 .* its claim \(2-3\) and cannot be moved: .*denied"):
         await node.create("claim", *env)
     node.kernel.refused.clear()
     assert node.cpus(await node.run("claim-2", *env)) == "2-3"
@@ -273,13 +274,40 @@ async def test_our_own_pod_keeps_its_rules_and_is_never_refused(memory: Path, re
     """It runs on reserved CPUs where there are some, else in the pool, whatever its environment says."""
     async with enforcing(Node(memory, reserved=reserved)) as node:
         await node.run("claim", *node.claim(ONE))
-        path = await node.run("x", "DRA_CPUSET_z=1", of="own-pod")
+        path = await node.run("x", "DRA_CPUSET_z=1", of="own_pod")
         assert node.cpus(path) == at_home
         node.claim(cpu_record("c2", "cpus=0-1,4-7"))
-        stored, _ = await node.create("y", of="own-pod", name="other")
-        await node.enforcer.start_container(pod("own-pod"), stored)
-        await node.enforcer.remove_container(pod("own-pod"), container("x"))
+        stored, _ = await node.create("y", of="own_pod", name="other")
+        await node.enforcer.start_container(pod("own_pod"), stored)
+        await node.enforcer.remove_container(pod("own_pod"), container("x"))
         assert [tracked.kind for tracked in node.enforcer.state].count("driver") == 1
+
+
+async def test_the_drivers_own_pod_leaves_a_claim_by_the_cgroup_of_its_pod(memory: Path) -> None:
+    """The kernel denies writes to the backend's own container (nsdelegate); every claim starts all the same."""
+    async with enforcing(Node(memory, reserved="")) as node:
+        path = await node.run("backend", of="own_pod")
+        above = path.rpartition("/")[0]
+        node.kernel.refused[path, "cpuset.cpus"] = errno.EPERM
+        assert node.kernel.get(above, "cpuset.cpus") == "", "nothing is written where there is no claim"
+        for number, (cpus, left) in enumerate([("2-3", "0-1,4-7"), ("0-1", "4-7")]):
+            env = node.claim(cpu_record(f"c{number}", f"cpus={cpus}", pods=[f"p{number}"]))
+            claimed = await node.run(f"claim-{number}", *env, of=f"p{number}")
+            assert (node.cpus(claimed), node.cpus(path)) == (cpus, left)
+        assert node.enforcer.problems == ()
+        await node.stop("claim-0", of="p0")
+        node.unprepare(cpu_record("c0", "cpus=2-3"))
+        await node.until(lambda: node.kernel.get(above, "cpuset.cpus") == "2-7")
+
+
+async def test_a_pod_of_the_driver_that_cannot_be_moved_is_named_with_the_reason(memory: Path) -> None:
+    """Neither its own cgroup nor that of its pod can be written."""
+    async with enforcing(Node(memory, reserved="")) as node:
+        path = await node.run("backend", of="own_pod")
+        node.kernel.refused[path.rpartition("/")[0], "cpuset.cpus"] = errno.EROFS
+        node.enforcer.starter.clear_seconds = 0.05
+        with pytest.raises(RefusedError, match=r"main of pod ns/own_pod .* cannot be moved: .*Read-only file system"):
+            await node.create("claim", *node.claim(ONE))
 
 
 UNENFORCED = "no instance of nri-backend has enforced its claims"

@@ -21,7 +21,8 @@ def machine(root: Path, online: str) -> Path:
 def test_cpus_and_page_sizes(tmp_path: Path) -> None:
     """Sizes come in order; a kernel without hugepages has none."""
     root = machine(tmp_path, "0-1,4\n")
-    assert read_host(str(root), CgroupTree(str(root))) == Host(frozenset({0, 1, 4}), (2 << 20, 1 << 30))
+    host = read_host(str(root), CgroupTree(str(root)))
+    assert host == Host(frozenset({0, 1, 4}), (2 << 20, 1 << 30), obstacle=host.obstacle)
     for entry in (root / "sys/kernel/mm/hugepages").iterdir():
         entry.rmdir()
     (root / "sys/kernel/mm/hugepages").rmdir()
@@ -61,4 +62,8 @@ def test_partitions_need_a_kernel_that_makes_them_and_the_real_root(
     for name in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert read_host(str(root), CgroupTree(str(tmp_path))).partitions is capable
+    host = read_host(str(root), CgroupTree(str(tmp_path)))
+    assert (host.partitions, bool(host.obstacle)) == (capable, not capable)
+    denied = read_host(str(root), CgroupTree(str(tmp_path)), "a capability is missing")
+    assert not denied.partitions
+    assert (denied.obstacle == "a capability is missing") is capable, "the kernel's lack comes first"

@@ -56,6 +56,9 @@ def _resources(tracked: Tracked, state: NodeState, asked: Stated, *, huge: bool)
 
 
 def _cpus(tracked: Tracked, state: NodeState) -> frozenset[int]:
+    if tracked.own_pod:
+        # The driver's own containers are moved by their pod's cgroup (apply.py), which they follow without a set.
+        return frozenset()
     if own := tracked.own_cpus:
         return own | state.pool.beside(tracked.entitlement.near, tracked.apart)
     cpus = state.shared_by(tracked)
@@ -120,9 +123,9 @@ def _no_partition(tracked: Tracked, state: NodeState) -> Refusal | None:
         return Refusal(Reason.UNSUPPORTED, f"its CPU claim cannot be enforced: {entitlement.fault}")
     if state.pool.by_kernel or not state.must_be_partition(tracked):
         return None
-    who = "the setting cpuExclusivity: pool" if config.cpu_exclusivity == "pool" else "the kernel (before Linux 6.7)"
+    why = "cpuExclusivity is pool" if config.cpu_exclusivity == "pool" else state.host.obstacle
     wish = "isolation: isolated" if entitlement.partition == "isolated" else "cpuExclusivity: partition"
-    text = f"{wish} needs a cpuset partition, which {who} of this node does not allow; leave it out or use another node"
+    text = f"{wish} needs a cpuset partition, which this node does not make: {why}; leave it out or use another node"
     return Refusal(Reason.UNSUPPORTED, text)
 
 
@@ -142,13 +145,19 @@ def _no_policy(tracked: Tracked, runtime: LinkStatus) -> Refusal | None:
 
 
 def crowded(tracked: Tracked, strangers: Sequence[Tracked]) -> Refusal | None:
-    """Returns that these are on the container's CPUs and could not be moved in time; None when there are none."""
+    """Returns a refusal naming the containers that still run on these CPUs, or None if there are none.
+
+    It contains the kernel's error for a container that cannot be moved, and only otherwise the prospect of a move.
+    """
     if not strangers:
         return None
-    names = ", ".join(f"{one.name} of pod {one.names['pod']}" for one in strangers[:3])
-    more = f" and {len(strangers) - 3} more" if len(strangers) > 3 else ""
-    why = next((f" ({stranger.problem})" for stranger in strangers if stranger.problem), "")
-    text = f"container {names}{more} still runs on CPUs of its claim ({format_cpu_list(tracked.own_cpus)}){why}"
+    immovable = [one for one in strangers if one.problem]
+    named = (immovable or strangers)[:3]
+    names = ", ".join(f"{one.name} of pod {one.names['pod']}" for one in named)
+    more = f" and {len(strangers) - len(named)} more" if len(strangers) > len(named) else ""
+    text = f"container {names}{more} still runs on CPUs of its claim ({format_cpu_list(tracked.own_cpus)})"
+    if immovable:
+        return Refusal(Reason.OVERLAP, f"{text} and cannot be moved: {immovable[0].problem}")
     return Refusal(Reason.OVERLAP, f"{text}; it is being moved, and the kubelet retries")
 
 

@@ -45,6 +45,8 @@ class Target:
     """False: CPUs, and mems where they are claimed; no limits."""
     partition: PartitionKind = ""
     """What its cgroup must be made; empty: as it is."""
+    online: frozenset[int] = frozenset()
+    """Set for the driver's own containers: CPUs that are online."""
 
 
 def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
@@ -59,6 +61,8 @@ def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:
 def target(state: NodeState, tracked: Tracked, *, full: bool, again: bool = False) -> Target:
     """Returns what a container's own cgroup must say; ``again``: as in NodeState.partition_for()."""
     desired, partition = cpuset_of(state, tracked), state.partition_for(tracked, again=again)
+    if tracked.own_pod:
+        return Target(tracked, desired, full=full, online=state.host.online)
     if not full:
         return Target(tracked, desired, partition=partition, full=False)
     held = tracked.entitlement

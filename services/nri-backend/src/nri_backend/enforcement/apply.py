@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from numa_contract.cpuset import format_cpu_list
+
 from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.containers.container import Tracked
 from nri_backend.containers.targets import Raises, Target
@@ -25,7 +27,7 @@ from nri_backend.limits.claimed import (
     uncounted,
     with_reservation,
 )
-from nri_backend.limits.difference import Desired, Difference, Limit, Observed, cpu_differences, differences
+from nri_backend.limits.difference import CPUS, Desired, Difference, Limit, Observed, cpu_differences, differences
 from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, MissingFileError, Seen
 from nri_backend.node.notes import Notes
 
@@ -98,6 +100,9 @@ def apply(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
         done.left.append("the runtime names no cgroup for it")
         return done
     try:
+        if target.tracked.own_pod:
+            _apply_own_pod(tree, target, done)
+            return done
         for group, raises in target.groups.items():
             _apply_above(tree, notes, group, raises, done)
         desired = _with_hugepages(tree, notes, target)
@@ -118,6 +123,37 @@ def apply(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
         shown = {file: limit for file, limit in done.observed.limits.items() if file in target.desired.files}
         done.observed = replace(done.observed, limits=shown)
     return done
+
+
+def _apply_own_pod(tree: CgroupTree, target: Target, done: Outcome) -> None:
+    """Keeps a container of the driver's pod on the pod's CPUs, by the cgroup of the pod.
+
+    The backend cannot write the cgroup of its own container. systemd mounts cgroup2 with ``nsdelegate``, the runtime
+    gives the container a cgroup namespace, and the kernel answers EPERM to a process that writes to the root of its own
+    namespace (``cgroup_file_write()`` in kernel/cgroup/cgroup.c). The pod's cgroup is above that root. What counts is
+    the container's effective set, which the kernel derives from the pod's. CgroupGoneError, CgroupRefusedError.
+    """
+    tracked, wanted = target.tracked, target.desired.cpus
+    allowed = tree.read_set(tracked.pod_cgroup, CPUS) if tracked.pod_cgroup else None
+    failure = "" if tracked.pod_cgroup else "the runtime names no cgroup for its pod"
+    # An empty set is the parent's; nothing has to be excluded where every CPU is allowed.
+    if tracked.pod_cgroup and wanted and allowed != wanted and (allowed or wanted != target.online):
+        observed = "absent" if allowed is None else format_cpu_list(allowed)
+        repair = Difference("cpus", CPUS, format_cpu_list(wanted), observed, absent=allowed is None)
+        try:
+            tree.write(tracked.pod_cgroup, CPUS, repair.desired)
+            done.repaired.append(repair)
+            allowed = wanted
+        except CgroupRefusedError as error:
+            failure = str(error)
+    cpus = tree.read_set(tracked.cgroup, "cpuset.cpus.effective")
+    if target.desired.online and cpus is not None:
+        # The effective set also lacks the CPUs of partitions, and grows when one ends.
+        cpus |= (allowed or frozenset()) & target.online or target.online
+    done.observed = Observed(cpus)
+    if wanted and target.desired.needs_cpuset and not (cpus and cpus <= wanted):
+        text = f"it is on the CPUs {format_cpu_list(cpus or frozenset())} and must be on {format_cpu_list(wanted)}"
+        done.left.append(failure or text)
 
 
 def _apply_partition(tree: CgroupTree, target: Target, done: Outcome) -> None:

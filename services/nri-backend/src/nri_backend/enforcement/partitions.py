@@ -22,6 +22,7 @@ from nri_backend.node.cgroups import (
     CgroupTree,
     MissingFileError,
 )
+from nri_backend.node.privileges import sys_admin
 
 _EFFECTIVE: Final = "cpuset.cpus.effective"
 _MEMBER: Final = "member"
@@ -88,7 +89,8 @@ def _make(tree: CgroupTree, path: str, kind: PartitionKind, cpus: frozenset[int]
         # Somebody who has ended may still stand above, in another QoS class.
         settle(tree)
         _keep(tree, path, cpus)
-    tree.write(path, PARTITION, kind)
+    with sys_admin():
+        tree.write(path, PARTITION, kind)
 
 
 def _keep(tree: CgroupTree, path: str, cpus: frozenset[int]) -> None:
@@ -99,7 +101,9 @@ def _keep(tree: CgroupTree, path: str, cpus: frozenset[int]) -> None:
         if not cpus <= present:
             tree.write(group, EXCLUSIVE, format_cpu_list(cpus | present))
     if tree.read_set(path, EXCLUSIVE) != cpus:
-        tree.write(path, EXCLUSIVE, format_cpu_list(cpus))
+        # The kernel demands the capability for each CPU that a valid partition gains, too (remote_cpus_update()).
+        with sys_admin():
+            tree.write(path, EXCLUSIVE, format_cpu_list(cpus))
 
 
 def _unmake(tree: CgroupTree, path: str) -> None:

@@ -23,7 +23,9 @@ class Host:
     page_sizes: tuple[int, ...] = ()
     """Hugepage sizes in bytes."""
     partitions: bool = False
-    """The kernel makes a cpuset partition of a cgroup wherever it lies (``cpuset.cpus.exclusive``, since Linux 6.7)."""
+    """This process can make a cpuset partition of a cgroup wherever it lies (``cpuset.cpus.exclusive``, Linux 6.7)."""
+    obstacle: str = ""
+    """Why it cannot, with the remedy; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True)

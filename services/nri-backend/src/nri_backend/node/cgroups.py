@@ -159,18 +159,29 @@ class CgroupTree:
                 raise CgroupRefusedError(f"{self.root}/{path}/{name}", "holds no number") from error
         return found
 
-    def makes_partitions(self) -> bool:
-        """Tells whether the kernel makes a partition of a cgroup wherever it lies.
+    def partition_obstacle(self) -> str:
+        """Returns why the kernel makes no remote partitions in this tree, with the remedy; "" if it makes them.
 
-        The topmost cgroup alone does not have the file. Where the root has it, as in nodes that are containers, cgroups
-        above would have to take part.
+        Every cgroup but the topmost has ``cpuset.cpus.exclusive``. If the root of this tree has the file, the node is
+        itself a container (kind), and the cgroups above its root would have to reserve the CPUs, too.
         """
-        # A kernel does not unlearn it, and to read it wrong once would move every container of the node twice.
-        self._capable = self._capable or (
-            not os.path.exists(f"{self.root}/{EXCLUSIVE}")  # noqa: PTH110
-            and any(os.path.exists(f"{self.root}/{child}/{EXCLUSIVE}") for child in self.children(""))  # noqa: PTH110
-        )
-        return self._capable
+        # A kernel never loses the feature; one false reading would move every container of the node twice.
+        if self._capable:
+            return ""
+        if os.path.exists(f"{self.root}/{EXCLUSIVE}"):  # noqa: PTH110
+            return f"{self.root} is not the topmost cgroup, so this node is itself a container (as in kind)"
+        if not any(os.path.exists(f"{self.root}/{child}/{EXCLUSIVE}") for child in self.children("")):  # noqa: PTH110
+            return f"the kernel has no {EXCLUSIVE}; boot Linux 6.7 or later"
+        self._capable = True
+        return ""
+
+    def make(self, path: str) -> None:
+        """Creates a cgroup. Raises OSError."""
+        os.mkdir(f"{self.root}/{path}")  # noqa: PTH102
+
+    def remove(self, path: str) -> None:
+        """Removes a cgroup without processes and children. Raises OSError."""
+        os.rmdir(f"{self.root}/{path}")  # noqa: PTH106
 
     def children(self, path: str) -> list[str]:
         """Returns the names of the cgroups in a cgroup, a thousand at most; none where it is gone."""

@@ -20,8 +20,11 @@ def possible_cpus(host_root: str) -> frozenset[int]:
     return parse_cpu_list(Path(host_root, "sys/devices/system/cpu/possible").read_text())
 
 
-def read_host(host_root: str, tree: CgroupTree) -> Host:
-    """Reads the machine below ``host_root``, and of the tree what its kernel can do. HostError."""
+def read_host(host_root: str, tree: CgroupTree, partition_obstacle: str = "") -> Host:
+    """Reads the machine below ``host_root``, and whether the kernel of the tree makes partitions. Raises HostError.
+
+    ``partition_obstacle``: why this process may not make partitions, as privileges.partition_obstacle() returns it.
+    """
     path = Path(host_root, "sys/devices/system/cpu/online")
     try:
         online = parse_cpu_list(path.read_text())
@@ -33,4 +36,5 @@ def read_host(host_root: str, tree: CgroupTree) -> Host:
         sizes = [parse_page_size(name) for name in names if name.startswith("hugepages-")]
     except (OSError, MalformedError) as error:
         raise HostError(f"{path}: {error}; mount the node's /sys there or set --host-root") from error
-    return Host(online, tuple(sorted(sizes)), tree.makes_partitions())
+    obstacle = tree.partition_obstacle() or partition_obstacle
+    return Host(online, tuple(sorted(sizes)), partitions=not obstacle, obstacle=obstacle)

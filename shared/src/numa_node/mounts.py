@@ -15,6 +15,8 @@ class Mount:
     kind: str
     options: frozenset[str]
     """Of the file system itself, the same at all its mounts."""
+    read_only: bool = False
+    """This mount, or the whole file system, is read-only."""
 
 
 def parse_mounts(text: str) -> tuple[Mount, ...]:
@@ -24,7 +26,9 @@ def parse_mounts(text: str) -> tuple[Mount, ...]:
         head, separator, tail = line.partition(" - ")
         fields, kinds = head.split(" "), tail.split(" ")
         if separator and len(fields) >= 6 and len(kinds) >= 3:
-            found.append(Mount(fields[3], fields[4], kinds[0], frozenset(kinds[2].split(","))))
+            options = frozenset(kinds[2].split(","))
+            read_only = "ro" in options or "ro" in fields[5].split(",")
+            found.append(Mount(fields[3], fields[4], kinds[0], options, read_only))
     return tuple(found)
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must be true of a node: each fault names what is wrong and the remedy."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,21 @@ def test_the_run_directory_is_made_for_root_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PreflightError, match="mount it from the host"):
         make_run_directory(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("line", [UNIFIED.replace(" rw,nosuid", " ro,nosuid"), UNIFIED.replace(" rw,nsd", " ro,nsd")])
+def test_a_cgroup_tree_that_cannot_be_written_is_refused(line: str, tmp_path: Path) -> None:
+    """A container without the chart's mount sees its own read-only view at the same place."""
+    root, host = node(tmp_path, line, "cpuset memory hugetlb\n")
+    with pytest.raises(PreflightError, match=f"tree at {root} is mounted read-only.*volume cgroup of the chart"):
+        check_node(root, host, [])
+
+
+def test_the_own_cgroup_is_not_taken_for_the_nodes_tree(tmp_path: Path) -> None:
+    """A writable view of its own cgroup has all files, and nothing written there reaches another container."""
+    root, host = node(tmp_path, UNIFIED, "cpuset memory hugetlb\n")
+    (tmp_path / "cgroup/cgroup.procs").write_text(f"0\n{os.getpid()}\n")
+    with pytest.raises(PreflightError, match=f"{root} is the container's own cgroup and not the node's tree"):
+        check_node(root, host, [])
+    (tmp_path / "cgroup/cgroup.procs").write_text("1\n")
+    assert check_node(root, host, []) == []

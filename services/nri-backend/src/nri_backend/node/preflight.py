@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must be true of the node before anything starts. Each fault says what to change."""
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -59,6 +60,11 @@ def check_mount(root: str, mounts: Sequence[Mount]) -> list[str]:
             f"the cgroup root {root} is ambiguous: several file systems are mounted over each other at {point}, "
             f"on top {ours.kind}; unmount all but the node's cgroup v2 tree, or set cgroupRoot to where it is mounted"
         )
+    if ours.read_only:
+        raise PreflightError(
+            f"the cgroup tree at {point} is mounted read-only, so nothing can be enforced; mount the node's "
+            "/sys/fs/cgroup there, writable (the volume cgroup of the chart)"
+        )
     if _COUNTS_HUGEPAGES in ours.options:
         raise PreflightError(
             f"the cgroup v2 mount at {point} has the option {_COUNTS_HUGEPAGES}, with which limits of memory "
@@ -67,10 +73,23 @@ def check_mount(root: str, mounts: Sequence[Mount]) -> list[str]:
     return sorted({mount.point for mount in mounts if mount.kind == "cgroup2" and mount.root == ours.root} - {point})
 
 
-def _check_kernel(root: str) -> None:
-    """cgroup.kill, of Linux 5.14, is in every cgroup but the topmost.
+def _check_own_cgroup(root: str) -> None:
+    """Raises PreflightError if the cgroup root is the cgroup of this process: then it shows this container alone.
 
-    User attributes of cgroups, where cgroup.Notes keeps what must not be forgotten, are older: Linux 5.7.
+    The kernel lists process ids as the reading process sees them, so that a container finds itself under its own.
+    """
+    if str(os.getpid()) in (_text(Path(root, "cgroup.procs")) or "").split():
+        raise PreflightError(
+            f"{root} is the container's own cgroup and not the node's tree: mount the node's /sys/fs/cgroup there (the "
+            "volume cgroup of the chart)"
+        )
+
+
+def _check_kernel(root: str) -> None:
+    """Raises PreflightError if the kernel is older than 5.14, which brought ``cgroup.kill``.
+
+    The file is in every cgroup but the topmost.
+    User attributes of cgroups, in which node/notes.py stores original limits, are older: Linux 5.7.
     """
     for directory in filter(Path.is_dir, Path(root).iterdir()):
         if not (directory / "cgroup.kill").exists() and (directory / "cgroup.events").exists():
@@ -104,6 +123,7 @@ def check_node(cgroup_root: str, host_root: str, sockets: Iterable[str]) -> list
     mounts = parse_mounts(_text(Path(host_root, "proc/self/mountinfo")) or "")
     check_controllers(cgroup_root, _text(Path(cgroup_root, "cgroup.controllers")), mounts)
     others = check_mount(cgroup_root, mounts)
+    _check_own_cgroup(cgroup_root)
     _check_kernel(cgroup_root)
     strange = []
     if legacy := sorted(mount.point for mount in mounts if mount.kind == "cgroup"):

@@ -158,3 +158,17 @@ def test_the_own_cgroup_is_not_taken_for_the_nodes_tree(tmp_path: Path) -> None:
         check_node(root, host, [])
     (tmp_path / "cgroup/cgroup.procs").write_text("1\n")
     assert check_node(root, host, []) == []
+
+
+def test_a_cpuset_that_cannot_be_opened_for_writing_is_named(tmp_path: Path) -> None:
+    """Security modules deny single paths; the file is opened and nothing is written."""
+    root, host = node(tmp_path, UNIFIED, "cpuset memory hugetlb\n")
+    slice_ = tmp_path / "cgroup/kubepods.slice"
+    slice_.mkdir()
+    (slice_ / "cpuset.cpus").write_text("0-3\n")
+    assert check_node(root, host, []) == []
+    assert (slice_ / "cpuset.cpus").read_text() == "0-3\n"
+    (slice_ / "cpuset.cpus").unlink()
+    (slice_ / "cpuset.cpus").mkdir()
+    with pytest.raises(PreflightError, match=r"kubepods\.slice/cpuset\.cpus cannot be opened .*appArmorProfile"):
+        check_node(root, host, [])

@@ -133,7 +133,7 @@ class CgroupTree:
         reason = error.strerror or repr(error)
         if error.errno == errno.EACCES:
             # A container with a writable cgroup mount can change owner and mode of its files: docs/adr/0012.
-            reason += " (nri-backend needs the capability DAC_OVERRIDE, which the chart gives it)"
+            reason += " (nri-backend lacks the capability DAC_OVERRIDE, or a security module denies the access)"
         return CgroupRefusedError(f"{directory}/{name}", reason, text)
 
     def read_set(self, path: str, name: str) -> frozenset[int] | None:

@@ -85,6 +85,24 @@ def _check_own_cgroup(root: str) -> None:
         )
 
 
+def _check_writable(root: str) -> None:
+    """Raises PreflightError if a cpuset file cannot be opened for writing. Nothing is written.
+
+    A mount and capabilities that allow it are not enough: a security module judges each path on its own.
+    """
+    for file in Path(root).glob("*/cpuset.cpus"):
+        try:
+            os.close(os.open(file, os.O_WRONLY | os.O_CLOEXEC))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise PreflightError(
+                f"{file} cannot be opened for writing ({error.strerror}): a security module denies it, or the "
+                "capability DAC_OVERRIDE is missing; see selinuxType and appArmorProfile of the chart"
+            ) from error
+        return
+
+
 def _check_kernel(root: str) -> None:
     """Raises PreflightError if the kernel is older than 5.14, which brought ``cgroup.kill``.
 
@@ -124,6 +142,7 @@ def check_node(cgroup_root: str, host_root: str, sockets: Iterable[str]) -> list
     check_controllers(cgroup_root, _text(Path(cgroup_root, "cgroup.controllers")), mounts)
     others = check_mount(cgroup_root, mounts)
     _check_own_cgroup(cgroup_root)
+    _check_writable(cgroup_root)
     _check_kernel(cgroup_root)
     strange = []
     if legacy := sorted(mount.point for mount in mounts if mount.kind == "cgroup"):

@@ -76,8 +76,10 @@ class DirectoryReplacedError(OSError):
 class ClaimDirectory:
     """The directory as last scanned. Not thread-safe: one :meth:`refresh` at a time."""
 
-    def __init__(self, path: str, clock_ns: Callable[[], int] = stamp_clock_ns) -> None:
+    def __init__(self, path: str, clock_ns: Callable[[], int] = stamp_clock_ns, *, absence: str = "") -> None:
+        """``absence``: the problem to report while the directory does not exist; empty if that is normal."""
         self._path = path
+        self._absence = absence
         self._clock_ns = clock_ns
         self._entries: dict[str, _Entry] = {}
         self._stamp: _Stamp = ()
@@ -116,7 +118,7 @@ class ClaimDirectory:
                 return self.view
             found, problem = self._scan(now_ns)
         except FileNotFoundError:
-            stamp, found, problem = (), {}, ""
+            stamp, found, problem = (), {}, self._absence
         except OSError as error:
             return self._keep(f"{self._path} cannot be read: {error.strerror}; the claims known so far stay in force")
         self._stamp, self._scanned_ns = stamp, now_ns

@@ -228,3 +228,12 @@ def test_a_noted_change_that_is_gone_again_is_looked_for(tmp_path: Path) -> None
     directory.note(("dra.cpu", "c1"), ClaimFile.of(ONE))
     assert directory.view.files.keys() == {("dra.cpu", "c1")}
     assert view_of(directory) == {}
+
+
+def test_an_absent_directory_is_reported_where_that_is_a_fault(tmp_path: Path) -> None:
+    """The writer creates it; a reader in another container has lost its mount."""
+    directory = ClaimDirectory(str(tmp_path / "cdi"), absence="the mount is missing")
+    assert directory.refresh().problems == {"": "the mount is missing"}
+    (tmp_path / "cdi").mkdir()
+    assert directory.refresh().problems == {}
+    assert ClaimDirectory(str(tmp_path / "other")).refresh().problems == {}

@@ -56,6 +56,9 @@ MAX_PROBLEMS: Final = 20
 _THREADS: Final = 2 * MAX_STUCK
 _LEAVE_SECONDS: Final = 2.0  # hooks are answered within 1.5 s of the 2 s that runtimes usually wait
 _log = logging.getLogger(__name__)
+_NO_CLAIMS: Final = (
+    "{} does not exist, so no claim is known here; mount the node's CDI directory there (the volume cdi of the chart)"
+)
 _NOT_READY: Final = Page(b"not synchronised with the container runtime; see the log\n", 503)
 
 
@@ -78,7 +81,7 @@ class Backend:
         read_node = partial(read_host, settings.host_root, tree, privileges.partition_obstacle)
         self._privileges = privileges
         edges = Edges(
-            directory=ClaimDirectory(config.cdi_dir),
+            directory=ClaimDirectory(config.cdi_dir, absence=_NO_CLAIMS.format(config.cdi_dir)),
             tree=tree,
             read_host=read_node,
             proofs=Proofs(settings.own_dir, settings.former_lock),
@@ -231,8 +234,8 @@ async def run(settings: Settings) -> None:
     config, sockets = settings.config, (settings.state_socket, settings.config.nri_socket)
     for note in check_node(config.cgroup_root, settings.host_root, sockets):
         _log.warning(note)
-    for directory in (config.run_dir, settings.own_dir):
-        make_run_directory(directory)
+    make_run_directory(config.run_dir)
+    make_run_directory(settings.own_dir, writable=True)
     # Before the first other thread: capabilities are inherited by threads.
     tree = CgroupTree(config.cgroup_root)
     privileges = read_privileges(tree, settings.host_root, partitions=config.cpu_exclusivity != "pool")

@@ -252,3 +252,18 @@ async def test_the_last_release_may_refuse(path: Path) -> None:
         await server.until(lambda: server.requests.count(("PUT", "/v1/containers")) >= 3)
         server.refuse.clear()
         await server.until(lambda: "cc" in server.containers and complete(server))
+
+
+async def test_a_frontend_that_never_answers_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its absence for a moment is normal; a run directory that is not mounted lasts for ever."""
+    backend = Backend(tmp_path / "missing.sock")
+    client = FrontendClient(
+        str(backend.path), backend.status, Reports(backend.state), backend.news, backend.on_record, absent_seconds=0.1
+    )
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1.0):
+            await client.report_forever()
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert [record.getMessage() for record in warnings] == [
+        "no frontend has answered yet; check that it runs and that both mount the same run directory"
+    ]

@@ -25,6 +25,8 @@ A_SECOND: Final = 6
 """Reports in a burst, and per second after it: a claim may wait for what a change frees, but changes may storm."""
 PAUSE_SECONDS: Final = 0.02
 """After each news of records: a frontend that always has some keeps nobody busy."""
+ABSENT_SECONDS: Final = 60.0
+"""A frontend that has not answered once in this time is reported in the log: its socket may not be mounted."""
 FORMER_RENEW_SECONDS: Final = 1.0
 """The lease of a frontend of 0.1.0 ends after three."""
 _log = logging.getLogger(__name__)
@@ -91,6 +93,7 @@ class FrontendClient:
         reports: Reports,
         news: asyncio.Event,
         changed: Callable[[], None],
+        absent_seconds: float = ABSENT_SECONDS,
     ) -> None:
         self.heard: int | None = None
         """The generation of records as last heard; None while nobody can be heard."""
@@ -101,18 +104,25 @@ class FrontendClient:
         self._changed = changed
         self._pace = _Pace()
         self._connected = False
+        self._absent_seconds = absent_seconds
 
     async def report_forever(self) -> NoReturn:
         """Keeps the lease alive."""
         backoff = Backoff(0.05, 1.0)
+        clock = asyncio.get_running_loop().time
+        warn_at: float | None = clock() + self._absent_seconds
         while True:
             try:
                 async with connected(self._path) as http:
                     await self._report(http, backoff)
             except TRANSIENT as error:
-                # Its loss is news, its absence is not.
-                level = logging.WARNING if self._connected else logging.DEBUG
-                _log.log(level, "no frontend", extra={"socket": self._path, "error": str(error) or repr(error)})
+                fields = {"socket": self._path, "error": str(error) or repr(error)}
+                if self._connected:
+                    _log.warning("the frontend does not answer any more", extra=fields)
+                elif warn_at is not None and clock() >= warn_at:
+                    text = "no frontend has answered yet; check that it runs and that both mount the same run directory"
+                    _log.warning(text, extra=fields)
+                    warn_at = None
                 self._connected = False
             await asyncio.sleep(backoff.next())
 

@@ -125,13 +125,19 @@ def _text(path: Path) -> str | None:
         raise PreflightError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def make_run_directory(path: str) -> None:
-    """Makes the directory that all instances on the node share, for root alone, unless it exists. PreflightError."""
+def make_run_directory(path: str, *, writable: bool = False) -> None:
+    """Creates a directory that all instances on the node share, for root alone, unless it exists.
+
+    Raises PreflightError if that fails, or if it must be ``writable`` and lies on a read-only mount.
+    """
     try:
         Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         reason = f"the run directory {path} cannot be made ({error.strerror}); mount it from the host"
         raise PreflightError(reason) from error
+    if writable and not os.access(path, os.W_OK):
+        reason = f"the run directory {path} cannot be written; mount it from the host, writable (a volume of the chart)"
+        raise PreflightError(reason)
 
 
 def check_node(cgroup_root: str, host_root: str, sockets: Iterable[str]) -> list[str]:

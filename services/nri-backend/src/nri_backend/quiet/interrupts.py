@@ -37,6 +37,11 @@ class Interrupts:
         """Whether interrupts can be moved here: a container sees its own /proc/irq read-only."""
         return os.access(self._default, os.W_OK)
 
+    @property
+    def balancer_visible(self) -> bool:
+        """Whether the directory is mounted in which irqbalance places its socket, if it runs."""
+        return self._balancer.directory.is_dir()
+
     def present(self, taken: Cpus, moved: Collection[str]) -> dict[str, Cpus | None]:
         """Returns what interrupts say: those that were moved, and those of devices that are on taken CPUs."""
         found: dict[str, Cpus | None] = {}

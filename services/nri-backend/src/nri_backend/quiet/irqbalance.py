@@ -38,7 +38,8 @@ class Irqbalance:
     """
 
     def __init__(self, root: str, host_root: str) -> None:
-        self._directory = Path(root, "run/irqbalance")
+        self.directory = Path(root, "run/irqbalance")
+        """Where it places its sockets."""
         self._host_root = host_root
         self._told: tuple[str, Cpus, float] | None = None
         """Which one was told what, and when."""
@@ -67,7 +68,7 @@ class Irqbalance:
         OSError of one that takes none in time; NoBalancerError.
         """
         error: Exception = NoBalancerError()
-        for path in sorted(self._directory.glob("irqbalance*.sock")):
+        for path in sorted(self.directory.glob("irqbalance*.sock")):
             try:
                 with socket.socket(socket.AF_UNIX) as connection:
                     connection.settimeout(_SECONDS)

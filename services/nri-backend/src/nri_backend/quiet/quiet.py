@@ -56,6 +56,9 @@ class Quiet:
         if settings.kernel_root and not self._movable:
             where = {"below": settings.kernel_root}
             _log.warning("interrupts stay where they are: proc/irq cannot be written", extra=where)
+        if settings.kernel_root and not interrupts.balancer_visible:
+            where = {"below": settings.kernel_root}
+            _log.warning("irqbalance may move interrupts back: run/irqbalance is not mounted", extra=where)
 
     @property
     def problems(self) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ _BITS: Final = 32
 _IDENTITY_MAP: Final = ["0", "0", "4294967295"]
 _PROBE: Final = "dra-driver-numa-probe"
 _NOT_PERMITTED: Final = "not permitted"
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _REMEDY: Final = "the chart adds it unless cpuExclusivity is pool (docs/security.md)"
 
 
@@ -48,9 +49,8 @@ class _Set(ctypes.Structure):
 
 
 def _call(name: str, sets: "ctypes.Array[_Set]") -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
     # pid 0 is the calling thread.
-    if getattr(libc, name)(ctypes.byref(_Header(_VERSION_3, 0)), sets):
+    if getattr(_LIBC, name)(ctypes.byref(_Header(_VERSION_3, 0)), sets):
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
 

@@ -43,8 +43,12 @@ FROM build AS common
 COPY locks/nri-backend.txt locks/
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf sh /install.sh common
 
-FROM common AS build-dra-frontend
+# What the frontend alone imports of others. The layers above hold our source only, so a new release is a small download.
+FROM common AS libraries-dra-frontend
 COPY locks/dra-frontend.txt locks/
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf sh /install.sh libraries dra-frontend
+
+FROM libraries-dra-frontend AS build-dra-frontend
 COPY shared shared
 COPY services/dra-frontend services/dra-frontend
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf sh /install.sh dra-frontend
@@ -68,6 +72,7 @@ FROM runtime AS dra-frontend
 LABEL org.opencontainers.image.title=dra-frontend \
   org.opencontainers.image.description="DRA drivers for CPUs, NUMA-local memory and hugepages: decides"
 COPY --from=tls /tls /
+COPY --from=libraries-dra-frontend /libraries /
 COPY --from=build-dra-frontend /own /
 ENTRYPOINT ["/opt/app/bin/dra-frontend"]
 
@@ -81,6 +86,7 @@ ENTRYPOINT ["/opt/app/bin/nri-backend"]
 FROM runtime AS stand-ins
 LABEL org.opencontainers.image.title=stand-ins
 COPY --from=tls /tls /
+COPY --from=libraries-dra-frontend /libraries /
 COPY --from=build-dra-frontend /own /
 COPY services/nri-backend/src /opt/stand-ins
 COPY tests/fakes /opt/stand-ins/tests/fakes

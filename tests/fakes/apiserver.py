@@ -51,9 +51,10 @@ class ApiServer:
         app.router.add_route("*", "/{path:.*}", self._serve)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=self._tls())
+        site = web.TCPSite(self._runner, self.options.address, 0, ssl_context=self._tls())
         await site.start()
-        self.url = f"{'https' if self.options.certificate else 'http'}://127.0.0.1:{self._runner.addresses[0][1]}"
+        scheme = "https" if self.options.certificate else "http"
+        self.url = f"{scheme}://{self.options.address}:{self._runner.addresses[0][1]}"
         return self
 
     async def __aexit__(
@@ -296,7 +297,7 @@ def _verb(request: web.Request, target: Target) -> str:
 
 
 async def _main(arguments: argparse.Namespace) -> None:
-    options = Options(version=arguments.version, node_socket=arguments.node_socket)
+    options = Options(version=arguments.version, node_socket=arguments.node_socket, address=arguments.address)
     options.gates |= dict.fromkeys(arguments.gate_off, False) | dict.fromkeys(arguments.gate_on, True)
     stop = stopping()
     async with ApiServer(options) as server:
@@ -320,6 +321,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.fakes.apiserver", description=__doc__)
     parser.add_argument("--port-file", type=Path)
     parser.add_argument("--kubeconfig-out", type=Path)
+    parser.add_argument("--address", default="127.0.0.1", help="where it listens")
     parser.add_argument("--gate-off", action="append", default=[], help="a feature gate that is off")
     parser.add_argument("--gate-on", action="append", default=[], help="a feature gate that is on")
     parser.add_argument("--version", default="1.36", help="release of Kubernetes that is played")

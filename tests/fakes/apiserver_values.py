@@ -56,6 +56,8 @@ class Options:
     key: Path | None = None
     not_served: set[str] = field(default_factory=set)
     """API groups that answer 404."""
+    address: str = "127.0.0.1"
+    """Where it listens, also in its kubeconfig."""
     node_socket: Path | None = None
     """Where who plays the node executes commands in containers; see apiserver_exec."""
 

@@ -1,0 +1,528 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Translates a rendered DaemonSet into what a kubelet asks of the runtime: pod sandbox, containers, volumes, cgroup.
+
+Pure. Each field of the pod template is translated, or named in OTHERS with the component to which it belongs; any other
+field raises UnknownFieldError, so that chart and rig cannot drift apart.
+
+The rules are those of Kubernetes 1.34 to 1.36 with cgroup v2: pkg/kubelet/kuberuntime, pkg/kubelet/cm and
+pkg/securitycontext.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Final
+
+from tests.node._pb import cri_pb2 as pb
+from tests.node.rig.kernel import PAGE_KIB
+from tests.node.rig.pod_cgroups import Qos
+from tests.node.rig.template import Fields
+
+Document = Mapping[str, Any]
+
+OTHERS: Final = {
+    "affinity": "kube-scheduler",
+    "automountServiceAccountToken": "API server: false adds no volume at admission",
+    "imagePullSecrets": "image pull, which a node with the images does not do",
+    "nodeSelector": "kube-scheduler",
+    "serviceAccountName": "API server: the account of the token, which the stand-in does not ask for",
+    "tolerations": "kube-scheduler and eviction",
+}
+"""Fields of the pod's spec that do not reach the runtime, and the component that reads them."""
+OTHERS_OF_CONTAINERS: Final = {
+    "imagePullPolicy": "image pull: the images are in the runtime",
+}
+
+# pkg/securitycontext/util_linux.go: what a container without procMount: Unmasked does not see or write.
+MASKED_PATHS: Final = (
+    *(f"/proc/{name}" for name in ("asound", "acpi", "interrupts", "kcore", "keys", "latency_stats")),
+    *(f"/proc/{name}" for name in ("timer_list", "timer_stats", "sched_debug", "scsi")),
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+)
+READONLY_PATHS: Final = tuple(f"/proc/{name}" for name in ("bus", "fs", "irq", "sys", "sysrq-trigger"))
+PERIOD: Final = 100_000
+"""Microseconds of a CFS period."""
+_CRITICAL: Final = {"system-node-critical": -997}
+"""oom_score_adj of classes whose priority protects them as static pods are (pkg/kubelet/qos/policy.go)."""
+_PROPAGATION: Final = {
+    None: pb.PROPAGATION_PRIVATE,
+    "None": pb.PROPAGATION_PRIVATE,
+    "HostToContainer": pb.PROPAGATION_HOST_TO_CONTAINER,
+    "Bidirectional": pb.PROPAGATION_BIDIRECTIONAL,
+}
+_SUFFIXES: Final[Mapping[str, Decimal]] = {
+    "": Decimal(1),
+    "m": Decimal("0.001"),
+    **{name: Decimal(1000**power) for power, name in enumerate("kMGT", 1)},
+    **{f"{name}i": Decimal(1024**power) for power, name in enumerate("KMGT", 1)},
+}
+_DNS_POLICIES: Final = ("ClusterFirst", "ClusterFirstWithHostNet", "Default")
+"""Alike on a node whose kubelet has no clusterDNS: the node's own resolvers."""
+
+
+class UntranslatableError(Exception):
+    """A field has a value for which this kubelet has no rule."""
+
+
+def quantity(text: object) -> Decimal:
+    """Returns a resource quantity as a number, e.g. 256Mi, 100m. Raises UntranslatableError."""
+    words = str(text)
+    number = words.rstrip("".join(_SUFFIXES)) if words[-1:].isalpha() else words
+    suffix = words[len(number) :]
+    if suffix not in _SUFFIXES:
+        raise UntranslatableError(f"quantity {text}")
+    return Decimal(number) * _SUFFIXES[suffix]
+
+
+def cpu_shares(cpus: Decimal) -> int:
+    """Returns the CPU shares for a request in CPUs."""
+    return max(2, int(cpus * 1024))
+
+
+def cpu_weight(shares: int) -> int:
+    """Returns cpu.weight for CPU shares, as opencontainers/cgroups converts them (1024 shares are the weight 100)."""
+    if shares <= 2:
+        return 1
+    if shares >= 262144:
+        return 10000
+    log = math.log2(shares)
+    return math.ceil(10 ** ((log * log + 125 * log) / 612 - 7 / 34))
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What a kubelet knows of its node and of the pod's place there."""
+
+    name: str
+    memory: int
+    """Bytes."""
+    api_server: tuple[str, int] = ("10.96.0.1", 443)
+    """Address of the service `kubernetes`."""
+    resolvers: tuple[str, ...] = ()
+    root: str = "/var/lib/kubelet"
+    thermal_throttle: tuple[str, ...] = ()
+    """Those directories of the CPUs that exist, masked since Kubernetes 1.33."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A pod of the DaemonSet."""
+
+    name: str
+    uid: str
+    attempt: int = 0
+    """Of the sandbox."""
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """A directory that exists before the containers do."""
+
+    name: str
+    path: str
+    """On the node."""
+    host_type: str | None = None
+    """Of a hostPath volume, "" without a check; None for one that the kubelet makes."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """What the kubelet writes into it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """An HTTP probe of the kubelet."""
+
+    path: str
+    port: int
+    period: int
+    timeout: int
+    failures: int
+    """Failed tries in a row after which it counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container of the pod, before its first start."""
+
+    name: str
+    config: pb.ContainerConfig
+    """As of the first start; started() gives that of another one."""
+    probes: Mapping[str, Probe]
+    """By kind: startup, liveness, readiness."""
+    hosts_file: str
+    """On the node; the kubelet writes it when it knows the pod's address."""
+    termination_log: str
+    """On the node."""
+
+    def started(self, attempt: int) -> pb.ContainerConfig:
+        """Returns the configuration of a start: a restarted container is a new one with a higher attempt."""
+        config = pb.ContainerConfig()
+        config.CopyFrom(self.config)
+        config.metadata.attempt = attempt
+        config.annotations["io.kubernetes.container.restartCount"] = str(attempt)
+        config.log_path = f"{self.name}/{attempt}.log"
+        return config
+
+
+@dataclass(frozen=True, slots=True)
+class PodGroup:
+    """The pod's cgroup."""
+
+    qos: Qos
+    shares: int
+    memory: int
+    """Bytes; 0 without a limit."""
+    quota: int
+    """Microseconds of each period; 0 without a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletPod:
+    """Everything that a kubelet makes of a pod."""
+
+    sandbox: pb.PodSandboxConfig
+    """Without the cgroup's path, which depends on the cgroup driver."""
+    group: PodGroup
+    volumes: Sequence[Volume]
+    init: Sequence[Container]
+    containers: Sequence[Container]
+    grace: int
+    """Seconds between SIGTERM and SIGKILL."""
+
+
+def translate(objects: Iterable[Document], identity: Identity, node: NodeFacts) -> KubeletPod:
+    """Returns the pod of the one DaemonSet among rendered objects. Raises UnknownFieldError or UntranslatableError."""
+    objects = list(objects)
+    (daemonset,) = (one for one in objects if one["kind"] == "DaemonSet")
+    files = {one["metadata"]["name"]: one["data"] for one in objects if one["kind"] == "ConfigMap"}
+    return _Pod(daemonset, files, identity, node).translated()
+
+
+class _Pod:
+    """One translation."""
+
+    def __init__(
+        self, daemonset: Document, files: Mapping[str, Mapping[str, str]], identity: Identity, node: NodeFacts
+    ) -> None:
+        self._template = Fields.of(daemonset["spec"]["template"])
+        self._spec = self._template.inside("spec")
+        self._namespace = str(daemonset["metadata"]["namespace"])
+        self._files = files
+        self._identity = identity
+        self._node = node
+        self._directory = f"{node.root}/pods/{identity.uid}"
+        self._ports: list[pb.PortMapping] = []
+
+    def translated(self) -> KubeletPod:
+        for name in OTHERS:
+            self._spec.take(name)
+        whole = self._spec
+        self._check_dns(whole.take("dnsPolicy", "ClusterFirst"))
+        whole.take("enableServiceLinks")  # The one service of the rig's cluster is in the environment either way.
+        self._grace = int(whole.take("terminationGracePeriodSeconds", 30))
+        self._oom_score = _CRITICAL.get(str(whole.take("priorityClassName", "")))
+        self._network = pb.NODE if whole.take("hostNetwork", False) else pb.POD
+        self._read_context(whole.inside("securityContext"))
+        self._volumes = {volume.name: volume for volume in map(self._volume, whole.each("volumes"))}
+        specs = {kind: whole.each(kind) for kind in ("initContainers", "containers")}
+        self._resources = {kind: [one.take("resources") or {} for one in specs[kind]] for kind in specs}
+        init, containers = (
+            [self._container(one, given) for one, given in zip(specs[kind], self._resources[kind], strict=True)]
+            for kind in specs
+        )
+        metadata = self._template.inside("metadata")
+        sandbox = self._sandbox(metadata.take("labels", {}), metadata.take("annotations", {}))
+        self._template.finish()
+        return KubeletPod(sandbox, self._group(), tuple(self._volumes.values()), init, containers, self._grace)
+
+    @staticmethod
+    def _check_dns(policy: str) -> None:
+        if policy not in _DNS_POLICIES:
+            raise UntranslatableError(f"dnsPolicy {policy}")
+
+    def _read_context(self, context: Fields) -> None:
+        self._user = int(context.take("runAsUser", 0))
+        self._group_id = context.take("runAsGroup")
+        self._seccomp = _profile(context.inside("seccompProfile"))
+        self._selinux = _selinux(context.inside("seLinuxOptions"))
+
+    def _sandbox(self, labels: Document, annotations: Document) -> pb.PodSandboxConfig:
+        host = self._network == pb.NODE
+        security = pb.LinuxSandboxSecurityContext(
+            namespace_options=self._namespaces(),
+            run_as_user=pb.Int64Value(value=self._user),
+            seccomp=self._seccomp,
+            selinux_options=self._selinux,
+        )
+        if self._group_id is not None:
+            security.run_as_group.value = self._group_id
+        group = self._group()
+        resources = pb.LinuxContainerResources(
+            cpu_shares=group.shares, cpu_period=PERIOD, cpu_quota=group.quota, memory_limit_in_bytes=group.memory
+        )
+        return pb.PodSandboxConfig(
+            metadata=pb.PodSandboxMetadata(
+                name=self._identity.name,
+                uid=self._identity.uid,
+                namespace=self._namespace,
+                attempt=self._identity.attempt,
+            ),
+            hostname="" if host else self._identity.name[:63],
+            log_directory=f"/var/log/pods/{self._namespace}_{self._identity.name}_{self._identity.uid}",
+            dns_config=pb.DNSConfig(servers=self._node.resolvers),
+            port_mappings=self._ports,
+            labels={**labels, **self._pod_labels()},
+            annotations={**annotations, "kubernetes.io/config.source": "api"},
+            linux=pb.LinuxPodSandboxConfig(security_context=security, resources=resources),
+        )
+
+    def _namespaces(self) -> pb.NamespaceOption:
+        return pb.NamespaceOption(network=self._network, pid=pb.CONTAINER, ipc=pb.POD)
+
+    def _pod_labels(self) -> dict[str, str]:
+        return {
+            "io.kubernetes.pod.name": self._identity.name,
+            "io.kubernetes.pod.namespace": self._namespace,
+            "io.kubernetes.pod.uid": self._identity.uid,
+        }
+
+    # --- volumes
+
+    def _volume(self, volume: Fields) -> Volume:
+        name = str(volume.take("name"))
+        if volume.has("hostPath"):
+            host = volume.inside("hostPath")
+            return Volume(name, str(host.take("path")), host_type=str(host.take("type", "")))
+        if volume.has("configMap"):
+            files = self._files[str(volume.inside("configMap").take("name"))]
+            return Volume(name, self._own("configmap", name), files=files)
+        if volume.has("projected"):
+            return Volume(name, self._own("projected", name), files=self._projected(volume.inside("projected")))
+        if volume.has("emptyDir"):
+            return Volume(name, self._own("empty-dir", name))
+        return Volume(name, "")  # Its type is left, and finish() names it.
+
+    def _own(self, kind: str, name: str) -> str:
+        return f"{self._directory}/volumes/kubernetes.io~{kind}/{name}"
+
+    def _projected(self, volume: Fields) -> dict[str, str]:
+        """Returns the files; what the API server would give is a placeholder, since the stand-in asks for no token."""
+        found = {}
+        for source in volume.each("sources"):
+            if source.has("serviceAccountToken"):
+                token = source.inside("serviceAccountToken")
+                token.take("expirationSeconds")  # The API server's: when to ask for a new one.
+                found[str(token.take("path"))] = "token"
+            elif source.has("configMap"):
+                config = source.inside("configMap")
+                name = str(config.take("name"))
+                for item in config.each("items"):
+                    key = str(item.take("key"))
+                    found[str(item.take("path"))] = self._files.get(name, {}).get(key, f"{name}/{key}")
+            elif source.has("downwardAPI"):
+                for item in source.inside("downwardAPI").each("items"):
+                    path = str(item.take("path"))
+                    found[path] = self._field(item.inside("fieldRef"))
+        return found
+
+    def _field(self, reference: Fields) -> str:
+        path = str(reference.take("fieldPath"))
+        known = {
+            "metadata.name": self._identity.name,
+            "metadata.namespace": self._namespace,
+            "metadata.uid": self._identity.uid,
+            "spec.nodeName": self._node.name,
+        }
+        if path not in known:
+            raise UntranslatableError(f"fieldPath {path}")
+        return known[path]
+
+    # --- containers
+
+    def _container(self, spec: Fields, resources: Document) -> Container:
+        for name in OTHERS_OF_CONTAINERS:
+            spec.take(name)
+        name = str(spec.take("name"))
+        ports = [self._port(one) for one in spec.each("ports")]
+        named = {port_name: mapping.container_port for port_name, mapping in ports if port_name}
+        hosts, ended = f"{self._directory}/etc-hosts", f"{self._directory}/containers/{name}/termination-log"
+        mounts = [self._mount(one) for one in spec.each("volumeMounts")]
+        own = [("/etc/hosts", hosts), ("/dev/termination-log", ended)]
+        config = pb.ContainerConfig(
+            metadata=pb.ContainerMetadata(name=name),
+            image=pb.ImageSpec(image=spec.take("image")),
+            command=spec.take("command", []),
+            args=spec.take("args", []),
+            envs=[pb.KeyValue(key=key, value=value.encode()) for key, value in self._environment(spec).items()],
+            mounts=[*mounts, *(pb.Mount(container_path=a, host_path=b, selinux_relabel=True) for a, b in own)],
+            labels={**self._pod_labels(), "io.kubernetes.container.name": name},
+            annotations=self._annotations(),
+            log_path=f"{name}/0.log",
+            linux=pb.LinuxContainerConfig(
+                resources=self._container_resources(resources),
+                security_context=self._rights(spec.inside("securityContext")),
+            ),
+        )
+        probes = {
+            kind: self._probe(spec.inside(f"{kind}Probe"), named)
+            for kind in ("startup", "liveness", "readiness")
+            if spec.has(f"{kind}Probe")
+        }
+        return Container(name, config, probes, hosts, ended)
+
+    def _annotations(self) -> dict[str, str]:
+        return {
+            "io.kubernetes.container.restartCount": "0",
+            "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
+            "io.kubernetes.container.terminationMessagePolicy": "File",
+            "io.kubernetes.pod.terminationGracePeriod": str(self._grace),
+        }
+
+    def _environment(self, spec: Fields) -> dict[str, str]:
+        host, port = self._node.api_server
+        found = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": str(port)}
+        found |= {"KUBERNETES_SERVICE_PORT_HTTPS": str(port), "KUBERNETES_PORT": f"tcp://{host}:{port}"}
+        found |= {f"KUBERNETES_PORT_{port}_TCP": f"tcp://{host}:{port}", f"KUBERNETES_PORT_{port}_TCP_PROTO": "tcp"}
+        found |= {f"KUBERNETES_PORT_{port}_TCP_PORT": str(port), f"KUBERNETES_PORT_{port}_TCP_ADDR": host}
+        for variable in spec.each("env"):
+            name = str(variable.take("name"))
+            value = variable.take("value")
+            found[name] = self._field(variable.inside("valueFrom").inside("fieldRef")) if value is None else str(value)
+        return found
+
+    def _port(self, port: Fields) -> tuple[str, pb.PortMapping]:
+        protocol = str(port.take("protocol", "TCP"))
+        number, host = int(port.take("containerPort")), int(port.take("hostPort", 0))
+        mapping = pb.PortMapping(protocol=protocol, container_port=number, host_port=host)
+        self._ports.append(mapping)
+        return str(port.take("name", "")), mapping
+
+    def _mount(self, mount: Fields) -> pb.Mount:
+        volume = self._volumes[str(mount.take("name"))]
+        below = str(mount.take("subPath", ""))
+        propagation = mount.take("mountPropagation")
+        if propagation not in _PROPAGATION:
+            raise UntranslatableError(f"mountPropagation {propagation}")
+        return pb.Mount(
+            container_path=mount.take("mountPath"),
+            host_path=f"{volume.path}/{below}" if below else volume.path,
+            readonly=mount.take("readOnly", False),
+            # The kubelet labels what it makes; host paths keep their labels.
+            selinux_relabel=volume.host_type is None,
+            propagation=_PROPAGATION[propagation],
+        )
+
+    def _rights(self, context: Fields) -> pb.LinuxContainerSecurityContext:
+        capabilities = context.inside("capabilities")
+        privileged = bool(context.take("privileged", False))
+        user, group = context.take("runAsUser", self._user), context.take("runAsGroup", self._group_id)
+        rights = pb.LinuxContainerSecurityContext(
+            capabilities=pb.Capability(
+                add_capabilities=capabilities.take("add", []), drop_capabilities=capabilities.take("drop", [])
+            ),
+            privileged=privileged,
+            namespace_options=self._namespaces(),
+            selinux_options=self._selinux,
+            run_as_user=pb.Int64Value(value=user),
+            readonly_rootfs=context.take("readOnlyRootFilesystem", False),
+            no_new_privs=not context.take("allowPrivilegeEscalation", True),
+            masked_paths=() if privileged else (*MASKED_PATHS, *self._node.thermal_throttle),
+            readonly_paths=() if privileged else READONLY_PATHS,
+            seccomp=_profile(context.inside("seccompProfile")) if context.has("seccompProfile") else self._seccomp,
+            apparmor=_profile(context.inside("appArmorProfile")) if context.has("appArmorProfile") else None,
+        )
+        if group is not None:
+            rights.run_as_group.value = group
+        return rights
+
+    def _container_resources(self, given: Document) -> pb.LinuxContainerResources:
+        requests, limits = _amounts(given)
+        memory = int(limits.get("memory", 0))
+        return pb.LinuxContainerResources(
+            cpu_period=PERIOD,
+            cpu_quota=_quota(limits.get("cpu", Decimal(0))),
+            cpu_shares=cpu_shares(requests.get("cpu", limits.get("cpu", Decimal(0)))),
+            memory_limit_in_bytes=memory,
+            memory_swap_limit_in_bytes=memory,  # No swap: both together are the memory alone.
+            oom_score_adj=self._oom_score_of(requests, limits),
+            hugepage_limits=[
+                pb.HugepageLimit(page_size=size, limit=int(limits.get(f"hugepages-{size.removesuffix('B')}i", 0)))
+                for size in PAGE_KIB
+            ],
+            unified={"memory.oom.group": "1"},
+        )
+
+    def _oom_score_of(self, requests: Mapping[str, Decimal], limits: Mapping[str, Decimal]) -> int:
+        if self._oom_score is not None:
+            return self._oom_score
+        qos = self._group().qos
+        if qos != "burstable":
+            return -997 if qos == "guaranteed" else 1000
+        memory = requests.get("memory", limits.get("memory", Decimal(0)))
+        return max(3, min(999, 1000 - int(1000 * memory / self._node.memory)))
+
+    def _probe(self, probe: Fields, ports: Mapping[str, int]) -> Probe:
+        request = probe.inside("httpGet")
+        port = request.take("port")
+        return Probe(
+            path=str(request.take("path", "/")),
+            port=port if isinstance(port, int) else ports[port],
+            period=int(probe.take("periodSeconds", 10)),
+            timeout=int(probe.take("timeoutSeconds", 1)),
+            failures=int(probe.take("failureThreshold", 3)),
+        )
+
+    # --- the pod's cgroup
+
+    def _group(self) -> PodGroup:
+        every = [_amounts(given) for given in self._resources["containers"]]
+        # Init containers run alone, one after another: of each resource the larger need counts.
+        alone = [_amounts(given) for given in self._resources["initContainers"]]
+        shares = cpu_shares(_needed([need for need, _ in every], [need for need, _ in alone], "cpu"))
+        memory = quota = 0
+        if every and all("memory" in limits for _, limits in every):
+            memory = int(_needed([limits for _, limits in every], [limits for _, limits in alone], "memory"))
+        if every and all("cpu" in limits for _, limits in every):
+            quota = _quota(_needed([limits for _, limits in every], [limits for _, limits in alone], "cpu"))
+        return PodGroup(_qos([*every, *alone]), shares, memory, quota)
+
+
+def _needed(together: list[Mapping[str, Decimal]], alone: list[Mapping[str, Decimal]], resource: str) -> Decimal:
+    total = sum((one.get(resource, Decimal(0)) for one in together), Decimal(0))
+    return max([total, *(one.get(resource, Decimal(0)) for one in alone)])
+
+
+def _qos(every: list[tuple[dict[str, Decimal], dict[str, Decimal]]]) -> Qos:
+    if not any(requests or limits for requests, limits in every):
+        return "besteffort"
+    complete = all(limits.keys() >= {"cpu", "memory"} and requests == limits for requests, limits in every)
+    return "guaranteed" if complete else "burstable"
+
+
+def _amounts(given: Document) -> tuple[dict[str, Decimal], dict[str, Decimal]]:
+    """Returns requests and limits; a request that is missing is the limit, as the API server completes it."""
+    fields = Fields.of(given)
+    limits = {name: quantity(text) for name, text in (fields.take("limits") or {}).items()}
+    requests = {name: quantity(text) for name, text in (fields.take("requests") or {}).items()}
+    fields.finish()
+    for name in {*limits, *requests}:
+        if name not in ("cpu", "memory") and not name.startswith("hugepages-"):
+            raise UntranslatableError(f"resource {name}")
+    return limits | requests, limits
+
+
+def _quota(cpus: Decimal) -> int:
+    return max(1000, int(cpus * PERIOD)) if cpus else 0
+
+
+def _profile(profile: Fields) -> pb.SecurityProfile:
+    """Returns a seccomp or AppArmor profile; the kubelet's default for seccomp is unconfined."""
+    kind = profile.take("type", "Unconfined")
+    if kind not in ("RuntimeDefault", "Unconfined"):
+        raise UntranslatableError(f"profile of type {kind}")
+    return pb.SecurityProfile(profile_type=str(kind))
+
+
+def _selinux(options: Fields) -> pb.SELinuxOption:
+    return pb.SELinuxOption(**{name: options.take(name, "") for name in ("user", "role", "type", "level")})

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a document field by field and reports the fields that were not read."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any, Self
+
+
+class UnknownFieldError(Exception):
+    """A document has fields that its reader does not know; the text lists their paths."""
+
+
+class Fields:
+    """A mapping from which each field is taken once; what is left at the end was not understood."""
+
+    def __init__(self, content: dict[str, Any], path: str = "") -> None:
+        """Takes the fields out of this very mapping; use of() for a document that is to stay as it is."""
+        self._content = content
+        self._path = path
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Self:
+        """Reads a copy of a document."""
+        return cls(copy.deepcopy(dict(document)))
+
+    def take(self, key: str, default: Any = None) -> Any:
+        """Removes a field and returns its whole value; the default if it is absent."""
+        return self._content.pop(key, default)
+
+    def inside(self, key: str) -> "Fields":
+        """Returns the fields of a mapping below this one, empty if it is absent."""
+        return Fields(self._content.setdefault(key, {}), f"{self._path}.{key}")
+
+    def each(self, key: str) -> list["Fields"]:
+        """Returns the fields of each mapping in a list, none if it is absent."""
+        items = self._content.get(key) or []
+        return [Fields(item, f"{self._path}.{key}[{item.get('name', number)}]") for number, item in enumerate(items)]
+
+    def has(self, key: str) -> bool:
+        """Tells whether a field is there and was not taken."""
+        return key in self._content
+
+    def finish(self) -> None:
+        """Raises UnknownFieldError if a field is left."""
+        if left := _leaves(self._content, self._path):
+            raise UnknownFieldError(", ".join(left))
+
+
+def _leaves(value: Any, path: str) -> list[str]:
+    """Returns the paths of all values; empty mappings and lists of them have been read."""
+    if isinstance(value, Mapping):
+        return [leaf for key, inner in value.items() for leaf in _leaves(inner, f"{path}.{key}")]
+    if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
+        return [
+            leaf for number, item in enumerate(value) for leaf in _leaves(item, f"{path}[{item.get('name', number)}]")
+        ]
+    return [path.removeprefix(".")]

@@ -12,7 +12,7 @@ private_apt "$dir/apt"
 # --- packages outside the base suite
 mkdir -p "$dir/debs"
 download() { (cd "$dir/debs" && retry apt-get -q download "$@"); }
-download "containerd/$NEWER" "runc/$NEWER"
+download "containerd/$NEWER" "runc/$NEWER" "containernetworking-plugins/$NEWER"
 mkdir -p "$dir/older-debs"
 (cd "$dir/older-debs" && retry apt-get -q download "containerd/$SUITE" "runc/$SUITE")
 kernel=$(apt-cache show "linux-image-cloud-amd64/$SUITE" | sed -n 's/^Depends: \(linux-image-[^ ]*\).*/\1/p' | head -1)
@@ -43,6 +43,9 @@ chroot "$dir/rootfs" /bin/sh -euc '
 # The runtime of the base suite lies beside the newer one, for machines that are to have it (guest/usr/local/sbin/use-older-runtime).
 for deb in "$dir"/older-debs/*.deb; do dpkg -x "$deb" "$dir/rootfs/opt/older-runtime"; done
 rm -rf "$dir/rootfs/opt/older-runtime/usr/share"
+# The pod network: the plugins that guest/etc/cni/net.d names, and the one for the loopback device.
+dpkg --fsys-tarfile "$dir"/debs/containernetworking-plugins_*.deb |
+  tar -x -C "$dir/rootfs" ./usr/lib/cni/bridge ./usr/lib/cni/host-local ./usr/lib/cni/loopback
 dpkg -x "$dir"/debs/linux-image-*.deb "$dir/rootfs"
 version=$(basename "$dir"/rootfs/lib/modules/*)
 chroot "$dir/rootfs" depmod "$version"

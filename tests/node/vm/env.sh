@@ -10,7 +10,7 @@ PATH=$PATH:/usr/sbin:/sbin # debootstrap and mke2fs are not on everybody's path
 CACHE=${NODE_VM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/dra-driver-numa/node-vm}
 PYTHON=${PYTHON:-$ROOT/.venv/bin/python}
 SUITE=${NODE_VM_SUITE:-trixie} # base system, kernel, Python, containerd 1.7
-NEWER=${NODE_VM_NEWER:-sid}    # containerd 2.x, runc, QEMU
+NEWER=${NODE_VM_NEWER:-sid}    # containerd 2.x, runc, network plugins, QEMU
 GUEST_PYTHON=3.13              # of $SUITE
 KEYRING=${NODE_VM_KEYRING:-/usr/share/keyrings/debian-archive-keyring.gpg}
 

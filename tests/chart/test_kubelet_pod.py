@@ -9,15 +9,8 @@ import pytest
 
 from tests.chart.helm import EVERYTHING, render
 from tests.node._pb import cri_pb2 as pb
-from tests.node.rig.kubelet_pod import (
-    Identity,
-    KubeletPod,
-    NodeFacts,
-    UntranslatableError,
-    cpu_weight,
-    quantity,
-    translate,
-)
+from tests.node.rig.kubelet_pod import Identity, KubeletPod, NodeFacts, translate
+from tests.node.rig.kubelet_resources import UntranslatableError, cpu_weight, quantity
 from tests.node.rig.template import Fields, UnknownFieldError
 
 NODE = NodeFacts("node-a", 10 << 30, resolvers=("10.0.2.3",))

@@ -16,6 +16,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 . "$here/vm/debian.sh"
 . "$here/vm/machine.sh"
 . "$here/vm/build.sh"
+. "$here/vm/driver_images.sh"
 
 PATIENCE=${PATIENCE:-1}
 PHASES=()
@@ -28,15 +29,14 @@ phase() { # phase NAME: the time since the last phase ended was this one's
 
 push_source() { # the project's code and the machine's description, as they are now
   (cd "$ROOT" && tar --exclude=__pycache__ --exclude='*.egg-info' -cf - shared/src services/*/src tests/node tests/fakes tests/rigs tests/stage) |
-    guest 'rm -rf /opt/numa/src /opt/numa/images && mkdir -p /opt/numa/src && tar -xf - -C /opt/numa/src' || return
+    guest 'rm -rf /opt/numa/src && mkdir -p /opt/numa/src && tar -xf - -C /opt/numa/src' || return
   guest 'cat >/opt/numa/profile.env' <<<"NAME=$PROFILE NUMA=$NUMA SOCKETS=$SOCKETS DIES=$DIES CORES=$CORES THREADS=$THREADS MEM_GIB=$MEM_GIB HP2M=$HP2M HP1G=$HP1G"
 }
 
-push_images() { # the built images, and the chart as Helm renders it
-  "$ROOT/hack/images.sh" >&2 || return
-  "$PYTHON" -m tests.node.vm.chart >"$RUN/chart.json" || return
-  tar -C "$RUN" -cf - chart.json -C "$("$ROOT/hack/images.sh" --where)" dra-frontend.tar nri-backend.tar |
-    guest 'rm -rf /opt/numa/images && mkdir -p /opt/numa/images && tar -xf - -C /opt/numa/images'
+serve_chart() { # Helm runs here, where it takes a tenth of a second; the guest asks for what it needs (sets CHART, ends with this script)
+  if [ -n "${CHART:-}" ]; then return; fi
+  coproc RENDERER { cd "$ROOT" && exec "$PYTHON" -m tests.node.vm.chart 8>&- 9>&-; }
+  read -r CHART <&"${RENDERER[0]}"
 }
 
 push_package() { # push_package NAME LIBRARY...: a package of Debian, and the libraries of it that the guest lacks, into /opt/NAME
@@ -58,7 +58,7 @@ collect_logs() { # what the guest knows about a failure
   local to=$CACHE/logs/$PROFILE
   rm -rf "$to"
   mkdir -p "$to"
-  guest 'cd /var/log && journalctl -q -b >journal.txt; tar -cf - journal.txt $([ ! -d numa-node ] || echo numa-node)' | tar -xf - -C "$to" || true
+  guest 'cd /var/log && journalctl -q -b >journal.txt; tar -cf - journal.txt $([ ! -d numa-node ] || echo numa-node) $(ls -d pods/dra-driver-numa_* 2>/dev/null)' | tar -xf - -C "$to" || true
   cp "$RUN/console.log" "$to/"
   say "logs: $to"
 }
@@ -81,10 +81,8 @@ run_profile() { # run_profile NAME PYTEST-ARGUMENT...: the status of pytest
   fi
   push_source || fail "the source could not be copied in"
   phase "copying the source"
-  if [ "$PROFILE" = default ] && [[ "$*" == *image* ]]; then
-    (cd "$ROOT" && push_images) || fail "the images could not be put in"
-    phase "images"
-  fi
+  put_driver_images || fail "the driver's images could not be put in"
+  phase "images"
   if [[ "$*" == *irqbalance* ]]; then
     push_package irqbalance libglib2.0-0t64 libpcre2-8-0 libatomic1 || fail "irqbalance could not be put in"
     phase "irqbalance"
@@ -93,7 +91,8 @@ run_profile() { # run_profile NAME PYTEST-ARGUMENT...: the status of pytest
     push_package rt-tests || fail "cyclictest could not be put in"
     phase "cyclictest"
   fi
-  guest "cd /opt/numa/src/tests/node && exec env ALIGNED_PODS=${ALIGNED_PODS:-12} PATIENCE=$PATIENCE EXCLUSIVITY=${EXCLUSIVITY:-auto} python3 -m pytest -o timeout=$((480 * PATIENCE))${1+$(printf ' %q' "$@")}" </dev/null &
+  serve_chart || fail "the chart cannot be rendered"
+  guest "cd /opt/numa/src/tests/node && exec env ALIGNED_PODS=${ALIGNED_PODS:-12} PATIENCE=$PATIENCE EXCLUSIVITY=${EXCLUSIVITY:-auto} CHART=http://10.0.2.2:$CHART python3 -m pytest -o timeout=$((480 * PATIENCE))${1+$(printf ' %q' "$@")}" </dev/null &
   wait $! || status=$? # in the background, so that a signal to this script is heard at once
   phase tests
   guest 'cat /var/log/numa-node/figures.txt 2>/dev/null' || true

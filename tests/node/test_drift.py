@@ -2,6 +2,7 @@
 """Others write to our containers' files, or nobody can: repaired, or refused before the first instruction."""
 
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,17 +22,32 @@ MIB = 1 << 20
 ALL = kernel.online_cpus()
 
 
+# Mounts a file of the container's own tree over itself, read-only, or takes that away: PID FILE on|off.
+_PROTECT = """
+import ctypes, os, sys
+pid, file, how = sys.argv[1], sys.argv[2].encode(), sys.argv[3]
+libc = ctypes.CDLL(None, use_errno=True)
+with open(f"/proc/{pid}/ns/mnt") as there:
+    os.setns(there.fileno(), os.CLONE_NEWNS)
+MS_RDONLY, MS_REMOUNT, MS_BIND, MNT_DETACH = 1, 32, 4096, 2
+calls = [lambda: libc.mount(file, file, None, MS_BIND, None)]
+calls.append(lambda: libc.mount(None, file, None, MS_BIND | MS_REMOUNT | MS_RDONLY, None))
+for call in calls if how == "on" else [lambda: libc.umount2(file, MNT_DETACH)]:
+    if call():
+        sys.exit(os.strerror(ctypes.get_errno()))
+"""
+
+
 @contextmanager
-def read_only(file: Path, content: str) -> Iterator[None]:
-    """Puts a file that nobody can write in place of one of the kernel's."""
-    other = Path("/run/node-test/read-only")
-    other.write_text(content)
-    subprocess.run(["mount", "--bind", str(other), str(file)], check=True)
+def read_only(cluster: Cluster, file: Path) -> Iterator[None]:
+    """The backend's container cannot write one of the kernel's files, and still reads it; all others can write."""
+    pid = str(cluster.instance.backend.pid)
+    protect = [sys.executable, "-c", _PROTECT, pid, str(file)]
+    subprocess.run([*protect, "on"], check=True)
     try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", str(file)], check=True)
         yield
     finally:
-        subprocess.run(["umount", str(file)], check=True)
+        subprocess.run([*protect, "off"], check=True)
 
 
 def never_starts(pod: ClaimPod, why: str) -> None:
@@ -47,12 +63,12 @@ def test_a_container_that_cannot_be_made_true_is_refused(cluster: Cluster) -> No
     """StartContainer names the file or the controller that is in the way, and nobody else suffers from it."""
     fine, db = cluster.pod(cpus(1)), cluster.pod(cpus(1), hugepages(2 * MIB))
     pod = db.sandbox.cgroup
-    with read_only(pod.directory / "hugetlb.2MB.rsvd.max", "0\n"):
+    with read_only(cluster, pod.directory / "hugetlb.2MB.rsvd.max"):
         never_starts(db, r"/hugetlb\.2MB\.rsvd\.max")
         assert fine.run().cpus_allowed == fine.cpus
 
     pod.write("cgroup.subtree_control", "-hugetlb")
-    with read_only(pod.directory / "cgroup.subtree_control", "\n"):
+    with read_only(cluster, pod.directory / "cgroup.subtree_control"):
         never_starts(db, r"the hugetlb controller is not in .*subtree_control")
     again = db.run()
     assert (again.cpus_allowed, again.cgroup.hugetlb("2MB")["rsvd.max"]) == (db.cpus, str(2 * MIB))

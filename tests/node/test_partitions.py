@@ -24,11 +24,6 @@ TOPS = [Cgroup("/kubepods.slice"), Cgroup("/kubepods.slice/kubepods-burstable.sl
 pytestmark = pytest.mark.configuration(cpuExclusivity="auto")
 
 
-def partition(box: Container) -> str:
-    """What the kernel says that the container's cgroup is."""
-    return box.cgroup.read("cpuset.cpus.partition")
-
-
 def alone(*holders: tuple[ClaimPod, Container], seconds: float = 0) -> None:
     """Each has the CPUs of its claim; nobody else may run there, nor did for so long."""
     for pod, box in holders:
@@ -49,7 +44,7 @@ def test_the_kernel_holds_claims_with_nobody_enforcing(cluster: Cluster) -> None
     first = cluster.pod(cpus(2, numa_node=1))
     second = cluster.pod(cpus(1, numa_node=0), qos="besteffort", config=[cpu_config(isolation="isolated")])
     both = [(first, first.run()), (second, second.run("main", BUSY))]
-    assert [partition(box) for _, box in both] == ["root", "isolated"]
+    assert [box.partition for _, box in both] == ["root", "isolated"]
     assert kernel.isolated_cpus() == second.cpus
     alone(*both)
     cluster.instance.kill_backend()
@@ -66,12 +61,12 @@ def test_the_kernel_holds_claims_with_nobody_enforcing(cluster: Cluster) -> None
     thief = first.sandbox.cgroup.directory / "thief"
     thief.mkdir()
     (thief / "cpuset.cpus").write_text(format_cpu_list(first.cpus | RESERVED))
-    assert partition(both[0][1]).startswith("root invalid")
+    assert both[0][1].partition.startswith("root invalid")
     cluster.node.pod("thief").run("main", BUSY)
     alone(*both, seconds=5)
     thief.rmdir()
     cluster.wait_ready()
-    until(lambda: partition(both[0][1]) == "root", "valid again")
+    until(lambda: both[0][1].partition == "root", "valid again")
     alone(*both, seconds=5)
     assert cluster.instance.lease()["partitioned"] == format_cpu_list(first.cpus | second.cpus)
 
@@ -92,7 +87,7 @@ def test_what_a_claim_leaves_goes_to_the_next_of_another_class(cluster: Cluster)
     again = cluster.pod(cpus(2, numa_node=1), qos="guaranteed")
     box = again.run()
     assert again.cpus == taken
-    assert partition(box) == "root"
+    assert box.partition == "root"
     alone((again, box))
 
 
@@ -102,7 +97,7 @@ def test_a_shared_claim_beside_a_partition(cluster: Cluster) -> None:
     one = cluster.pod(cpus(2, numa_node=1))
     shared = cluster.pod(cpus(2, numa_node=1), config=[cpu_config(sharing="pod")])
     boxes = [shared.run("a"), shared.run("b"), one.run()]
-    assert [partition(box) for box in boxes] == ["member", "member", "root"]
+    assert [box.partition for box in boxes] == ["member", "member", "root"]
     assert boxes[0].cpus_allowed == boxes[1].cpus_allowed == shared.cpus
     late = cluster.node.pod("late").run()
     assert late.cpus_allowed == plain.cpus_allowed == ALL - RESERVED - shared.cpus - one.cpus
@@ -125,7 +120,7 @@ def test_a_sidecar_without_a_claim_beside_one_of_everything(cluster: Cluster) ->
     box = whole.run()
     late = whole.run("late", cdi=[])
     assert whole.cpus == ALL - RESERVED
-    assert partition(box) == "root"
+    assert box.partition == "root"
     assert sidecar.cpus_allowed == late.cpus_allowed == RESERVED
     plain = cluster.node.pod("web").run()
     assert plain.cpus_allowed == RESERVED
@@ -136,13 +131,13 @@ def test_a_partition_that_is_made_invalid_is_made_valid_again(cluster: Cluster) 
     """A sibling that takes CPUs of the claim breaks the partition; the kernel tells, and both are put right."""
     db = cluster.pod(cpus(2, numa_node=1))
     sidecar, box = db.run("sidecar", cdi=[]), db.run()
-    assert partition(box) == "root"
+    assert box.partition == "root"
     sidecar.cgroup.write("cpuset.cpus", format_cpu_list(db.cpus | RESERVED))
-    until(lambda: partition(box) == "root", "valid again")
+    until(lambda: box.partition == "root", "valid again")
     assert not sidecar.cpus_allowed & db.cpus
     alone((db, box))
     box.cgroup.write("cpuset.cpus.partition", "member")
-    until(lambda: partition(box) == "root", "made again")
+    until(lambda: box.partition == "root", "made again")
     alone((db, box))
 
 
@@ -154,8 +149,8 @@ def test_where_no_partition_can_be_made(cluster: Cluster) -> None:
     blocked = group.directory / "blocked"
     blocked.mkdir()
     (blocked / "cpuset.cpus").write_text(format_cpu_list(db.cpus))
-    box = db.run()
-    assert partition(box) == "member"
+    box = db.run(mode="member")
+    assert box.partition == "member"
     assert box.cpus_allowed == db.cpus
     assert plain.cpus_allowed == ALL - RESERVED - db.cpus
     report = next(one for one in cluster.instance.state("/v1/containers") if one["podUid"] == db.uid)
@@ -176,16 +171,16 @@ def test_the_mode_changes_with_claims_running(cluster: Cluster) -> None:
     plain = cluster.node.pod("web").run("main", BUSY)
     db = cluster.pod(cpus(2, numa_node=1))
     box = db.run("main", BUSY)
-    assert partition(box) == "member"
+    assert box.partition == "member"
     left = ALL - RESERVED - db.cpus
     assert plain.cpus_allowed == left
     cluster.configure({"cpuExclusivity": "auto"})
-    until(lambda: partition(box) == "root", "made a partition")
+    until(lambda: box.partition == "root", "made a partition")
     assert ran_on(db.cpus, [box.cgroup.path], 3) == {}
     until(lambda: plain.cgroup.cpus("cpuset.cpus") == ALL - RESERVED, "the pool is constant now")
     alone((db, box))
     cluster.configure({"cpuExclusivity": "pool"})
-    assert partition(box) == "root", "what runs keeps it"
+    assert box.partition == "root", "what runs keeps it"
     until(lambda: plain.cgroup.cpus("cpuset.cpus") == left, "the pool leaves the claim out again")
     alone((db, box))
     db.end()

@@ -3,6 +3,7 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,28 @@ def test_the_runtime_is_the_profiles_and_has_nri(node: Node) -> None:
     figures.note("containerd", version)
     if not older:
         figures.note("NRI library", library_version("containerd", "golang-github-containerd-nri"))
+
+
+@pytest.mark.core
+@each_runtime
+def test_a_process_cannot_write_the_root_of_its_cgroup_namespace(node: Node) -> None:
+    """cgroup2 has nsdelegate, as systemd mounts it, and a container is in a cgroup namespace whose root it is.
+
+    So nothing inside writes its own cpuset, with any capability; the group of the pod, one above, can be written.
+    """
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    (options,) = (words[3].split(",") for words in mounts if words[:2] == ["cgroup2", "/sys/fs/cgroup"])
+    assert "nsdelegate" in options
+    box = node.pod().run()
+    assert Path(f"/proc/{box.pid}/ns/cgroup").readlink() != Path("/proc/1/ns/cgroup").readlink()
+    write = "import os, sys; os.setns(os.open(sys.argv[1], os.O_RDONLY)); open(sys.argv[2], 'w').write('1-2')"
+    results = {}
+    for group in (box.cgroup, box.cgroup.parent):
+        arguments = [f"/proc/{box.pid}/ns/cgroup", str(group.directory / "cpuset.cpus")]
+        done = subprocess.run([sys.executable, "-c", write, *arguments], check=False, capture_output=True, text=True)
+        results[group.path == box.cgroup.path] = done.stderr.strip().splitlines()[-1:]
+    assert results == {True: ["PermissionError: [Errno 1] Operation not permitted"], False: []}
+    assert box.cpus_allowed == {1, 2}, "by the pod's group"
 
 
 @both_drivers

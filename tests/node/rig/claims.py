@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,12 @@ def memory_config(*requests: str, **fields: Any) -> dict[str, Any]:
     return opaque(MEMORY_DRIVER, "memoryConfig", fields, *requests)
 
 
+def is_cpu_request(request: Mapping[str, Any]) -> bool:
+    """Tells whether a request, or the first of its alternatives, is for CPUs."""
+    exactly = request.get("exactly") or request["firstAvailable"][0]
+    return str(exactly["deviceClassName"]) == CPU_DRIVER
+
+
 class ClaimPod:
     """Its claims are allocated when this is built; everything else happens when it is asked for."""
 
@@ -60,6 +67,7 @@ class ClaimPod:
         self, cluster: "Cluster", name: str, wishes: Sequence[Wish], *, qos: Qos, overcommit: bool = False
     ) -> None:
         self._cluster = cluster
+        self._wishes = wishes
         self.name = name
         self._qos = qos
         self.uid = str(uuid.uuid4())
@@ -123,9 +131,28 @@ class ClaimPod:
         wanted: dict[str, Any] = {"cdi": self.cdi, "resources": NO_PAGES, "attempt": self._starts} | options
         return self.sandbox.create(name, command, **wanted)
 
-    def run(self, name: str = "main", command: Sequence[str] = FOREVER, **options: Any) -> Container:
-        """As create, and started."""
-        return self.create(name, command, **options).start()
+    def run(
+        self, name: str = "main", command: Sequence[str] = FOREVER, *, mode: str | None = "", **options: Any
+    ) -> Container:
+        """As create, and started; asserts that the kernel holds its CPUs as it should.
+
+        `mode`: what cpuset.cpus.partition must be; "" is what settings and claims ask for, None asserts nothing.
+        """
+        box = self.create(name, command, **options).start()
+        if (wanted := self._mode() if mode == "" else mode) and options.get("cdi", self.cdi):
+            with suppress(FileNotFoundError, ProcessLookupError):  # of a container that has ended
+                assert box.partition == wanted
+        return box
+
+    def _mode(self) -> str | None:
+        """What enforces exclusive CPUs of its claims: root, isolated, or member for the pool; None without CPUs."""
+        if not any(is_cpu_request(request) for wish in self._wishes for request in wish.requests):
+            return None
+        given = [one["opaque"]["parameters"].get("cpuConfig", {}) for wish in self._wishes for one in wish.config]
+        shared = any(one.get("sharing") == "pod" or one.get("shared") for one in given)
+        if shared or self._cluster.exclusivity == "pool":
+            return "member"
+        return "isolated" if any(one.get("isolation") == "isolated" for one in given) else "root"
 
     def remove_sandbox(self) -> None:
         """Ends the containers and the sandbox, if there is one; the claim stays prepared, and a new one can follow."""

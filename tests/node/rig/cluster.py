@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rest of a cluster around the node: API server and scheduler, the kubelet's DRA part, and our driver's pods."""
+"""The rest of a cluster around the node: API server and scheduler, the kubelet's DRA part, and the driver's pods."""
 
-import json
 import os
 import statistics
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -16,8 +14,10 @@ from numa_contract.cpuset import format_cpu_list
 from tests.fakes.scheduler import allocate, schedule
 from tests.node.rig import figures
 from tests.node.rig.claims import ClaimPod, Wish
+from tests.node.rig.driver_pod import DriverPod
 from tests.node.rig.figures import HookTimes
 from tests.node.rig.instance import Instance
+from tests.node.rig.kubelet_pod import Document
 from tests.node.rig.node import Node
 from tests.node.rig.pod_cgroups import Qos
 from tests.node.rig.services import Services
@@ -33,12 +33,38 @@ _DEVICE_CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 _CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 _KUBELET_ROOT = Path("/var/lib/kubelet")
 _CHECKPOINT = _KUBELET_ROOT / "dra_manager_state"
-_KUBECONFIG, _PORT, _CONTROL, _CONFIG = (
-    Path("/run/node-test", name) for name in ("kubeconfig", "port", "kubelet.sock", "config.yaml")
-)
-# A page that one test has poisoned stays lost.
-_USUAL = {"cpuExclusivity": os.environ.get("EXCLUSIVITY", "auto"), "hardwareErrors": {"uncorrected": 0}}
+_ACCESS = Path("/run/node-test")
+_KUBECONFIG, _PORT, _CONTROL = (_ACCESS / name for name in ("kubeconfig", "port", "kubelet.sock"))
+_ADDRESS = "10.0.2.15"
+"""Of the machine, as pods reach it from their network."""
+_RENDERER = os.environ.get("CHART", "")
+"""Where run.sh renders the chart (vm/chart.py)."""
+_USUAL: dict[str, Any] = {
+    "kubeconfig": str(_KUBECONFIG),
+    "reservedCPUs": format_cpu_list(RESERVED),
+    "cpuExclusivity": os.environ.get("EXCLUSIVITY", "auto"),
+    # A page that one test has poisoned stays lost.
+    "hardwareErrors": {"uncorrected": 0},
+    # A working set that survives every pressure needs ``min``, and nearly all that a small machine has.
+    "memoryProtection": {"allowed": ["low", "min"], "maxFraction": 1.0},
+}
+"""driverConfig of tests that ask for no other."""
 T = TypeVar("T")
+
+
+def chart_values(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The chart's values: `settings` are keys of driverConfig, None leaves one out; `values` are all others.
+
+    The pod learns of the API server by a kubeconfig in a volume, since the stand-in is no service of a cluster.
+    """
+    config = {key: value for key, value in {**_USUAL, **settings}.items() if value is not None}
+    mount = {"name": "access", "mountPath": str(_ACCESS), "readOnly": True}
+    return {
+        "driverConfig": config,
+        "frontend": {"extraVolumeMounts": [mount]},
+        "extraVolumes": [{"name": "access", "hostPath": {"path": str(_ACCESS)}}],
+        **values,
+    }
 
 
 class Cluster:
@@ -53,7 +79,9 @@ class Cluster:
         self._threads = ThreadPoolExecutor(4)
         self._made = 0
         self._server = ""
-        self._settings: dict[str, Any] = {}
+        self._chart: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        self.objects: list[Document] = []
+        """What the chart renders with the values in force."""
 
     def start(self) -> None:
         """Starts everything from nothing and waits until the node can take claims."""
@@ -63,46 +91,49 @@ class Cluster:
         # The kubelet's of a cluster that could not be cleaned names claims that nobody knows now.
         for left in (_PORT, _CONTROL, _CHECKPOINT):
             left.unlink(missing_ok=True)
-        self._write_config({})
+        self._render({}, {})
         access = ("--port-file", str(_PORT), "--kubeconfig-out", str(_KUBECONFIG), "--node", NODE_NAME)
-        self._stand_in("apiserver", *access)
+        self._stand_in("apiserver", *access, "--address", _ADDRESS)
         # Twenty looks a second are half of what an emulated CPU can do.
         kubelet = ("--root", str(_KUBELET_ROOT), "--control", str(_CONTROL), "--poll-seconds", "0.5")
         self._stand_in("kubelet", *kubelet)
         instance = self.add_instance()
-        instance.backend.start()
+        sandbox = self.at_once(lambda: instance.pod.sandbox)
         self._wait_served("apiserver", _PORT)
-        self._server = f"http://127.0.0.1:{_PORT.read_text()}"
+        self._server = f"http://{_ADDRESS}:{_PORT.read_text()}"
         for name, expression in CLASSES.items():
             spec = {"selectors": [{"cel": {"expression": expression}}]}
             self.api(_DEVICE_CLASSES, "POST", {"metadata": {"name": name}, "spec": spec})
         self._wait_served("kubelet", _CONTROL)
-        instance.start()
+        sandbox.result()
         self.wait_ready()
         figures.note("start of stand-ins and services", f"{time.monotonic() - began:.1f} s")
 
-    def configure(self, settings: Mapping[str, Any]) -> None:
-        """Restarts both services with other settings, where they are not in force; keys of the configuration file."""
-        settings = {key: value for key, value in settings.items() if value != _USUAL.get(key)}
-        if settings == self._settings:
+    def configure(self, settings: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> None:
+        """Replaces the driver's pod by one with other values of the chart, unless they are in force; as chart_values().
+
+        The old pod goes first, as with maxSurge 0.
+        """
+        wanted = {key: value for key, value in settings.items() if value != _USUAL.get(key)}
+        if (wanted, dict(values or {})) == self._chart:
             return
-        self.instance.note_times()
-        for service in (self.instance.frontend, self.instance.backend):
-            service.stop()
-        self._write_config(settings)
+        former = self.instances.pop(0)
+        former.note_times()
+        former.frontend.stop()
+        former.backend.stop()
+        former.pod.remove()
+        self._render(wanted, values or {})
+        self.instances.insert(0, self._make_instance())
         self.wait_ready()
 
-    def _write_config(self, settings: Mapping[str, Any]) -> None:
-        self._settings = dict(settings)
-        # A working set that survives every pressure needs ``min``, and nearly all that a small machine has.
-        protection = {"allowed": ["low", "min"], "maxFraction": 1.0}
-        base = {
-            "kubeconfig": str(_KUBECONFIG),
-            "reservedCPUs": format_cpu_list(RESERVED),
-            "memoryProtection": protection,
-        }
-        # JSON is YAML.
-        _CONFIG.write_text(json.dumps(base | _USUAL | self._settings))
+    def _render(self, settings: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        self.objects = ask_http(_RENDERER, "/", "POST", chart_values(settings, values))
+        self._chart = (dict(settings), dict(values))
+
+    @property
+    def exclusivity(self) -> str:
+        """The setting cpuExclusivity that is in force."""
+        return str(self._chart[0].get("cpuExclusivity", _USUAL["cpuExclusivity"]))
 
     def _stand_in(self, name: str, *arguments: str) -> None:
         self.services.module(name, f"tests.fakes.{name}", *arguments, env={"PYTHONPATH": str(_SOURCE)}).start()
@@ -121,6 +152,8 @@ class Cluster:
             self.times.note()
             self._note_calls()
         finally:
+            for instance in self.instances:
+                instance.pod.remove()
             self._threads.shutdown(cancel_futures=True)
             self.services.__exit__()
 
@@ -139,17 +172,17 @@ class Cluster:
 
     def add_instance(self) -> Instance:
         """One more pod of the DaemonSet, not started."""
-        made = self._make_instance(len(self.instances) + 1)
+        made = self._make_instance()
         self.instances.append(made)
         return made
 
-    def _make_instance(self, number: int) -> Instance:
-        pod_uid = str(uuid.uuid4())
-        env = {"POD_UID": pod_uid, "NODE_NAME": NODE_NAME}
-        common = ("--config", str(_CONFIG), "--bind-address", "off")
-        backend = self.services.module(f"backend-{number}", "nri_backend", *common, "--kernel-root=/", env=env)
-        frontend = self.services.module(f"frontend-{number}", "dra_frontend", *common, env=env)
-        return Instance(pod_uid, backend, frontend, self.times)
+    def _make_instance(self) -> Instance:
+        return Instance(DriverPod(self.node, self.objects, NODE_NAME), self.times)
+
+    def logs(self) -> dict[str, str]:
+        """The end of every log, for the report of a failed test."""
+        halves = [half for one in self.instances for half in one.pod.containers.values()]
+        return self.services.logs() | {f"{half.name} of {half.pod_name}": half.log()[-4000:] for half in halves}
 
     def wait_ready(self) -> Instance:
         """Starts what is missing of the first instance; returns it when it enforces, serves and is registered."""
@@ -229,10 +262,11 @@ class Cluster:
         return {device["name"]: device for one in slices for device in one["spec"].get("devices") or []}
 
     def clean(self) -> None:
-        """Ends every pod and its claim, as the kubelet does; both services run afterwards."""
+        """Ends every pod and its claim, as the kubelet does; one pod of the driver runs afterwards."""
         for extra in self.instances[1:]:
-            extra.backend.kill()
-            extra.frontend.kill()
+            extra.note_times()
+            extra.pod.remove()
+        del self.instances[1:]
         self.instance.start()
         list(self._threads.map(ClaimPod.remove_sandbox, self._pods))
         self.node.remove_pods()

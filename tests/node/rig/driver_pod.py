@@ -1,120 +1,118 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The DaemonSet's pod as a kubelet runs it: containers from the built images, with the chart's mounts and rights.
+"""Runs what kubelet_pod.py translates, as a kubelet: volumes, sandbox, containers and probes of the driver's pod."""
 
-One thing is not as in a cluster: the pod has the node's network, since the test machine has no CNI plugin.
-"""
-
+import http.client
 import os
+import secrets
+import shutil
 import signal
-from collections.abc import Mapping
+import uuid
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tests.fakes.waiting import PATIENCE
 from tests.node._pb import cri_pb2 as pb
 from tests.node.rig import kernel
+from tests.node.rig.cri import CriError
+from tests.node.rig.kubelet_pod import Container, Document, Identity, KubeletPod, NodeFacts, Probe, Volume, translate
+from tests.node.rig.kubelet_resources import cpu_weight
 from tests.node.rig.node import Node
 from tests.node.rig.pods import cri_log
 from tests.node.rig.wait import until
 
-VOLUMES = Path("/run/node-test/volumes")
-NAMESPACE = "dra-driver-numa"
-# What a kubelet hides from containers that are not privileged (its default proc mount).
-MASKED = [f"/proc/{name}" for name in ("asound", "acpi", "kcore", "keys", "latency_stats", "timer_list", "scsi")]
-READONLY = [f"/proc/{name}" for name in ("bus", "fs", "irq", "sys", "sysrq-trigger")]
-Document = Mapping[str, Any]
+_CPUS = Path("/sys/devices/system/cpu")
+
+
+def node_facts(name: str) -> NodeFacts:
+    """What the kubelet of this node knows of it."""
+    memory = sum(kernel.node_memory_kib(number) for number in kernel.numa_nodes()) << 10
+    lines = [line.split() for line in Path("/etc/resolv.conf").read_text().splitlines()]
+    resolvers = tuple(words[1] for words in lines if words[:1] == ["nameserver"])
+    throttle = tuple(sorted(map(str, _CPUS.glob("cpu[0-9]*/thermal_throttle"))))
+    return NodeFacts(name, memory, resolvers=resolvers, thermal_throttle=throttle)
 
 
 class DriverContainer:
-    """One container of the pod; it can be killed and started again, as the kubelet does it. As rig.services.Service."""
+    """One container of the pod. Each start makes a new one with the next attempt; the last that ended is kept."""
 
-    def __init__(self, pod: "DriverPod", spec: Document) -> None:
+    def __init__(self, pod: "DriverPod", plan: Container) -> None:
         self._pod = pod
-        self._spec = spec
-        self.name = str(spec["name"])
-        self._id = ""
-        self._attempt = 0
+        self.plan = plan
+        self.name = plan.name
+        self.pod_name = pod.name
+        self.id = ""
+        self._ended = ""
+        self.attempt = -1
         self._log = Path()
+        self._pid = 0
 
     def start(self) -> "DriverContainer":
-        """A new container in the pod's sandbox; returns when its process runs."""
-        runtime, sandbox, config = self._pod.node.runtime, self._pod.sandbox, self._pod.config
-        if self._id:
-            runtime.remove(self._id)
-        log = f"{self.name}/{self._attempt}.log"
-        self._log = Path(config.log_directory, log)
-        self._id = runtime.create(sandbox, self._container(log), config)
-        self._attempt += 1
-        runtime.start(self._id)
+        """Creates and starts it; returns when its process runs."""
+        runtime, sandbox = self._pod.node.runtime, self._pod.sandbox
+        self.attempt += 1
+        if self._ended:
+            runtime.remove(self._ended)
+        self._ended, self.id, self._pid = self.id, "", 0
+        config = self.plan.started(self.attempt)
+        self._log = Path(self._pod.config.log_directory, config.log_path)
+        self.id = runtime.create(sandbox, config, self._pod.config)
+        runtime.start(self.id)
         return self
-
-    def _container(self, log: str) -> pb.ContainerConfig:
-        fields = {"metadata.uid": self._pod.uid, "spec.nodeName": self._pod.node_name}
-        env = {
-            one["name"]: one.get("value") or fields[one["valueFrom"]["fieldRef"]["fieldPath"]]
-            for one in self._spec["env"]
-        }
-        return pb.ContainerConfig(
-            metadata=pb.ContainerMetadata(name=self.name, attempt=self._attempt),
-            image=pb.ImageSpec(image=self._spec["image"]),
-            args=self._spec["args"],
-            envs=[pb.KeyValue(key=key, value=value.encode()) for key, value in env.items()],
-            mounts=[self._mount(one) for one in self._spec["volumeMounts"] if one["name"] in self._pod.volumes],
-            labels={**self._pod.config.labels, "io.kubernetes.container.name": self.name},
-            log_path=log,
-            linux=pb.LinuxContainerConfig(security_context=self._rights()),
-        )
-
-    def _mount(self, mount: Document) -> pb.Mount:
-        return pb.Mount(
-            container_path=mount["mountPath"],
-            host_path=self._pod.volumes[mount["name"]],
-            readonly=mount.get("readOnly", False),
-        )
-
-    def _rights(self) -> pb.LinuxContainerSecurityContext:
-        pod, own = self._pod.spec["securityContext"], self._spec["securityContext"]
-        return pb.LinuxContainerSecurityContext(
-            capabilities=pb.Capability(
-                add_capabilities=own["capabilities"].get("add", []), drop_capabilities=own["capabilities"]["drop"]
-            ),
-            namespace_options=self._pod.config.linux.security_context.namespace_options,
-            run_as_user=pb.Int64Value(value=pod["runAsUser"]),
-            run_as_group=pb.Int64Value(value=pod["runAsGroup"]),
-            readonly_rootfs=own["readOnlyRootFilesystem"],
-            no_new_privs=not own["allowPrivilegeEscalation"],
-            masked_paths=MASKED,
-            readonly_paths=READONLY,
-            seccomp=pb.SecurityProfile(profile_type={"RuntimeDefault": 0}[pod["seccompProfile"]["type"]]),
-        )
 
     @property
     def alive(self) -> bool:
-        return bool(self._id) and self._pod.node.runtime.state(self._id).state == pb.CONTAINER_RUNNING
+        """Whether its process runs, in the kernel's word: a runtime that is down is asked nothing."""
+        if not self.id:
+            return False
+        try:
+            return bool(self.pid) and "Z" not in kernel.status(self.pid, "State")
+        except FileNotFoundError:
+            return False
 
     @property
     def pid(self) -> int:
-        return self._pod.node.runtime.pid(self._id)
+        """Its first process; 0 before it starts and after it ends."""
+        self._pid = self._pid or self._pod.node.runtime.pid(self.id)
+        return self._pid
 
     def send(self, number: signal.Signals) -> None:
-        """A signal to its process."""
+        """Sends a signal to its process, from the node."""
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Lets its process die as by SIGKILL of the kernel, and waits until the runtime knows."""
         if self.alive:
-            self._pod.node.runtime.stop(self._id, 0)
+            self.send(signal.SIGKILL)
+            self._wait_exited()
 
     def stop(self, within: float = 30.0) -> int:
-        """SIGTERM; the exit status."""
-        self._pod.node.runtime.stop(self._id, int(within * PATIENCE))
-        return int(self._pod.node.runtime.state(self._id).exit_code)
+        """Stops it as the kubelet does, SIGTERM and SIGKILL after the grace period; returns the exit status."""
+        if self.alive:
+            self.send(signal.SIGCONT)
+        self._pod.node.runtime.stop(self.id, int(within * PATIENCE))
+        return int(self._pod.node.runtime.state(self.id).exit_code)
+
+    def _wait_exited(self) -> None:
+        def ended() -> bool:
+            try:
+                return bool(self._pod.node.runtime.state(self.id).state == pb.CONTAINER_EXITED)
+            except CriError as error:
+                if error.code != "UNAVAILABLE":
+                    raise
+                return False
+
+        until(ended, f"the runtime knows that {self.name} has ended", every=0.2)
+
+    def probe(self, kind: str) -> str:
+        """Makes one probe of a kind (startup, liveness, readiness); returns why it failed, "" if it did not."""
+        return probed(self._pod.address, self.plan.probes[kind])
 
     def log(self) -> str:
         """What this start wrote."""
         return cri_log(self._log)
 
     def wait_for_log(self, text: str, within: float = 30.0) -> None:
+        """Waits until this start has written a text."""
         until(lambda: text in self.log(), f"{text!r} in the log of {self.name}", within)
 
     def status(self, field: str) -> str:
@@ -127,47 +125,83 @@ class DriverContainer:
 
 
 class DriverPod:
-    """The pod of the chart's DaemonSet on this node. Its sandbox is made when it is first needed and kept by resets."""
+    """One pod of the rendered DaemonSet. Its sandbox is made at the first start and kept by resets of the node."""
 
-    def __init__(self, node: Node, objects: list[Document], uid: str, node_name: str) -> None:
-        kinds = {one["kind"]: one for one in objects}
+    def __init__(self, node: Node, objects: Sequence[Document], node_name: str) -> None:
         self.node = node
-        self.uid = uid
-        self.node_name = node_name
-        self.spec: Document = kinds["DaemonSet"]["spec"]["template"]["spec"]
-        self._files: Document = kinds["ConfigMap"]["data"]
-        self.volumes = dict(filter(None, map(self._volume, self.spec["volumes"])))
-        self.frontend, self.backend = (DriverContainer(self, one) for one in self.spec["containers"])
-        self._sandbox = ""
+        self.uid = str(uuid.uuid4())
+        self.name = f"dra-driver-numa-{secrets.token_hex(3)}"
+        self.plan: KubeletPod = translate(objects, Identity(self.name, self.uid), node_facts(node_name))
+        self.containers = {one.name: DriverContainer(self, one) for one in self.plan.containers}
+        self.frontend, self.backend = self.containers["frontend"], self.containers["backend"]
         self.config = pb.PodSandboxConfig()
-
-    def _volume(self, volume: Document) -> tuple[str, str] | None:
-        name = str(volume["name"])
-        if "hostPath" in volume:
-            path = Path(volume["hostPath"]["path"])
-            if volume["hostPath"].get("type") == "DirectoryOrCreate":
-                path.mkdir(parents=True, exist_ok=True)
-            return name, str(path)
-        if "configMap" in volume or "emptyDir" in volume:
-            directory = VOLUMES / self.uid / name
-            directory.mkdir(parents=True, exist_ok=True)
-            for file, text in self._files.items() if "configMap" in volume else ():
-                (directory / file).write_text(text)
-            return name, str(directory)
-        return None  # The service account's token: the stand-in of the API server asks for none.
+        self._sandbox = ""
+        self._address = ""
 
     @property
     def sandbox(self) -> str:
         """The sandbox's id."""
         if not self._sandbox:
-            pod = self.node.pod("driver", uid=self.uid, namespace=NAMESPACE)
-            self._sandbox, self.config = pod.id, pod.config
-            self.node.kept.add(pod.id)
+            self._make()
         return self._sandbox
 
+    @property
+    def address(self) -> str:
+        """Where its ports are: the pod's address in the pod network, or the node's loopback with hostNetwork."""
+        if not self._address:
+            status = self.node.runtime.call(pb.PodSandboxStatusRequest(pod_sandbox_id=self.sandbox)).status
+            self._address = str(status.network.ip) or "127.0.0.1"
+        return self._address
+
+    def _make(self) -> None:
+        for volume in self.plan.volumes:
+            make_volume(volume)
+        wanted = self.plan.group
+        group = self.node.cgroups.make(wanted.qos, self.uid, {}, cpu_weight(wanted.shares), wanted.memory)
+        self.config.CopyFrom(self.plan.sandbox)
+        self.config.linux.cgroup_parent = group.path
+        Path(self.config.log_directory).mkdir(parents=True, exist_ok=True)
+        self._sandbox = self.node.runtime.run_pod(self.config)
+        self.node.kept.add(self._sandbox)
+        for container in self.plan.containers:
+            for file, text in ((container.hosts_file, self._hosts()), (container.termination_log, "")):
+                Path(file).parent.mkdir(parents=True, exist_ok=True)
+                Path(file).write_text(text)
+
+    def _hosts(self) -> str:
+        return f"127.0.0.1\tlocalhost\n{self.address}\t{self.config.hostname}\n"
+
     def remove(self) -> None:
-        """Ends both containers and the sandbox."""
+        """Ends the containers and the sandbox, and removes what the kubelet has made for them."""
         if self._sandbox:
             self.node.kept.discard(self._sandbox)
             self.node.runtime.remove_pod(self._sandbox)
             self._sandbox = ""
+        shutil.rmtree(f"/var/lib/kubelet/pods/{self.uid}", ignore_errors=True)
+
+
+def make_volume(volume: Volume) -> None:
+    """Makes a volume as the kubelet does before it starts a pod. NotADirectoryError if a host path is none."""
+    path = Path(volume.path)
+    if volume.host_type == "Directory" and not path.is_dir():
+        raise NotADirectoryError(f"hostPath type check failed: {path} is not a directory")
+    if volume.host_type in (None, "DirectoryOrCreate"):
+        path.mkdir(parents=True, exist_ok=True)
+    for name, text in volume.files.items():
+        (path / name).write_text(text)
+
+
+def probed(address: str, probe: Probe) -> str:
+    """Makes one HTTP probe as the kubelet does; returns why it failed, "" if it did not."""
+    connection = http.client.HTTPConnection(address, probe.port, timeout=probe.timeout * PATIENCE)
+    try:
+        connection.request("GET", probe.path, headers={"User-Agent": "kube-probe/1.36", "Connection": "close"})
+        answer = connection.getresponse()
+        text = answer.read(10_240).decode(errors="replace").strip()
+    except (OSError, http.client.HTTPException) as error:
+        return f"{probe.path} at port {probe.port}: {str(error) or type(error).__name__}"
+    finally:
+        connection.close()
+    if 200 <= answer.status < 400:
+        return ""
+    return f"{probe.path} at port {probe.port}: {answer.status} {text}"

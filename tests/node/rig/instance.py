@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pod of the DaemonSet as the tests run it: a frontend and a backend, each a process that can be killed."""
+"""One pod of the DaemonSet as tests use it: a frontend and a backend, each a container that can be killed."""
 
 import http.client
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.node.rig.driver_pod import DriverContainer
+from tests.node.rig.driver_pod import DriverPod
 from tests.node.rig.figures import HookTimes
-from tests.node.rig.services import Service
 from tests.node.rig.wait import until
 from tests.stage.wires import AnsweredError, ask_unix
 
@@ -17,29 +16,26 @@ STARTING = 90.0  # seconds: two interpreters that import gRPC and FastAPI on emu
 _UNREACHABLE = (AnsweredError, OSError, http.client.HTTPException)
 
 
-Program = Service | DriverContainer
-"""What both kinds of a service have in common: a process of the test, or a container."""
-
-
 class Instance:
-    """Both services of one pod UID, with everything at its default place; building it starts nothing."""
+    """Both containers of one pod; building it starts nothing."""
 
-    def __init__(self, pod_uid: str, backend: Program, frontend: Program, times: HookTimes) -> None:
-        self.pod_uid = pod_uid
-        self.backend = backend
-        self.frontend = frontend
+    def __init__(self, pod: DriverPod, times: HookTimes) -> None:
+        self.pod = pod
+        self.pod_uid = pod.uid
+        self.backend = pod.backend
+        self.frontend = pod.frontend
         self._times = times
         self._killed = ""
 
     def start(self) -> "Instance":
-        """Starts what does not run."""
-        for service in (self.backend, self.frontend):
+        """Starts what does not run, in the order of the pod."""
+        for service in self.pod.containers.values():
             if not service.alive:
                 service.start()
         return self
 
     def wait_ready(self, within: float = STARTING) -> "Instance":
-        """Until it says that it is ready; an instance of which something has died is none."""
+        """Until the kubelet would call it ready; an instance of which something has died is none."""
         why = ""
 
         def ready() -> bool:
@@ -57,9 +53,12 @@ class Instance:
         return self
 
     def unready(self) -> str:
-        """Why it is not ready, or would not prepare a claim now; "" when it is and would."""
+        """Why a probe of a container fails, or a claim would not be prepared now; "" if neither is the case."""
         try:
-            self.state("/readyz")
+            for container in self.pod.containers.values():
+                for kind in ("startup", "readiness"):
+                    if why := container.probe(kind):
+                        return f"{container.name}: {kind}: {why}"
             return str(self.state("/v1/backend")["problem"])
         except _UNREACHABLE as error:
             return str(error) or type(error).__name__

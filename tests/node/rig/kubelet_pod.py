@@ -8,15 +8,12 @@ The rules are those of Kubernetes 1.34 to 1.36 with cgroup v2: pkg/kubelet/kuber
 pkg/securitycontext.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any, Final
 
 from tests.node._pb import cri_pb2 as pb
-from tests.node.rig.kernel import PAGE_KIB
-from tests.node.rig.pod_cgroups import Qos
+from tests.node.rig.kubelet_resources import PERIOD, PodGroup, PodResources, UntranslatableError
 from tests.node.rig.template import Fields
 
 Document = Mapping[str, Any]
@@ -42,53 +39,14 @@ MASKED_PATHS: Final = (
     "/sys/devices/virtual/powercap",
 )
 READONLY_PATHS: Final = tuple(f"/proc/{name}" for name in ("bus", "fs", "irq", "sys", "sysrq-trigger"))
-PERIOD: Final = 100_000
-"""Microseconds of a CFS period."""
-_CRITICAL: Final = {"system-node-critical": -997}
-"""oom_score_adj of classes whose priority protects them as static pods are (pkg/kubelet/qos/policy.go)."""
 _PROPAGATION: Final = {
     None: pb.PROPAGATION_PRIVATE,
     "None": pb.PROPAGATION_PRIVATE,
     "HostToContainer": pb.PROPAGATION_HOST_TO_CONTAINER,
     "Bidirectional": pb.PROPAGATION_BIDIRECTIONAL,
 }
-_SUFFIXES: Final[Mapping[str, Decimal]] = {
-    "": Decimal(1),
-    "m": Decimal("0.001"),
-    **{name: Decimal(1000**power) for power, name in enumerate("kMGT", 1)},
-    **{f"{name}i": Decimal(1024**power) for power, name in enumerate("KMGT", 1)},
-}
 _DNS_POLICIES: Final = ("ClusterFirst", "ClusterFirstWithHostNet", "Default")
 """Alike on a node whose kubelet has no clusterDNS: the node's own resolvers."""
-
-
-class UntranslatableError(Exception):
-    """A field has a value for which this kubelet has no rule."""
-
-
-def quantity(text: object) -> Decimal:
-    """Returns a resource quantity as a number, e.g. 256Mi, 100m. Raises UntranslatableError."""
-    words = str(text)
-    number = words.rstrip("".join(_SUFFIXES)) if words[-1:].isalpha() else words
-    suffix = words[len(number) :]
-    if suffix not in _SUFFIXES:
-        raise UntranslatableError(f"quantity {text}")
-    return Decimal(number) * _SUFFIXES[suffix]
-
-
-def cpu_shares(cpus: Decimal) -> int:
-    """Returns the CPU shares for a request in CPUs."""
-    return max(2, int(cpus * 1024))
-
-
-def cpu_weight(shares: int) -> int:
-    """Returns cpu.weight for CPU shares, as opencontainers/cgroups converts them (1024 shares are the weight 100)."""
-    if shares <= 2:
-        return 1
-    if shares >= 262144:
-        return 10000
-    log = math.log2(shares)
-    return math.ceil(10 ** ((log * log + 125 * log) / 612 - 7 / 34))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +124,6 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True)
-class PodGroup:
-    """The pod's cgroup."""
-
-    qos: Qos
-    shares: int
-    memory: int
-    """Bytes; 0 without a limit."""
-    quota: int
-    """Microseconds of each period; 0 without a limit."""
-
-
-@dataclass(frozen=True, slots=True)
 class KubeletPod:
     """Everything that a kubelet makes of a pod."""
 
@@ -221,20 +167,24 @@ class _Pod:
         self._check_dns(whole.take("dnsPolicy", "ClusterFirst"))
         whole.take("enableServiceLinks")  # The one service of the rig's cluster is in the environment either way.
         self._grace = int(whole.take("terminationGracePeriodSeconds", 30))
-        self._oom_score = _CRITICAL.get(str(whole.take("priorityClassName", "")))
         self._network = pb.NODE if whole.take("hostNetwork", False) else pb.POD
         self._read_context(whole.inside("securityContext"))
         self._volumes = {volume.name: volume for volume in map(self._volume, whole.each("volumes"))}
         specs = {kind: whole.each(kind) for kind in ("initContainers", "containers")}
-        self._resources = {kind: [one.take("resources") or {} for one in specs[kind]] for kind in specs}
+        resources = {kind: [one.take("resources") or {} for one in specs[kind]] for kind in specs}
+        priority = str(whole.take("priorityClassName", ""))
+        self._resources = PodResources(
+            resources["initContainers"], resources["containers"], priority, self._node.memory
+        )
+        self._group = self._resources.group()
         init, containers = (
-            [self._container(one, given) for one, given in zip(specs[kind], self._resources[kind], strict=True)]
+            [self._container(one, given) for one, given in zip(specs[kind], resources[kind], strict=True)]
             for kind in specs
         )
         metadata = self._template.inside("metadata")
         sandbox = self._sandbox(metadata.take("labels", {}), metadata.take("annotations", {}))
         self._template.finish()
-        return KubeletPod(sandbox, self._group(), tuple(self._volumes.values()), init, containers, self._grace)
+        return KubeletPod(sandbox, self._group, tuple(self._volumes.values()), init, containers, self._grace)
 
     @staticmethod
     def _check_dns(policy: str) -> None:
@@ -257,7 +207,7 @@ class _Pod:
         )
         if self._group_id is not None:
             security.run_as_group.value = self._group_id
-        group = self._group()
+        group = self._group
         resources = pb.LinuxContainerResources(
             cpu_shares=group.shares, cpu_period=PERIOD, cpu_quota=group.quota, memory_limit_in_bytes=group.memory
         )
@@ -360,7 +310,7 @@ class _Pod:
             annotations=self._annotations(),
             log_path=f"{name}/0.log",
             linux=pb.LinuxContainerConfig(
-                resources=self._container_resources(resources),
+                resources=self._resources.of(resources),
                 security_context=self._rights(spec.inside("securityContext")),
             ),
         )
@@ -436,32 +386,6 @@ class _Pod:
             rights.run_as_group.value = group
         return rights
 
-    def _container_resources(self, given: Document) -> pb.LinuxContainerResources:
-        requests, limits = _amounts(given)
-        memory = int(limits.get("memory", 0))
-        return pb.LinuxContainerResources(
-            cpu_period=PERIOD,
-            cpu_quota=_quota(limits.get("cpu", Decimal(0))),
-            cpu_shares=cpu_shares(requests.get("cpu", limits.get("cpu", Decimal(0)))),
-            memory_limit_in_bytes=memory,
-            memory_swap_limit_in_bytes=memory,  # No swap: both together are the memory alone.
-            oom_score_adj=self._oom_score_of(requests, limits),
-            hugepage_limits=[
-                pb.HugepageLimit(page_size=size, limit=int(limits.get(f"hugepages-{size.removesuffix('B')}i", 0)))
-                for size in PAGE_KIB
-            ],
-            unified={"memory.oom.group": "1"},
-        )
-
-    def _oom_score_of(self, requests: Mapping[str, Decimal], limits: Mapping[str, Decimal]) -> int:
-        if self._oom_score is not None:
-            return self._oom_score
-        qos = self._group().qos
-        if qos != "burstable":
-            return -997 if qos == "guaranteed" else 1000
-        memory = requests.get("memory", limits.get("memory", Decimal(0)))
-        return max(3, min(999, 1000 - int(1000 * memory / self._node.memory)))
-
     def _probe(self, probe: Fields, ports: Mapping[str, int]) -> Probe:
         request = probe.inside("httpGet")
         port = request.take("port")
@@ -472,48 +396,6 @@ class _Pod:
             timeout=int(probe.take("timeoutSeconds", 1)),
             failures=int(probe.take("failureThreshold", 3)),
         )
-
-    # --- the pod's cgroup
-
-    def _group(self) -> PodGroup:
-        every = [_amounts(given) for given in self._resources["containers"]]
-        # Init containers run alone, one after another: of each resource the larger need counts.
-        alone = [_amounts(given) for given in self._resources["initContainers"]]
-        shares = cpu_shares(_needed([need for need, _ in every], [need for need, _ in alone], "cpu"))
-        memory = quota = 0
-        if every and all("memory" in limits for _, limits in every):
-            memory = int(_needed([limits for _, limits in every], [limits for _, limits in alone], "memory"))
-        if every and all("cpu" in limits for _, limits in every):
-            quota = _quota(_needed([limits for _, limits in every], [limits for _, limits in alone], "cpu"))
-        return PodGroup(_qos([*every, *alone]), shares, memory, quota)
-
-
-def _needed(together: list[Mapping[str, Decimal]], alone: list[Mapping[str, Decimal]], resource: str) -> Decimal:
-    total = sum((one.get(resource, Decimal(0)) for one in together), Decimal(0))
-    return max([total, *(one.get(resource, Decimal(0)) for one in alone)])
-
-
-def _qos(every: list[tuple[dict[str, Decimal], dict[str, Decimal]]]) -> Qos:
-    if not any(requests or limits for requests, limits in every):
-        return "besteffort"
-    complete = all(limits.keys() >= {"cpu", "memory"} and requests == limits for requests, limits in every)
-    return "guaranteed" if complete else "burstable"
-
-
-def _amounts(given: Document) -> tuple[dict[str, Decimal], dict[str, Decimal]]:
-    """Returns requests and limits; a request that is missing is the limit, as the API server completes it."""
-    fields = Fields.of(given)
-    limits = {name: quantity(text) for name, text in (fields.take("limits") or {}).items()}
-    requests = {name: quantity(text) for name, text in (fields.take("requests") or {}).items()}
-    fields.finish()
-    for name in {*limits, *requests}:
-        if name not in ("cpu", "memory") and not name.startswith("hugepages-"):
-            raise UntranslatableError(f"resource {name}")
-    return limits | requests, limits
-
-
-def _quota(cpus: Decimal) -> int:
-    return max(1000, int(cpus * PERIOD)) if cpus else 0
 
 
 def _profile(profile: Fields) -> pb.SecurityProfile:

@@ -44,8 +44,11 @@ class PodCgroups:
         parts = names(qos, uid)
         return slice_path(parts) if self.driver == "systemd" else "/" + "/".join(parts)
 
-    def make(self, qos: Qos, uid: str, hugetlb: Mapping[str, int]) -> Cgroup:
-        """The group of a pod. Page sizes missing in `hugetlb` (bytes by size) get 0, as kubelets before 1.37 do."""
+    def make(self, qos: Qos, uid: str, hugetlb: Mapping[str, int], weight: int = 0, memory: int = 0) -> Cgroup:
+        """The group of a pod. Page sizes missing in `hugetlb` (bytes by size) get 0, as kubelets before 1.37 do.
+
+        `weight` (cpu.weight) and `memory` (bytes): 0 means the kernel's default.
+        """
         group = Cgroup(self.path(qos, uid))
         with self._making:
             for level in reversed([group, group.parent, group.parent.parent]):
@@ -54,6 +57,9 @@ class PodCgroups:
         for size in PAGE_KIB:
             for file in ("max", "rsvd.max"):
                 group.write(f"hugetlb.{size}.{file}", hugetlb.get(size, 0))
+        for file, value in (("cpu.weight", weight), ("memory.max", memory)):
+            if value:
+                group.write(file, value)
         return group
 
     def remove(self, group: Cgroup) -> None:

@@ -118,6 +118,11 @@ class Container:
         return kernel.cgroup_of(self.process)
 
     @property
+    def partition(self) -> str:
+        """What the kernel says that its group is: member, root, isolated, or why it is not."""
+        return self.cgroup.read("cpuset.cpus.partition")
+
+    @property
     def cpus_allowed(self) -> frozenset[int]:
         return kernel.cpus_allowed(self.process)
 

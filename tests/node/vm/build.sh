@@ -26,7 +26,7 @@ install_site() { # install_site DIR: the locked Python packages as wheels for th
     "${platforms[@]}" --platform manylinux2014_x86_64 --platform manylinux1_x86_64 --target "$1" -r "$1.txt"
 }
 
-warm_up() { # warm_up BASE DISK: one boot that imports the container images, so that no run has to
+warm_up() { # warm_up BASE DISK: one boot that imports the container images, so that a run has to import little or nothing
   say "first boot, importing container images"
   (
     use_profile default
@@ -37,7 +37,9 @@ warm_up() { # warm_up BASE DISK: one boot that imports the container images, so 
     machine_start "$1" "$2" off
     machine_wait
     guest 'set -e; for name in pause busybox python; do ctr -n k8s.io images import --no-unpack=false /opt/images/$name.tar >/dev/null; done
-      rm -r /opt/images; journalctl -q --rotate; journalctl -q --vacuum-time=1s; fstrim / || true'
+      rm -r /opt/images'
+    put_driver_images || fail "the driver's images could not be put in"
+    guest 'journalctl -q --rotate; journalctl -q --vacuum-time=1s; fstrim / || true'
     machine_stop
   )
 }

@@ -20,6 +20,7 @@ from tests.node.rig.instance import Instance
 from tests.node.rig.kubelet_pod import Document
 from tests.node.rig.node import Node
 from tests.node.rig.pod_cgroups import Qos
+from tests.node.rig.removal import without
 from tests.node.rig.services import Services
 from tests.node.rig.wait import until
 from tests.stage.settings import CLASSES
@@ -79,7 +80,7 @@ class Cluster:
         self._threads = ThreadPoolExecutor(4)
         self._made = 0
         self._server = ""
-        self._chart: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        self._chart: tuple[dict[str, Any], dict[str, Any], str] = ({}, {}, "")
         self.objects: list[Document] = []
         """What the chart renders with the values in force."""
 
@@ -109,26 +110,41 @@ class Cluster:
         self.wait_ready()
         figures.note("start of stand-ins and services", f"{time.monotonic() - began:.1f} s")
 
-    def configure(self, settings: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> None:
+    def configure(
+        self, settings: Mapping[str, Any], values: Mapping[str, Any] | None = None, *, lacking: str = ""
+    ) -> None:
         """Replaces the driver's pod by one with other values of the chart, unless they are in force; as chart_values().
 
-        The old pod goes first, as with maxSurge 0.
+        The old pod goes first, as with maxSurge 0. `lacking`: a right to take out of the rendered pod (removal.py).
         """
+        if self.replace_pod(settings, values, lacking=lacking):
+            self.wait_ready()
+
+    def replace_pod(
+        self, settings: Mapping[str, Any], values: Mapping[str, Any] | None = None, *, lacking: str = ""
+    ) -> bool:
+        """As configure(), without starting the new pod; returns False if the present one is as wanted."""
         wanted = {key: value for key, value in settings.items() if value != _USUAL.get(key)}
-        if (wanted, dict(values or {})) == self._chart:
-            return
+        if (wanted, dict(values or {}), lacking) == self._chart:
+            return False
         former = self.instances.pop(0)
         former.note_times()
         former.frontend.stop()
         former.backend.stop()
         former.pod.remove()
-        self._render(wanted, values or {})
+        self._render(wanted, values or {}, lacking)
         self.instances.insert(0, self._make_instance())
-        self.wait_ready()
+        return True
 
-    def _render(self, settings: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        self.objects = ask_http(_RENDERER, "/", "POST", chart_values(settings, values))
-        self._chart = (dict(settings), dict(values))
+    def _render(self, settings: Mapping[str, Any], values: Mapping[str, Any], lacking: str = "") -> None:
+        rendered = ask_http(_RENDERER, "/", "POST", chart_values(settings, values))
+        self.objects = without(rendered, lacking) if lacking else rendered
+        self._chart = (dict(settings), dict(values), lacking)
+
+    @property
+    def server(self) -> str:
+        """The API server's base URL."""
+        return self._server
 
     @property
     def exclusivity(self) -> str:

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every manifest of examples/ runs on a node with the driver as the chart installs it, and has what it was promised.
+
+What each container has is read from the kernel, inside and outside of it, and compared with the record of its claim.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from numa_contract.records import AllocationRecord, parse_record
+
+from tests.fakes.waiting import PATIENCE
+from tests.node.rig import kernel
+from tests.node.rig.cluster import NODE_NAME, Cluster
+from tests.node.rig.foreign_driver import class_document, registered, slice_document
+from tests.node.rig.kernel import CGROUPS, Cgroup
+from tests.node.rig.manifests import Document, ManifestPod, pod_templates, read_manifest
+from tests.node.rig.pods import Container
+from tests.node.rig.wait import until
+
+EXAMPLES = Path("/opt/numa/src/examples")
+INDIVIDUAL = {"cpuDeviceMode": "individual"}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "slurm-bridge": INDIVIDUAL,
+    "extended-resource": INDIVIDUAL,
+    "named-cpus": {"allocator": "external"},
+}
+"""driverConfig that an example needs, as its first lines say."""
+FOREIGN = {"gpu.nvidia.com": "resource.kubernetes.io/numaNode", "dra.net": "dra.net/numaNode"}
+MODES: dict[str, dict[str, Any]] = {"auto": {}, "pool": {"cpuExclusivity": "pool"}, "without SYS_ADMIN": {}}
+PATHS = sorted(EXAMPLES.glob("**/[a-z]*.yaml")) if EXAMPLES.is_dir() else []
+NAMES = [path.stem for path in PATHS if path.parent.name != "values"]
+MIB = 1 << 20
+
+pytestmark = [pytest.mark.profile("examples"), pytest.mark.timeout(600 * PATIENCE)]
+
+
+def claimed_by_policy(pod: Document, template: str) -> Document:
+    """What the chart's policy makes of a Guaranteed pod: its first container gets the claim of a template."""
+    first, *others = pod["spec"]["containers"]
+    resources = {**first["resources"], "claims": [{"name": "cpus"}]}
+    entry = {"name": "cpus", "resourceClaimTemplateName": template}
+    containers = [{**first, "resources": resources}, *others]
+    return {**pod, "spec": {**pod["spec"], "containers": containers, "resourceClaims": [entry]}}
+
+
+def launcher(machine: Document) -> Document:
+    """The pod that KubeVirt makes of a virtual machine."""
+    container = {"name": "compute", "image": "launcher", "resources": machine["spec"]["domain"]["resources"]}
+    return {"metadata": machine["metadata"], "spec": {"containers": [container]}}
+
+
+def pods_of(name: str, documents: list[Document]) -> list[Document]:
+    """The pods of an example, after the admission policy that it needs."""
+    pods = list(pod_templates(documents))
+    if name == "claimed-by-policy":
+        return [claimed_by_policy(one, "numa-cpus-4") for one in pods]
+    if name == "kubevirt":
+        (machine,) = (one for one in documents if one["kind"] == "VirtualMachineInstance")
+        return [claimed_by_policy(launcher(machine), "numa-cpus-8")]
+    return pods
+
+
+@pytest.fixture
+def others(cluster: Cluster) -> Iterator[None]:
+    """A GPU and a network interface near NUMA node 1, with drivers of their own."""
+    slices, classes = "/apis/resource.k8s.io/v1/resourceslices", "/apis/resource.k8s.io/v1/deviceclasses"
+    with ExitStack() as stack:
+        for driver, attribute in FOREIGN.items():
+            stack.enter_context(registered(driver, Path("/var/lib/kubelet")))
+            for path, document in (
+                (slices, slice_document(driver, NODE_NAME, attribute, 1)),
+                (classes, class_document(driver)),
+            ):
+                cluster.api(path, "POST", document)
+                stack.callback(cluster.api, f"{path}/{driver}", "DELETE")
+        yield
+
+
+def records_of(cluster: Cluster, pod: ManifestPod, container: Document) -> list[AllocationRecord]:
+    """The records of the claims that a container uses."""
+    used = {one["name"] for one in (container.get("resources") or {}).get("claims") or []}
+    extended = {name for name in pod.claims if name.endswith("-extended-resources")}
+    uids = [claim["metadata"]["uid"] for name, claim in pod.claims.items() if name in used | extended]
+    return [parse_record(record) for uid in uids for record in cluster.instance.state(f"/v1/claims/{uid}")]
+
+
+def check(cluster: Cluster, pod: ManifestPod, container: Document, mode: str) -> None:
+    """Compares one container with the records of its claims."""
+    box = pod.boxes[container["name"]]
+    records = records_of(cluster, pod, container)
+    own = frozenset().union(*(record.cpus_of() for record in records))
+    if own:
+        check_cpus(cluster, box, records, own, mode)
+    nodes = {one.numa_node for record in records for one in record.memory}
+    if nodes:
+        assert box.mems_allowed == nodes
+        assert f"Mems_allowed_list:\t{kernel.status(box.process, 'Mems_allowed_list')}" in inside(box)
+    for size, name in ((2 * MIB, "2MB"), (1024 * MIB, "1GB")):
+        claimed = sum(
+            one.size for record in records for one in record.memory if one.hugepages and one.page_bytes == size
+        )
+        if records and any(record.memory for record in records):
+            assert {box.cgroup.hugetlb(name)[file] for file in ("max", "rsvd.max")} == {str(claimed)}
+
+
+def inside(box: Container) -> str:
+    """What the container itself reads of its first process."""
+    return box.exec("cat", "/proc/1/status").out
+
+
+def check_cpus(
+    cluster: Cluster, box: Container, records: list[AllocationRecord], own: frozenset[int], mode: str
+) -> None:
+    """The container is on its CPUs, no other process is, and what enforces it is what the mode promises."""
+    beside = any(record.shared_cpus for record in records)
+    allowed = box.cpus_allowed
+    assert own <= allowed if beside else own == allowed
+    assert f"Cpus_allowed_list:\t{kernel.status(box.process, 'Cpus_allowed_list')}" in inside(box)
+    by_kernel = mode == "auto" and not beside
+    assert box.partition == ("root" if by_kernel else "member")
+    until(lambda: not intruders(own, box.cgroup, everything=by_kernel), "every other process has left its CPUs")
+    named = {
+        value for key, _, value in (one.partition("=") for one in kernel.environment(box.process)) if "CPUSET" in key
+    }
+    assert named, "the program finds its CPUs in its environment"
+    exclusivity = {one["cgroup"]: one["exclusivity"] for one in cluster.instance.state("/v1/containers")}
+    assert exclusivity[box.cgroup.path.lstrip("/")] == ("partition" if by_kernel else "pool")
+
+
+def intruders(cpus: frozenset[int], group: Cgroup, *, everything: bool) -> list[str]:
+    """Processes outside a cgroup that may run on some CPUs: of pods, or of the whole node with `everything`."""
+    top = CGROUPS if everything else CGROUPS / "kubepods.slice"
+    found = []
+    for file in top.rglob("cgroup.procs"):
+        if file.parent == group.directory:
+            continue
+        for pid in map(int, file.read_text().split()):
+            try:
+                # A kernel thread may be bound to one CPU and has no memory of its own.
+                if kernel.cpus_allowed(pid) & cpus and Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(f"{pid} {Path(f'/proc/{pid}/cmdline').read_text()[:60]}")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("mode", MODES)
+def test_an_example_gets_what_it_asks_for(cluster: Cluster, others: None, name: str, mode: str) -> None:
+    """It starts, and the kernel's files show inside and outside what the claim's record contains."""
+    path = next(path for path in PATHS if path.stem == name)
+    right = "backend capability SYS_ADMIN" if mode == "without SYS_ADMIN" else ""
+    cluster.configure({"reservedCPUs": None, **MODES[mode], **SETTINGS.get(name, {})}, lacking=right)
+    backend = cluster.instance.lease()
+    assert (backend["exclusivity"], bool(backend["exclusivityReason"])) == {
+        "auto": ("partition", False),
+        "pool": ("pool", False),
+        "without SYS_ADMIN": ("pool", True),
+    }[mode]
+    documents = read_manifest(path)
+    pods = [ManifestPod(cluster, document, documents) for document in pods_of(name, documents)]
+    assert pods, "the example has a pod"
+    try:
+        for pod in pods:
+            pod.start()
+            for container in pod.document["spec"]["containers"]:
+                check(cluster, pod, container, mode)
+        assert cluster.instance.state("/v1/backend")["status"]["problems"] == []
+    finally:
+        for pod in pods:
+            pod.end()

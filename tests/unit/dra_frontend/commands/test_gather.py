@@ -58,6 +58,15 @@ def contents(archive: Path) -> dict[str, str]:
         return {name: file.read().decode() for name, file in files.items() if file}
 
 
+def unpack(tar: tarfile.TarFile, into: Path) -> None:
+    """Unpacks an archive of ours as the program tar does. The module's filters need Python 3.11.4."""
+    for one in tar:
+        content = tar.extractfile(one)
+        (into / one.name if content is None else (into / one.name).parent).mkdir(parents=True, exist_ok=True)
+        if content is not None:
+            (into / one.name).write_bytes(content.read())
+
+
 @pytest.mark.parametrize("name", [*NAMES, "/"])
 def test_an_archive_is_inspected_like_its_machine(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -68,7 +77,7 @@ def test_an_archive_is_inspected_like_its_machine(
     before = run(capsys, "inspect", "--host-root", root, "-o", "json")
     assert run(capsys, "gather", "--host-root", root, "-o", str(archive))[0] == 0
     with tarfile.open(archive) as tar:
-        tar.extractall(unpacked, filter="data")
+        unpack(tar, unpacked)
         # The doctor sees this machine alone.
         assert ("node/doctor.json" in tar.getnames()) == (name == "/")
     for source in (["--from", str(archive)], ["--from", str(unpacked)], ["--host-root", str(unpacked / "node")]):

@@ -10,6 +10,7 @@ from dra_frontend.devices.quantity import format_quantity
 from hypothesis import given
 from hypothesis import strategies as st
 from kubectl_numa.cluster import read_cluster
+from kubectl_numa.kubectl import MAX_NESTING, shallow
 from kubectl_numa.quantity import Amount, format_bytes, parse_quantity
 from kubectl_numa.tables import document, safe, table
 from kubectl_numa.views import claim_rows, explain, free_rows, node_rows
@@ -121,3 +122,29 @@ def test_what_watches_a_device_takes_nothing_of_it() -> None:
     ]
     claim = {"metadata": {"name": "c"}, "status": {"allocation": {"devices": {"results": results}}}}
     assert [row["cpu"] for row in free_rows(read_cluster(slices, [claim]))] == [Amount(1, is_bytes=False)]
+
+
+@pytest.mark.parametrize(
+    "deep", ["[" * 9000 + "]" * 9000, '{"a":' * 9000 + "1" + "}" * 9000, '["]",' * 9000 + "1" + "]" * 9000]
+)
+def test_a_deep_claim_does_not_hide_the_others(deep: str) -> None:
+    """What is nested deeper than the limit is read as null, whatever the interpreter could read."""
+    text = f'{{"items": [{{"name": "a"}}, {{"name": "b", "deep": {deep}}}, {{"name": "c", "text": "]}}\\"["}}]}}'
+    found = json.loads(shallow(text))["items"]
+    assert [one["name"] for one in found] == ["a", "b", "c"]
+    assert found[2]["text"] == ']}"['
+
+
+@given(JSON)
+def test_what_is_not_deep_is_not_changed(value: Any) -> None:
+    """The text of an ordinary answer stays as it is, up to the limit."""
+    text = "[" * (MAX_NESTING - 10) + json.dumps(value) + "]" * (MAX_NESTING - 10)
+    assert shallow(text) == text
+
+
+@pytest.mark.parametrize("text", ["[" * 1_000_000, '"' * 999_999, '\\"' * 500_000], ids=range(3))
+def test_any_answer_is_cut_in_time(text: str) -> None:
+    """The time grows with the length and no faster."""
+    began = time.thread_time()
+    shallow(text)
+    assert time.thread_time() - began < 2

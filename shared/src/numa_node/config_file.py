@@ -7,12 +7,20 @@ from typing import Any, Final
 
 import yaml
 from numa_contract.config import Config, ConfigError, parse_config
+from numa_contract.nesting import MAX_NESTING, TOO_DEEP
 from yaml.composer import ComposerError
-from yaml.nodes import MappingNode, ScalarNode
+from yaml.constructor import ConstructorError
+from yaml.events import AliasEvent
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 MAX_FILE: Final = 1 << 20
 """Bytes. A configuration is a screen of text; whatever is larger was mounted by mistake."""
-
+MAX_VALUES: Final = 200_000
+"""Values in one document with its aliases expanded. The largest object of the Kubernetes API has fewer."""
+_MAX_NUMBER: Final = 40
+"""Characters of a number. The time to read one grows with the square of its length."""
+# What PyYAML raises for a scalar that does not fit its explicit tag, such as `!!bool x` or `!!timestamp x`.
+_INVALID: Final = (yaml.YAMLError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 
 DEPRECATED_FLAGS: Final = {
     "--reserved-cpus": "reservedCPUs",
@@ -23,7 +31,41 @@ DEPRECATED_FLAGS: Final = {
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """A safe loader that refuses a key given twice: YAML 1.1 wants them unique, PyYAML keeps the last one silently."""
+    """A safe loader that rejects duplicate keys and bounds a document before its values are made.
+
+    YAML 1.1 requires unique keys; PyYAML keeps the last one without a word. An alias stands for the whole value that it
+    refers to: a few lines of aliases can nest deeper, and expand to more values, than any memory can take. So each node
+    is measured with its aliases expanded.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self._level = 0
+        self._measured: dict[Node, tuple[int, int]] = {}
+        """Levels of lists and maps in each complete node, and its number of values."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        if self._level > MAX_NESTING:
+            raise ComposerError(None, None, TOO_DEEP, event.start_mark)
+        self._level += 1
+        node = super().compose_node(parent, index)
+        self._level -= 1
+        if not isinstance(event, AliasEvent):
+            self._measure(node)
+        elif node not in self._measured:
+            raise ComposerError(None, None, "an alias refers to a value that contains it", event.start_mark)
+        return node
+
+    def _measure(self, node: Node) -> None:
+        inner = [self._measured[one] for one in _children(node)]
+        levels = max((one[0] for one in inner), default=0) + (not isinstance(node, ScalarNode))
+        values = 1 + sum(one[1] for one in inner)
+        if levels > MAX_NESTING:
+            raise ComposerError(None, None, TOO_DEEP, node.start_mark)
+        if values > MAX_VALUES:
+            raise ComposerError(None, None, f"has more than {MAX_VALUES} values", node.start_mark)
+        self._measured[node] = levels, values
 
     def compose_mapping_node(self, anchor: Any) -> MappingNode:
         # The keys as they are written: what `<<` brings is laid beneath them later, and may be overridden.
@@ -34,6 +76,23 @@ class _StrictLoader(yaml.SafeLoader):
                 raise ComposerError(None, None, f"the key {key.value!r} is given twice", key.start_mark)
             seen.add(str(key.value))
         return node
+
+    def construct_short_number(self, node: Any) -> float:
+        """Returns the value of an integer or a float."""
+        if isinstance(node, ScalarNode) and len(node.value) > _MAX_NUMBER:
+            raise ConstructorError(None, None, f"a number has more than {_MAX_NUMBER} characters", node.start_mark)
+        construct = self.construct_yaml_int if node.tag.endswith(":int") else self.construct_yaml_float
+        return construct(node)  # type: ignore[no-any-return, no-untyped-call]
+
+
+for _tag in ("int", "float"):
+    _StrictLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _StrictLoader.construct_short_number)
+
+
+def _children(node: Node) -> list[Node]:
+    if isinstance(node, MappingNode):
+        return [one for pair in node.value for one in pair]
+    return list(node.value) if isinstance(node, SequenceNode) else []
 
 
 def parse_yaml(data: bytes, source: str) -> Any:
@@ -56,7 +115,7 @@ def _parsed(data: bytes, source: str, parse: Callable[[str], Any]) -> Any:
         raise ConfigError(source, [f"is not valid YAML: {line}{error.problem or error.context}"]) from error
     except UnicodeDecodeError as error:
         raise ConfigError(source, [f"is not UTF-8: {error.reason}"]) from error
-    except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
+    except _INVALID as error:
         raise ConfigError(source, [f"is not valid YAML: {' '.join(str(error).split())[:200]}"]) from error
 
 

@@ -14,6 +14,7 @@ from tests.rigs.cpu_time import cpu_seconds
 MIB = 1 << 20
 HOSTILE = {
     "deep": b"[" * 900_000,
+    "one level too deep": b"[" * 65 + b"]" * 65,
     "deep object": b'{"a":' * 150_000,
     "huge number": b"[" + b"9" * 900_000 + b"]",
     "huge exponent": b"[1e999]",

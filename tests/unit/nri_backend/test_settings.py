@@ -66,7 +66,7 @@ def test_flags_of_the_replaced_drivers_win_and_are_noted(tmp_path: Path) -> None
         ("a: 2024-13-45\n", "is not valid YAML"),
         ("- a\n", "must be a map of settings"),
         ("colour: red\n", "colour: unknown key"),
-        ("&a [*a]\n", "must be a map of settings"),
+        ("&a [*a]\n", "an alias refers to a value that contains it"),
     ],
 )
 def test_a_bad_file_is_one_clear_line(tmp_path: Path, text: str, expected: str) -> None:

@@ -40,3 +40,38 @@ def test_a_merge_key_is_not_a_key_given_twice(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("reservedMemory: [&a {numaNode: 0, limits: {memory: 64Mi}}, {<<: *a, numaNode: 1}]\n")
     assert [one.numa_node for one in load_config(str(path)).reserved_memory] == [0, 1]
+
+
+DEEP_ALIASES = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 80))
+WIDE_ALIASES = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[" * 65 + "]" * 65, "nested more than 64 levels deep"),
+        ("[" * 9000, "nested more than 64 levels deep"),
+        ("{a: " * 3000 + "1" + "}" * 3000, "nested more than 64 levels deep"),
+        ("- " * 3000, "nested more than 64 levels deep"),
+        (DEEP_ALIASES, "line 65: is nested more than 64 levels deep"),
+        (WIDE_ALIASES, "has more than 200000 values"),
+        ("a: &a [*a]", "line 1: an alias refers to a value that contains it"),
+        ("a: " + "9" * 5000, "line 1: a number has more than 40 characters"),
+        ("a: 0x" + "9" * 5000, "a number has more than 40 characters"),
+        ("a: " + "1:" * 2000 + "1.5", "a number has more than 40 characters"),
+        ("a: !!int ''", "is not valid YAML"),
+        ("a: !!bool maybe", "is not valid YAML"),
+        ("a: !!timestamp x", "is not valid YAML"),
+    ],
+    ids=range(13),
+)
+def test_a_document_is_bounded_before_it_is_expanded(text: str, why: str) -> None:
+    """Depth, number of values and length of numbers have limits of the driver's own, with aliases expanded."""
+    with pytest.raises(ConfigError, match=why):
+        parse_yaml(text.encode(), "some.yaml")
+
+
+def test_as_many_levels_as_the_limit_are_read() -> None:
+    """Aliases that are not deep are read as before."""
+    assert parse_yaml(b"[" * 64 + b"]" * 64, "some.yaml")
+    assert parse_yaml(b"a: &a {b: [1, 0x10, 1.5]}\nc: *a", "some.yaml")["c"] == {"b": [1, 16, 1.5]}

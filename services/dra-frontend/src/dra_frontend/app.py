@@ -11,10 +11,11 @@ import logging
 import signal
 import time
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 from numa_contract import __version__
@@ -57,6 +58,9 @@ from dra_frontend.state_endpoint.page import serve_page
 from dra_frontend.state_endpoint.server import HttpServer, StateApp, pages
 from dra_frontend.telemetry import BackendMetrics, NodeGauges, Telemetry
 
+_THREADS: Final = 16
+"""For reading and writing files. The default depends on the interpreter: Python 3.13 counts the CPUs that the process
+may use, 3.11 those of the machine."""
 _log = logging.getLogger(__name__)
 _STATIC_MANAGER = (
     "the kubelet's {} manager is static: claims keep their CPUs, since the driver answers and audits, but Guaranteed "
@@ -224,8 +228,10 @@ async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
 
 async def _serve(settings: Settings) -> None:
     stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, stop.set)
+    loop.set_default_executor(ThreadPoolExecutor(_THREADS, "files"))
     async with AsyncExitStack() as outer:
         run_directory = await outer.enter_async_context(RunDirectory(Path(settings.config.run_dir), settings.pod_uid))
         client = await outer.enter_async_context(connect(kubeconfig(settings.config.kubeconfig)))

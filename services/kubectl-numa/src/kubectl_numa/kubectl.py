@@ -13,6 +13,10 @@ ENVIRONMENT: Final = "KUBECTL"
 """The environment variable that names another ``kubectl``."""
 _PAGE: Final = 500
 """Objects a request."""
+MAX_NESTING: Final = 64
+"""Levels of lists and maps that are read. Objects of the Kubernetes API have about 20."""
+# Strings, so that brackets in them do not count. Nothing is tried twice: the time grows with the length and no faster.
+_BRACKET: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[][{}]', re.DOTALL)
 _FORWARDING: Final = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) ")
 
 
@@ -40,8 +44,8 @@ class Kubectl:
     def get(self, path: str) -> Any:
         """Returns the JSON of a path of the API. KubectlError."""
         try:
-            return json.loads(self._output("get", "--raw", path))
-        except (ValueError, RecursionError) as error:
+            return json.loads(shallow(self._output("get", "--raw", path)))
+        except ValueError as error:
             raise KubectlError(f"the answer to GET {path} is not JSON") from error
 
     def items(self, path: str, **query: str) -> Iterator[dict[str, Any]]:
@@ -58,9 +62,9 @@ class Kubectl:
     def namespace(self) -> str:
         """Returns the namespace of the user's context. KubectlError."""
         try:
-            found = json.loads(self._output("config", "view", "--minify", "-o", "json"))
+            found = json.loads(shallow(self._output("config", "view", "--minify", "-o", "json")))
             return str((found["contexts"] or [{}])[0].get("context", {}).get("namespace") or "default")
-        except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise KubectlError("what kubectl says of its configuration cannot be read") from error
 
     def execute(self, namespace: str, pod: str, container: str, command: Sequence[str]) -> int:
@@ -90,6 +94,25 @@ class Kubectl:
             finally:
                 child.terminate()
         return child.returncode
+
+
+def shallow(text: str) -> str:
+    """Returns a JSON text with null in place of each value that is nested deeper than MAX_NESTING levels.
+
+    Anyone who may create a claim can nest its parameters thousands of levels deep. That must not hide the other claims
+    of a list, and how deep the parser gets depends on the interpreter.
+    """
+    kept, depth, start = [], 0, 0
+    for token in _BRACKET.finditer(text):
+        if token[0] in "[{":
+            depth += 1
+            if depth == MAX_NESTING + 1:
+                kept += [text[start : token.start()], "null"]
+        elif token[0] in "]}":
+            if depth == MAX_NESTING + 1:
+                start = token.end()
+            depth -= 1
+    return "".join([*kept, text[start:] if depth <= MAX_NESTING else ""])
 
 
 def path_of(group: str, plural: str, namespace: str = "", name: str = "") -> str:

@@ -90,3 +90,13 @@ def test_no_name_is_left(names: list[str], gaps: list[str]) -> None:
     text = "".join(name + gap for name, gap in zip(names * 2, gaps, strict=False))
     words = re.split(r'[ /,"_:]+', masks.text(text))
     assert {word for word in words if word} <= {f"pod-{n + 1}" for n in range(6)} | KEPT
+
+
+def test_a_document_in_a_document_in_a_document_is_masked_as_text() -> None:
+    """A string inside of an embedded document is not parsed, so that documents cannot nest without a limit."""
+    inner: Any = {"podName": "billing-7f9"}
+    for _ in range(12):
+        inner = {"podName": "billing-7f9", "annotation": json.dumps(inner)}
+    masked = masks_of(inner).document(inner)
+    assert "billing" not in json.dumps(masked)
+    assert json.loads(masked["annotation"])["podName"] == masked["podName"]

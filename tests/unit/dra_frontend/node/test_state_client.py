@@ -54,8 +54,8 @@ def test_documents_and_texts(short_root: Path) -> None:
     ("answer", "text"),
     [
         (http(b'{"detail": "no claim"}', "404 Not Found"), "status 404"),
-        (http(b"{"), "is not JSON"),
-        (http(b"[" * 100_000), "is not JSON"),
+        (http(b"{"), "cannot be read as JSON"),
+        (http(b"[" * 100_000), "nested more than 64 levels deep"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n", "does not answer"),
         (b"SSH-2.0\r\n\r\n", "does not answer"),
         (b"", "does not answer"),

@@ -232,7 +232,9 @@ def test_a_pod_of_too_many_requests_is_told_so() -> None:
     claim = read_wanted({"devices": {"requests": requests}})
     assert len(search.allocate([claim] * 10)) == 320
     before = search.in_use.copy()
-    with pytest.raises(UnschedulableError, match="1280 requests are more than can be simulated together"):
+    with pytest.raises(
+        UnschedulableError, match="1280 requests for 1280 devices are more than can be simulated together"
+    ):
         search.allocate([claim] * 40)
     assert search.in_use == before
 

@@ -2,6 +2,7 @@
 """Selectors, evaluated as the scheduler's CEL does, or refused."""
 
 import resource
+import sys
 import time
 from typing import Any
 
@@ -111,6 +112,29 @@ def test_the_rest_is_refused_by_name(expression: str, text: str) -> None:
     """Nothing that is not understood is taken for true or false, and no depth ends the process."""
     with pytest.raises(CelUnsupportedError, match=text):
         selected(expression, DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("within", "beyond"),
+    [
+        ("(" * 59 + "true" + ")" * 59, "(" * 60 + "true" + ")" * 60),
+        ("!" * 58 + "true", "!" * 60 + "true"),
+        ("true ? true : " * 59 + "true", "true ? true : " * 60 + "true"),
+        ("[" * 59 + "]" * 59 + " != []", "[" * 61 + "]" * 61 + " != []"),
+        ("1" + " + 1" * 90 + " == 91", "1" + " + 1" * 100 + " == 101"),
+    ],
+    ids=range(5),
+)
+def test_the_depth_has_a_limit_that_is_not_the_interpreters(within: str, beyond: str) -> None:
+    """The same expressions are too deep for every interpreter, and whatever its recursion limit is."""
+    before = sys.getrecursionlimit()
+    assert selected(within, DEVICE)
+    sys.setrecursionlimit(100_000)
+    try:
+        with pytest.raises(CelUnsupportedError, match="nested too deep"):
+            selected(beyond, DEVICE)
+    finally:
+        sys.setrecursionlimit(before)
 
 
 def test_many_terms_are_no_depth() -> None:

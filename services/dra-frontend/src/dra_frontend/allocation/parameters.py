@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from numa_contract.errors import shown
 from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER
+from numa_contract.nesting import TOO_DEEP, value_too_deep
 from numa_contract.records import MemoryMount
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
@@ -164,8 +165,10 @@ def _read(config: OpaqueConfig) -> Section:
     known = ["apiVersion", section.KEY]
     if not said:
         return section()
+    if value_too_deep(said):
+        raise refusal(source, "entry", TOO_DEEP)
     if _size(said) > LARGEST:
-        raise refusal(source, "entry", f"has more than {LARGEST} characters, or is nested too deep")
+        raise refusal(source, "entry", f"has more than {LARGEST} characters")
     for key in sorted(said.keys() & _OWNERS.keys() - {section.KEY}):
         raise refusal(source, key, f"is for the driver {_OWNERS[key]}; {config.driver} takes {section.KEY}")
     for key in sorted(said.keys() - set(known)):
@@ -186,7 +189,7 @@ def _read(config: OpaqueConfig) -> Section:
 def _size(parameters: Mapping[str, Any]) -> int:
     try:
         return len(json.dumps(parameters, separators=(",", ":"), ensure_ascii=False))
-    except (RecursionError, ValueError):
+    except ValueError:
         return LARGEST + 1
 
 

@@ -6,7 +6,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from numa_contract.documents import parse_json
+from numa_contract.errors import MalformedError
 from numa_contract.names import DRIVERS
+
+from dra_frontend.bundle.archive import MOST_BYTES
 
 # Names of Kubernetes: a name is not a part of a longer one, but for a pool's in that of its slice.
 _IN_SLICE = "|".join(rf"(?<=[0-9a-f]{{5}}-{re.escape(driver)}-)" for driver in DRIVERS)
@@ -92,16 +96,23 @@ class Masks:
             self._pattern = re.compile(f"{_BEFORE}({'|'.join(map(re.escape, names)) or '(?!)'}){_AFTER}", re.ASCII)
         return self._pattern.sub(lambda match: self._masks[match[0]], text)
 
-    def document(self, value: Any, field: str = "") -> Any:
-        """Returns a JSON value without the names. Keys stay, except those with a slash: names of two parts."""
+    def document(self, value: Any, field: str = "", *, embedded: bool = False) -> Any:
+        """Returns a JSON value without the names. Keys stay, except those with a slash: names of two parts.
+
+        A string may contain a document, as the annotation of a claim file does. A string inside of that (``embedded``)
+        is masked as text: documents in documents would nest without a limit.
+        """
         if isinstance(value, dict):
-            return {self.text(key) if "/" in key else key: self.document(one, key) for key, one in value.items()}
+            return {
+                self.text(key) if "/" in key else key: self.document(one, key, embedded=embedded)
+                for key, one in value.items()
+            }
         if isinstance(value, list):
-            return [self.document(one, field) for one in value]
+            return [self.document(one, field, embedded=embedded) for one in value]
         if not isinstance(value, str):
             return value
-        if (inner := _inner(value)) is not None:
-            return json.dumps(self.document(inner), separators=(",", ":"))
+        if not embedded and (inner := _inner(value)) is not None:
+            return json.dumps(self.document(inner, embedded=True), separators=(",", ":"))
         if field in _FIELDS or field in ("name", "container"):
             return self._masks.get(value, self.text(value))
         return self.text(value)
@@ -126,7 +137,7 @@ def _inner(text: str) -> Any:
     if not text.startswith("{"):
         return None
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = parse_json(text.encode(), MOST_BYTES, "text", "")
+    except (MalformedError, UnicodeEncodeError):
         return None
     return found if isinstance(found, dict) else None

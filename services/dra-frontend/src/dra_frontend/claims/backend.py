@@ -130,7 +130,7 @@ class BackendView:
                     documents[key] = document
                 else:
                     documents[key] = self._documents[key]
-            except (MalformedError, RecursionError) as error:
+            except MalformedError as error:
                 unreadable = str(error)
             if report is not None:
                 containers[report.id] = report

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from numa_contract.cdi import ClaimFile
 from numa_contract.names import CLAIMS_JOURNAL, FAULT_TAINTS, OVERCLAIMED_TAINTS, ClaimKey
+from numa_contract.nesting import TOO_DEEP, json_too_deep
 from numa_contract.reports import ContainerReport
 
 from dra_frontend.api_server.client import KubeClient, connect
@@ -97,8 +98,8 @@ def _hindrances(settings: Settings) -> tuple[str, ...]:
 def read_state(settings: Settings) -> tuple[dict[str, Any], str]:
     """Returns the service's documents by name, those in an archive first; or none, and why."""
     kept = Path(settings.host_root, STATE)
-    with suppress(OSError, ValueError, RecursionError):
-        return {name: json.loads((kept / f"{name}.json").read_bytes()) for name in STATE_PATHS}, ""
+    with suppress(OSError, ValueError):
+        return {name: _kept(kept / f"{name}.json") for name in STATE_PATHS}, ""
     client = StateClient(on_node(settings.host_root, settings.config.run_dir))
     try:
         return {name: client.document(f"/v1/{name}") for name in STATE_PATHS}, ""
@@ -106,10 +107,18 @@ def read_state(settings: Settings) -> tuple[dict[str, Any], str]:
         return {}, str(error)
 
 
+def _kept(path: Path) -> Any:
+    """Returns a JSON file of an archive. Raises OSError or ValueError."""
+    data = path.read_bytes()
+    if json_too_deep(data):
+        raise ValueError(TOO_DEEP)
+    return json.loads(data)
+
+
 def _releasing(settings: Settings) -> dict[ClaimKey, ClaimFile]:
     """Returns the claims that are released while a container of theirs may run, those in an archive first."""
-    with suppress(OSError, ValueError, RecursionError):
-        kept = json.loads(Path(settings.host_root, JOURNAL).read_bytes())
+    with suppress(OSError, ValueError):
+        kept = _kept(Path(settings.host_root, JOURNAL))
         return read_records(kept.get("releasing") if isinstance(kept, dict) else None)
     path = Path(on_node(settings.host_root, settings.config.run_dir), CLAIMS_JOURNAL)
     return dict(Journal(path).read().releasing) if path.exists() else {}

@@ -16,11 +16,12 @@ from typing import Any, BinaryIO, Final
 from numa_contract import __version__
 from numa_contract.cdi import MAX_CLAIM_FILE
 from numa_contract.config import ConfigError
-from numa_contract.errors import printable
+from numa_contract.documents import parse_json
+from numa_contract.errors import MalformedError, printable
 from numa_contract.names import CLAIMS_JOURNAL, cdi_file_name
 from numa_node.files import read_regular
 
-from dra_frontend.bundle.archive import JOURNAL, MANIFEST, STATE, ArchiveError, ArchiveWriter, extract
+from dra_frontend.bundle.archive import JOURNAL, MANIFEST, MOST_BYTES, STATE, ArchiveError, ArchiveWriter, extract
 from dra_frontend.bundle.masking import Masks
 from dra_frontend.bundle.recording import RecordingTree
 from dra_frontend.claims.journal import Journal
@@ -179,8 +180,8 @@ class Bundle:
 def _json(text: str) -> Any:
     """Returns what a text is as JSON; None where it is none, such as a damaged claim file."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text.encode(errors="replace"), MOST_BYTES, "file", "")
+    except MalformedError:
         return None
 
 
@@ -241,7 +242,8 @@ def opened(path: str) -> Iterator[Path]:
 def node_of(root: Path) -> str | None:
     """Returns the node that an archive is of, by its own service; None where that did not answer."""
     try:
-        name = json.loads((root / STATE / "version.json").read_bytes())["node"]
-    except (OSError, ValueError, KeyError, TypeError):
+        data = (root / STATE / "version.json").read_bytes()
+        name = parse_json(data, MOST_BYTES, "file", "version.json")["node"]
+    except (OSError, MalformedError, KeyError, TypeError):
         return None
     return name if isinstance(name, str) else None

@@ -2,12 +2,12 @@
 """What the running service says of itself on its state socket, for commands that somebody runs beside it. Blocks."""
 
 import http.client
-import json
 import socket
 from pathlib import Path
 from typing import Any, Final
 
-from numa_contract.errors import shown
+from numa_contract.documents import parse_json
+from numa_contract.errors import MalformedError, shown
 from numa_contract.names import STATE_SOCKET
 from numa_node.addresses import SocketPathError, check_socket_path
 
@@ -71,6 +71,6 @@ class StateClient:
     def document(self, path: str) -> Any:
         """Returns the JSON value of ``GET path``, such as ``/v1/claims``; raises NoServiceError."""
         try:
-            return json.loads(self.text(path))
-        except (ValueError, RecursionError) as error:
-            raise NoServiceError(f"{self.socket}: {path} is not JSON: {error}") from error
+            return parse_json(self.text(path).encode(), _MOST_BYTES, "answer to", path)
+        except MalformedError as error:
+            raise NoServiceError(f"{self.socket}: {error}") from error

@@ -16,6 +16,8 @@ from dra_frontend.scheduling.wanted import MOST_RESULTS, DeviceClass, Wanted, Wi
 
 # The scheduler gives up after 10 s (DRASchedulerFilterTimeout); this is some seconds, by what takes the time.
 _MOST_EFFORT: Final = 2_000_000
+_MOST_TOGETHER: Final = 640
+"""Devices and requests of all claims together. The search takes a call for each of them, one inside the other."""
 _STEP, _CAPACITY, _TAINT = 10, 10, 2
 
 
@@ -69,19 +71,24 @@ class Search:
             self._requests = asked(claims, self._classes, self._devices)
             if reasons := too_large(self._requests) or unmet(self._requests, self.in_use):
                 raise UnschedulableError(reasons)
+            self._check_size()
             self._room = room(self._requests)
             done = self._from(0)
         except ManifestError as error:
             raise UnschedulableError([str(error)]) from error
-        except RecursionError:
-            many = f"{len(self._requests)} requests are more than can be simulated together"
-            raise UnschedulableError([f"{many}; make several pods of it"]) from None
         finally:
             if not done:
                 self.in_use = before
         if not done:
             raise UnschedulableError([f"each request can be met, but not all together{self._limits()}"])
         return self._chosen
+
+    def _check_size(self) -> None:
+        """Raises UnschedulableError if the requests are more than the search can try together."""
+        most = sum(1 + max((way.count for way in one.ways), default=0) for one in self._requests)
+        if most > _MOST_TOGETHER:
+            many = f"{len(self._requests)} requests for {most - len(self._requests)} devices"
+            raise UnschedulableError([f"{many} are more than can be simulated together; make several pods of it"])
 
     def verdicts(self, wish: Wish) -> list[Verdict]:
         """Returns what each device that the selectors admit is to a request by itself; raises ManifestError."""

@@ -7,7 +7,7 @@ texts and quantities. As in CEL, ``&&`` and ``||`` forgive an error on one side 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from dra_frontend.scheduling.cel_tokens import LITERALS, CelUnsupportedError, tokens
@@ -15,6 +15,11 @@ from dra_frontend.scheduling.cel_values import FUNCTIONS, METHODS, OPERATORS, Bu
 
 LONGEST: Final = 10 << 10
 """Characters of an expression (resource.k8s.io, CELSelectorExpressionMaxLength)."""
+_MAX_LEVELS: Final = 60
+"""Parentheses, arguments, branches and signs inside each other. The parser takes some nine calls for each."""
+_MAX_HEIGHT: Final = 100
+"""Operators and fields that are applied to each other's result, as in ``1 + 1 + 1``: each takes two calls."""
+_TOO_DEEP: Final = "is nested too deep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +57,7 @@ def compiled(expression: str) -> Node:
     """Returns an expression as a function of its scope, which raises CelError; both raise CelUnsupportedError."""
     if len(expression) > LONGEST:
         raise CelUnsupportedError(f"has more than {LONGEST} characters")
-    try:
-        return _Parser(expression).whole()
-    except RecursionError:
-        raise CelUnsupportedError("is nested too deep") from None
+    return _Parser(expression).whole()
 
 
 def selected(expression: str, device: Mapping[str, Any], whole: Budget | None = None) -> bool:
@@ -63,18 +65,40 @@ def selected(expression: str, device: Mapping[str, Any], whole: Budget | None = 
 
     It also spends of the budget that it has with others.
     """
-    try:
-        return boolean(compiled(expression)(Scope({"device": device}, Budget(whole=whole))), "the selector")
-    except RecursionError:
-        raise CelUnsupportedError("is nested too deep") from None
+    return boolean(compiled(expression)(Scope({"device": device}, Budget(whole=whole))), "the selector")
 
 
 class _Parser:
-    """Recursive descent over the tokens of one expression."""
+    """Recursive descent over the tokens of one expression.
+
+    Both the parser and the function that it returns recurse. Their depth is bounded here, so that no expression reaches
+    the recursion limit of the interpreter.
+    """
 
     def __init__(self, expression: str) -> None:
         self._tokens = tokens(expression)
         self._place = 0
+        self._level = 0
+        self._heights: dict[Node, int] = {}
+
+    def _enter(self) -> None:
+        self._level += 1
+        if self._level > _MAX_LEVELS:
+            raise CelUnsupportedError(_TOO_DEEP)
+
+    def _leave(self) -> None:
+        self._level -= 1
+
+    def _above(self, node: Node, *parts: Node) -> Node:
+        """Returns a node whose evaluation evaluates ``parts``. Raises CelUnsupportedError if it goes too deep."""
+        height = 1 + max((self._heights.get(part, 1) for part in parts), default=0)
+        if height > _MAX_HEIGHT:
+            raise CelUnsupportedError(_TOO_DEEP)
+        self._heights[node] = height
+        return node
+
+    def _applied(self, function: Callable[..., Any], *operands: Node) -> Node:
+        return self._above(_applied(function, *operands), *operands)
 
     def whole(self) -> Node:
         """Returns all of it."""
@@ -111,18 +135,22 @@ class _Parser:
         return text
 
     def _ternary(self) -> Node:
-        condition = self._joined("||", "&&")
-        if not self._take("?"):
-            return condition
+        self._enter()
+        node = self._joined("||", "&&")
+        if self._take("?"):
+            node = self._choice(node)
+        self._leave()
+        return node
+
+    def _choice(self, condition: Node) -> Node:
         yes = self._joined("||", "&&")
         self._expect(":")
         no = self._ternary()
-        return lambda scope: yes(scope) if boolean(condition(scope), "?:") else no(scope)
+        node: Node = lambda scope: yes(scope) if boolean(condition(scope), "?:") else no(scope)  # noqa: E731
+        return self._above(node, condition, yes, no)
 
     def _joined(self, sign: str, *inner: str) -> Node:
-        def part() -> Node:
-            return self._joined(*inner) if inner else self._binary(0)
-
+        part: Callable[[], Node] = partial(self._joined, *inner) if inner else partial(self._binary, 0)
         parts = [part()]
         while self._take(sign):
             parts.append(part())
@@ -140,25 +168,28 @@ class _Parser:
                 raise failed
             return not decisive
 
-        return join if len(parts) > 1 else parts[0]
+        return self._above(join, *parts) if len(parts) > 1 else parts[0]
 
     def _binary(self, level: int) -> Node:
         node = self._unary() if level == len(_LEVELS) else self._binary(level + 1)
         while level < len(_LEVELS) and (sign := self._take(*_LEVELS[level])):
-            node = _applied(OPERATORS[sign], node, self._binary(level + 1))
+            node = self._applied(OPERATORS[sign], node, self._binary(level + 1))
         return node
 
     def _unary(self) -> Node:
         if sign := self._take("!", "-"):
-            return _applied(OPERATORS[f"unary {sign}"], self._unary())
+            self._enter()
+            operand = self._unary()
+            self._leave()
+            return self._applied(OPERATORS[f"unary {sign}"], operand)
         node = self._primary()
         while sign := self._take(".", "["):
             if sign == "[":
-                node = _applied(member, node, self._ternary())
+                node = self._applied(member, node, self._ternary())
                 self._expect("]")
                 continue
             name = self._name()
-            node = self._method(node, name) if self._take("(") else _Select(node, name)
+            node = self._method(node, name) if self._take("(") else self._above(_Select(node, name), node)
         return node
 
     def _arguments(self, end: str) -> list[Node]:
@@ -173,7 +204,7 @@ class _Parser:
         if name not in METHODS:
             what = "macro" if name in _MACROS else "function"
             raise CelUnsupportedError(f"the {what} {name}() is not simulated; known are {', '.join(sorted(METHODS))}")
-        return _applied(METHODS[name], target, *self._arguments(")"))
+        return self._applied(METHODS[name], target, *self._arguments(")"))
 
     def _primary(self) -> Node:
         if self._take("("):
@@ -182,7 +213,7 @@ class _Parser:
             return node
         if self._take("["):
             items = self._arguments("]")
-            return lambda scope: [item(scope) for item in items]
+            return self._above(lambda scope: [item(scope) for item in items], *items)
         kind, text = self._tokens[self._place] if self._place < len(self._tokens) else ("", "")
         if kind in ("", "sign"):
             raise self._unexpected()
@@ -201,10 +232,10 @@ class _Parser:
             return lambda scope: field(scope.names, name)
         arguments = self._arguments(")")
         if name == "has" and len(arguments) == 1 and isinstance(arguments[0], _Select):
-            return arguments[0].present
+            return self._above(arguments[0].present, arguments[0])
         if name not in FUNCTIONS:
             raise CelUnsupportedError(f"the function {name}() is not simulated")
-        return _applied(FUNCTIONS[name], *arguments)
+        return self._applied(FUNCTIONS[name], *arguments)
 
     def _bind(self) -> Node:
         for expected in ("bind", "("):
@@ -215,7 +246,8 @@ class _Parser:
         self._expect(",")
         body = self._ternary()
         self._expect(")")
-        return lambda scope: body(Scope({**scope.names, name: value(scope)}, scope.budget))
+        node: Node = lambda scope: body(Scope({**scope.names, name: value(scope)}, scope.budget))  # noqa: E731
+        return self._above(node, value, body)
 
 
 def _applied(function: Callable[..., Any], *operands: Node) -> Node:

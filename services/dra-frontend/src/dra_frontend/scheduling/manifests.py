@@ -10,8 +10,6 @@ from numa_contract.errors import shown
 from dra_frontend.scheduling.reading import ManifestError, items, mapping, quantities, value
 from dra_frontend.scheduling.wanted import DeviceClass, Wanted, read_class, read_wanted
 
-MOST_NODES: Final = 200_000
-"""Values in one document, aliases expanded: more than the largest object of the API has."""
 _PARENTS: Final = {
     "Deployment": ("spec", "template"),
     "StatefulSet": ("spec", "template"),
@@ -67,7 +65,6 @@ class Manifests:
 
     def add(self, document: Any) -> None:
         """Takes one document, lists taken apart; raises ManifestError naming the object."""
-        check_size(document)
         if document is None:
             return
         if not isinstance(document, dict):
@@ -125,20 +122,6 @@ class Manifests:
             except ManifestError as error:
                 raise ManifestError(f"pod {name[1]}: {error}") from error
         return found
-
-
-def check_size(document: Any) -> None:
-    """Raises ManifestError for a document that is huge once its aliases are expanded."""
-    waiting, seen = [document], 0
-    while waiting:
-        one = waiting.pop()
-        seen += 1 + (len(one) if isinstance(one, dict | list) else 0)
-        if seen > MOST_NODES:
-            raise ManifestError(f"has more than {MOST_NODES} values")
-        if isinstance(one, dict):
-            waiting.extend(one.values())
-        elif isinstance(one, list):
-            waiting.extend(one)
 
 
 def _workload(

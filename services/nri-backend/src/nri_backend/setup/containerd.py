@@ -14,13 +14,13 @@ import copy
 import json
 import posixpath
 import re
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from numa_contract.errors import shown
 from numa_contract.names import NRI_PLUGIN_NAME, TOLERATE_MISSING_ANNOTATION
+from numa_node.toml_text import parse_toml
 
 NRI: Final = "io.containerd.nri.v1.nri"
 # Where containerd listens unless it is told otherwise.
@@ -85,8 +85,8 @@ class Dump:
 def read_dump(text: str) -> Dump:
     """Returns what a dump says; raises RuntimeConfigError for any other text."""
     try:
-        document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        document = parse_toml(text)
+    except ValueError as error:
         raise RuntimeConfigError(f"the dump is not TOML: {error}") from error
     version, plugins = document.get("version"), document.get("plugins", {})
     if not isinstance(version, int) or version not in _CRI or not isinstance(plugins, dict):

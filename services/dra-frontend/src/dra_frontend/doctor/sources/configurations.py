@@ -5,18 +5,18 @@ A container of the driver sees neither, unless they are mounted. With ``--host-r
 """
 
 import fnmatch
-import json
 import posixpath
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from numa_contract.config import ConfigError
 from numa_contract.cpuset import parse_cpu_list
+from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError
 from numa_node.config_file import read_yaml
 from numa_node.files import read_regular
+from numa_node.toml_text import parse_toml
 
 from dra_frontend.doctor.facts import KubeletConfig, RuntimeConfig
 from dra_frontend.doctor.model import Unread
@@ -60,8 +60,9 @@ def read_kubelet(path: Path) -> KubeletConfig | Unread:
 def _policy(path: Path, said: object) -> str:
     """Returns the policy that a manager works by: its state file knows of flags, too."""
     try:
-        return str(json.loads(read_regular(str(path), _MOST_BYTES))["policyName"])
-    except (OSError, ValueError, TypeError, KeyError):
+        state = parse_json(read_regular(str(path), _MOST_BYTES), _MOST_BYTES, "kubelet state", path.name)
+        return str(state["policyName"])
+    except (OSError, MalformedError, TypeError, KeyError):
         return str(said or "none")
 
 
@@ -77,7 +78,7 @@ def read_runtime(tree: FileTree) -> RuntimeConfig | Unread:
         _read_with_imports(tree, _CONTAINERD, read)
         others = [f"{_DROP_INS}/{name}" for name in tree.names(_DROP_INS) or () if name.endswith(".toml")]
         stray = [one for one in others if one not in read and _is_ours(tree.read(one) or "")]
-    except (HostTreeError, ValueError, RecursionError) as error:
+    except (HostTreeError, ValueError) as error:
         return Unread(f"containerd's configuration cannot be read: {error}", "correct the file that is named")
     plugins: dict[str, Any] = {}
     for document in read.values():
@@ -91,8 +92,8 @@ def _read_with_imports(tree: FileTree, path: str, read: dict[str, dict[str, Any]
     if path in read or len(read) >= _MOST_FILES or (text := tree.read(path)) is None:
         return
     try:
-        read[path] = document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        read[path] = document = parse_toml(text)
+    except ValueError as error:
         raise ValueError(f"{path} is not TOML: {error}") from error
     for pattern in map(str, _items(document.get("imports"))):
         for found in _matching(tree, posixpath.join(posixpath.dirname(path), pattern)):

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TOML from files and pipes, checked for its depth before it is parsed."""
+
+import re
+import tomllib
+from typing import Any, Final
+
+from numa_contract.nesting import TOO_DEEP, brackets_too_deep, value_too_deep
+
+# Strings and comments. An open string ends with the text, so no alternative fails at its end, nothing is tried twice
+# and the time is linear. No possessive quantifiers: before 3.11.5 Python matches them wrongly around what can backtrack.
+_NOT_STRUCTURE: Final = re.compile(
+    r'"""(?:[^"\\]+|\\.|"{1,2}(?!"))*(?:"{3,5}|\\?\Z)'
+    r"|'''(?:[^']+|'{1,2}(?!'))*(?:'{3,5}|\Z)"
+    r'|"(?:[^"\\\n]+|\\.)*"?'
+    r"|'[^'\n]*'?"
+    r"|#[^\n]*",
+    re.DOTALL,
+)
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Returns a TOML document. Raises ValueError if the text is not TOML or is nested too deep."""
+    if brackets_too_deep(_NOT_STRUCTURE.sub("", text).encode(errors="replace")):
+        raise ValueError(TOO_DEEP)
+    document = tomllib.loads(text)
+    # Dotted keys nest without any bracket.
+    if value_too_deep(document):
+        raise ValueError(TOO_DEEP)
+    return document

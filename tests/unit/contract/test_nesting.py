@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The limit on nesting, which is the driver's own and not the interpreter's."""
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numa_contract.nesting import MAX_NESTING, json_too_deep, value_too_deep
+
+from tests.rigs.cpu_time import cpu_seconds
+
+LIMIT = MAX_NESTING
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def no_recursion_limit() -> Iterator[None]:
+    """Raises the interpreter's limit, so that only the driver's own is left."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(100_000)
+    yield
+    sys.setrecursionlimit(before)
+
+
+def levels(value: Any) -> int:
+    """Counts the levels of a value, one call for each."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return isinstance(value, dict | list) + max(map(levels, inner), default=0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * LIMIT + "]" * LIMIT,
+        '{"a":' * LIMIT + "1" + "}" * LIMIT,
+        '[{"a": ' * (LIMIT // 2) + "1" + "}]" * (LIMIT // 2),
+        json.dumps(["[" * 1000, {"{" * 1000: "]"}] * 50),
+        json.dumps(['"[', '\\"[', "\\", '\\\\"[[['] * 50),
+        json.dumps([[]] * 1000),
+    ],
+)
+def test_as_many_levels_as_the_limit_are_read(text: str) -> None:
+    """Brackets in strings are no levels, and many brackets beside each other are one level."""
+    assert not json_too_deep(text.encode())
+    assert not value_too_deep(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * (LIMIT + 1) + "]" * (LIMIT + 1),
+        '{"a":' * (LIMIT + 1) + "1" + "}" * (LIMIT + 1),
+        '["\\\\",' * (LIMIT + 1) + "1" + "]" * (LIMIT + 1),
+        '["]",' * (LIMIT + 1) + "1" + "]" * (LIMIT + 1),
+        "[" * 9000 + "]" * 9000,
+    ],
+)
+def test_one_level_more_is_too_deep(text: str) -> None:
+    """Closing brackets in strings hide no level."""
+    assert json_too_deep(text.encode())
+    assert value_too_deep(json.loads(text) if len(text) < 2000 else [[json.loads("[" * LIMIT + "]" * LIMIT)]])
+
+
+_documents = st.recursive(
+    st.none() | st.text('[]{}\\"a', max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('[]{}\\"', max_size=3), inner, max_size=2),
+    max_leaves=20,
+)
+
+
+@given(_documents, st.integers(LIMIT - 8, LIMIT + 2))
+def test_the_text_and_the_value_agree(document: Any, more: int) -> None:
+    """Whatever a document is: its text and its value have the same levels."""
+    for _ in range(more):
+        document = [document]
+    assert json_too_deep(json.dumps(document).encode()) == (levels(document) > LIMIT)
+    assert value_too_deep(document) == (levels(document) > LIMIT)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" * MIB,
+        b"[" * (MIB // 2) + b"]" * (MIB // 2),
+        b"[]" * (MIB // 2),
+        (b"[" * 64 + b"]" * 64) * (MIB // 128),
+        b'"' * MIB,
+        b'\\"[' * (MIB // 3),
+        b"[" * 64 + b"]" * MIB,
+    ],
+    ids=range(7),
+)
+def test_any_text_is_measured_in_time(text: bytes) -> None:
+    """The cost grows with the length and no faster."""
+    assert cpu_seconds(lambda: json_too_deep(text)) < 1

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TOML, read no deeper than other documents."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numa_contract.nesting import MAX_NESTING
+from numa_node.toml_text import parse_toml
+
+from tests.rigs.cpu_time import cpu_seconds
+
+LIMIT = MAX_NESTING
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('a = """x""""\nb = [[1]]', {"a": 'x"', "b": [[1]]}),
+        ("a = '''[\n'[''[ '''  # ]]]", {"a": "[\n'[''[ "}),
+        ('a = "\\"[[["\nb = "#"  # [[[', {"a": '"[[[', "b": "#"}),
+        ("[[a]]\n" * 100, {"a": [{}] * 100}),
+        ("a = " + "[" * (LIMIT - 1) + "]" * (LIMIT - 1), None),
+    ],
+)
+def test_what_is_not_deep_is_read(text: str, value: object) -> None:
+    """Brackets in strings and comments are no levels."""
+    assert value is None or parse_toml(text) == value
+    assert parse_toml(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = " + "[" * LIMIT + "]" * LIMIT,
+        "a = " + "[" * 9000,
+        "a = " + "{a = " * 9000,
+        'a = ["""x"""", ' + "[" * 9000,
+        "a = ['#', " + "[" * 9000,
+        ".".join(["a"] * 9000) + " = 1",
+        "[" + ".".join(["a"] * 9000) + "]",
+    ],
+    ids=range(7),
+)
+def test_what_is_deep_is_rejected(text: str) -> None:
+    """Neither the parser nor what reads the document afterwards gets that deep, with dotted keys neither."""
+    with pytest.raises(ValueError, match="nested more than 64 levels deep"):
+        parse_toml(text)
+
+
+@given(st.text("[]{}\"'#\\\n a=.1"))
+def test_any_text_is_a_document_or_a_value_error(text: str) -> None:
+    """No other error leaves the parser."""
+    try:
+        parse_toml(text)
+    except ValueError:
+        return
+
+
+@pytest.mark.parametrize(
+    "text", ['"' * 1_000_000, "'" * 999_999, '\\"' * 500_000, '"""' + '""\\' * 300_000], ids=range(4)
+)
+def test_open_strings_take_no_time(text: str) -> None:
+    """The cost grows with the length and no faster."""
+
+    def read() -> None:
+        with pytest.raises(ValueError, match=r"TOML|Invalid|Expected|Unterminated|Illegal"):
+            parse_toml(text)
+
+    assert cpu_seconds(read) < 2

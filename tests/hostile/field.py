@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from tests.fakes.waiting import PATIENCE
 from tests.stage.pods import Box, StagePod, claim_pod, cpu_set, cpus
 from tests.stage.process import Process, wait_for
 from tests.stage.settings import OUR_BACKEND, OUR_FRONTEND, StageSettings
@@ -16,7 +17,7 @@ from tests.stage.wires import AnsweredError, ask_http
 AGENT = "dra-driver-numa"
 """How the driver names itself to the API server."""
 _T = TypeVar("_T")
-_PATIENCE = 20.0
+_PATIENCE = 20.0 * PATIENCE
 """Seconds for which the kubelet is seen to try again; it goes on for ever."""
 
 

@@ -4,8 +4,6 @@
 import time
 from collections import Counter
 
-import pytest
-
 from tests.stage.pods import StagePod, cpus, hugepages, make_claim
 from tests.stage.process import wait_for
 from tests.stage.stage import OpenStage, Stage
@@ -40,7 +38,6 @@ def settled(stage: Stage) -> Counter[tuple[str, str]]:
     return found
 
 
-@pytest.mark.timeout(180)
 def test_a_node_asks_little(open_stage: OpenStage) -> None:
     """Only what happens costs: a start, a claim, and a new pod that takes over. An idle node asks nothing."""
     stage = open_stage()

@@ -99,7 +99,6 @@ def project(compose: dict[str, Any], short_root: Path) -> Iterator[Project]:
         process.kill()
 
 
-@pytest.mark.timeout(120)
 def test_the_flow_is_shown_again_and_again(project: Project, compose: dict[str, Any]) -> None:
     """The three commands find each other through the volumes; the demo passes twice; all end with status 0."""
     project.start("stand-ins")

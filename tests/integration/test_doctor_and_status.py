@@ -10,6 +10,7 @@ from typing import Any
 
 from numa_contract.cpuset import parse_cpu_list
 
+from tests.fakes.waiting import PATIENCE
 from tests.stage.pods import claim_pod, cpus, memory
 from tests.stage.stage import OpenStage, Stage
 
@@ -25,7 +26,9 @@ def prepared(stage: Stage, *words: str) -> dict[str, Any]:
 
 def run(stage: Stage, *words: str) -> tuple[int, Any]:
     """Runs a command; returns exit status and JSON."""
-    done = subprocess.run(**prepared(stage, *words, "-o", "json"), check=False, capture_output=True, timeout=60)
+    done = subprocess.run(
+        **prepared(stage, *words, "-o", "json"), check=False, capture_output=True, timeout=60 * PATIENCE
+    )
     assert done.stderr == ""
     return done.returncode, json.loads(done.stdout)
 
@@ -57,7 +60,7 @@ def test_up_and_down(open_stage: OpenStage) -> None:
             assert watching.stdout is not None
             screens = [line for line, _ in zip(watching.stdout, range(25), strict=False) if line.startswith("DEVICE ")]
             watching.send_signal(signal.SIGINT)
-            watching.communicate(timeout=10)
+            watching.communicate(timeout=10 * PATIENCE)
         assert (len(screens), watching.returncode) == (2, 0), "drawn again until somebody ends it"
         instance.frontend.kill()
         code, found = run(stage, "doctor")

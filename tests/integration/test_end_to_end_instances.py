@@ -42,7 +42,6 @@ def test_of_two_instances_one_acts_and_the_other_takes_over(open_stage: OpenStag
             assert not following.run().cpus() & given
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.fault("frontend A8")
 def test_everybody_dies_and_the_claim_files_are_lost(open_stage: OpenStage) -> None:
     """With cgroupfs and an older NRI: no claim is prepared while nobody enforces, and none is lost with its file."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.fakes.waiting import PATIENCE
 from tests.rigs.trees import captured, write_tree
 from tests.stage.pods import claim_pod, cpus, hugepages, memory
 from tests.stage.stage import Stage
@@ -33,7 +34,7 @@ def flags(shared: Stage) -> list[str]:
 def explain(flags: list[str], subject: str, *more: str) -> tuple[int, str, str]:
     """Exit status, standard output and standard error."""
     command = [sys.executable, "-m", "dra_frontend", *flags, "explain", subject, *more]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60 * PATIENCE, check=False)
     return ran.returncode, ran.stdout, ran.stderr
 
 
@@ -107,7 +108,7 @@ def test_an_archive_without_names(stage: Stage, flags: list[str], tmp_path: Path
         archive = tmp_path / "a.tar.gz"
         for mask in ([], ["--mask"]):
             command = [sys.executable, "-m", "dra_frontend", *flags, "gather", "-o", str(archive), *mask]
-            ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=60 * PATIENCE, check=True)
             assert "not read" not in ran.stderr
             files = contents(archive)
             names = ("billing-7f9", "ledger", stage.settings.node, "default/", '"default"')

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.fakes.waiting import PATIENCE
 from tests.rigs.trees import captured, offline, write_tree
 from tests.stage.pods import cpus
 from tests.stage.process import wait_for
@@ -40,7 +41,7 @@ def told(stage: Stage, command: str) -> str:
     base = stage.paths.base
     flags = ["--config", str(base / "commands.yaml"), "--host-root", str(base), "--node", stage.settings.node]
     words = [sys.executable, "-m", "dra_frontend", *flags, *command.split()]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60 * PATIENCE, check=False)
     return done.stdout + done.stderr
 
 

@@ -25,6 +25,7 @@ from tests.fakes.apiserver import ApiServer
 from tests.fakes.apiserver_store import CLAIMS, NODES, SLICES, Document
 from tests.fakes.apiserver_values import Options
 from tests.fakes.scheduler import UnschedulableError, allocate, may_bind
+from tests.fakes.waiting import PATIENCE
 from tests.rigs.trees import MemoryTree, small_machine, write_tree
 
 NODE = "node-a"
@@ -75,7 +76,7 @@ class Rig:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Lets the driver work until something holds."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(5 * PATIENCE):
             while not condition():
                 await self.on_demand.provide()
                 await asyncio.sleep(0.01)

@@ -14,7 +14,7 @@ from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
 
 from tests.fakes.kubelet import Kubelet
 from tests.fakes.kubelet_plugins import KubeletSettings
-from tests.fakes.waiting import eventually
+from tests.fakes.waiting import PATIENCE, eventually
 from tests.rigs import builders as claims
 
 QUICK = KubeletSettings(poll=0.02, backoff=0.05, health_retry=0.05)
@@ -145,7 +145,7 @@ async def test_health_reaches_the_kubelet_and_ends_with_the_driver(short_root: P
     plugin = KubeletPlugin("dra.cpu", Door("r"), PluginPaths.below(short_root, "dra.cpu", OLD), board, grace_seconds=60)
     settings = KubeletSettings(poll=0.02, health_retry=0.05, health_service=f"{service}.DRAResourceHealth")
     async with Kubelet(short_root, settings) as kubelet:
-        async with asyncio.timeout(15), plugin:
+        async with asyncio.timeout(15 * PATIENCE), plugin:
             await plugin.register()
             await eventually(lambda: kubelet.plugins.device_health("dra.cpu", "node", "d1") == "HEALTHY")
             board.show([good, DeviceHealth("node", "d1", Health.UNHEALTHY, "CPU 3 is offline")])

@@ -16,8 +16,6 @@ from tests.stage.settings import StageSettings
 from tests.stage.stage import Stage
 from tests.stage.wires import ask_unix
 
-pytestmark = pytest.mark.timeout(60)
-
 T = TypeVar("T")
 SECONDS = 5.0
 """How soon a change must be seen (issue: hotplug and hugepages)."""

@@ -110,7 +110,7 @@ async def test_configure_may_come_before_the_answer_to_the_registration(tmp_path
     session = _session(hooks, RecordingObserver())
     async with bare_runtime(tmp_path / "nri.sock", methods), asyncio.TaskGroup() as tasks:
         forever = tasks.create_task(session.run_forever(partial(dial, tmp_path / "nri.sock")))
-        await asyncio.wait_for(done.wait(), 5)
+        await asyncio.wait_for(done.wait(), 5 * PATIENCE)
         assert hooks.seen == [("synchronize", (0, 0))]
         forever.cancel()
 

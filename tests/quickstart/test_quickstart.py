@@ -18,6 +18,7 @@ from numa_contract.cpuset import parse_cpu_list
 from hack.plugin import main as make_plugin
 from tests.chart.helm import HELM
 from tests.chart.test_shown_commands import PAGES, lines
+from tests.fakes.waiting import PATIENCE
 from tests.rigs.trees import captured, write_tree
 from tests.stage.cluster import Cluster
 from tests.stage.machine import HostDirectory
@@ -26,8 +27,7 @@ from tests.stage.settings import StageSettings
 from tests.stage.stage import Stage
 
 PAGE = (ROOT / "docs/quickstart.md").read_text()
-PATIENCE = 60.0
-pytestmark = pytest.mark.timeout(300)
+_SECONDS = 60.0 * PATIENCE
 
 
 def steps() -> list[tuple[str, str]]:
@@ -82,7 +82,7 @@ def typed(command: str, shell: dict[str, str]) -> str:
         env=shell,
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=_SECONDS,
         check=False,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
@@ -94,7 +94,7 @@ def test_every_step_prints_what_the_page_shows(shell: dict[str, str]) -> None:
     assert len(steps()) > 7
     known: dict[str, str] = {}
     for command, shown in steps():
-        deadline, wanted = time.monotonic() + PATIENCE, pattern(shown, known)
+        deadline, wanted = time.monotonic() + _SECONDS, pattern(shown, known)
         # What the node publishes takes a few seconds: who looks too early looks again.
         while not (found := wanted.search(" ".join((printed := typed(command, shell)).split()))):
             assert "get" in command.split(), f"{command}\n{printed}"

@@ -21,6 +21,7 @@ import yaml
 
 from tests.fakes.control import serve
 from tests.fakes.scheduler import UnschedulableError, schedule
+from tests.fakes.waiting import PATIENCE
 from tests.stage.pods import Box, Document, StagePod
 from tests.stage.process import ROOT, wait_for
 from tests.stage.stage import Instance, Stage
@@ -185,7 +186,9 @@ def _in_container(box: Box, command: list[str]) -> Document:
 
 
 def _ran(command: list[str], environment: dict[str, Any]) -> Document:
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | environment, capture_output=True, timeout=60 * PATIENCE, check=False
+    )
     # One character for each byte: JSON has no bytes.
     printed = {"stdout": done.stdout.decode("latin-1"), "stderr": done.stderr.decode("latin-1")}
     return {"status": done.returncode, **printed}

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self, TypeVar
 
-from tests.fakes.waiting import PATIENCE
+from tests.fakes.waiting import patience
 
 ROOT = Path(__file__).parents[2]
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -25,15 +25,17 @@ class StageError(Exception):
 
 
 def wait_for(what: str, condition: Callable[[], _T], seconds: float = 10.0) -> _T:
-    """Returns the condition's value as soon as it is true; StageError with ``what`` when it never is."""
-    seconds *= PATIENCE
-    deadline = time.monotonic() + seconds
+    """Returns the condition's value as soon as it is true. Raises StageError with ``what`` if it never is.
+
+    The time is multiplied by ``patience()``, again at each look, because the load may rise while this waits.
+    """
+    began = time.monotonic()
     while True:
         value = condition()
         if value:
             return value
-        if time.monotonic() > deadline:
-            raise StageError(f"waited {seconds:g} s in vain for {what}")
+        if (waited := time.monotonic() - began) > seconds * patience():
+            raise StageError(f"waited {waited:.0f} s in vain for {what}")
         time.sleep(0.01)
 
 
@@ -100,10 +102,10 @@ class Process:
         if self._child is None:
             return 0
         try:
-            return self._child.wait(seconds)
+            return self._child.wait(seconds * patience())
         except subprocess.TimeoutExpired:
             self.kill()
-            raise StageError(f"{self.name} did not end within {seconds:g} s\n{self.tail()}") from None
+            raise StageError(f"{self.name} did not end within {seconds * patience():.0f} s\n{self.tail()}") from None
 
     def stop(self, within: float = 10.0) -> int:
         """Asks it to end and returns its exit status."""

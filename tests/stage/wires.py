@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-_SECONDS = 60.0
+from tests.fakes.waiting import PATIENCE
+
+_SECONDS = 60.0 * PATIENCE
 
 
 class AnsweredError(Exception):

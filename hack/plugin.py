@@ -35,7 +35,7 @@ spec:
     Shows what dra-driver-numa offers and has allocated in a cluster: exclusive CPUs,
     memory and hugepages of each NUMA node, and whether claims are enforced.
   caveats: |
-    Needs Python 3.11 or later, as python3.
+    Needs Python 3.11.2 or later, as python3.
   platforms:
     - selector:
         matchExpressions:

@@ -9,7 +9,13 @@ dir=$1 locks=$2 packages=$3
 python=${PYTHON:-python3}
 
 say() { echo "venv: $*" >&2; }
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { say "$python must be Python 3.11 or newer; set PYTHON"; exit 1; }
+least=$(sed -n 's/^requires-python = ">=\([0-9.]*\)"$/\1/p' shared/pyproject.toml)
+found=$("$python" -c 'import platform; print(platform.python_version())' 2>/dev/null) || found=
+if ! "$python" -c "import sys; sys.exit(sys.version_info < ($(echo "$least" | tr . ,)))" 2>/dev/null; then
+  say "needs Python $least or later, and $python is ${found:+Python }${found:-not there}"
+  say "set PYTHON to one, for example: make test PYTHON=/usr/bin/python3.11"
+  exit 1
+fi
 if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
   command -v apt-get >/dev/null || { say "$python lacks the venv module; install it with your package manager"; exit 1; }
   root=; [ "$(id -u)" = 0 ] || root=sudo

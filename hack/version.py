@@ -18,6 +18,15 @@ COPIES = {
     "services/kubectl-numa/src/kubectl_numa/__init__.py": (r'^__version__ = "(.*)"$',),
     "charts/dra-driver-numa/Chart.yaml": (r'^version: "?([^"\s]+)"?$', r'^appVersion: "?([^"\s]+)"?$'),
 }
+# Where the lowest Python is repeated.
+PYTHONS = {
+    "services/dra-frontend/pyproject.toml": r'^requires-python = ">=(.*)"$',
+    "services/nri-backend/pyproject.toml": r'^requires-python = ">=(.*)"$',
+    "README.md": r"Python (\d+\.\d+\.\d+) \(Debian 12\) or later",
+    "docs/kubectl-numa.md": r"Needs Python (\d+\.\d+\.\d+) or later",
+    "hack/plugin.py": r"Needs Python (\d+\.\d+\.\d+) or later",
+    "locks/compile.sh": r"--python-version (\d+\.\d+\.\d+) ",
+}
 
 
 def said(path: Path, pattern: str) -> str:
@@ -41,12 +50,31 @@ def faults(version: str) -> list[str]:
     return found
 
 
+def python_faults() -> list[str]:
+    """Every place that does not name the lowest supported Python, which is ``requires-python`` of the contract."""
+    least = said(ROOT / "shared/pyproject.toml", r'^requires-python = ">=(.*)"$')
+    found = [
+        f"{name}: does not name Python {least}, the lowest that is supported (shared/pyproject.toml)"
+        for name, pattern in PYTHONS.items()
+        if said(ROOT / name, pattern) != least
+    ]
+    minor = ".".join(least.split(".")[:2])
+    settings = (
+        said(ROOT / "pyproject.toml", r'^python_version = "(.*)"$'),
+        said(ROOT / "pyproject.toml", r'^target-version = "(.*)"$'),
+    )
+    if settings != (minor, f"py{minor.replace('.', '')}"):
+        found.append(f"pyproject.toml: mypy and ruff are set to {settings}, not to Python {minor}")
+    return found
+
+
 def main() -> int:
     version = said(SOURCE, r'^__version__ = "(.*)"$')
     if sys.argv[1:] == ["--check"]:
-        for fault in faults(version):
+        found = faults(version) + python_faults()
+        for fault in found:
             print(f"version: {fault}", file=sys.stderr)
-        return bool(faults(version))
+        return bool(found)
     print(version)
     return 0
 

@@ -8,7 +8,7 @@ dir=locks
 if [ "${1:-}" = --check ]; then dir=$(mktemp -d); trap 'rm -rf "$dir"' EXIT; cp locks/*.txt "$dir/"; fi
 lock() {
   out=$1; shift
-  "$uv" pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
+  "$uv" pip compile -q --universal --python-version 3.11.2 --generate-hashes --no-emit-index-url --no-emit-find-links \
     --no-annotate --no-header --no-emit-package numa-contract "$@" -o "$dir/$out"
 }
 printf 'numa-contract @ file://%s/shared\n' "$PWD" >"${TMPDIR:-/tmp}/numa-contract.$$.in"

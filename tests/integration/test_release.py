@@ -2,6 +2,7 @@
 """What a release is made with: the SBOM of an image, and one version everywhere."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,9 @@ from typing import Any
 
 import pytest
 from numa_contract import __version__
+
+from hack.version import python_faults
+from tests.fakes.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 STATUS = (
@@ -93,7 +97,7 @@ def released(directory: Path, **environment: str) -> dict[str, bytes]:
     tools = {"PYTHON": sys.executable, "HELM": str(Path(sys.executable).with_name("helm"))}
     command = [str(tree / "hack/release.sh"), "--without-images"]
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(directory), "DIST": str(dist), **tools, **environment}
-    subprocess.run(command, env=env, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, env=env, check=True, capture_output=True, timeout=60 * PATIENCE)
     return {path.name: path.read_bytes() for path in dist.iterdir()}
 
 
@@ -116,3 +120,38 @@ def test_a_release_is_made_from_what_is_committed(tmp_path: Path) -> None:
     done = subprocess.run([str(tmp_path / "tree/hack/release.sh")], check=False, capture_output=True, text=True)
     assert done.returncode == 1
     assert "clean checkout" in done.stderr
+
+
+def stand_in(directory: Path, version: str) -> str:
+    """Makes an interpreter that reports another version."""
+    path = directory / f"python-{version}"
+    info = f"({version.replace('.', ', ')})"
+    path.write_text(
+        f"#!{sys.executable}\n"
+        f"import platform, sys\n"
+        f"sys.version_info, platform.python_version = {info}, lambda: {version!r}\n"
+        f"exec(sys.argv[2])\n"
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("version", "found"), [("3.9.18", "is Python 3.9.18"), ("3.11.1", "is Python 3.11.1"), ("", "is not there")]
+)
+def test_the_first_command_names_the_python_that_it_needs(version: str, found: str, tmp_path: Path) -> None:
+    """With an older interpreter, or none, the message has the lowest version and how to choose another one."""
+    python = stand_in(tmp_path, version) if version else "/nowhere/python3"
+    made = [str(ROOT / "hack/venv.sh"), str(tmp_path / "venv"), "locks/dev.txt", ""]
+    ran = subprocess.run(made, env={**os.environ, "PYTHON": python}, check=False, capture_output=True, text=True)
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines() == [
+        f"venv: needs Python 3.11.2 or later, and {python} {found}",
+        "venv: set PYTHON to one, for example: make test PYTHON=/usr/bin/python3.11",
+    ]
+    assert not (tmp_path / "venv").exists()
+
+
+def test_the_lowest_python_is_the_same_everywhere() -> None:
+    """README, packages, locks and linters name one version."""
+    assert python_faults() == []

@@ -4,6 +4,8 @@
 .DELETE_ON_ERROR:
 SHELL := /bin/sh
 PYTHON ?= python3
+# It makes the environments. Scripts have a variable of the same name for a Python that has pip, which .venv has.
+unexport PYTHON
 JOBS ?= auto
 # Of the tests with processes most time is waiting: a node's timers run out, sockets come and go.
 WAITERS ?= $(shell expr $$(nproc) + 2)
@@ -13,7 +15,7 @@ ENVIRONMENTS := .venv/.done .venv-frontend/.done .venv-backend/.done
 SOURCES := shared/src services/dra-frontend/src services/nri-backend/src services/kubectl-numa/src
 CHECKED := $(SOURCES) tests hack
 
-.PHONY: help demo test test-node test-node-core noise images release release-check fuzz check bench lock proto chart-schema manifests docs kind-up kind-down clean
+.PHONY: help demo test test-image test-node test-node-core noise images release release-check fuzz check bench lock proto chart-schema manifests docs kind-up kind-down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +27,9 @@ test: $(ENVIRONMENTS) ## Unit, integration, chart, fuzz and hostile tests; no ro
 	.venv-frontend/bin/pytest -q -n $(JOBS) tests/unit/contract tests/unit/numa_node tests/unit/dra_frontend
 	.venv-backend/bin/pytest -q -n $(JOBS) tests/unit/contract tests/unit/numa_node tests/unit/nri_backend
 	$(BIN)/pytest -q -n $(WAITERS) --dist loadgroup tests/hostile tests/fuzz tests/integration tests/plugin tests/chart
+
+test-image: .venv/.done ## Unit, fuzz and hostile tests with the Python and the packages of the images (root)
+	hack/test_image.sh
 
 test-node: .venv/.done ## Tests on a real kernel and a real containerd, in a virtual machine (root; first run makes the image)
 	tests/node/run.sh

@@ -70,17 +70,23 @@ make_base() {
   rm "$CACHE/base.tar"
 }
 
-fetch_wheels() { # hashes and wheels only, for the image's Python
-  local platforms=() glibc locks=("$ROOT"/locks/{dra-frontend,nri-backend,build}.txt)
+fetch() { # fetch COMMAND REQUIREMENTS ARGUMENT...: pip's COMMAND with hashes and wheels only, for the image's Python
+  local command=$1 requirements=$2 platforms=() glibc
+  shift 2
+  for glibc in $(seq 5 41); do platforms+=(--platform "manylinux_2_${glibc}_$MACHINE"); done
+  retry "$PYTHON" -m pip "$command" -q --disable-pip-version-check --no-deps --require-hashes --only-binary=:all: \
+    --implementation cp --python-version "$GUEST_PYTHON" --abi "cp${GUEST_PYTHON/./}" --abi abi3 --abi none \
+    "${platforms[@]}" --platform "manylinux2014_$MACHINE" --platform "manylinux1_$MACHINE" -r "$requirements" "$@"
+}
+
+fetch_wheels() {
+  local locks=("$ROOT"/locks/{dra-frontend,nri-backend,build}.txt)
   local key; key=$(cat "${locks[@]}" | digest)
   [ "$(cat "$CACHE/wheels/key" 2>/dev/null)" != "$key" ] || return 0
   say "fetching Python packages"
-  for glibc in $(seq 5 41); do platforms+=(--platform "manylinux_2_${glibc}_$MACHINE"); done
   "$PYTHON" "$NODE_DIR/vm/locks.py" "$GUEST_PYTHON" "${locks[@]}" >"$CACHE/wheels.txt"
   mkdir -p "$CACHE/wheels"
-  retry "$PYTHON" -m pip download -q --disable-pip-version-check --no-deps --require-hashes --only-binary=:all: \
-    --implementation cp --python-version "$GUEST_PYTHON" --abi "cp${GUEST_PYTHON/./}" --abi abi3 --abi none \
-    "${platforms[@]}" --platform "manylinux2014_$MACHINE" --platform "manylinux1_$MACHINE" -d "$CACHE/wheels" -r "$CACHE/wheels.txt"
+  fetch download "$CACHE/wheels.txt" -d "$CACHE/wheels"
   printf '[global]\nno-index = true\nfind-links = /wheels\n' >"$CACHE/pip.conf"
   echo "$key" >"$CACHE/wheels/key"
 }
@@ -112,14 +118,7 @@ build() { # build TARGET
   echo "$key" >"$OUT/$target.key"
 }
 
-main() {
-  local targets=("$@") target
-  if [ "${1:-}" = --where ]; then echo "$OUT"; return; fi
-  if [ "$(id -u)" != 0 ]; then
-    command -v sudo >/dev/null || fail "needs root: run as root or install sudo"
-    exec sudo --preserve-env=PATH,NODE_VM_MIRROR,IMAGES_ARCH IMAGES_CACHE="${CACHE%/arm64}" PYTHON="$PYTHON" "$0" "$@"
-  fi
-  ((${#targets[@]})) || targets=(dra-frontend nri-backend)
+prepare() { # everything that a build needs
   [ -x "$PYTHON" ] || fail "no $PYTHON: run make, or set PYTHON to one with pip and packaging"
   VERSION=$("$PYTHON" "$ROOT/hack/version.py")
   mkdir -p "$CACHE"/{tmp,run} "$OUT"
@@ -129,7 +128,18 @@ main() {
   install_emulator >&2
   make_base
   fetch_wheels
+}
+
+main() {
+  local targets=("$@") target
+  if [ "${1:-}" = --where ]; then echo "$OUT"; return; fi
+  if [ "$(id -u)" != 0 ]; then
+    command -v sudo >/dev/null || fail "needs root: run as root or install sudo"
+    exec sudo --preserve-env=PATH,NODE_VM_MIRROR,IMAGES_ARCH IMAGES_CACHE="${CACHE%/arm64}" PYTHON="$PYTHON" "$0" "$@"
+  fi
+  ((${#targets[@]})) || targets=(dra-frontend nri-backend)
+  prepare
   for target in "${targets[@]}"; do build "$target"; done
   (cd "$OUT" && du -h --apparent-size "${targets[@]/%/.tar}")
 }
-main "$@"
+[ "${BASH_SOURCE[0]}" != "$0" ] || main "$@"

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints one hashed requirement list for the guest's Python, made from several locks: locks.py PYTHON_VERSION LOCK...
+"""Prints one hashed requirement list for the guest's Python, made from several locks.
 
-A marker is judged for the guest (CPython of the version given, Linux, x86_64), not for the Python that runs this.
-Of the test lock only what the node tests import is taken. Later locks must agree with earlier ones.
+``locks.py [--all] PYTHON_VERSION LOCK...``. A marker is judged for the guest (CPython of the version given, Linux,
+x86_64), not for the Python that runs this. Of the test lock only what the node tests import is taken, with ``--all``
+everything. Later locks must agree with earlier ones.
 """
 
 import sys
@@ -19,14 +20,16 @@ def entries(lock: Path) -> list[str]:
     return [line.strip() for line in joined.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
 
-def wanted(lock: Path, requirement: Requirement, environment: dict[str, str]) -> bool:
-    if lock.name == "test.txt" and requirement.name not in TEST_PACKAGES:
+def wanted(lock: Path, requirement: Requirement, environment: dict[str, str], *, everything: bool) -> bool:
+    if not everything and lock.name == "test.txt" and requirement.name not in TEST_PACKAGES:
         return False
     return requirement.marker is None or requirement.marker.evaluate(dict(environment))
 
 
 def main() -> None:
-    version, *locks = sys.argv[1:]
+    arguments = sys.argv[1:]
+    everything = arguments[0] == "--all"
+    version, *locks = arguments[everything:]
     environment = {
         "python_version": version,
         "python_full_version": f"{version}.0",
@@ -42,7 +45,7 @@ def main() -> None:
         for entry in entries(lock):
             text, *hashes = entry.split(" --hash=")
             requirement = Requirement(text.strip())
-            if not wanted(lock, requirement, environment):
+            if not wanted(lock, requirement, environment, everything=everything):
                 continue
             line = " ".join([f"{requirement.name}{requirement.specifier}", *(f"--hash={h.strip()}" for h in hashes)])
             if chosen.setdefault(requirement.name, line).split()[0] != line.split()[0]:

@@ -77,10 +77,14 @@ def test_it_asks_containerd_where_nothing_is_piped_in(dumped: str | None, tmp_pa
     assert 'nothing to read: "containerd config dump | nri-backend setup-runtime"' in alone.stderr
     (tmp_path / "dump").write_text(text_of(dump("2.3")))
     containerd = tmp_path / "containerd"
-    containerd.write_text(f'#!/bin/sh\n[ "$*" = "config dump" ] && exec /bin/cat {tmp_path}/dump\n')
+    # In Python, since the images, in which this runs, too, have no shell.
+    containerd.write_text(
+        f"#!{sys.executable}\nimport sys\n"
+        f"sys.stdout.write(open({str(tmp_path / 'dump')!r}).read() if sys.argv[1:] == ['config', 'dump'] else '')\n"
+    )
     containerd.chmod(0o755)
     assert run(dumped=dumped, path=tmp_path).returncode == 0
-    containerd.write_text("#!/bin/sh\nexit 3\n")
+    containerd.write_text(f"#!{sys.executable}\nraise SystemExit(3)\n")
     failed = run(dumped=dumped, path=tmp_path)
     assert (failed.returncode, failed.stdout) == (2, "")
     assert "returned non-zero exit status 3" in failed.stderr

@@ -8,7 +8,7 @@ from typing import Any, Final
 from numa_contract.nesting import TOO_DEEP, brackets_too_deep, value_too_deep
 
 # Strings and comments. An open string ends with the text, so no alternative fails at its end, nothing is tried twice
-# and the time is linear. No possessive quantifiers: before 3.11.5 Python matches them wrongly around what can backtrack.
+# and the time is linear. No possessive quantifiers: Python before 3.11.5 matches them wrongly around what backtracks.
 _NOT_STRUCTURE: Final = re.compile(
     r'"""(?:[^"\\]+|\\.|"{1,2}(?!"))*(?:"{3,5}|\\?\Z)'
     r"|'''(?:[^']+|'{1,2}(?!'))*(?:'{3,5}|\Z)"

@@ -68,7 +68,9 @@ test_images() {
   local container status=0
   container=$(engine from "localhost/dra-frontend:$VERSION")
   flock -u 9
-  run_in "$container" -q -n "${JOBS:-auto}" --dist loadgroup tests/unit tests/hostile tests/fuzz "$@" || status=$?
+  # test_library.py compares with the whole Kubernetes client, of which the image has only what the frontend imports.
+  run_in "$container" -q -n "${JOBS:-auto}" --dist loadgroup tests/unit tests/hostile tests/fuzz \
+    --ignore tests/unit/dra_frontend/api_server/test_library.py "$@" || status=$?
   engine rm "$container" >/dev/null
   exit "$status"
 }

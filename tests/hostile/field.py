@@ -2,9 +2,11 @@
 """One node under attack: both processes between the stand-ins, their open ports, and what their work costs."""
 
 import itertools
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.fakes.waiting import PATIENCE
@@ -17,6 +19,7 @@ from tests.stage.wires import AnsweredError, ask_http
 AGENT = "dra-driver-numa"
 """How the driver names itself to the API server."""
 _T = TypeVar("_T")
+OPEN_FILES = Path(__file__).with_name("open_files.py")
 _PATIENCE = 20.0 * PATIENCE
 """Seconds for which the kubelet is seen to try again; it goes on for ever."""
 
@@ -26,7 +29,7 @@ def commands(ports: tuple[int, int]) -> tuple[str, str]:
 
     def bound(command: str, port: int) -> str:
         at = command.replace("--bind-address=off", f"--bind-address=127.0.0.1:{port}")
-        return f"bash -c 'ulimit -Sn 1024; exec {at}'"
+        return f"{sys.executable} {OPEN_FILES} 1024 {at}"
 
     return bound(OUR_FRONTEND, ports[0]), bound(OUR_BACKEND, ports[1])
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.hostile.attack import Actor, Attack, taking
-from tests.hostile.field import Field
+from tests.hostile.field import OPEN_FILES, Field
 
 # Opens connections to both ports, sends the same on each, keeps the newest 2,000 and goes on until it is ended.
 _FLOOD = r"""
@@ -32,7 +32,7 @@ _SECONDS = 1.0
 @taking
 def flood(field: Field, sent: bytes) -> Iterator[str]:
     """Floods both ports, and goes on meanwhile."""
-    command = ["sh", "-c", 'ulimit -n 4096; exec "$0" "$@"', sys.executable, "-c", _FLOOD, sent.hex()]
+    command = [sys.executable, str(OPEN_FILES), "4096", sys.executable, "-c", _FLOOD, sent.hex()]
     with subprocess.Popen([*command, *map(str, field.ports)]) as peer:
         try:
             time.sleep(_SECONDS)

@@ -45,16 +45,17 @@ class _StrictLoader(yaml.SafeLoader):
         """Levels of lists and maps in each complete node, and its number of values."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        mark: Any = event.start_mark
         if self._level > MAX_NESTING:
-            raise ComposerError(None, None, TOO_DEEP, event.start_mark)
+            raise ComposerError(None, None, TOO_DEEP, mark)
         self._level += 1
-        node = super().compose_node(parent, index)
+        node: Any = super().compose_node(parent, index)
         self._level -= 1
         if not isinstance(event, AliasEvent):
             self._measure(node)
         elif node not in self._measured:
-            raise ComposerError(None, None, "an alias refers to a value that contains it", event.start_mark)
+            raise ComposerError(None, None, "an alias refers to a value that contains it", mark)
         return node
 
     def _measure(self, node: Node) -> None:
@@ -82,7 +83,7 @@ class _StrictLoader(yaml.SafeLoader):
         if isinstance(node, ScalarNode) and len(node.value) > _MAX_NUMBER:
             raise ConstructorError(None, None, f"a number has more than {_MAX_NUMBER} characters", node.start_mark)
         construct = self.construct_yaml_int if node.tag.endswith(":int") else self.construct_yaml_float
-        return construct(node)  # type: ignore[no-any-return, no-untyped-call]
+        return construct(node)
 
 
 for _tag in ("int", "float"):

@@ -10,8 +10,6 @@ from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError
 from numa_contract.names import DRIVERS
 
-from dra_frontend.bundle.archive import MOST_BYTES
-
 # Names of Kubernetes: a name is not a part of a longer one, but for a pool's in that of its slice.
 _IN_SLICE = "|".join(rf"(?<=[0-9a-f]{{5}}-{re.escape(driver)}-)" for driver in DRIVERS)
 _BEFORE, _AFTER = rf"(?:(?<![a-z0-9-])(?<![a-z0-9]\.)|{_IN_SLICE})", r"(?![a-z0-9-]|\.[a-z0-9])"
@@ -30,6 +28,8 @@ dra.cpu dra.memory packed spread preferred required ignore group distribute only
 keep move exclusive isolated mixed strict interleave none claim low min container pod partition pool numa unknown
 created running paused stopped prepared healthy unhealthy true false null
 """
+_MOST_BYTES: Final = 1 << 20
+"""Of a document inside of a string; a longer one is masked as text."""
 KEPT: Final = frozenset(_WORDS.split())
 """Words of the driver's own: as names they are replaced where a field says that they are names, and nowhere else."""
 
@@ -137,7 +137,7 @@ def _inner(text: str) -> Any:
     if not text.startswith("{"):
         return None
     try:
-        found = parse_json(text.encode(), MOST_BYTES, "text", "")
+        found = parse_json(text.encode(), _MOST_BYTES, "text", "")
     except (MalformedError, UnicodeEncodeError):
         return None
     return found if isinstance(found, dict) else None

@@ -196,7 +196,8 @@ UNRESERVED = build_inventory(machine(), Config(group_by="machine"), NODE)
     [
         ("2-4", "a", WHOLE, "CPUs 2-4 (3) does not match requested capacity 2"),
         ("6-7", "a", WHOLE, "contain offline cores: 7"),
-        ("8-9", "a", WHOLE, "contain offline cores: 8-9"),
+        ("8-9", "a", WHOLE, "contain CPUs that this machine does not have (present: 0-7): 8-9"),
+        ("7-8", "a", WHOLE, "contain CPUs that this machine does not have (present: 0-7): 8"),
         ("0-1", "a", WHOLE, "contain reserved cores: 0"),
         ("1-2", "a", WHOLE, "conflict with already allocated claims: 1"),
         ("2-3", "ab", WHOLE, "are already assigned to another device in this claim: 2-3"),

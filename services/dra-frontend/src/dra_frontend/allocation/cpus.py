@@ -187,9 +187,12 @@ class _Choice:
     def _named(self, request: _Request, named: frozenset[int], mine: frozenset[int]) -> frozenset[int]:
         """Checks CPUs that the claim names itself. The words of each fault are what the CPU peer's users look for."""
         inventory, device = self.inventory, request.device
+        machine = inventory.machine
+        present = machine.online | machine.offline
         outside = f"are not of device {device.name}, which has {format_cpu_list(device.cpus)}: "
         faults = [
-            (named - inventory.machine.online, "contain offline cores: "),
+            (named - present, f"contain CPUs that this machine does not have (present: {format_cpu_list(present)}): "),
+            (named - machine.online, "contain offline cores: "),
             (named & inventory.reserved_cpus, "contain reserved cores: "),
             (named & inventory.withheld_cpus, "contain the CPU that is kept for containers without a claim: "),
             (named - device.cpus, outside),

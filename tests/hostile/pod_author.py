@@ -98,7 +98,7 @@ ATTACKS = [
     ),
     _attack("a name that forges a line of the log", _log_line, "refused", findings=("security S10",)),
     _attack(
-        "variables of another pod's claim", _claim_of_another_pod, "refused .*not known to be reserved for this pod"
+        "variables of another pod's claim", _claim_of_another_pod, "refused .*not for this pod"
     ),
     _attack(
         "a list of 1.5 MB",

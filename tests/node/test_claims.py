@@ -91,9 +91,9 @@ def test_nobody_else_gets_into_a_claim(cluster: Cluster) -> None:
     with pytest.raises(CriError, match=r"dra-driver-numa: .* belongs to container main of pod"):
         db.create("sidecar")
     other = cluster.node.pod("other")
-    with pytest.raises(CriError, match=r"dra-driver-numa: .* is not known to be reserved for this pod"):
+    with pytest.raises(CriError, match=r"dra-driver-numa: .* is recorded for .* not for this pod"):
         other.create("thief", cdi=db.cdi)
-    with pytest.raises(CriError, match=r"dra-driver-numa: .* is not known to be reserved for this pod"):
+    with pytest.raises(CriError, match=r"dra-driver-numa: .* is recorded for .* not for this pod"):
         other.create("forger", env={cpu_env_key(db.claim_uid, None): "2-7"})
     with pytest.raises(CriError, match=r"dra-driver-numa: .* this node has no record of it"):
         other.create("dreamer", env={cpu_env_key("00000000-0000-4000-8000-000000000000", None): "2-7"})

@@ -78,7 +78,7 @@ def test_a_claim_shared_in_a_pod(cluster: Cluster) -> None:
     assert ended_with(db.run("init", SHOW)) == given
     sidecar, main = db.run("sidecar"), db.run("main")
     assert main.cpus_allowed == sidecar.cpus_allowed == given
-    with pytest.raises(CriError, match=r"dra-driver-numa: .* is not known to be reserved for this pod"):
+    with pytest.raises(CriError, match=r"dra-driver-numa: .* is recorded for .* not for this pod"):
         cluster.node.pod("other").create("thief", cdi=db.cdi)
     sidecar.stop()
     main.stop()

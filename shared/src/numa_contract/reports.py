@@ -57,6 +57,9 @@ class ContainerReport(Document):
     """Claims whose record allows this container."""
     unknown_claims: tuple[ClaimUse, ...] = ()
     """Claims that the environment names and for which there is no record, or none that names the pod."""
+    refused_claims: tuple[ClaimUse, ...] = ()
+    """Claims that the environment names and that the container may not use, for any reason; empty if it was not
+    refused. The container holds nothing of them."""
     cpus: CpuSet = frozenset()
     """``cpuset.cpus.effective`` as last read; empty when it could not be read.
 
@@ -75,6 +78,11 @@ class ContainerReport(Document):
     """Why the container was refused, when it was."""
     memory_kills: int = 0
     """How many of its processes the kernel has killed for want of memory; counted where a memory claim is held."""
+
+    @property
+    def named_claims(self) -> frozenset[str]:
+        """UIDs of all claims that the container holds, asks for or was refused."""
+        return frozenset(use.uid for use in (*self.claims, *self.unknown_claims, *self.refused_claims))
 
     @property
     def alive(self) -> bool:
@@ -142,6 +150,11 @@ class BackendStatus(Document):
     """Why that is the pool although the configuration allows partitions, with the remedy; empty otherwise."""
     kubelet_pins: tuple[str, ...] = ()
     """What the kubelet's own static managers were seen to assign: ``cpu``, ``memory``."""
+    exclusivity: str = ""
+    """What keeps other processes off claimed CPUs on this node: ``partition`` (the kernel) or ``pool`` (the driver).
+    Empty from a backend that does not report it."""
+    exclusivity_reason: str = ""
+    """Why that is the pool although the configuration allows partitions; empty if it is not."""
     problems: tuple[str, ...] = ()
     counters: dict[str, float] = Field(default_factory=dict)
     metrics: tuple[Metric, ...] = ()

@@ -139,6 +139,22 @@ def test_what_is_not_as_it_should_be(more: dict[str, Any], kernel: Any, text: st
     assert told(known, "u0")[1] == told(known, "pod-1")[1] == [text]
 
 
+def test_the_second_pod_of_a_claim_is_reported_as_refused() -> None:
+    """By the claim and by the pod, also while the record does not name that pod yet; the first pod is well."""
+    (record,) = prepared(asked(2))
+    text = "dra.cpu claim ns/claim-u0 (u0) belongs to container work of pod ns/p"
+    use = {"uid": "u0", "driver": "dra.cpu"}
+    second = {"podUid": "pod-2", "podName": "q", "refused": text, "refusedClaims": [use]}
+    known = knowing([record], user(record, cpus=_listed(record)), report("d", "unknown", **second))
+    found, problems = told(known, "pod/ns/q")
+    assert [one["claim"] for one in found["claims"]] == ["ns/claim-u0"]
+    assert [(one["pod"], one["state"]) for one in found["claims"][0]["containers"]] == [
+        ("ns/p", "running"),
+        ("ns/q", "refused"),
+    ]
+    assert problems == told(known, "u0")[1] == ["container work of pod ns/q was refused"]
+
+
 def test_what_another_container_of_the_claim_has_is_foreign() -> None:
     """A container has the CPUs of the requests that it names; one that names none of CPUs may run anywhere."""
     record = cpu_record("u0", "a=1-2", "b=3-4")

@@ -94,7 +94,8 @@ def test_a_pod_that_the_record_does_not_know_is_refused_until_it_does() -> None:
     refusal = refused(env_of(ONE), ONE, user=Owner(pod_uid="p2", container="main"))
     assert refusal.reason == Reason.NOT_RESERVED
     assert [(use.uid, use.cpus) for use in refusal.unknown] == [("c1", frozenset())]
-    assert "retries" in refusal.text
+    assert "ns/claim-c1 (c1) is recorded for pod ns/p1 and not for this pod" in refusal.text
+    assert "If the pod names the claim in spec.resourceClaims" in refusal.text
     wider = cpu_record("c1", "cpus=2-3", pods=("p1", "p2"))
     assert held(env_of(ONE), wider, user=Owner(pod_uid="p2", container="main")).cpus == {2, 3}
 
@@ -134,7 +135,9 @@ def test_a_claim_has_one_owner(source: str, sharing: bool, owner: Owner, user: O
     else:
         refusal = refused(env_of(record), record, user=user, first=first)
         assert refusal.reason == Reason.SHARED
-        assert f"container {owner.container} of pod {owner.pod_uid}" in refusal.text
+        assert f"container {owner.container} of pod ns/{owner.pod_uid}" in refusal.text, "the builder names pods so"
+        assert [one.uid for one in refusal.about] == ["c1"]
+        assert refusal.unknown == (), "reading the claim again would change nothing"
 
 
 def test_one_bad_claim_refuses_the_container_whole() -> None:

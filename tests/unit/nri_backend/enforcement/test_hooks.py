@@ -240,7 +240,7 @@ async def test_an_attempt_that_came_to_nothing_is_forgotten(node: Node) -> None:
     assert len(list(node.enforcer.state)) == 1
     await node.enforcer.remove_pod(pod())
     assert not list(node.enforcer.state)
-    with pytest.raises(RefusedError, match="not known to be reserved for this pod"):
+    with pytest.raises(RefusedError, match="not for this pod"):
         await node.create("thief", *env, of="p2")
     assert node.cpus(await node.run("again", *env)) == "2-3", "only the frontend gives claims back"
 

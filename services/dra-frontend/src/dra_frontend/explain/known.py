@@ -74,7 +74,7 @@ class Known:
 
     def users(self, uid: str) -> list[ContainerReport]:
         """Returns the containers that name a claim, refused ones included."""
-        return [one for one in self.containers if any(use.uid == uid for use in (*one.claims, *one.unknown_claims))]
+        return [one for one in self.containers if uid in one.named_claims]
 
 
 def read_records(documents: Any) -> dict[ClaimKey, ClaimFile]:

@@ -111,7 +111,10 @@ def _given(known: Known, record: AllocationRecord) -> list[dict[str, Any]]:
 def explain_pod(known: Known, uid: str) -> Explained:
     """Returns a pod's claims and containers."""
     reports = [one for one in known.containers if one.pod_uid == uid]
-    claims = {record.claim.uid: None for record in known.ledger.records if record.reserves(uid)}
+    # A record may not name the pod yet, and a container that was refused names a claim all the same.
+    named = frozenset[str]().union(*(one.named_claims for one in reports))
+    records = known.ledger.records
+    claims = {one.claim.uid: None for one in records if one.reserves(uid) or one.claim.uid in named}
     names = {(namespace, name) for each, namespace, name in _pods(known) if each == uid}
     found = [explain_claim(known, claim) for claim in claims]
     problems = [each for _, several in found for each in several]

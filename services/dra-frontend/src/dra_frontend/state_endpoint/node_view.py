@@ -116,7 +116,7 @@ def _claims(state: StateSource) -> list[dict[str, Any]]:
 
 
 def _container(report: ContainerReport) -> dict[str, Any]:
-    uses = sorted({use.uid for use in (*report.claims, *report.unknown_claims)})
+    uses = sorted(report.named_claims)
     told = {"name": report.name, "pod": f"{report.pod_namespace}/{report.pod_name}"}
     return {**told, "cpus": format_cpu_list(report.cpus)} | ({"claims": uses} if uses else {})
 

@@ -24,6 +24,8 @@ from nri_backend.nri.model import MAX_VARIABLE_BYTES, MAX_VARIABLES
 
 MAX_CLAIMS: Final = 64
 """Claims of ours that a container may name."""
+_PODS_SHOWN: Final = 3
+"""Pods of a claim that a refusal names."""
 
 
 class Variable(NamedTuple):
@@ -69,6 +71,8 @@ class Refusal:
     text: str
     unknown: tuple[ClaimUse, ...] = ()
     """The claims in question, if the frontend could still make them known."""
+    about: tuple[ClaimUse, ...] = ()
+    """Every claim that the container names and may not use."""
 
 
 def _anybody(_: Owner) -> bool:
@@ -133,8 +137,10 @@ def assess(
     kept = [one for one in proven if one.key in refused or evidence.fault]
     lost = {one.key for one in kept}
     unknown = tuple(one for key, refusal in refused.items() if key not in lost for one in refusal.unknown)
+    named = ((refusal.unknown, key) for key, refusal in refused.items() if key in evidence.claims)
+    about = tuple(unknown[0] if unknown else use(key, evidence.claims[key]) for unknown, key in named)
     first = next(iter(refused.values()))
-    return entitlement_from([*held, *kept]), tuple(map(_use, kept)), Refusal(first.reason, first.text, unknown)
+    return entitlement_from([*held, *kept]), tuple(map(_use, kept)), Refusal(first.reason, first.text, unknown, about)
 
 
 def _judge(key: ClaimKey, variables: Sequence[Variable], user: Owner, claims: Claims) -> Held | Refusal:
@@ -170,9 +176,7 @@ def _checked(
 ) -> Held | Refusal:
     claim = f"{record.driver} claim {record.claim.namespace}/{record.claim.name} ({record.claim.uid})"
     if not record.reserves(user.pod_uid):
-        text = f"{claim} is not known to be reserved for this pod (seen in {name}); dra-frontend reads the claim \
-again and the kubelet retries. Without a claim of this pod, remove the variable"
-        return Refusal(Reason.NOT_RESERVED, text, (use((record.driver, record.claim.uid), variables),))
+        return _not_reserved(record, claim, name, variables)
     requests = _requests(record, variables)
     if isinstance(requests, str):
         remedy = "variables of this name are set by the driver alone, remove them from pod and image"
@@ -180,12 +184,36 @@ again and the kubelet retries. Without a claim of this pod, remove the variable"
     owner = claims.owner(record, user)
     if owner is None or owner == user or (record.sharing == "pod" and owner.pod_uid == user.pod_uid):
         return Held(record, requests)
-    text = f"{claim} (seen in {name}) belongs to container {owner.container} of pod {owner.pod_uid}"
-    remedy = "give this container a claim of its own"
+    return _owned(record, claim, owner, user)
+
+
+def _not_reserved(record: AllocationRecord, claim: str, name: str, variables: Sequence[Variable]) -> Refusal:
+    """Returns the refusal of a pod that the record does not name: a second user of the claim, or a forger."""
+    text = f"{claim} is recorded for {_pods(record)} and not for this pod (seen in {name}). If the pod names the claim \
+in spec.resourceClaims, dra-frontend now reads from the API server which pods it is reserved for, and the kubelet's \
+next try is decided by that. If it does not, remove the variable from pod and image"
+    return Refusal(Reason.NOT_RESERVED, text, (use((record.driver, record.claim.uid), variables),))
+
+
+def _pods(record: AllocationRecord) -> str:
+    names = [f"{record.claim.namespace}/{pod.name}" for pod in record.reserved_for]
+    if not names:
+        return "no pod"
+    more = f" and {len(names) - _PODS_SHOWN} more" if len(names) > _PODS_SHOWN else ""
+    return f"pod{'s' if names[1:] else ''} {', '.join(names[:_PODS_SHOWN])}{more}"
+
+
+def _owned(record: AllocationRecord, claim: str, owner: Owner, user: Owner) -> Refusal:
+    """Returns the refusal of a container whose claim another container has."""
+    # The owner counts only while the record names its pod, so that the name is known.
+    pods = {pod.uid: f"{record.claim.namespace}/{pod.name}" for pod in record.reserved_for}
+    text = f"{claim} belongs to container {owner.container} of pod {pods.get(owner.pod_uid, owner.pod_uid)}"
     if owner.pod_uid == user.pod_uid:
-        text += " while that one lives"
-        remedy += ", let the claim be shared in the pod, or let an init container end before this one uses it"
-    return Refusal(Reason.SHARED, f"{text}; {remedy}")
+        remedy = "give this container a claim of its own, let the claim be shared in the pod (sharing: pod), or let an \
+init container end before this one uses it"
+        return Refusal(Reason.SHARED, f"{text} while that one lives; {remedy}")
+    remedy = "give this pod a claim of its own, as resourceClaimTemplateName does, or delete that pod"
+    return Refusal(Reason.SHARED, f"{text}, and pods cannot share it; {remedy}")
 
 
 def _requests(record: AllocationRecord, variables: Sequence[Variable]) -> tuple[str, ...] | str:

@@ -89,6 +89,7 @@ def report(tracked: Tracked) -> ContainerReport:
         state=_STATES[tracked.phase],
         claims=tuple(_use(held, tracked) for held in tracked.rightful),
         unknown_claims=tracked.orphan + (_bounded(refusal.unknown) if refusal else ()),
+        refused_claims=_bounded(refusal.about) if refusal and not lost else (),
         cpus=tracked.cpus or frozenset(),
         exclusivity=_EXCLUSIVITY[tracked.partition] if tracked.own_cpus else "",
         pooled=cut_answer(tracked.pooled),

@@ -13,8 +13,10 @@ import yaml
 
 from tests.fakes.waiting import PATIENCE
 from tests.rigs.trees import captured, write_tree
-from tests.stage.pods import claim_pod, cpus, hugepages, memory
+from tests.stage.pods import StagePod, claim_pod, cpus, hugepages, make_claim, memory
+from tests.stage.process import wait_for
 from tests.stage.stage import Stage
+from tests.stage.wires import AnsweredError
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 
@@ -68,6 +70,39 @@ def test_a_claim_that_runs(stage: Stage, flags: list[str]) -> None:
         assert document(flags, "cpudevnuma000")[1]["claims"] == {f"default/{name}": "4"}
         status, text, _ = explain(flags, pod.claim_uid)
         assert (status, f"CPUs {given['cpus']['cpus']} of cpudevnuma000" in text) == (0, True)
+
+
+def test_the_second_pod_of_a_claim_is_refused_by_the_name_of_the_first(stage: Stage, flags: list[str]) -> None:
+    """At first since the record does not name it, then since the claim is in use; no text is about forged variables."""
+    first, second = StagePod(stage, "holder"), StagePod(stage, "second")
+    claim = make_claim(stage, "both", [cpus(2)], [first.reference])
+    first.claim = claim
+    with first:
+        first.prepare()
+        first.run()
+        claim = stage.api(f"{CLAIMS}/both")
+        claim["status"]["reservedFor"] = [{"resource": "pods", **pod.reference} for pod in (first, second)]
+        second.claim = stage.api(f"{CLAIMS}/both/status", "PUT", claim)
+        second.prepare()
+
+        def refusal() -> str:
+            with pytest.raises(AnsweredError) as refused:
+                second.create()
+            return str(refused.value)
+
+        text = refusal()
+        assert "default/both" in text
+        assert "recorded for pod default/holder and not for this pod" in text
+        wait_for("the record to name both", lambda: "belongs to container app of pod default/holder" in refusal())
+        status, found = document(flags, "pod/default/second")
+        assert (status, [one["problem"] for one in found["problems"]]) == (
+            1,
+            ["container app of pod default/second was refused"],
+        )
+        states = {one["pod"]: one["state"] for one in found["claims"][0]["containers"]}
+        assert states == {"default/holder": "running", "default/second": "refused"}
+        stage.runtime("remove_pod", pod=second.sandbox["id"])
+        second.unprepare()
 
 
 def test_a_claim_that_does_not_fit(stage: Stage, flags: list[str]) -> None:

@@ -27,7 +27,7 @@ from tests.rigs.decisions import INVENTORY, decided, holding, view
 
 ROOT = Path(__file__).parents[2]
 REAL = os.environ.get("KUBECTL", "")
-PODS = next(one for one in RESOURCES if one.name == "pods")
+PODS, TEMPLATES = (next(one for one in RESOURCES if one.name == name) for name in ("pods", "resourceclaimtemplates"))
 SHARE = "6f1b0c5e-0000-4000-8000-000000000001"
 TAKEN = {
     "request": "cpus",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hack.plugin import archive, main, zipapp
 from tests.fakes.apiserver_store import CLAIMS
-from tests.plugin.rig import TAKEN, Plugin, prepared
+from tests.plugin.rig import TAKEN, TEMPLATES, Plugin, prepared
 from tests.rigs.builders import NODE, claim
 from tests.rigs.decisions import INVENTORY
 from tests.strategies.machines import GIB
@@ -42,6 +42,8 @@ async def test_claims_tell_their_cpus_and_whether_they_are_enforced(plugin: Plug
     assert "REASON" not in (await plugin.run("claims"))[1]
     assert "Exclusive" in (await plugin.run("claims", "-o", "wide"))[1]
     assert await plugin.rows("claims", "-n", "other") == []
+    for everywhere in ("-A", "--all-namespaces"):
+        assert [one["claim"] for one in await plugin.rows("claims", everywhere, "-n", "other")] == ["train"]
 
 
 async def test_a_pod_is_explained(plugin: Plugin) -> None:
@@ -57,10 +59,62 @@ async def test_a_pod_is_explained(plugin: Plugin) -> None:
     assert "cpus: 2 of cpudevnuma000 on node-a: CPUs 1,5, exclusive" in out
     assert "enforced: yes: the kernel keeps everybody else off" in out
     assert "cpus: asks for 6; 0 of 2 devices have that, the most is 4 of cpudevnuma001 on node-a" in out
-    assert "claim missing" in out
+    assert "claim missing\n  does not exist: create ResourceClaim missing in namespace ns" in out
     assert "has no claims" in (await plugin.run("explain", "plain", "-n", "ns"))[1]
     code, _, err = await plugin.run("explain", "nobody", "-n", "ns")
     assert (code, 'pods "nobody" not found' in err) == (1, True)
+
+
+async def test_the_second_pod_of_a_claim_is_not_reported_as_enforced(plugin: Plugin) -> None:
+    """The claim's own status is about the pod that has it; of the other one the kubelet reports the refusal."""
+    text = "dra.cpu claim ns/train (u) belongs to container main of pod ns/first, and pods cannot share it"
+    failed = {"reason": "CreateContainerError", "message": f"failed to create: NRI: rpc error: dra-driver-numa: {text}"}
+    refused = {"containerStatuses": [{"name": "main", "state": {"waiting": failed}}]}
+    again = {"reason": "CrashLoopBackOff", "message": "back-off"}
+    killed = {"reason": "StartError", "message": f"NRI: dra-driver-numa: {text}"}
+    started = {
+        "containerStatuses": [{"name": "main", "state": {"waiting": again}, "lastState": {"terminated": killed}}]
+    }
+    spec = {"resourceClaims": [{"name": "c", "resourceClaimName": "train"}]}
+    for name, status, reason in (("second", refused, "CreateContainerError"), ("third", started, "StartError")):
+        plugin.add_pod(name, spec=spec, status=status)
+        code, out, _ = await plugin.run("explain", name, "-n", "ns")
+        assert (code, "enforced: yes" in out) == (0, False)
+        assert f"container main was refused: {reason}: dra-driver-numa: {text}\n" in out
+        assert "enforced: not for this pod: container main was refused, see above" in out
+    pulling = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+    plugin.add_pod("pulling", spec=spec, status={"containerStatuses": [{"name": "main", "state": pulling}]})
+    out = (await plugin.run("explain", "pulling", "-n", "ns"))[1]
+    assert "container main does not run: ImagePullBackOff: no such image" in out
+    assert "enforced: yes" in out
+
+
+async def test_a_pod_that_does_not_fit_is_explained_by_the_scheduler(plugin: Plugin) -> None:
+    """A claim waits for the pod, too: memory requests and taints are in the pod's condition alone."""
+    wants = {"deviceClassName": "dra.cpu", "capacity": {"requests": {"dra.cpu/cpu": "1"}}}
+    waiting = {"metadata": {"name": "c"}, "spec": {"devices": {"requests": [{"name": "cpus", "exactly": wants}]}}}
+    plugin.server.store.create(CLAIMS, "ns", waiting)
+    why = "0/1 nodes are available: 1 Insufficient memory."
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": why}
+    spec = {"resourceClaims": [{"name": "c", "resourceClaimName": "c"}]}
+    plugin.add_pod("p", spec=spec, status={"conditions": [condition]})
+    out = (await plugin.run("explain", "p", "-n", "ns"))[1]
+    assert f"pod ns/p has no node yet; the scheduler's reason: {why}\n" in out
+    assert "the scheduler allocates it together with a node for the pod, which must fit there, too" in out
+
+
+async def test_a_claim_that_is_not_there_is_told_from_one_that_will_be_made(plugin: Plugin) -> None:
+    """By name it must exist; from a template it is made, if there is that template."""
+    entries = [{"name": name, "resourceClaimTemplateName": name} for name in ("there", "typo")]
+    plugin.server.store.create(TEMPLATES, "ns", {"metadata": {"name": "there"}, "spec": {}})
+    plugin.add_pod("p", spec={"resourceClaims": entries})
+    out = (await plugin.run("explain", "p", "-n", "ns"))[1]
+    assert "claim there\n  is not made yet; kube-controller-manager makes it from template there" in out
+    assert "claim typo\n  cannot be made: there is no ResourceClaimTemplate typo in namespace ns" in out
+    made = [{"name": "there", "resourceClaimName": "p-there-abc"}]
+    plugin.add_pod("old", spec={"resourceClaims": entries[:1]}, status={"resourceClaimStatuses": made})
+    out = (await plugin.run("explain", "old", "-n", "ns"))[1]
+    assert "claim p-there-abc\n  does not exist any more; it was made from template there" in out
 
 
 async def test_a_claims_author_writes_nothing_to_the_terminal(plugin: Plugin) -> None:

@@ -9,11 +9,11 @@ import pytest
 from dra_frontend.devices.quantity import format_quantity
 from hypothesis import given
 from hypothesis import strategies as st
-from kubectl_numa.cluster import read_cluster
+from kubectl_numa.cluster import ClaimName, read_cluster, read_pod
 from kubectl_numa.kubectl import MAX_NESTING, shallow
 from kubectl_numa.quantity import Amount, format_bytes, parse_quantity
 from kubectl_numa.tables import document, safe, table
-from kubectl_numa.views import claim_rows, explain, free_rows, node_rows
+from kubectl_numa.views import claim_rows, explain, explain_missing, explain_pod, free_rows, node_rows
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
@@ -82,6 +82,31 @@ def test_an_odd_object_ends_no_command(slices: list[Any], claims: list[Any]) -> 
     for rows in (node_rows(cluster), free_rows(cluster), claim_rows(cluster)):
         assert table(rows) if rows else True
     assert all(list(explain(cluster, claim)) for claim in cluster.claims)
+
+
+STATUS = (
+    "resourceClaimStatuses",
+    "containerStatuses",
+    "state",
+    "waiting",
+    "terminated",
+    "message",
+    "reason",
+    "conditions",
+)
+
+
+@given(st.dictionaries(st.sampled_from(("spec", "status")), st.dictionaries(st.sampled_from(STATUS), ODD)) | ODD)
+def test_an_odd_pod_ends_no_command(pod: Any) -> None:
+    """A pod of another version is read as far as it can be."""
+    read = read_pod(pod)
+    lines = [*explain_pod(read, "ns", "p"), *(line for one in read.claims for line in missing(one))]
+    assert all(isinstance(line, str) for line in lines)
+
+
+def missing(use: ClaimName) -> list[str]:
+    """The lines about a claim that is not there."""
+    return list(explain_missing(use, "ns", template_exists=None))
 
 
 def slice_of(generation: int, *devices: dict[str, Any]) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kubectl_numa import __version__
-from kubectl_numa.cluster import DRIVERS, Cluster, read_cluster
+from kubectl_numa.cluster import DRIVERS, Cluster, read_cluster, read_pod
 from kubectl_numa.kubectl import Kubectl, KubectlError, labels_of, path_of
 from kubectl_numa.tables import Row, document, safe, table
-from kubectl_numa.views import claim_rows, explain, free_rows, node_rows
+from kubectl_numa.views import claim_rows, explain, explain_missing, explain_pod, free_rows, node_rows
 
 _DRA: Final = "resource.k8s.io"
 _PASSED: Final = ("kubeconfig", "context", "cluster", "user", "as", "request-timeout")
@@ -47,7 +47,8 @@ def _nodes(request: Request) -> int:
 
 
 def _claims(request: Request) -> int:
-    return request.show(claim_rows(request.cluster(), request.given.namespace or ""), "no claim has CPUs or memory")
+    namespace = "" if request.given.all_namespaces else request.given.namespace or ""
+    return request.show(claim_rows(request.cluster(), namespace), "no claim has CPUs or memory")
 
 
 def _free(request: Request) -> int:
@@ -59,34 +60,28 @@ def _free(request: Request) -> int:
 
 def _explain(request: Request) -> int:
     namespace = request.given.namespace or request.kubectl.namespace()
-    pod = request.kubectl.get(path_of("", "pods", namespace, request.given.pod))
+    pod = read_pod(request.kubectl.get(path_of("", "pods", namespace, request.given.pod)))
     cluster = request.cluster()
     claims = {claim.name: claim for claim in cluster.claims if claim.namespace == namespace}
-    names = _claims_of(pod)
-    if not names:
-        print(f"pod {safe(namespace)}/{safe(request.given.pod)} has no claims: it runs in the shared pool of its node")
-    for entry, name in names.items():
-        if name in claims:
-            lines = list(explain(cluster, claims[name]))
+    lines = list(explain_pod(pod, namespace, request.given.pod))
+    for use in pod.claims:
+        if use.name in claims:
+            lines += explain(cluster, claims[use.name], pod)
         else:
-            lines = [
-                f"claim {name or entry}",
-                "  does not exist yet; it is made from its template when the pod is created",
-            ]
-        print("\n".join(map(safe, lines)))
+            lines += explain_missing(use, namespace, template_exists=_template_exists(request, namespace, use.template))
+    print("\n".join(map(safe, lines)))
     return 0
 
 
-def _claims_of(pod: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the names of a pod's claims by their names in the pod; empty for one that is not made yet."""
-    spec, status = pod.get("spec") or {}, pod.get("status") or {}
-    made = {one.get("name"): one.get("resourceClaimName") for one in status.get("resourceClaimStatuses") or []}
-    asked = [one for one in spec.get("resourceClaims") or [] if isinstance(one, dict)]
-    names = {
-        str(one.get("name")): str(one.get("resourceClaimName") or made.get(one.get("name")) or "") for one in asked
-    }
-    extended = (status.get("extendedResourceClaimStatus") or {}).get("resourceClaimName")
-    return names | ({"extended resources": str(extended)} if extended else {})
+def _template_exists(request: Request, namespace: str, name: str) -> bool | None:
+    """Returns whether there is a ResourceClaimTemplate of that name; None if none is asked for or it cannot be read."""
+    if not name:
+        return None
+    try:
+        path = path_of(_DRA, "resourceclaimtemplates", namespace)
+        return any(True for _ in request.kubectl.items(path, fieldSelector=f"metadata.name={name}"))
+    except KubectlError:
+        return None
 
 
 def _driver_pod(request: Request) -> Mapping[str, Any]:
@@ -146,6 +141,9 @@ def _parser() -> argparse.ArgumentParser:
         one = commands.add_parser(name, help=text, description=text, parents=[common])
         if argument:
             one.add_argument(argument.rstrip("?"), nargs="?" if argument.endswith("?") else None)
+        if name == "claims":
+            text = "claims of all namespaces, which is the default"
+            one.add_argument("-A", "--all-namespaces", action="store_true", help=text)
         if name == "page":
             one.add_argument("--port", type=int, default=0, help="local port; default: a free one")
             one.add_argument("--no-browser", dest="browser", action="store_false", help="only print the address")

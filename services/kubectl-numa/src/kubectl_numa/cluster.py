@@ -17,6 +17,9 @@ DRIVERS: Final = (CPU_DRIVER, MEMORY_DRIVER)
 CPUS: Final = "cpu"
 MEMORY: Final = "memory"
 _CAPACITIES: Final = {CPU_DRIVER: ("dra.cpu/cpu", "cpu"), MEMORY_DRIVER: ("dra.memory/size", "size")}
+_REFUSED: Final = "dra-driver-numa: "
+"""Precedes each refusal of nri-backend, in the runtime's error that the kubelet writes into the pod's status."""
+_STARTING: Final = ("ContainerCreating", "PodInitializing")
 _NUMA_NODE: Final = ("resource.kubernetes.io/numaNode", "dra.cpu/numaNodeID")
 
 
@@ -67,6 +70,41 @@ class Claim:
     """``True``, ``False`` or ``Unknown`` as the node says; empty where it has said nothing."""
     reason: str = ""
     message: str = ""
+
+
+class ClaimName(NamedTuple):
+    """An entry of a pod's ``spec.resourceClaims``."""
+
+    entry: str
+    name: str
+    """The ResourceClaim; empty while none has been made from the template."""
+    template: str = ""
+    """The ResourceClaimTemplate, if the pod names one."""
+
+
+class Waiting(NamedTuple):
+    """A container of a pod that does not run."""
+
+    container: str
+    reason: str
+    message: str
+    refused: bool
+    """Whether nri-backend refused to let it run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod, as far as its claims are concerned."""
+
+    claims: tuple[ClaimName, ...]
+    waiting: tuple[Waiting, ...] = ()
+    unscheduled: str = ""
+    """The scheduler's own reason, from the condition PodScheduled; empty for a pod that has a node."""
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """Returns the containers that nri-backend refused."""
+        return tuple(one.container for one in self.waiting if one.refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +192,44 @@ def _claim(document: Mapping[str, Any]) -> Claim:
             for name, of in (("enforced", "status"), ("reason", "reason"), ("message", "message"))
         },
     )
+
+
+def read_pod(document: object) -> Pod:
+    """Returns a pod's claims, the containers that do not run, and why it has no node."""
+    spec, status = (_dict(_dict(document).get(name)) for name in ("spec", "status"))
+    made = {
+        one.get("name"): str(one.get("resourceClaimName") or "") for one in _dicts(status.get("resourceClaimStatuses"))
+    }
+    claims = []
+    for one in _dicts(spec.get("resourceClaims")):
+        name = str(one.get("resourceClaimName") or made.get(one.get("name")) or "")
+        claims.append(ClaimName(str(one.get("name")), name, str(one.get("resourceClaimTemplateName") or "")))
+    if extended := _dict(status.get("extendedResourceClaimStatus")).get("resourceClaimName"):
+        claims.append(ClaimName("extended resources", str(extended)))
+    listed = [one for key in ("initContainerStatuses", "containerStatuses") for one in _dicts(status.get(key))]
+    return Pod(tuple(claims), tuple(found for one in listed if (found := _waiting(one))), _unscheduled(status))
+
+
+def _waiting(status: Mapping[str, Any]) -> Waiting | None:
+    """Returns why a container does not run; None if it does, has ended well, or is about to be made."""
+    state = _dict(status.get("state"))
+    ended = [_dict(_dict(status.get(key)).get("terminated")) for key in ("state", "lastState")]
+    found = [_dict(state.get("waiting")), *ended]
+    name, ours = str(status.get("name")), [one for one in found if _REFUSED in str(one.get("message"))]
+    if ours and "running" not in state:
+        message = str(ours[0].get("message"))
+        return Waiting(name, str(ours[0].get("reason")), message[message.index(_REFUSED) :], refused=True)
+    reason = str(found[0].get("reason") or "")
+    if not reason or reason in _STARTING:
+        return None
+    return Waiting(name, reason, str(found[0].get("message") or ""), refused=False)
+
+
+def _unscheduled(status: Mapping[str, Any]) -> str:
+    for one in _dicts(status.get("conditions")):
+        if one.get("type") == "PodScheduled" and one.get("status") == "False":
+            return str(one.get("message") or one.get("reason") or "the condition PodScheduled gives no reason")
+    return ""
 
 
 def _part(key: Key, result: Mapping[str, Any], data: Mapping[str, Any]) -> Part:

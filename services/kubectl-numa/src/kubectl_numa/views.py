@@ -3,11 +3,13 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Final
 
-from kubectl_numa.cluster import CPUS, MEMORY, Claim, Cluster, Key
+from kubectl_numa.cluster import CPUS, MEMORY, Claim, ClaimName, Cluster, Key, Pod
 from kubectl_numa.quantity import Amount, parse_quantity
 from kubectl_numa.tables import Row
 
+NO_POD: Final = Pod(())
 _ENFORCED = {"True": "yes", "False": "no", "Unknown": "not known"}
 
 
@@ -71,11 +73,35 @@ def claim_rows(cluster: Cluster, namespace: str = "") -> list[Row]:
     ]
 
 
-def explain(cluster: Cluster, claim: Claim) -> Iterator[str]:
-    """Yields lines that say what a claim has, or what it waits for."""
+def explain_pod(pod: Pod, namespace: str, name: str) -> Iterator[str]:
+    """Yields lines about the pod itself: why it has no node, and which of its containers do not run."""
+    if not pod.claims:
+        yield f"pod {namespace}/{name} has no claims: it runs in the shared pool of its node"
+    if pod.unscheduled:
+        yield f"pod {namespace}/{name} has no node yet; the scheduler's reason: {pod.unscheduled}"
+    for one in pod.waiting:
+        what = "was refused" if one.refused else "does not run"
+        yield f"container {one.container} {what}: " + ": ".join(filter(None, (one.reason, one.message)))
+
+
+def explain_missing(use: ClaimName, namespace: str, *, template_exists: bool | None) -> Iterator[str]:
+    """Yields lines about a claim of a pod that is not there."""
+    yield f"claim {use.name or use.entry}"
+    if use.name and not use.template:
+        yield f"  does not exist: create ResourceClaim {use.name} in namespace {namespace}, or name another in the pod"
+    elif use.name:
+        yield f"  does not exist any more; it was made from template {use.template}: delete the pod to get a new one"
+    elif template_exists is False:
+        yield f"  cannot be made: there is no ResourceClaimTemplate {use.template} in namespace {namespace}"
+    else:
+        yield f"  is not made yet; kube-controller-manager makes it from template {use.template or '(none is named)'}"
+
+
+def explain(cluster: Cluster, claim: Claim, pod: Pod = NO_POD) -> Iterator[str]:
+    """Yields lines that report what a claim has, or what it waits for; ``pod`` is the pod that is asked about."""
     yield f"claim {claim.namespace}/{claim.name}"
     if not claim.allocated:
-        yield "  not allocated: the scheduler has found no node for the pod yet; selectors are not looked at here"
+        yield "  not allocated: the scheduler allocates it together with a node for the pod, which must fit there, too"
         for request in claim.requests:
             yield from _waiting(cluster, request)
         return
@@ -85,12 +111,19 @@ def explain(cluster: Cluster, claim: Claim) -> Iterator[str]:
         amount = _amount(device.kind if device else CPUS, part.amount)
         cpus = f": CPUs {part.cpus}" + (f", {part.isolation}" if part.isolation else "") if part.cpus else ""
         yield f"  {part.request}: {amount} of {part.key.device} {where}{cpus}"
+    if claim.pods[1:]:
+        yield f"  reserved for pods {', '.join(claim.pods)}"
+    yield f"  {_enforced(claim, pod)}"
+
+
+def _enforced(claim: Claim, pod: Pod) -> str:
     if not claim.parts:
-        yield "  no part of it is of this driver"
-    elif not claim.enforced:
-        yield "  enforced: not said; the claim is not prepared yet, or the node does not write status.devices"
-    else:
-        yield f"  enforced: {_ENFORCED[claim.enforced]}" + (f": {claim.message or claim.reason}")
+        return "no part of it is of this driver"
+    if pod.refused:
+        return f"enforced: not for this pod: container {', '.join(pod.refused)} was refused, see above"
+    if not claim.enforced:
+        return "enforced: not said; the claim is not prepared yet, or the node does not write status.devices"
+    return f"enforced: {_ENFORCED[claim.enforced]}: {claim.message or claim.reason}"
 
 
 def _waiting(cluster: Cluster, request: dict[str, object] | object) -> Iterator[str]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from nri_backend.claims.judge import Reason, Refusal
 from nri_backend.containers.container import Phase, Tracked, tracked_as
 from nri_backend.containers.state import MAX_REFUSED, NodeState
-from nri_backend.frontend_link.reports import Reports
-from numa_contract.reports import MAX_STATE_BYTES, BackendStatus, ContainerReport
+from nri_backend.frontend_link.reports import MAX_UNKNOWN, Reports
+from numa_contract.reports import MAX_STATE_BYTES, BackendStatus, ClaimUse, ContainerReport
 
 from tests.rigs.containers import container, pod
 
@@ -91,6 +91,18 @@ def test_reports_can_be_read() -> None:
     reports.refresh()
     [found] = [ContainerReport.model_validate(document) for document in json.loads(reports.containers())]
     assert (found.id, found.state, found.refused) == ("a", "unknown", 'a "quoted" \u2028 text')
+
+
+def test_a_refused_container_reports_the_claims_that_it_may_not_use() -> None:
+    """By these alone people find it beside the containers that the claim serves; a pod's author cannot add many."""
+    uses = tuple(ClaimUse(uid=f"u{number}", driver="dra.cpu") for number in range(3 * MAX_UNKNOWN))
+    state = known()
+    state.refuse(replace(refused("a"), refusal=Refusal(Reason.SHARED, "in use", about=uses)))
+    reports = Reports(state)
+    reports.refresh()
+    [found] = json.loads(reports.containers())
+    assert [one["uid"] for one in found["refusedClaims"]] == [one.uid for one in uses[:MAX_UNKNOWN]]
+    assert ContainerReport.model_validate(found).named_claims == {one.uid for one in uses[:MAX_UNKNOWN]}
 
 
 def test_of_refused_attempts_the_latest_stays() -> None:

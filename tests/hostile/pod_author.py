@@ -97,9 +97,7 @@ ATTACKS = [
         findings=("backend A2", "security S10"),
     ),
     _attack("a name that forges a line of the log", _log_line, "refused", findings=("security S10",)),
-    _attack(
-        "variables of another pod's claim", _claim_of_another_pod, "refused .*not for this pod"
-    ),
+    _attack("variables of another pod's claim", _claim_of_another_pod, "refused .*not for this pod"),
     _attack(
         "a list of 1.5 MB",
         with_environment(_one("0-65535," * (190 << 10))),

@@ -284,6 +284,7 @@ def test_a_pending_claim() -> None:
     known = knowing(prepared(asked(14)))
     found, problems = pending(known, waiting(wish("r", "2")))
     assert (found["wouldGet"][0]["device"], problems) == ("cpudevnuma001", [])
+    assert "PodScheduled" in found["waitsFor"], "the pod may be what does not fit"
     found, problems = pending(known, waiting(wish("r", "2"), wish("s", "15")))
     assert [one["fits"] for one in found["requests"][0]["devices"]] == [False, True]
     assert problems == ["each request can be met, but not all together"]

@@ -18,6 +18,10 @@ from dra_frontend.scheduling.simulation import Simulation
 from dra_frontend.scheduling.wanted import DeviceClass, Request, Wanted, read_wanted
 
 _CLEAR = "make room on this node, ask for less, or let another node have it"
+_WAITS = (
+    "this node can serve it: while it is pending, the pod itself does not fit (requests, taints, affinity) or another "
+    "claim of it waits; the pod's condition PodScheduled has the reason (kubectl numa explain POD)"
+)
 _UNASKED = "the kubelet has not asked for it yet: see the pod's events"
 
 
@@ -100,7 +104,7 @@ def explain_pending(
     near = tuple(replace(one, requests=one.requests or frozenset(names)) for one in wanted.constraints)
     row = simulation.run(Workload(name, (Claim(namespace, name, Wanted(tuple(ours), near, wanted.configs)),)), name)
     if row["fits"]:
-        found["wouldGet"] = row["claims"][0]["devices"]
+        found["wouldGet"], found["waitsFor"] = row["claims"][0]["devices"], _WAITS
         return found, hindered + unreadable
     who = "the scheduler finds no devices" if row["stage"] == "scheduling" else "the driver would refuse it"
     return found, hindered + unreadable + [problem(who, why, _CLEAR) for why in row["reasons"]]

@@ -53,6 +53,8 @@ def _claim(found: Mapping[str, Any]) -> Iterator[str]:
     for row in found.get("wouldGet", ()):
         gets = f"CPUs {row['cpus']}" if "cpus" in row else f"NUMA node {row.get('numaNode')}"
         yield f"{_INDENT}would get {gets} of {row['device']} for request {row['request']}"
+    if "waitsFor" in found:
+        yield f"{_INDENT}{found['waitsFor']}"
     yield from _indented(_containers(found.get("containers", ())))
     if "rebuilt" in found:
         yield f"{_INDENT}{found['rebuilt']}"

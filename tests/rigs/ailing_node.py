@@ -107,6 +107,8 @@ class AilingNode:
             "requestTimeout": 2.0,
             "registrationTimeout": 5.0,
         }
+        self.reserve: int | None = None
+        """Bytes of memory that the service has read from the Node as the kubelet's reserve."""
         self.problems: list[str] = []
         self.warned: list[str] = []
         self.quarantined: dict[str, str] = {}
@@ -193,7 +195,8 @@ class AilingNode:
         """Writes what was changed, and serves; yields the settings."""
         drop_in = {"io.containerd.nri.v1.nri": self.nri, "io.containerd.cri.v1.runtime": self.cri}
         self.host("/etc/containerd/conf.d/50-numa.toml", _toml(drop_in))
-        _write(self.kubelet_root / "config.yaml", json.dumps(self.kubelet_of))
+        if self.kubelet_of:
+            _write(self.kubelet_root / "config.yaml", json.dumps(self.kubelet_of))
         for record in self.records:
             write_claim(self.cdi, record)
         settings = self.settings()
@@ -218,8 +221,8 @@ class AilingNode:
     def _source(self, settings: Settings) -> SimpleNamespace:
         """What the endpoint shows."""
         ledger = Ledger(files_of(*self.records))
-        tree = HostTree(self.root)
-        watch = MachineWatch(tree, HostTree(self.base / "cgroup"), settings.config, NODE, lambda: ledger)
+        trees = HostTree(self.root), HostTree(self.base / "cgroup")
+        watch = MachineWatch(*trees, settings.config, NODE, lambda: ledger, reserve=lambda: self.reserve)
         backend = BackendView(asyncio.get_running_loop().time)
         if self.status:
             backend.renew(BackendStatus.model_validate(self.status), self.containers)

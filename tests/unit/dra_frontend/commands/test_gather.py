@@ -135,6 +135,26 @@ def node() -> Iterator[AilingNode]:
     made.close()
 
 
+async def test_the_memory_reserve_that_the_node_used_is_in_the_archive(
+    node: AilingNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It stands in no file of the node: the kubelet's Node has it, and the service has read that."""
+    node.reserve = 1 << 30
+    archive = str(tmp_path / "a.tar.gz")
+    async with node.up() as settings:
+        await asyncio.to_thread(gather, settings, archive, masked=False)
+    shown = json.loads(run(capsys, "inspect", "--from", archive, "-o", "json")[1])
+    assert shown["reserved"]["memory"]["source"] == "kubelet"
+    assert sum(shown["reserved"]["memory"]["bytes"].values()) == 1 << 30
+    node.reserve = None
+    async with node.up() as settings:
+        await asyncio.to_thread(gather, settings, archive, masked=False)
+    assert (
+        json.loads(run(capsys, "inspect", "--from", archive, "-o", "json")[1])["reserved"]["memory"]["source"]
+        == "default"
+    )
+
+
 @pytest.mark.parametrize("serving", [True, False])
 @pytest.mark.parametrize("name", [NODE, "n" * 240])
 async def test_masked_pools_and_slices_have_no_node(name: str, serving: bool, node: AilingNode, tmp_path: Path) -> None:

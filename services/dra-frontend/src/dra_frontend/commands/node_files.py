@@ -1,18 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node as its files show it: the machine, the claims in the claim files, and what they leave. No service is asked."""
+"""A node as its files show it: the machine, the claims in the claim files, and what they leave.
 
+The service is asked for one figure, which no file has: the memory that the kubelet reserves.
+"""
+
+import json
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from numa_contract.config import Config
 from numa_node.claim_directory import ClaimDirectory, DirectoryView
 
 from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.bundle.archive import STATE
 from dra_frontend.devices.inventory import Inventory, InventoryError, build_inventory
+from dra_frontend.devices.reserves import is_explicit
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.host_hugepages import PageKey, held_pages, read_pod_pages
 from dra_frontend.machine.model import Machine
 from dra_frontend.node.host_tree import HostTree, on_node
+from dra_frontend.node.state_client import NoServiceError, StateClient
 from dra_frontend.settings import Settings, open_host
 
 
@@ -40,8 +48,28 @@ def read_node(settings: Settings, node: str, *, empty: bool = False) -> NodeFile
         node,
         held=Ledger(claims.files).held_cpus(),
         host_pages={} if empty else _host_pages(machine, settings.host_root, settings.config),
+        kubelet_reserve=kubelet_reserve(settings),
     )
     return NodeFiles(inventory, claims)
+
+
+def kubelet_reserve(settings: Settings) -> int | None:
+    """Returns the bytes of memory that the kubelet reserves, or None if the node's service has not reported them.
+
+    An archive contains the service's report. On a node the service itself is asked.
+    """
+    if is_explicit(settings.config):
+        return None
+    kept = Path(settings.host_root, STATE)
+    try:
+        if kept.is_dir():
+            machine = json.loads((kept / "machine.json").read_bytes())
+        else:
+            machine = StateClient(on_node(settings.host_root, settings.config.run_dir)).document("/v1/machine")
+        found = machine["kubeletReservedBytes"]
+    except (OSError, ValueError, RecursionError, NoServiceError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, int) and found >= 0 else None
 
 
 def claim_files(settings: Settings) -> DirectoryView:

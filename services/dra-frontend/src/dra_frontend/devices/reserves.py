@@ -30,6 +30,8 @@ class MemoryReserve:
     """``reservedMemory``, ``kubelet`` or ``default``."""
     by_node: Mapping[int, int] = field(default_factory=dict)
     """Bytes by NUMA node."""
+    kubelet_bytes: int | None = None
+    """Bytes that the kubelet reserves on the whole node; None unless they are the source."""
 
     @property
     def text(self) -> str:
@@ -52,6 +54,5 @@ def memory_reserve(machine: Machine, config: Config, kubelet: int | None = None)
     total = max(1, sum(sizes.values()))
     kept, of = (1, DEFAULT_PART) if kubelet is None else (kubelet, total * MEMORY_STEP)
     steps = {node: -(-size * kept // of) for node, size in sizes.items()}
-    return MemoryReserve(
-        "default" if kubelet is None else "kubelet", {node: number * MEMORY_STEP for node, number in steps.items()}
-    )
+    by_node = {node: number * MEMORY_STEP for node, number in steps.items()}
+    return MemoryReserve("default" if kubelet is None else "kubelet", by_node, kubelet)

@@ -33,6 +33,7 @@ def machine_view(live: MachineWatch) -> dict[str, Any]:
         "packages": len({cpu.package for cpu in machine.cpus.values()}),
         "smt": machine.smt,
         "basePageBytes": machine.base_page_bytes,
+        "kubeletReservedBytes": live.inventory.reserve.kubelet_bytes,
         "numaNodes": [_node_view(node, live.host_pages) for node in machine.numa_nodes.values()],
         "errors": [_errors_view(counter) for counter in live.errors.counters],
     }

@@ -205,6 +205,13 @@ class HostInterrupts(Values):
     """Mount what moves them into the backend."""
 
 
+class Doctor(Values):
+    """The command "dra-frontend doctor" in the driver's pod."""
+
+    kubelet_proxy: bool
+    """Grant get on nodes/proxy, by which it reads the kubelet's configuration."""
+
+
 class NetworkPolicy(Values):
     """Who may speak with the pods."""
 
@@ -312,6 +319,7 @@ class ChartValues(Values):
     hugepage_provision: HugePageProvision
     host_hugepages: HostHugepages
     host_interrupts: HostInterrupts
+    doctor: Doctor
     metrics: Metrics
     network_policy: NetworkPolicy
     open_shift: Annotated[OpenShift, Field(alias="openshift")]

@@ -63,6 +63,17 @@ def test_the_status_of_devices_is_written_by_their_driver_alone() -> None:
     assert rule["resourceNames"] == list(DRIVERS)
 
 
+def test_the_doctor_gets_the_right_to_ask_kubelets_where_it_is_wanted() -> None:
+    """The right is worth as much as a shell in every pod, so the default does not grant it."""
+    plain, wide = (
+        only(render({"doctor": {"kubeletProxy": wanted}} if wanted else {}), "ClusterRole")["rules"]
+        for wanted in (False, True)
+    )
+    assert [rule for rule in wide if rule not in plain] == [
+        {"apiGroups": [""], "resources": ["nodes/proxy"], "verbs": ["get"]}
+    ]
+
+
 def test_the_role_is_bound_to_the_pods_account() -> None:
     """The account of the pods is the one that has the role and the one that the admission policy watches."""
     values = {"serviceAccount": {"create": False}, "fullnameOverride": "given"}

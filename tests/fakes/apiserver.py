@@ -209,7 +209,7 @@ class ApiServer:
         if verb == "watch":
             return await self._watch(Watch(self.store, request, resource, namespace))
         if verb == "get":
-            return self.store.get(resource, namespace, name)
+            return self._proxied(request, name) if target.part == "proxy" else self.store.get(resource, namespace, name)
         if verb in {"list", "deletecollection"}:
             items = [one for one in self.store.select(resource, namespace) if matches(resource, request, one)]
             for item in items if verb == "deletecollection" else []:
@@ -235,6 +235,12 @@ class ApiServer:
         if verb == "patch":
             return self._patch(target, body, request)
         return self.store.update(resource, namespace, name, body, target.part)
+
+    def _proxied(self, request: web.Request, node: str) -> Document:
+        """What a node's kubelet answers; of its paths configz alone is played."""
+        if node not in self.options.kubelets or not request.path.endswith("/proxy/configz"):
+            raise ApiError(503, "ServiceUnavailable", "error trying to reach service: no kubelet is played")
+        return {"kubeletconfig": self.options.kubelets[node]}
 
     def _patch(self, target: Target, body: Document, request: web.Request) -> Document:
         """A merge patch, or a server-side apply to the status of a claim; no others are known here."""

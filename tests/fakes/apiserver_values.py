@@ -58,6 +58,8 @@ class Options:
     """API groups that answer 404."""
     address: str = "127.0.0.1"
     """Where it listens, also in its kubeconfig."""
+    kubelets: dict[str, Document] = field(default_factory=dict)
+    """KubeletConfiguration by node, for those whose kubelet answers ``proxy/configz``."""
     node_socket: Path | None = None
     """Where who plays the node executes commands in containers; see apiserver_exec."""
 

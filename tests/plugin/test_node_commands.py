@@ -27,6 +27,17 @@ async def test_doctor_runs_on_the_node_and_passes_its_status_on(plugin: Plugin) 
     assert (code, json.loads(out)) == (1, ["-n", "numa", "driver-1", "-c", "frontend", *command])
 
 
+async def test_doctor_is_given_the_kubelets_configuration_that_the_user_may_read(plugin: Plugin) -> None:
+    """The driver has no right to nodes/proxy; without the user's own, the command runs as before."""
+    plugin.server.store.create(PODS, "numa", driver_pod())
+    plugin.server.options.kubelets[NODE] = {"cpuManagerPolicy": "static"}
+    _, out, _ = await plugin.run("doctor", NODE)
+    assert json.loads(out)[-3:] == ["doctor", "--kubelet-config", "-"]
+    assert json.loads(out)[0] == "-i"
+    plugin.server.options.forbidden.add(("get", "nodes/proxy"))
+    assert json.loads((await plugin.run("doctor", NODE))[1])[-1] == "doctor"
+
+
 async def test_the_page_is_forwarded(plugin: Plugin) -> None:
     """From a local port to the one that the pod names; where it names none, the setting is named."""
     plugin.server.store.create(PODS, "numa", driver_pod({"name": "page", "containerPort": 8082}))

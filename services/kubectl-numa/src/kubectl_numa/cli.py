@@ -2,6 +2,7 @@
 """The commands. Exit status: 0; 1 when something is missing or kubectl fails; 2 for wrong usage; doctor has its own."""
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -101,8 +102,18 @@ def _runs(pod: Mapping[str, Any]) -> bool:
 def _doctor(request: Request) -> int:
     meta = _driver_pod(request)["metadata"]
     output = ["-o", "json"] if request.given.output == "json" else []
-    command = ["dra-frontend", "doctor", *output]
-    return request.kubectl.execute(meta["namespace"], meta["name"], _CONTAINER, command)
+    command, kubelet = ["dra-frontend", "doctor", *output], _kubelet_config(request)
+    if kubelet:
+        command += ["--kubelet-config", "-"]
+    return request.kubectl.execute(meta["namespace"], meta["name"], _CONTAINER, command, kubelet)
+
+
+def _kubelet_config(request: Request) -> str:
+    """Returns the kubelet's configuration as JSON, which the driver itself may not read; empty if the user may not."""
+    try:
+        return json.dumps(request.kubectl.get(f"{path_of('', 'nodes', name=request.given.node)}/proxy/configz"))
+    except KubectlError:
+        return ""
 
 
 def _page(request: Request) -> int:

@@ -67,10 +67,12 @@ class Kubectl:
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise KubectlError("what kubectl says of its configuration cannot be read") from error
 
-    def execute(self, namespace: str, pod: str, container: str, command: Sequence[str]) -> int:
-        """Runs a command in a container, with this terminal; returns its exit status. KubectlError."""
-        arguments = ["exec", "-n", namespace, pod, "-c", container, "--", *command]
+    def execute(self, namespace: str, pod: str, container: str, command: Sequence[str], given: str = "") -> int:
+        """Runs a command in a container, ``given`` as its standard input; returns its status. Raises KubectlError."""
+        arguments = ["exec", *(["-i"] if given else []), "-n", namespace, pod, "-c", container, "--", *command]
         try:
+            if given:
+                return subprocess.run([*self._command, *arguments], input=given.encode(), check=False).returncode  # noqa: S603
             return subprocess.run([*self._command, *arguments], check=False).returncode  # noqa: S603
         except OSError as error:
             raise KubectlError(f"{self._command[0]}: {error.strerror}") from error

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from dra_frontend.commands import cli
-from dra_frontend.doctor.facts import Service
+from dra_frontend.doctor.facts import KubeletConfig, Service
 from dra_frontend.doctor.gather import gather
 from dra_frontend.doctor.model import Check, Level, problem
 from dra_frontend.doctor.table import CHECKS, Verdict, examine
 from dra_frontend.doctor.text import findings_text
+from numa_contract.config import ConfigError
 from numa_contract.records import SharedCpus
 
 from tests.rigs.ailing_node import AilingNode
@@ -110,6 +111,49 @@ async def test_what_cannot_be_read_is_said(what: str, node: AilingNode) -> None:
     assert not any("check itself failed" in one.why for verdict in found.values() for one in verdict.findings)
     lines = findings_text([*found.values()], "n").splitlines()
     assert lines.count(f"WHY      {finding.why}") == 1, "a source is named once, whatever hangs on it"
+
+
+async def test_the_kubelet_is_asked_through_the_api_server_where_its_file_is_not_mounted(node: AilingNode) -> None:
+    """Its configz contains flags, too. Without the right, the checks are unknown and name what would answer them."""
+    node.kubelet_of = {}
+    node.server.options.kubelets["node-a"] = {"cpuManagerPolicy": "static", "reservedSystemCPUs": "0"}
+    found = await verdicts(node)
+    assert found["kubelet.cpu-manager"].result == "problem"
+    assert (found["kubelet.gates"].result, found["kubelet.reserved-cpus"].result) == ("good", "good")
+
+
+@pytest.mark.parametrize("why", ["forbidden", "no kubelet answers"])
+async def test_a_kubelet_that_cannot_be_asked_leaves_its_checks_unknown(why: str, node: AilingNode) -> None:
+    """The finding names the plugin and the chart value that would answer, and no other check suffers."""
+    node.kubelet_of = {}
+    if why == "forbidden":
+        node.server.options.kubelets["node-a"] = {}
+        node.server.options.forbidden.add(("get", "nodes/proxy"))
+    found = await verdicts(node)
+    (finding,) = found["kubelet.cpu-manager"].findings
+    assert finding.level is Level.UNKNOWN
+    assert "nodes/proxy" in finding.why if why == "forbidden" else "does not answer" in finding.why
+    assert "kubectl numa doctor NODE" in finding.remedy
+    assert "doctor.kubeletProxy: true" in finding.remedy
+    assert found["api.reachable"].result == "good"
+
+
+async def test_a_given_configuration_of_the_kubelet_takes_the_place_of_what_is_found(
+    node: AilingNode, tmp_path: Path
+) -> None:
+    """As configz answers it, or as the kubelet's own file; a file that is neither is a usage error."""
+    given = tmp_path / "kubelet"
+    for text in ('{"kubeletconfig": {"cpuManagerPolicy": "static"}}', "cpuManagerPolicy: static\n"):
+        given.write_text(text)
+        async with node.up() as settings:
+            facts = await gather(settings, str(given))
+        assert isinstance(facts.kubelet, KubeletConfig)
+        assert facts.kubelet.cpu_manager == "static"
+    for text in ("[]", "reservedSystemCPUs: 9-1\n"):
+        given.write_text(text)
+        async with node.up() as settings:
+            with pytest.raises(ConfigError):
+                await gather(settings, str(given))
 
 
 @pytest.mark.parametrize(("other", "result"), [("6", "good"), ("5", "problem")])

@@ -36,6 +36,16 @@ class _Version(Call):
         return "/version"
 
 
+class _Configz(Call):
+    """The kubelet's configuration as it is in force, flags included, through the API server's proxy to the node."""
+
+    @property
+    def path(self) -> str:
+        """The path on the server."""
+        # In a class with slots, super() without arguments does not find the class.
+        return Call.path.__get__(self) + "/configz"
+
+
 class Inquiry:
     """Questions on one connection. Every failure is a KubeError."""
 
@@ -46,6 +56,14 @@ class Inquiry:
         """The server's version, ``v1.36.1``."""
         document = await self._ask(_Version("get", "", "version"))
         return str(document.get("gitVersion", ""))
+
+    async def kubelet_config(self, node: str) -> Document:
+        """The KubeletConfiguration that a node's kubelet works by. Needs ``get`` on ``nodes/proxy``."""
+        document = await self._ask(_Configz("get", "", "nodes/proxy", node))
+        found = document.get("kubeletconfig")
+        if not isinstance(found, dict):
+            raise UnavailableError("get nodes/proxy", f"the answer has no kubeletconfig: {shown(document)}")
+        return found
 
     async def list_classes(self) -> frozenset[str]:
         """The names of all DeviceClasses."""

@@ -68,6 +68,8 @@ def _parser() -> argparse.ArgumentParser:
         made[name].add_argument("--from", dest="source", metavar="FILE-or-DIR", help=text)
     made["status"].add_argument("--watch", action="store_true", help="draw the screen again every 2 s")
     made["doctor"].add_argument("--list", action="store_true", help="print every check with its rule; look at nothing")
+    text = "the kubelet's configuration, or what GET /api/v1/nodes/NODE/proxy/configz answers; - is standard input"
+    made["doctor"].add_argument("--kubelet-config", metavar="FILE", default="", help=text)
     pages = made["provision"]
     pages.add_argument("files", metavar="FILE", nargs="+", help="HugePageProvision (YAML)")
     pages.add_argument("--dry-run", action="store_true", help="check the files and show what there is; change nothing")
@@ -156,7 +158,7 @@ def _doctor(arguments: argparse.Namespace) -> tuple[str, int]:
     if arguments.list:
         return rules_text(CHECKS), 0
     settings = load_settings(arguments)
-    verdicts = examine(asyncio.run(gather(settings)))
+    verdicts = examine(asyncio.run(gather(settings, arguments.kubelet_config)))
     found = report(verdicts, settings.node_name)
     shown = findings_text(verdicts, settings.node_name) if arguments.output == "table" else structured(found, "json")
     return shown, (found["problems"] > 0) * _FAILED

@@ -14,7 +14,12 @@ from dra_frontend.devices.inventory import Inventory, InventoryError, build_inve
 from dra_frontend.doctor.facts import Claims, Facts, Service
 from dra_frontend.doctor.model import Unread, known
 from dra_frontend.doctor.sources.cluster import nobody_asked, read_cluster
-from dra_frontend.doctor.sources.configurations import read_kubelet, read_runtime
+from dra_frontend.doctor.sources.configurations import (
+    kubelet_of_answer,
+    read_given_kubelet,
+    read_kubelet,
+    read_runtime,
+)
 from dra_frontend.doctor.sources.directories import read_claims, read_run_directory, read_sockets
 from dra_frontend.doctor.sources.endpoint import find_service, read_service
 from dra_frontend.doctor.sources.kernel import own_limits, read_cgroups, read_kernel
@@ -32,21 +37,24 @@ def read_machine(settings: Settings) -> Inventory | Unread:
         return Unread(str(error), "see docs/live-machine.md, or hide the file by sysfsOverlay")
 
 
-async def gather(settings: Settings) -> Facts:
-    """Returns the facts. Raises ConfigError alone; takes a few seconds where somebody does not answer."""
+async def gather(settings: Settings, kubelet_config: str = "") -> Facts:
+    """Returns the facts; takes a few seconds where a source does not answer. Raises ConfigError.
+
+    ``kubelet_config`` is a file with the kubelet's configuration, which then takes the place of what is found.
+    """
     config = settings.config
+    given = await asyncio.to_thread(read_given_kubelet, kubelet_config) if kubelet_config else None
     machine = await asyncio.to_thread(read_machine, settings)
     node = await asyncio.to_thread(_read_node, settings, machine)
     if settings.host_root != "/" and not config.kubeconfig:
-        cluster = nobody_asked()
+        cluster = dict(nobody_asked())
     else:
-        cluster = await read_cluster(
-            kubeconfig(config.kubeconfig),
-            settings.node_name,
-            known(machine),
-            _records(node["service"], node["claims"]),
-            config,
-        )
+        records = _records(node["service"], node["claims"])
+        load = kubeconfig(config.kubeconfig)
+        cluster = dict(await read_cluster(load, settings.node_name, known(machine), records, config))
+    configz = cluster.pop("configz")
+    path = Path(on_node(settings.host_root, _state(config)))
+    node["kubelet"] = given or node["kubelet"] or kubelet_of_answer(path, configz)
     return Facts(config=config, node_name=settings.node_name, machine=machine, **node, **cluster)
 
 

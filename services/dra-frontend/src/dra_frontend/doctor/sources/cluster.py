@@ -27,11 +27,15 @@ from dra_frontend.publishing.plan import canonical, differences, variants
 
 _MOST_CLAIMS: Final = 100
 """Claims that are looked up, of those that are prepared here."""
-_KEYS: Final = ("server", "classes", "node", "rights", "trial", "slices", "api_claims")
+_KEYS: Final = ("configz", "server", "classes", "node", "rights", "trial", "slices", "api_claims")
 _ELSEWHERE: Final = Unread(
     "with --host-root and without a kubeconfig the API server is not asked: rights would not be the driver's",
     "run the command in the driver's pod for these",
     on_purpose=True,
+)
+_NO_CONFIGZ: Final = (
+    "kubectl numa doctor NODE reads it with your own rights and passes it on (--kubelet-config); or let the driver "
+    "read it: doctor.kubeletProxy: true in the chart's values grants get on nodes/proxy (docs/doctor.md)"
 )
 _Answer = TypeVar("_Answer")
 
@@ -97,6 +101,15 @@ class Cluster:
         """Returns the server's version."""
         return await self._inquiry.server_version()
 
+    async def configz(self) -> Document | Unread:
+        """Returns the kubelet's configuration. The right to read it is not one that the driver needs."""
+        try:
+            return await self._inquiry.kubelet_config(self._node_name)
+        except ForbiddenError:
+            return Unread("the driver may not ask the kubelet through the API server (get nodes/proxy)", _NO_CONFIGZ)
+        except KubeError as error:
+            return Unread(f"the kubelet does not answer through the API server: {error.detail}", _NO_CONFIGZ)
+
     async def classes(self) -> frozenset[str]:
         """Returns the names of all classes."""
         return await self._inquiry.list_classes()
@@ -125,6 +138,7 @@ async def read_cluster(
         machine = Unread("the machine cannot be read", "see config.machine")
         trial = machine if inventory is None else await _softly(cluster.trial(inventory, counted=counted))
         found |= {"trial": trial, "classes": await _softly(cluster.classes()), "node": await _softly(cluster.node())}
+        found |= {"configz": await cluster.configz()}
         found |= {"rights": await _softly(cluster.rights(config)), "slices": await _softly(cluster.slices())}
         return found | {"api_claims": await _softly(cluster.claims(records))}
     except (KubeError, OSError, ValueError) as error:

@@ -7,6 +7,7 @@ A container of the driver sees neither, unless they are mounted. With ``--host-r
 import fnmatch
 import posixpath
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,38 +33,69 @@ ELSEWHERE: Final = (
 )
 
 
-def read_kubelet(path: Path) -> KubeletConfig | Unread:
-    """Returns what the kubelet's configuration file says; command line flags are not seen."""
+def read_kubelet(path: Path) -> KubeletConfig | Unread | None:
+    """Returns the kubelet's configuration file and manager states, or None without a file. Flags are not seen."""
     try:
-        document = read_yaml(str(path)) if path.exists() else None
-        if document is None:
-            remedy = f"mount this one file by values of the chart (docs/doctor.md); or {ELSEWHERE}"
-            return Unread(f"the kubelet's configuration is not visible from here: there is no {path}", remedy)
-        if not isinstance(document, dict):
-            raise ConfigError(str(path), ["is not a map"])
-        reserved = document.get("reservedSystemCPUs")
-        gates = document.get("featureGates")
-        memory = document.get("reservedMemory")
-        return KubeletConfig(
-            source=str(path),
-            cpu_manager=_policy(path.with_name("cpu_manager_state"), document.get("cpuManagerPolicy")),
-            memory_manager=_policy(path.with_name("memory_manager_state"), document.get("memoryManagerPolicy")),
-            topology_manager=str(document.get("topologyManagerPolicy") or "none"),
-            gates={str(name): on is True for name, on in gates.items()} if isinstance(gates, dict) else {},
-            reserved_cpus=parse_cpu_list(str(reserved)) if reserved is not None else None,
-            reserved_memory=tuple(one for one in memory if isinstance(one, dict)) if isinstance(memory, list) else (),
-        )
+        if not path.exists():
+            return None
+        found = kubelet_config(read_yaml(str(path)), str(path))
     except (OSError, ConfigError, MalformedError) as error:
         return Unread(str(error), f"correct {path}, or run the command as root of the node")
+    return replace(
+        found,
+        cpu_manager=_policy(path.with_name("cpu_manager_state"), found.cpu_manager),
+        memory_manager=_policy(path.with_name("memory_manager_state"), found.memory_manager),
+    )
 
 
-def _policy(path: Path, said: object) -> str:
+def read_given_kubelet(path: str) -> KubeletConfig:
+    """Returns a KubeletConfiguration or an answer of ``configz`` from a file. Raises ConfigError."""
+    document = read_yaml("/dev/stdin" if path == "-" else path)
+    if isinstance(document, dict) and "kubeletconfig" in document:
+        document = document["kubeletconfig"]
+    try:
+        return kubelet_config(document, path)
+    except MalformedError as error:
+        raise ConfigError(path, [str(error)]) from error
+
+
+def kubelet_config(document: object, source: str) -> KubeletConfig:
+    """Returns a KubeletConfiguration as values. Raises ConfigError and MalformedError."""
+    if not isinstance(document, dict):
+        raise ConfigError(source, ["is not a map"])
+    reserved, gates, memory = (document.get(key) for key in ("reservedSystemCPUs", "featureGates", "reservedMemory"))
+    return KubeletConfig(
+        source=source,
+        cpu_manager=str(document.get("cpuManagerPolicy") or "none"),
+        memory_manager=str(document.get("memoryManagerPolicy") or "None"),
+        topology_manager=str(document.get("topologyManagerPolicy") or "none"),
+        gates={str(name): on is True for name, on in gates.items()} if isinstance(gates, dict) else {},
+        # configz has an empty text where the file has no such key.
+        reserved_cpus=parse_cpu_list(str(reserved)) if reserved else None,
+        reserved_memory=tuple(one for one in memory if isinstance(one, dict)) if isinstance(memory, list) else (),
+    )
+
+
+def kubelet_of_answer(path: Path, answer: dict[str, Any] | Unread) -> KubeletConfig | Unread:
+    """Returns the configuration from the API server's answer, where there is no file at ``path``."""
+    if isinstance(answer, Unread):
+        here = f"the kubelet's configuration is not visible from here: there is no {path}, and {answer.why}"
+        return Unread(here, answer.remedy, answer.on_purpose)
+    try:
+        return kubelet_config(answer, "configz")
+    except (ConfigError, MalformedError) as error:
+        return Unread(
+            f"the kubelet's configz cannot be read: {error}", f"give its file by --kubelet-config; or {ELSEWHERE}"
+        )
+
+
+def _policy(path: Path, said: str) -> str:
     """Returns the policy that a manager works by: its state file knows of flags, too."""
     try:
         state = parse_json(read_regular(str(path), _MOST_BYTES), _MOST_BYTES, "kubelet state", path.name)
         return str(state["policyName"])
     except (OSError, MalformedError, TypeError, KeyError):
-        return str(said or "none")
+        return said
 
 
 def read_runtime(tree: FileTree) -> RuntimeConfig | Unread:

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -28,8 +28,8 @@ from numa_node.readiness import Readiness
 from numa_node.ticks import each_tick, next_tick
 
 from dra_frontend.api_server.client import KubeClient, connect
-from dra_frontend.api_server.credentials import kubeconfig
-from dra_frontend.api_server.errors import KubeError
+from dra_frontend.api_server.credentials import kubeconfig, read_settings
+from dra_frontend.api_server.errors import KubeConfigError, KubeError
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.device_status import DeviceStatus
 from dra_frontend.claims.directory import ClaimFiles
@@ -49,18 +49,21 @@ from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
 from dra_frontend.node.host_tree import HostTree
 from dra_frontend.node.hugepage_pools import KernelPools
 from dra_frontend.node.machine_watch import MachineWatch
+from dra_frontend.node.preflight import Fault, check_pod, read_mounts
 from dra_frontend.node.run_directory import RunDirectory
 from dra_frontend.publishing.notices import Notices
 from dra_frontend.publishing.offer import Offer
 from dra_frontend.publishing.publisher import Publisher
 from dra_frontend.settings import Settings, open_host
 from dra_frontend.state_endpoint.page import serve_page
-from dra_frontend.state_endpoint.server import HttpServer, StateApp, pages
+from dra_frontend.state_endpoint.server import HttpServer, StateApp, pages, preflight_pages
 from dra_frontend.telemetry import BackendMetrics, NodeGauges, Telemetry
 
 _THREADS: Final = 16
 """For reading and writing files. The default depends on the interpreter: Python 3.13 counts the CPUs that the process
 may use, 3.11 those of the machine."""
+_PREFLIGHT_SECONDS = 2.0
+"""Between two looks at what the pod lacks."""
 _log = logging.getLogger(__name__)
 _STATIC_MANAGER = (
     "the kubelet's {} manager is static: claims keep their CPUs, since the driver answers and audits, but Guaranteed "
@@ -116,6 +119,8 @@ class Service:
         gauges = NodeGauges(lambda: self.store.ledger, self.watch, self.backend, self.publishers)
         self.telemetry.show(gauges, BackendMetrics(self.backend))
         self._told: object = None
+        self.strange: tuple[str, ...] = ()
+        """What the preflight found wrong with the pod although the service works."""
 
     async def _counted(self, driver: str) -> bool:
         """Tells whether the kubelet adds claims of a driver to limits. Raises KubeError."""
@@ -161,7 +166,12 @@ class Service:
     def warnings(self) -> list[str]:
         """Returns what an operator should know of, although the service is ready."""
         node = self.node_status.warnings
-        return [*self.watch.warnings, *node, *(text for one in self.publishers.values() for text in one.warnings)]
+        return [
+            *self.strange,
+            *self.watch.warnings,
+            *node,
+            *(text for one in self.publishers.values() for text in one.warnings),
+        ]
 
     async def start(self) -> None:
         """Loads the claims and reads the machine that they are on. Raises OSError."""
@@ -226,16 +236,55 @@ async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
     raise RuntimeError(f"{name} ended; report this bug")
 
 
+def _lacking(settings: Settings) -> list[Fault]:
+    """Returns what the pod lacks: directories of the node, and a way to the API server. Blocks."""
+    faults = check_pod(settings.config, contained=settings.in_pod, mounts=read_mounts())
+    try:
+        read_settings(kubeconfig(settings.config.kubeconfig))
+    except KubeConfigError as error:
+        faults.append(Fault(f"the API server cannot be asked: {error}"))
+    return faults
+
+
+async def _preflight(settings: Settings, stop: asyncio.Event) -> list[Fault]:
+    """Waits until the pod lacks nothing that the service needs, or until it shall stop; returns the lesser faults.
+
+    The process does not end: a container that runs answers /readyz with the reason, and the doctor can be run in it.
+    """
+    faults = await asyncio.to_thread(_lacking, settings)
+    if not any(one.fatal for one in faults):
+        return faults
+    told: list[Fault] = []
+    async with AsyncExitStack() as stack:
+        if settings.bind is not None:
+            await stack.enter_async_context(serve_pages(settings.bind, preflight_pages(told)))
+        while any(one.fatal for one in faults) and not stop.is_set():
+            if faults != told:
+                told[:] = faults
+                _log.critical("cannot start", extra={"problems": list(map(str, faults))})
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PREFLIGHT_SECONDS):
+                    await stop.wait()
+            faults = await asyncio.to_thread(_lacking, settings)
+    return faults
+
+
 async def _serve(settings: Settings) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.set_default_executor(ThreadPoolExecutor(_THREADS, "files"))
+    strange = await _preflight(settings, stop)
+    if stop.is_set():
+        return
+    for fault in strange:
+        _log.warning("the pod is not as it should be", extra={"warning": str(fault)})
     async with AsyncExitStack() as outer:
         run_directory = await outer.enter_async_context(RunDirectory(Path(settings.config.run_dir), settings.pod_uid))
         client = await outer.enter_async_context(connect(kubeconfig(settings.config.kubeconfig)))
         service = Service(settings, run_directory, client)
+        service.strange = tuple(map(str, strange))
         await service.start()
         outer.push_async_callback(service.store.close)
         await _run(service, settings.bind, stop)

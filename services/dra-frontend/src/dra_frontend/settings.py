@@ -40,6 +40,8 @@ class Settings:
     host_root: str
     bind: tuple[str, int] | None
     """Host ("" for every address) and TCP port of metrics and probes; None switches them off."""
+    in_pod: bool = False
+    """Whether this is a container that a kubelet has started."""
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,6 +85,8 @@ def load_settings(arguments: argparse.Namespace) -> Settings:
         pod_uid=pod_uid(arguments.pod_uid or os.environ.get("POD_UID") or f"local-{os.getpid()}"),
         host_root=arguments.host_root,
         bind=parse_bind_address(arguments.bind_address),
+        # The kubelet sets it in every container; a process of the node has no such variable.
+        in_pod="KUBERNETES_SERVICE_HOST" in os.environ,
     )
 
 

@@ -146,6 +146,7 @@ def _stray_drop_in(node: AilingNode) -> None:
 UNKNOWN_CLAIM: Final = {"claims": [], "unknownClaims": [{"uid": "nobody", "driver": "dra.cpu", "cpus": "2-3"}]}
 ILLNESSES: Final[dict[str, Callable[[AilingNode], object]]] = {
     "driver.endpoint": lambda node: setattr(node, "serving", False),
+    "driver.pod": lambda node: (node.kubelet_root / "plugins").write_text("in the way"),
     "driver.ready": lambda node: node.problems.append("dra.cpu: not registered with the kubelet"),
     "driver.backend": _set("status", active=False, enforced=False),
     "driver.enforced": _set("status", active=False, enforced=False),

@@ -86,8 +86,9 @@ def in_cluster(environ: Mapping[str, str] | None = None, folder: Path = SERVICE_
         try:
             InClusterConfigLoader(*files, try_refresh_token=False, **more).load_and_set(settings)
         except _UNREADABLE as error:
-            remedy = "run in a pod with a service account token, or set kubeconfig"
-            raise KubeConfigError("read the service account of the pod", f"{_words(error)} {remedy}") from error
+            why = _words(error).rstrip(".")
+            remedy = f"mount the pod's service account token at {folder} (the chart's volume token), or set kubeconfig"
+            raise KubeConfigError("read the service account of the pod", f"{why}; {remedy}") from error
 
     return load
 

@@ -77,6 +77,16 @@ class KubeletConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PodFault:
+    """Something that the driver's pod lacks."""
+
+    what: str
+    remedy: str
+    fatal: bool
+    """Whether the service cannot work without it."""
+
+
+@dataclass(frozen=True, slots=True)
 class RuntimeConfig:
     """containerd's configuration files, merged."""
 
@@ -185,6 +195,8 @@ class Facts:
     runtime: RuntimeConfig | Unread
     sockets: Mapping[str, str] | Unread
     """By driver, why the kubelet cannot reach it at its sockets; empty where it can."""
+    pod: tuple[PodFault, ...]
+    """What the driver's pod lacks of the node."""
     service: Service | Unread
     backend: BackendStatus | Unread
     run_directory: RunDirectory | Unread

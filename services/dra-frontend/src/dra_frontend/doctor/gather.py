@@ -11,7 +11,7 @@ from numa_contract.records import AllocationRecord
 
 from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.devices.inventory import Inventory, InventoryError, build_inventory
-from dra_frontend.doctor.facts import Claims, Facts, Service
+from dra_frontend.doctor.facts import Claims, Facts, PodFault, Service
 from dra_frontend.doctor.model import Unread, known
 from dra_frontend.doctor.sources.cluster import nobody_asked, read_cluster
 from dra_frontend.doctor.sources.configurations import (
@@ -26,6 +26,7 @@ from dra_frontend.doctor.sources.kernel import own_limits, read_cgroups, read_ke
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import FileTree, HostTreeError
 from dra_frontend.node.host_tree import HostTree, on_node
+from dra_frontend.node.preflight import check_pod, read_mounts
 from dra_frontend.settings import Settings, open_host
 
 
@@ -73,12 +74,20 @@ def _read_node(settings: Settings, machine: Inventory | Unread) -> dict[str, Any
         "kubelet": read_kubelet(kubelet),
         "runtime": read_runtime(HostTree(settings.host_root)),
         "sockets": read_sockets(root),
+        "pod": _read_pod(settings),
         "service": service,
         "backend": backend,
         "run_directory": read_run_directory(run),
         "claims": read_claims(cdi),
         "open_files": own_limits(),
     }
+
+
+def _read_pod(settings: Settings) -> tuple[PodFault, ...]:
+    # In a debugging pod the node's directories lie below another root, and its mounts are not those of the driver.
+    contained = settings.in_pod and settings.host_root == "/"
+    faults = check_pod(settings.config, settings.host_root, contained=contained, mounts=read_mounts())
+    return tuple(PodFault(one.what, one.remedy, one.fatal) for one in faults)
 
 
 def _mounts(tree: FileTree) -> str:

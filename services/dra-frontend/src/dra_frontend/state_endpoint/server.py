@@ -3,7 +3,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 from urllib.parse import parse_qs
@@ -58,6 +58,15 @@ def pages(state: StateSource) -> Pages:
         return Page(state.metrics(), kind="text/plain; version=0.0.4; charset=utf-8")
 
     return {"/healthz": lambda: HEALTHY, "/readyz": ready, "/metrics": metrics}
+
+
+def preflight_pages(faults: Iterable[object]) -> Pages:
+    """Returns the pages of a service that cannot start: it lives and is not ready, for these reasons."""
+
+    def reasons() -> Page:
+        return Page("\n".join([*map(str, faults), ""]).encode(), 503)
+
+    return {"/healthz": lambda: HEALTHY, "/readyz": reasons}
 
 
 class RequestRefusedError(Exception):

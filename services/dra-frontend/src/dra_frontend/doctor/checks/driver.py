@@ -8,7 +8,7 @@ from numa_contract import __version__
 from numa_contract.reports import BackendStatus
 
 from dra_frontend.devices.inventory import Inventory
-from dra_frontend.doctor.facts import RunDirectory, Service
+from dra_frontend.doctor.facts import PodFault, RunDirectory, Service
 from dra_frontend.doctor.model import Check, Finding, Unread, note, problem
 
 _LOG: Final = "see the log of the container frontend"
@@ -16,6 +16,13 @@ _LOG: Final = "see the log of the container frontend"
 
 def _joined(texts: Sequence[str]) -> str:
     return "; ".join(text.rstrip(".? ") for text in texts)
+
+
+def _pod(pod: Sequence[PodFault]) -> Iterator[Finding]:
+    for fault in pod:
+        why = "the service does not start without it" if fault.fatal else "the service works on without it"
+        found = problem if fault.fatal else note
+        yield found(f"{fault.what[:1].upper()}{fault.what[1:]}.", why, fault.remedy)
 
 
 def _endpoint(service: object) -> Iterator[Finding]:
@@ -108,6 +115,7 @@ def _journal(run_directory: RunDirectory) -> Iterator[Finding]:
 
 
 CHECKS: Final = (
+    Check("driver.pod", "The pod has what it needs of the node's directories.", ("pod",), _pod),
     Check("driver.endpoint", "The service answers on its state socket.", ("service",), _endpoint, always=True),
     Check("driver.ready", "The service is ready.", ("service",), _ready),
     Check("driver.backend", "Claims can be prepared.", ("service",), _backend),

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks the directories of the node that the service writes, before it starts and whenever the doctor asks.
+
+Nothing is written. access(2) answers for this process: it takes the mount, the owner, the mode, the capabilities and
+security modules into account. Inside a pod, a path over which nothing is mounted belongs to the container's own file
+system: what is written there is invisible to the kubelet, the runtime and the backend.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from numa_contract.config import Config
+from numa_contract.names import DRIVERS
+from numa_node.mounts import Mount, mounts_over, parse_mounts
+
+from dra_frontend.node.host_tree import on_node
+
+_MOUNTS: Final = "/proc/self/mountinfo"
+_EMPTY_DIR: Final = "/volumes/kubernetes.io~empty-dir/"
+"""Part of the path of an emptyDir below the kubelet's directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that the pod lacks."""
+
+    what: str
+    remedy: str = ""
+    """Empty if ``what`` contains it."""
+    fatal: bool = True
+    """Whether the service cannot work without it."""
+
+    def __str__(self) -> str:
+        return "; ".join(filter(None, (self.what, self.remedy)))
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """A directory of the node that the service writes."""
+
+    path: str
+    name: str
+    setting: str
+    """The key of the configuration that names it."""
+    volume: str
+    """The chart's volume."""
+
+
+def needed_directories(config: Config) -> tuple[Needed, ...]:
+    """Returns the directories, in the order in which a person would look for a fault."""
+    root = config.kubelet_root_dir.rstrip("/")
+    plugins = [
+        Needed(f"{root}/{place}/{driver}", f"{name} of {driver}", "kubeletRootDir", f"{volume}-{driver[4:]}")
+        for place, name, volume in (
+            ("plugins", "the kubelet's plugin directory", "plugin"),
+            ("plugins_registry", "the kubelet's registry directory", "registry"),
+        )
+        for driver in DRIVERS
+    ]
+    run = Needed(config.run_dir, "the run directory", "runDir", "run")
+    return (run, Needed(config.cdi_dir, "the CDI directory", "cdiDir", "cdi"), *plugins)
+
+
+def read_mounts() -> tuple[Mount, ...]:
+    """Returns the mounts that this process sees, or none if they cannot be read."""
+    try:
+        return parse_mounts(Path(_MOUNTS).read_text(errors="replace"))
+    except OSError:
+        return ()
+
+
+def check_pod(config: Config, host_root: str = "/", *, contained: bool, mounts: tuple[Mount, ...]) -> list[Fault]:
+    """Returns what is wrong with the node's directories as this process sees them. Blocks.
+
+    ``contained`` means that this is a container of a pod and ``mounts`` are its mounts.
+    """
+    faults = [
+        fault
+        for needed in needed_directories(config)
+        if (fault := _directory_fault(needed, on_node(host_root, needed.path), mounts if contained else ()))
+    ]
+    return faults + (list(_container_faults(config, mounts)) if contained else [])
+
+
+def _directory_fault(needed: Needed, path: str, mounts: tuple[Mount, ...]) -> Fault | None:
+    what = f"{needed.name} {needed.path}"
+    mount = f"mount the node's {needed.path} there, read-write (the chart's volume {needed.volume})"
+    above = mounts_over(os.path.realpath(path), mounts)
+    if above and above[-1].point == "/":
+        text = f"{what} is not mounted from the node: it lies in the container's own file system"
+        return Fault(text, f"{mount}, or correct {needed.setting}")
+    if above and _EMPTY_DIR in above[-1].root:
+        return Fault(f"{what} is an empty volume of the pod and not the node's", mount)
+    there = _nearest(Path(path))
+    missing = "" if there == Path(path) else f" does not exist, and {there}"
+    if not there.is_dir():
+        return Fault(f"{what}{missing} is not a directory", f"remove it, or correct {needed.setting}")
+    if os.statvfs(there).f_flag & os.ST_RDONLY:
+        return Fault(f"{what}{missing} is mounted read-only", f"{mount}; if the node's own file system is, see its log")
+    if not os.access(there, os.R_OK | os.W_OK | os.X_OK):
+        return Fault(f"{what}{missing} cannot be written by uid {os.geteuid()}", _permission(there))
+    return None
+
+
+def _permission(path: Path) -> str:
+    if os.geteuid() != 0:
+        return "run the container frontend as uid 0 (securityContext.runAsUser: 0, as the chart has it)"
+    status = path.stat()
+    if status.st_uid != 0 or not status.st_mode & 0o200:
+        return f"chown root {path}; chmod u+rwx {path}: the container has no capability to overrule owner and mode"
+    return "let SELinux or AppArmor allow it (the chart's values selinuxType and appArmorProfile)"
+
+
+def _nearest(path: Path) -> Path:
+    """Returns the path, or the lowest directory above it that exists: there it would be made."""
+    return next((one for one in (path, *path.parents) if os.path.lexists(one)), Path("/"))
+
+
+def _container_faults(config: Config, mounts: tuple[Mount, ...]) -> Iterator[Fault]:
+    """Yields what is only wrong in a container and does not keep the service from working."""
+    lock = Path(config.run_dir, "backend", "active.lock")
+    if os.path.exists(lock):  # noqa: PTH110 - Path.exists raises PermissionError
+        yield Fault(
+            f"the frontend sees {lock} of the backend, and whoever takes over the frontend could lock the backend out",
+            f"mount an empty volume over {lock.parent} in the container frontend (the chart's volume hidden)",
+            fatal=False,
+        )
+    above = mounts_over(config.cgroup_root, mounts)
+    if above and above[-1].kind != "cgroup2":
+        yield Fault(
+            f"{config.cgroup_root} is a file system of type {above[-1].kind} and not the node's cgroup2 tree: "
+            "hugepages that host processes hold count as free",
+            "mount the node's cgroup2 tree there, read-only (hostHugepages.detect: true in the chart's values)",
+            fatal=False,
+        )

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frontend in a pod that lacks something: it says so at /readyz, in its log and through the doctor, and waits."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dra_frontend.node.host_tree import BOOT
+
+from tests.rigs.trees import small_machine, write_tree
+from tests.stage.process import wait_for
+
+PROGRAM = [sys.executable, "-m", "dra_frontend"]
+
+
+def free_port() -> int:
+    """A port that nothing listens at."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def readyz(port: int) -> tuple[int, str]:
+    """Status and body; 0 while nothing listens."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """A node whose kubelet directory is spoilt, and no kubeconfig; not pytest's directory: sockets have short paths."""
+    with tempfile.TemporaryDirectory(prefix="dn-") as name:
+        path = Path(name)
+        # As in a pod: this machine's, of which directories are mounted under their own names.
+        boot = write_tree(small_machine(), path / "host") / BOOT[1:]
+        boot.parent.mkdir(parents=True, exist_ok=True)
+        boot.write_text(Path(BOOT).read_text())
+        (path / "kubelet").mkdir()
+        (path / "kubelet/plugins").write_text("in the way")
+        keys = {"runDir": "run", "cdiDir": "cdi", "kubeletRootDir": "kubelet", "kubeconfig": "kubeconfig"}
+        (path / "config.yaml").write_text(json.dumps({key: str(path / one) for key, one in keys.items()}))
+        yield path
+
+
+def test_a_frontend_that_cannot_start_says_why_and_waits(base: Path) -> None:
+    """A process that ended could be asked neither at /readyz nor by kubectl exec; it starts as soon as it can."""
+    port = free_port()
+    flags = ["--config", str(base / "config.yaml"), "--host-root", str(base / "host"), "--node", "n"]
+    log = base / "log"
+    with log.open("wb") as out:
+        command = [*PROGRAM, *flags, "--pod-uid", "p", "--bind-address", f"127.0.0.1:{port}"]
+        service = subprocess.Popen(command, stderr=out, env=os.environ)
+        try:
+            status, text = wait_for("an answer", lambda: (found := readyz(port))[0] and found, 60.0)
+            assert status == 503
+            wanted = (
+                "the kubelet's plugin directory of dra.cpu",
+                "is not a directory; remove it, or correct kubeletRootDir",
+                f"the API server cannot be asked: read kubeconfig {base / 'kubeconfig'}: the file does not exist",
+            )
+            for words in wanted:
+                assert words in text
+                assert words in log.read_text()
+            assert log.read_text().count("cannot start") == 1, "said once, and not at each look"
+            doctor = subprocess.run([*PROGRAM, *flags, "doctor"], capture_output=True, text=True, check=False)
+            assert "[driver.pod]" in doctor.stdout
+            assert "The kubelet's plugin directory of dra.cpu" in doctor.stdout
+            (base / "kubelet/plugins").unlink()
+            user = {"clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}], "users": []}
+            context = {"contexts": [{"name": "c", "context": {"cluster": "c", "user": ""}}], "current-context": "c"}
+            (base / "kubeconfig").write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **user, **context}))
+            wait_for("the service", lambda: "not registered with the kubelet" in readyz(port)[1], 60.0)
+        finally:
+            service.send_signal(signal.SIGTERM)
+        assert service.wait(60) == 0

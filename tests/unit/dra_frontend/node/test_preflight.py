@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each directory and mount of the frontend that is missing or cannot be used is named, with what to do about it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from dra_frontend.node.preflight import Fault, check_pod, needed_directories
+from numa_contract.config import Config, parse_config
+from numa_node.mounts import Mount, parse_mounts
+
+_NOBODY = 65534
+CONTAINER = "500 400 0:50 / / ro,relatime - overlay overlay rw,lowerdir=/a\n"
+CGROUP = "501 500 0:26 / {} ro,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
+SETTINGS = {one.setting: one for one in needed_directories(Config())}
+VOLUMES = [one.volume for one in needed_directories(Config())]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """Every directory, on one file system, as the kubelet makes them for the chart."""
+    keys = {"runDir": "run", "cdiDir": "cdi", "kubeletRootDir": "kubelet", "cgroupRoot": "cgroup"}
+    found = parse_config({key: str(tmp_path / name) for key, name in keys.items()}, "test")
+    for needed in needed_directories(found):
+        Path(needed.path).mkdir(parents=True)
+    return found
+
+
+def mounted(config: Config, *, without: str = "", root: str = "/{}") -> tuple[Mount, ...]:
+    """The mounts of the chart's container: each directory but that of one volume."""
+    lines = [CONTAINER, CGROUP.format(config.cgroup_root)]
+    for number, needed in enumerate(needed_directories(config)):
+        if needed.volume != without:
+            part = root.format(needed.volume)
+            lines.append(f"{600 + number} 500 8:1 {part} {needed.path} rw,relatime - ext4 /dev/vda1 rw\n")
+    return parse_mounts("".join(lines))
+
+
+def faults(config: Config, **more: str) -> list[Fault]:
+    """What is wrong in a container."""
+    return check_pod(config, contained=True, mounts=mounted(config, **more))
+
+
+def test_a_pod_as_the_chart_renders_it_lacks_nothing(config: Config) -> None:
+    """Nor does a process of the node, which has no mounts of its own, before any of the directories exists."""
+    assert faults(config) == []
+    shutil.rmtree(config.run_dir)
+    assert check_pod(config, contained=False, mounts=()) == []
+
+
+@pytest.mark.parametrize("volume", VOLUMES)
+def test_each_volume_that_is_not_mounted_is_named(volume: str, config: Config) -> None:
+    """Also where the container's own file system could be written: no other process of the node would see it."""
+    needed = next(one for one in needed_directories(config) if one.volume == volume)
+    (fault,) = faults(config, without=volume)
+    assert fault.what.startswith(f"{needed.name} {needed.path} is not mounted from the node")
+    assert f"volume {volume})" in fault.remedy
+    assert f"correct {needed.setting}" in fault.remedy
+
+
+def test_an_empty_volume_in_the_place_of_a_directory_is_named(config: Config) -> None:
+    """It can be written, and neither the runtime nor the kubelet looks there."""
+    found = faults(config, root="/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/{}")
+    assert [one.what.rpartition(" is an empty volume")[1] for one in found] == [" is an empty volume"] * len(VOLUMES)
+
+
+@pytest.mark.parametrize("volume", VOLUMES)
+def test_what_lies_in_the_way_of_a_directory_is_named(volume: str, config: Config) -> None:
+    """A file of that name, or of a directory above it that does not exist yet."""
+    needed = next(one for one in needed_directories(config) if one.volume == volume)
+    shutil.rmtree(needed.path)
+    Path(needed.path).write_text("")
+    (fault,) = faults(config)
+    assert fault.what == f"{needed.name} {needed.path} is not a directory"
+
+
+def in_child(work: Callable[[], list[Fault]]) -> list[str]:
+    """Does it as a user who may not overrule owner and mode."""
+    if os.geteuid() != 0:
+        return list(map(str, work()))
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+            os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+            os.write(writing, json.dumps(list(map(str, work()))).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        data = pipe.read()
+    os.waitpid(child, 0)
+    return list(json.loads(data))
+
+
+@pytest.mark.parametrize("volume", VOLUMES)
+def test_a_directory_that_may_not_be_written_is_named(volume: str, config: Config) -> None:
+    """By access(2), so that owner, mode, capabilities and security modules all count."""
+    above = [*Path(config.run_dir).parents][:3]
+    for one in above if os.geteuid() == 0 else ():
+        one.chmod(0o755)
+    for needed in needed_directories(config):
+        Path(needed.path).chmod(0o500 if needed.volume == volume else 0o777)
+    (text,) = in_child(lambda: faults(config))
+    needed = next(one for one in needed_directories(config) if one.volume == volume)
+    assert text.startswith(f"{needed.name} {needed.path} cannot be written by uid ")
+    assert "runAsUser: 0" in text
+    Path(needed.path).chmod(0o700)
+
+
+READ_ONLY = """
+mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && exec "$2" -c "$3"
+"""
+CHECK = """
+from dra_frontend.node.preflight import check_pod
+from numa_contract.config import parse_config
+for one in check_pod(parse_config({}, "test"), contained=False, mounts=()):
+    print(one)
+"""
+
+
+@pytest.mark.parametrize("volume", VOLUMES)
+def test_a_directory_that_is_mounted_read_only_is_named(volume: str, config: Config, tmp_path: Path) -> None:
+    """Shown by a real mount, in a mount namespace of its own."""
+    needed = next(one for one in needed_directories(config) if one.volume == volume)
+    keys = {"runDir": "run", "cdiDir": "cdi", "kubeletRootDir": "kubelet"}
+    script = CHECK.format({key: str(tmp_path / name) for key, name in keys.items()})
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", READ_ONLY, "sh", needed.path]
+    done = subprocess.run([*command, sys.executable, script], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no mount namespaces here: {done.stderr.strip()}")
+    (text,) = done.stdout.splitlines()
+    assert text.startswith(f"{needed.name} {needed.path} is mounted read-only; mount the node's {needed.path} there")
+
+
+def test_what_the_service_works_without_is_a_lesser_fault(config: Config) -> None:
+    """The backend's lock in sight, and a cgroup tree that is none."""
+    Path(config.run_dir, "backend").mkdir()
+    Path(config.run_dir, "backend/active.lock").write_text("")
+    foreign = [one for one in mounted(config) if one.kind != "cgroup2"]
+    foreign += parse_mounts(f"501 500 0:27 / {config.cgroup_root} rw - tmpfs tmpfs rw\n")
+    found = check_pod(config, contained=True, mounts=tuple(foreign))
+    assert [one.fatal for one in found] == [False, False]
+    assert "volume hidden" in found[0].remedy
+    assert "of type tmpfs and not the node's cgroup2 tree" in found[1].what
+    assert "hostHugepages.detect: true" in found[1].remedy

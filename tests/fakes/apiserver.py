@@ -110,13 +110,15 @@ class ApiServer:
         ]
 
     def order(self, wish: Document) -> Document:
-        """One wish of ``POST /fake``: no_faults, fail_next, drop_watches, gates, version or served."""
+        """One wish of ``POST /fake``: no_faults, fail_next, drop_watches, forbidden, gates, version or served."""
         if wish.get("no_faults"):
             self.faults.clear()
         if "fail_next" in wish:
             self.fail_next(**wish["fail_next"])
         if wish.get("drop_watches"):
             self.drop_watches()
+        if "forbidden" in wish:
+            self.options.forbidden = {(verb, resource) for verb, resource in wish["forbidden"]}
         self.options.gates.update(wish.get("gates") or {})
         self.options.version = wish.get("version", self.options.version)
         return {"served": [vars(one) for one in self.served]} if wish.get("served") else {}

@@ -54,6 +54,19 @@ async def test_what_is_wrong_is_on_the_screen(node: AilingNode) -> None:
         assert any(text in line for line in problems)
 
 
+async def test_what_keeps_claims_apart_is_on_the_screen(node: AilingNode) -> None:
+    """Partitions of the kernel, or the pool with the reason why it is not the kernel."""
+    node.status |= {"exclusivity": "pool", "exclusivityReason": "the backend lacks CAP_SYS_ADMIN"}
+    async with node.up() as settings:
+        status = await asyncio.to_thread(read_status, settings)
+    assert (status["exclusivity"], status["exclusivityReason"]) == ("pool", "the backend lacks CAP_SYS_ADMIN")
+    assert "; kept apart by the pool: the backend lacks CAP_SYS_ADMIN\n" in status_screen(status)
+    node.status |= {"exclusivity": "partition", "exclusivityReason": ""}
+    async with node.up() as settings:
+        screen = status_screen(await asyncio.to_thread(read_status, settings))
+    assert "; kept apart by the kernel\n" in screen
+
+
 async def test_what_others_write_stays_in_its_line(node: AilingNode) -> None:
     """A text of a pod or a peer neither forges a line nor reaches the terminal as a command."""
     node.problems.append("dra.cpu: \x1b[2J\x07 \u202e")

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from dra_frontend.api_server.inquiry import RIGHTS
 from dra_frontend.commands import cli
-from dra_frontend.doctor.facts import KubeletConfig, Service
+from dra_frontend.doctor.facts import KubeletConfig, Right, Service
 from dra_frontend.doctor.gather import gather
 from dra_frontend.doctor.model import Check, Level, problem
 from dra_frontend.doctor.table import CHECKS, Verdict, examine
@@ -173,6 +174,44 @@ async def test_a_record_of_another_format_is_not_judged(node: AilingNode) -> Non
         facts = await gather(settings)
     assert isinstance(facts.service, Service)
     assert [one.claim.name for one in facts.service.records] == ["work"]
+
+
+@pytest.mark.parametrize("right", RIGHTS, ids=lambda right: " ".join(filter(None, right)))
+async def test_each_right_that_is_missing_is_named(right: Right, node: AilingNode) -> None:
+    """With the rule that grants it, and what does not work without it; no check blames something else."""
+    verb, group, resource, _ = right
+    node.server.options.forbidden.add((verb, resource))
+    found = await verdicts(node)
+    (finding,) = found[f"api.rights-{resource.replace('/', '-')}"].findings
+    assert finding.what.startswith(f"RBAC does not let the driver {verb} {resource}")
+    assert f'apiGroups: ["{group}"], resources: [{resource}], verbs: [{verb}]' in finding.remedy
+    unread = [one for verdict in found.values() for one in verdict.findings if one.level is Level.UNKNOWN]
+    assert all(f"{verb} {resource}" in one.why for one in unread), "what could not be read names the same right"
+
+
+@pytest.mark.parametrize(
+    ("reason", "setting", "level", "remedy"),
+    [
+        ("the backend lacks CAP_SYS_ADMIN", "auto", "problem", "capability SYS_ADMIN"),
+        ("the kernel has no cpuset.cpus.exclusive (before Linux 6.7)", "auto", "note", "boot Linux 6.7"),
+        ("the kernel has no cpuset.cpus.exclusive (before Linux 6.7)", "partition", "problem", "boot Linux 6.7"),
+        ("something new", "auto", "problem", "kubectl logs POD -c backend"),
+    ],
+)
+async def test_why_the_pool_enforces_claims_is_a_finding(
+    reason: str, setting: str, level: str, remedy: str, node: AilingNode
+) -> None:
+    """The remedy is that of the cause; a kernel that cannot make partitions is a fault only where they are demanded."""
+    node.status |= {"exclusivity": "pool", "exclusivityReason": reason}
+    node.settings_of["cpuExclusivity"] = setting
+    (finding,) = (await verdicts(node))["driver.exclusivity"].findings
+    assert (finding.level.value, reason in finding.what, remedy in finding.remedy) == (level, True, True)
+
+
+async def test_a_pool_that_the_configuration_asks_for_is_good(node: AilingNode) -> None:
+    """The backend then reports the pool without a reason."""
+    node.status |= {"exclusivity": "pool"}
+    assert (await verdicts(node))["driver.exclusivity"].result == "good"
 
 
 async def test_pages_on_demand_need_one_right_more(node: AilingNode) -> None:

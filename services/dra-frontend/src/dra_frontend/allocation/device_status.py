@@ -124,9 +124,12 @@ def settled(entries: Entries, present: Entries) -> Entries:
     return kept
 
 
-def status_entries(ledger: Ledger, machine: Machine, *, silent: bool) -> dict[str, Entries]:
-    """Returns the entries of every claim by UID. ``silent``: nobody knows what containers are doing."""
-    shown = _Shown.of(ledger)
+def status_entries(ledger: Ledger, machine: Machine, *, silent: bool, pooled: str = "") -> dict[str, Entries]:
+    """Returns the entries of every claim by UID.
+
+    ``silent``: nobody knows what containers are doing. ``pooled``: why the pool enforces claims on the whole node.
+    """
+    shown = _Shown.of(ledger, pooled)
     entries: defaultdict[str, dict[Key, Entry]] = defaultdict(dict)
     for record in ledger.records:
         parts: Sequence[CpuAllocation | MemoryAllocation] = record.cpus or record.memory
@@ -156,9 +159,11 @@ class _Shown:
     """Containers that name a claim, by its UID, refused ones, too."""
     intruders: frozenset[int]
     """CPUs on which some container runs that its claims, if any, do not give it."""
+    pooled: str
+    """Why the pool enforces claims on the whole node; empty where the kernel can."""
 
     @classmethod
-    def of(cls, ledger: Ledger) -> "_Shown":
+    def of(cls, ledger: Ledger, pooled: str) -> "_Shown":
         users: defaultdict[str, list[ContainerReport]] = defaultdict(list)
         beyond: set[frozenset[int]] = set()
         for report in ledger.containers:
@@ -167,7 +172,7 @@ class _Shown:
             if report.alive and not report.refused and not report.unknown_claims:
                 own = own_cpus(report, ledger) if report.claims else frozenset[int]()
                 beyond.add(report.cpus - own if own else report.cpus)
-        return cls(ledger, users, frozenset().union(*beyond))
+        return cls(ledger, users, frozenset().union(*beyond), pooled)
 
     def enforced(self, record: AllocationRecord, part: CpuAllocation | MemoryAllocation) -> Condition:
         """Returns the condition of one result."""
@@ -182,7 +187,7 @@ class _Shown:
                     text = f"{_name(one)} may use memory of NUMA nodes {format_cpu_list(one.mems)}"
                     return Condition("False", "NUMANodesDiffer", text)
         if running:
-            return _exclusive(running) if isinstance(part, CpuAllocation) else _BOUND
+            return _exclusive(running, self.pooled) if isinstance(part, CpuAllocation) else _BOUND
         if refused := [one for one in named if one.refused]:
             return Condition("False", "ContainerRefused", cut_answer(refused[-1].refused))
         return NO_CONTAINER
@@ -199,12 +204,13 @@ class _Shown:
         return None
 
 
-def _exclusive(running: Sequence[ContainerReport]) -> Condition:
+def _exclusive(running: Sequence[ContainerReport], pooled: str) -> Condition:
     """Returns who keeps the others off."""
     if all(one.exclusivity in _BY_KERNEL for one in running):
         return Condition("True", "Exclusive", "the kernel keeps everybody else off (cpuset partition)")
-    why = next((f": {one.pooled}" for one in running if one.pooled), "")
-    return Condition("True", "Exclusive", cut_answer(f"the shared pool leaves its CPUs out{why}"))
+    why = next(filter(None, (*(one.pooled for one in running), pooled)), "")
+    text = "the shared pool leaves its CPUs out" + (f": {why}" if why else "")
+    return Condition("True", "Exclusive", cut_answer(text))
 
 
 def _name(report: ContainerReport) -> str:

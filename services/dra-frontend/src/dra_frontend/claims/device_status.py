@@ -132,11 +132,13 @@ class DeviceStatus:
         now = self.clock()
         self._silent_since = min(self._silent_since, now) if self._backend.problem else inf
         silent = now - self._silent_since > SILENT_SECONDS
-        made_from = (self._store.news.generation, self._backend.containers, self._machine.inventory, silent)
+        pooled = self._backend.status.exclusivity_reason if self._backend.status else ""
+        made_from = (self._store.news.generation, self._backend.containers, self._machine.inventory, silent, pooled)
         if self._from is not None and all(map(_is_same, made_from, self._from)):
             return
         ledger = self._store.ledger
-        before, self._wanted = self._wanted, status_entries(ledger, self._machine.inventory.machine, silent=silent)
+        machine = self._machine.inventory.machine
+        before, self._wanted = self._wanted, status_entries(ledger, machine, silent=silent, pooled=pooled)
         self._claims = {record.claim.uid: record.claim for record in ledger.records}
         for memory in (self._present, self._due, self._not_before):
             for uid in [uid for uid in memory if uid not in self._wanted]:
@@ -208,4 +210,4 @@ class DeviceStatus:
 
 
 def _is_same(one: object, other: object) -> bool:
-    return one is other or (isinstance(one, int) and one == other)
+    return one is other or (isinstance(one, int | str) and one == other)

@@ -61,6 +61,8 @@ def read_status(settings: Settings) -> Document:
         "devices": list(service.devices),
         "memory": memory,
         "cpus": _uses(cpus) | kept,
+        "exclusivity": lease.exclusivity if lease else "",
+        "exclusivityReason": lease.exclusivity_reason if lease else "",
         "claims": [_claim(record, service.containers) for record in service.records],
     }
 
@@ -77,7 +79,7 @@ def _from_files(settings: Settings, run: Path, why: str) -> Document:
     problems += [] if isinstance(claims, Unread) else claims.problems.values()
     problems += [f"claim {'/'.join(noted.present[key])} was prepared, and its file is gone" for key in ledger.absent]
     found: Document = {"node": settings.node_name, "source": "files", "version": "", "warnings": []}
-    found |= {"devices": [], "memory": [], "cpus": {}}
+    found |= {"devices": [], "memory": [], "cpus": {}, "exclusivity": "", "exclusivityReason": ""}
     if not isinstance(machine, Unread):
         problems += machine.refused.values()
         found["warnings"] = list(machine.warnings)
@@ -126,10 +128,17 @@ def status_screen(status: Document) -> str:
     """Returns the status for a person."""
     source = f"dra-driver-numa {status['version']}" if status["source"] == "service" else "the service is down"
     cpus = "  ".join(f"{use} {members or '-'}" for use, members in status["cpus"].items())
-    parts = [printable(f"{status['node']}: {source}"), printable(f"CPUs: {cpus}"), _devices(status), _claims(status)]
+    head = [f"{status['node']}: {source}", f"CPUs: {cpus}" + _kept_apart(status)]
+    parts = [*map(printable, head), _devices(status), _claims(status)]
     lines = [f"PROBLEM  {text}" for text in status["problems"]] or ["no problems"]
     lines += [f"WARNING  {text}" for text in status["warnings"]]
     return "\n\n".join([*parts, "\n".join(map(printable, lines))])
+
+
+def _kept_apart(status: Document) -> str:
+    """Returns what keeps other processes off claimed CPUs, or nothing where the backend does not report it."""
+    by, why = status["exclusivity"], status["exclusivityReason"]
+    return f"; kept apart by the {_KEPT_BY.get(by, by)}" + (f": {why}" if why else "") if by else ""
 
 
 def _devices(status: Document) -> str:

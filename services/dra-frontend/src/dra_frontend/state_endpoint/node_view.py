@@ -98,7 +98,8 @@ def _memory(state: StateSource) -> list[dict[str, Any]]:
 def _claims(state: StateSource) -> list[dict[str, Any]]:
     """Returns every claim with a record, what it has on this node, and whether that is enforced."""
     ledger, backend = state.store.ledger, state.backend
-    conditions = status_entries(ledger, state.watch.machine, silent=not backend.live)
+    pooled = backend.status.exclusivity_reason if backend.status else ""
+    conditions = status_entries(ledger, state.watch.machine, silent=not backend.live, pooled=pooled)
     claims: dict[str, dict[str, Any]] = {}
     for record in ledger.records:
         uid, reference = record.claim.uid, record.claim
@@ -124,6 +125,9 @@ def _container(report: ContainerReport) -> dict[str, Any]:
 def _problems(state: StateSource, claims: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Returns what is wrong, and then what an operator should know of, each once."""
     found = dict.fromkeys(_faults(state, claims), "fault")
+    status = state.backend.status
+    if status is not None and status.exclusivity_reason:
+        found.setdefault(f"claims are enforced by the shared pool: {status.exclusivity_reason}", "warning")
     for text in (*state.warnings(), *(f"{name}: {why}" for name, why in state.store.quarantined.items())):
         found.setdefault(text, "warning")
     listed = [{"level": level, "text": text} for text, level in found.items()]

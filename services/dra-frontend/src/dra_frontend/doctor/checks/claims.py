@@ -14,10 +14,12 @@ from dra_frontend.allocation.entitlement import entitled_cpus
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import MemoryDevice
+from dra_frontend.doctor.causes import cause_of
 from dra_frontend.doctor.facts import Claims, Document, Service
 from dra_frontend.doctor.model import Check, Finding, note, problem
 
 _MOST_SHOWN: Final = 20
+_READ: Final = "do what the sentence names; if it names nothing, see the log of the container backend"
 
 
 def _name(record: AllocationRecord) -> str:
@@ -121,7 +123,8 @@ def _recorded(service: Service) -> Iterator[Finding]:
 
 def _started(service: Service) -> Iterator[Finding]:
     for one in [one for one in service.containers if one.refused][:_MOST_SHOWN]:
-        yield problem(f"{_pod(one)} was refused: {one.refused}.", "it does not run", "do what the sentence says")
+        remedy = cause_of(one.refused, _READ).remedy
+        yield problem(f"{_pod(one)} was refused: {one.refused}.", "it does not run", remedy)
 
 
 def _exclusive(service: Service) -> Iterator[Finding]:
@@ -129,7 +132,7 @@ def _exclusive(service: Service) -> Iterator[Finding]:
         yield problem(
             f"The kernel does not keep the CPUs of {_pod(one)}: {one.pooled}.",
             "the shared pool keeps containers off them; host daemons stay",
-            "remove what is named; the driver tries again each minute. Or set hostSlices: true",
+            f"{cause_of(one.pooled).remedy}. The driver tries again each minute",
         )
 
 

@@ -121,8 +121,10 @@ def _may(resource: str, why: str) -> Check:
         if missing:
             names = ", ".join(sorted({name for *_, name in missing if name}))
             verbs = ", ".join(dict.fromkeys(verb for verb, *_ in missing))
+            groups = ", ".join(dict.fromkeys(group for _, group, *_ in missing))
+            remedy = f'{_GRANT}: apiGroups: ["{groups}"], resources: [{resource}], verbs: [{verbs}]'
             rule = f"RBAC does not let the driver {verbs} {resource}{f' ({names})' if names else ''}."
-            yield problem(rule, why, _GRANT)
+            yield problem(rule, why, remedy)
 
     name = resource.replace("/", "-")
     return Check(f"api.rights-{name}", f"RBAC grants what is done with {resource}.", ("rights",), judge)

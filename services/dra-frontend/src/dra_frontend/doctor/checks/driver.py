@@ -5,9 +5,11 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from numa_contract import __version__
+from numa_contract.config import Config
 from numa_contract.reports import BackendStatus
 
 from dra_frontend.devices.inventory import Inventory
+from dra_frontend.doctor.causes import cause_of
 from dra_frontend.doctor.facts import PodFault, RunDirectory, Service
 from dra_frontend.doctor.model import Check, Finding, Unread, note, problem
 
@@ -60,8 +62,20 @@ def _backend_problems(backend: BackendStatus) -> Iterator[Finding]:
         yield problem(
             f"The backend reports: {_joined([text])}.",
             "something is not enforced as it should be",
-            "do what the text says",
+            cause_of(text).remedy,
         )
+
+
+def _exclusivity(backend: BackendStatus, config: Config) -> Iterator[Finding]:
+    if backend.exclusivity != "pool" or not backend.exclusivity_reason:
+        return
+    cause, why = cause_of(backend.exclusivity_reason), "host daemons stay on claimed CPUs, and so do plain containers"
+    what = f"Claims are enforced by the shared pool and not by the kernel: {_joined([backend.exclusivity_reason])}."
+    if config.cpu_exclusivity == "partition":
+        why = "with cpuExclusivity: partition every CPU claim for one container is refused"
+        yield problem(what, why, cause.remedy)
+    else:
+        yield (note if cause.kernel else problem)(what, f"{why} while the driver is down", cause.remedy)
 
 
 def _enforced(backend: BackendStatus) -> Iterator[Finding]:
@@ -121,6 +135,12 @@ CHECKS: Final = (
     Check("driver.backend", "Claims can be prepared.", ("service",), _backend),
     Check("driver.enforced", "Some backend of the node enforces.", ("backend",), _enforced),
     Check("driver.backend-problems", "The backend reports no problem.", ("backend",), _backend_problems),
+    Check(
+        "driver.exclusivity",
+        "The kernel keeps others off claimed CPUs, where the configuration wants it to.",
+        ("backend", "config"),
+        _exclusivity,
+    ),
     Check("driver.versions", "Frontend and backend are of one release.", ("backend", "service"), _same_version),
     Check("driver.hand-over", "The link state.sock leads to an instance that answers.", ("run_directory",), _hand_over),
     Check("driver.left-behind", "No dead instance left anything.", ("run_directory",), _left_behind),

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A remedy belongs to the cause that a text of the backend names."""
+
+from pathlib import Path
+
+import pytest
+from dra_frontend.doctor.causes import CAUSES, cause_of
+
+BACKEND = Path(__file__).parents[4] / "services/nri-backend/src"
+# The kernel's words: errors of system calls, and what cpuset.cpus.partition contains.
+KERNEL = {
+    "Enable partition not permitted",
+    "Permission denied",
+    "Read-only file system",
+    "Operation not permitted",
+    "No space left",
+}
+# Words of the preflight and of the table's own generality; they stand for what a backend may report of its pod.
+POD = {"CAP_SYS_ADMIN", "CAP_DAC_OVERRIDE", "seccomp", "AppArmor", "SELinux", "cgroup namespace", "nsdelegate"}
+
+
+def test_every_word_is_one_that_the_backend_or_the_kernel_uses() -> None:
+    """A text that is changed in the backend changes the table, too."""
+    sources = "\n".join(path.read_text() for path in BACKEND.rglob("*.py"))
+    words = [word for cause in CAUSES for word in cause.words if word not in KERNEL | POD]
+    assert [word for word in words if word not in sources] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("cpuset.cpus.partition says root invalid (Enable partition not permitted)", "capability SYS_ADMIN"),
+        ("/sys/fs/cgroup/a/cpuset.cpus: Operation not permitted when 2-11 was written", "the chart's volume cgroup"),
+        ("/sys/fs/cgroup/a/cpuset.cpus: Permission denied when 2 was written", "capability DAC_OVERRIDE"),
+        ("what containers were given cannot be kept: Read-only file system", "run-backend"),
+        ("no cgroup has the CPUs 4-5, since a partition ended", "offline and online again"),
+        ("the kernel has not answered for 12 s about x", "dmesg"),
+        ("dra.cpu claim ns/c (u) belongs to container main of pod ns/p", "a claim of its own"),
+        ("no instance of nri-backend has enforced its claims; none is active", "driver.enforced"),
+        ("nothing that anybody foresaw", "kubectl logs POD -c backend"),
+    ],
+)
+def test_the_remedy_is_that_of_the_cause(text: str, remedy: str) -> None:
+    """The effect in a text is the same for many causes, so it decides nothing."""
+    assert remedy in cause_of(text).remedy

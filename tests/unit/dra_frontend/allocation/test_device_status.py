@@ -47,6 +47,19 @@ BY_POOL = Condition("True", "Exclusive", "the shared pool leaves its CPUs out")
 BY_KERNEL = Condition("True", "Exclusive", "the kernel keeps everybody else off (cpuset partition)")
 
 
+def test_the_reason_of_the_whole_node_is_that_of_each_claim() -> None:
+    """A node that makes no partitions says so once; a container's own reason comes first, and a partition has none."""
+    record, reason = cpu_record("u", "r=1-2"), "the backend lacks CAP_SYS_ADMIN"
+    for more, expected in (
+        ({}, f"the shared pool leaves its CPUs out: {reason}"),
+        ({"pooled": "x has CPU 2"}, "the shared pool leaves its CPUs out: x has CPU 2"),
+        ({"exclusivity": "partition"}, BY_KERNEL.message),
+    ):
+        ledger = Ledger(files_of(record), containers=(report(claims=[USE], cpus="1-2", **more),))
+        found = status_entries(ledger, machine(), silent=False, pooled=reason)["u"][CPU_KEY]
+        assert found.conditions["Enforced"].message == expected
+
+
 def test_the_data_names_cpus_nodes_bytes_and_pages() -> None:
     """What a reader needs to know where a claim is, without a shell on the node."""
     cpus = entry(CPU_KEY, cpu_record("u", "r=1-2,5"))
@@ -71,6 +84,7 @@ def test_the_data_names_cpus_nodes_bytes_and_pages() -> None:
         ([report(claims=[USE], cpus="1-2", state="stopped")], NO_CONTAINER),
         ([report(claims=[USE], cpus="")], NO_CONTAINER),
         ([report(unknownClaims=[USE], refused="not yours")], "not yours"),
+        ([report(refusedClaims=[USE], refused="another pod has it")], "another pod has it"),
         (
             [report(claims=[USE], cpus="1-2"), report("b", unknownClaims=[USE], refused="no")],
             BY_POOL,

@@ -167,7 +167,7 @@ class _Shown:
         users: defaultdict[str, list[ContainerReport]] = defaultdict(list)
         beyond: set[frozenset[int]] = set()
         for report in ledger.containers:
-            for uid in {use.uid for use in (*report.claims, *report.unknown_claims)} if report.alive else ():
+            for uid in report.named_claims if report.alive else ():
                 users[uid].append(report)
             if report.alive and not report.refused and not report.unknown_claims:
                 own = own_cpus(report, ledger) if report.claims else frozenset[int]()

@@ -57,6 +57,12 @@ class Known:
     releasing: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
     """Claims that are released, and hold what they had while a container of theirs may still run."""
 
+    @property
+    def exclusivity_reason(self) -> str:
+        """Why the pool enforces claims on the whole node, or "" if the kernel can or the backend does not report it."""
+        status = self.backend.get("status")
+        return str(status.get("exclusivityReason") or "") if isinstance(status, dict) else ""
+
     @cached_property
     def ledger(self) -> Ledger:
         """Returns who holds what."""

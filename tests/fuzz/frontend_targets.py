@@ -24,6 +24,7 @@ from dra_frontend.commands.classes import known_classes
 from dra_frontend.commands.manifest_files import add_manifests
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.quantity import format_quantity, parse_quantity
+from dra_frontend.doctor.sources.configurations import kubelet_config
 from dra_frontend.scheduling.allocate import Search, UnschedulableError
 from dra_frontend.scheduling.manifests import Manifests
 from dra_frontend.scheduling.published import of_node, read_slices
@@ -44,6 +45,14 @@ from tests.strategies import contract
 from tests.strategies.machines import machine
 
 _MIB = 1 << 20
+_kubelet_config = {
+    "cpuManagerPolicy": "static",
+    "memoryManagerPolicy": "Static",
+    "topologyManagerPolicy": "restricted",
+    "featureGates": {"DRAConsumableCapacity": False},
+    "reservedSystemCPUs": "0-1",
+    "reservedMemory": [{"numaNode": 0, "limits": {"memory": "1Gi"}}],
+}
 _INVENTORY = build_inventory(machine(), Config(group_by="machine"), claims.NODE)
 _CLASSES = known_classes(machine())
 _SLICES = Call("list", "resource.k8s.io", "resourceslices")
@@ -301,6 +310,13 @@ TARGETS = [
         (MalformedError,),
         milliseconds=30,
         bombs=(b"9" * _MIB, b"1e400", b"1e-400", b"." * _MIB, b"1" * 399 + b"x", b"0." + b"9" * 398),
+    ),
+    Target(
+        "kubelet-configz",
+        lambda data: kubelet_config(parse_json(data, answers.MOST_BYTES, "answer", "configz"), "configz"),
+        spoilt(st.just(_kubelet_config)).map(written),
+        (ConfigError, MalformedError),
+        bombs=[json.dumps({"reservedSystemCPUs": "0," * 30_000}).encode()],
     ),
     Target(
         "opaque-parameters",

@@ -65,7 +65,8 @@ def test_a_frontend_that_cannot_start_says_why_and_waits(base: Path) -> None:
         command = [*PROGRAM, *flags, "--pod-uid", "p", "--bind-address", f"127.0.0.1:{port}"]
         service = subprocess.Popen(command, stderr=out, env=os.environ)
         try:
-            status, text = wait_for("an answer", lambda: (found := readyz(port))[0] and found, 60.0)
+            wait_for("an answer", lambda: readyz(port)[0], 60.0)
+            status, text = readyz(port)
             assert status == 503
             wanted = (
                 "the kubelet's plugin directory of dra.cpu",

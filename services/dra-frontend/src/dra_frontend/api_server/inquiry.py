@@ -43,7 +43,7 @@ class _Configz(Call):
     def path(self) -> str:
         """The path on the server."""
         # In a class with slots, super() without arguments does not find the class.
-        return Call.path.__get__(self) + "/configz"
+        return f"{Call.path.__get__(self)}/configz"
 
 
 class Inquiry:

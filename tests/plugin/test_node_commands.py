@@ -2,6 +2,9 @@
 """What the plugin has kubectl do with the driver's pod on a node. No fake has a kubelet: kubectl is a fake, too."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 from tests.plugin.rig import PODS, Plugin
@@ -36,6 +39,13 @@ async def test_doctor_is_given_the_kubelets_configuration_that_the_user_may_read
     assert json.loads(out)[0] == "-i"
     plugin.server.options.forbidden.add(("get", "nodes/proxy"))
     assert json.loads((await plugin.run("doctor", NODE))[1])[-1] == "doctor"
+
+
+def test_the_configuration_is_read_from_standard_input(tmp_path: Path) -> None:
+    """As kubectl exec hands it on; one that is not a map is a usage error, found before the node is looked at."""
+    command = [sys.executable, "-m", "dra_frontend", "doctor", "--host-root", str(tmp_path), "--kubelet-config", "-"]
+    done = subprocess.run(command, input=b"[]", capture_output=True, check=False)
+    assert (done.returncode, b"is not a map" in done.stderr) == (2, True)
 
 
 async def test_the_page_is_forwarded(plugin: Plugin) -> None:

@@ -75,6 +75,11 @@ def _own_cgroup(node: AilingNode) -> None:
     node.cgroup("cgroup.events", "")
 
 
+def _foreign_tree(node: AilingNode) -> None:
+    (node.base / "cgroup/cgroup.controllers").unlink()
+    node.host("/proc/self/mountinfo", f"30 23 0:26 / {node.base}/cgroup rw - tmpfs tmpfs rw\n")
+
+
 UNREADABLE: dict[str, tuple[Callable[[AilingNode], object], str]] = {
     "containerd's file": (lambda node: node.host("/etc/containerd/config.toml", "["), "runtime.drop-in"),
     "its imports go round": (
@@ -86,6 +91,7 @@ UNREADABLE: dict[str, tuple[Callable[[AilingNode], object], str]] = {
     "the kubelet's file": (lambda node: node.kubelet_of.update(reservedSystemCPUs="9-1"), "kubelet.gates"),
     "files of the kernel": (lambda node: node.host("/proc/sys/fs/file-nr", "many"), "host.node-files"),
     "the cgroup tree": (lambda node: shutil.rmtree(node.base / "cgroup"), "kernel.cgroup-v2"),
+    "what is mounted in the place of the cgroup tree": (_foreign_tree, "kernel.cgroup-v2"),
     "a container's own cgroup": (
         _own_cgroup,
         "kernel.kubepods",

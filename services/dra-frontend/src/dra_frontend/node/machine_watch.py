@@ -168,7 +168,8 @@ class MachineWatch:
             warnings.append(
                 "hugepages held by host processes are not known and count as free: below "
                 f"{self._config.cgroup_root} is no kubepods group with hugetlb.<size>.numa_stat; "
-                "mount the node's cgroup2 tree there (read-only, Linux 5.17 or newer, controller hugetlb)"
+                "mount the node's cgroup2 tree there (read-only, Linux 5.17 or newer, controller hugetlb; in the chart "
+                "hostHugepages.detect: true)"
             )
         for warning in warnings:
             if warning not in self.warnings:

@@ -6,6 +6,7 @@ A container of the driver sees neither, unless they are mounted. With ``--host-r
 
 import fnmatch
 import posixpath
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from numa_contract.config import ConfigError
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError
-from numa_node.config_file import read_yaml
+from numa_node.config_file import MAX_FILE, parse_yaml, read_yaml
 from numa_node.files import read_regular
 from numa_node.toml_text import parse_toml
 
@@ -49,8 +50,9 @@ def read_kubelet(path: Path) -> KubeletConfig | Unread | None:
 
 
 def read_given_kubelet(path: str) -> KubeletConfig:
-    """Returns a KubeletConfiguration or an answer of ``configz`` from a file. Raises ConfigError."""
-    document = read_yaml("/dev/stdin" if path == "-" else path)
+    """Returns a KubeletConfiguration or an answer of ``configz``; ``-`` is standard input. Raises ConfigError."""
+    # /dev/stdin could not be opened if the runtime gives a socket to the command.
+    document = parse_yaml(sys.stdin.buffer.read(MAX_FILE), "standard input") if path == "-" else read_yaml(path)
     if isinstance(document, dict) and "kubeletconfig" in document:
         document = document["kubeletconfig"]
     try:

@@ -6,8 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from dra_frontend.node.preflight import Fault, check_pod, needed_directories
@@ -17,15 +18,22 @@ from numa_node.mounts import Mount, parse_mounts
 _NOBODY = 65534
 CONTAINER = "500 400 0:50 / / ro,relatime - overlay overlay rw,lowerdir=/a\n"
 CGROUP = "501 500 0:26 / {} ro,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
-SETTINGS = {one.setting: one for one in needed_directories(Config())}
 VOLUMES = [one.volume for one in needed_directories(Config())]
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Config:
+def base() -> Iterator[Path]:
+    """A directory that every user may enter; those above pytest's are for one user alone."""
+    with TemporaryDirectory(prefix="dn-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture
+def config(base: Path) -> Config:
     """Every directory, on one file system, as the kubelet makes them for the chart."""
     keys = {"runDir": "run", "cdiDir": "cdi", "kubeletRootDir": "kubelet", "cgroupRoot": "cgroup"}
-    found = parse_config({key: str(tmp_path / name) for key, name in keys.items()}, "test")
+    found = parse_config({key: str(base / name) for key, name in keys.items()}, "test")
     for needed in needed_directories(found):
         Path(needed.path).mkdir(parents=True)
     return found
@@ -102,9 +110,6 @@ def in_child(work: Callable[[], list[Fault]]) -> list[str]:
 @pytest.mark.parametrize("volume", VOLUMES)
 def test_a_directory_that_may_not_be_written_is_named(volume: str, config: Config) -> None:
     """By access(2), so that owner, mode, capabilities and security modules all count."""
-    above = [*Path(config.run_dir).parents][:3]
-    for one in above if os.geteuid() == 0 else ():
-        one.chmod(0o755)
     for needed in needed_directories(config):
         Path(needed.path).chmod(0o500 if needed.volume == volume else 0o777)
     (text,) = in_child(lambda: faults(config))
@@ -126,11 +131,11 @@ for one in check_pod(parse_config({}, "test"), contained=False, mounts=()):
 
 
 @pytest.mark.parametrize("volume", VOLUMES)
-def test_a_directory_that_is_mounted_read_only_is_named(volume: str, config: Config, tmp_path: Path) -> None:
+def test_a_directory_that_is_mounted_read_only_is_named(volume: str, config: Config, base: Path) -> None:
     """Shown by a real mount, in a mount namespace of its own."""
     needed = next(one for one in needed_directories(config) if one.volume == volume)
     keys = {"runDir": "run", "cdiDir": "cdi", "kubeletRootDir": "kubelet"}
-    script = CHECK.format({key: str(tmp_path / name) for key, name in keys.items()})
+    script = CHECK.format({key: str(base / name) for key, name in keys.items()})
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", READ_ONLY, "sh", needed.path]
     done = subprocess.run([*command, sys.executable, script], capture_output=True, text=True, check=False)
     if done.returncode:

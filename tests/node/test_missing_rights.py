@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A right that the chart gives is missing: each ends in a message that names it.
 
-The pod is the rendered one with a single capability or mount taken out. A message counts where an operator looks: in the
-log of a container, in a failing probe, or among the problems of the backend.
+The pod is the rendered one with a single capability or mount taken out. A message counts where an operator looks: in
+the log of a container, in a failing probe, or among the problems of the backend.
 """
 
 import re

@@ -150,11 +150,6 @@ class BackendStatus(Document):
     """Why that is the pool although the configuration allows partitions, with the remedy; empty otherwise."""
     kubelet_pins: tuple[str, ...] = ()
     """What the kubelet's own static managers were seen to assign: ``cpu``, ``memory``."""
-    exclusivity: str = ""
-    """What keeps other processes off claimed CPUs on this node: ``partition`` (the kernel) or ``pool`` (the driver).
-    Empty from a backend that does not report it."""
-    exclusivity_reason: str = ""
-    """Why that is the pool although the configuration allows partitions; empty if it is not."""
     problems: tuple[str, ...] = ()
     counters: dict[str, float] = Field(default_factory=dict)
     metrics: tuple[Metric, ...] = ()

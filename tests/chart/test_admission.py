@@ -147,6 +147,14 @@ def test_events_are_in_the_drivers_own_name(document: Document, text: str) -> No
     assert text in judge(EVENTS, "CREATE", document, user=caller())
 
 
+def test_the_driver_changes_its_own_events_alone() -> None:
+    """Its right to patch Events is that of their group; the reportingController of an Event is immutable."""
+    pod = {"kind": "Pod", "name": "p", "namespace": "n"}
+    assert judge(EVENTS, "UPDATE", event(pod), event(pod), user=caller()) == ALLOWED
+    foreign = event(pod, "kubelet")
+    assert "dra-driver-numa only" in judge(EVENTS, "UPDATE", foreign, foreign, user=caller())
+
+
 @pytest.mark.parametrize("name", ["own-node", "own-claims", "own-events", "parameters", "tolerate-missing"])
 def test_a_policy_is_bound_and_fails_closed(name: str) -> None:
     """A policy without a binding does nothing; one that cannot be evaluated refuses."""

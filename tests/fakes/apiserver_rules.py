@@ -11,6 +11,7 @@ from typing import Any
 from tests.fakes import apiserver_allocatable as allocatable
 from tests.fakes import apiserver_devices as devices
 from tests.fakes import quantities
+from tests.fakes.apiserver_events import check_event
 from tests.fakes.apiserver_store import ApiError, Document, Resource
 
 GATES_OF_1_36 = {
@@ -46,6 +47,8 @@ def admit(
         (new.get("spec") or {}).pop("extendedResourceName", None)
     if resource.name == "resourceclaims":
         _prepare_claim(gates, new, old)
+    if (resource.group, resource.name) == ("events.k8s.io", "events"):
+        check_event(new, old)
     if resource.name != "resourceslices":
         return new
     spec = new.get("spec") or {}

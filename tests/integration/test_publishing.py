@@ -14,11 +14,12 @@ from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.api_server.requests import Pace
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.slices import ALLOCATABLE, slice_documents
+from dra_frontend.events.recorder import EventRecorder, NodeEvents
 from dra_frontend.machine.model import HugepagePool
-from dra_frontend.publishing.notices import Notices
 from dra_frontend.publishing.publisher import Publisher
 from numa_contract.config import Config
 from numa_contract.names import DRIVERS
+from numa_node.ticks import each_tick
 
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.apiserver_allocatable import GATE
@@ -90,17 +91,18 @@ class Rig:
         waits: tuple[float, float] = QUICK,
         driver: str = "dra.cpu",
     ) -> AsyncGenerator[Publisher, None]:
-        notices = Notices(self.client, NODE)
+        recorder = EventRecorder(self.client, NODE)
+        events = NodeEvents(recorder, NODE, "instance")
 
         def tell(reason: str, note: str) -> None:
-            notices.notify(reason, note)
+            events.notify(reason, note, driver)
             if reason not in {before for before, _ in self.notices}:
                 self.notices.append((reason, note))
 
         publisher = Publisher(self.client, driver, NODE, tell, waits)
         publisher.set_pools(POOLS if pools is None else pools)
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(work) for work in (publisher.run(), notices.run())]
+            running = [tasks.create_task(work) for work in (publisher.run(), each_tick(recorder.write_due))]
             yield publisher
             for task in running:
                 task.cancel()

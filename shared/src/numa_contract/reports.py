@@ -69,6 +69,8 @@ class ContainerReport(Document):
     """Who keeps others off its CPUs: ``partition`` or ``isolated`` (the kernel), or ``pool``; empty without a claim."""
     pooled: str = ""
     """Why that is the pool, where the kernel could have done it."""
+    pool_requested: str = ""
+    """The setting of its claims that asks for the pool, where the kernel could have enforced them without it."""
     mems: CpuSet = frozenset()
     limits: dict[str, str] = Field(default_factory=dict)
     """Limits that its claims have set, as last read: the files of its cgroup by name, ``max`` is none."""

@@ -43,6 +43,7 @@ from dra_frontend.claims.recovery import Recovery
 from dra_frontend.claims.service import NodeClaims
 from dra_frontend.claims.store import ClaimStore
 from dra_frontend.devices.reserves import is_explicit
+from dra_frontend.events.recorder import EventRecorder, NodeEvents
 from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.kubelet.node_status import NodeStatus
 from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
@@ -51,7 +52,6 @@ from dra_frontend.node.hugepage_pools import KernelPools
 from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.node.preflight import Fault, check_pod, read_mounts
 from dra_frontend.node.run_directory import RunDirectory
-from dra_frontend.publishing.notices import Notices
 from dra_frontend.publishing.offer import Offer
 from dra_frontend.publishing.publisher import Publisher
 from dra_frontend.settings import Settings, open_host
@@ -65,10 +65,6 @@ may use, 3.11 those of the machine."""
 _PREFLIGHT_SECONDS = 2.0
 """Between two looks at what the pod lacks."""
 _log = logging.getLogger(__name__)
-_STATIC_MANAGER = (
-    "the kubelet's {} manager is static: claims keep their CPUs, since the driver answers and audits, but Guaranteed "
-    "pods may be given CPUs of claims, and then share the pool; set the policies to none"
-)
 
 
 class Service:
@@ -83,7 +79,8 @@ class Service:
         self.telemetry = Telemetry()
         self.metrics = self.telemetry.render
         self.readiness = Readiness()
-        self.notices = Notices(client, node)
+        self.recorder = EventRecorder(client, node)
+        self.node_events = NodeEvents(self.recorder, node, self.instance)
         metadata = MetadataFiles(
             str(kubelet_root / "plugins"), enabled=config.device_metadata, failed=self.telemetry.no_metadata
         )
@@ -99,14 +96,17 @@ class Service:
         parts = self.device_status, self.store, self.watch, self.backend
         self.recovery = Recovery(node, *parts, config, self._counted)
         self.reconciler = Reconciler(node, self.device_status, self.store, self.backend)
-        kills = MemoryKills(node, self.store, self.backend, client.create_event)
-        self.pod_events = kills, PodEvents(self.backend, client.create_event)
+        kills = MemoryKills(node, self.store, self.backend, self.recorder.observe)
+        self.pod_events = kills, PodEvents(self.backend, self.recorder.observe)
         pools = KernelPools(HostTree(settings.host_root))
         books = lambda: self.store.ledger, lambda: self.watch.inventory
         self.on_demand = HugepagesOnDemand(client, pools, *books, config) if config.hugepages_on_demand else None
         self.claims = NodeClaims(*parts, self.recovery, config, self._counted)
         boards = {driver: HealthBoard() for driver in DRIVERS}
-        self.publishers = {driver: Publisher(client, driver, node, self.notices.notify) for driver in DRIVERS}
+        self.publishers = {
+            driver: Publisher(client, driver, node, partial(self.node_events.notify, subject=driver))
+            for driver in DRIVERS
+        }
         counted = config.publish_node_allocatable_resource_mapping
         self.offer = Offer(node, boards, self.publishers, counted=counted)
         # The longest name first: its refusal of a long root says how much has to go for all.
@@ -139,7 +139,7 @@ class Service:
         if inventory is not self._told:
             self._told = inventory
             for text in (*inventory.refused.values(), *inventory.warnings):
-                self.notices.notify("ConfigurationDoesNotFit", text)
+                self.node_events.notify("ConfigurationDoesNotFit", text)
         self.offer.refresh(self.watch.inventory, self.store.ledger, self.watch.errors.faults)
 
     def unready(self) -> tuple[str, ...]:
@@ -165,11 +165,11 @@ class Service:
 
     def warnings(self) -> list[str]:
         """Returns what an operator should know of, although the service is ready."""
-        node = self.node_status.warnings
         return [
             *self.strange,
             *self.watch.warnings,
-            *node,
+            *self.node_status.warnings,
+            *self.backend.warnings,
             *(text for one in self.publishers.values() for text in one.warnings),
         ]
 
@@ -183,7 +183,7 @@ class Service:
         """Returns what runs as long as the service does, by name."""
         return [
             ("reports", self.reconciler.run_reports()),
-            *((f"events {type(one).__name__}", each_tick(one.create_due)) for one in self.pod_events),
+            ("events", each_tick(self.recorder.write_due)),
             ("disk", self.reconciler.run_scans()),
             ("sweep", each_tick(self.reconciler.sweep_some)),
             ("device status", each_tick(self.device_status.write_some)),
@@ -191,7 +191,6 @@ class Service:
             *((f"sockets {driver}", each_tick(plugin.restore_sockets)) for driver, plugin in self.plugins.items()),
             ("readiness", self._follow_readiness()),
             ("machine", self.watch.run(self.refresh)),
-            ("notices", self.notices.run()),
             ("node status", self.node_status.run()),
             *([("page", serve_page(self, self.page_port))] if self.page_port else []),
             *self._on_demand(),
@@ -203,14 +202,15 @@ class Service:
         return [("claims on demand", pages.follow()), ("pages on demand", each_tick(pages.provide))]
 
     async def _follow_readiness(self) -> None:
-        """Lets the log tell when the pod is ready though nobody probes, and an Event of static managers; for ever."""
-        told = frozenset[str]()
+        """Logs when the pod becomes ready although nothing probes it, and observes conditions of the node; for ever."""
+        told = frozenset[tuple[str, str]]()
         while True:
             self.unready()
-            seen = frozenset(self.backend.status.kubelet_pins) if self.backend.status else told
-            if not seen <= told:
-                told |= seen
-                self.notices.notify("KubeletManagerStatic", _STATIC_MANAGER.format(" and ".join(sorted(seen))))
+            if self.backend.live:
+                found = frozenset(self.backend.conditions.items())
+                for reason, text in sorted(found - told):
+                    self.node_events.notify(reason, text, reason)
+                told = found
             await next_tick()
 
     async def offer_claims(self, stack: AsyncExitStack) -> None:

@@ -173,7 +173,7 @@ class Backend:
                 active=self._enforcer.active,
                 pool_cpus=len(pool.left),
                 partitioned_cpus=len(pool.partitioned),
-                pooled_containers=sum(bool(tracked.pooled) for tracked in enforcer.state),
+                pooled_containers=sum(bool(tracked.fallback_reason) for tracked in enforcer.state),
                 claims=len(enforcer.state.files),
                 **self._quiet.gauges(),
             ),

@@ -24,6 +24,7 @@ from dra_frontend.api_server.errors import (
     WatchExpiredError,
 )
 from dra_frontend.api_server.requests import Call, Pace
+from dra_frontend.events.event import ObjectReference, Observation, new_event
 from dra_frontend.publishing.plan import COUNTING_GATE
 
 from tests.fakes.apiserver import ApiServer
@@ -186,16 +187,30 @@ async def test_watch_that_breaks_is_unavailable(pair: Pair) -> None:
         await next_of(client.watch_slices(*MINE, version))
 
 
-async def test_event_has_the_fields_that_are_required(pair: Pair) -> None:
-    """Events about a Node lie in "default", and no text is longer than the API allows, whatever its characters."""
+def an_event(name: str) -> dict[str, Any]:
+    """An Event about a Node."""
+    node = ObjectReference("Node", "", name, name)
+    return new_event(Observation(node, "Reason", "note", name), "node-a", 1, 1)
+
+
+async def test_an_event_is_created_once_and_patched(pair: Pair) -> None:
+    """The API server accepts a patch of its series alone, by the version that was read."""
     server, client = pair
-    await client.create_event("", {"kind": "Node", "name": "node-a"}, "Reason", "ä" * 2000)
-    (event,) = server.store.select(EVENTS)
-    assert event["metadata"]["namespace"] == "default"
-    assert 1000 < len(event["note"].encode()) <= 1024
-    assert (event["type"], event["reason"], event["regarding"]["name"]) == ("Warning", "Reason", "node-a")
-    required = ("eventTime", "reportingController", "reportingInstance", "action")
-    assert all(event[key] for key in required)
+    created = await client.create_event(an_event("node-a"))
+    with pytest.raises(ConflictError):
+        await client.create_event(an_event("node-a"))
+    namespace, name = created["metadata"]["namespace"], created["metadata"]["name"]
+    assert await client.patch_event(namespace, name, {}) == created
+    series = {"count": 2, "lastObservedTime": created["eventTime"]}
+    patched = await client.patch_event(namespace, name, {"series": series})
+    assert (patched["series"], patched["note"]) == (series, created["note"])
+    with pytest.raises(InvalidError, match="note: field is immutable"):
+        await client.patch_event(namespace, name, {"note": "other"})
+    with pytest.raises(ConflictError):
+        await client.patch_event(namespace, name, {"metadata": {"resourceVersion": "1"}, "series": series})
+    with pytest.raises(NotFoundError):
+        await client.patch_event(namespace, "none", {})
+    assert list(server.store.select(EVENTS)) == [patched]
 
 
 async def test_token_is_read_again_each_minute() -> None:
@@ -301,7 +316,7 @@ async def test_events_never_delay_a_claim(pair: Pair) -> None:
     """Events have a budget of their own: with fifty of them waiting for it, a claim is read at once."""
     _, client = pair
     async with asyncio.TaskGroup() as tasks:
-        events = [tasks.create_task(client.create_event("", {"name": "n"}, "R", str(n))) for n in range(50)]
+        events = [tasks.create_task(client.create_event(an_event(f"n{n}"))) for n in range(50)]
         async with asyncio.timeout(5):
             while sum(event.done() for event in events) < 20:  # noqa: ASYNC110 - the burst
                 await asyncio.sleep(0.01)

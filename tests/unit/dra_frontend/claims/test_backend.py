@@ -212,3 +212,29 @@ def test_of_refused_attempts_of_the_last_release_the_last_one_stays(view: Backen
     assert set(view.containers) == {"c", "r", "o", "n", "try-99"}
     view.drop_former("r")
     assert set(view.containers) == {"c", "o", "n", "try-99"}
+
+
+def view_of(clock: Clock | None = None, **fields: Any) -> BackendView:
+    """A view of a live backend with these fields in its lease."""
+    made = BackendView(clock or Clock())
+    made.renew(status(**fields), [])
+    return made
+
+
+def test_a_node_without_partitions_is_one_warning_for_the_node() -> None:
+    """The reason is the node's and not a claim's; a pool that the configuration asks for is none."""
+    (warning,) = view_of(exclusivity="pool", exclusivity_reason="nri-backend lacks CAP_SYS_ADMIN").warnings
+    assert "nri-backend lacks CAP_SYS_ADMIN" in warning
+    assert view_of(exclusivity="pool").warnings == []
+    assert view_of(exclusivity="partition").warnings == []
+
+
+def test_static_managers_are_a_warning_while_the_lease_is_live() -> None:
+    """Managers that this release does not know are left out."""
+    clock = Clock()
+    live = view_of(clock, kubelet_pins=("memory", "cpu", "x" * 10_000))
+    assert list(live.conditions) == ["KubeletManagerStatic"]
+    (warning,) = live.warnings
+    assert warning.startswith("the kubelet's cpu and memory manager is static")
+    clock.now += LEASE_SECONDS + 1
+    assert live.warnings == []

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events about BestEffort pods with claims and CPUs that the kernel does not keep: one for each that starts."""
+"""Conditions of pods that become Events: BestEffort pods with claims, and CPUs that the kernel does not keep."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.api_server.errors import ConflictError, ForbiddenError, UnavailableError
 from dra_frontend.claims.pod_events import BEST_EFFORT, KEPT_BY_POOL, PodEvents
+from dra_frontend.events.event import Observation
 from numa_contract.reports import ContainerReport
 
 from tests.rigs import builders
@@ -26,28 +26,16 @@ class Pods:
 
     def __init__(self, path: Path) -> None:
         self.backend = Frontend(path).backend
-        self.events: list[tuple[str, str]] = []
-        self.failures: list[Exception] = []
-        self.pods = PodEvents(self.backend, self.create_event)
+        self.observed: list[Observation] = []
+        self.pods = PodEvents(self.backend, self.observed.append)
         self.pods.backend_changed()
 
-    async def create_event(
-        self, namespace: str, regarding: dict[str, Any], reason: str, note: str, *, key: str = ""
-    ) -> None:
-        """The API server."""
-        if self.failures:
-            raise self.failures.pop()
-        assert (regarding["kind"], regarding["name"]) == ("Pod", f"name-{regarding['uid']}")
-        self.events.append((regarding["uid"], reason))
-
-    async def see(self, *reports: ContainerReport, ticks: int = 3) -> list[str]:
-        """The backend reports these, and some time passes; returns the pods that have an Event by then."""
+    def see(self, *reports: ContainerReport) -> list[str]:
+        """The backend reports these containers; returns the pods about which anything was observed by then."""
         self.backend.containers = {one.id: one for one in reports}
         self.pods.backend_changed()
-        for _ in range(ticks):
-            await self.pods.create_due()
-        assert {reason for _, reason in self.events} <= {BEST_EFFORT, KEPT_BY_POOL}
-        return [uid for uid, _ in self.events]
+        assert {one.reason for one in self.observed} <= {BEST_EFFORT, KEPT_BY_POOL}
+        return [one.regarding.uid for one in self.observed]
 
 
 @pytest.fixture
@@ -65,10 +53,10 @@ def pods(tmp_path: Path) -> Pods:
         "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-podx.slice/c",
     ],
 )
-async def test_a_best_effort_pod_is_told_once(pods: Pods, cgroup: str) -> None:
-    """Whatever the kubelet's cgroup driver; its restarted container is no news."""
-    assert await pods.see(report("p", cgroup)) == ["p"]
-    assert await pods.see(report("p", cgroup), report("p", cgroup, id="again")) == ["p"]
+def test_a_best_effort_pod_is_observed_once(pods: Pods, cgroup: str) -> None:
+    """Whatever the kubelet's cgroup driver; a restart of its container is the same condition of the same source."""
+    assert pods.see(report("p", cgroup)) == ["p"]
+    assert pods.see(report("p", cgroup), report("p", cgroup, id="again")) == ["p"]
 
 
 @pytest.mark.parametrize(
@@ -81,40 +69,39 @@ async def test_a_best_effort_pod_is_told_once(pods: Pods, cgroup: str) -> None:
         report("p", state="stopped"),
     ],
 )
-async def test_nobody_else_is_told(pods: Pods, other: ContainerReport) -> None:
+def test_other_pods_are_not_observed(pods: Pods, other: ContainerReport) -> None:
     """Pods with requests, pods without claims."""
-    assert await pods.see(other) == []
+    assert pods.see(other) == []
 
 
-async def test_what_ran_before_is_told_by_who_was_there(pods: Pods, tmp_path: Path) -> None:
-    """A restart of the frontend is no reason to tell the authors again."""
-    await pods.see(report("p"))
-    pods.pods = PodEvents(pods.backend, pods.create_event)
-    assert await pods.see(report("p"), report("new")) == ["p"], "all that were there at the first report"
-    assert await pods.see(report("p"), report("new"), report("newer")) == ["p", "newer"]
+def test_pods_that_ran_before_this_instance_are_not_observed(pods: Pods) -> None:
+    """A restart of the frontend is no reason for another Event: the instance before it has created one."""
+    pods.see(report("p"))
+    pods.pods = PodEvents(pods.backend, pods.observed.append)
+    assert pods.see(report("p"), report("new")) == ["p"], "all that were there at the first report"
+    assert pods.see(report("p"), report("new"), report("newer")) == ["p", "newer"]
 
 
-async def test_an_event_is_tried_again_while_that_may_help(pods: Pods, caplog: pytest.LogCaptureFixture) -> None:
-    """An API server that is away comes back; one that refuses does not change its mind."""
-    pods.failures = [UnavailableError("create events", "away")] * 2
-    assert await pods.see(report("p")) == ["p"]
-    pods.failures = [ConflictError("create events", "exists")]
-    assert await pods.see(report("q")) == ["p"]
-    pods.failures = [ForbiddenError("create events", "no")]
-    assert await pods.see(report("r")) == ["p"]
-    assert "event given up" in caplog.text
+BURSTABLE = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podx.slice"
 
 
-async def test_who_is_kept_by_the_pool_is_told_why(pods: Pods) -> None:
-    """Each container once; where the kernel does it there is nothing to tell."""
-    burstable = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podx.slice/c"
-    await pods.see(report("q", burstable, exclusivity="partition"))
-    await pods.see(report("p", burstable, exclusivity="pool", pooled="the kernel refused"))
-    assert pods.events == [("p", KEPT_BY_POOL)]
+def test_a_fallback_to_the_pool_is_observed_with_its_reason(pods: Pods) -> None:
+    """Where the kernel enforces the claim, or the claim asks for the pool, the author of the pod can change nothing."""
+    pods.see(
+        report("q", BURSTABLE, exclusivity="partition"),
+        report("r", BURSTABLE, exclusivity="pool", poolRequested="cpuConfig.shared"),
+        report("s", BURSTABLE, exclusivity="pool"),
+        report("p", BURSTABLE, exclusivity="pool", pooled="the kernel refused"),
+    )
+    assert [(one.regarding.uid, one.reason) for one in pods.observed] == [("p", KEPT_BY_POOL)]
+    assert "the kernel refused" in pods.observed[0].note
 
 
-async def test_many_at_once_take_turns(pods: Pods) -> None:
-    """Events about killed containers need the server, too."""
-    many = [report(f"p{number}") for number in range(10)]
-    assert len(await pods.see(*many, ticks=1)) == 2
-    assert len(await pods.see(*many, ticks=10)) == 10
+def test_retries_of_a_container_are_one_condition(pods: Pods) -> None:
+    """On a real node five retries in 65 s were five Event objects: each container has another id and cgroup."""
+    for number in range(5):
+        container = f"{number:02x}" * 32
+        why = f"{BURSTABLE}/cri-containerd-{container}.scope/cpuset.cpus.partition says root invalid"
+        pods.see(report("p", BURSTABLE, id=container, exclusivity="pool", pooled=why))
+    assert len({one.condition for one in pods.observed}) == 1
+    assert len({(one.source, one.total) for one in pods.observed}) == 5

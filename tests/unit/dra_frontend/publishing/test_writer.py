@@ -11,7 +11,6 @@ import pytest
 from dra_frontend.api_server.client import KubeClient, connect
 from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.api_server.errors import InvalidError, WatchExpiredError
-from dra_frontend.publishing.notices import Notices
 from dra_frontend.publishing.publisher import Publisher
 from dra_frontend.publishing.writer import GateOffError, SliceWriter
 
@@ -21,7 +20,6 @@ from tests.fakes.apiserver_store import RESOURCES
 Document = dict[str, Any]
 BY_NAME = {(resource.group, resource.name): resource for resource in RESOURCES}
 SLICES, NODES = BY_NAME["resource.k8s.io", "resourceslices"], BY_NAME["", "nodes"]
-EVENTS = BY_NAME["events.k8s.io", "events"]
 
 
 def a_slice(pool: str, device: str, index: int = 0, count: int = 1, *, shared: bool = True) -> Document:
@@ -158,47 +156,3 @@ async def test_a_publisher_ends_while_its_watch_fails(rig: Rig, steps: int) -> N
         for _ in range(steps):
             await asyncio.sleep(0)
         run.cancel()
-
-
-async def until_quiet(rig: Rig, notices: Notices, count: int) -> list[Document]:
-    """The Events, once there are so many and the sender knows it."""
-    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
-        run = tasks.create_task(notices.run())
-        while len(events := list(rig.server.store.select(EVENTS))) < count or notices._waiting.qsize():  # noqa: ASYNC110 - a server
-            await asyncio.sleep(0.005)
-        run.cancel()
-    return sorted(events, key=lambda event: str(event["note"]))
-
-
-@pytest.mark.fault("security S11")
-async def test_an_event_is_not_repeated_within_an_hour(rig: Rig) -> None:
-    """One for each reason and subject, whatever else the note says; the next one tells how many there were."""
-    now = [0.0]
-    notices = Notices(rig.client, "node-a", clock=lambda: now[0])
-    for number in range(5):
-        notices.notify("Reason", f"dra.cpu: text {number}")
-    notices.notify("Reason", "dra.memory: text")
-    notices.notify("Other", "dra.cpu: text")
-    assert len(await until_quiet(rig, notices, 3)) == 3
-    now[0] = 3600.0
-    notices.notify("Reason", "dra.cpu: text z")
-    (event,) = [one for one in await until_quiet(rig, notices, 4) if "text z" in one["note"]]
-    assert event["note"] == "dra.cpu: text z (4 times more since the last Event)"
-    assert (event["type"], event["regarding"]["name"], event["metadata"]["namespace"]) == (
-        "Warning",
-        "node-a",
-        "default",
-    )
-
-
-async def test_events_are_few_and_wait_for_the_server(rig: Rig) -> None:
-    """Of a flood the latest are kept; what the server does not take now is sent later, what it forbids is not."""
-    notices = Notices(rig.client, "node-a")
-    for number in range(100):
-        notices.notify(f"Reason{number}", "note")
-    assert notices._waiting.qsize() == 64
-    for _ in range(62):
-        notices._waiting.get_nowait()
-    rig.server.fail_next(1, 403, resource="events")
-    rig.server.fail_next(1, 503, resource="events")
-    assert [one["reason"] for one in await until_quiet(rig, notices, 1)] == ["Reason99"]

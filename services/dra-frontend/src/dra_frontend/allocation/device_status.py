@@ -208,7 +208,7 @@ def _exclusive(running: Sequence[ContainerReport], pooled: str) -> Condition:
     """Returns who keeps the others off."""
     if all(one.exclusivity in _BY_KERNEL for one in running):
         return Condition("True", "Exclusive", "the kernel keeps everybody else off (cpuset partition)")
-    why = next(filter(None, (*(one.pooled for one in running), pooled)), "")
+    why = next(filter(None, (*(one.pooled or one.pool_requested for one in running), pooled)), "")
     text = "the shared pool leaves its CPUs out" + (f": {why}" if why else "")
     return Condition("True", "Exclusive", cut_answer(text))
 

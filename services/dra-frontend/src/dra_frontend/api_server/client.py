@@ -8,11 +8,8 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from datetime import UTC, datetime
 from typing import Final
-from uuid import uuid4
 
-from numa_contract.errors import cut_answer
 from numa_node.backoff import Backoff
 
 from dra_frontend.api_server.answers import read_event, read_list, read_object
@@ -190,27 +187,15 @@ class KubeClient:
         with suppress(NotFoundError):
             await self._ask(Call("delete", *_SLICES, name, body=body))
 
-    async def create_event(self, namespace: str, regarding: Document, reason: str, note: str, *, key: str = "") -> None:
-        """Records an events.k8s.io/v1 Event of type ``Warning``. For one about a Node pass "": a Node has no namespace.
+    async def create_event(self, document: Document) -> Document:
+        """Creates an events.k8s.io/v1 Event; ConflictError when there is one of its name."""
+        call = Call("create", "events.k8s.io", "events", namespace=document["metadata"]["namespace"], body=document)
+        return read_object(call, await self._ask(call, self._event_pace), "Event")
 
-        A ``key`` becomes part of its name: an Event that was recorded with the same key is a ConflictError.
-        """
-        where = namespace or "default"  # events about cluster-scoped objects must be there
-        instance = regarding.get("name") or "unknown"
-        document = {
-            "apiVersion": "events.k8s.io/v1",
-            "kind": "Event",
-            "metadata": {"name": f"{instance[:200]}.{key or uuid4().hex[:16]}", "namespace": where},
-            "eventTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-            "reportingController": AGENT,
-            "reportingInstance": f"{AGENT}-{instance}"[:128],
-            "action": reason[:128],
-            "reason": reason[:128],
-            "regarding": regarding,
-            "note": cut_answer(note),
-            "type": "Warning",
-        }
-        await self._ask(Call("create", "events.k8s.io", "events", namespace=where, body=document), self._event_pace)
+    async def patch_event(self, namespace: str, name: str, patch: Document) -> Document:
+        """Applies a merge patch to an Event and returns it; NotFoundError, or ConflictError for another version."""
+        call = Call("patch", "events.k8s.io", "events", name, namespace, body=patch, merge=True)
+        return read_object(call, await self._ask(call, self._event_pace), "Event")
 
     async def _ask(self, call: Call, pace: Pace | None = None) -> bytes:
         # The wait for a token is not the server's: it is outside of the call's time limit.

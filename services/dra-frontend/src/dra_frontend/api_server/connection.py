@@ -132,7 +132,7 @@ class Connection:
         if token is not None:
             headers["Authorization"] = token
         if call.verb == "patch":
-            headers["Content-Type"] = "application/apply-patch+yaml"
+            headers["Content-Type"] = call.patch_type
         response: aiohttp.ClientResponse = await self._rests[0].request(
             call.method,
             self._settings.host + call.path,

@@ -20,7 +20,7 @@ RIGHTS: Final = (
     *(("associated-node:patch", _RESOURCES, "resourceclaims/driver", driver) for driver in DRIVERS),
     *((verb, _RESOURCES, "deviceclasses", "") for verb in ("get", "list")),
     ("get", "", "nodes", ""),
-    ("create", "events.k8s.io", "events", ""),
+    *((verb, "events.k8s.io", "events", "") for verb in ("create", "patch")),
 )
 """What the driver may do: verb, group, resource, name. The rules of the chart's ClusterRole."""
 RIGHTS_ON_DEMAND: Final = (("watch", _RESOURCES, "resourceclaims", ""),)

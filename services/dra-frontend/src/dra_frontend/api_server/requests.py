@@ -19,7 +19,7 @@ _METHODS: Final = {"create": "POST", "update": "PUT", "patch": "PATCH", "delete"
 class Call:
     """One request. ``verb``, ``group`` and ``resource`` are RBAC's words; the path follows from them.
 
-    A subresource is a part of ``resource``, after a slash. The one kind of patch is a server-side apply.
+    A subresource is a part of ``resource``, after a slash.
     """
 
     verb: str
@@ -29,6 +29,13 @@ class Call:
     namespace: str = ""
     query: dict[str, str] = field(default_factory=dict)
     body: Document | None = None
+    merge: bool = False
+    """Whether a patch is a merge patch (RFC 7386) instead of a server-side apply."""
+
+    @property
+    def patch_type(self) -> str:
+        """The media type of a patch."""
+        return "application/merge-patch+json" if self.merge else "application/apply-patch+yaml"
 
     @property
     def method(self) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from numa_contract.documents import parse_json
-from numa_contract.errors import MalformedError, shown
+from numa_contract.errors import MalformedError, cut_answer, shown
 from numa_contract.reports import CONTAINERS, LEASE_SECONDS, MAX_STATE_BYTES, BackendStatus, ContainerReport
 from pydantic import ValidationError
 
@@ -16,6 +16,17 @@ from pydantic import ValidationError
 _NEEDED: Final = frozenset({"id", "claims", "unknownClaims"})
 _MOST_REPORTS: Final = 20_000
 """Of one body: to refuse a report costs a hundred times what its two bytes cost the sender."""
+STATIC_MANAGER: Final = "KubeletManagerStatic"
+NO_PARTITIONS: Final = "PartitionsUnavailable"
+_MANAGERS: Final = ("cpu", "memory")
+_STATIC_MANAGER: Final = (
+    "the kubelet's {} manager is static: claims keep their CPUs, since the driver answers and audits, but Guaranteed "
+    "pods may be given CPUs of claims, and then share the pool; set the policies to none"
+)
+_NO_PARTITIONS: Final = (
+    "CPU claims on this node are enforced by the shared pool, and not by the kernel with cpuset partitions: {}; host "
+    "daemons may run on claimed CPUs"
+)
 _log = logging.getLogger(__name__)
 
 
@@ -189,6 +200,21 @@ class BackendView:
             "no nri-backend enforces on this node: the one that holds the lock is silent, or has lost the "
             "container runtime; a standby takes over within seconds"
         )
+
+    @property
+    def conditions(self) -> dict[str, str]:
+        """Conditions of the node that the backend reports and an operator should change: text by reason."""
+        status, found = self.status, {}
+        if status is not None and (pins := [one for one in _MANAGERS if one in status.kubelet_pins]):
+            found[STATIC_MANAGER] = _STATIC_MANAGER.format(" and ".join(pins))
+        if status is not None and status.exclusivity == "pool" and status.exclusivity_reason:
+            found[NO_PARTITIONS] = _NO_PARTITIONS.format(cut_answer(status.exclusivity_reason))
+        return found
+
+    @property
+    def warnings(self) -> list[str]:
+        """The texts of these conditions, while the lease is live."""
+        return list(self.conditions.values()) if self.live else []
 
     @property
     def live(self) -> bool:

@@ -1,35 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Events for pods of which a container was killed for want of memory: the kernel's reason, in terms of the claim."""
 
-import logging
-import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import MEMORY_DRIVER
 from numa_contract.records import AllocationRecord
 from numa_contract.reports import ContainerReport
-from numa_node.log import Complaints
 
-from dra_frontend.api_server.errors import ConflictError, KubeError
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.store import ClaimStore
 from dra_frontend.devices.quantity import format_quantity
+from dra_frontend.events.event import ObjectReference, Observation
 
 REASON: Final = "OutOfClaimedMemory"
-EVENT_SECONDS: Final = 300.0
-"""A container gets one Event in this time, with the number of kills: its children may be killed every second."""
-RETRY_SECONDS: Final = (1.0, 5.0, 15.0, 60.0, 180.0)
-"""Pauses between attempts to create an Event: the restart of an API server takes a minute or two."""
-MOST_GONE: Final = 256
-"""Containers that are gone and whose kills are not reported yet; the oldest are dropped."""
-_log = logging.getLogger(__name__)
 
 
-def kill_note(report: ContainerReport, records: Iterable[AllocationRecord], node: str, kills: int) -> str:
+def kill_note(report: ContainerReport, records: Iterable[AllocationRecord], node: str) -> str:
     """Returns what happened to a container, with every memory claim that it holds."""
     held = []
     for record in records:
@@ -45,78 +34,46 @@ def kill_note(report: ContainerReport, records: Iterable[AllocationRecord], node
             held.append(f"claim {name} gives it {size} on NUMA node {where}, {rule}")
     claims = f": {'; '.join(held)}" if held else ""
     nodes = f" on NUMA node {format_cpu_list(report.mems)}" if report.mems else ""
-    times = f" {kills} times" if kills > 1 else ""
-    return f"container {report.name} was killed by the kernel{times}, out of memory{nodes} of {node}{claims}"
-
-
-@dataclass(slots=True)
-class _Container:
-    """A container with kills, and which of them its pod has an Event of."""
-
-    report: ContainerReport
-    reported: int = 0
-    """Kills that are in an Event."""
-    due: float = 0.0
-    """When the next Event may be created."""
-    failures: int = 0
-
-    @property
-    def pending(self) -> bool:
-        return self.report.memory_kills > self.reported
+    return f"container {report.name} was killed by the kernel, out of memory{nodes} of {node}{claims}"
 
 
 @dataclass(slots=True, eq=False)
 class MemoryKills:
-    """Creates one Event for kills, however many instances know of them."""
+    """Observes kills in the backend's reports. The Event's count is the number of kills of containers of one name."""
 
     _node: str
     _store: ClaimStore
     _backend: BackendView
-    _create_event: Callable[..., Awaitable[None]]
-    clock: Callable[[], float] = time.monotonic
-    _killed: dict[str, _Container] = field(default_factory=dict)
-    _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError))
+    _observe: Callable[[Observation], None]
+    _kills: dict[str, int] = field(default_factory=dict)
+    """Kills by container id, as reported last."""
 
     def backend_changed(self) -> None:
-        """Takes note of kills. Containers that are gone are forgotten when all is reported."""
+        """Observes kills that were reported since the last call."""
         containers = self._backend.containers
         for report in containers.values():
-            if report.memory_kills:
-                self._killed.setdefault(report.id, _Container(report)).report = report
-        gone = [key for key in self._killed if key not in containers]
-        # Until everything was reported again, silence does not mean that a container is gone.
-        done = [key for key in gone if self._backend.live and not self._killed[key].pending]
-        if dropped := [key for key in gone if key not in done][:-MOST_GONE]:
-            _log.warning("kills for want of memory are not reported", extra={"containers": len(dropped)})
-        for key in (*done, *dropped):
-            del self._killed[key]
+            if report.memory_kills > self._kills.get(report.id, 0):
+                self._kills[report.id] = report.memory_kills
+                self._observe(self._killed(report))
+        # Until a new backend has reported every container, a missing report does not mean that one is gone.
+        if self._backend.live:
+            self._kills = {key: kills for key, kills in self._kills.items() if key in containers}
 
-    async def create_due(self) -> None:
-        """Creates the Events that are due. Raises nothing."""
-        for one in list(self._killed.values()):
-            if one.pending and one.due <= self.clock():
-                with self._complaints.about(one.report.id, "event not created"):
-                    await self._create(one)
-
-    async def _create(self, one: _Container) -> None:
-        report, ledger = one.report, self._store.ledger
+    def _killed(self, report: ContainerReport) -> Observation:
+        ledger = self._store.ledger
         uses = [use for use in report.claims if use.driver == MEMORY_DRIVER]
         records = [record for use in uses if (record := ledger.record(use.driver, use.uid)) is not None]
-        note = kill_note(report, records, self._node, one.report.memory_kills - one.reported)
-        pod = {"namespace": report.pod_namespace, "name": report.pod_name, "uid": report.pod_uid}
-        regarding = {"apiVersion": "v1", "kind": "Pod", **pod}
-        key = f"{report.id[:16]}.{report.memory_kills}"
-        try:
-            # One with the same key is a ConflictError.
-            await self._create_event(report.pod_namespace, regarding, REASON, note, key=key)
-            extra = {"pod": f"{report.pod_namespace}/{report.pod_name}", "note": note}
-            _log.warning("killed for want of memory", extra=extra)
-        except ConflictError:
-            pass  # reported before a restart, or by the other instance
-        except KubeError as error:
-            if error.retriable and one.failures < len(RETRY_SECONDS):
-                one.due = self.clock() + RETRY_SECONDS[one.failures]
-                one.failures += 1
-                raise
-            _log.warning("event given up", extra={"pod": pod, "error": str(error)})
-        one.reported, one.failures, one.due = report.memory_kills, 0, self.clock() + EVENT_SECONDS
+        return Observation(
+            pod_of(report),
+            REASON,
+            kill_note(report, records, self._node),
+            subject=report.name,
+            source=report.id,
+            total=report.memory_kills,
+            urgent=True,
+        )
+
+
+def pod_of(report: ContainerReport) -> ObjectReference:
+    """Returns the reference to a container's pod."""
+    return ObjectReference("Pod", report.pod_namespace, report.pod_name, report.pod_uid)

@@ -109,7 +109,8 @@ def cpus_view(inventory: Inventory, ledger: Ledger, backend: BackendView) -> lis
         if holder is not None:
             entry |= {"claimUid": holder, "claim": names.get(holder, "")}
             if (user := users.get(holder)) is not None:
-                entry |= {"exclusivity": user.exclusivity} | ({"pooled": user.pooled} if user.pooled else {})
+                reasons = {"pooled": user.pooled, "poolRequested": user.pool_requested}
+                entry |= {"exclusivity": user.exclusivity} | {key: text for key, text in reasons.items() if text}
         shown.append(entry)
     for cpu_id in sorted(holders.keys() - inventory.machine.online):
         holder = holders[cpu_id]

@@ -117,6 +117,16 @@ class Tracked:
         return self.own_cpus | self.exclusive if self.unsettled else self.own_cpus or self.exclusive
 
     @property
+    def fallback_reason(self) -> str:
+        """The reason why the pool enforces its claims although they could be a partition, or an empty text."""
+        return self.pooled if self.entitlement.partition else ""
+
+    @property
+    def pool_requested(self) -> str:
+        """The setting of its claims that makes the pool enforce them, or an empty text."""
+        return "" if self.entitlement.partition else self.pooled
+
+    @property
     def unthrottled(self) -> bool:
         """Whether it runs without a CFS quota."""
         return unthrottled(self.entitlement, self.stated.cpu)

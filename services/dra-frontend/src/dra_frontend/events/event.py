@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Observations of conditions, and the events.k8s.io/v1 documents made from them. No I/O.
+
+An Event has a name that is a function of its condition, so a restarted frontend or a second instance finds the Event of
+its predecessor instead of creating another one. The API server lets an existing Event change in ``series`` and
+``metadata`` only; the annotation COUNTED contains the counter that was added to ``series.count`` last.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+
+from numa_contract.errors import cut_answer
+
+CONTROLLER: Final = "dra-driver-numa"
+COUNTED: Final = f"{CONTROLLER}/counted"
+"""Annotation ``source=total``: the observer whose counter was added last, and its value at that time."""
+_MAX_WORD: Final = 128
+"""Maximum length of reason, action and reportingInstance in the API."""
+_IDENTIFIERS: Final = re.compile(r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{12,}", re.ASCII)
+"""UUIDs, also as systemd escapes them in the name of a slice, and the ids of containers and sandboxes."""
+
+
+class ObjectReference(NamedTuple):
+    """The object that an Event is about."""
+
+    kind: str
+    namespace: str
+    """Empty for a Node."""
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One observation of a condition that its reader should know of."""
+
+    regarding: ObjectReference
+    reason: str
+    note: str
+    subject: str = ""
+    """Name of the part of the object that the condition is about: observations that differ in their notes alone are the
+    same condition. If empty, conditions are told apart by the note, identifiers of containers and pods left out."""
+    source: str = ""
+    """Identity of the counter behind ``total``: a container's id, or an instance of the frontend."""
+    total: int | None = None
+    """Number of occurrences that the source has counted so far. None: this observation is one more occurrence."""
+    urgent: bool = False
+    """Whether the Event is written before those of other conditions."""
+
+    @property
+    def condition(self) -> tuple[str, ...]:
+        """The key by which observations are correlated."""
+        return (*self.regarding, self.reason, self.subject or without_identifiers(self.note))
+
+
+def without_identifiers(text: str) -> str:
+    """Returns a text with identifiers replaced, so that the retries of a container have the same text."""
+    return _IDENTIFIERS.sub("*", cut_answer(text))
+
+
+def event_place(observation: Observation) -> tuple[str, str]:
+    """Returns the namespace and the name of the Event of a condition."""
+    # Events about cluster-scoped objects belong in "default".
+    namespace = observation.regarding.namespace or "default"
+    key = blake2b("\0".join(observation.condition).encode(errors="backslashreplace"), digest_size=8).hexdigest()
+    return namespace, f"{observation.regarding.name[:200].rstrip('-.') or 'unknown'}.{key}"
+
+
+def new_event(observation: Observation, node: str, count: int, total: int) -> dict[str, Any]:
+    """Returns the document that creates the Event of a condition."""
+    namespace, name = event_place(observation)
+    regarding = {key: value for key, value in observation.regarding._asdict().items() if value}
+    document = {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": namespace, "annotations": _counted(observation, total)},
+        "eventTime": _now(),
+        "reportingController": CONTROLLER,
+        "reportingInstance": f"{CONTROLLER}-{node}"[:_MAX_WORD],
+        "action": observation.reason[:_MAX_WORD],
+        "reason": observation.reason[:_MAX_WORD],
+        "regarding": {"apiVersion": "v1", **regarding},
+        "note": cut_answer(observation.note),
+        "type": "Warning",
+    }
+    return document | _series(count)
+
+
+def count_patch(observation: Observation, version: str, count: int, total: int) -> dict[str, Any]:
+    """Returns the merge patch that sets the count of an Event, which fails if another writer was faster."""
+    return {"metadata": {"resourceVersion": version, "annotations": _counted(observation, total)}} | _series(count)
+
+
+def _counted(observation: Observation, total: int) -> dict[str, str]:
+    return {COUNTED: f"{observation.source}={total}"}
+
+
+def _series(count: int) -> dict[str, Any]:
+    # The API refuses a series of one.
+    return {"series": {"count": count, "lastObservedTime": _now()}} if count > 1 else {}
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+class Recorded(NamedTuple):
+    """An Event as the API server has it."""
+
+    version: str
+    occurrences: int
+    source: str
+    total: int
+
+
+def read_event(document: Mapping[str, Any]) -> Recorded:
+    """Reads the answer to a create or a patch. Fields that another writer has damaged count as absent."""
+    metadata, series = document.get("metadata") or {}, document.get("series") or {}
+    source, _, total = str((metadata.get("annotations") or {}).get(COUNTED, "")).rpartition("=")
+    count = series.get("count") if isinstance(series, dict) else None
+    number = int(total) if total.isascii() and total.isdigit() and len(total) <= 9 else 0
+    known = count if isinstance(count, int) and 0 < count < 1 << 31 else 1
+    return Recorded(str(metadata.get("resourceVersion") or ""), known, source, number)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events by both real halves, with the rights that the chart gives: one per condition, none about a mode asked for."""
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+from dra_frontend.api_server.client import KubeClient, connect
+from dra_frontend.api_server.credentials import kubeconfig
+from dra_frontend.api_server.errors import ForbiddenError
+from dra_frontend.events.recorder import EventRecorder, NodeEvents
+
+from tests.chart.helm import only, render
+from tests.fakes.apiserver import ApiServer
+from tests.fakes.apiserver_values import Options
+from tests.stage.pods import claim_pod, cpus, opaque
+from tests.stage.process import wait_for
+from tests.stage.stage import OpenStage, Stage
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncGenerator[tuple[ApiServer, KubeClient], None]:
+    """A server with the rules of the chart's ClusterRole, and the driver's client."""
+    async with (
+        ApiServer(Options(rules=only(render(), "ClusterRole")["rules"])) as server,
+        connect(kubeconfig(str(server.write_kubeconfig(tmp_path / "kubeconfig")))) as made,
+    ):
+        yield server, made
+
+
+async def test_the_charts_rights_are_enough_to_count(client: tuple[ApiServer, KubeClient]) -> None:
+    """The recorder creates, reads and updates an Event with create and patch; the fake denies every other verb."""
+    server, kube = client
+    now = 0.0
+    for instance in ("a", "b"):
+        recorder = EventRecorder(kube, "node-a", lambda: now)
+        NodeEvents(recorder, "node-a", instance).notify("Reason", "text")
+        await recorder.write_due()
+    assert [(one.verb, one.code) for one in server.served] == [
+        ("create", 201),
+        ("create", 409),
+        ("patch", 200),
+        ("patch", 200),
+    ]
+
+
+async def test_a_role_without_patch_is_enforced_by_the_fake(client: tuple[ApiServer, KubeClient]) -> None:
+    """A missing verb in the chart is noticed here."""
+    server, kube = client
+    for rule in server.options.rules or []:
+        rule["verbs"] = [verb for verb in rule["verbs"] if verb != "patch"]
+    with pytest.raises(ForbiddenError):
+        await kube.patch_event("default", "e", {})
+
+
+@pytest.fixture(scope="module")
+def partitions(open_shared_stage: OpenStage) -> Stage:
+    """A stage whose kernel has partitions, with one instance."""
+    stage = open_shared_stage(partitions=True)
+    stage.add_ready_instance()
+    return stage
+
+
+def test_a_pool_that_the_claim_asks_for_is_no_warning(partitions: Stage) -> None:
+    """The container's report names the setting; neither Event nor metric nor problem does."""
+    shared = opaque("dra.cpu", "cpuConfig", {"shared": "pool"})
+    with claim_pod(partitions, "vpp", cpus(2), config=[shared]) as pod:
+        pod.prepare()
+        box = pod.run()
+
+        def report() -> dict[str, str]:
+            return next((one for one in partitions.state("/v1/containers") if one["id"] == box.id), {})
+
+        wait_for("the report", lambda: report().get("poolRequested"), 20)
+        assert (report()["exclusivity"], report()["pooled"]) == ("pool", "")
+        assert {one.get("pooled") for one in partitions.state("/v1/cpus")} == {None}
+        assert "dra_numa_backend_pooled_containers 0.0" in partitions.state("/metrics")
+        # An Event about this pod would be before that of a pod that starts later.
+        with claim_pod(partitions, "careless", cpus(1)) as other:
+            other.prepare()
+            other.sandbox = partitions.runtime(
+                "run_pod_sandbox", name=other.name, uid=other.uid, namespace="default", qos="besteffort"
+            )
+            other.run()
+            wait_for("another Event", lambda: partitions.events("BestEffortWithClaim"), 20)
+        assert partitions.events("CPUsKeptByPool") == []

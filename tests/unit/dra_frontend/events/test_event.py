@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events as documents: which observations are one condition, and what is in the Event of it."""
+
+from typing import Any
+
+import pytest
+from dra_frontend.events.event import (
+    COUNTED,
+    ObjectReference,
+    Observation,
+    Recorded,
+    count_patch,
+    event_place,
+    new_event,
+    read_event,
+    without_identifiers,
+)
+
+POD = ObjectReference("Pod", "ns", "p", "u-1")
+ID = "0a1b2c3d4e5f" * 5
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ({"note": f"cri-containerd-{ID}.scope: no"}, {"note": f"cri-containerd-{ID[::-1]}.scope: no"}, True),
+        (
+            {"note": "kubepods-pod01234567_89ab_cdef_0123_456789abcdef.slice"},
+            {"note": "kubepods-podfedcba98_7654_3210_fedc_ba9876543210.slice"},
+            True,
+        ),
+        ({"note": "CPU 2"}, {"note": "CPU 3"}, False),
+        ({"note": "a", "subject": "dra.cpu"}, {"note": "b", "subject": "dra.cpu"}, True),
+        ({"note": "a", "subject": "dra.cpu"}, {"note": "a", "subject": "dra.memory"}, False),
+        ({"note": "a"}, {"note": "a", "reason": "Other"}, False),
+        ({"note": "a"}, {"note": "a", "regarding": POD._replace(uid="u-2")}, False),
+    ],
+)
+def test_observations_that_differ_in_identifiers_alone_are_one_condition(
+    one: dict[str, Any], other: dict[str, Any], same: bool
+) -> None:
+    """A retry of a container has another id; another pod, reason, subject or cause is another condition."""
+    first, second = (Observation(**{"regarding": POD, "reason": "Reason"} | fields) for fields in (one, other))
+    assert (first.condition == second.condition) is same
+    assert (event_place(first) == event_place(second)) is same
+
+
+def test_a_text_of_any_length_is_cut_before_it_is_searched() -> None:
+    """The note of an Event has at most 1 KiB."""
+    assert len(without_identifiers("0a1b2c3d4e5f " * 1_000_000)) <= 1024
+
+
+def test_a_new_event_has_the_fields_that_the_api_requires() -> None:
+    """Long texts are cut to what the API accepts, and names remain valid when they are cut."""
+    long = POD._replace(name=f"{'a' * 199}.{'b' * 50}")
+    document = new_event(Observation(long, "R" * 200, "ä" * 2000, source="c"), "n" * 200, 1, 1)
+    assert document["metadata"]["name"].startswith(f"{'a' * 199}.")
+    assert ".." not in document["metadata"]["name"]
+    assert [len(document[field]) for field in ("reason", "action", "reportingInstance")] == [128] * 3
+    assert 1000 < len(document["note"].encode()) <= 1024
+    assert document["metadata"]["annotations"] == {COUNTED: "c=1"}
+    assert "series" not in document
+
+
+def test_an_event_about_a_node_is_in_the_default_namespace() -> None:
+    """Nodes have no namespace, and Events have one."""
+    node = Observation(ObjectReference("Node", "", "node-a", "node-a"), "Reason", "note")
+    assert new_event(node, "node-a", 2, 2)["metadata"]["namespace"] == "default"
+    assert new_event(node, "node-a", 2, 2)["series"]["count"] == 2
+    assert "namespace" not in new_event(node, "node-a", 2, 2)["regarding"]
+
+
+@pytest.mark.parametrize(
+    ("document", "recorded"),
+    [
+        ({"metadata": {"resourceVersion": "7"}}, Recorded("7", 1, "", 0)),
+        (
+            {"metadata": {"resourceVersion": "7", "annotations": {COUNTED: "a=b=12"}}, "series": {"count": 40}},
+            Recorded("7", 40, "a=b", 12),
+        ),
+        ({"metadata": {"annotations": {COUNTED: "a=²"}}, "series": {"count": -4}}, Recorded("", 1, "a", 0)),
+        ({"metadata": {"annotations": {COUNTED: "a=" + "9" * 5000}}, "series": []}, Recorded("", 1, "a", 0)),
+        ({"metadata": {"annotations": {COUNTED: "none"}}, "series": {"count": 1 << 40}}, Recorded("", 1, "", 0)),
+    ],
+)
+def test_a_damaged_event_is_read_as_far_as_it_can_be(document: dict[str, Any], recorded: Recorded) -> None:
+    """Another writer may have put anything into the annotation and the series."""
+    assert read_event(document) == recorded
+
+
+def test_a_patch_changes_the_series_and_the_annotation_of_one_version() -> None:
+    """The API server refuses it if another instance was faster, and refuses changes of any other field."""
+    patch = count_patch(Observation(POD, "Reason", "note", source="c"), "7", 3, 5)
+    assert patch["metadata"] == {"resourceVersion": "7", "annotations": {COUNTED: "c=5"}}
+    assert patch.keys() == {"metadata", "series"}
+    assert patch["series"]["count"] == 3

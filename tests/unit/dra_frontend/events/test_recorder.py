@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recorder of Events through the real client: one object per condition, with a count."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_frontend.api_server.client import KubeClient, connect
+from dra_frontend.api_server.credentials import kubeconfig
+from dra_frontend.api_server.errors import UnavailableError
+from dra_frontend.api_server.requests import Pace
+from dra_frontend.events.event import COUNTED, ObjectReference, Observation
+from dra_frontend.events.recorder import (
+    FORBIDDEN_SECONDS,
+    FORGET_SECONDS,
+    MAX_CONDITIONS,
+    MAX_PER_OBJECT,
+    MAX_WRITES,
+    RETRY_SECONDS,
+    UPDATE_SECONDS,
+    EventRecorder,
+    NodeEvents,
+)
+
+from tests.fakes.apiserver import ApiServer
+from tests.fakes.apiserver_store import RESOURCES
+
+[EVENTS] = [one for one in RESOURCES if (one.group, one.name) == ("events.k8s.io", "events")]
+POD = ObjectReference("Pod", "ns", "p", "u-1")
+
+
+class Rig:
+    """A server, and one recorder whose clock stands still between ticks."""
+
+    def __init__(self, server: ApiServer, client: KubeClient) -> None:
+        self.server = server
+        self.client = client
+        self.now = 1000.0
+        self.recorder = self.another()
+
+    def another(self) -> EventRecorder:
+        """A recorder of another instance, or after a restart."""
+        return EventRecorder(self.client, "node-a", lambda: self.now)
+
+    async def tick(self, *observations: Observation, after: float = 0.0) -> None:
+        """Time passes, something is observed, and what is due is written."""
+        self.now += after
+        for one in observations:
+            self.recorder.observe(one)
+        await self.recorder.write_due()
+
+    def events(self) -> list[dict[str, Any]]:
+        """The Events on the server."""
+        return list(self.server.store.select(EVENTS))
+
+    def counts(self) -> list[int]:
+        """Their counts."""
+        return [one.get("series", {}).get("count", 1) for one in self.events()]
+
+    def writes(self) -> list[str]:
+        """The attempts to write, and their codes."""
+        return [f"{one.verb} {one.code}" for one in self.server.served if one.resource == "events"]
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    """A recorder, and no Events."""
+    async with ApiServer() as server:
+        path = server.write_kubeconfig(tmp_path / "kubeconfig")
+        async with connect(kubeconfig(str(path)), call_seconds=1.0) as client:
+            client._event_pace = Pace()
+            yield Rig(server, client)
+
+
+def retry(number: int, **more: Any) -> Observation:
+    """An observation in a retry of a container: its id is in the note."""
+    container = f"{number:02x}" * 32
+    return Observation(
+        POD, "Reason", f"container app: x-{container}.scope was refused", source=container, total=1, **more
+    )
+
+
+async def test_retries_of_a_container_are_one_event_with_a_count(rig: Rig) -> None:
+    """On a real node five retries in 65 s were five Event objects."""
+    for number in range(5):
+        await rig.tick(retry(number), after=13)
+    await rig.tick(after=40)
+    (event,) = rig.events()
+    assert event["series"]["count"] == 5
+    assert event["note"] == retry(0).note
+    assert event["eventTime"] <= event["series"]["lastObservedTime"]
+    assert rig.writes()[0] == "create 201"
+    assert set(rig.writes()[1:]) == {"patch 200"}
+
+
+async def test_the_first_observation_is_written_at_once_and_updates_are_rare(rig: Rig) -> None:
+    """A container that fails every two seconds for an hour costs a write every five minutes; none is lost."""
+    for number in range(1800):
+        await rig.tick(Observation(POD, "Reason", "note", source="c", total=number + 1), after=2)
+    await rig.tick(after=UPDATE_SECONDS[1])
+    assert rig.counts() == [1800]
+    assert len(rig.writes()) <= 20
+
+
+async def test_after_a_calm_an_update_is_soon_again(rig: Rig) -> None:
+    """The interval grows while a condition is observed again and again only."""
+    for number in range(100):
+        await rig.tick(Observation(POD, "Reason", "note", source="c", total=number + 1), after=10)
+    await rig.tick(after=UPDATE_SECONDS[1])
+    await rig.tick(Observation(POD, "Reason", "note", source="c", total=101), after=2 * UPDATE_SECONDS[1])
+    await rig.tick(Observation(POD, "Reason", "note", source="c", total=102), after=UPDATE_SECONDS[0])
+    assert rig.counts() == [102]
+
+
+async def test_the_same_total_again_is_no_occurrence(rig: Rig) -> None:
+    """The backend reports a container's state again and again."""
+    for _ in range(3):
+        await rig.tick(retry(1), after=60)
+    assert rig.counts() == [1]
+    assert len(rig.writes()) == 1
+
+
+async def test_a_restarted_recorder_counts_on(rig: Rig) -> None:
+    """It finds the Event of its predecessor, and counts again nothing that it counted."""
+    await rig.tick(Observation(POD, "Reason", "note", source="c", total=4))
+    rig.recorder = rig.another()
+    await rig.tick(Observation(POD, "Reason", "note", source="c", total=4))
+    assert rig.counts() == [4]
+    await rig.tick(Observation(POD, "Reason", "note", source="c", total=6), after=60)
+    await rig.tick(Observation(POD, "Reason", "note", source="d", total=1), after=60)
+    assert rig.counts() == [7]
+    (event,) = rig.events()
+    assert event["metadata"]["annotations"][COUNTED] == "d=1"
+
+
+async def test_two_instances_count_together(rig: Rig) -> None:
+    """During an upgrade both observe the same node: the version in a patch keeps them from undoing each other."""
+    first, second = rig.recorder, rig.another()
+    for recorder, instance in ((first, "a"), (second, "b"), (first, "a"), (second, "b"), (first, "a")):
+        rig.recorder = recorder
+        NodeEvents(recorder, "node-a", instance).notify("Reason", "text", "dra.cpu")
+        await rig.tick(after=60)
+        await rig.tick(after=60)
+    assert rig.counts() == [5]
+    assert "patch 409" in rig.writes()
+
+
+async def test_an_event_that_the_server_has_deleted_is_created_again(rig: Rig) -> None:
+    """The API server keeps Events for an hour; the count begins again then."""
+    await rig.tick(retry(1), retry(2))
+    rig.server.store.delete(EVENTS, "ns", rig.events()[0]["metadata"]["name"])
+    await rig.tick(retry(3), after=60)
+    await rig.tick()
+    assert rig.counts() == [1]
+
+
+@pytest.mark.parametrize("fault", ["503", "drop", "hang"])
+async def test_a_write_is_retried_when_the_server_is_back(rig: Rig, fault: str) -> None:
+    """One failure delays the others by a tick and no more: they would wait for the same server."""
+    rig.server.fail_next(2, fault, resource="events")
+    await rig.tick(retry(1), Observation(POD, "Other", "note"))
+    assert len(rig.writes()) <= 1
+    for pause in (0.0, *RETRY_SECONDS[:2]):
+        await rig.tick(after=pause)
+    assert rig.counts() == [1, 1]
+
+
+class Lossy:
+    """The client, with answers that are lost after the server has done what was asked."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+        self.losing = True
+
+    async def create_event(self, document: dict[str, Any]) -> dict[str, Any]:
+        return self._answer(await self._client.create_event(document))
+
+    async def patch_event(self, namespace: str, name: str, patch: dict[str, Any]) -> dict[str, Any]:
+        answer = await self._client.patch_event(namespace, name, patch)
+        return self._answer(answer) if patch else answer
+
+    def _answer(self, answer: dict[str, Any]) -> dict[str, Any]:
+        if self.losing:
+            raise UnavailableError("write events", "the answer was lost")
+        return answer
+
+
+async def test_a_write_whose_answer_is_lost_is_not_counted_twice(rig: Rig) -> None:
+    """The annotation of the Event contains the total that was counted."""
+    api = Lossy(rig.client)
+    rig.recorder = EventRecorder(api, "node-a", lambda: rig.now)
+    for total in (3, 5):
+        api.losing = True
+        await rig.tick(Observation(POD, "Reason", "note", source="c", total=total), after=60)
+        api.losing = False
+        await rig.tick(after=RETRY_SECONDS[0])
+        assert rig.counts() == [total]
+    await rig.tick(Observation(POD, "Reason", "note", source="c", total=6), after=60)
+    assert rig.counts() == [6]
+
+
+async def test_a_write_that_is_refused_is_not_retried(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """The same document would be refused again; what RBAC denies is tried again, since a role can be granted."""
+    rig.server.fail_next(1, 422, resource="events")
+    await rig.tick(retry(1))
+    await rig.tick(after=3000)
+    assert (rig.writes(), rig.events()) == (["create 422"], [])
+    assert "event not accepted" in caplog.text
+    rig.server.options.forbidden.add(("patch", "events"))
+    await rig.tick(Observation(POD, "Other", "note"))
+    await rig.tick(Observation(POD, "Other", "note"), after=60)
+    assert rig.counts() == [1]
+    rig.server.options.forbidden.clear()
+    await rig.tick(after=FORBIDDEN_SECONDS)
+    assert rig.counts() == [2]
+
+
+async def test_an_error_of_one_event_ends_nothing(rig: Rig) -> None:
+    """A fault of ours in one document leaves the others alone."""
+    odd = Observation(POD, "Odd", "note", source="\ud800")
+    await rig.tick(odd)
+    await rig.tick(retry(1))
+    assert [one["reason"] for one in rig.events() if one["reason"] != "Odd"] == ["Reason"]
+
+
+async def test_urgent_events_come_first_and_a_tick_writes_few(rig: Rig) -> None:
+    """A container that was killed is reported before fifty pods whose QoS class is a mistake."""
+    pods = [Observation(POD._replace(uid=str(number)), "Reason", "note") for number in range(50)]
+    await rig.tick(*pods, retry(1, urgent=True))
+    events = rig.events()
+    assert len(events) == MAX_WRITES
+    assert retry(1).note in {one["note"] for one in events}
+
+
+async def test_conditions_of_an_object_are_bounded(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """A pod whose texts change all the time fills neither the API server nor the memory of the frontend."""
+    flood = [Observation(POD, f"Reason{number}", "note") for number in range(200)]
+    for _ in range(30):
+        await rig.tick(*flood)
+    await rig.tick(Observation(POD._replace(uid="u-2"), "Reason", "note"))
+    assert len(rig.events()) == MAX_PER_OBJECT + 1
+    assert "too many different events of an object" in caplog.text
+    await rig.tick(after=FORGET_SECONDS)
+    assert (rig.recorder._conditions, rig.recorder._per_object) == ({}, {})
+
+
+async def test_conditions_are_bounded(rig: Rig) -> None:
+    """Of too many the ones observed longest ago are forgotten."""
+    for number in range(MAX_CONDITIONS + 100):
+        rig.recorder.observe(Observation(POD._replace(uid=str(number)), "Reason", "note"))
+    assert len(rig.recorder._conditions) == len(rig.recorder._per_object) == MAX_CONDITIONS
+    for number in range(100):
+        rig.recorder.observe(Observation(POD, "Reason", "note", "same", source=str(number), total=1))
+    assert all(len(one.totals) <= 4 for one in rig.recorder._conditions.values())

@@ -13,7 +13,8 @@ from dra_frontend.events.recorder import EventRecorder, NodeEvents
 from tests.chart.helm import only, render
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.apiserver_values import Options
-from tests.stage.pods import claim_pod, cpus, opaque
+from tests.fakes.kubelet_static import StaticManagers
+from tests.stage.pods import StagePod, claim_pod, cpus, opaque
 from tests.stage.process import wait_for
 from tests.stage.stage import OpenStage, Stage
 
@@ -84,3 +85,27 @@ def test_a_pool_that_the_claim_asks_for_is_no_warning(partitions: Stage) -> None
             other.run()
             wait_for("another Event", lambda: partitions.events("BestEffortWithClaim"), 20)
         assert partitions.events("CPUsKeptByPool") == []
+
+
+def metric(stage: Stage, line: str) -> bool:
+    """Whether the metrics have a line."""
+    return line in stage.state("/metrics").splitlines()
+
+
+def test_a_static_manager_of_the_kubelet_is_noticed(open_stage: OpenStage) -> None:
+    """A container that the kubelet pins makes an Event of the Node, a metric, a warning and a finding of the doctor."""
+    stage = open_stage()
+    stage.add_ready_instance()
+    kubelet = StaticManagers(frozenset(range(32)), frozenset({0}), memory=True)
+    with StagePod(stage, "guaranteed") as pod, StagePod(stage, "plain") as plain:
+        plain.run(**kubelet.created("plain"))
+        wait_for("the lease", lambda: stage.state("/v1/backend")["status"]["kubeletPins"] == ["cpu"], 20)
+        pod.run(**kubelet.created("guaranteed", exclusive=2, numa_nodes=[0]))
+        wait_for("the lease", lambda: stage.state("/v1/backend")["status"]["kubeletPins"] == ["cpu", "memory"], 20)
+        wait_for("the metric", lambda: metric(stage, 'dra_numa_kubelet_static_manager{manager="memory"} 1.0'), 20)
+        (event,) = wait_for("an Event", lambda: stage.events("KubeletManagerStatic"), 20)
+        assert (event["regarding"]["kind"], event["regarding"]["name"]) == ("Node", "node-a")
+        assert "warning: the kubelet's cpu and memory manager is static" in stage.state("/readyz")
+    wait_for("the lease", lambda: stage.state("/v1/backend")["status"]["kubeletPins"] == [], 20)
+    wait_for("the metric", lambda: metric(stage, 'dra_numa_kubelet_static_manager{manager="cpu"} 0.0'), 20)
+    assert "static" not in stage.state("/readyz")

@@ -164,6 +164,7 @@ class Backend:
             partitioned=pool.partitioned,
             exclusivity="partition" if pool.by_kernel else "pool",
             exclusivity_reason=self.pool_reason,
+            kubelet_pins=tuple(sorted(enforcer.state.kubelet_pins)),
             problems=tuple(cut_answer(problem) for problem in problems),
             counters={name: float(count) for name, count in self._telemetry.counters.items()},
             metrics=self._telemetry.metrics(

@@ -66,6 +66,8 @@ class Tracked:
     """Its limits as the runtime last sent them."""
     answered: bool = False
     """They were sent after an instance of ours had answered at the creation, so they include the claimed hugepages."""
+    kubelet_pins: frozenset[str] = frozenset()
+    """Static managers of the kubelet that its requests showed."""
     ran: bool = False
     """The runtime has reported it as running or starting: its cgroup, if it has one on the node, has existed."""
     cpus: frozenset[int] | None = None

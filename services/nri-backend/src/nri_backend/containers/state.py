@@ -115,12 +115,13 @@ class NodeState:
             for known in self
             if known.id not in listed and known.entitlement.claims and known.phase in (Phase.STARTED, Phase.ENDING)
         ]
-        kills = {tracked.id: tracked.memory_kills for tracked in self}
+        before = {tracked.id: tracked for tracked in self}
         self._tracked, self.likenesses, self._by_pod, self._bearing = {}, Likenesses(), {}, {}
         self.refused.clear()
         self.told = True
         for container in (*ending, *containers):
-            tracked = replace(container, memory_kills=kills.get(container.id, container.memory_kills))
+            known = before.get(container.id, container)
+            tracked = replace(container, memory_kills=known.memory_kills, kubelet_pins=known.kubelet_pins)
             self._index(self._tracked.get(tracked.id), tracked)
             self._tracked[tracked.id] = tracked
         # Who owns a claim depends on who lives. The pool is divided once, not for each of hundreds.
@@ -236,6 +237,11 @@ class NodeState:
     def without_claim(self, apart: frozenset[int], *, own_pod: bool) -> frozenset[int]:
         """Returns the CPUs of containers without a claim that are to leave these out, as far as that matters."""
         return self.pool.without_claim(apart if self.pool.by_kernel else frozenset(), own_pod=own_pod)
+
+    @property
+    def kubelet_pins(self) -> frozenset[str]:
+        """Static managers of the kubelet that assign CPUs or NUMA nodes to a living container."""
+        return frozenset[str]().union(*(tracked.kubelet_pins for tracked in self if tracked.alive))
 
     @property
     def lazy(self) -> bool:

@@ -22,7 +22,7 @@ from nri_backend.enforcement.memory_kills import KillWatch
 from nri_backend.enforcement.proving import Prover
 from nri_backend.enforcement.start import Starter
 from nri_backend.limits.difference import Observed
-from nri_backend.limits.stated import stated
+from nri_backend.limits.stated import kubelet_pins, stated
 from nri_backend.nri.model import (
     Adjustment,
     Container,
@@ -104,6 +104,7 @@ class Enforcer:
         # A standby is asked after the active instance, and sees what that one has answered.
         tracked = self.state.assessed(self._described(pod, container, answered=not self.active))
         if active := self.active:
+            tracked = replace(tracked, kubelet_pins=kubelet_pins(container.resources))
             tracked, refusal = await self.starter.hindrance(tracked, self.runtime)
         else:
             answered = Observed(parse_or_none(container.resources.cpus), parse_or_none(container.resources.mems))
@@ -185,6 +186,8 @@ class Enforcer:
         huge = bool(wanted.hugepage_limits) and self.active
         now = (tracked.asked if huge else tracked.stated).updated(wanted)
         tracked = replace(tracked, stated=now, answered=tracked.answered and not huge)
+        if self.active:
+            tracked = replace(tracked, kubelet_pins=tracked.kubelet_pins | kubelet_pins(wanted))
         if self.state.get(tracked.id) is not None:
             self.actuator.note(tracked)
         if not self.active:

@@ -62,6 +62,16 @@ def stated(resources: Resources) -> Stated:
     return Stated(hugepages, cpu, resources.memory_limit)
 
 
+def kubelet_pins(requested: Resources) -> frozenset[str]:
+    """Returns the static managers of the kubelet that a request shows: ``cpu``, ``memory``.
+
+    A kubelet with the static CPU manager sends a cpuset with every container, the default set with those that are not
+    Guaranteed; with the static Memory Manager it sends mems with Guaranteed ones. Otherwise it sends neither. Resources
+    that a runtime has stored show nothing, since they contain this plugin's own answers.
+    """
+    return frozenset(name for name, text in (("cpu", requested.cpus), ("memory", requested.mems)) if text)
+
+
 class CgroupPathError(ValueError):
     """The runtime named a cgroup in a form that leads nowhere below the cgroup root."""
 

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kubelet's static managers are noticed by what the kubelet requests, and by nothing else."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from nri_backend.limits.stated import kubelet_pins
+from nri_backend.nri.model import Resources
+from numa_contract.cpuset import parse_cpu_list
+
+from tests.fakes.kubelet_static import StaticManagers
+from tests.rigs.builders import cpu_record, memory_record
+from tests.rigs.containers import container, pod
+from tests.rigs.enforcement import Node, enforcing
+
+
+@pytest.mark.parametrize(
+    ("requested", "managers"),
+    [
+        (Resources(), set()),
+        (Resources(cpu_quota=100_000, memory_limit=1 << 20, hugepage_limits={"2MB": 0}), set()),
+        (Resources(cpus="0-7"), {"cpu"}),
+        (Resources(mems="0"), {"memory"}),
+        (Resources(cpus="2", mems="0-1"), {"cpu", "memory"}),
+    ],
+)
+def test_a_request_shows_the_managers_that_are_static(requested: Resources, managers: set[str]) -> None:
+    """A kubelet without static managers requests neither CPUs nor NUMA nodes."""
+    assert kubelet_pins(requested) == managers
+
+
+def pins(node: Node) -> list[str]:
+    """The managers in the lease."""
+    return sorted(node.enforcer.state.kubelet_pins)
+
+
+async def create(node: Node, id_: str, cpus: str = "", mems: str = "") -> None:
+    """The kubelet creates a container with this cpuset."""
+    asked = replace(container(id_, name=id_), resources=Resources(cpus, mems))
+    await node.enforcer.create_container(pod(), asked)
+
+
+async def test_static_managers_are_reported_while_one_of_their_containers_lives(tmp_path: Path) -> None:
+    """After a change of the policy to none, containers from before it keep their cpuset until they end."""
+    kubelet = StaticManagers(parse_cpu_list("0-7"), parse_cpu_list("0"), memory=True)
+    async with enforcing(Node(tmp_path)) as node:
+        await create(node, "plain", **kubelet.created("plain"))
+        assert pins(node) == ["cpu"]
+        await create(node, "guaranteed", **kubelet.created("guaranteed", exclusive=2, numa_nodes=[0]))
+        assert pins(node) == ["cpu", "memory"]
+        await node.stop("guaranteed")
+        assert pins(node) == ["cpu"]
+        kubelet.cpu = kubelet.memory = False
+        await create(node, "later", **kubelet.created("later"))
+        await node.stop("plain")
+        assert pins(node) == []
+
+
+async def test_an_update_shows_a_static_manager(tmp_path: Path) -> None:
+    """A kubelet whose policy has become static reconciles the containers that run; a resize shows nothing."""
+    async with enforcing(Node(tmp_path)) as node:
+        await create(node, "plain")
+        await node.enforcer.update_container(pod(), container("plain"), Resources(cpu_quota=200_000))
+        assert pins(node) == []
+        await node.enforcer.update_container(pod(), container("plain"), Resources(cpus="1-3"))
+        assert pins(node) == ["cpu"]
+        await node.enforcer.update_container(pod(), container("plain"), Resources(cpu_quota=300_000))
+        assert pins(node) == ["cpu"], "an update mentions what it changes alone"
+
+
+async def test_this_plugins_own_answers_show_nothing(tmp_path: Path) -> None:
+    """What the runtime has stored, and repeats at a synchronisation, may be an answer of ours."""
+    async with enforcing(Node(tmp_path)) as node:
+        env = (*node.claim(cpu_record("c1", "cpus=2-3")), *node.claim(memory_record("m1", ("m", 1, 1 << 20, 4096))))
+        await node.run("db", *env)
+        await node.run("plain", of="p2")
+        await node.synchronize(("db", "p1"), ("plain", "p2"), db="2-3", plain="1,4-7")
+        assert pins(node) == []
+
+
+async def test_a_synchronisation_forgets_no_static_manager(tmp_path: Path) -> None:
+    """The runtime reconnects, and the containers that the kubelet has pinned still run."""
+    async with enforcing(Node(tmp_path)) as node:
+        await create(node, "plain", cpus="0-7")
+        await node.synchronize(("plain", "p1"), plain="0-7")
+        assert pins(node) == ["cpu"]
+        await node.synchronize()
+        assert pins(node) == []
+
+
+async def test_a_standby_sees_no_static_manager(tmp_path: Path) -> None:
+    """It is called after the active instance, whose answers are then part of the request."""
+    node = Node(tmp_path)
+    await node.enforcer.synchronize([], [])
+    await create(node, "plain", cpus="1-7")
+    await node.enforcer.update_container(pod(), container("plain"), Resources(cpus="1-7"))
+    assert pins(node) == []
+
+
+def test_the_stand_in_behaves_as_the_static_policy() -> None:
+    """Everybody gets a cpuset; an exclusive container shrinks the default set of all others, which are updated."""
+    kubelet = StaticManagers(parse_cpu_list("0-7"), parse_cpu_list("0"))
+    assert kubelet.created("a") == {"cpus": "0-7"}
+    assert kubelet.created("b", exclusive=2, numa_nodes=[0]) == {"cpus": "1-2"}
+    assert kubelet.reconcile() == {"a": {"cpus": "0,3-7"}}
+    assert kubelet.reconcile() == {}
+    kubelet.removed("b")
+    assert kubelet.reconcile() == {"a": {"cpus": "0-7"}}

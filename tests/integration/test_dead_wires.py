@@ -1,0 +1,670 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever the driver documents is produced by both real halves when its cause comes from outside.
+
+A field, a metric, an alert or an Event that nothing produces is worse than none: an operator relies on it. The lists
+are read from their sources: the models of the contract, the views of the state endpoint, docs/metrics.md,
+docs/events.md and the alerts of the chart. A new entry fails here until a scenario below provokes it.
+"""
+
+import ast
+import fcntl
+import inspect
+import json
+import operator
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from dra_frontend.allocation import device_status
+from dra_frontend.state_endpoint import node_view, views
+from numa_contract.cdi import RECORD_ANNOTATION
+from numa_contract.records import AllocationRecord
+from numa_contract.reports import BackendStatus, ContainerReport
+
+from tests.chart.helm import CHART
+from tests.fakes.kubelet_static import StaticManagers
+from tests.fakes.waiting import PATIENCE
+from tests.rigs.trees import captured, write_tree
+from tests.stage.machine import HostDirectory
+from tests.stage.pods import StagePod, claim_pod, cpus, delete_claim, hugepages, memory, opaque
+from tests.stage.process import wait_for
+from tests.stage.settings import OUR_BACKEND, StageSettings
+from tests.stage.stage import Stage
+from tests.stage.wires import AnsweredError
+from tests.stage.witness import Witness, fields_of
+
+pytestmark = [pytest.mark.timeout(900 * PATIENCE), pytest.mark.xdist_group("dead wires")]
+
+ROOT = CHART.parents[1]
+MIB = 1 << 20
+_NAMES = ("machine", "devices", "claims", "cpus", "memory", "containers", "backend", "version", "quarantine", "node")
+DOCUMENTS = tuple(f"/v1/{name}" for name in _NAMES)
+
+
+# --- Where the proof is elsewhere: a test of the node tier, or of this one, by its address. ---
+
+ELSEWHERE: dict[str, str] = {
+    # A kernel that keeps managed interrupts where they are.
+    "dra_numa_backend_interrupts_staying": (
+        "tests/node/test_interrupts.py::test_interrupts_leave_a_claims_cpus_and_come_back"
+    ),
+}
+"""What no stand-in can provoke, and the test that does."""
+
+PENDING: dict[str, str] = dict.fromkeys(
+    (
+        "/v1/backend.status.exclusivity",
+        "/v1/backend.status.exclusivityReason",
+        "PartitionsUnavailable",
+    ),
+    "the backend's probe of partitions at its start",
+)
+"""What the backend does not report yet, and what it waits for. A row is deleted when the thing is provoked."""
+
+
+# --- Scenarios: what happens on a node, from outside. ---
+
+
+class Play:
+    """One stage with a machine of its own, watched by a witness."""
+
+    def __init__(self, stage: Stage, machine: HostDirectory, witness: Witness) -> None:
+        self.stage = stage
+        self.machine = machine
+        self.witness = witness
+
+    def until(self, what: str, condition: Callable[[], Any], seconds: float = 30.0) -> None:
+        """Looks at everything until a condition is true."""
+
+        def seen() -> Any:
+            self.witness.look(self.stage)
+            return condition()
+
+        wait_for(what, seen, seconds)
+
+    def sees(self, path: str, default: Any = None) -> None:
+        """Waits until a field differs from its default."""
+        self.until(path, lambda: self.witness.differs(path, default))
+
+    def counts(self, name: str, value: float | None = None, **labels: str) -> None:
+        """Waits until a metric has a sample other than 0, or this one."""
+
+        def counted() -> bool:
+            samples = self.witness.samples[name]
+            return any(
+                (found != 0 if value is None else found == value) and labels.items() <= dict(its).items()
+                for its, found in samples
+            )
+
+        self.until(name, counted)
+
+    def reads(self, reason: str) -> None:
+        """Waits until a claim's device has a condition with this reason."""
+        self.until(reason, lambda: reason in self.witness.conditions)
+
+    def hears(self, reason: str) -> None:
+        """Waits until there is an Event."""
+        self.until(reason, lambda: reason in self.witness.reasons)
+
+    def pod(self, name: str, *requests: dict[str, Any], **parameters: Any) -> StagePod:
+        """Returns a pod with a prepared claim; parameters are fields of cpuConfig."""
+        config = [opaque("dra.cpu", "cpuConfig", parameters)] if parameters else []
+        made = claim_pod(self.stage, name, *requests, config=config)
+        try:
+            made.prepare()
+        except AnsweredError:
+            made.end()
+            raise
+        return made
+
+
+def parameters(play: Play) -> None:
+    """Claims with every parameter; the records show them, no container has to run."""
+    for number, (parameter, value) in enumerate(_PARAMETERS.items()):
+        with play.pod(f"tuned-{number}", cpus(2, numa_node=1), **{parameter: value}):
+            play.witness.look(play.stage)
+    for number, fields in enumerate(_MEMORY_PARAMETERS):
+        request = memory(64 * MIB, numa_node=1) if "mount" not in fields else hugepages(4 * MIB)
+        config = [opaque("dra.memory", "memoryConfig", fields)]
+        with claim_pod(play.stage, f"bound-{number}", request, config=config) as pod:
+            pod.prepare()
+            play.witness.look(play.stage)
+
+
+def running(play: Play) -> None:
+    """Containers with claims, in each way in which CPUs are enforced; interrupts leave their CPUs."""
+    with play.pod("db", cpus(2), hugepages(4 * MIB), memory(64 * MIB)) as pod, StagePod(play.stage, "web") as web:
+        web.run()
+        pod.run()
+        play.sees("/v1/claims[].owner.container")
+        play.counts("dra_numa_backend_partitioned_cpus")
+    with play.pod("still", cpus(2), isolation="isolated") as pod:
+        pod.run()
+        play.until("isolated", lambda: "isolated" in play.witness.values["/v1/containers[].exclusivity"])
+    with play.pod("vpp", cpus(2), shared="numa") as pod:
+        pod.run()
+        play.sees("/v1/containers[].poolRequested")
+        play.sees("/v1/containers[].claims[].cpus")
+    with play.pod("many", cpus(14, numa_node=0), irqs="move") as pod:
+        pod.run()
+        play.counts("dra_numa_backend_interrupts_moved")
+
+
+def refused_partition(play: Play) -> None:
+    """The kernel refuses a partition: a file of the pod's cgroup cannot be written."""
+    with play.pod("sad", cpus(2)) as pod:
+        pod.run_sandbox()
+        exclusive = play.stage.paths.cgroup_root / pod.sandbox["cgroup_parent"].lstrip("/") / "cpuset.cpus.exclusive"
+        exclusive.unlink()
+        exclusive.mkdir()
+        pod.run()
+        play.sees("/v1/cpus[].pooled")
+        play.counts("dra_numa_backend_pooled_containers")
+        play.hears("CPUsKeptByPool")
+
+
+def authors(play: Play) -> None:
+    """Pods whose authors have made mistakes, and one that was killed."""
+    with StagePod(play.stage, "forger") as pod:
+        with pytest.raises(AnsweredError):
+            pod.create(env=["DRA_CPUSET_11111111-1111-4111-8111-111111111111=0-3"])
+        play.sees("/v1/containers[].refused")
+        play.counts("dra_numa_backend_refusals_total")
+    with play.pod("careless", cpus(1)) as pod:
+        pod.sandbox = play.stage.runtime(
+            "run_pod_sandbox", name=pod.name, uid=pod.uid, namespace="default", qos="besteffort"
+        )
+        pod.run()
+        play.hears("BestEffortWithClaim")
+    with claim_pod(play.stage, "greedy", memory(64 * MIB)) as pod:
+        pod.prepare()
+        directory = pod.run().directory
+        for group in (directory, directory.parent):
+            HostDirectory.write(group / "memory.events", "oom_kill 1")
+        play.sees("/v1/containers[].memoryKills")
+        play.hears("OutOfClaimedMemory")
+    with pytest.raises(AnsweredError), play.pod("wrong", cpus(1), strategy="best"):
+        pass
+    play.counts("dra_numa_claims_handled_total", call="prepare", result="error")
+
+
+def static_managers(play: Play) -> None:
+    """The kubelet pins containers itself."""
+    kubelet = StaticManagers(frozenset(range(32)), frozenset({0}), memory=True)
+    with StagePod(play.stage, "guaranteed") as pod:
+        pod.run(**kubelet.created("guaranteed", exclusive=2, numa_nodes=[0]))
+        play.counts("dra_numa_kubelet_static_manager")
+        play.hears("KubeletManagerStatic")
+
+
+def released_in_use(play: Play) -> None:
+    """The kubelet takes a claim back while a container of it lives."""
+    with play.pod("old", cpus(2)) as pod:
+        box = pod.run()
+        pod.unprepare()
+        delete_claim(play.stage, "old-claim")
+        pod.claim = None
+        play.counts("dra_numa_claims_releasing")
+        play.sees("/v1/containers[].unknownClaims[].cpus")
+        box.remove()
+
+
+def damaged_files(play: Play) -> None:
+    """While the frontend is down one claim file is damaged and another removed; metadata cannot be written."""
+    stage, (instance,) = play.stage, play.stage.instances
+    with play.pod("hurt", cpus(2)) as pod, play.pod("lost", cpus(2)) as other:
+        pod.run()
+        other.run()
+        instance.frontend.kill()
+        (damaged,), (removed,) = (stage.paths.cdi_dir.glob(f"*{one.claim_uid}*") for one in (pod, other))
+        removed.unlink()
+        document = json.loads(damaged.read_text())
+        document["annotations"][RECORD_ANNOTATION] = "{"
+        damaged.write_text(json.dumps(document))
+        fault = {"answer": "503", "resource": "resourceclaims", "agent": "dra-driver-numa", "count": 100}
+        stage.api("/fake", "POST", {"fail_next": fault})
+        instance.frontend.start()
+        play.until("quarantine", lambda: True in play.witness.values["/v1/quarantine"])
+        play.counts("dra_numa_records_unreadable")
+        play.sees("/v1/node.lost")
+        stage.api("/fake", "POST", {"no_faults": True})
+        play.sees("/v1/claims[].rebuilt")
+        stage.wait_back(instance)
+    metadata = play.stage.paths.kubelet_root / "plugins/dra.cpu/dra-device-metadata"
+    shutil.rmtree(metadata, ignore_errors=True)
+    metadata.write_text("")
+    try:
+        with play.pod("bare", cpus(1)):
+            play.counts("dra_numa_metadata_failures_total")
+    finally:
+        metadata.unlink()
+
+
+def machine_changes(play: Play) -> None:
+    """CPUs go, memory fails, host processes take hugepages, and sysfs cannot be read for a while."""
+    machine, pods = play.machine, play.stage.paths.cgroup_root / "kubepods.slice"
+    with play.pod("db", cpus(4, numa_node=1)) as pod:
+        lost = {max(play.stage.held(pod.claim_uid))}
+        machine.take_offline(lost)
+        play.sees("/v1/machine.offline")
+        play.until("an offline CPU", lambda: "offline" in play.witness.values["/v1/cpus[].use"])
+        machine.take_online(lost)
+    machine.take_offline({16})
+    play.sees("/v1/machine.warnings")
+    play.hears("ConfigurationDoesNotFit")
+    machine.take_online({16})
+    machine.set_errors(1, "Skylake Socket#1 IMC#0", "CPU_SrcID#1_MC#0_Chan#0_DIMM#0", ue=1)
+    machine.write(play.machine.root / "sys/devices/system/edac/mc/mc1/ce_count", "3")
+    play.counts("dra_numa_hardware_faults")
+    play.sees("/v1/machine.errors[].corrected")
+    play.sees("/v1/devices[].taints")
+    for size in ("2MB", "1GB"):
+        machine.write(pods / f"hugetlb.{size}.numa_stat", "total=0 N0=0 N1=0")
+    machine.set_pages(1, 2048, 2048 - 64)
+    play.counts("dra_numa_hugepages_held_by_host")
+    online = machine.root / "sys/devices/system/cpu/online"
+    text = online.read_text()
+    machine.write(online, "nonsense")
+    play.counts("dra_numa_machine_readable", 0)
+    play.counts("dra_numa_discovery_failures_total")
+    machine.write(online, text.strip())
+
+
+def drift(play: Play) -> None:
+    """Another program writes the cpuset of a container."""
+    with play.pod("db", memory(64 * MIB)) as pod:
+        box = pod.run()
+        (box.directory / "cpuset.mems").write_text("0-1\n")
+        play.counts("dra_numa_backend_repairs_total")
+
+
+def slow_kernel(play: Play) -> None:
+    """A write to a cgroup hangs while a container starts: the hook is late and answers an error."""
+    with play.pod("late", cpus(2)) as pod:
+        pod.run_sandbox()
+        exclusive = play.stage.paths.cgroup_root / pod.sandbox["cgroup_parent"].lstrip("/") / "cpuset.cpus.exclusive"
+        exclusive.unlink()
+        os.mkfifo(exclusive)
+        with pytest.raises(AnsweredError):
+            pod.run()
+        play.counts("dra_numa_backend_hooks_total", outcome="timeout")
+        # Whatever waits at the other end goes on.
+        os.close(os.open(exclusive, os.O_RDWR))
+
+
+def everything_claimed(play: Play) -> None:
+    """Claims hold all CPUs but the shared one."""
+    with play.pod("left", cpus(16, numa_node=1)), play.pod("right", cpus(13, numa_node=0)) as pod:
+        pod.run()
+        play.until("one CPU", lambda: any(value < 2 for _, value in play.witness.samples["dra_cpu_available_cpus"]))
+
+
+def moved(play: Play) -> None:
+    """Where the pool enforces claims, other containers are moved off them."""
+    with StagePod(play.stage, "web") as web:
+        web.run()
+        with play.pod("db", cpus(2)) as pod:
+            pod.run()
+            play.counts("dra_numa_backend_mover_seconds_count")
+
+
+@contextmanager
+def unwritable(path: Path, text: str) -> Iterator[None]:
+    """Replaces a file of a cgroup by one that can be read and not written, by root neither."""
+    sealed = os.memfd_create("sealed", os.MFD_ALLOW_SEALING)
+    try:
+        os.write(sealed, f"{text}\n".encode())
+        fcntl.fcntl(sealed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        new = path.with_name("sealed")
+        new.symlink_to(f"/proc/{os.getpid()}/fd/{sealed}")
+        new.replace(path)
+        yield
+    finally:
+        HostDirectory.write(path, text)
+        os.close(sealed)
+
+
+def unrepaired(play: Play) -> None:
+    """Another program's values stay in cgroups, since the kernel refuses those of the audit."""
+    with play.pod("db", cpus(2, numa_node=1), memory(64 * MIB, numa_node=1)) as pod:
+        box = pod.run()
+        with unwritable(box.directory / "cpuset.mems", "0-1"):
+            play.reads("NUMANodesDiffer")
+        with unwritable(box.directory / "cpuset.cpus", "8-31"):
+            play.reads("CPUsDiffer")
+    with StagePod(play.stage, "web") as web, play.pod("late", cpus(2)) as pod:
+        plain = web.run()
+        pod.run()
+        with unwritable(plain.directory / "cpuset.cpus", "0-31"):
+            play.reads("NotExclusive")
+
+
+def refused_claim(play: Play) -> None:
+    """A claim asks for a partition on a node that makes none."""
+    with play.pod("isolated", cpus(2), isolation="isolated") as pod:
+        with pytest.raises(AnsweredError):
+            pod.run()
+        play.reads("ContainerRefused")
+        play.reads("Prepared")
+
+
+def status_writes(play: Play) -> None:
+    """The API server denies the status of claims."""
+    fault = {"count": 50, "answer": "403", "verb": "patch", "resource": "resourceclaims"}
+    play.stage.api("/fake", "POST", {"fail_next": fault})
+    with play.pod("denied", cpus(1)):
+        play.counts("dra_numa_claim_status_writes_total", result="denied")
+    play.stage.api("/fake", "POST", {"no_faults": True})
+
+
+def outages(play: Play) -> None:
+    """The runtime, the backend and the frontend end, one after another, with a claim prepared."""
+    play.pod("kept", cpus(1))
+    instance, standby = play.stage.instances[0], play.stage.add_instance()
+    play.counts("dra_numa_backend_active", 0)
+    for process in standby.processes:
+        process.stop()
+    play.stage.stand_ins[2].kill()
+    play.counts("dra_numa_backend_synchronized", 0)
+    play.sees("/v1/backend.status.enforced", default=True)
+    instance.backend.kill()
+    play.counts("dra_numa_backend_live", 0)
+    play.sees("/v1/backend.problem")
+    play.reads("NoBackend")
+    instance.frontend.kill()
+    play.until("silence", lambda: play.witness.gone(play.stage))
+
+
+def gate_off(play: Play) -> None:
+    """DRAConsumableCapacity is off: nothing is published."""
+    play.counts("dra_numa_slices_published", 0)
+    play.hears("FeatureGateMissing")
+
+
+def slices_denied(play: Play) -> None:
+    """The API server denies slices; the write of a changed machine fails."""
+    play.hears("ResourceSlicesNotPublished")
+
+
+def older_server(play: Play) -> None:
+    """The API server does not know what the configuration asks for."""
+    play.hears("ResourceSliceListsRefused")
+    play.machine.set_errors(1, "Skylake Socket#1 IMC#0", "CPU_SrcID#1_MC#0_Chan#0_DIMM#0", ue=1)
+    play.hears("ResourceSliceFieldsDropped")
+
+
+def older_kubelet(play: Play) -> None:
+    """The API server counts claims, and the kubelet does not."""
+    play.hears("NodeAllocatableMappingUnsupported")
+
+
+def counted(play: Play) -> None:
+    """The kubelet of 1.37 counts claims."""
+    with play.pod("db", cpus(2)):
+        play.sees("/v1/claims[].counted")
+
+
+_PARAMETERS: dict[str, Any] = {
+    "strategy": "spread",
+    "fullPhysicalCores": True,
+    "l3": "ignore",
+    "numa": "distribute",
+    "isolated": "never",
+    "coreType": "efficiency",
+    "quota": "keep",
+    "irqs": "keep",
+    "sharing": "pod",
+    "cpuset": "12-13",
+}
+"""A value of each CPU parameter that is not its default; isolation and shared have scenarios of their own."""
+_MEMORY_PARAMETERS: tuple[dict[str, Any], ...] = (
+    {"binding": "preferred"},
+    {"limit": "claim"},
+    {"protect": "low"},
+    {"high": 0.9},
+    {"mount": {"path": "/pages", "mode": "1777"}},
+)
+Scenario = Callable[[Play], None]
+_MAPPED = {"publishNodeAllocatableResourceMapping": True}
+_COUNTING = {"kubernetes": "1.37", "gates_on": ("DRANodeAllocatableResources",), "config": _MAPPED}
+_KERNEL = f"{OUR_BACKEND} --kernel-root={{host_root}}"
+STAGES: tuple[tuple[dict[str, Any], bool, tuple[Scenario, ...]], ...] = (
+    (
+        {"partitions": True, "reserved_cpus": "0,16", "backend": _KERNEL},
+        True,
+        (
+            *(parameters, running, refused_partition, authors, static_managers, released_in_use, damaged_files),
+            *(everything_claimed, drift, status_writes, machine_changes, slow_kernel, outages),
+        ),
+    ),
+    ({"config": {"cpuExclusivity": "pool"}}, True, (moved, unrepaired, refused_claim)),
+    ({"gates_off": ("DRAConsumableCapacity",)}, False, (gate_off,)),
+    ({"gates_off": ("DRADeviceTaints",), "config": {"exposePCIeRoots": True}}, True, (older_server,)),
+    (_COUNTING, True, (counted,)),
+    (_COUNTING, False, (older_kubelet,)),
+    ({}, False, (slices_denied,)),
+)
+"""Settings of each stage, whether its instance becomes ready, and what happens on it."""
+
+
+def deny_slices(stage: Stage) -> None:
+    """The API server denies the creation of slices."""
+    fault = {"count": 500, "answer": "403", "verb": "create", "resource": "resourceslices"}
+    stage.api("/fake", "POST", {"fail_next": fault})
+
+
+def declare_nothing(stage: Stage) -> None:
+    """The kubelet of the node does not declare that it counts claims."""
+    path = f"/api/v1/nodes/{stage.settings.node}"
+    node = stage.api(path)
+    node["status"]["declaredFeatures"] = []
+    stage.api(f"{path}/status", "PUT", node)
+
+
+BEFORE: dict[Scenario, Callable[[Stage], None]] = {slices_denied: deny_slices, older_kubelet: declare_nothing}
+"""What is the case before the driver of a stage starts."""
+
+
+def a_machine(root: Path) -> HostDirectory:
+    """Two nodes of 16 CPUs, with an isolated CPU, an interrupt and hugepages."""
+    machine = HostDirectory(write_tree(captured("32intel64-2p8co2t+8ve"), root))
+    for node in (0, 1):
+        machine.set_pages(node, 2048, 2048)
+    machine.write(root / "sys/devices/system/cpu/isolated", "31")
+    for path, text in {
+        "proc/irq/default_smp_affinity": "ffffffff",
+        "proc/irq/40/smp_affinity_list": "0-31",
+        "proc/irq/40/effective_affinity_list": "2",
+        "proc/irq/40/eth0/x": "",
+        "sys/devices/virtual/workqueue/cpumask": "ffffffff",
+        "sys/devices/system/cpu/possible": "0-31",
+        "sys/devices/cpu_core/cpus": "0-14,16-30",
+        "sys/devices/cpu_atom/cpus": "15,31",
+    }.items():
+        machine.write(root / path, text)
+    return machine
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Witness, dict[str, str]]:
+    """What was seen in all scenarios, and the scenarios that failed."""
+    witness, failures = Witness(DOCUMENTS), dict[str, str]()
+    for settings, ready, scenarios in STAGES:
+        machine = a_machine(tmp_path_factory.mktemp("machine"))
+        with Stage(StageSettings(host_root=machine.root, **settings)) as stage:
+            for scenario in scenarios:
+                if before := BEFORE.get(scenario):
+                    before(stage)
+            (stage.add_ready_instance if ready else stage.add_instance)()
+            for scenario in scenarios:
+                try:
+                    scenario(Play(stage, machine, witness))
+                except Exception as error:  # noqa: BLE001 - the others go on
+                    failures[scenario.__name__] = f"{type(error).__name__}: {error}"[:3000]
+            print(stage.logs())
+    return witness, failures
+
+
+# --- What is documented, by its source. ---
+
+
+def documented_fields() -> dict[str, Any]:
+    """The fields of the documents that are models of the contract, with their defaults."""
+    # Metrics are shown elsewhere; epoch and complete are those of release 0.1.0.
+    status = {"metrics", "epoch", "complete"}
+    found = dict(fields_of(ContainerReport, "/v1/containers[]"))
+    found |= dict(fields_of(AllocationRecord, "/v1/claims[]"))
+    lease = dict(fields_of(BackendStatus, "/v1/backend.status"))
+    hidden = tuple(f"/v1/backend.status.{name}" for name in status)
+    found |= {path: default for path, default in lease.items() if not path.startswith(hidden)}
+    # A format's version is a constant of the release.
+    return {path: default for path, default in found.items() if not path.endswith(".version")}
+
+
+def documented_keys() -> list[str]:
+    """The keys of the documents that views.py and node_view.py make, by the name of their function."""
+    found = set()
+    for module in (views, node_view):
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            keys = node.keys if isinstance(node, ast.Dict) else ()
+            found |= {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+    return sorted(found)
+
+
+def documented_metrics() -> list[str]:
+    """The names in the tables of docs/metrics.md."""
+    text = (ROOT / "docs/metrics.md").read_text()
+    ours, theirs = text.split("## nri-backend")
+    rows = [line.split("|")[1] for line in theirs.split("## ")[0].splitlines() if line.startswith("| `")]
+    names = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    first = [line.split("|")[1] for line in ours.splitlines() if line.startswith("| `dra_")]
+    return [name for row in first for name in re.findall(r"`(\w+)`", row)] + [f"dra_numa_backend_{n}" for n in names]
+
+
+def documented_reasons() -> list[str]:
+    """The reasons in the table of docs/events.md."""
+    return re.findall(r"^\| `([A-Z]\w+)` \|", (ROOT / "docs/events.md").read_text(), re.MULTILINE)
+
+
+def condition_reasons() -> list[str]:
+    """The reasons of conditions in status.devices, by the calls of Condition in the module that makes them."""
+    calls = [node for node in ast.walk(ast.parse(inspect.getsource(device_status))) if isinstance(node, ast.Call)]
+    made = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Condition"]
+    return sorted({str(call.args[1].value) for call in made if isinstance(call.args[1], ast.Constant)})
+
+
+def alerts() -> dict[str, str]:
+    """The expression of each alert."""
+    groups = yaml.safe_load((CHART / "files/rules.yaml").read_text())["groups"]
+    return {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
+
+
+_SELECTOR = r"(dra_\w+)(\{[^}]*\})?(\[\w+\])?"
+_OPERATORS = {"==": operator.eq, "!=": operator.ne, ">": operator.gt, "<": operator.lt}
+
+
+def could_fire(expression: str, witness: Witness) -> bool:
+    """Whether samples of an instance were seen that make each comparison true; a rate needs a counter above 0."""
+    if "last_over_time" in expression:
+        return witness.vanished
+    if "histogram_quantile" in expression:
+        ((name, *_),) = re.findall(_SELECTOR, expression)
+        return slower(witness, name, float(expression.rpartition(">")[2]))
+    compared = re.findall(rf"{_SELECTOR}\)*\s*(==|!=|>|<)\s*([\d.]+)", expression)
+    return bool(compared) and all(
+        any(
+            (value > 0 if window else _OPERATORS[comparison](value, float(bound))) and _matches(its, labels)
+            for its, value in witness.samples[name]
+        )
+        for name, labels, window, comparison, bound in compared
+    )
+
+
+def slower(witness: Witness, name: str, bound: float) -> bool:
+    """Whether a histogram has counted more in all than up to a bound."""
+    most: dict[tuple[Any, bool], float] = {}
+    for labels, value in witness.samples[name]:
+        others = frozenset((key, text) for key, text in labels.items() if key != "le")
+        if labels["le"] == "+Inf" or float(labels["le"]) == bound:
+            key = others, labels["le"] == "+Inf"
+            most[key] = max(most.get(key, 0.0), value)
+    return any(value > most[others, False] for (others, every), value in most.items() if every)
+
+
+def _matches(labels: Any, selector: str) -> bool:
+    wanted = re.findall(r'(\w+)=(~?)"([^"]*)"', selector)
+    return all(re.fullmatch(text if fuzzy else re.escape(text), labels.get(key, "")) for key, fuzzy, text in wanted)
+
+
+Played = tuple[Witness, dict[str, str]]
+
+
+def excused(key: str) -> bool:
+    """Whether the proof is elsewhere, or waits."""
+    return key in ELSEWHERE or key in PENDING
+
+
+def test_every_scenario_comes_about(played: Played) -> None:
+    """A scenario that fails leaves others alone, and is told here with what it waited for."""
+    assert played[1] == {}
+
+
+@pytest.mark.parametrize("reason", documented_reasons())
+def test_every_documented_event_can_be_provoked(played: Played, reason: str) -> None:
+    """By its cause, from outside."""
+    assert reason in played[0].reasons or excused(reason)
+
+
+def test_every_event_is_documented(played: Played) -> None:
+    """An operator finds each reason on the page."""
+    assert played[0].reasons <= set(documented_reasons())
+
+
+@pytest.mark.parametrize("reason", condition_reasons())
+def test_every_condition_can_be_provoked(played: Played, reason: str) -> None:
+    """A device in the status of a claim, as the API server has it, or the page shows it."""
+    assert reason in played[0].conditions or excused(reason)
+    assert reason in (ROOT / "docs/workloads.md").read_text()
+
+
+@pytest.mark.parametrize("name", documented_metrics())
+def test_every_documented_metric_can_be_provoked(played: Played, name: str) -> None:
+    """It has a sample other than 0."""
+    assert played[0].counted(name.removesuffix("_total")) or excused(name)
+
+
+def test_every_metric_is_documented(played: Played) -> None:
+    """What the registry has is on the page, and the other way round."""
+    assert played[0].families == {name.removesuffix("_total") for name in documented_metrics()}
+
+
+@pytest.mark.parametrize("alert", alerts())
+def test_every_alert_can_fire(played: Played, alert: str) -> None:
+    """Samples were seen that make its expression true."""
+    assert could_fire(alerts()[alert], played[0]) or excused(alert), alerts()[alert]
+
+
+@pytest.mark.parametrize("path", documented_fields())
+def test_every_field_of_a_document_can_be_provoked(played: Played, path: str) -> None:
+    """It has a value that is not its default."""
+    assert played[0].differs(path, documented_fields()[path]) or excused(path), played[0].describe(path)
+
+
+@pytest.mark.parametrize("key", documented_keys())
+def test_every_key_of_a_view_can_be_provoked(played: Played, key: str) -> None:
+    """Somewhere in a document it has a value that is not empty."""
+    paths = [path for path in played[0].values if path.rpartition(".")[2] == key]
+    assert any(played[0].differs(path, None) for path in paths) or excused(key), paths
+
+
+@pytest.mark.parametrize("address", sorted({*ELSEWHERE.values()}))
+def test_the_proofs_elsewhere_exist(address: str) -> None:
+    """A test that is renamed or deleted is missed here."""
+    path, _, name = address.partition("::")
+    assert re.search(rf"def {name}\(", (ROOT / path).read_text())

@@ -28,7 +28,7 @@ phase() { # phase NAME: the time since the last phase ended was this one's
 }
 
 push_source() { # the project's code and the machine's description, as they are now
-  (cd "$ROOT" && tar --exclude=__pycache__ --exclude='*.egg-info' -cf - shared/src services/*/src tests/node tests/fakes tests/rigs tests/stage examples) |
+  (cd "$ROOT" && tar --exclude=__pycache__ --exclude='*.egg-info' -cf - shared/src services/*/src docs examples tests/node tests/fakes tests/rigs tests/stage) |
     guest 'rm -rf /opt/numa/src && mkdir -p /opt/numa/src && tar -xf - -C /opt/numa/src' || return
   guest 'cat >/opt/numa/profile.env' <<<"NAME=$PROFILE NUMA=$NUMA SOCKETS=$SOCKETS DIES=$DIES CORES=$CORES THREADS=$THREADS MEM_GIB=$MEM_GIB HP2M=$HP2M HP1G=$HP1G"
 }

@@ -2,13 +2,18 @@
 """The command as an operator runs it: a process with something on its standard input."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nri_backend.setup.command import _INPUT_SECONDS, _MOST_BYTES
 from nri_backend.setup.containerd import Dump, Setting, write_drop_in
 
 from tests.fakes.containerd_dump import NRI, Document, dump
@@ -71,10 +76,10 @@ def test_what_a_drop_in_cannot_mend_is_status_1(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dumped", [None, ""], ids=["terminal", "empty"])
 def test_it_asks_containerd_where_nothing_is_piped_in(dumped: str | None, tmp_path: Path) -> None:
-    """It runs "containerd config dump"; without containerd it says how to pipe the dump in."""
+    """It runs "containerd config dump"; without containerd the error names the command to run on the node."""
     alone = run(dumped=dumped)
     assert alone.returncode == 2
-    assert 'nothing to read: "containerd config dump | nri-backend setup-runtime"' in alone.stderr
+    assert 'nothing to read: run "containerd config dump >FILE" on the node' in alone.stderr
     (tmp_path / "dump").write_text(text_of(dump("2.3")))
     containerd = tmp_path / "containerd"
     # In Python, since the images, in which this runs, too, have no shell.
@@ -95,3 +100,68 @@ def test_what_cannot_be_read_is_one_line(dumped: str) -> None:
     """With status 2 and nothing on stdout."""
     ran = run(dumped=dumped)
     assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
+
+
+@contextmanager
+def waiting(fed: str) -> Iterator[subprocess.Popen[str]]:
+    """The command with a dump on its standard input, whose end it is never told, as under ``ctr run``."""
+    command = [sys.executable, "-m", "nri_backend", "setup-runtime"]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True) as process:
+        assert process.stdin
+        process.stdin.write(fed)
+        process.stdin.flush()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_dump_in_a_file_needs_no_standard_input(tmp_path: Path) -> None:
+    """Of a file that is not there, the error names it; standard input is not read."""
+    file = tmp_path / "dump.toml"
+    file.write_text(text_of(dump("2.1", {"disable": True})))
+    ran = run(file, dumped=text_of(dump("2.2")))
+    assert tomllib.loads(ran.stdout) == {"plugins": {NRI: {"disable": False}}}
+    assert ran.returncode == 1
+    absent = run(tmp_path / "absent", dumped=text_of(dump("2.2")))
+    assert (absent.returncode, absent.stdout) == (2, "")
+    assert absent.stderr == f"nri-backend setup-runtime: {tmp_path}/absent: No such file or directory\n"
+
+
+def test_standard_input_that_does_not_end_is_an_error_with_a_remedy() -> None:
+    """ctr of containerd 2.1 does not forward the end of its standard input; the command must not wait for ever."""
+    with waiting(text_of(dump("2.2"))) as process:
+        assert process.stdout
+        assert process.stderr
+        assert process.wait(_INPUT_SECONDS + 30) == 2
+        assert process.stdout.read() == ""
+        assert f"did not end within {_INPUT_SECONDS} s" in (told := process.stderr.read())
+        assert '"containerd config dump >FILE"' in told
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_wait_for_input(number: signal.Signals) -> None:
+    """A handler ends it: for the first process of a container the kernel drops a signal that has none."""
+    with waiting("version = 3\n") as process:
+        until = time.monotonic() + 30
+        # Bit number - 1 of SigCgt: the process handles the signal.
+        while not int(_status(process.pid, "SigCgt"), 16) >> (signal.SIGTERM - 1) & 1:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert process.stderr
+        assert process.wait(30) == 128 + number
+        assert process.stderr.read() == ""
+
+
+def _status(pid: int, field: str) -> str:
+    return Path(f"/proc/{pid}/status").read_text().split(f"{field}:")[1].split()[0]
+
+
+def test_a_dump_without_bounds_is_refused(tmp_path: Path) -> None:
+    """The size is checked before anything is parsed, of a file and of standard input."""
+    file = tmp_path / "dump.toml"
+    file.write_text("#" * (_MOST_BYTES + 1))
+    for ran in (run(file), run(dumped=file.read_text())):
+        assert (ran.returncode, ran.stderr) == (2, "nri-backend setup-runtime: the dump has more than 4 MiB\n")

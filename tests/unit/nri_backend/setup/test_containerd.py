@@ -137,7 +137,7 @@ def test_another_nri_socket_is_noted() -> None:
         ("", "has version 'None'; known are 2, 3, 4"),
         ("version = 1\n", "has version '1'"),
         ("version = 5\n", "has version '5'"),
-        ("version = 3\n", "pipe in what .containerd config dump. prints"),
+        ("version = 3\n", "must be what .containerd config dump. prints"),
         ("version = 3\nplugins = 1\n", "has version '3'"),
         ("a = " + "[" * 100_000, "is not TOML"),
     ],

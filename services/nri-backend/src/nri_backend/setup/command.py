@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``nri-backend setup-runtime``: says what containerd's configuration lacks, and prints the drop-in to add.
+"""The command ``nri-backend setup-runtime``: reports missing settings of containerd and prints a drop-in with them.
 
-It writes one new file where it is told to, changes none, and restarts nothing.
+It creates one new file if asked to, changes no existing file, and restarts nothing.
+
+An operator runs it from the image with ``ctr run``, where two things differ from a program on the node. ctr does not
+forward the end of its standard input, so the dump is a mounted file, and reading standard input has a time limit.
+The process is also the first of its PID namespace, for which the kernel drops signals without a handler (signal(7)),
+so it installs one for SIGTERM.
 """
 
 import argparse
+import os
+import select
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 from numa_contract.names import CDI_DIRECTORY
 
@@ -19,16 +28,19 @@ COMMAND: Final = "nri-backend setup-runtime"
 _LACKING, _UNUSABLE = 1, 2
 _MOST_BYTES: Final = 4 << 20
 _DUMP_SECONDS: Final = 30
+_INPUT_SECONDS: Final = 10
+"""Time for standard input to end. containerd prints its dump within a second."""
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=COMMAND,
-        description='Reads what "containerd config dump" prints (piped in; else it runs containerd), says what is '
-        "missing for CDI, NRI and the time limits of plugins, and prints the drop-in to add.",
+        description='Reads what "containerd config dump" printed, reports what is missing for CDI, NRI and the time '
+        "limits of plugins, and prints the drop-in to add. Without DUMP and with nothing piped in, it runs containerd.",
         epilog="Exit status: 0 nothing is missing or FILE was written, 1 something is missing, 2 unusable input.",
         allow_abbrev=False,
     )
+    parser.add_argument("dump", metavar="DUMP", nargs="?", help="file with the dump; default: standard input")
     parser.add_argument("--write", metavar="FILE", help="write the drop-in to this new file, not to standard output")
     parser.add_argument(
         "--require-plugin",
@@ -41,11 +53,33 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _Signalled(Exception):  # noqa: N818 - not an error
+    """A signal that ends the command."""
+
+    def __init__(self, number: int) -> None:
+        self.status = 128 + number
+        """Exit status that shells give to a program ended by this signal."""
+        super().__init__()
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; returns the exit code."""
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _raise)
+        return _run(arguments)
+    except _Signalled as end:
+        return end.status
+
+
+def _raise(number: int, _: object) -> NoReturn:
+    raise _Signalled(number)
+
+
+def _run(arguments: Sequence[str]) -> int:
     given = _parser().parse_args(arguments)
     try:
-        dump = containerd.read_dump(_dump_text())
+        dump = containerd.read_dump(_dump_text(given.dump))
         missing = containerd.missing_settings(dump, given.cdi_dir, require_plugin=given.require_plugin)
         beyond = containerd.faults(dump, require_plugin=given.require_plugin)
         lines = [*map(str, missing), *beyond, *containerd.notes(dump)]
@@ -64,15 +98,47 @@ def main(arguments: Sequence[str]) -> int:
     return _LACKING if beyond or (missing and not given.write) else 0
 
 
-def _dump_text() -> str:
-    data = b"" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.buffer.read(_MOST_BYTES)
-    if not data:
-        program = shutil.which("containerd")
-        if program is None:
-            raise containerd.RuntimeConfigError(f'nothing to read: "containerd config dump | {COMMAND}"')
-        command = [program, "config", "dump"]
-        data = subprocess.run(command, capture_output=True, timeout=_DUMP_SECONDS, check=True).stdout  # noqa: S603
+def _dump_text(name: str | None) -> str:
+    """Returns the dump from the file, else from standard input, else from containerd itself.
+
+    Raises RuntimeConfigError, OSError or subprocess.SubprocessError.
+    """
+    if name is not None:
+        with open(name, "rb") as file:  # noqa: PTH123 - names the file in its errors
+            data = file.read(_MOST_BYTES + 1)
+    else:
+        data = b"" if sys.stdin is None or sys.stdin.isatty() else _read_until_end(sys.stdin.fileno())
+    if name is None and not data:
+        data = _dump_of_containerd()
+    if len(data) > _MOST_BYTES:
+        raise containerd.RuntimeConfigError(f"the dump has more than {_MOST_BYTES >> 20} MiB")
     return data.decode(errors="replace")
+
+
+def _read_until_end(descriptor: int) -> bytes:
+    """Returns all bytes, or the first ones beyond the limit. Raises RuntimeConfigError if the input does not end."""
+    data, deadline = b"", time.monotonic() + _INPUT_SECONDS
+    while len(data) <= _MOST_BYTES:
+        if not select.select([descriptor], [], [], max(deadline - time.monotonic(), 0))[0]:
+            raise containerd.RuntimeConfigError(
+                f"standard input did not end within {_INPUT_SECONDS} s (ctr run does not forward its end): "
+                f'write the dump to a file, "containerd config dump >FILE", and name it: "{COMMAND} FILE"'
+            )
+        part = os.read(descriptor, 1 << 16)
+        if not part:
+            break
+        data += part
+    return data
+
+
+def _dump_of_containerd() -> bytes:
+    program = shutil.which("containerd")
+    if program is None:
+        raise containerd.RuntimeConfigError(
+            f'nothing to read: run "containerd config dump >FILE" on the node, then "{COMMAND} FILE"'
+        )
+    command = [program, "config", "dump"]
+    return subprocess.run(command, capture_output=True, timeout=_DUMP_SECONDS, check=True).stdout  # noqa: S603
 
 
 def _say(line: str) -> int:

@@ -95,7 +95,7 @@ def read_dump(text: str) -> Dump:
     for plugin in (dump.cri, NRI):
         if not isinstance(dump.value(plugin), dict) and plugin not in dump.disabled:
             raise RuntimeConfigError(
-                f'it has no [plugins."{plugin}"]: pipe in what "containerd config dump" prints, not a config.toml'
+                f'it has no [plugins."{plugin}"]: it must be what "containerd config dump" prints, not a config.toml'
             )
     return dump
 

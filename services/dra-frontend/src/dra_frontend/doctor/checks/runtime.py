@@ -23,7 +23,7 @@ _LEAST_REQUEST: Final = 2.0
 _LEAST_REGISTRATION: Final = 5.0
 _OLDEST: Final = {"containerd": (1, 7, 16), "cri-o": (1, 30, 0)}
 _SET_UP: Final = (
-    "run containerd config dump | nri-backend setup-runtime on the node, add the drop-in, restart containerd"
+    "run nri-backend setup-runtime from its image on the node (docs/runtime.md), add the drop-in, restart containerd"
 )
 
 

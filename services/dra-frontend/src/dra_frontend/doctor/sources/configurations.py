@@ -106,7 +106,7 @@ def read_runtime(tree: FileTree) -> RuntimeConfig | Unread:
         if tree.read(_CONTAINERD) is None:
             return Unread(
                 f"the container runtime's configuration is not visible from here: there is no {_CONTAINERD}",
-                f"run containerd config dump | nri-backend setup-runtime on the node; or {ELSEWHERE}",
+                f"run nri-backend setup-runtime from its image on the node (docs/runtime.md); or {ELSEWHERE}",
             )
         read: dict[str, dict[str, Any]] = {}
         _read_with_imports(tree, _CONTAINERD, read)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands of docs/runtime.md, run on the node as the page prints them, with the built image.
+
+The last test runs the command with its standard input piped in, as releases before 0.2.0 documented it.
+"""
+
+import os
+import signal
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.waiting import PATIENCE
+from tests.node.rig.marks import each_runtime
+from tests.node.rig.node import CONTAINERD_CONFIG, Node
+from tests.node.rig.wait import until
+from tests.rigs import command_blocks as documented
+
+ARCHIVE = Path("/opt/numa/images/nri-backend.tar")  # put in by run.sh
+DROP_IN = Path("/etc/containerd/conf.d/50-numa.toml")
+NRI = "io.containerd.nri.v1.nri"
+# First on the path of an operator whose node has containerd 1.7; the test machine has both.
+OLDER = Path("/opt/older-runtime/usr/bin")
+# The first test imports the image, which takes an emulated processor minutes.
+pytestmark = [pytest.mark.images, pytest.mark.timeout(600 * PATIENCE)]
+
+
+def environment(node: Node) -> dict[str, str]:
+    """An operator's environment: the programs of the containerd that runs come first."""
+    older = f"{OLDER}:" if node.profile.name == "containerd-1.7" else ""
+    return os.environ | {"PATH": older + os.environ["PATH"]}
+
+
+def run(node: Node, script: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
+    """Runs commands in a shell that stops at the first one that fails."""
+    command = ["bash", "-e", "-o", "pipefail", "-c", script]
+    return subprocess.run(
+        command,
+        env=environment(node),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=seconds * PATIENCE,
+        check=False,
+    )
+
+
+@pytest.fixture
+def image(node: Node) -> str:
+    """Name of the backend's image, which containerd has."""
+    listed = "ctr -n k8s.io images ls -q | grep nri-backend"
+    found = run(node, listed)
+    if found.returncode:
+        imported = run(node, f"ctr -n k8s.io images import {ARCHIVE}", 500)
+        assert imported.returncode == 0, imported.stderr
+        found = run(node, listed)
+    return found.stdout.split()[0]
+
+
+@pytest.fixture
+def configuration(node: Node) -> Iterator[Path]:
+    """The configuration file of containerd, as before after the test, without drop-ins."""
+    before = CONTAINERD_CONFIG.read_text()
+    yield CONTAINERD_CONFIG
+    CONTAINERD_CONFIG.write_text(before)
+    DROP_IN.unlink(missing_ok=True)
+    node.restart_containerd()
+
+
+def disable_nri(configuration: Path) -> None:
+    """Switches NRI off in the table that the file has, or in one more."""
+    lines = [line for line in configuration.read_text().splitlines() if line.strip() != "disable = false"]
+    if not any(NRI in line for line in lines):
+        lines.append(f"[plugins.'{NRI}']")
+    place = next(number for number, line in enumerate(lines) if NRI in line) + 1
+    lines.insert(place, "disable = true")
+    configuration.write_text("\n".join(lines) + "\n")
+
+
+def containers(node: Node) -> list[str]:
+    """Identifiers of all containers of the namespace in which the page's commands run."""
+    return run(node, "ctr -n k8s.io containers ls -q").stdout.split()
+
+
+@each_runtime
+def test_the_runtime_page_finds_and_repairs_a_disabled_nri(node: Node, image: str, configuration: Path) -> None:
+    """The page's blocks in their order: check, install the drop-in; then the check finds nothing.
+
+    Requiring the plugin comes last; these releases of containerd cannot, and the command reports that.
+    """
+    check, install, require = (
+        block.script({"IMAGE": image}) for block in documented.blocks("runtime", documented.NODE)
+    )
+    disable_nri(configuration)
+    run(node, "systemctl restart containerd")
+    until(node.runtime.answers, "containerd answers")
+    before = containers(node)
+
+    found = run(node, check)
+    assert found.returncode == 1, found.stderr
+    assert f'[plugins."{NRI}"] disable is true, must be false' in found.stderr
+    assert tomllib.loads(Path("/run/numa.toml").read_text())["plugins"][NRI]["disable"] is False
+
+    installed = run(node, install)
+    assert installed.returncode == 0, installed.stderr
+    node.wait_for_containerd()
+    again = run(node, check)
+    assert (again.returncode, again.stderr) == (0, "nri-backend setup-runtime: nothing is missing\n")
+
+    required = run(node, require)
+    assert required.returncode == 1
+    assert "this containerd cannot require plugins: update it to 2.2 or later" in required.stderr
+    assert containers(node) == before
+
+
+@each_runtime
+def test_a_dump_that_is_piped_in_cannot_hang(node: Node, image: str) -> None:
+    """If ctr does not forward the end of its input, the command ends by its time limit, and no container stays."""
+    before = containers(node)
+    ctr = f"ctr -n k8s.io run --rm {image} setup-piped /opt/app/bin/nri-backend setup-runtime"
+    ran = run(node, f"containerd config dump | {ctr}")
+    assert ran.returncode in (0, 1) or "standard input did not end within" in ran.stderr
+    assert containers(node) == before
+
+
+@each_runtime
+def test_a_termination_signal_ends_the_command(node: Node, image: str) -> None:
+    """The command is the first process of its PID namespace: without a handler the kernel would drop the signal."""
+    before = containers(node)
+    ctr = ["ctr", "-n", "k8s.io", "run", "--rm", image, "setup-ended", "/opt/app/bin/nri-backend", "setup-runtime"]
+    with subprocess.Popen(ctr, env=environment(node), stdin=subprocess.PIPE) as process:
+        until(lambda: "setup-ended" in run(node, "ctr -n k8s.io tasks ls | grep RUNNING").stdout, "the command runs")
+
+        def ended() -> bool:
+            # Python installs the handler some time after the process has started.
+            process.send_signal(signal.SIGTERM)
+            return process.poll() is not None
+
+        until(ended, "the command ends")
+        assert process.returncode == 128 + signal.SIGTERM
+    assert containers(node) == before

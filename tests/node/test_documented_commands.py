@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.waiting import PATIENCE
+from tests.node.rig import kernel
 from tests.node.rig.marks import each_runtime
 from tests.node.rig.node import CONTAINERD_CONFIG, Node
 from tests.node.rig.wait import until
@@ -130,15 +131,18 @@ def test_a_dump_that_is_piped_in_cannot_hang(node: Node, image: str) -> None:
 def test_a_termination_signal_ends_the_command(node: Node, image: str) -> None:
     """The command is the first process of its PID namespace: without a handler the kernel would drop the signal."""
     before = containers(node)
-    ctr = ["ctr", "-n", "k8s.io", "run", "--rm", image, "setup-ended", "/opt/app/bin/nri-backend", "setup-runtime"]
+    # A named file has no time limit, and this one has no end.
+    command = ["/opt/app/bin/nri-backend", "setup-runtime", "/dev/stdin"]
+    ctr = ["ctr", "-n", "k8s.io", "run", "--rm", image, "setup-ended", *command]
     with subprocess.Popen(ctr, env=environment(node), stdin=subprocess.PIPE) as process:
-        until(lambda: "setup-ended" in run(node, "ctr -n k8s.io tasks ls | grep RUNNING").stdout, "the command runs")
-
-        def ended() -> bool:
-            # Python installs the handler some time after the process has started.
-            process.send_signal(signal.SIGTERM)
-            return process.poll() is not None
-
-        until(ended, "the command ends")
-        assert process.returncode == 128 + signal.SIGTERM
+        until(lambda: handles_termination(node, "setup-ended"), "the command handles the signal", 120)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60 * PATIENCE) == 128 + signal.SIGTERM
     assert containers(node) == before
+
+
+def handles_termination(node: Node, container: str) -> bool:
+    """Returns True if the first process of a container has a handler for SIGTERM."""
+    rows = [line.split() for line in run(node, "ctr -n k8s.io tasks ls").stdout.splitlines()]
+    pids = [int(row[1]) for row in rows if row[0] == container]
+    return any(int(kernel.status(pid, "SigCgt"), 16) >> (signal.SIGTERM - 1) & 1 for pid in pids)

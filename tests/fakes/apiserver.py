@@ -17,7 +17,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from tests.fakes import apiserver_devices as devices
-from tests.fakes import apiserver_discovery, apiserver_exec, apiserver_protobuf
+from tests.fakes import apiserver_discovery, apiserver_exec, apiserver_patches, apiserver_protobuf
 from tests.fakes.apiserver_allocatable import GATE, check_declared
 from tests.fakes.apiserver_reviews import OPEN, REVIEWS, VERSION, denied
 from tests.fakes.apiserver_reviews import answer as open_answer
@@ -27,6 +27,10 @@ from tests.fakes.apiserver_values import Fault, Options, Served, Target
 from tests.fakes.apiserver_watch import Watch, matches
 from tests.fakes.control import stopping
 
+_PATCHES = {
+    apiserver_patches.MERGE: apiserver_patches.merge,
+    apiserver_patches.STRATEGIC: apiserver_patches.strategic_merge,
+}
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 
 
@@ -46,7 +50,7 @@ class ApiServer:
         app = web.Application(client_max_size=2**23)
         app.router.add_post("/fake", self._ordered)
         app.router.add_routes(
-            [*apiserver_discovery.routes(self.options.not_served), apiserver_exec.route(self.options.node_socket)]
+            [*apiserver_discovery.routes(self.options.not_served), *apiserver_exec.routes(self.options.node_socket)]
         )
         app.router.add_route("*", "/{path:.*}", self._serve)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
@@ -245,10 +249,11 @@ class ApiServer:
         return {"kubeletconfig": self.options.kubelets[node]}
 
     def _patch(self, target: Target, body: Document, request: web.Request) -> Document:
-        """A merge patch, or a server-side apply to the status of a claim; no others are known here."""
+        """Applies a merge patch, a strategic one, or a server-side apply to the status of a claim."""
         old = self.store.get(target.resource, target.namespace, target.name)
-        if request.content_type == "application/merge-patch+json":
-            return self.store.update(target.resource, target.namespace, target.name, _merged(old, body), target.part)
+        if request.content_type in _PATCHES:
+            new = _PATCHES[request.content_type](old, body)
+            return self.store.update(target.resource, target.namespace, target.name, new, target.part)
         if request.content_type != "application/apply-patch+yaml" or target.part != "status":
             raise ApiError(415, "UnsupportedMediaType", "only status is applied to, by application/apply-patch+yaml")
         new = devices.applied(old, devices.identity(body), request.query["fieldManager"])
@@ -282,15 +287,6 @@ def _body(request: web.Request, data: bytes) -> Any:
     if data and request.content_type == apiserver_protobuf.MEDIA_TYPE:
         return apiserver_protobuf.read_object(data)
     return json.loads(data or b"{}")
-
-
-def _merged(old: Any, patch: Any) -> Any:
-    """RFC 7386."""
-    if not isinstance(patch, dict):
-        return patch
-    base = old if isinstance(old, dict) else {}
-    merged = {**base, **{key: _merged(base.get(key), value) for key, value in patch.items()}}
-    return {key: value for key, value in merged.items() if patch.get(key, value) is not None}
 
 
 def _verb(request: web.Request, target: Target) -> str:

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``kubectl exec`` by WebSocket (KEP-4006), without standard input and terminal; who plays the node runs the command.
+"""Requests that the API server forwards to a node: ``kubectl exec`` and the metrics of the kubelet.
 
-The node is asked over a unix socket, as in tests/fakes/control.py: call ``exec`` with namespace, pod, container and
-command; it answers status, stdout and stderr, a character for each byte.
+``kubectl exec`` is served by WebSocket (KEP-4006), without standard input and terminal. The node is asked over a unix
+socket, as in tests/fakes/control.py. The call ``exec`` has namespace, pod, container and command, and is answered with
+status, stdout and stderr, a character for each byte. The call ``metrics`` has the node's name, and is answered with
+the text of the metrics.
 """
 
 import asyncio
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,8 +20,14 @@ _PROTOCOL: Final = "v5.channel.k8s.io"
 _STDOUT, _STDERR, _ERROR = 1, 2, 3
 
 
-def route(node: Path | None) -> web.RouteDef:
-    """The route of exec; without a node's socket it is not found."""
+def routes(node: Path | None) -> Iterable[web.RouteDef]:
+    """Returns the routes of exec and metrics; without a node's socket they answer 404."""
+
+    async def metrics(request: web.Request) -> web.Response:
+        if node is None:
+            raise web.HTTPNotFound
+        answer = await _ask(node, "metrics", node=request.match_info["node"])
+        return web.Response(text=answer["result"]) if "result" in answer else web.Response(status=502)
 
     async def serve(request: web.Request) -> web.StreamResponse:
         if node is None:
@@ -28,9 +37,9 @@ def route(node: Path | None) -> web.RouteDef:
             raise web.HTTPForbidden(text=f"this server executes by WebSocket with {_PROTOCOL} only")
         await socket.prepare(request)
         what = {key: request.match_info[key] for key in ("namespace", "pod")}
-        done = await _ask(
-            node, **what, container=request.query.get("container"), command=request.query.getall("command")
-        )
+        command = request.query.getall("command")
+        answer = await _ask(node, "exec", **what, container=request.query.get("container"), command=command)
+        done = answer.get("result") or {"status": 1, "stdout": "", "stderr": f"{answer['error']}\n"}
         for channel, text in ((_STDOUT, done["stdout"]), (_STDERR, done["stderr"])):
             if text:
                 await socket.send_bytes(bytes([channel]) + text.encode("latin-1"))
@@ -38,7 +47,8 @@ def route(node: Path | None) -> web.RouteDef:
         await socket.close()
         return socket
 
-    return web.get("/api/v1/namespaces/{namespace}/pods/{pod}/exec", serve)
+    yield web.get("/api/v1/namespaces/{namespace}/pods/{pod}/exec", serve)
+    yield web.get("/api/v1/nodes/{node}/proxy/metrics", metrics)
 
 
 def _status(code: int) -> dict[str, Any]:
@@ -55,11 +65,11 @@ def _status(code: int) -> dict[str, Any]:
     }
 
 
-async def _ask(node: Path, **args: Any) -> dict[str, Any]:
-    reader, writer = await asyncio.open_unix_connection(node, limit=64 << 20)
+async def _ask(socket: Path, call: str, **args: Any) -> dict[str, Any]:
+    reader, writer = await asyncio.open_unix_connection(socket, limit=64 << 20)
     try:
-        writer.write(json.dumps({"call": "exec", "args": args}).encode() + b"\n")
+        writer.write(json.dumps({"call": call, "args": args}).encode() + b"\n")
         answer: dict[str, Any] = json.loads(await reader.readline())
     finally:
         writer.close()
-    return answer.get("result") or {"status": 1, "stdout": "", "stderr": f"{answer['error']}\n"}
+    return answer

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.fakes import quantities
+from tests.fakes.apiserver_patches import strategic_merge
 from tests.fakes.apiserver_rules import GATES_OF_1_36, admit
 from tests.fakes.apiserver_store import CLAIMS, SLICES, ApiError, Document, Store
 
@@ -117,3 +118,17 @@ def test_quantities_print_as_in_the_real_library(text: str, printed: str) -> Non
     """Vectors that were run against the Go library."""
     assert quantities.canonical(text) == printed
     assert quantities.parse(text) == quantities.parse(printed)
+
+
+def test_a_strategic_merge_patch_merges_items_by_their_key() -> None:
+    """As kubectl and Helm send it: one container changes, lists without a key are replaced, null removes."""
+    containers = [{"name": "a", "image": "a:1", "args": ["-x"]}, {"name": "b", "image": "b:1"}, {"name": "c"}]
+    old = {"spec": {"containers": containers, "nodeSelector": {"x": "y"}}, "rules": [1, 2]}
+    changes = [{"name": "b", "image": "b:2"}, {"name": "c", "$patch": "delete"}]
+    patch = {
+        "spec": {"containers": changes, "$setElementOrder/containers": [{"name": "a"}], "nodeSelector": None},
+        "rules": [3],
+    }
+    merged = {"spec": {"containers": [containers[0], {"name": "b", "image": "b:2"}]}, "rules": [3]}
+    assert strategic_merge(old, patch) == merged
+    assert strategic_merge({"a": {"b": 1}}, {"a": {"c": 2, "$patch": "replace"}}) == {"a": {"c": 2}}

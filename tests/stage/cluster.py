@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a cluster adds to a stage: DaemonSets get their pods, pods get their claims and run, ``kubectl exec`` gets in.
 
-Of a DaemonSet the stage runs the driver's own processes, with the arguments, environment and ConfigMap of its pod
-template. They have no mounts: the places of the configuration become those of the stage.
+Of the driver's DaemonSet the stage runs the driver's own processes, with the arguments, environment and ConfigMap of
+its pod template. They have no mounts: the places of the configuration become those of the stage. DaemonSets of other
+drivers get no pod.
 """
 
 import asyncio
@@ -13,13 +14,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Self
 
 import yaml
 
-from tests.fakes.control import serve
+from tests.fakes.control import Calls, serve
 from tests.fakes.scheduler import UnschedulableError, schedule
 from tests.fakes.waiting import PATIENCE
 from tests.stage.pods import Box, Document, StagePod
@@ -41,11 +43,15 @@ class Cluster:
         self.failures: list[str] = []
         self._drivers: dict[str, Instance] = {}
         """By the UID of the DaemonSet."""
+        self._templates: dict[str, Document] = {}
+        """Pod template of each instance, by the UID of the DaemonSet."""
         self._pods: dict[str, tuple[StagePod, Box]] = {}
         """By the UID of the Pod, with its container."""
         self._stop = threading.Event()
 
     def __enter__(self) -> Self:
+        self._places = yaml.safe_load(self.stage.paths.config.read_text())
+        self._places.pop("reservedCPUs")
         self._threads = [
             threading.Thread(target=self._control, name="controllers"),
             threading.Thread(target=lambda: asyncio.run(self._serve()), name="exec"),
@@ -65,6 +71,7 @@ class Cluster:
                 sets = {one["metadata"]["uid"]: one for one in self.stage.api("/apis/apps/v1/daemonsets")["items"]}
                 for uid in self._drivers.keys() - sets.keys():
                     self._end(self._drivers.pop(uid), uid)
+                    self._delete_slices()
                 for one in sets.values():
                     self._roll_out(one)
                 pods = {one["metadata"]["uid"]: one for one in self.stage.api("/api/v1/pods")["items"]}
@@ -77,10 +84,17 @@ class Cluster:
                 self.failures.append(str(error))
 
     def _roll_out(self, one: Document) -> None:
-        metadata = one["metadata"]
-        if metadata["uid"] not in self._drivers:
-            self._drivers[metadata["uid"]] = self._start(one)
-        if not one.get("status") and not self.stage.unready(self._drivers[metadata["uid"]]):
+        """Starts the pod, or replaces it if its template has changed, and reports it once it is ready."""
+        metadata, template = one["metadata"], one["spec"]["template"]
+        uid = metadata["uid"]
+        if {box["name"] for box in template["spec"]["containers"]} != _PROGRAMS.keys():
+            return
+        if uid in self._drivers and self._templates[uid] != template:
+            self._end(self._drivers.pop(uid), uid)
+        if uid not in self._drivers:
+            self._drivers[uid], self._templates[uid] = self._start(one), template
+        observed = (one.get("status") or {}).get("observedGeneration")
+        if observed != metadata["generation"] and not self.stage.unready(self._drivers[uid]):
             counts = ("desiredNumberScheduled", "updatedNumberScheduled", "numberAvailable", "numberReady")
             status = {"observedGeneration": metadata["generation"], **dict.fromkeys(counts, 1)}
             path = f"/apis/apps/v1/namespaces/{metadata['namespace']}/daemonsets/{metadata['name']}/status"
@@ -94,14 +108,17 @@ class Cluster:
                 path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
                 self.stage.api(path, "DELETE")
 
+    def _delete_slices(self) -> None:
+        """Deletes the node's ResourceSlices, as the kubelet does 30 s after the last socket of a driver is gone."""
+        for one in self.stage.slices():
+            self.stage.api(f"/apis/resource.k8s.io/v1/resourceslices/{one['metadata']['name']}", "DELETE")
+
     def _start(self, one: Document) -> Instance:
         stage, template = self.stage, one["spec"]["template"]
         namespace, name = one["metadata"]["namespace"], one["metadata"]["name"]
         [config] = [volume["configMap"]["name"] for volume in template["spec"]["volumes"] if "configMap" in volume]
         data = stage.api(f"/api/v1/namespaces/{namespace}/configmaps/{config}")["data"]
-        places = yaml.safe_load(stage.paths.config.read_text())
-        places.pop("reservedCPUs")
-        stage.paths.config.write_text(yaml.safe_dump(yaml.safe_load(data["config.yaml"]) | places))
+        stage.paths.config.write_text(yaml.safe_dump(yaml.safe_load(data["config.yaml"]) | self._places))
         commands = {box["name"]: _command(box) for box in template["spec"]["containers"]}
         frontend, backend = commands["frontend"], commands["backend"]
         stage.settings = dataclasses.replace(stage.settings, frontend=frontend, backend=backend)
@@ -117,7 +134,7 @@ class Cluster:
     def _run(self, pod: Document) -> tuple[StagePod, Box]:
         """Runs a pod with one container and at most one claim, as controllers, scheduler, kubelet and runtime would."""
         metadata = pod["metadata"]
-        running = StagePod(self.stage, metadata["name"], uid=metadata["uid"])
+        running = StagePod(self.stage, metadata["name"], uid=metadata["uid"], namespace=metadata["namespace"])
         status: Document = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
         for one in pod["spec"].get("resourceClaims", []):
             running.claim = self._claim(running, metadata["namespace"], one)
@@ -129,6 +146,9 @@ class Cluster:
             given = self.stage.kubelet("prepare", pod=pod, claims=[running.claim])
             running.cdi_ids = list(dict.fromkeys(given[box["name"]]))
         container = running.run(box["name"])
+        if pod["spec"].get("restartPolicy") == "Never":
+            ended = _in_container(container, [*box.get("command", []), *box.get("args", [])])
+            status["phase"] = "Failed" if ended["status"] else "Succeeded"
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
         self.stage.api(path, "PUT", pod)
         return running, container
@@ -141,8 +161,21 @@ class Cluster:
         return schedule(self.stage.server, namespace, made["metadata"]["name"], pods=[pod.reference])
 
     async def _serve(self) -> None:
-        async with serve(self.stage.paths.node_socket, {"exec": self._exec}, AnsweredError, OSError):
+        calls: Calls = {"exec": self._exec, "metrics": self._metrics}
+        async with serve(self.stage.paths.node_socket, calls, AnsweredError, OSError):
             await asyncio.to_thread(self._stop.wait)
+
+    async def _metrics(self, node: str) -> str:
+        """Returns the kubelet's metrics of claims in use (pkg/kubelet/metrics)."""
+        assert node == self.stage.settings.node
+        claims = [pod.claim for pod, _ in list(self._pods.values()) if pod.claim]
+        used = Counter(
+            driver
+            for claim in claims
+            for driver in {result["driver"] for result in claim["status"]["allocation"]["devices"]["results"]}
+        )
+        lines = [f'dra_resource_claims_in_use{{driver_name="{driver}"}} {count}' for driver, count in used.items()]
+        return "\n".join([f'dra_resource_claims_in_use{{driver_name="<any>"}} {len(claims)}', *lines, ""])
 
     async def _exec(self, namespace: str, pod: str, command: list[str], **_: Any) -> Document:
         """Runs a command of the driver's pod with what the pod has, any other where its status is the container's."""
@@ -182,7 +215,7 @@ def _proc(box: Box) -> Iterator[Path]:
 
 def _in_container(box: Box, command: list[str]) -> Document:
     with _proc(box) as status:
-        return _ran([str(status) if word == "/proc/self/status" else word for word in command], {})
+        return _ran([word.replace("/proc/self/status", str(status)) for word in command], box.env)
 
 
 def _ran(command: list[str], environment: dict[str, Any]) -> Document:

@@ -65,9 +65,9 @@ def make_claim(
     return schedule(stage.server, NAMESPACE, name, pods=[dict(pod) for pod in pods], node=stage.settings.node)
 
 
-def delete_claim(stage: Stage, name: str) -> None:
+def delete_claim(stage: Stage, name: str, namespace: str = NAMESPACE) -> None:
     """Deletes a claim as the controller does when its pod is gone."""
-    stage.api(f"{_CLAIMS}/{name}", "DELETE")
+    stage.api(f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}", "DELETE")
 
 
 @dataclass(slots=True)
@@ -133,6 +133,7 @@ class StagePod:
     uid: str = field(default_factory=lambda: str(uuid.uuid4()))
     cdi_ids: list[str] = field(default_factory=list)
     sandbox: Document = field(default_factory=dict)
+    namespace: str = NAMESPACE
 
     def __enter__(self) -> Self:
         return self
@@ -163,7 +164,7 @@ class StagePod:
         spec: Document = {"containers": [{"name": "app", "resources": {"claims": uses}}]}
         if self.claim:
             spec["resourceClaims"] = [{"name": "claim", "resourceClaimName": self.claim["metadata"]["name"]}]
-        return {"metadata": {"namespace": NAMESPACE, "name": self.name, "uid": self.uid}, "spec": spec}
+        return {"metadata": {"namespace": self.namespace, "name": self.name, "uid": self.uid}, "spec": spec}
 
     def prepare(self) -> None:
         """Lets the kubelet prepare the claim; AnsweredError when it cannot."""
@@ -173,7 +174,7 @@ class StagePod:
 
     def run_sandbox(self) -> None:
         """Makes the sandbox."""
-        self.sandbox = self.stage.runtime("run_pod_sandbox", name=self.name, uid=self.uid, namespace=NAMESPACE)
+        self.sandbox = self.stage.runtime("run_pod_sandbox", name=self.name, uid=self.uid, namespace=self.namespace)
         group = self.stage.paths.cgroup_root / self.sandbox["cgroup_parent"].lstrip("/")
         # The kubelet's part (cm/cgroup_manager_linux.go): no hugepages for a pod whose spec does not ask for any.
         for limit in group.glob("hugetlb.*.max"):
@@ -203,7 +204,7 @@ class StagePod:
             self.sandbox = {}
         if self.claim:
             self.unprepare()
-            delete_claim(self.stage, self.claim["metadata"]["name"])
+            delete_claim(self.stage, self.claim["metadata"]["name"], self.namespace)
             self.claim = None
 
 

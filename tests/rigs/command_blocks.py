@@ -55,7 +55,7 @@ class Block:
         """Returns the block as a shell script, with the words that a reader fills in replaced by these values."""
         text = "\n".join(command for command, _ in self.commands())
         for word, value in values.items():
-            text = re.sub(rf"\b{word}\b", lambda _, value=value: value, text)
+            text = re.sub(rf"\b{word}\b", value.replace("\\", r"\\"), text)
         return text
 
     def commands(self) -> list[tuple[str, str]]:
@@ -68,9 +68,13 @@ class Block:
 
 def blocks(page: str, place: str | None = None) -> list[Block]:
     """Returns the command blocks of a page in their order, or only those that run in one place. Raises MarkError."""
-    source = (DOCS / f"{page}.md").read_text()
-    found = [_block(page, source, match) for match in _FENCE.finditer(source) if match["kind"] in COMMANDS]
+    found = blocks_of(page, (DOCS / f"{page}.md").read_text())
     return [block for block in found if place in (None, block.place)]
+
+
+def blocks_of(page: str, source: str) -> list[Block]:
+    """Returns the command blocks of a page's source. Raises MarkError."""
+    return [_block(page, source, match) for match in _FENCE.finditer(source) if match["kind"] in COMMANDS]
 
 
 def fence_kinds(page: str) -> set[str]:

@@ -30,6 +30,22 @@
 (1|2|4|8|16|32|64|128|256|512|1024|2048|4096|8192|16384|32768|65536|131072|262144|524288|1048576)
 {{- end -}}
 
+{{/* Helm adopts a class of a kind that it does not know (resource.k8s.io/v1, up to Helm 3.17) without changing it: the
+release would be installed with the selectors of another driver. Takes (list ROOT NAME). */}}
+{{- define "numa.checkClass" -}}
+{{- $root := index . 0 -}}
+{{- $name := index . 1 -}}
+{{- /* Helm's lookup fails where the API is not served; then no class is there either. */ -}}
+{{- if $root.Capabilities.APIVersions.Has "resource.k8s.io/v1/DeviceClass" -}}
+{{- with lookup "resource.k8s.io/v1" "DeviceClass" "" $name -}}
+{{- $owner := printf "%s/%s" (dig "annotations" "meta.helm.sh/release-namespace" "" .metadata) (dig "annotations" "meta.helm.sh/release-name" "" .metadata) -}}
+{{- if ne $owner (printf "%s/%s" $root.Release.Namespace $root.Release.Name) -}}
+{{- fail (printf "DeviceClass %s exists and does not belong to this release, and Helm would not change its selectors. Delete it; allocated claims do not need it any more: kubectl delete deviceclass %s. If another release of this chart owns it, set deviceClasses.create=false instead" $name $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "numa.inGroup" -}}
 {{- with .Group.name }}group {{ . }}: {{ end -}}
 {{- end -}}

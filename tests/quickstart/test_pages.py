@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command blocks of install.md, upgrade.md and uninstall.md, run as printed, in the order of the pages."""
+
+import pytest
+
+from tests.quickstart.conftest import Shell
+from tests.rigs import command_blocks as documented
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def run_blocks(shell: Shell, blocks: list[documented.Block]) -> str:
+    """Runs blocks that must succeed, and returns their output."""
+    return "".join(shell.typed(script(shell, block)) for block in blocks)
+
+
+def script(shell: Shell, block: documented.Block) -> str:
+    """Returns a block with the words that a reader fills in."""
+    values = {"REGISTRY": "registry.example", "NODE": "node-1"}
+    if "POD" in block.text:
+        names = shell.typed("kubectl -n dra-driver-numa get pods -l app.kubernetes.io/name=dra-driver-numa -o name")
+        values["POD"] = names.strip().removeprefix("pod/")
+    return block.script(values)
+
+
+def test_the_driver_is_installed(shell: Shell) -> None:
+    """Every block of the page succeeds, up to the test pod of the chart."""
+    printed = run_blocks(shell, documented.blocks("install", documented.CLUSTER))
+    for expected in (
+        "namespace/dra-driver-numa labeled",
+        'daemon set "dra-driver-numa" successfully rolled out',
+        "no problems",
+        "cpudevnuma000,cpudevnuma001",
+        "dra.hugepages-2m",
+        "Phase:          Succeeded",
+    ):
+        assert expected in printed
+
+
+def test_an_upgrade_leaves_running_claims_alone(shell: Shell) -> None:
+    """The driver's pod is replaced twice; a container with a claim keeps its CPUs."""
+    shell.typed("kubectl apply -f examples/cpus.yaml && kubectl wait --for=condition=Ready pod/cpus")
+    cpus = "kubectl exec cpus -- grep Cpus_allowed_list /proc/self/status"
+    before = shell.typed(cpus)
+    pods = [shell.typed("kubectl -n dra-driver-numa get pods -o name")]
+    for block in documented.blocks("upgrade", documented.CLUSTER):
+        run_blocks(shell, [block])
+        shell.typed("kubectl -n dra-driver-numa rollout status daemonset/dra-driver-numa")
+        pods.append(shell.typed("kubectl -n dra-driver-numa get pods -o name"))
+    assert pods[-1] != pods[0]
+    images = "kubectl -n dra-driver-numa get daemonset dra-driver-numa -o jsonpath='{..image}'"
+    assert "registry.example/nri-backend:0.2.1" in shell.typed(images)
+    assert shell.typed(cpus) == before
+
+
+def test_the_driver_is_uninstalled(shell: Shell) -> None:
+    """Claims in use are listed until their pods are gone; then the driver goes, and its slices."""
+    claims, held, uninstall, slices = documented.blocks("uninstall", documented.CLUSTER)
+    [line] = run_blocks(shell, [claims]).splitlines()
+    assert line.split()[0] == "default"
+    assert line.split()[2:] == ["dra.cpu", "cpus"]
+    assert run_blocks(shell, [held]).strip() == 'dra_resource_claims_in_use{driver_name="dra.cpu"} 1'
+    shell.typed("kubectl delete -f examples/cpus.yaml")
+    # grep exits with 1 when it prints nothing.
+    shell.until(f"{script(shell, claims).strip()} || true", lambda printed: printed == "")
+    shell.until(f"{script(shell, held).strip()} || true", lambda printed: printed == "")
+    assert 'release "dra-driver-numa" uninstalled' in run_blocks(shell, [uninstall])
+    shell.until(script(shell, slices), lambda printed: "dra." not in printed)

@@ -54,8 +54,8 @@ plugin-check: .venv/.done ## Test kubectl-numa with a real kubectl (from Debian 
 	KUBECTL=$$(hack/kubectl.sh) && export KUBECTL && $(BIN)/pytest -q -n 2 tests/plugin/test_commands.py
 
 .PHONY: quickstart-check
-quickstart-check: .venv/.done ## Type docs/quickstart.md with a real kubectl and Helm in a cluster of fakes
-	KUBECTL=$$(hack/kubectl.sh) && export KUBECTL && $(BIN)/pytest -q tests/quickstart
+quickstart-check: .venv/.done ## Run the command blocks of the pages about installing: real kubectl and Helm, a cluster of fakes
+	KUBECTL=$$(hack/kubectl.sh) && export KUBECTL && $(BIN)/pytest -q -n 2 --dist loadfile tests/quickstart
 
 images: .venv/.done ## Build both images from Debian packages, without an engine, with an SBOM each (root)
 	hack/images.sh

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each command block of the pages about installing has a test that runs it, or a reason why not."""
+
+import pytest
+
+from tests.rigs import command_blocks as documented
+
+NODE_PAGES = ("runtime",)
+"""Pages whose node blocks tests/node/test_documented_commands.py runs."""
+
+
+@pytest.mark.parametrize("page", documented.PAGES)
+def test_every_block_is_run_or_has_a_reason(page: str) -> None:
+    """A block in another language than the known ones would be neither run nor refused."""
+    assert documented.fence_kinds(page) <= {*documented.COMMANDS, *documented.DATA}
+    for block in documented.blocks(page):
+        assert block.place != documented.NODE or page in NODE_PAGES, f"{block} is run by no test"
+        if block.place == documented.NOWHERE:
+            print(f"{block} is not run: {block.reason}")
+
+
+def test_a_mark_with_a_typing_error_is_refused() -> None:
+    """Otherwise the block would run in the wrong place, or nowhere without a reason."""
+    source = "<!-- not run -->\n```sh\nkind create cluster\n```\n"
+    with pytest.raises(documented.MarkError, match=r"docs/install\.md:2"):
+        documented.blocks_of("install", source)
+    [block] = documented.blocks_of("install", source.replace("not run", "not run: needs docker"))
+    assert (block.place, block.reason, block.text) == (documented.NOWHERE, "needs docker", "kind create cluster\n")
+
+
+def test_blocks_in_lists_are_found() -> None:
+    """An indented fence is a block, too; the placeholder is a whole word."""
+    [block] = documented.blocks_of("install", "1. So:\n\n   ```sh\n   cat NODE NODES\n   ```\n")
+    assert block.script({"NODE": "node-1"}) == "cat node-1 NODES\n"

@@ -135,14 +135,17 @@ def test_a_termination_signal_ends_the_command(node: Node, image: str) -> None:
     command = ["/opt/app/bin/nri-backend", "setup-runtime", "/dev/stdin"]
     ctr = ["ctr", "-n", "k8s.io", "run", "--rm", image, "setup-ended", *command]
     with subprocess.Popen(ctr, env=environment(node), stdin=subprocess.PIPE) as process:
-        until(lambda: handles_termination(node, "setup-ended"), "the command handles the signal", 120)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60 * PATIENCE) == 128 + signal.SIGTERM
+        try:
+            until(lambda: handles_termination(node, "setup-ended"), "the command handles the signal", 120)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60 * PATIENCE) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
     assert containers(node) == before
 
 
 def handles_termination(node: Node, container: str) -> bool:
     """Returns True if the first process of a container has a handler for SIGTERM."""
     rows = [line.split() for line in run(node, "ctr -n k8s.io tasks ls").stdout.splitlines()]
-    pids = [int(row[1]) for row in rows if row[0] == container]
+    pids = [int(row[1]) for row in rows if row[0] == container and row[2] == "RUNNING"]
     return any(int(kernel.status(pid, "SigCgt"), 16) >> (signal.SIGTERM - 1) & 1 for pid in pids)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command blocks of install.md, upgrade.md and uninstall.md, run as printed, in the order of the pages."""
+"""Command blocks of install.md, upgrade.md and uninstall.md, and the chart's notes, run as printed, in this order."""
+
+import re
 
 import pytest
 
@@ -17,10 +19,13 @@ def run_blocks(shell: Shell, blocks: list[documented.Block]) -> str:
 def script(shell: Shell, block: documented.Block) -> str:
     """Returns a block with the words that a reader fills in."""
     values = {"REGISTRY": "registry.example", "NODE": "node-1"}
-    if "POD" in block.text:
-        names = shell.typed("kubectl -n dra-driver-numa get pods -l app.kubernetes.io/name=dra-driver-numa -o name")
-        values["POD"] = names.strip().removeprefix("pod/")
-    return block.script(values)
+    return block.script(values | ({"POD": driver_pod(shell)} if "POD" in block.text else {}))
+
+
+def driver_pod(shell: Shell) -> str:
+    """Returns the name of the driver's pod."""
+    names = shell.typed("kubectl -n dra-driver-numa get pods -l app.kubernetes.io/name=dra-driver-numa -o name")
+    return names.strip().removeprefix("pod/")
 
 
 def test_the_driver_is_installed(shell: Shell) -> None:
@@ -51,6 +56,16 @@ def test_an_upgrade_leaves_running_claims_alone(shell: Shell) -> None:
     images = "kubectl -n dra-driver-numa get daemonset dra-driver-numa -o jsonpath='{..image}'"
     assert "registry.example/nri-backend:0.2.1" in shell.typed(images)
     assert shell.typed(cpus) == before
+
+
+def test_the_commands_of_the_notes_succeed(shell: Shell) -> None:
+    """Of the chart's notes; helm test is run by the page."""
+    notes = shell.typed("helm get notes dra-driver-numa --namespace dra-driver-numa")
+    commands = re.findall(r"^     (kubectl .*)$", notes, re.MULTILINE)
+    assert len(commands) == 8
+    for command in commands:
+        filled = command.replace("explain POD", "explain cpus").replace("exec POD", f"exec {driver_pod(shell)}")
+        shell.typed(filled.replace("NODE", "node-1"))
 
 
 def test_the_driver_is_uninstalled(shell: Shell) -> None:

@@ -55,7 +55,7 @@ plugin-check: .venv/.done ## Test kubectl-numa with a real kubectl (from Debian 
 
 .PHONY: quickstart-check
 quickstart-check: .venv/.done ## Run the command blocks of the pages about installing: real kubectl and Helm, a cluster of fakes
-	KUBECTL=$$(hack/kubectl.sh) && export KUBECTL && $(BIN)/pytest -q -n 2 --dist loadfile tests/quickstart
+	KUBECTL=$$(hack/kubectl.sh) && export KUBECTL && $(BIN)/pytest -q -rs -n 2 --dist loadfile tests/quickstart
 
 images: .venv/.done ## Build both images from Debian packages, without an engine, with an SBOM each (root)
 	hack/images.sh

@@ -15,8 +15,6 @@ def test_every_block_is_run_or_has_a_reason(page: str) -> None:
     assert documented.fence_kinds(page) <= {*documented.COMMANDS, *documented.DATA}
     for block in documented.blocks(page):
         assert block.place != documented.NODE or page in NODE_PAGES, f"{block} is run by no test"
-        if block.place == documented.NOWHERE:
-            print(f"{block} is not run: {block.reason}")
 
 
 def test_a_mark_with_a_typing_error_is_refused() -> None:

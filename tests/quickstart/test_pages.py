@@ -9,6 +9,7 @@ from tests.quickstart.conftest import Shell
 from tests.rigs import command_blocks as documented
 
 pytestmark = pytest.mark.timeout(300)
+NOWHERE = [block for page in documented.PAGES for block in documented.blocks(page, documented.NOWHERE)]
 
 
 def run_blocks(shell: Shell, blocks: list[documented.Block]) -> str:
@@ -81,3 +82,9 @@ def test_the_driver_is_uninstalled(shell: Shell) -> None:
     shell.until(f"{script(shell, held).strip()} || true", lambda printed: printed == "")
     assert 'release "dra-driver-numa" uninstalled' in run_blocks(shell, [uninstall])
     shell.until(script(shell, slices), lambda printed: "dra." not in printed)
+
+
+@pytest.mark.parametrize("block", NOWHERE, ids=str)
+def test_blocks_that_cannot_be_run_are_listed(block: documented.Block) -> None:
+    """The summary of a run names them with the reason in the page's source."""
+    pytest.skip(block.reason)

@@ -20,13 +20,11 @@ from tests.node.rig.node import CONTAINERD_CONFIG, Node
 from tests.node.rig.wait import until
 from tests.rigs import command_blocks as documented
 
-ARCHIVE = Path("/opt/numa/images/nri-backend.tar")  # put in by run.sh
 DROP_IN = Path("/etc/containerd/conf.d/50-numa.toml")
 NRI = "io.containerd.nri.v1.nri"
 # First on the path of an operator whose node has containerd 1.7; the test machine has both.
 OLDER = Path("/opt/older-runtime/usr/bin")
-# The first test imports the image, which takes an emulated processor minutes.
-pytestmark = [pytest.mark.images, pytest.mark.timeout(600 * PATIENCE)]
+pytestmark = pytest.mark.timeout(600 * PATIENCE)
 
 
 def environment(node: Node) -> dict[str, str]:
@@ -52,13 +50,7 @@ def run(node: Node, script: str, seconds: float = 120) -> subprocess.CompletedPr
 @pytest.fixture
 def image(node: Node) -> str:
     """Name of the backend's image, which containerd has."""
-    listed = "ctr -n k8s.io images ls -q | grep nri-backend"
-    found = run(node, listed)
-    if found.returncode:
-        imported = run(node, f"ctr -n k8s.io images import {ARCHIVE}", 500)
-        assert imported.returncode == 0, imported.stderr
-        found = run(node, listed)
-    return found.stdout.split()[0]
+    return run(node, "ctr -n k8s.io images ls -q | grep nri-backend").stdout.split()[0]
 
 
 @pytest.fixture

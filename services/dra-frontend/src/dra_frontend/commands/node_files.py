@@ -13,7 +13,6 @@ from numa_contract.config import Config
 from numa_node.claim_directory import ClaimDirectory, DirectoryView
 
 from dra_frontend.allocation.ledger import Ledger
-from dra_frontend.bundle.archive import STATE
 from dra_frontend.devices.inventory import Inventory, InventoryError, build_inventory
 from dra_frontend.devices.reserves import is_explicit
 from dra_frontend.machine.discovery import discover
@@ -58,6 +57,8 @@ def kubelet_reserve(settings: Settings) -> int | None:
 
     An archive contains the service's report. On a node the service itself is asked.
     """
+    from dra_frontend.bundle.archive import STATE  # noqa: PLC0415 - archives cost the service memory
+
     if is_explicit(settings.config):
         return None
     kept = Path(settings.host_root, STATE)

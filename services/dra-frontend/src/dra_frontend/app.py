@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The service: every part of one run is made here, bottom-up, and one TaskGroup holds all that runs.
 
-Order of start: the pod checked, records loaded, state endpoint up, backend's lease live, then registration with the kubelet and slices.
+Order of start: the pod checked, records loaded, state endpoint up, backend's lease live, then registration with the
+kubelet and slices.
 Order of end: registration goes first, the state socket last. Slices stay; the kubelet wipes them if nobody comes back.
 """
 

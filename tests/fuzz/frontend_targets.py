@@ -25,6 +25,7 @@ from dra_frontend.commands.manifest_files import add_manifests
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.quantity import format_quantity, parse_quantity
 from dra_frontend.doctor.sources.configurations import kubelet_config
+from dra_frontend.events.event import COUNTED, read_recorded
 from dra_frontend.scheduling.allocate import Search, UnschedulableError
 from dra_frontend.scheduling.manifests import Manifests
 from dra_frontend.scheduling.published import of_node, read_slices
@@ -56,6 +57,14 @@ _kubelet_config = {
 _INVENTORY = build_inventory(machine(), Config(group_by="machine"), claims.NODE)
 _CLASSES = known_classes(machine())
 _SLICES = Call("list", "resource.k8s.io", "resourceslices")
+_EVENT = Call("patch", "events.k8s.io", "events", "e", "ns")
+_recorded = {
+    "kind": "Event",
+    "apiVersion": "events.k8s.io/v1",
+    "metadata": {"name": "e", "namespace": "ns", "resourceVersion": "7", "annotations": {COUNTED: "source=3"}},
+    "series": {"count": 3, "lastObservedTime": "2026-01-01T00:00:00.000000Z"},
+    "note": "note",
+}
 _CLAIM = Call("get", "resource.k8s.io", "resourceclaims", "claim-u", "ns")
 
 
@@ -113,6 +122,12 @@ def _watch(data: bytes) -> None:
     for line in data.split(b"\n"):
         if line.strip():
             answers.read_event(_SLICES, line, "ResourceSlice")
+
+
+def _event(data: bytes) -> None:
+    recorded = read_recorded(answers.read_object(_EVENT, data, "Event"))
+    assert recorded.occurrences > 0
+    assert recorded.total >= 0
 
 
 def _failure(data: bytes) -> None:
@@ -408,6 +423,15 @@ TARGETS = [
         spoilt(st.just(_status)).map(written),
         most_bytes=answers.MOST_BYTES,
         bombs=(_DEEP, json.dumps({**_status, "message": "ü" * 600_000}).encode()),
+    ),
+    Target(
+        "api-event",
+        _event,
+        spoilt(st.just(_recorded)).map(written),
+        (KubeError,),
+        most_bytes=answers.MOST_BYTES,
+        milliseconds=2500,
+        bombs=(_DEEP, json.dumps({**_recorded, "note": "ü" * 600_000}).encode()),
     ),
     Target(
         "backend-state",

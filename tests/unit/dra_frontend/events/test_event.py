@@ -12,7 +12,7 @@ from dra_frontend.events.event import (
     count_patch,
     event_place,
     new_event,
-    read_event,
+    read_recorded,
     without_identifiers,
 )
 
@@ -80,12 +80,13 @@ def test_an_event_about_a_node_is_in_the_default_namespace() -> None:
         ),
         ({"metadata": {"annotations": {COUNTED: "a=²"}}, "series": {"count": -4}}, Recorded("", 1, "a", 0)),
         ({"metadata": {"annotations": {COUNTED: "a=" + "9" * 5000}}, "series": []}, Recorded("", 1, "a", 0)),
+        ({"metadata": {"annotations": ["x"]}, "series": 7}, Recorded("", 1, "", 0)),
         ({"metadata": {"annotations": {COUNTED: "none"}}, "series": {"count": 1 << 40}}, Recorded("", 1, "", 0)),
     ],
 )
 def test_a_damaged_event_is_read_as_far_as_it_can_be(document: dict[str, Any], recorded: Recorded) -> None:
     """Another writer may have put anything into the annotation and the series."""
-    assert read_event(document) == recorded
+    assert read_recorded(document) == recorded
 
 
 def test_a_patch_changes_the_series_and_the_annotation_of_one_version() -> None:

@@ -18,6 +18,8 @@ from numa_contract.errors import cut_answer
 CONTROLLER: Final = "dra-driver-numa"
 COUNTED: Final = f"{CONTROLLER}/counted"
 """Annotation ``source=total``: the observer whose counter was added last, and its value at that time."""
+_MOST_DIGITS: Final = 9
+"""Digits of a total that is read."""
 _MAX_WORD: Final = 128
 """Maximum length of reason, action and reportingInstance in the API."""
 _IDENTIFIERS: Final = re.compile(r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{12,}", re.ASCII)
@@ -117,11 +119,16 @@ class Recorded(NamedTuple):
     total: int
 
 
-def read_event(document: Mapping[str, Any]) -> Recorded:
+def read_recorded(document: Mapping[str, Any]) -> Recorded:
     """Reads the answer to a create or a patch. Fields that another writer has damaged count as absent."""
-    metadata, series = document.get("metadata") or {}, document.get("series") or {}
-    source, _, total = str((metadata.get("annotations") or {}).get(COUNTED, "")).rpartition("=")
-    count = series.get("count") if isinstance(series, dict) else None
-    number = int(total) if total.isascii() and total.isdigit() and len(total) <= 9 else 0
+    metadata, series = _object(document, "metadata"), _object(document, "series")
+    source, _, total = str(_object(metadata, "annotations").get(COUNTED, "")).rpartition("=")
+    number = int(total) if total.isascii() and total.isdigit() and len(total) <= _MOST_DIGITS else 0
+    count = series.get("count")
     known = count if isinstance(count, int) and 0 < count < 1 << 31 else 1
     return Recorded(str(metadata.get("resourceVersion") or ""), known, source, number)
+
+
+def _object(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = document.get(key)
+    return found if isinstance(found, dict) else {}

@@ -24,7 +24,7 @@ from dra_frontend.events.event import (
     count_patch,
     event_place,
     new_event,
-    read_event,
+    read_recorded,
 )
 
 MAX_CONDITIONS: Final = 1024
@@ -182,11 +182,11 @@ class EventRecorder:
     async def _create(self, condition: _Condition) -> None:
         totals = dict(condition.totals)
         document = new_event(condition.observation, self._node, condition.unwritten, condition.total)
-        condition.written(read_event(await self._api.create_event(document)), totals, self._clock())
+        condition.written(read_recorded(await self._api.create_event(document)), totals, self._clock())
 
     async def _read(self, condition: _Condition) -> None:
         # A patch that changes nothing is answered with the Event: no right to read Events is needed.
-        condition.adopt(read_event(await self._api.patch_event(*event_place(condition.observation), {})))
+        condition.adopt(read_recorded(await self._api.patch_event(*event_place(condition.observation), {})))
 
     async def _update(self, condition: _Condition) -> None:
         recorded, totals = condition.recorded, dict(condition.totals)
@@ -194,7 +194,7 @@ class EventRecorder:
         count = recorded.occurrences + condition.unwritten
         patch = count_patch(condition.observation, recorded.version, count, condition.total)
         answer = await self._api.patch_event(*event_place(condition.observation), patch)
-        condition.written(read_event(answer), totals, self._clock())
+        condition.written(read_recorded(answer), totals, self._clock())
 
     def _postpone(self, condition: _Condition, error: KubeError) -> None:
         """Decides when a failed write is retried, if at all."""

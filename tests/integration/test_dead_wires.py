@@ -57,17 +57,6 @@ ELSEWHERE: dict[str, str] = {
 }
 """What no stand-in can provoke, and the test that does."""
 
-PENDING: dict[str, str] = dict.fromkeys(
-    (
-        "/v1/backend.status.exclusivity",
-        "/v1/backend.status.exclusivityReason",
-        "PartitionsUnavailable",
-    ),
-    "the backend's probe of partitions at its start",
-)
-"""What the backend does not report yet, and what it waits for. A row is deleted when the thing is provoked."""
-
-
 # --- Scenarios: what happens on a node, from outside. ---
 
 
@@ -607,7 +596,7 @@ Played = tuple[Witness, dict[str, str]]
 
 def excused(key: str) -> bool:
     """Whether the proof is elsewhere, or waits."""
-    return key in ELSEWHERE or key in PENDING
+    return key in ELSEWHERE
 
 
 def test_every_scenario_comes_about(played: Played) -> None:

@@ -93,11 +93,14 @@ class RunningCluster:
         self._cluster: Cluster | None = None
 
     def get(self, item: pytest.Item) -> Cluster:
+        """The cluster with the chart's values that the test's marks ask for."""
+        asked = _given(item, "configuration"), _given(item, "values")
         if self._cluster is None:
             self._cluster = Cluster(self._machine)
             item.stash[LAST_REPORT] = self._cluster.logs
-            self._cluster.start()
+            self._cluster.start(*asked)
         item.stash[LAST_REPORT] = self._cluster.logs
+        self._cluster.configure(*asked)
         return self._cluster
 
     def end(self) -> None:
@@ -130,7 +133,6 @@ def node(
 def cluster(request: pytest.FixtureRequest, node: Node, running_cluster: RunningCluster) -> Iterator[Cluster]:
     """The node with the driver's pod and the stand-ins of a cluster; no claim and no other pod, before and after."""
     cluster = running_cluster.get(request.node)
-    cluster.configure(_given(request.node, "configuration"), _given(request.node, "values"))
     cluster.wait_ready()
     yield cluster
     try:

@@ -33,7 +33,7 @@ RUNTIME_MOUNTS = {
     *("/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/dev/termination-log"),
     *(*MASKED_PATHS, *READONLY_PATHS),
 }
-RUNTIME_VARIABLES = {"PATH", "LANG", "HOSTNAME", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER"}
+RUNTIME_VARIABLES = {"PATH", "HOME", "LANG", "HOSTNAME", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER"}
 
 
 @pytest.fixture

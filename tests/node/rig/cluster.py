@@ -53,6 +53,11 @@ _USUAL: dict[str, Any] = {
 T = TypeVar("T")
 
 
+def _unusual(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that differ from the usual ones."""
+    return {key: value for key, value in settings.items() if value != _USUAL.get(key)}
+
+
 def chart_values(settings: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """The chart's values: `settings` are keys of driverConfig, None leaves one out; `values` are all others.
 
@@ -84,15 +89,15 @@ class Cluster:
         self.objects: list[Document] = []
         """What the chart renders with the values in force."""
 
-    def start(self) -> None:
-        """Starts everything from nothing and waits until the node can take claims."""
+    def start(self, settings: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Starts everything from nothing and waits until the node can take claims; as configure()."""
         began = time.monotonic()
         _KUBECONFIG.parent.mkdir(exist_ok=True)
         _KUBELET_ROOT.mkdir(exist_ok=True)
         # The kubelet's of a cluster that could not be cleaned names claims that nobody knows now.
         for left in (_PORT, _CONTROL, _CHECKPOINT):
             left.unlink(missing_ok=True)
-        self._render({}, {})
+        self._render(_unusual(settings), values)
         access = ("--port-file", str(_PORT), "--kubeconfig-out", str(_KUBECONFIG), "--node", NODE_NAME)
         self._stand_in("apiserver", *access, "--address", _ADDRESS)
         # Twenty looks a second are half of what an emulated CPU can do.
@@ -124,7 +129,7 @@ class Cluster:
         self, settings: Mapping[str, Any], values: Mapping[str, Any] | None = None, *, lacking: str = ""
     ) -> bool:
         """As configure(), without starting the new pod; returns False if the present one is as wanted."""
-        wanted = {key: value for key, value in settings.items() if value != _USUAL.get(key)}
+        wanted = _unusual(settings)
         if (wanted, dict(values or {}), lacking) == self._chart:
             return False
         former = self.instances.pop(0)

@@ -46,7 +46,7 @@ def _place(item: pytest.Item) -> tuple[bool, bool, str]:
     second = "[cgroupfs" in item.name
     wants_cluster = "cluster" in getattr(item, "fixturenames", ())
     values = [_given(item, mark) for mark in ("configuration", "values")]
-    return second, second != wants_cluster, json.dumps(values, sort_keys=True)
+    return second, second != wants_cluster, json.dumps(values, sort_keys=True) if any(values) else ""
 
 
 def _given(item: pytest.Item, name: str) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class Instance:
             return not why
 
         try:
-            until(ready, "the instance is ready", within, every=0.25)
+            until(ready, "the instance is ready", within, every=0.5)
         except TimeoutError as error:
             raise TimeoutError(f"{error}: {why}") from None
         return self

@@ -50,16 +50,16 @@ class PodCgroups:
         `weight` (cpu.weight) and `memory` (bytes): 0 means the kernel's default.
         """
         group = Cgroup(self.path(qos, uid))
+        limits = {file: value for file, value in (("cpu.weight", weight), ("memory.max", memory)) if value}
         with self._making:
             for level in reversed([group, group.parent, group.parent.parent]):
                 if level.path != "/" and not level.exists():
-                    self._make_one(level)
+                    self._make_one(level, limits if level == group else {})
         for size in PAGE_KIB:
             for file in ("max", "rsvd.max"):
                 group.write(f"hugetlb.{size}.{file}", hugetlb.get(size, 0))
-        for file, value in (("cpu.weight", weight), ("memory.max", memory)):
-            if value:
-                group.write(file, value)
+        for file, value in limits.items():
+            group.write(file, value)
         return group
 
     def remove(self, group: Cgroup) -> None:
@@ -78,9 +78,9 @@ class PodCgroups:
                 directory.rmdir()
             root.directory.rmdir()
 
-    def _make_one(self, group: Cgroup) -> None:
+    def _make_one(self, group: Cgroup, limits: Mapping[str, int]) -> None:
         if self.driver == "systemd":
-            _start_slice(Path(group.path).name)
+            _start_slice(Path(group.path).name, limits)
             # The call returns when the job is queued; the kubelet's library waits for its end too.
             until(group.exists, f"systemd made {group.path}", every=0.02)
         else:
@@ -88,10 +88,13 @@ class PodCgroups:
         _switch_on_controllers(group.parent)
 
 
-def _start_slice(unit: str) -> None:
+def _start_slice(unit: str, limits: Mapping[str, int]) -> None:
+    """Starts a slice. systemd must know its limits, since it writes them again when something starts below."""
     properties = ["DefaultDependencies", "b", "false"]
     for name in ("MemoryAccounting", "CPUAccounting", "IOAccounting", "TasksAccounting"):
         properties += [name, "b", "true"]
+    for file, value in limits.items():
+        properties += [{"cpu.weight": "CPUWeight", "memory.max": "MemoryMax"}[file], "t", str(value)]
     count = len(properties) // 3
     command = ["busctl", "--quiet", "call", *_MANAGER, "StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "replace"]
     subprocess.run([*command, str(count), *properties, "0"], check=True)

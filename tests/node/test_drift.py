@@ -39,15 +39,16 @@ for call in calls if how == "on" else [lambda: libc.umount2(file, MNT_DETACH)]:
 
 
 @contextmanager
-def read_only(cluster: Cluster, file: Path) -> Iterator[None]:
-    """The backend's container cannot write one of the kernel's files, and still reads it; all others can write."""
-    pid = str(cluster.instance.backend.pid)
-    protect = [sys.executable, "-c", _PROTECT, pid, str(file)]
-    subprocess.run([*protect, "on"], check=True)
+def read_only(file: Path, *pids: int) -> Iterator[None]:
+    """One of the kernel's files can be read and not written, in the mount namespaces of these processes."""
+    command = [sys.executable, "-c", _PROTECT]
+    for pid in pids:
+        subprocess.run([*command, str(pid), str(file), "on"], check=True)
     try:
         yield
     finally:
-        subprocess.run([*protect, "off"], check=True)
+        for pid in pids:
+            subprocess.run([*command, str(pid), str(file), "off"], check=True)
 
 
 def never_starts(pod: ClaimPod, why: str) -> None:
@@ -62,13 +63,14 @@ def never_starts(pod: ClaimPod, why: str) -> None:
 def test_a_container_that_cannot_be_made_true_is_refused(cluster: Cluster) -> None:
     """StartContainer names the file or the controller that is in the way, and nobody else suffers from it."""
     fine, db = cluster.pod(cpus(1)), cluster.pod(cpus(1), hugepages(2 * MIB))
-    pod = db.sandbox.cgroup
-    with read_only(cluster, pod.directory / "hugetlb.2MB.rsvd.max"):
+    pod, backend = db.sandbox.cgroup, cluster.instance.backend.pid
+    with read_only(pod.directory / "hugetlb.2MB.rsvd.max", backend):
         never_starts(db, r"/hugetlb\.2MB\.rsvd\.max")
         assert fine.run().cpus_allowed == fine.cpus
 
     pod.write("cgroup.subtree_control", "-hugetlb")
-    with read_only(cluster, pod.directory / "cgroup.subtree_control"):
+    # Nor can runc, which would switch it on again.
+    with read_only(pod.directory / "cgroup.subtree_control", backend, 1):
         never_starts(db, r"the hugetlb controller is not in .*subtree_control")
     again = db.run()
     assert (again.cpus_allowed, again.cgroup.hugetlb("2MB")["rsvd.max"]) == (db.cpus, str(2 * MIB))

@@ -72,7 +72,7 @@ ATTACKS = [
     _attack(
         "parameters nested 200 deep",
         with_parameters(_cpu(_nested(200))),
-        f"{_SHORT}.*unknown field",
+        f"{_SHORT}.*nested more than 64 levels deep",
         findings=("security S13",),
     ),
     _attack(

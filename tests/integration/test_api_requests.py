@@ -40,7 +40,7 @@ def settled(stage: Stage) -> Counter[tuple[str, str]]:
 
 def test_a_node_asks_little(open_stage: OpenStage) -> None:
     """Only what happens costs: a start, a claim, and a new pod that takes over. An idle node asks nothing."""
-    stage = open_stage()
+    stage = open_stage(partitions=True)
     first = stage.add_ready_instance()
     start = settled(stage)
     assert dict(start) == START

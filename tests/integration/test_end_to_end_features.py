@@ -17,7 +17,7 @@ def test_what_a_gate_allows_is_published_and_what_it_does_not_is_told(open_stage
     """The mapping is there; without DRAListTypeAttributes devices are as ever, and the lack is told."""
     both = {"publishNodeAllocatableResourceMapping": True, "exposePCIeRoots": True}
     field, root = "nodeAllocatableResources", "resource.kubernetes.io/pcieRoot"
-    stage = open_stage(kubernetes="1.37", gates_on=("DRANodeAllocatableResources",), config=both)
+    stage = open_stage(kubernetes="1.37", gates_on=("DRANodeAllocatableResources",), config=both, partitions=True)
     instance = stage.add_ready_instance()
     devices = {device["name"]: device for one in stage.slices() for device in one["spec"]["devices"]}
     assert set(devices["cpudevnuma000"][field]) == {"cpu"}

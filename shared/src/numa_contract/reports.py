@@ -43,6 +43,13 @@ class ClaimUse(Document):
     only where the container has CPUs beside those of its claims, too."""
 
 
+class ClaimIdentity(Document):
+    """A claim, for one driver."""
+
+    uid: str
+    driver: str
+
+
 class ContainerReport(Document):
     """One container as the runtime and the kernel show it to the backend."""
 
@@ -57,7 +64,7 @@ class ContainerReport(Document):
     """Claims whose record allows this container."""
     unknown_claims: tuple[ClaimUse, ...] = ()
     """Claims that the environment names and for which there is no record, or none that names the pod."""
-    refused_claims: tuple[ClaimUse, ...] = ()
+    refused_claims: tuple[ClaimIdentity, ...] = ()
     """Claims that the environment names and that the container may not use, for any reason; empty if it was not
     refused. The container holds nothing of them."""
     cpus: CpuSet = frozenset()
@@ -84,7 +91,8 @@ class ContainerReport(Document):
     @property
     def named_claims(self) -> frozenset[str]:
         """UIDs of all claims that the container holds, asks for or was refused."""
-        return frozenset(use.uid for use in (*self.claims, *self.unknown_claims, *self.refused_claims))
+        used = {use.uid for use in (*self.claims, *self.unknown_claims)}
+        return frozenset(used.union(one.uid for one in self.refused_claims))
 
     @property
     def alive(self) -> bool:

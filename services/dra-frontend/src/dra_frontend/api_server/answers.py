@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError, shown
+from numa_contract.nesting import TOO_DEEP
 
 from dra_frontend.api_server.errors import (
     ConflictError,
@@ -117,7 +118,8 @@ def _parsed(call: Call, data: bytes) -> Any:
     try:
         return parse_json(data, MOST_BYTES, "answer", call.operation)
     except MalformedError as error:
-        raise UnavailableError(call.operation, f"the answer {error.reason}; is this an API server?") from error
+        remedy = "" if error.reason == TOO_DEEP else "; is this an API server?"
+        raise UnavailableError(call.operation, f"the answer {error.reason}{remedy}") from error
 
 
 def translate(call: Call, code: int, status: Document, headers: Mapping[str, str]) -> KubeError:

@@ -11,7 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from numa_contract.errors import cut_answer
-from numa_contract.reports import CONTAINERS, MAX_STATE_BYTES, BackendStatus, ClaimUse, ContainerReport, ContainerState
+from numa_contract.reports import (
+    CONTAINERS,
+    MAX_STATE_BYTES,
+    BackendStatus,
+    ClaimIdentity,
+    ClaimUse,
+    ContainerReport,
+    ContainerState,
+)
 
 from nri_backend.claims.entitlement import Held, PartitionKind
 from nri_backend.claims.judge import Reason
@@ -89,7 +97,7 @@ def report(tracked: Tracked) -> ContainerReport:
         state=_STATES[tracked.phase],
         claims=tuple(_use(held, tracked) for held in tracked.rightful),
         unknown_claims=tracked.orphan + (_bounded(refusal.unknown) if refusal else ()),
-        refused_claims=_bounded(refusal.about) if refusal and not lost else (),
+        refused_claims=_identities(refusal.about) if refusal and not lost else (),
         cpus=tracked.cpus or frozenset(),
         exclusivity=_EXCLUSIVITY[tracked.partition] if tracked.own_cpus else "",
         pooled=cut_answer(tracked.fallback_reason),
@@ -106,6 +114,11 @@ def _use(held: Held, tracked: Tracked) -> ClaimUse:
     # Most often the claims' CPUs are those of the cgroup, and are not said again.
     cpus = held.record.cpus_of(held.requests) if tracked.entitlement.near else frozenset[int]()
     return ClaimUse(uid=held.record.claim.uid, driver=held.record.driver, requests=held.requests, cpus=cpus)
+
+
+def _identities(uses: Sequence[ClaimUse]) -> tuple[ClaimIdentity, ...]:
+    """Returns at most MAX_UNKNOWN claims: a pod's author names these."""
+    return tuple(ClaimIdentity(uid=use.uid, driver=use.driver) for use in uses[:MAX_UNKNOWN])
 
 
 def _bounded(uses: Sequence[ClaimUse]) -> tuple[ClaimUse, ...]:

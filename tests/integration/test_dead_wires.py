@@ -600,7 +600,7 @@ def excused(key: str) -> bool:
 
 
 def test_every_scenario_comes_about(played: Played) -> None:
-    """A scenario that fails leaves others alone, and is told here with what it waited for."""
+    """A scenario that fails does not disturb the others; its name and the awaited condition are reported here."""
     assert played[1] == {}
 
 

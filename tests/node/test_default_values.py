@@ -49,7 +49,7 @@ def started(pod: ClaimPod) -> Container:
 @pytest.mark.timeout(480 * PATIENCE)
 @each_mode
 def test_claims_take_every_cpu_on_which_the_driver_runs(cluster: Cluster, mode: str) -> None:
-    """A claim for all that each NUMA node offers starts, and the driver goes on with the CPUs that are left."""
+    """A claim for all that each NUMA node offers starts, and the driver continues on the remaining CPUs."""
     driver = cluster.instance.pod.containers.values()
     assert all(kernel.cpus_allowed(one.pid) == ALL for one in driver)
     offered = {
@@ -62,7 +62,7 @@ def test_claims_take_every_cpu_on_which_the_driver_runs(cluster: Cluster, mode: 
     assert [box.cpus_allowed for box in boxes] == [pod.cpus for pod in pods]
     assert len(claimed) == len(ALL) - 1
     for one in driver:
-        until(lambda: kernel.cpus_allowed(one.pid) == ALL - claimed, f"{one.name} is on what is left")  # noqa: B023
+        until(lambda: kernel.cpus_allowed(one.pid) == ALL - claimed, f"{one.name} is on the remaining CPUs")  # noqa: B023
     cluster.wait_ready()
     for pod in pods:
         pod.end()

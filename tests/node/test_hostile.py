@@ -86,7 +86,9 @@ def frozen(service: DriverContainer) -> Iterator[None]:
 def attempt(pod: ClaimPod) -> Container | None:
     """One of the kubelet's attempts to start the pod's container; None when it is refused."""
     try:
-        return pod.run(mode=None)  # While nobody enforces, a container that was answered before may start without one.
+        return pod.run(
+            mode=None
+        )  # Without an active instance, a container that was created before may start without one.
     except CriError:
         return None
 

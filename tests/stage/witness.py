@@ -29,7 +29,7 @@ Labels = Mapping[str, str]
 
 
 def fields_of(model: type[BaseModel], path: str) -> Iterator[tuple[str, Any]]:
-    """Yields every field of a document by its path, with its default as JSON; None where it has none."""
+    """Yields every field of a document by its path, with its default as JSON, or None if it has no default."""
     for name, field in model.model_fields.items():
         inner, default = f"{path}.{field.alias or name}", field.get_default(call_default_factory=True)
         yield inner, None if default is PydanticUndefined else to_jsonable_python(default, serialize_unknown=True)

@@ -98,7 +98,7 @@ class PodResources:
         return _needed(together, alone, resource)
 
     def of(self, given: Mapping[str, Any]) -> pb.LinuxContainerResources:
-        """Returns what the runtime is told about one of the containers."""
+        """Returns the resources of one of the containers, as the runtime gets them."""
         requests, limits = _amounts(given)
         memory = int(limits.get("memory", 0))
         return pb.LinuxContainerResources(

@@ -11,7 +11,7 @@ class UnknownFieldError(Exception):
 
 
 class Fields:
-    """A mapping from which each field is taken once; what is left at the end was not understood."""
+    """A mapping whose fields are read once each; a field that was never read is one that the rig does not know."""
 
     def __init__(self, content: dict[str, Any], path: str = "") -> None:
         """Takes the fields out of this very mapping; use of() for a document that is to stay as it is."""
@@ -37,7 +37,7 @@ class Fields:
         return [Fields(item, f"{self._path}.{key}[{item.get('name', number)}]") for number, item in enumerate(items)]
 
     def has(self, key: str) -> bool:
-        """Tells whether a field is there and was not taken."""
+        """Returns True if a field exists and was not read yet."""
         return key in self._content
 
     def finish(self) -> None:

@@ -127,7 +127,7 @@ def settled(entries: Entries, present: Entries) -> Entries:
 def status_entries(ledger: Ledger, machine: Machine, *, silent: bool, pooled: str = "") -> dict[str, Entries]:
     """Returns the entries of every claim by UID.
 
-    ``silent``: nobody knows what containers are doing. ``pooled``: why the pool enforces claims on the whole node.
+    ``silent``: no backend reports the containers. ``pooled``: why the pool enforces claims on the whole node.
     """
     shown = _Shown.of(ledger, pooled)
     entries: defaultdict[str, dict[Key, Entry]] = defaultdict(dict)

@@ -144,17 +144,17 @@ def _no_policy(tracked: Tracked, runtime: LinkStatus) -> Refusal | None:
     return None
 
 
-def crowded(tracked: Tracked, strangers: Sequence[Tracked]) -> Refusal | None:
+def crowded(tracked: Tracked, occupants: Sequence[Tracked]) -> Refusal | None:
     """Returns a refusal naming the containers that still run on these CPUs, or None if there are none.
 
     It contains the kernel's error for a container that cannot be moved, and only otherwise the prospect of a move.
     """
-    if not strangers:
+    if not occupants:
         return None
-    immovable = [one for one in strangers if one.problem]
-    named = (immovable or strangers)[:3]
+    immovable = [one for one in occupants if one.problem]
+    named = (immovable or occupants)[:3]
     names = ", ".join(f"{one.name} of pod {one.names['pod']}" for one in named)
-    more = f" and {len(strangers) - len(named)} more" if len(strangers) > len(named) else ""
+    more = f" and {len(occupants) - len(named)} more" if len(occupants) > len(named) else ""
     text = f"container {names}{more} still runs on CPUs of its claim ({format_cpu_list(tracked.own_cpus)})"
     if immovable:
         return Refusal(Reason.OVERLAP, f"{text} and cannot be moved: {immovable[0].problem}")

@@ -61,7 +61,7 @@ SLICES = Resource("resource.k8s.io", "resourceslices", "ResourceSlice", selectab
 RESOURCES = (
     *(NODES, CLASSES, CLAIMS, SLICES),
     Resource("", "namespaces", "Namespace", status=True),
-    Resource("", "pods", "Pod", namespaced=True, status=True, selectable=("spec.nodeName",)),
+    Resource("", "pods", "Pod", namespaced=True, status=True, selectable=("spec.nodeName", "status.phase")),
     Resource("", "events", "Event", namespaced=True, selectable=("reason", "type", "involvedObject.name")),
     Resource("events.k8s.io", "events", "Event", namespaced=True, selectable=("reason", "type", "regarding.name")),
     Resource("resource.k8s.io", "resourceclaimtemplates", "ResourceClaimTemplate", namespaced=True),

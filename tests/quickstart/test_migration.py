@@ -17,6 +17,7 @@ from tests.fakes.scheduler import UnschedulableError, allocate, schedule
 from tests.quickstart.conftest import Shell
 from tests.rigs import command_blocks as documented
 from tests.stage.pods import cpus, hugepages, memory
+from tests.stage.process import wait_for
 
 pytestmark = pytest.mark.timeout(300)
 PEERS = Path(__file__).parent / "peers"
@@ -54,8 +55,16 @@ def claim(shell: Shell, name: str, request: Document) -> None:
 
 
 def device(shell: Shell, name: str) -> str:
-    """Allocates a claim, and returns the name of its device."""
-    allocated = schedule(shell.stage.server, "default", name)
+    """Allocates a claim, as soon as its device is published, and returns the name of the device."""
+
+    def attempt() -> dict[str, Any] | None:
+        try:
+            return dict(schedule(shell.stage.server, "default", name))
+        except UnschedulableError:
+            return None
+
+    allocated = wait_for(f"a device for the claim {name}", attempt)
+    assert allocated is not None
     [result] = allocated["status"]["allocation"]["devices"]["results"]
     return str(result["device"])
 

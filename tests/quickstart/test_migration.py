@@ -35,7 +35,8 @@ def clean_cluster(shell: Shell) -> Iterator[None]:
     for release in ("dra-driver-numa --namespace dra-driver-numa", "dra-driver-cpu --namespace kube-system"):
         shell.typed(f"helm uninstall --ignore-not-found {release}")
     shell.typed(f"{MEMORY_INSTALL} && kubectl delete -f {PEERS}/dra-driver-memory.yaml")
-    shell.typed("kubectl delete resourceclaims,resourceslices --all && kubectl delete namespace dra-driver-numa")
+    shell.typed("kubectl delete resourceclaims,resourceslices --all")
+    shell.typed("kubectl delete namespace dra-driver-numa --ignore-not-found")
 
 
 def publish(shell: Shell) -> None:
@@ -84,7 +85,7 @@ def test_from_dra_driver_cpu_and_back(shell: Shell) -> None:
     shell.typed(REMOVE_CPU)
     withdraw(shell)
     with pytest.raises(UnschedulableError):
-        device(shell, "before")
+        schedule(shell.stage.server, "default", "before")
     shell.typed(DELETE_CLASSES)
     shell.typed(INSTALL)
     assert set(owners(shell).values()) == {"dra-driver-numa"}
@@ -122,6 +123,7 @@ def test_from_dra_driver_memory_and_back(shell: Shell) -> None:
 
     claim(shell, "after", hugepages("4Mi"))
     shell.typed(BACK)
+    shell.until("kubectl get resourceslices -o name", lambda printed: printed == "")
     shell.typed(MEMORY_INSTALL)
     publish(shell)
     assert set(owners(shell)) == {"dra.memory", "dra.hugepages-2m", "dra.hugepages-1g"}

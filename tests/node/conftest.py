@@ -45,13 +45,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _place(item: pytest.Item) -> tuple[bool, bool, str]:
     second = "[cgroupfs" in item.name
     wants_cluster = "cluster" in getattr(item, "fixturenames", ())
-    values = [_given(item, mark) for mark in ("configuration", "values")]
+    values = [_lacking(item), *(_given(item, mark) for mark in ("configuration", "values"))]
     return second, second != wants_cluster, json.dumps(values, sort_keys=True) if any(values) else ""
 
 
 def _given(item: pytest.Item, name: str) -> dict[str, Any]:
     mark = item.get_closest_marker(name)
     return dict(mark.kwargs) if mark else {}
+
+
+def _lacking(item: pytest.Item) -> str:
+    mark = item.get_closest_marker("lacking")
+    return str(mark.args[0]) if mark else ""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -93,14 +98,14 @@ class RunningCluster:
         self._cluster: Cluster | None = None
 
     def get(self, item: pytest.Item) -> Cluster:
-        """The cluster with the chart's values that the test's marks ask for."""
-        asked = _given(item, "configuration"), _given(item, "values")
+        """The cluster with the driver's pod that the test's marks ask for."""
+        configuration, values, lacking = _given(item, "configuration"), _given(item, "values"), _lacking(item)
         if self._cluster is None:
             self._cluster = Cluster(self._machine)
             item.stash[LAST_REPORT] = self._cluster.logs
-            self._cluster.start(*asked)
+            self._cluster.start(configuration, values, lacking=lacking)
         item.stash[LAST_REPORT] = self._cluster.logs
-        self._cluster.configure(*asked)
+        self._cluster.configure(configuration, values, lacking=lacking)
         return self._cluster
 
     def end(self) -> None:

@@ -31,6 +31,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """driverConfig that an example needs, as its first lines say."""
 FOREIGN = {"gpu.nvidia.com": "resource.kubernetes.io/numaNode", "dra.net": "dra.net/numaNode"}
 MODES: dict[str, dict[str, Any]] = {"auto": {}, "pool": {"cpuExclusivity": "pool"}, "without SYS_ADMIN": {}}
+LACKING = {"without SYS_ADMIN": "backend capability SYS_ADMIN"}
 PATHS = sorted(EXAMPLES.glob("**/[a-z]*.yaml")) if EXAMPLES.is_dir() else []
 NAMES = [path.stem for path in PATHS if path.parent.name != "values"]
 MIB = 1 << 20
@@ -62,6 +63,17 @@ def pods_of(name: str, documents: list[Document]) -> list[Document]:
         (machine,) = (one for one in documents if one["kind"] == "VirtualMachineInstance")
         return [claimed_by_policy(launcher(machine), "numa-cpus-8")]
     return pods
+
+
+def cases() -> Iterator[Any]:
+    """Every example in every mode, marked with what the driver's pod must be for it."""
+    for mode, settings in MODES.items():
+        for name in NAMES:
+            keys = {"reservedCPUs": None, **settings, **SETTINGS.get(name, {})}
+            marks = [pytest.mark.configuration(**keys)]
+            if mode in LACKING:
+                marks.append(pytest.mark.lacking(LACKING[mode]))
+            yield pytest.param(name, mode, marks=marks, id=f"{mode}-{name}")
 
 
 @pytest.fixture
@@ -148,13 +160,10 @@ def intruders(cpus: frozenset[int], group: Cgroup, *, everything: bool) -> list[
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("name", "mode"), cases())
 def test_an_example_gets_what_it_asks_for(cluster: Cluster, others: None, name: str, mode: str) -> None:
     """It starts, and the kernel's files show inside and outside what the claim's record contains."""
     path = next(path for path in PATHS if path.stem == name)
-    right = "backend capability SYS_ADMIN" if mode == "without SYS_ADMIN" else ""
-    cluster.configure({"reservedCPUs": None, **MODES[mode], **SETTINGS.get(name, {})}, lacking=right)
     backend = cluster.instance.lease()
     assert (backend["exclusivity"], bool(backend["exclusivityReason"])) == {
         "auto": ("partition", False),

@@ -89,7 +89,7 @@ class Cluster:
         self.objects: list[Document] = []
         """What the chart renders with the values in force."""
 
-    def start(self, settings: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    def start(self, settings: Mapping[str, Any], values: Mapping[str, Any], *, lacking: str = "") -> None:
         """Starts everything from nothing and waits until the node can take claims; as configure()."""
         began = time.monotonic()
         _KUBECONFIG.parent.mkdir(exist_ok=True)
@@ -97,7 +97,7 @@ class Cluster:
         # The kubelet's of a cluster that could not be cleaned names claims that nobody knows now.
         for left in (_PORT, _CONTROL, _CHECKPOINT):
             left.unlink(missing_ok=True)
-        self._render(_unusual(settings), values)
+        self._render(_unusual(settings), values, lacking)
         access = ("--port-file", str(_PORT), "--kubeconfig-out", str(_KUBECONFIG), "--node", NODE_NAME)
         self._stand_in("apiserver", *access, "--address", _ADDRESS)
         # Twenty looks a second are half of what an emulated CPU can do.

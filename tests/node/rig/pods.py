@@ -181,8 +181,10 @@ class Pod:
         return Container(self._runtime, created, name, Path(self.config.log_directory, log))
 
     def _rights(self) -> pb.LinuxContainerSecurityContext:
-        # A privileged container sees the node's tree of cgroups, and may write there.
-        return pb.LinuxContainerSecurityContext(privileged=self.config.linux.security_context.privileged)
+        # A privileged container sees the node's tree of cgroups, and may write there. The namespaces are named again,
+        # as the kubelet does it: without them the container shares the sandbox's processes, and /proc/1 is the pause.
+        pod = self.config.linux.security_context
+        return pb.LinuxContainerSecurityContext(privileged=pod.privileged, namespace_options=pod.namespace_options)
 
     def run(self, name: str = "main", command: Sequence[str] = FOREVER, **options: Any) -> Container:
         """As create, and started."""

@@ -160,7 +160,7 @@ def intruders(cpus: frozenset[int], group: Cgroup, *, everything: bool) -> list[
     return found
 
 
-@pytest.mark.parametrize(("name", "mode"), cases())
+@pytest.mark.parametrize(("name", "mode"), list(cases()))
 def test_an_example_gets_what_it_asks_for(cluster: Cluster, others: None, name: str, mode: str) -> None:
     """It starts, and the kernel's files show inside and outside what the claim's record contains."""
     path = next(path for path in PATHS if path.stem == name)

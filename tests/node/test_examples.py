@@ -29,12 +29,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "named-cpus": {"allocator": "external"},
 }
 """driverConfig that an example needs, as its first lines say."""
+VALUES: dict[str, dict[str, Any]] = {"extended-resource": {"deviceClasses": {"extendedResource": "dra-numa/cpu"}}}
+"""Other values of the chart that an example needs, as its first lines say."""
 FOREIGN = {"gpu.nvidia.com": "resource.kubernetes.io/numaNode", "dra.net": "dra.net/numaNode"}
 MODES: dict[str, dict[str, Any]] = {"auto": {}, "pool": {"cpuExclusivity": "pool"}, "without SYS_ADMIN": {}}
 LACKING = {"without SYS_ADMIN": "backend capability SYS_ADMIN"}
 PATHS = sorted(EXAMPLES.glob("**/[a-z]*.yaml")) if EXAMPLES.is_dir() else []
 NAMES = [path.stem for path in PATHS if path.parent.name != "values"]
 MIB = 1 << 20
+PAUSE = b"/bin/busybox\0sleep\0"
+"""How the command line of the pause in the sandboxes of this machine begins (vm/images.sh)."""
 
 pytestmark = [pytest.mark.profile("examples"), pytest.mark.timeout(600 * PATIENCE)]
 
@@ -70,7 +74,7 @@ def cases() -> Iterator[Any]:
     for mode, settings in MODES.items():
         for name in NAMES:
             keys = {"reservedCPUs": None, **settings, **SETTINGS.get(name, {})}
-            marks = [pytest.mark.configuration(**keys)]
+            marks = [pytest.mark.configuration(**keys), pytest.mark.values(**VALUES.get(name, {}))]
             if mode in LACKING:
                 marks.append(pytest.mark.lacking(LACKING[mode]))
             yield pytest.param(name, mode, marks=marks, id=f"{mode}-{name}")
@@ -100,10 +104,12 @@ def records_of(cluster: Cluster, pod: ManifestPod, container: Document) -> list[
     return [parse_record(record) for uid in uids for record in cluster.instance.state(f"/v1/claims/{uid}")]
 
 
-def check(cluster: Cluster, pod: ManifestPod, container: Document, mode: str) -> None:
-    """Compares one container with the records of its claims."""
+def check(cluster: Cluster, pod: ManifestPod, container: Document, mode: str) -> bool:
+    """Compares one container with the records of its claims; returns False if it uses none."""
     box = pod.boxes[container["name"]]
     records = records_of(cluster, pod, container)
+    if not records:
+        return False
     own = frozenset().union(*(record.cpus_of() for record in records))
     if own:
         check_cpus(cluster, box, records, own, mode)
@@ -115,8 +121,9 @@ def check(cluster: Cluster, pod: ManifestPod, container: Document, mode: str) ->
         claimed = sum(
             one.size for record in records for one in record.memory if one.hugepages and one.page_bytes == size
         )
-        if records and any(record.memory for record in records):
+        if any(record.memory for record in records):
             assert {box.cgroup.hugetlb(name)[file] for file in ("max", "rsvd.max")} == {str(claimed)}
+    return True
 
 
 def inside(box: Container) -> str:
@@ -134,7 +141,7 @@ def check_cpus(
     assert f"Cpus_allowed_list:\t{kernel.status(box.process, 'Cpus_allowed_list')}" in inside(box)
     by_kernel = mode == "auto" and not beside
     assert box.partition == ("root" if by_kernel else "member")
-    until(lambda: not intruders(own, box.cgroup, everything=by_kernel), "every other process has left its CPUs")
+    wait_alone(own, box.cgroup, everything=by_kernel)
     named = {
         value for key, _, value in (one.partition("=") for one in kernel.environment(box.process)) if "CPUSET" in key
     }
@@ -143,8 +150,20 @@ def check_cpus(
     assert exclusivity[box.cgroup.path.lstrip("/")] == ("partition" if by_kernel else "pool")
 
 
+def wait_alone(cpus: frozenset[int], group: Cgroup, *, everything: bool) -> None:
+    """Waits until no process outside a cgroup may run on its CPUs; TimeoutError names those that still may."""
+    try:
+        until(lambda: not intruders(cpus, group, everything=everything), "every other process has left its CPUs")
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}: {intruders(cpus, group, everything=everything)}") from None
+
+
 def intruders(cpus: frozenset[int], group: Cgroup, *, everything: bool) -> list[str]:
-    """Processes outside a cgroup that may run on some CPUs: of pods, or of the whole node with `everything`."""
+    """Processes outside a cgroup that may run on some CPUs: of containers, or of the whole node with `everything`.
+
+    A kernel thread, which has no command line, may be bound to one CPU. The pool leaves a pod's pause process where it
+    is, since that sleeps for ever.
+    """
     top = CGROUPS if everything else CGROUPS / "kubepods.slice"
     found = []
     for file in top.rglob("cgroup.procs"):
@@ -152,9 +171,10 @@ def intruders(cpus: frozenset[int], group: Cgroup, *, everything: bool) -> list[
             continue
         for pid in map(int, file.read_text().split()):
             try:
-                # A kernel thread may be bound to one CPU and has no memory of its own.
-                if kernel.cpus_allowed(pid) & cpus and Path(f"/proc/{pid}/cmdline").read_bytes():
-                    found.append(f"{pid} {Path(f'/proc/{pid}/cmdline').read_text()[:60]}")
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+                left = not command or (command.startswith(PAUSE) and not everything)
+                if not left and kernel.cpus_allowed(pid) & cpus:
+                    found.append(f"{pid} {command[:60]!r} in {file.parent}")
             except (FileNotFoundError, ProcessLookupError):
                 continue
     return found
@@ -176,8 +196,8 @@ def test_an_example_gets_what_it_asks_for(cluster: Cluster, others: None, name: 
     try:
         for pod in pods:
             pod.start()
-            for container in pod.document["spec"]["containers"]:
-                check(cluster, pod, container, mode)
+            checked = [check(cluster, pod, container, mode) for container in pod.document["spec"]["containers"]]
+            assert any(checked), "a container of the pod uses a claim"
         assert cluster.instance.state("/v1/backend")["status"]["problems"] == []
     finally:
         for pod in pods:

@@ -26,7 +26,6 @@ from tests.node.rig.wait import until
 
 Document = dict[str, Any]
 _CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
-_CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 _IMPLICIT = "deviceclass.resource.kubernetes.io/"
 """Prefix of the extended resource that each class serves without a name of its own."""
 
@@ -91,8 +90,8 @@ class ManifestPod:
         """Makes the claim for extended resources that classes serve, as the scheduler does (KEP-5004)."""
         classes = {
             one["spec"]["extendedResourceName"]: one["metadata"]["name"]
-            for one in self.cluster.api(_CLASSES)["items"]
-            if "extendedResourceName" in one["spec"]
+            for one in self.cluster.objects
+            if one["kind"] == "DeviceClass" and "extendedResourceName" in one["spec"]
         }
         requests: list[Document] = []
         mappings: list[Document] = []

@@ -91,10 +91,10 @@ async def test_the_second_pod_of_a_claim_is_not_reported_as_enforced(plugin: Plu
 
 async def test_a_claim_that_the_pool_enforces_is_shown_with_the_reason(plugin: Plugin) -> None:
     """One sentence that the node has written into the status of each claim."""
-    document = prepared(INVENTORY.machine, "pool", "the backend lacks CAP_SYS_ADMIN")
+    document = prepared(INVENTORY.machine, "pool", "nri-backend lacks the capability SYS_ADMIN")
     document["metadata"]["name"] = "pooled"
     plugin.server.store.create(CLAIMS, "ns", document)
-    text = "the shared pool leaves its CPUs out: the backend lacks CAP_SYS_ADMIN"
+    text = "the shared pool leaves its CPUs out: nri-backend lacks the capability SYS_ADMIN"
     [row] = [row for row in await plugin.rows("claims", "-o", "json") if row["claim"] == "pooled"]
     assert (row["enforced"], row["message"]) == ("yes", text)
     plugin.add_pod("p", spec={"resourceClaims": [{"name": "c", "resourceClaimName": "pooled"}]})

@@ -49,7 +49,7 @@ BY_KERNEL = Condition("True", "Exclusive", "the kernel keeps everybody else off 
 
 def test_the_reason_of_the_whole_node_is_that_of_each_claim() -> None:
     """A node that makes no partitions says so once; a container's own reason comes first, and a partition has none."""
-    record, reason = cpu_record("u", "r=1-2"), "the backend lacks CAP_SYS_ADMIN"
+    record, reason = cpu_record("u", "r=1-2"), "nri-backend lacks the capability SYS_ADMIN"
     for more, expected in (
         ({}, f"the shared pool leaves its CPUs out: {reason}"),
         ({"pooled": "x has CPU 2"}, "the shared pool leaves its CPUs out: x has CPU 2"),

@@ -223,8 +223,8 @@ def view_of(clock: Clock | None = None, **fields: Any) -> BackendView:
 
 def test_a_node_without_partitions_is_one_warning_for_the_node() -> None:
     """The reason is the node's and not a claim's; a pool that the configuration asks for is none."""
-    (warning,) = view_of(exclusivity="pool", exclusivity_reason="nri-backend lacks CAP_SYS_ADMIN").warnings
-    assert "nri-backend lacks CAP_SYS_ADMIN" in warning
+    (warning,) = view_of(exclusivity="pool", exclusivity_reason="nri-backend lacks the capability SYS_ADMIN").warnings
+    assert "nri-backend lacks the capability SYS_ADMIN" in warning
     assert view_of(exclusivity="pool").warnings == []
     assert view_of(exclusivity="partition").warnings == []
 

@@ -56,11 +56,14 @@ async def test_what_is_wrong_is_on_the_screen(node: AilingNode) -> None:
 
 async def test_what_keeps_claims_apart_is_on_the_screen(node: AilingNode) -> None:
     """Partitions of the kernel, or the pool with the reason why it is not the kernel."""
-    node.status |= {"exclusivity": "pool", "exclusivityReason": "the backend lacks CAP_SYS_ADMIN"}
+    node.status |= {"exclusivity": "pool", "exclusivityReason": "nri-backend lacks the capability SYS_ADMIN"}
     async with node.up() as settings:
         status = await asyncio.to_thread(read_status, settings)
-    assert (status["exclusivity"], status["exclusivityReason"]) == ("pool", "the backend lacks CAP_SYS_ADMIN")
-    assert "; kept apart by the pool: the backend lacks CAP_SYS_ADMIN\n" in status_screen(status)
+    assert (status["exclusivity"], status["exclusivityReason"]) == (
+        "pool",
+        "nri-backend lacks the capability SYS_ADMIN",
+    )
+    assert "; kept apart by the pool: nri-backend lacks the capability SYS_ADMIN\n" in status_screen(status)
     node.status |= {"exclusivity": "partition", "exclusivityReason": ""}
     async with node.up() as settings:
         screen = status_screen(await asyncio.to_thread(read_status, settings))

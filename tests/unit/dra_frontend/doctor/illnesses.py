@@ -151,7 +151,9 @@ ILLNESSES: Final[dict[str, Callable[[AilingNode], object]]] = {
     "driver.backend": _set("status", active=False, enforced=False),
     "driver.enforced": _set("status", active=False, enforced=False),
     "driver.backend-problems": _set("status", problems=["no cgroup has the CPUs 4-5"]),
-    "driver.exclusivity": _set("status", exclusivity="pool", exclusivityReason="the backend lacks CAP_SYS_ADMIN"),
+    "driver.exclusivity": _set(
+        "status", exclusivity="pool", exclusivityReason="nri-backend lacks the capability SYS_ADMIN"
+    ),
     "driver.versions": _set("status", software="0.0.1"),
     "driver.hand-over": _hand_over_cut,
     "driver.left-behind": _left_behind,

@@ -198,9 +198,9 @@ async def test_each_right_that_is_missing_is_named(right: Right, node: AilingNod
 @pytest.mark.parametrize(
     ("reason", "setting", "level", "remedy"),
     [
-        ("the backend lacks CAP_SYS_ADMIN", "auto", "problem", "capability SYS_ADMIN"),
-        ("the kernel has no cpuset.cpus.exclusive (before Linux 6.7)", "auto", "note", "boot Linux 6.7"),
-        ("the kernel has no cpuset.cpus.exclusive (before Linux 6.7)", "partition", "problem", "boot Linux 6.7"),
+        ("nri-backend lacks the capability SYS_ADMIN", "auto", "problem", "capability SYS_ADMIN"),
+        ("the kernel has no cpuset.cpus.exclusive; boot Linux 6.7 or later", "auto", "note", "boot Linux 6.7"),
+        ("the kernel has no cpuset.cpus.exclusive; boot Linux 6.7 or later", "partition", "problem", "boot Linux 6.7"),
         ("something new", "auto", "problem", "kubectl logs POD -c backend"),
     ],
 )

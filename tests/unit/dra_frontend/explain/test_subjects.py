@@ -122,10 +122,10 @@ def test_who_enforces_it() -> None:
     (container,) = found["containers"]
     assert container["keptBy"] == "the driver (shared pool without these CPUs)"
     assert container["why"] == "the kernel is too old"
-    backend = {"live": True, "status": {"exclusivityReason": "the backend lacks CAP_SYS_ADMIN"}}
+    backend = {"live": True, "status": {"exclusivityReason": "nri-backend lacks the capability SYS_ADMIN"}}
     whole_node = knowing([record], user(record, **{**said, "pooled": ""}), backend=backend)
     (container,) = told(whole_node, "pod/ns/p")[0]["containers"]
-    assert container["why"] == "the backend lacks CAP_SYS_ADMIN"
+    assert container["why"] == "nri-backend lacks the capability SYS_ADMIN"
 
 
 @pytest.mark.parametrize(

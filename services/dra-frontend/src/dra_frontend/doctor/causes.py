@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remedies for what the backend reports, by the cause that its text names. Pure.
+"""Remedies for the problems that the backend reports, by the cause that the text names. Pure.
 
-The backend reports sentences: effect first, cause in it. A remedy belongs to the cause, so the first row below whose
-words occur in a text has it. Causes of the pod and the kernel come before what they bring about.
+The backend reports sentences that begin with the effect and contain the cause. The remedy is that of the first row
+below of which any words occur in the text, so causes in the pod and the kernel stand before their effects.
 """
 
 from dataclasses import dataclass
@@ -14,45 +14,50 @@ class Cause:
     """One cause."""
 
     words: tuple[str, ...]
-    """Any of them names it."""
+    """Parts of texts; each of them names this cause."""
     remedy: str
-    kernel: bool = False
-    """Whether the node's kernel is the limit, which no setting of the pod changes."""
+    node: bool = False
+    """Whether the limit is the node itself, so that no setting of the pod changes it."""
 
 
 _WITHOUT: Final = "or set cpuExclusivity: pool in driverConfig to do without partitions (docs/security.md)"
 _LOG: Final = "see the log of the container backend: kubectl logs POD -c backend"
 CAUSES: Final = (
     Cause(
-        ("CAP_SYS_ADMIN", "Enable partition not permitted"),
-        "give the container backend the capability SYS_ADMIN: take back what removes it from the chart's pod (an "
-        f"admission policy, a mutating webhook, a patch); {_WITHOUT}",
+        ("although it has the capability SYS_ADMIN",),
+        "let the security module allow the capability SYS_ADMIN and writes below /sys/fs/cgroup (the chart's values "
+        f"appArmorProfile and selinuxType, such as spc_t), and a seccomp profile the call capset; {_WITHOUT}",
     ),
     Cause(
-        ("CAP_DAC_OVERRIDE", "Permission denied"),
-        "give the container backend the capability DAC_OVERRIDE and uid 0, as the chart's pod has them: take back what "
+        ("capability SYS_ADMIN", "Enable partition not permitted"),
+        "give the container backend the capability SYS_ADMIN: undo what removes it from the chart's pod (an admission "
+        f"policy, a mutating webhook, a patch); {_WITHOUT}",
+    ),
+    Cause(("user namespace",), f"run the driver's pod in the user namespace of the node (hostUsers: true); {_WITHOUT}"),
+    Cause(
+        ("node is itself a container",),
+        "use nodes that are not containers; until then hostSlices: true keeps host daemons off claimed CPUs",
+        node=True,
+    ),
+    Cause(
+        ("capability DAC_OVERRIDE", "Permission denied"),
+        "give the container backend the capability DAC_OVERRIDE and uid 0, as the chart's pod has them: undo what "
         "removes them",
     ),
-    Cause(("seccomp",), f"use the profile RuntimeDefault of the node's runtime for the container backend, {_WITHOUT}"),
-    Cause(
-        ("AppArmor",),
-        f"load a profile that allows writes below /sys/fs/cgroup, or set the chart's value appArmorProfile; {_WITHOUT}",
-    ),
-    Cause(("SELinux",), "set the chart's value selinuxType to a type that may write cgroups, such as spc_t"),
     Cause(
         ("Read-only file system", "read-only"),
         "mount the directory that is named read-write into the container backend (the chart's volumes cgroup and "
         "run-backend); if the node's own file system is read-only, see the kernel's log",
     ),
     Cause(
-        ("cgroup namespace", "nsdelegate", "Operation not permitted"),
+        ("Operation not permitted",),
         "mount the node's whole cgroup2 tree at cgroupRoot into the container backend (the chart's volume cgroup): the "
         "kernel lets a container write no file of its own cgroup",
     ),
     Cause(
         ("Linux 6.7",),
         "boot Linux 6.7 or later; until then hostSlices: true keeps host daemons off claimed CPUs",
-        kernel=True,
+        node=True,
     ),
     Cause(("No space left",), "make room in the file system of the directory that is named"),
     Cause(

@@ -125,9 +125,6 @@ def _container(report: ContainerReport) -> dict[str, Any]:
 def _problems(state: StateSource, claims: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Returns what is wrong, and then what an operator should know of, each once."""
     found = dict.fromkeys(_faults(state, claims), "fault")
-    status = state.backend.status
-    if status is not None and status.exclusivity_reason:
-        found.setdefault(f"claims are enforced by the shared pool: {status.exclusivity_reason}", "warning")
     for text in (*state.warnings(), *(f"{name}: {why}" for name, why in state.store.quarantined.items())):
         found.setdefault(text, "warning")
     listed = [{"level": level, "text": text} for text, level in found.items()]

@@ -75,7 +75,7 @@ def _exclusivity(backend: BackendStatus, config: Config) -> Iterator[Finding]:
         why = "with cpuExclusivity: partition every CPU claim for one container is refused"
         yield problem(what, why, cause.remedy)
     else:
-        yield (note if cause.kernel else problem)(what, f"{why} while the driver is down", cause.remedy)
+        yield (note if cause.node else problem)(what, f"{why} while the driver is down", cause.remedy)
 
 
 def _enforced(backend: BackendStatus) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from kubectl_numa.kubectl import MAX_NESTING, shallow
 from kubectl_numa.quantity import Amount, format_bytes, parse_quantity
 from kubectl_numa.tables import document, safe, table
 from kubectl_numa.views import claim_rows, explain, explain_missing, explain_pod, free_rows, node_rows
+from numa_contract import nesting
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
@@ -158,6 +159,11 @@ def test_a_deep_claim_does_not_hide_the_others(deep: str) -> None:
     found = json.loads(shallow(text))["items"]
     assert [one["name"] for one in found] == ["a", "b", "c"]
     assert found[2]["text"] == ']}"['
+
+
+def test_the_limit_on_nesting_is_the_drivers() -> None:
+    """The plugin is installed without the packages of the driver, so it repeats the number."""
+    assert MAX_NESTING == nesting.MAX_NESTING
 
 
 @given(JSON)

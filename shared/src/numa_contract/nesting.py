@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The limit on nesting of every document from outside, checked before a parser expands the document.
 
-Parsers recurse, and how deep they can depends on the interpreter: Python 3.11 refuses JSON that is nested 1,000 levels
-deep, Python 3.13 reads 9,000. Code behind the parser recurses, too, and may fail where the parser did not. So the limit
-is the driver's own: it is the same for JSON, YAML and TOML, and far below what any supported interpreter refuses.
+Parsers recurse, and their maximum depth depends on the interpreter: Python 3.11 rejects JSON that is nested 1,000
+levels deep, Python 3.13 parses 9,000. Code that uses the parsed value recurses, too, and may fail where the parser did
+not. So the driver has a limit of its own. It is the same for JSON, YAML and TOML, and far below the limit of any
+supported interpreter.
 """
 
 from collections.abc import Iterable
@@ -17,18 +18,18 @@ _OTHERS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def json_too_deep(data: bytes) -> bool:
-    """Returns True if a JSON text is nested too deep. A text that is not JSON counts up to its first error."""
+    """Returns True if a JSON text is nested too deep. For a text that is not JSON, either answer is possible."""
     if data.count(b"[") + data.count(b"{") <= MAX_NESTING:
         return False
-    # Brackets in strings do not count. Without escaped quotes and backslashes, every second part is a string.
+    # Drops the strings: once escaped backslashes and quotes are gone, every second part between quotes is one.
     return brackets_too_deep(b"".join(data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]))
 
 
 def brackets_too_deep(text: bytes) -> bool:
     """Returns True if the brackets in a text without strings and comments are nested too deep.
 
-    Each round removes the innermost pairs, so a text with N levels is empty after N rounds. Of brackets that are never
-    closed the number counts.
+    Each round removes the innermost pairs, so a text with N levels is empty after N rounds. Brackets that are never
+    closed count as one level each.
     """
     left = text.translate(_PARENTHESES, _OTHERS)
     for _ in range(MAX_NESTING):

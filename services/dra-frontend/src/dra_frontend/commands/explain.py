@@ -2,7 +2,6 @@
 """Reads what ``dra-frontend explain`` needs: the node's files, the running service, and the API server."""
 
 import asyncio
-import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -11,7 +10,6 @@ from typing import Any, Final
 
 from numa_contract.cdi import ClaimFile
 from numa_contract.names import CLAIMS_JOURNAL, FAULT_TAINTS, OVERCLAIMED_TAINTS, ClaimKey
-from numa_contract.nesting import TOO_DEEP, json_too_deep
 from numa_contract.reports import ContainerReport
 
 from dra_frontend.api_server.client import KubeClient, connect
@@ -20,7 +18,7 @@ from dra_frontend.api_server.errors import KubeError
 from dra_frontend.bundle.archive import JOURNAL, STATE
 from dra_frontend.claims.journal import Journal
 from dra_frontend.commands.classes import known_classes
-from dra_frontend.commands.node_files import NodeFiles, read_node
+from dra_frontend.commands.node_files import NodeFiles, read_archived, read_node
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import Device
 from dra_frontend.doctor.model import Unread
@@ -99,7 +97,7 @@ def read_state(settings: Settings) -> tuple[dict[str, Any], str]:
     """Returns the service's documents by name, those in an archive first; or none, and why."""
     kept = Path(settings.host_root, STATE)
     with suppress(OSError, ValueError):
-        return {name: _kept(kept / f"{name}.json") for name in STATE_PATHS}, ""
+        return {name: read_archived(kept / f"{name}.json") for name in STATE_PATHS}, ""
     client = StateClient(on_node(settings.host_root, settings.config.run_dir))
     try:
         return {name: client.document(f"/v1/{name}") for name in STATE_PATHS}, ""
@@ -107,18 +105,10 @@ def read_state(settings: Settings) -> tuple[dict[str, Any], str]:
         return {}, str(error)
 
 
-def _kept(path: Path) -> Any:
-    """Returns a JSON file of an archive. Raises OSError or ValueError."""
-    data = path.read_bytes()
-    if json_too_deep(data):
-        raise ValueError(TOO_DEEP)
-    return json.loads(data)
-
-
 def _releasing(settings: Settings) -> dict[ClaimKey, ClaimFile]:
     """Returns the claims that are released while a container of theirs may run, those in an archive first."""
     with suppress(OSError, ValueError):
-        kept = _kept(Path(settings.host_root, JOURNAL))
+        kept = read_archived(Path(settings.host_root, JOURNAL))
         return read_records(kept.get("releasing") if isinstance(kept, dict) else None)
     path = Path(on_node(settings.host_root, settings.config.run_dir), CLAIMS_JOURNAL)
     return dict(Journal(path).read().releasing) if path.exists() else {}

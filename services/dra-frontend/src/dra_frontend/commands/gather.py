@@ -25,7 +25,7 @@ from dra_frontend.bundle.archive import JOURNAL, MANIFEST, MOST_BYTES, STATE, Ar
 from dra_frontend.bundle.masking import Masks
 from dra_frontend.bundle.recording import RecordingTree
 from dra_frontend.claims.journal import Journal
-from dra_frontend.commands.node_files import claim_files, read_node
+from dra_frontend.commands.node_files import claim_files, read_archived, read_node
 from dra_frontend.devices.inventory import InventoryError
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.doctor.gather import gather as read_facts
@@ -242,8 +242,7 @@ def opened(path: str) -> Iterator[Path]:
 def node_of(root: Path) -> str | None:
     """Returns the node that an archive is of, by its own service; None where that did not answer."""
     try:
-        data = (root / STATE / "version.json").read_bytes()
-        name = parse_json(data, MOST_BYTES, "file", "version.json")["node"]
-    except (OSError, MalformedError, KeyError, TypeError):
+        name = read_archived(root / STATE / "version.json")["node"]
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return name if isinstance(name, str) else None

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node as its files show it: the machine, the claims in the claim files, and what they leave.
+"""A node as its files show it: the machine, the claims in the claim files, and the CPUs and memory that are left.
 
-The service is asked for one figure, which no file has: the memory that the kubelet reserves.
+The service is asked for one figure, which no file contains: the memory that the kubelet reserves.
 """
 
 import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from numa_contract.config import Config
+from numa_contract.nesting import TOO_DEEP, json_too_deep
 from numa_node.claim_directory import ClaimDirectory, DirectoryView
 
 from dra_frontend.allocation.ledger import Ledger
@@ -57,20 +59,31 @@ def kubelet_reserve(settings: Settings) -> int | None:
 
     An archive contains the service's report. On a node the service itself is asked.
     """
-    from dra_frontend.bundle.archive import STATE  # noqa: PLC0415 - archives cost the service memory
+    from dra_frontend.bundle.archive import STATE  # noqa: PLC0415 - the service imports this module and no archives
 
     if is_explicit(settings.config):
         return None
     kept = Path(settings.host_root, STATE)
     try:
         if kept.is_dir():
-            machine = json.loads((kept / "machine.json").read_bytes())
+            machine = read_archived(kept / "machine.json")
         else:
             machine = StateClient(on_node(settings.host_root, settings.config.run_dir)).document("/v1/machine")
         found = machine["kubeletReservedBytes"]
-    except (OSError, ValueError, RecursionError, NoServiceError, KeyError, TypeError):
+    except (OSError, ValueError, NoServiceError, KeyError, TypeError):
         return None
     return found if isinstance(found, int) and found >= 0 else None
+
+
+def read_archived(path: Path) -> Any:
+    """Returns the value of a JSON file of an archive. Raises OSError or ValueError.
+
+    The nesting is limited and nothing else: an archive may contain odd values, which the commands then show.
+    """
+    data = path.read_bytes()
+    if json_too_deep(data):
+        raise ValueError(TOO_DEEP)
+    return json.loads(data)
 
 
 def claim_files(settings: Settings) -> DirectoryView:

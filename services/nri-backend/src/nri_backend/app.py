@@ -182,9 +182,9 @@ class Backend:
 
     @property
     def pool_reason(self) -> str:
-        """Why the shared pool enforces claims although the configuration asks for partitions; "" if it does not."""
-        asked = self._settings.config.cpu_exclusivity == "pool"
-        return "" if asked else self._enforcer.state.host.obstacle
+        """Reason why the shared pool enforces claims although partitions are allowed; empty if it does not."""
+        configured = self._settings.config.cpu_exclusivity == "pool"
+        return "" if configured else self._enforcer.state.host.obstacle
 
     async def _lead(self) -> None:
         _log.info("waiting for the lock", extra={"instance": self._instance})
@@ -200,7 +200,7 @@ def _log_exclusivity(pool_reason: str, configured: str) -> None:
     if pool_reason:
         _log.warning("claims are enforced by the shared pool, not by the kernel", extra={"reason": pool_reason})
     elif configured == "pool":
-        _log.info("claims are enforced by the shared pool, as cpuExclusivity asks")
+        _log.info("claims are enforced by the shared pool, as configured by cpuExclusivity")
     else:
         _log.info("claims are enforced by cpuset partitions")
 
@@ -237,9 +237,9 @@ async def run(settings: Settings) -> None:
         _log.warning(note)
     make_run_directory(config.run_dir)
     make_run_directory(settings.own_dir, writable=True)
-    # Before the first other thread: capabilities are inherited by threads.
-    tree = CgroupTree(config.cgroup_root)
-    privileges = read_privileges(tree, settings.host_root, partitions=config.cpu_exclusivity != "pool")
+    # Before any other thread exists, since a new thread inherits the capabilities of its creator.
+    partitions = config.cpu_exclusivity != "pool"
+    privileges = read_privileges(CgroupTree(config.cgroup_root), settings.host_root, partitions=partitions)
     instance = f"{settings.pod_uid}/{os.urandom(4).hex()}"
     async with contextlib.AsyncExitStack() as stack:
         lock = ActiveLock(settings.own_dir, FormerLock(settings.former_lock), instance)

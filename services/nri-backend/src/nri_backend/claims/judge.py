@@ -25,7 +25,7 @@ from nri_backend.nri.model import MAX_VARIABLE_BYTES, MAX_VARIABLES
 MAX_CLAIMS: Final = 64
 """Claims of ours that a container may name."""
 _PODS_SHOWN: Final = 3
-"""Pods of a claim that a refusal names."""
+"""Maximum number of pods that a refusal names."""
 
 
 class Variable(NamedTuple):
@@ -137,8 +137,11 @@ def assess(
     kept = [one for one in proven if one.key in refused or evidence.fault]
     lost = {one.key for one in kept}
     unknown = tuple(one for key, refusal in refused.items() if key not in lost for one in refusal.unknown)
-    named = ((refusal.unknown, key) for key, refusal in refused.items() if key in evidence.claims)
-    about = tuple(unknown[0] if unknown else use(key, evidence.claims[key]) for unknown, key in named)
+    about = tuple(
+        refusal.unknown[0] if refusal.unknown else use(key, evidence.claims[key])
+        for key, refusal in refused.items()
+        if key in evidence.claims
+    )
     first = next(iter(refused.values()))
     return entitlement_from([*held, *kept]), tuple(map(_use, kept)), Refusal(first.reason, first.text, unknown, about)
 
@@ -188,10 +191,10 @@ def _checked(
 
 
 def _not_reserved(record: AllocationRecord, claim: str, name: str, variables: Sequence[Variable]) -> Refusal:
-    """Returns the refusal of a pod that the record does not name: a second user of the claim, or a forger."""
+    """Returns the refusal of a pod that the record does not name: a second user of the claim, or a forged variable."""
     text = f"{claim} is recorded for {_pods(record)} and not for this pod (seen in {name}). If the pod names the claim \
 in spec.resourceClaims, dra-frontend now reads from the API server which pods it is reserved for, and the kubelet's \
-next try is decided by that. If it does not, remove the variable from pod and image"
+next attempt is decided by the answer. If it does not, remove the variable from pod and image"
     return Refusal(Reason.NOT_RESERVED, text, (use((record.driver, record.claim.uid), variables),))
 
 
@@ -204,8 +207,8 @@ def _pods(record: AllocationRecord) -> str:
 
 
 def _owned(record: AllocationRecord, claim: str, owner: Owner, user: Owner) -> Refusal:
-    """Returns the refusal of a container whose claim another container has."""
-    # The owner counts only while the record names its pod, so that the name is known.
+    """Returns the refusal of a container whose claim belongs to another container."""
+    # An owner is one only while the record names its pod, so the name of the pod is known.
     pods = {pod.uid: f"{record.claim.namespace}/{pod.name}" for pod in record.reserved_for}
     text = f"{claim} belongs to container {owner.container} of pod {pods.get(owner.pod_uid, owner.pod_uid)}"
     if owner.pod_uid == user.pod_uid:

@@ -57,7 +57,7 @@ def _resources(tracked: Tracked, state: NodeState, asked: Stated, *, huge: bool)
 
 def _cpus(tracked: Tracked, state: NodeState) -> frozenset[int]:
     if tracked.own_pod:
-        # The driver's own containers are moved by their pod's cgroup (apply.py), which they follow without a set.
+        # The driver's own containers get no cpuset: they follow the cgroup of their pod, which apply.py writes.
         return frozenset()
     if own := tracked.own_cpus:
         return own | state.pool.beside(tracked.entitlement.near, tracked.apart)
@@ -125,7 +125,7 @@ def _no_partition(tracked: Tracked, state: NodeState) -> Refusal | None:
         return None
     why = "cpuExclusivity is pool" if config.cpu_exclusivity == "pool" else state.host.obstacle
     wish = "isolation: isolated" if entitlement.partition == "isolated" else "cpuExclusivity: partition"
-    text = f"{wish} needs a cpuset partition, which this node does not make: {why}; leave it out or use another node"
+    text = f"{wish} needs a cpuset partition, which this node cannot create: {why}; leave it out or use another node"
     return Refusal(Reason.UNSUPPORTED, text)
 
 
@@ -147,7 +147,7 @@ def _no_policy(tracked: Tracked, runtime: LinkStatus) -> Refusal | None:
 def crowded(tracked: Tracked, occupants: Sequence[Tracked]) -> Refusal | None:
     """Returns a refusal naming the containers that still run on these CPUs, or None if there are none.
 
-    It contains the kernel's error for a container that cannot be moved, and only otherwise the prospect of a move.
+    If one of them cannot be moved, the text contains the kernel's error and does not promise a move.
     """
     if not occupants:
         return None

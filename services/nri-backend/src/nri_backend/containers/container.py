@@ -67,7 +67,7 @@ class Tracked:
     answered: bool = False
     """They were sent after an instance of ours had answered at the creation, so they include the claimed hugepages."""
     kubelet_pins: frozenset[str] = frozenset()
-    """Static managers of the kubelet that its requests showed."""
+    """Static managers of the kubelet that were recognised by its requests for this container."""
     ran: bool = False
     """The runtime has reported it as running or starting: its cgroup, if it has one on the node, has existed."""
     cpus: frozenset[int] | None = None
@@ -120,12 +120,12 @@ class Tracked:
 
     @property
     def fallback_reason(self) -> str:
-        """The reason why the pool enforces its claims although they could be a partition, or an empty text."""
+        """Reason why the pool enforces its claims although a partition could; empty if it does not."""
         return self.pooled if self.entitlement.partition else ""
 
     @property
     def pool_requested(self) -> str:
-        """The setting of its claims that makes the pool enforce them, or an empty text."""
+        """Setting of its claims that makes the pool enforce them; empty without one."""
         return "" if self.entitlement.partition else self.pooled
 
     @property

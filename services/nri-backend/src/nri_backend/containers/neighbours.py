@@ -52,7 +52,7 @@ def misplaced(state: NodeState) -> list[Tracked]:
         beside = state.pool.beside(likeness.near, likeness.apart)
         wanted = likeness.own & state.host.online or state.without_claim(likeness.apart, own_pod=likeness.own_pod)
         wanted |= beside & state.host.online
-        # A container of the driver's pod follows the pod's cgroup and may have a narrower set of its own.
+        # A container of the driver's pod follows the pod's cgroup, and its own cpuset may be narrower.
         lazy = likeness.own_pod or (state.lazy and not likeness.own)
         unseen = likeness.cpus is None and held and not likeness.own
         if unseen or (likeness.cpus and not (likeness.cpus <= wanted if lazy else likeness.cpus == wanted)):

@@ -46,7 +46,7 @@ class Target:
     partition: PartitionKind = ""
     """What its cgroup must be made; empty: as it is."""
     online: frozenset[int] = frozenset()
-    """Set for the driver's own containers: CPUs that are online."""
+    """Online CPUs; set for the driver's own containers only."""
 
 
 def cpuset_of(state: NodeState, tracked: Tracked) -> Desired:

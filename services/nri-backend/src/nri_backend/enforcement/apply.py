@@ -126,17 +126,18 @@ def apply(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
 
 
 def _apply_own_pod(tree: CgroupTree, target: Target, done: Outcome) -> None:
-    """Keeps a container of the driver's pod on the pod's CPUs, by the cgroup of the pod.
+    """Keeps a container of the driver's pod off claimed CPUs, by the cgroup of the pod.
 
     The backend cannot write the cgroup of its own container. systemd mounts cgroup2 with ``nsdelegate``, the runtime
     gives the container a cgroup namespace, and the kernel answers EPERM to a process that writes to the root of its own
-    namespace (``cgroup_file_write()`` in kernel/cgroup/cgroup.c). The pod's cgroup is above that root. What counts is
-    the container's effective set, which the kernel derives from the pod's. CgroupGoneError, CgroupRefusedError.
+    namespace (``cgroup_file_write()`` in kernel/cgroup/cgroup.c). The pod's cgroup is above that root. The result is
+    judged by the container's effective cpuset, which the kernel derives from the pod's. Raises CgroupGoneError or
+    CgroupRefusedError.
     """
     tracked, wanted = target.tracked, target.desired.cpus
     allowed = tree.read_set(tracked.pod_cgroup, CPUS) if tracked.pod_cgroup else None
     failure = "" if tracked.pod_cgroup else "the runtime names no cgroup for its pod"
-    # An empty set is the parent's; nothing has to be excluded where every CPU is allowed.
+    # An empty cpuset means that of the parent, which is enough while no CPU has to be excluded.
     if tracked.pod_cgroup and wanted and allowed != wanted and (allowed or wanted != target.online):
         observed = "absent" if allowed is None else format_cpu_list(allowed)
         repair = Difference("cpus", CPUS, format_cpu_list(wanted), observed, absent=allowed is None)
@@ -152,7 +153,7 @@ def _apply_own_pod(tree: CgroupTree, target: Target, done: Outcome) -> None:
         cpus |= (allowed or frozenset()) & target.online or target.online
     done.observed = Observed(cpus)
     if wanted and target.desired.needs_cpuset and not (cpus and cpus <= wanted):
-        text = f"it is on the CPUs {format_cpu_list(cpus or frozenset())} and must be on {format_cpu_list(wanted)}"
+        text = f"it runs on CPUs {format_cpu_list(cpus or frozenset())} and must run on {format_cpu_list(wanted)}"
         done.left.append(failure or text)
 
 

@@ -101,7 +101,7 @@ def _keep(tree: CgroupTree, path: str, cpus: frozenset[int]) -> None:
         if not cpus <= present:
             tree.write(group, EXCLUSIVE, format_cpu_list(cpus | present))
     if tree.read_set(path, EXCLUSIVE) != cpus:
-        # The kernel demands the capability for each CPU that a valid partition gains, too (remote_cpus_update()).
+        # The kernel requires the capability for the CPUs that a valid partition gains, too (remote_cpus_update()).
         with sys_admin():
             tree.write(path, EXCLUSIVE, format_cpu_list(cpus))
 

@@ -26,7 +26,7 @@ A_SECOND: Final = 6
 PAUSE_SECONDS: Final = 0.02
 """After each news of records: a frontend that always has some keeps nobody busy."""
 ABSENT_SECONDS: Final = 60.0
-"""A frontend that has not answered once in this time is reported in the log: its socket may not be mounted."""
+"""Time after which a frontend that has never answered is reported in the log: its socket may not be mounted."""
 FORMER_RENEW_SECONDS: Final = 1.0
 """The lease of a frontend of 0.1.0 ends after three."""
 _log = logging.getLogger(__name__)

@@ -117,7 +117,7 @@ def _use(held: Held, tracked: Tracked) -> ClaimUse:
 
 
 def _identities(uses: Sequence[ClaimUse]) -> tuple[ClaimIdentity, ...]:
-    """Returns at most MAX_UNKNOWN claims: a pod's author names these."""
+    """Returns at most MAX_UNKNOWN claims: their number is chosen by the author of a pod."""
     return tuple(ClaimIdentity(uid=use.uid, driver=use.driver) for use in uses[:MAX_UNKNOWN])
 
 

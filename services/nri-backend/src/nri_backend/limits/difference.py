@@ -23,9 +23,9 @@ class Host:
     page_sizes: tuple[int, ...] = ()
     """Hugepage sizes in bytes."""
     partitions: bool = False
-    """This process can make a cpuset partition of a cgroup wherever it lies (``cpuset.cpus.exclusive``, Linux 6.7)."""
+    """Whether this process can make any cgroup a cpuset partition (``cpuset.cpus.exclusive``, Linux 6.7)."""
     obstacle: str = ""
-    """Why it cannot, with the remedy; empty if it can."""
+    """Reason why it cannot, with the remedy; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True)

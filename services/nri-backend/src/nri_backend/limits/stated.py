@@ -63,11 +63,11 @@ def stated(resources: Resources) -> Stated:
 
 
 def kubelet_pins(requested: Resources) -> frozenset[str]:
-    """Returns the static managers of the kubelet that a request shows: ``cpu``, ``memory``.
+    """Returns the kubelet's static managers, ``cpu`` and ``memory``, that a request gives evidence of.
 
-    A kubelet with the static CPU manager sends a cpuset with every container, the default set with those that are not
-    Guaranteed; with the static Memory Manager it sends mems with Guaranteed ones. Otherwise it sends neither. Resources
-    that a runtime has stored show nothing, since they contain this plugin's own answers.
+    With the static CPU manager the kubelet sends a cpuset for every container; those that are not Guaranteed get the
+    default set. With the static Memory Manager it sends mems for Guaranteed ones. Otherwise it sends neither. Resources
+    that the runtime has stored are no evidence, since they contain this plugin's own answers.
     """
     return frozenset(name for name, text in (("cpu", requested.cpus), ("memory", requested.mems)) if text)
 

@@ -160,12 +160,12 @@ class CgroupTree:
         return found
 
     def partition_obstacle(self) -> str:
-        """Returns why the kernel makes no remote partitions in this tree, with the remedy; "" if it makes them.
+        """Returns the reason why the kernel cannot create remote partitions in this tree, or "" if it can.
 
         Every cgroup but the topmost has ``cpuset.cpus.exclusive``. If the root of this tree has the file, the node is
         itself a container (kind), and the cgroups above its root would have to reserve the CPUs, too.
         """
-        # A kernel never loses the feature; one false reading would move every container of the node twice.
+        # A kernel never loses the feature, and one false reading would move every container of the node twice.
         if self._capable:
             return ""
         if os.path.exists(f"{self.root}/{EXCLUSIVE}"):  # noqa: PTH110

@@ -21,9 +21,9 @@ def possible_cpus(host_root: str) -> frozenset[int]:
 
 
 def read_host(host_root: str, tree: CgroupTree, partition_obstacle: str = "") -> Host:
-    """Reads the machine below ``host_root``, and whether the kernel of the tree makes partitions. Raises HostError.
+    """Reads the machine below ``host_root``, and whether partitions can be created in the tree. Raises HostError.
 
-    ``partition_obstacle``: why this process may not make partitions, as privileges.partition_obstacle() returns it.
+    ``partition_obstacle`` is the reason why this process may not create them, from privileges.partition_obstacle().
     """
     path = Path(host_root, "sys/devices/system/cpu/online")
     try:

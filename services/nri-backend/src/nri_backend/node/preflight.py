@@ -74,9 +74,9 @@ def check_mount(root: str, mounts: Sequence[Mount]) -> list[str]:
 
 
 def _check_own_cgroup(root: str) -> None:
-    """Raises PreflightError if the cgroup root is the cgroup of this process: then it shows this container alone.
+    """Raises PreflightError if the cgroup root is the cgroup of this process, and so contains this container alone.
 
-    The kernel lists process ids as the reading process sees them, so that a container finds itself under its own.
+    ``cgroup.procs`` lists process ids in the PID namespace of the reader, so this process finds its own id there.
     """
     if str(os.getpid()) in (_text(Path(root, "cgroup.procs")) or "").split():
         raise PreflightError(
@@ -88,7 +88,7 @@ def _check_own_cgroup(root: str) -> None:
 def _check_writable(root: str) -> None:
     """Raises PreflightError if a cpuset file cannot be opened for writing. Nothing is written.
 
-    A mount and capabilities that allow it are not enough: a security module judges each path on its own.
+    The mount and the capabilities may allow it, and a security module may still deny this path.
     """
     for file in Path(root).glob("*/cpuset.cpus"):
         try:
@@ -106,8 +106,8 @@ def _check_writable(root: str) -> None:
 def _check_kernel(root: str) -> None:
     """Raises PreflightError if the kernel is older than 5.14, which brought ``cgroup.kill``.
 
-    The file is in every cgroup but the topmost.
-    User attributes of cgroups, in which node/notes.py stores original limits, are older: Linux 5.7.
+    Every cgroup but the topmost has the file. User attributes of cgroups, in which node/notes.py stores original
+    limits, are older: Linux 5.7.
     """
     for directory in filter(Path.is_dir, Path(root).iterdir()):
         if not (directory / "cgroup.kill").exists() and (directory / "cgroup.events").exists():
@@ -126,9 +126,9 @@ def _text(path: Path) -> str | None:
 
 
 def make_run_directory(path: str, *, writable: bool = False) -> None:
-    """Creates a directory that all instances on the node share, for root alone, unless it exists.
+    """Creates a directory that all instances on the node share, with mode 0700, unless it exists.
 
-    Raises PreflightError if that fails, or if it must be ``writable`` and lies on a read-only mount.
+    Raises PreflightError if that fails, or if it must be ``writable`` and is not.
     """
     try:
         Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -4,8 +4,8 @@
 The kernel enables a remote partition, one whose parent is not a partition itself, only for a thread that has
 CAP_SYS_ADMIN in the initial user namespace (``remote_partition_enable()`` in kernel/cgroup/cpuset.c). For any other it
 writes ``root invalid (Enable partition not permitted)`` to ``cpuset.cpus.partition``. The chart gives the capability to
-this container. To hold it no longer than necessary, the process takes it out of its effective set at the start, before
-any other thread exists, and `sys_admin()` puts it back for the calling thread alone while that writes a partition file:
+this container. To hold it no longer than necessary, the process removes it from its effective set at the start, before
+any other thread exists, and `sys_admin()` restores it for the calling thread alone while that writes a partition file:
 capabilities belong to threads (capabilities(7)), and a new thread inherits those of the thread that creates it.
 """
 
@@ -56,10 +56,10 @@ def _call(name: str, sets: "ctypes.Array[_Set]") -> None:
 
 
 def set_effective(capability: int, *, on: bool) -> bool:
-    """Adds a capability to the effective set of the calling thread, or removes it from there.
+    """Adds a capability to the effective set of the calling thread, or removes it.
 
-    Returns False if the thread does not have the capability in its permitted set; nothing is changed then. Raises
-    OSError if the kernel, or a seccomp profile, refuses the call.
+    Returns False, and changes nothing, if the permitted set does not contain it. Raises OSError if the kernel or a
+    seccomp profile denies the call.
     """
     sets = (_Set * 2)()
     _call("capget", sets)
@@ -77,7 +77,7 @@ def sys_admin() -> Iterator[None]:
     try:
         raised = set_effective(CAP_SYS_ADMIN, on=True)
     except OSError:
-        # The write that follows fails, and its message names the cause.
+        # Then the kernel rejects the write in the block, and reports that it is not permitted.
         raised = False
     try:
         yield
@@ -88,18 +88,18 @@ def sys_admin() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Privileges:
-    """What this process may do, as found once at its start."""
+    """Privileges of this process, as found once at its start."""
 
     partition_obstacle: str = ""
-    """Why it may not make partitions, with the remedy; empty if it may or if nothing is known."""
+    """Reason why it may not create partitions, with the remedy; empty if it may or if that is unknown."""
     problem: str = ""
-    """Which capability it lacks for the rest of its work, what follows and the remedy."""
+    """Missing capability for all other work, with consequence and remedy; empty if none is missing."""
 
 
 def read_privileges(tree: CgroupTree, host_root: str, *, partitions: bool) -> Privileges:
-    """Finds out what this process may do, then lowers CAP_SYS_ADMIN. Call it before any other thread exists.
+    """Returns the privileges of this process, and removes CAP_SYS_ADMIN from its effective set.
 
-    ``partitions``: whether the configuration allows partitions at all.
+    Must be called before any other thread exists. ``partitions`` is False if the configuration does not allow any.
     """
     obstacle = partition_obstacle(tree, host_root) if partitions and not tree.partition_obstacle() else ""
     with contextlib.suppress(OSError):
@@ -108,9 +108,9 @@ def read_privileges(tree: CgroupTree, host_root: str, *, partitions: bool) -> Pr
 
 
 def missing_capabilities(host_root: str) -> frozenset[int]:
-    """Returns which of the capabilities that enforcement uses this process lacks.
+    """Returns the capabilities that enforcement uses and this process lacks.
 
-    Reads ``CapPrm`` of ``proc/self/status`` below ``host_root``; where there is no such file none counts as missing.
+    Reads ``CapPrm`` of ``proc/self/status`` below ``host_root``. Without such a file no capability counts as missing.
     """
     try:
         status = Path(host_root, "proc/self/status").read_text(errors="replace")
@@ -121,7 +121,7 @@ def missing_capabilities(host_root: str) -> frozenset[int]:
 
 
 def capability_problem(host_root: str) -> str:
-    """Returns what this process cannot do for lack of CAP_DAC_OVERRIDE, with the remedy; "" if it has it."""
+    """Returns the consequence of a missing CAP_DAC_OVERRIDE, with the remedy, or "" if it is not missing."""
     if CAP_DAC_OVERRIDE not in missing_capabilities(host_root):
         return ""
     return (
@@ -131,7 +131,7 @@ def capability_problem(host_root: str) -> str:
 
 
 def partition_obstacle(tree: CgroupTree, host_root: str) -> str:
-    """Returns why this process may not make partitions on a kernel that has them, with the remedy; "" if it may."""
+    """Returns the reason why this process may not create partitions, with the remedy, or "" if it may."""
     if CAP_SYS_ADMIN in missing_capabilities(host_root):
         return f"nri-backend lacks the capability SYS_ADMIN, which the kernel demands for a partition; {_REMEDY}"
     try:
@@ -150,12 +150,12 @@ def partition_obstacle(tree: CgroupTree, host_root: str) -> str:
 
 
 def _try_partition(tree: CgroupTree, host_root: str) -> str:
-    """Asks the kernel for a partition that it must refuse, and returns what it answers; "" if it cannot be asked.
+    """Tries to create a partition that the kernel must reject; returns the content of the partition file afterwards.
 
-    The kernel checks the privilege first. A partition of every CPU of the machine is refused for another reason after
-    that (``Invalid cpu list in cpuset.cpus.exclusive``), so no process loses a CPU. Two cgroups are needed, since a
-    partition directly below the root is a local one, which needs no privilege. While other partitions exist the kernel
-    accepts no such list, and nothing is learned.
+    Returns "" if the attempt is not possible. The kernel checks the privilege first. With the privilege it rejects a
+    partition of every CPU of the machine for another reason (``Invalid cpu list in cpuset.cpus.exclusive``), so no
+    process loses a CPU. Two cgroups are needed, because a partition directly below the root is a local one, which needs
+    no privilege. While other partitions exist, the kernel does not accept the list of CPUs, so the attempt ends there.
     """
     parent, child = _PROBE, f"{_PROBE}/partition"
     try:
@@ -174,7 +174,7 @@ def _try_partition(tree: CgroupTree, host_root: str) -> str:
 
 @contextlib.contextmanager
 def _cgroup(tree: CgroupTree, path: str) -> Iterator[None]:
-    # An instance that was killed in the middle has left it behind.
+    # It exists if an earlier instance was killed before it removed the cgroup.
     with contextlib.suppress(FileExistsError):
         tree.make(path)
     try:

@@ -39,7 +39,7 @@ class Interrupts:
 
     @property
     def balancer_visible(self) -> bool:
-        """Whether the directory is mounted in which irqbalance places its socket, if it runs."""
+        """Whether the directory is mounted in which irqbalance creates its socket, if it runs."""
         return self._balancer.directory.is_dir()
 
     def present(self, taken: Cpus, moved: Collection[str]) -> dict[str, Cpus | None]:

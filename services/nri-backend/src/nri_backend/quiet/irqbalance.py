@@ -39,7 +39,7 @@ class Irqbalance:
 
     def __init__(self, root: str, host_root: str) -> None:
         self.directory = Path(root, "run/irqbalance")
-        """Where it places its sockets."""
+        """Directory in which irqbalance creates its socket."""
         self._host_root = host_root
         self._told: tuple[str, Cpus, float] | None = None
         """Which one was told what, and when."""

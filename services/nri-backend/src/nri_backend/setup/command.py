@@ -29,7 +29,7 @@ _LACKING, _UNUSABLE = 1, 2
 _MOST_BYTES: Final = 4 << 20
 _DUMP_SECONDS: Final = 30
 _INPUT_SECONDS: Final = 10
-"""Time for standard input to end. containerd prints its dump within a second."""
+"""Time within which standard input must end. containerd prints its dump within a second."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -58,7 +58,7 @@ class _Signalled(Exception):  # noqa: N818 - not an error
 
     def __init__(self, number: int) -> None:
         self.status = 128 + number
-        """Exit status that shells give to a program ended by this signal."""
+        """Exit status that a shell reports for a program ended by this signal."""
         super().__init__()
 
 
@@ -104,7 +104,7 @@ def _dump_text(name: str | None) -> str:
     Raises RuntimeConfigError, OSError or subprocess.SubprocessError.
     """
     if name is not None:
-        with open(name, "rb") as file:  # noqa: PTH123 - names the file in its errors
+        with open(name, "rb") as file:  # noqa: PTH123 - its errors contain the name as it was given
             data = file.read(_MOST_BYTES + 1)
     else:
         data = b"" if sys.stdin is None or sys.stdin.isatty() else _read_until_end(sys.stdin.fileno())

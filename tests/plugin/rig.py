@@ -94,12 +94,13 @@ async def plugin(tmp_path: Path) -> AsyncIterator[Plugin]:
         yield Plugin(server, tmp_path)
 
 
-def prepared(machine: Machine, exclusivity: str = "partition", pooled: str = "") -> dict[str, Any]:
-    """A claim as scheduler, kubelet and this driver leave it; ``pooled``: why the node makes no partitions."""
+def prepared(machine: Machine, exclusivity: str = "partition", node_reason: str = "") -> dict[str, Any]:
+    """A claim as scheduler, kubelet and this driver leave it; ``node_reason``: why the node makes no partitions."""
     document = claim("u", TAKEN, memory("1Gi"), name="train")
     records = [decided(view("u", TAKEN, memory("1Gi")), driver) for driver in ("dra.cpu", "dra.memory")]
     uses = [{"uid": "u", "driver": one.driver} for one in records]
     runs = report(claims=uses, cpus="1,5", mems="0", exclusivity=exclusivity)
-    entries = status_entries(holding(*records, containers=(runs,)), machine, silent=False, pooled=pooled)["u"]
+    ledger = holding(*records, containers=(runs,))
+    entries = status_entries(ledger, machine, silent=False, node_reason=node_reason)["u"]
     document["status"]["devices"] = written(entries, read_entries(document), "2026-01-01T00:00:00Z")
     return document

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The service: every part of one run is made here, bottom-up, and one TaskGroup holds all that runs.
 
-Order of start: the pod checked, records loaded, state endpoint up, backend's lease live, then registration with the
-kubelet and slices.
+Order of start: preflight, records loaded, state endpoint up, backend's lease live, then registration with the kubelet
+and slices.
 Order of end: registration goes first, the state socket last. Slices stay; the kubelet wipes them if nobody comes back.
 """
 
@@ -61,10 +61,10 @@ from dra_frontend.state_endpoint.server import HttpServer, StateApp, pages, pref
 from dra_frontend.telemetry import BackendMetrics, NodeGauges, Telemetry
 
 _THREADS: Final = 16
-"""For reading and writing files. The default depends on the interpreter: Python 3.13 counts the CPUs that the process
-may use, 3.11 those of the machine."""
-_PREFLIGHT_SECONDS = 2.0
-"""Between two looks at what the pod lacks."""
+"""Threads that read and write files. The default number depends on the interpreter: Python 3.13 counts the CPUs that
+the process may use, 3.11 those of the machine."""
+_PREFLIGHT_SECONDS: Final = 2.0
+"""Interval between two preflights of a pod that lacks something."""
 _log = logging.getLogger(__name__)
 
 
@@ -120,8 +120,8 @@ class Service:
         gauges = NodeGauges(lambda: self.store.ledger, self.watch, self.backend, self.publishers)
         self.telemetry.show(gauges, BackendMetrics(self.backend))
         self._told: object = None
-        self.strange: tuple[str, ...] = ()
-        """What the preflight found wrong with the pod although the service works."""
+        self.pod_warnings: tuple[str, ...] = ()
+        """Faults of the pod that the preflight found and that the service works without."""
 
     async def _counted(self, driver: str) -> bool:
         """Tells whether the kubelet adds claims of a driver to limits. Raises KubeError."""
@@ -167,7 +167,7 @@ class Service:
     def warnings(self) -> list[str]:
         """Returns what an operator should know of, although the service is ready."""
         return [
-            *self.strange,
+            *self.pod_warnings,
             *self.watch.warnings,
             *self.node_status.warnings,
             *self.backend.warnings,
@@ -203,7 +203,7 @@ class Service:
         return [("claims on demand", pages.follow()), ("pages on demand", each_tick(pages.provide))]
 
     async def _follow_readiness(self) -> None:
-        """Logs when the pod becomes ready although nothing probes it, and observes conditions of the node; for ever."""
+        """Logs changes of readiness even if nothing probes the pod, and observes conditions of the node. Never ends."""
         told = frozenset[tuple[str, str]]()
         while True:
             self.unready()
@@ -238,7 +238,7 @@ async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
 
 
 def _lacking(settings: Settings) -> list[Fault]:
-    """Returns what the pod lacks: directories of the node, and a way to the API server. Blocks."""
+    """Returns the directories of the node that the pod lacks, and an unusable access to the API server. Blocks."""
     faults = check_pod(settings.config, contained=settings.in_pod, mounts=read_mounts())
     try:
         read_settings(kubeconfig(settings.config.kubeconfig))
@@ -248,9 +248,10 @@ def _lacking(settings: Settings) -> list[Fault]:
 
 
 async def _preflight(settings: Settings, stop: asyncio.Event) -> list[Fault]:
-    """Waits until the pod lacks nothing that the service needs, or until it shall stop; returns the lesser faults.
+    """Waits until the pod has everything that the service needs, or until ``stop``; returns the faults that are left.
 
-    The process does not end: a container that runs answers /readyz with the reason, and the doctor can be run in it.
+    The process does not end in the meantime, so that /readyz answers with the reason and the doctor can be run in the
+    container.
     """
     faults = await asyncio.to_thread(_lacking, settings)
     if not any(one.fatal for one in faults):
@@ -276,16 +277,16 @@ async def _serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.set_default_executor(ThreadPoolExecutor(_THREADS, "files"))
-    strange = await _preflight(settings, stop)
+    faults = await _preflight(settings, stop)
     if stop.is_set():
         return
-    for fault in strange:
+    for fault in faults:
         _log.warning("the pod is not as it should be", extra={"warning": str(fault)})
     async with AsyncExitStack() as outer:
         run_directory = await outer.enter_async_context(RunDirectory(Path(settings.config.run_dir), settings.pod_uid))
         client = await outer.enter_async_context(connect(kubeconfig(settings.config.kubeconfig)))
         service = Service(settings, run_directory, client)
-        service.strange = tuple(map(str, strange))
+        service.pod_warnings = tuple(map(str, faults))
         await service.start()
         outer.push_async_callback(service.store.close)
         await _run(service, settings.bind, stop)

@@ -41,7 +41,7 @@ class Settings:
     bind: tuple[str, int] | None
     """Host ("" for every address) and TCP port of metrics and probes; None switches them off."""
     in_pod: bool = False
-    """Whether this is a container that a kubelet has started."""
+    """Whether this process runs in a container that a kubelet started."""
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:

@@ -56,7 +56,7 @@ def test_the_reason_of_the_whole_node_is_that_of_each_claim() -> None:
         ({"exclusivity": "partition"}, BY_KERNEL.message),
     ):
         ledger = Ledger(files_of(record), containers=(report(claims=[USE], cpus="1-2", **more),))
-        found = status_entries(ledger, machine(), silent=False, pooled=reason)["u"][CPU_KEY]
+        found = status_entries(ledger, machine(), silent=False, node_reason=reason)["u"][CPU_KEY]
         assert found.conditions["Enforced"].message == expected
 
 

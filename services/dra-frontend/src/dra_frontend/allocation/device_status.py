@@ -124,12 +124,13 @@ def settled(entries: Entries, present: Entries) -> Entries:
     return kept
 
 
-def status_entries(ledger: Ledger, machine: Machine, *, silent: bool, pooled: str = "") -> dict[str, Entries]:
+def status_entries(ledger: Ledger, machine: Machine, *, silent: bool, node_reason: str = "") -> dict[str, Entries]:
     """Returns the entries of every claim by UID.
 
-    ``silent``: no backend reports the containers. ``pooled``: why the pool enforces claims on the whole node.
+    ``silent`` means that no backend reports the containers. ``node_reason`` is the reason why the shared pool enforces
+    all claims of the node, or empty if the kernel can.
     """
-    shown = _Shown.of(ledger, pooled)
+    shown = _Shown.of(ledger, node_reason)
     entries: defaultdict[str, dict[Key, Entry]] = defaultdict(dict)
     for record in ledger.records:
         parts: Sequence[CpuAllocation | MemoryAllocation] = record.cpus or record.memory
@@ -159,11 +160,11 @@ class _Shown:
     """Containers that name a claim, by its UID, refused ones, too."""
     intruders: frozenset[int]
     """CPUs on which some container runs that its claims, if any, do not give it."""
-    pooled: str
-    """Why the pool enforces claims on the whole node; empty where the kernel can."""
+    node_reason: str
+    """As in status_entries()."""
 
     @classmethod
-    def of(cls, ledger: Ledger, pooled: str) -> "_Shown":
+    def of(cls, ledger: Ledger, node_reason: str) -> "_Shown":
         users: defaultdict[str, list[ContainerReport]] = defaultdict(list)
         beyond: set[frozenset[int]] = set()
         for report in ledger.containers:
@@ -172,7 +173,7 @@ class _Shown:
             if report.alive and not report.refused and not report.unknown_claims:
                 own = own_cpus(report, ledger) if report.claims else frozenset[int]()
                 beyond.add(report.cpus - own if own else report.cpus)
-        return cls(ledger, users, frozenset().union(*beyond), pooled)
+        return cls(ledger, users, frozenset().union(*beyond), node_reason)
 
     def enforced(self, record: AllocationRecord, part: CpuAllocation | MemoryAllocation) -> Condition:
         """Returns the condition of one result."""
@@ -187,7 +188,7 @@ class _Shown:
                     text = f"{_name(one)} may use memory of NUMA nodes {format_cpu_list(one.mems)}"
                     return Condition("False", "NUMANodesDiffer", text)
         if running:
-            return _exclusive(running, self.pooled) if isinstance(part, CpuAllocation) else _BOUND
+            return _exclusive(running, self.node_reason) if isinstance(part, CpuAllocation) else _BOUND
         if refused := [one for one in named if one.refused]:
             return Condition("False", "ContainerRefused", cut_answer(refused[-1].refused))
         return NO_CONTAINER
@@ -204,11 +205,11 @@ class _Shown:
         return None
 
 
-def _exclusive(running: Sequence[ContainerReport], pooled: str) -> Condition:
-    """Returns who keeps the others off."""
+def _exclusive(running: Sequence[ContainerReport], node_reason: str) -> Condition:
+    """Returns the condition that names what keeps other processes off the CPUs, with the reason if it is the pool."""
     if all(one.exclusivity in _BY_KERNEL for one in running):
         return Condition("True", "Exclusive", "the kernel keeps everybody else off (cpuset partition)")
-    why = next(filter(None, (*(one.pooled or one.pool_requested for one in running), pooled)), "")
+    why = next(filter(None, (*(one.pooled or one.pool_requested for one in running), node_reason)), "")
     text = "the shared pool leaves its CPUs out" + (f": {why}" if why else "")
     return Condition("True", "Exclusive", cut_answer(text))
 

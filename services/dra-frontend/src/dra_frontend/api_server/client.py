@@ -188,12 +188,15 @@ class KubeClient:
             await self._ask(Call("delete", *_SLICES, name, body=body))
 
     async def create_event(self, document: Document) -> Document:
-        """Creates an events.k8s.io/v1 Event; ConflictError when there is one of its name."""
+        """Creates an events.k8s.io/v1 Event. Raises ConflictError if one of its name exists."""
         call = Call("create", "events.k8s.io", "events", namespace=document["metadata"]["namespace"], body=document)
         return read_object(call, await self._ask(call, self._event_pace), "Event")
 
     async def patch_event(self, namespace: str, name: str, patch: Document) -> Document:
-        """Applies a merge patch to an Event and returns it; NotFoundError, or ConflictError for another version."""
+        """Applies a merge patch to an Event and returns it.
+
+        Raises NotFoundError, or ConflictError if the patch names another version.
+        """
         call = Call("patch", "events.k8s.io", "events", name, namespace, body=patch, merge=True)
         return read_object(call, await self._ask(call, self._event_pace), "Event")
 

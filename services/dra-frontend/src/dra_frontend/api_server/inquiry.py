@@ -37,13 +37,12 @@ class _Version(Call):
 
 
 class _Configz(Call):
-    """The kubelet's configuration as it is in force, flags included, through the API server's proxy to the node."""
+    """Request for the kubelet's effective configuration, flags included, through the API server's proxy to the node."""
 
     @property
     def path(self) -> str:
         """The path on the server."""
-        # In a class with slots, super() without arguments does not find the class.
-        return f"{Call.path.__get__(self)}/configz"
+        return f"{super().path}/configz"
 
 
 class Inquiry:
@@ -58,7 +57,7 @@ class Inquiry:
         return str(document.get("gitVersion", ""))
 
     async def kubelet_config(self, node: str) -> Document:
-        """The KubeletConfiguration that a node's kubelet works by. Needs ``get`` on ``nodes/proxy``."""
+        """The effective KubeletConfiguration of a node. Needs ``get`` on ``nodes/proxy``."""
         document = await self._ask(_Configz("get", "", "nodes/proxy", node))
         found = document.get("kubeletconfig")
         if not isinstance(found, dict):

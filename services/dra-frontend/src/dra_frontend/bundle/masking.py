@@ -29,7 +29,7 @@ keep move exclusive isolated mixed strict interleave none claim low min containe
 created running paused stopped prepared healthy unhealthy true false null
 """
 _MOST_BYTES: Final = 1 << 20
-"""Of a document inside of a string; a longer one is masked as text."""
+"""Maximum size of a document in a string; a longer string is masked as text."""
 KEPT: Final = frozenset(_WORDS.split())
 """Words of the driver's own: as names they are replaced where a field says that they are names, and nowhere else."""
 
@@ -99,8 +99,8 @@ class Masks:
     def document(self, value: Any, field: str = "", *, embedded: bool = False) -> Any:
         """Returns a JSON value without the names. Keys stay, except those with a slash: names of two parts.
 
-        A string may contain a document, as the annotation of a claim file does. A string inside of that (``embedded``)
-        is masked as text: documents in documents would nest without a limit.
+        A string may contain a document, as the annotation of a claim file does. Strings in such a document
+        (``embedded``) are masked as text: otherwise documents could nest in documents without a limit.
         """
         if isinstance(value, dict):
             return {

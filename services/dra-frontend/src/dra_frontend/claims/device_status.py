@@ -132,13 +132,13 @@ class DeviceStatus:
         now = self.clock()
         self._silent_since = min(self._silent_since, now) if self._backend.problem else inf
         silent = now - self._silent_since > SILENT_SECONDS
-        pooled = self._backend.status.exclusivity_reason if self._backend.status else ""
-        made_from = (self._store.news.generation, self._backend.containers, self._machine.inventory, silent, pooled)
+        reason = self._backend.status.exclusivity_reason if self._backend.status else ""
+        made_from = (self._store.news.generation, self._backend.containers, self._machine.inventory, silent, reason)
         if self._from is not None and all(map(_is_same, made_from, self._from)):
             return
         ledger = self._store.ledger
         machine = self._machine.inventory.machine
-        before, self._wanted = self._wanted, status_entries(ledger, machine, silent=silent, pooled=pooled)
+        before, self._wanted = self._wanted, status_entries(ledger, machine, silent=silent, node_reason=reason)
         self._claims = {record.claim.uid: record.claim for record in ledger.records}
         for memory in (self._present, self._due, self._not_before):
             for uid in [uid for uid in memory if uid not in self._wanted]:

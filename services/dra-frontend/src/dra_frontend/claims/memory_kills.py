@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events for pods of which a container was killed for want of memory: the kernel's reason, in terms of the claim."""
+"""Events about containers that the kernel killed because they ran out of memory, in terms of their claims."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -39,14 +39,14 @@ def kill_note(report: ContainerReport, records: Iterable[AllocationRecord], node
 
 @dataclass(slots=True, eq=False)
 class MemoryKills:
-    """Observes kills in the backend's reports. The Event's count is the number of kills of containers of one name."""
+    """Observes kills in the backend's reports. The count of an Event is the kills of all containers of that name."""
 
     _node: str
     _store: ClaimStore
     _backend: BackendView
     _observe: Callable[[Observation], None]
     _kills: dict[str, int] = field(default_factory=dict)
-    """Kills by container id, as reported last."""
+    """Latest reported number of kills by container id."""
 
     def backend_changed(self) -> None:
         """Observes kills that were reported since the last call."""

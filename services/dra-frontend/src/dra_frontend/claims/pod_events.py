@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events for pods with a claim about what their authors should change: once for each pod, or container, that starts."""
+"""Events about pods with claims that their authors should change, once for each pod or container that starts."""
 
 import re
 from collections.abc import Callable, Iterator

@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         made[name].add_argument("--from", dest="source", metavar="FILE-or-DIR", help=text)
     made["status"].add_argument("--watch", action="store_true", help="draw the screen again every 2 s")
     made["doctor"].add_argument("--list", action="store_true", help="print every check with its rule; look at nothing")
-    text = "the kubelet's configuration, or what GET /api/v1/nodes/NODE/proxy/configz answers; - is standard input"
+    text = "file with the kubelet's configuration or the answer of its configz; - reads standard input"
     made["doctor"].add_argument("--kubelet-config", metavar="FILE", default="", help=text)
     pages = made["provision"]
     pages.add_argument("files", metavar="FILE", nargs="+", help="HugePageProvision (YAML)")

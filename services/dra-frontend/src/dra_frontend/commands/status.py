@@ -136,7 +136,7 @@ def status_screen(status: Document) -> str:
 
 
 def _kept_apart(status: Document) -> str:
-    """Returns what keeps other processes off claimed CPUs, or nothing where the backend does not report it."""
+    """Returns what keeps other processes off claimed CPUs, or "" if the backend does not report it."""
     by, why = status["exclusivity"], status["exclusivityReason"]
     return f"; kept apart by the {_KEPT_BY.get(by, by)}" + (f": {why}" if why else "") if by else ""
 

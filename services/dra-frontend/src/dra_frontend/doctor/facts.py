@@ -196,7 +196,7 @@ class Facts:
     sockets: Mapping[str, str] | Unread
     """By driver, why the kubelet cannot reach it at its sockets; empty where it can."""
     pod: tuple[PodFault, ...]
-    """What the driver's pod lacks of the node."""
+    """Directories and mounts of the node that the driver's pod lacks."""
     service: Service | Unread
     backend: BackendStatus | Unread
     run_directory: RunDirectory | Unread

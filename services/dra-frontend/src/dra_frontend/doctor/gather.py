@@ -41,7 +41,7 @@ def read_machine(settings: Settings) -> Inventory | Unread:
 async def gather(settings: Settings, kubelet_config: str = "") -> Facts:
     """Returns the facts; takes a few seconds where a source does not answer. Raises ConfigError.
 
-    ``kubelet_config`` is a file with the kubelet's configuration, which then takes the place of what is found.
+    ``kubelet_config`` is a file with the kubelet's configuration, which replaces all other sources of it.
     """
     config = settings.config
     given = await asyncio.to_thread(read_given_kubelet, kubelet_config) if kubelet_config else None

@@ -17,9 +17,9 @@ from numa_contract.errors import cut_answer
 
 CONTROLLER: Final = "dra-driver-numa"
 COUNTED: Final = f"{CONTROLLER}/counted"
-"""Annotation ``source=total``: the observer whose counter was added last, and its value at that time."""
+"""Annotation ``source=total``: the source whose total was added last, and that total."""
 _MOST_DIGITS: Final = 9
-"""Digits of a total that is read."""
+"""Maximum number of digits of a total; one with more counts as 0."""
 _MAX_WORD: Final = 128
 """Maximum length of reason, action and reportingInstance in the API."""
 _IDENTIFIERS: Final = re.compile(r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{12,}", re.ASCII)
@@ -38,14 +38,15 @@ class ObjectReference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One observation of a condition that its reader should know of."""
+    """One observation of a condition, for its Event."""
 
     regarding: ObjectReference
     reason: str
     note: str
     subject: str = ""
-    """Name of the part of the object that the condition is about: observations that differ in their notes alone are the
-    same condition. If empty, conditions are told apart by the note, identifiers of containers and pods left out."""
+    """Part of the object that the condition is about. Observations of one subject are the same condition even if their
+    notes differ. If empty, conditions are distinguished by their notes, without the identifiers of containers and
+    pods."""
     source: str = ""
     """Identity of the counter behind ``total``: a container's id, or an instance of the frontend."""
     total: int | None = None

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes Events: creates one for each condition, and counts what is observed again.
+"""Writes Events: creates one for each condition, and updates its count when the condition is observed again.
 
 ``observe`` never waits. ``write_due`` runs at each tick: it creates the Events of new conditions at once and updates
-the counts of known ones at growing intervals, so a container that fails every few seconds costs the API server a write
-in five minutes. Everything is bounded: conditions in all and per object, writes per tick, the length of each text.
+the counts of known ones at growing intervals, so a container that fails every few seconds costs the API server one
+write in five minutes. Limits apply to the conditions in all and per object, the writes per tick and the length of each
+text.
 """
 
 import logging
@@ -28,21 +29,22 @@ from dra_frontend.events.event import (
 )
 
 MAX_CONDITIONS: Final = 1024
-"""Conditions that are remembered; of more the one observed longest ago is forgotten."""
+"""Maximum number of conditions; beyond it the one that was observed longest ago is forgotten."""
 MAX_PER_OBJECT: Final = 25
-"""Conditions of one object within an hour; further ones have no Event."""
+"""Maximum number of conditions of one object within an hour; further ones get no Event."""
 MAX_WRITES: Final = 10
-"""Events written in a tick."""
+"""Maximum number of Events written per tick."""
 FORGET_SECONDS: Final = 3600.0
-"""Time after the last observation. An API server keeps an Event for an hour after its last write."""
+"""Time after which a condition that is not observed is forgotten: an API server keeps an Event for an hour after its
+last write."""
 UPDATE_SECONDS: Final = (10.0, 300.0)
 """Shortest and longest interval between two updates of an Event; it doubles from update to update."""
 RETRY_SECONDS: Final = (1.0, 5.0, 15.0, 60.0, 180.0)
 """Pauses before a write is retried; the last one repeats."""
 FORBIDDEN_SECONDS: Final = 600.0
-"""Pause after a write that RBAC denies: a role is granted by a person."""
+"""Pause after a write that RBAC denies: it takes a person to change a role."""
 _MAX_SOURCES: Final = 4
-"""Sources whose totals are remembered for a condition: one counts at a time."""
+"""Maximum number of sources per condition; usually one of them counts at a time."""
 _log = logging.getLogger(__name__)
 
 
@@ -61,12 +63,12 @@ class _Condition:
     """A condition that was observed, and the state of its Event."""
 
     observation: Observation
-    """The first one, whose note is in the Event; its source is that of the last one."""
+    """The first observation, whose note is in the Event, with the source of the latest one."""
     last_seen: float
     totals: dict[str, int] = field(default_factory=dict)
     """Latest total of each source, newest last."""
     counted: dict[str, int] = field(default_factory=dict)
-    """The part of each total that was added to the Event's count."""
+    """Part of each total that is in the Event's count."""
     recorded: Recorded | None = None
     """The Event at the last answer of the API server, or None if it is not known to exist."""
     due: float = 0.0
@@ -85,7 +87,7 @@ class _Condition:
         return sum(total - self.counted.get(source, 0) for source, total in self.totals.items())
 
     def add(self, observation: Observation, now: float) -> None:
-        """Counts an observation. The same total of the same source again is no occurrence."""
+        """Counts an observation. An unchanged total of the same source is not a new occurrence."""
         source, before = observation.source, self.totals.pop(observation.source, 0)
         self.totals[source] = before + 1 if observation.total is None else max(observation.total, before)
         while len(self.totals) > _MAX_SOURCES:
@@ -97,14 +99,14 @@ class _Condition:
         self.observation, self.last_seen = replace(self.observation, source=source), now
 
     def adopt(self, recorded: Recorded) -> None:
-        """Takes over the Event as another process, or an answer that was lost, has left it."""
+        """Adopts the state of an Event that another process wrote, or this one in a write whose answer was lost."""
         already = min(self.totals.get(recorded.source, 0), recorded.total)
         if already > self.counted.get(recorded.source, 0):
             self.counted[recorded.source] = already
         self.recorded = recorded
 
     def written(self, recorded: Recorded, totals: Mapping[str, int], now: float) -> None:
-        """Notes a successful write of these totals."""
+        """Records that these totals were written."""
         self.recorded, self.failures = recorded, 0
         self.counted = {source: total for source, total in totals.items() if source in self.totals}
         self.due, self.interval = now + self.interval, min(2 * self.interval, UPDATE_SECONDS[1])
@@ -118,12 +120,12 @@ class EventRecorder:
         self._node = node
         self._clock = clock
         self._conditions: dict[tuple[str, ...], _Condition] = {}
-        """By key, the one observed longest ago first."""
+        """Conditions by key, the one that was observed longest ago first."""
         self._per_object: dict[ObjectReference, int] = {}
         self._complaints = Complaints(_log, KubeError)
 
     def observe(self, observation: Observation) -> None:
-        """Notes that a condition was observed; its Event is written at one of the next ticks."""
+        """Records an observation; the Event is written at a later tick."""
         now, key = self._clock(), observation.condition
         condition = self._conditions.pop(key, None)
         if condition is None:
@@ -174,7 +176,7 @@ class EventRecorder:
             except ConflictError:
                 await self._read(condition)
         elif condition.failures:
-            # After a conflict, or an answer that was lost, the API server's count is the one that holds.
+            # After a conflict or a lost answer, the API server's count is authoritative.
             await self._read(condition)
         if condition.unwritten:
             await self._update(condition)
@@ -233,7 +235,7 @@ class NodeEvents:
     """Records Events about the Node of one instance of the frontend."""
 
     def __init__(self, recorder: EventRecorder, node: str, instance: str) -> None:
-        # The kubelet's Events have the name of a Node as its UID, too, and kubectl describe selects by it.
+        # As in the kubelet's Events, the UID is the name of the Node: kubectl describe selects by it.
         self._observed = partial(Observation, ObjectReference("Node", "", node, node), source=instance)
         self._recorder = recorder
 

@@ -59,7 +59,7 @@ class Known:
 
     @property
     def exclusivity_reason(self) -> str:
-        """Why the pool enforces claims on the whole node, or "" if the kernel can or the backend does not report it."""
+        """Reason why the pool enforces all claims of the node; empty if the kernel can or nothing is reported."""
         status = self.backend.get("status")
         return str(status.get("exclusivityReason") or "") if isinstance(status, dict) else ""
 

@@ -19,8 +19,8 @@ from dra_frontend.scheduling.wanted import DeviceClass, Request, Wanted, read_wa
 
 _CLEAR = "make room on this node, ask for less, or let another node have it"
 _WAITS = (
-    "this node can serve it: while it is pending, the pod itself does not fit (requests, taints, affinity) or another "
-    "claim of it waits; the pod's condition PodScheduled has the reason (kubectl numa explain POD)"
+    "this node can serve the claim; if it stays pending, the pod itself does not fit (requests, taints, affinity) or "
+    "waits for another claim: the pod's condition PodScheduled contains the reason (kubectl numa explain POD)"
 )
 _UNASKED = "the kubelet has not asked for it yet: see the pod's events"
 

@@ -111,7 +111,7 @@ def _given(known: Known, record: AllocationRecord) -> list[dict[str, Any]]:
 def explain_pod(known: Known, uid: str) -> Explained:
     """Returns a pod's claims and containers."""
     reports = [one for one in known.containers if one.pod_uid == uid]
-    # A record may not name the pod yet, and a container that was refused names a claim all the same.
+    # A refused container names a claim, although the record of the claim may not name the pod yet.
     named = frozenset[str]().union(*(one.named_claims for one in reports))
     records = known.ledger.records
     claims = {one.claim.uid: None for one in records if one.reserves(uid) or one.claim.uid in named}

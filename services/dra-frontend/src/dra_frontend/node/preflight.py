@@ -50,10 +50,15 @@ class Needed:
 
 
 def needed_directories(config: Config) -> tuple[Needed, ...]:
-    """Returns the directories, in the order in which a person would look for a fault."""
+    """Returns the directories, in the order in which their faults are reported."""
     root = config.kubelet_root_dir.rstrip("/")
     plugins = [
-        Needed(f"{root}/{place}/{driver}", f"{name} of {driver}", "kubeletRootDir", f"{volume}-{driver[4:]}")
+        Needed(
+            f"{root}/{place}/{driver}",
+            f"{name} of {driver}",
+            "kubeletRootDir",
+            f"{volume}-{driver.removeprefix('dra.')}",
+        )
         for place, name, volume in (
             ("plugins", "the kubelet's plugin directory", "plugin"),
             ("plugins_registry", "the kubelet's registry directory", "registry"),
@@ -115,16 +120,16 @@ def _permission(path: Path) -> str:
 
 
 def _nearest(path: Path) -> Path:
-    """Returns the path, or the lowest directory above it that exists: there it would be made."""
+    """Returns the path, or the lowest path above it that exists, in which the directories would be created."""
     return next((one for one in (path, *path.parents) if os.path.lexists(one)), Path("/"))
 
 
 def _container_faults(config: Config, mounts: tuple[Mount, ...]) -> Iterator[Fault]:
-    """Yields what is only wrong in a container and does not keep the service from working."""
+    """Yields faults that only a container can have and that do not keep the service from working."""
     lock = Path(config.run_dir, "backend", "active.lock")
     if os.path.exists(lock):  # noqa: PTH110 - Path.exists raises PermissionError
         yield Fault(
-            f"the frontend sees {lock} of the backend, and whoever takes over the frontend could lock the backend out",
+            f"the frontend sees {lock} of the backend, so an attacker in the frontend could lock the backend out",
             f"mount an empty volume over {lock.parent} in the container frontend (the chart's volume hidden)",
             fatal=False,
         )

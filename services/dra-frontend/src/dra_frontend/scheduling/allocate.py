@@ -17,7 +17,7 @@ from dra_frontend.scheduling.wanted import MOST_RESULTS, DeviceClass, Wanted, Wi
 # The scheduler gives up after 10 s (DRASchedulerFilterTimeout); this is some seconds, by what takes the time.
 _MOST_EFFORT: Final = 2_000_000
 _MOST_TOGETHER: Final = 640
-"""Devices and requests of all claims together. The search takes a call for each of them, one inside the other."""
+"""Maximum sum of devices and requests of all claims: the search recurses once for each of them."""
 _STEP, _CAPACITY, _TAINT = 10, 10, 2
 
 

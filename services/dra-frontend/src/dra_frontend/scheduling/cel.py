@@ -16,9 +16,9 @@ from dra_frontend.scheduling.cel_values import FUNCTIONS, METHODS, OPERATORS, Bu
 LONGEST: Final = 10 << 10
 """Characters of an expression (resource.k8s.io, CELSelectorExpressionMaxLength)."""
 _MAX_LEVELS: Final = 60
-"""Parentheses, arguments, branches and signs inside each other. The parser takes some nine calls for each."""
+"""Maximum depth of parentheses, arguments, branches and signs: the parser makes about nine nested calls for each."""
 _MAX_HEIGHT: Final = 100
-"""Operators and fields that are applied to each other's result, as in ``1 + 1 + 1``: each takes two calls."""
+"""Maximum number of operators and fields applied to each other's result, as in ``1 + 1 + 1``: two nested calls each."""
 _TOO_DEEP: Final = "is nested too deep"
 
 

@@ -98,8 +98,8 @@ def _memory(state: StateSource) -> list[dict[str, Any]]:
 def _claims(state: StateSource) -> list[dict[str, Any]]:
     """Returns every claim with a record, what it has on this node, and whether that is enforced."""
     ledger, backend = state.store.ledger, state.backend
-    pooled = backend.status.exclusivity_reason if backend.status else ""
-    conditions = status_entries(ledger, state.watch.machine, silent=not backend.live, pooled=pooled)
+    reason = backend.status.exclusivity_reason if backend.status else ""
+    conditions = status_entries(ledger, state.watch.machine, silent=not backend.live, node_reason=reason)
     claims: dict[str, dict[str, Any]] = {}
     for record in ledger.records:
         uid, reference = record.claim.uid, record.claim

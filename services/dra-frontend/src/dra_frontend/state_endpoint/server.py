@@ -61,7 +61,7 @@ def pages(state: StateSource) -> Pages:
 
 
 def preflight_pages(faults: Iterable[object]) -> Pages:
-    """Returns the pages of a service that cannot start: it lives and is not ready, for these reasons."""
+    """Returns the pages of a service that cannot start: it is healthy, and /readyz contains the faults."""
 
     def reasons() -> Page:
         return Page("\n".join([*map(str, faults), ""]).encode(), 503)

@@ -19,7 +19,7 @@ from dra_frontend.doctor.facts import Claims, Document, Service
 from dra_frontend.doctor.model import Check, Finding, note, problem
 
 _MOST_SHOWN: Final = 20
-_READ: Final = "do what the sentence names; if it names nothing, see the log of the container backend"
+_READ: Final = "do what the message asks for; if it asks for nothing, see the log of the container backend"
 
 
 def _name(record: AllocationRecord) -> str:

@@ -22,7 +22,7 @@ def _joined(texts: Sequence[str]) -> str:
 
 def _pod(pod: Sequence[PodFault]) -> Iterator[Finding]:
     for fault in pod:
-        why = "the service does not start without it" if fault.fatal else "the service works on without it"
+        why = "the service does not start without it" if fault.fatal else "the service works without it"
         found = problem if fault.fatal else note
         yield found(f"{fault.what[:1].upper()}{fault.what[1:]}.", why, fault.remedy)
 
@@ -129,7 +129,7 @@ def _journal(run_directory: RunDirectory) -> Iterator[Finding]:
 
 
 CHECKS: Final = (
-    Check("driver.pod", "The pod has what it needs of the node's directories.", ("pod",), _pod),
+    Check("driver.pod", "The pod has every directory of the node that it needs.", ("pod",), _pod),
     Check("driver.endpoint", "The service answers on its state socket.", ("service",), _endpoint, always=True),
     Check("driver.ready", "The service is ready.", ("service",), _ready),
     Check("driver.backend", "Claims can be prepared.", ("service",), _backend),
@@ -137,7 +137,7 @@ CHECKS: Final = (
     Check("driver.backend-problems", "The backend reports no problem.", ("backend",), _backend_problems),
     Check(
         "driver.exclusivity",
-        "The kernel keeps others off claimed CPUs, where the configuration wants it to.",
+        "The kernel keeps other processes off claimed CPUs, where the configuration allows it.",
         ("backend", "config"),
         _exclusivity,
     ),

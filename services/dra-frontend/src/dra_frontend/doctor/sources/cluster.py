@@ -102,7 +102,7 @@ class Cluster:
         return await self._inquiry.server_version()
 
     async def configz(self) -> Document | Unread:
-        """Returns the kubelet's configuration. The right to read it is not one that the driver needs."""
+        """Returns the kubelet's configuration. The driver works without the right to read it."""
         try:
             return await self._inquiry.kubelet_config(self._node_name)
         except ForbiddenError:

@@ -51,7 +51,7 @@ def read_kubelet(path: Path) -> KubeletConfig | Unread | None:
 
 def read_given_kubelet(path: str) -> KubeletConfig:
     """Returns a KubeletConfiguration or an answer of ``configz``; ``-`` is standard input. Raises ConfigError."""
-    # /dev/stdin could not be opened if the runtime gives a socket to the command.
+    # Not by opening /dev/stdin, which fails if the runtime passes a socket to the command.
     document = parse_yaml(sys.stdin.buffer.read(MAX_FILE), "standard input") if path == "-" else read_yaml(path)
     if isinstance(document, dict) and "kubeletconfig" in document:
         document = document["kubeletconfig"]
@@ -72,14 +72,14 @@ def kubelet_config(document: object, source: str) -> KubeletConfig:
         memory_manager=str(document.get("memoryManagerPolicy") or "None"),
         topology_manager=str(document.get("topologyManagerPolicy") or "none"),
         gates={str(name): on is True for name, on in gates.items()} if isinstance(gates, dict) else {},
-        # configz has an empty text where the file has no such key.
+        # configz reports an empty text if the file has no such key.
         reserved_cpus=parse_cpu_list(str(reserved)) if reserved else None,
         reserved_memory=tuple(one for one in memory if isinstance(one, dict)) if isinstance(memory, list) else (),
     )
 
 
 def kubelet_of_answer(path: Path, answer: dict[str, Any] | Unread) -> KubeletConfig | Unread:
-    """Returns the configuration from the API server's answer, where there is no file at ``path``."""
+    """Returns the configuration from the API server's answer, for a node without a visible file at ``path``."""
     if isinstance(answer, Unread):
         here = f"the kubelet's configuration is not visible from here: there is no {path}, and {answer.why}"
         return Unread(here, answer.remedy, answer.on_purpose)
@@ -92,7 +92,7 @@ def kubelet_of_answer(path: Path, answer: dict[str, Any] | Unread) -> KubeletCon
 
 
 def _policy(path: Path, said: str) -> str:
-    """Returns the policy that a manager works by: its state file knows of flags, too."""
+    """Returns the effective policy of a manager, from its state file, which includes flags; else the given one."""
     try:
         state = parse_json(read_regular(str(path), _MOST_BYTES), _MOST_BYTES, "kubelet state", path.name)
         return str(state["policyName"])

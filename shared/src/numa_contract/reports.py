@@ -65,8 +65,8 @@ class ContainerReport(Document):
     unknown_claims: tuple[ClaimUse, ...] = ()
     """Claims that the environment names and for which there is no record, or none that names the pod."""
     refused_claims: tuple[ClaimIdentity, ...] = ()
-    """Claims that the environment names and that the container may not use, for any reason; empty if it was not
-    refused. The container holds nothing of them."""
+    """Claims that the environment names and that the container may not use, for any reason; empty unless the container
+    was refused. It holds nothing of them."""
     cpus: CpuSet = frozenset()
     """``cpuset.cpus.effective`` as last read; empty when it could not be read.
 
@@ -75,9 +75,9 @@ class ContainerReport(Document):
     exclusivity: str = ""
     """Who keeps others off its CPUs: ``partition`` or ``isolated`` (the kernel), or ``pool``; empty without a claim."""
     pooled: str = ""
-    """Why that is the pool, where the kernel could have done it."""
+    """Reason why that is the pool although the kernel could enforce it; empty otherwise."""
     pool_requested: str = ""
-    """The setting of its claims that asks for the pool, where the kernel could have enforced them without it."""
+    """Setting of its claims that asks for the pool, if the kernel could enforce them without it."""
     mems: CpuSet = frozenset()
     limits: dict[str, str] = Field(default_factory=dict)
     """Limits that its claims have set, as last read: the files of its cgroup by name, ``max`` is none."""
@@ -154,10 +154,10 @@ class BackendStatus(Document):
     partitioned: CpuSet = frozenset()
     """CPUs that the kernel keeps for claim containers, as cpuset partitions."""
     exclusivity: str = ""
-    """What keeps other processes off claimed CPUs on this node: ``partition`` (the kernel) or ``pool``. A container's
-    own report has the precise answer. Empty from a backend that does not report it."""
+    """What keeps other processes off claimed CPUs on this node: ``partition`` (the kernel) or ``pool``; the report of a
+    container has the answer for its own CPUs. Empty from a backend that does not report it."""
     exclusivity_reason: str = ""
-    """Why that is the pool although the configuration allows partitions, with the remedy; empty otherwise."""
+    """Reason why that is the pool although the configuration allows partitions, with the remedy; empty otherwise."""
     kubelet_pins: tuple[str, ...] = ()
     """What the kubelet's own static managers were seen to assign: ``cpu``, ``memory``."""
     problems: tuple[str, ...] = ()

@@ -16,9 +16,9 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 MAX_FILE: Final = 1 << 20
 """Bytes. A configuration is a screen of text; whatever is larger was mounted by mistake."""
 MAX_VALUES: Final = 200_000
-"""Values in one document with its aliases expanded. The largest object of the Kubernetes API has fewer."""
+"""Maximum number of values in one document with its aliases expanded. The largest Kubernetes object has fewer."""
 _MAX_NUMBER: Final = 40
-"""Characters of a number. The time to read one grows with the square of its length."""
+"""Maximum length of a number, since the time to parse one grows with the square of its length."""
 # What PyYAML raises for a scalar that does not fit its explicit tag, such as `!!bool x` or `!!timestamp x`.
 _INVALID: Final = (yaml.YAMLError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 
@@ -31,10 +31,10 @@ DEPRECATED_FLAGS: Final = {
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """A safe loader that rejects duplicate keys and bounds a document before its values are made.
+    """A safe loader that rejects duplicate keys, and limits a document before its values are constructed.
 
-    YAML 1.1 requires unique keys; PyYAML keeps the last one without a word. An alias stands for the whole value that it
-    refers to: a few lines of aliases can nest deeper, and expand to more values, than any memory can take. So each node
+    YAML 1.1 requires unique keys; PyYAML silently keeps the last one. An alias stands for the whole value that it
+    refers to, so a few lines of aliases can expand to more levels and values than fit into memory. Therefore each node
     is measured with its aliases expanded.
     """
 

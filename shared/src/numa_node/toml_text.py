@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from numa_contract.nesting import TOO_DEEP, brackets_too_deep, value_too_deep
 
-# Strings and comments. An open string ends with the text, so no alternative fails at its end, nothing is tried twice
-# and the time is linear. No possessive quantifiers: Python before 3.11.5 matches them wrongly around what backtracks.
+# Strings and comments. A string that is not closed ends with the text, so no alternative fails late, nothing is matched
+# twice and the time is linear. No possessive quantifiers: Python before 3.11.5 mishandles them if their content
+# backtracks.
 _NOT_STRUCTURE: Final = re.compile(
     r'"""(?:[^"\\]+|\\.|"{1,2}(?!"))*(?:"{3,5}|\\?\Z)'
     r"|'''(?:[^']+|'{1,2}(?!'))*(?:'{3,5}|\Z)"
@@ -24,7 +25,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     if brackets_too_deep(_NOT_STRUCTURE.sub("", text).encode(errors="replace")):
         raise ValueError(TOO_DEEP)
     document = tomllib.loads(text)
-    # Dotted keys nest without any bracket.
+    # Dotted keys nest values without brackets.
     if value_too_deep(document):
         raise ValueError(TOO_DEEP)
     return document

@@ -211,7 +211,7 @@ def read_pod(document: object) -> Pod:
 
 
 def _waiting(status: Mapping[str, Any]) -> Waiting | None:
-    """Returns why a container does not run; None if it does, has ended well, or is about to be made."""
+    """Returns why a container does not run, or None if it runs, has succeeded, or is being created."""
     state = _dict(status.get("state"))
     ended = [_dict(_dict(status.get(key)).get("terminated")) for key in ("state", "lastState")]
     found = [_dict(state.get("waiting")), *ended]

@@ -15,7 +15,7 @@ _PAGE: Final = 500
 """Objects a request."""
 MAX_NESTING: Final = 64
 """Levels of lists and maps that are read. Objects of the Kubernetes API have about 20."""
-# Strings, so that brackets in them do not count. Nothing is tried twice: the time grows with the length and no faster.
+# Strings match as a whole, so that brackets in them do not count. Nothing is matched twice, so the time is linear.
 _BRACKET: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[][{}]', re.DOTALL)
 _FORWARDING: Final = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) ")
 
@@ -68,7 +68,7 @@ class Kubectl:
             raise KubectlError("what kubectl says of its configuration cannot be read") from error
 
     def execute(self, namespace: str, pod: str, container: str, command: Sequence[str], given: str = "") -> int:
-        """Runs a command in a container, ``given`` as its standard input; returns its status. Raises KubectlError."""
+        """Runs a command in a container, with ``given`` as standard input; returns its status. Raises KubectlError."""
         arguments = ["exec", *(["-i"] if given else []), "-n", namespace, pod, "-c", container, "--", *command]
         try:
             if given:
@@ -102,7 +102,7 @@ def shallow(text: str) -> str:
     """Returns a JSON text with null in place of each value that is nested deeper than MAX_NESTING levels.
 
     Anyone who may create a claim can nest its parameters thousands of levels deep. That must not hide the other claims
-    of a list, and how deep the parser gets depends on the interpreter.
+    of a list, and the depth that the parser supports depends on the interpreter.
     """
     kept, depth, start = [], 0, 0
     for token in _BRACKET.finditer(text):

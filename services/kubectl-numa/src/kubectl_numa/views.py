@@ -85,7 +85,7 @@ def explain_pod(pod: Pod, namespace: str, name: str) -> Iterator[str]:
 
 
 def explain_missing(use: ClaimName, namespace: str, *, template_exists: bool | None) -> Iterator[str]:
-    """Yields lines about a claim of a pod that is not there."""
+    """Yields lines about a claim that a pod names and that does not exist."""
     yield f"claim {use.name or use.entry}"
     if use.name and not use.template:
         yield f"  does not exist: create ResourceClaim {use.name} in namespace {namespace}, or name another in the pod"
@@ -98,7 +98,7 @@ def explain_missing(use: ClaimName, namespace: str, *, template_exists: bool | N
 
 
 def explain(cluster: Cluster, claim: Claim, pod: Pod = NO_POD) -> Iterator[str]:
-    """Yields lines that report what a claim has, or what it waits for; ``pod`` is the pod that is asked about."""
+    """Yields lines about the devices of a claim, or its unmet requests; ``pod`` is the pod that is explained."""
     yield f"claim {claim.namespace}/{claim.name}"
     if not claim.allocated:
         yield "  not allocated: the scheduler allocates it together with a node for the pod, which must fit there, too"
@@ -122,7 +122,7 @@ def _enforced(claim: Claim, pod: Pod) -> str:
     if pod.refused:
         return f"enforced: not for this pod: container {', '.join(pod.refused)} was refused, see above"
     if not claim.enforced:
-        return "enforced: not said; the claim is not prepared yet, or the node does not write status.devices"
+        return "enforced: not reported; the claim is not prepared yet, or the node does not write status.devices"
     return f"enforced: {_ENFORCED[claim.enforced]}: {claim.message or claim.reason}"
 
 

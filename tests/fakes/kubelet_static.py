@@ -18,7 +18,7 @@ class StaticManagers:
     cpus: frozenset[int]
     """CPUs of the machine."""
     reserved: frozenset[int]
-    """reservedSystemCPUs: the static policy wants some. They stay in the default set."""
+    """reservedSystemCPUs, which the static policy requires. They stay in the default set."""
     cpu: bool = True
     memory: bool = False
     _exclusive: dict[str, frozenset[int]] = field(default_factory=dict)

@@ -283,7 +283,7 @@ def slow_kernel(play: Play) -> None:
         with pytest.raises(AnsweredError):
             pod.run()
         play.counts("dra_numa_backend_hooks_total", outcome="timeout")
-        # Whatever waits at the other end goes on.
+        # Opening the other end lets the hung write return.
         os.close(os.open(exclusive, os.O_RDWR))
 
 
@@ -595,7 +595,7 @@ Played = tuple[Witness, dict[str, str]]
 
 
 def excused(key: str) -> bool:
-    """Whether the proof is elsewhere, or waits."""
+    """Returns True if another test proves it."""
     return key in ELSEWHERE
 
 

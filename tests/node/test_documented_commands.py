@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands of docs/runtime.md, run on the node as the page prints them, with the built image.
 
-The last test runs the command with its standard input piped in, as releases before 0.2.0 documented it.
+Two more tests run the command with its standard input piped in, and end it by a signal.
 """
 
 import os

@@ -22,7 +22,8 @@ MIB = 1 << 20
 ALL = kernel.online_cpus()
 
 
-# Mounts a file of the container's own tree over itself, read-only, or takes that away: PID FILE on|off.
+# Arguments: PID FILE on|off. Bind-mounts a file over itself, read-only, in the mount namespace of a process, or undoes
+# that.
 _PROTECT = """
 import ctypes, os, sys
 pid, file, how = sys.argv[1], sys.argv[2].encode(), sys.argv[3]
@@ -40,7 +41,7 @@ for call in calls if how == "on" else [lambda: libc.umount2(file, MNT_DETACH)]:
 
 @contextmanager
 def read_only(file: Path, *pids: int) -> Iterator[None]:
-    """One of the kernel's files can be read and not written, in the mount namespaces of these processes."""
+    """Makes one of the kernel's files read-only in the mount namespaces of these processes."""
     command = [sys.executable, "-c", _PROTECT]
     for pid in pids:
         subprocess.run([*command, str(pid), str(file), "on"], check=True)
@@ -69,7 +70,7 @@ def test_a_container_that_cannot_be_made_true_is_refused(cluster: Cluster) -> No
         assert fine.run().cpus_allowed == fine.cpus
 
     pod.write("cgroup.subtree_control", "-hugetlb")
-    # Nor can runc, which would switch it on again.
+    # For PID 1, too: runc would enable the controller again.
     with read_only(pod.directory / "cgroup.subtree_control", backend, 1):
         never_starts(db, r"the hugetlb controller is not in .*subtree_control")
     again = db.run()

@@ -86,9 +86,8 @@ def frozen(service: DriverContainer) -> Iterator[None]:
 def attempt(pod: ClaimPod) -> Container | None:
     """One of the kubelet's attempts to start the pod's container; None when it is refused."""
     try:
-        return pod.run(
-            mode=None
-        )  # Without an active instance, a container that was created before may start without one.
+        # While no instance is active, a container that was created before may start without a partition.
+        return pod.run(mode=None)
     except CriError:
         return None
 

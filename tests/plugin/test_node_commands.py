@@ -42,7 +42,7 @@ async def test_doctor_is_given_the_kubelets_configuration_that_the_user_may_read
 
 
 def test_the_configuration_is_read_from_standard_input(tmp_path: Path) -> None:
-    """As kubectl exec hands it on; one that is not a map is a usage error, found before the node is looked at."""
+    """As kubectl exec passes it on; a document that is not a map is a usage error, before anything else is read."""
     command = [sys.executable, "-m", "dra_frontend", "doctor", "--host-root", str(tmp_path), "--kubelet-config", "-"]
     done = subprocess.run(command, input=b"[]", capture_output=True, check=False)
     assert (done.returncode, b"is not a map" in done.stderr) == (2, True)

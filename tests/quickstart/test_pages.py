@@ -86,6 +86,5 @@ def test_the_driver_is_uninstalled(shell: Shell) -> None:
 
 @pytest.mark.parametrize("block", NOWHERE, ids=str)
 def test_blocks_that_cannot_be_run_are_listed(block: documented.Block) -> None:
-    """The summary of a run names them with the reason in the page's source."""
-    # The run lists each block that no test can type, with the reason that stands in the page.
+    """Always skipped, so that the summary of a run lists each such block with the reason from the page."""
     pytest.skip(block.reason)

@@ -61,7 +61,7 @@ class DriverContainer:
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs, in the kernel's word: a runtime that is down is asked nothing."""
+        """Whether its process runs, from the kernel's files: the runtime may be down."""
         if not self.id:
             return False
         try:
@@ -181,7 +181,7 @@ class DriverPod:
 
 
 def make_volume(volume: Volume) -> None:
-    """Makes a volume as the kubelet does before it starts a pod. NotADirectoryError if a host path is none."""
+    """Creates a volume as the kubelet does before it starts a pod. Raises NotADirectoryError as its type check does."""
     path = Path(volume.path)
     if volume.host_type == "Directory" and not path.is_dir():
         raise NotADirectoryError(f"hostPath type check failed: {path} is not a directory")

@@ -61,7 +61,7 @@ class NodeFacts:
     resolvers: tuple[str, ...] = ()
     root: str = "/var/lib/kubelet"
     thermal_throttle: tuple[str, ...] = ()
-    """Those directories of the CPUs that exist, masked since Kubernetes 1.33."""
+    """Existing directories ``thermal_throttle`` of the CPUs, which Kubernetes masks since 1.33."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Volume:
     path: str
     """On the node."""
     host_type: str | None = None
-    """Of a hostPath volume, "" without a check; None for one that the kubelet makes."""
+    """Type of a hostPath volume, "" without a check; None for a volume that the kubelet creates."""
     files: Mapping[str, str] = field(default_factory=dict)
     """What the kubelet writes into it."""
 
@@ -96,7 +96,7 @@ class Probe:
     period: int
     timeout: int
     failures: int
-    """Failed tries in a row after which it counts."""
+    """Consecutive failures after which the probe counts as failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes one right out of the rendered pod, as a policy of a cluster or a careless edit would."""
+"""Removes one capability or mount from the rendered pod, as an admission policy or a careless edit would."""
 
 import copy
 from collections.abc import Iterable, Iterator

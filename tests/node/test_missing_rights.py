@@ -2,7 +2,8 @@
 """A right that the chart gives is missing: each ends in a message that names it.
 
 The pod is the rendered one with a single capability or mount taken out. A message counts where an operator looks: in
-the log of a container, in a failing probe, or among the problems of the backend.
+the log of the container that lacks the right, in its failing probe, or among the problems of the backend. The complete
+pod must not report it, so that a pattern which always matches fails.
 """
 
 import re
@@ -17,9 +18,9 @@ from tests.node.rig.removal import removals
 from tests.node.rig.wait import until
 
 MESSAGES = {
-    "frontend mount config": r"/etc/dra-driver-numa/config\.yaml",
+    "frontend mount config": r"/etc/dra-driver-numa/config\.yaml.*No such file",
     "frontend mount run": r"run directory /run/dra-driver-numa",
-    "frontend mount hidden": "",
+    "frontend mount hidden": r"the frontend sees .*/active\.lock of the backend.*volume hidden",
     "frontend mount cdi": r"/var/run/cdi",
     "frontend mount token": "",
     "frontend mount access": r"/run/node-test/kubeconfig",
@@ -27,10 +28,10 @@ MESSAGES = {
     "frontend mount registry-memory": r"/var/lib/kubelet/plugins_registry/dra\.memory",
     "frontend mount plugin-cpu": r"/var/lib/kubelet/plugins/dra\.cpu",
     "frontend mount plugin-memory": r"/var/lib/kubelet/plugins/dra\.memory",
-    "frontend mount cgroup": r"/sys/fs/cgroup",
+    "frontend mount cgroup": r"/sys/fs/cgroup is a file system of type",
     "backend capability DAC_OVERRIDE": r"lacks the capability DAC_OVERRIDE",
     "backend capability SYS_ADMIN": r"lacks the capability SYS_ADMIN",
-    "backend mount config": r"/etc/dra-driver-numa/config\.yaml",
+    "backend mount config": r"/etc/dra-driver-numa/config\.yaml.*No such file",
     "backend mount run": r"no frontend has answered yet; check .* mount the same run directory",
     "backend mount run-backend": r"run directory /run/dra-driver-numa/backend cannot be written",
     "backend mount cdi": r"/var/run/cdi does not exist.*volume cdi of the chart",
@@ -42,8 +43,7 @@ MESSAGES = {
 }
 """What the message must contain, by the right that is missing.
 
-Empty for two mounts whose absence does no harm: `hidden` is a defence inside the container, and the token is not used
-with a kubeconfig.
+Empty for the token, which is not used with a kubeconfig.
 """
 
 
@@ -54,13 +54,13 @@ def whole_pod_afterwards(cluster: Cluster) -> Iterator[None]:
     cluster.configure({})
 
 
-def words(cluster: Cluster) -> str:
-    """Everything that both halves report now: logs, failing probes, problems of the backend."""
+def words(cluster: Cluster, half: str) -> list[str]:
+    """Returns the lines that one half reports now: its log, its failing probe, and the problems of the backend."""
     instance = cluster.instance
-    backend = instance.status
-    probes = [one.probe("readiness") for one in instance.pod.containers.values() if one.alive]
-    logs = [one.log() for one in instance.pod.containers.values()]
-    return "\n".join([*logs, *probes, *map(str, backend.get("problems", ()))])
+    container = instance.pod.containers[half]
+    probe = container.probe("readiness") if container.alive else ""
+    problems = map(str, instance.status.get("problems", ())) if half == "backend" else ()
+    return "\n".join([container.log(), probe, *problems]).splitlines()
 
 
 def test_every_right_of_the_rendered_pod_is_tried(cluster: Cluster) -> None:
@@ -69,23 +69,40 @@ def test_every_right_of_the_rendered_pod_is_tried(cluster: Cluster) -> None:
     assert sorted(removals(cluster.objects)) == sorted(MESSAGES)
 
 
+def test_the_complete_pod_reports_no_missing_right(cluster: Cluster) -> None:
+    """No pattern matches by chance."""
+    cluster.configure({})
+    matches = {
+        removal: line
+        for removal, pattern in MESSAGES.items()
+        if pattern
+        for line in words(cluster, removal.split(" ")[0])
+        if re.search(pattern, line)
+    }
+    assert matches == {}
+
+
+def test_without_the_token_the_kubeconfig_is_used(cluster: Cluster, whole_pod_afterwards: None) -> None:
+    """The pod becomes ready."""
+    cluster.configure({}, lacking="frontend mount token")
+
+
 @pytest.mark.timeout(480 * PATIENCE)
-@pytest.mark.parametrize("removal", MESSAGES)
+@pytest.mark.parametrize("removal", [removal for removal, pattern in MESSAGES.items() if pattern])
 def test_a_missing_right_is_named(cluster: Cluster, whole_pod_afterwards: None, removal: str) -> None:
-    """The message appears, or without one the driver works."""
-    if not MESSAGES[removal]:
-        cluster.configure({}, lacking=removal)
-        return
+    """The half that lacks it reports it."""
     cluster.replace_pod({}, lacking=removal)
-    for half in cluster.instance.pod.containers.values():
-        half.start()
+    for container in cluster.instance.pod.containers.values():
+        container.start()
+    half, _, _ = removal.partition(" ")
 
     def named() -> str:
-        found = [line for line in words(cluster).splitlines() if re.search(MESSAGES[removal], line)]
+        found = [line for line in words(cluster, half) if re.search(MESSAGES[removal], line)]
         return found[0] if found else ""
 
     try:
         line = until(named, "a message", within=120, every=2.0)
     except TimeoutError:
-        raise AssertionError(f"without {removal} nothing names it:\n{words(cluster)[-4000:]}") from None
+        reported = "\n".join(words(cluster, half))
+        raise AssertionError(f"without {removal} nothing names it:\n{reported[-4000:]}") from None
     figures.note(f"without {removal}", line.strip()[:300])

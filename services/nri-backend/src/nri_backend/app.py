@@ -148,8 +148,7 @@ class Backend:
     def status(self) -> BackendStatus:
         """Returns the lease as of now."""
         link, enforcer, pool = self._session.status, self._enforcer, self._enforcer.state.pool
-        lasting = filter(None, (self._privileges.problem,))
-        problems = (*lasting, *self._quiet.problems, *enforcer.problems)[:MAX_PROBLEMS]
+        problems = (*self._privileges.problems, *self._quiet.problems, *enforcer.problems)[:MAX_PROBLEMS]
         return BackendStatus(
             software=__version__,
             instance=self._instance,
@@ -237,9 +236,11 @@ async def run(settings: Settings) -> None:
         _log.warning(note)
     make_run_directory(config.run_dir)
     make_run_directory(settings.own_dir, writable=True)
-    # Before any other thread exists, since a new thread inherits the capabilities of its creator.
-    partitions = config.cpu_exclusivity != "pool"
-    privileges = read_privileges(CgroupTree(config.cgroup_root), settings.host_root, partitions=partitions)
+    # Before the first other thread: capabilities are inherited by threads.
+    tree = CgroupTree(config.cgroup_root)
+    privileges = read_privileges(tree, settings.host_root, partitions=config.cpu_exclusivity != "pool")
+    for problem in privileges.problems:
+        _log.warning(problem)
     instance = f"{settings.pod_uid}/{os.urandom(4).hex()}"
     async with contextlib.AsyncExitStack() as stack:
         lock = ActiveLock(settings.own_dir, FormerLock(settings.former_lock), instance)

@@ -64,6 +64,6 @@ def test_partitions_need_a_kernel_that_makes_them_and_the_real_root(
         (tmp_path / name).touch()
     host = read_host(str(root), CgroupTree(str(tmp_path)))
     assert (host.partitions, bool(host.obstacle)) == (capable, not capable)
-    denied = read_host(str(root), CgroupTree(str(tmp_path)), "a capability is missing")
+    denied = read_host(str(root), CgroupTree(str(tmp_path)), lambda: "a capability is missing")
     assert not denied.partitions
     assert (denied.obstacle == "a capability is missing") is capable, "the kernel's lack comes first"

@@ -1,19 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Capabilities of this process, and what follows where one is missing."""
 
+import logging
+import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from nri_backend.node.cgroups import CgroupTree
+from nri_backend.node.cgroups import EXCLUSIVE, PARTITION, CgroupRefusedError, CgroupTree
+from nri_backend.node.host import read_host
 from nri_backend.node.privileges import (
     CAP_SYS_ADMIN,
+    PartitionRight,
     capability_problem,
-    partition_obstacle,
     read_privileges,
     set_effective,
     sys_admin,
 )
+
+from tests.rigs.kernel_tree import SIZES
+from tests.rigs.partition_tree import PartitionTree
 
 ALL = "000001ffffffffff"
 IDENTITY = "         0          0 4294967295\n"
@@ -22,10 +29,48 @@ IDENTITY = "         0          0 4294967295\n"
 def host(tmp_path: Path, permitted: str, uid_map: str = IDENTITY) -> str:
     """A host root whose proc/self contains these capabilities and this map of user ids."""
     own = tmp_path / "proc/self"
-    own.mkdir(parents=True)
+    own.mkdir(parents=True, exist_ok=True)
     (own / "status").write_text(f"Name:\tpython3\nCapInh:\t{0:016x}\nCapPrm:\t{permitted}\nCapEff:\t{permitted}\n")
     (own / "uid_map").write_text(uid_map)
+    cpus = tmp_path / "sys/devices/system/cpu"
+    cpus.mkdir(parents=True, exist_ok=True)
+    for name in ("online", "possible"):
+        (cpus / name).write_text("0-7\n")
     return str(tmp_path)
+
+
+class ProbedTree(PartitionTree):
+    """A kernel that checks the capability of the writer before the CPUs of a partition, as Linux 6.12 does."""
+
+    def __init__(self, root: Path, *, capable: bool = True, controller: bool = True) -> None:
+        super().__init__(root)
+        self.capable = capable
+        """Whether the writer has CAP_SYS_ADMIN."""
+        self.asked: list[str] = []
+        """Cgroups of which a partition was asked for."""
+        self.meanwhile: Callable[[], object] = lambda: None
+        """What another process does when a partition was asked for."""
+        self.make("kubepods", cpuset=controller)
+
+    def make(self, path: str, *, cpuset: bool = True, sizes: tuple[int, ...] = SIZES, limits: bool = True) -> None:
+        """Makes a cgroup in which controllers can be enabled."""
+        super().make(path, cpuset=cpuset, sizes=sizes, limits=limits)
+        (self.path(path) / "cgroup.subtree_control").touch()
+
+    def write(self, path: str, name: str, text: str) -> None:
+        """Refuses a remote partition to a writer without the capability."""
+        super().write(path, name, text)
+        if name != PARTITION:
+            return
+        self.asked.append(path)
+        if not (self.get(path, "cpuset.cpus") or self._exclusive(path)):
+            self._refuse(path, "cpuset.cpus and cpuset.cpus.exclusive are empty")
+        elif not self.capable:
+            self._refuse(path, "Enable partition not permitted")
+        self.meanwhile()
+
+    def _refuse(self, path: str, reason: str) -> None:
+        (self.path(path) / PARTITION).write_text(f"root invalid ({reason})\n")
 
 
 def effective() -> int:
@@ -47,14 +92,14 @@ def effective() -> int:
 def test_a_missing_privilege_is_named_with_its_remedy(tmp_path: Path, permitted: str, uid_map: str, named: str) -> None:
     """The bits count only in the initial user namespace. A tree that cannot be tried adds nothing."""
     root = host(tmp_path, permitted, uid_map)
-    obstacle = partition_obstacle(CgroupTree(str(tmp_path / "cgroup")), root)
+    obstacle = PartitionRight(CgroupTree(str(tmp_path / "cgroup")), root).obstacle()
     assert named in obstacle
     assert bool(named) == bool(obstacle)
 
 
 def test_without_proc_no_capability_counts_as_missing(tmp_path: Path) -> None:
     """Development environments have a host root without proc."""
-    assert partition_obstacle(CgroupTree(str(tmp_path)), str(tmp_path)) == ""
+    assert PartitionRight(CgroupTree(str(tmp_path)), str(tmp_path)).obstacle() == ""
     assert capability_problem(str(tmp_path)) == ""
 
 
@@ -73,9 +118,108 @@ def test_pool_mode_asks_for_no_partition(tmp_path: Path) -> None:
     (tmp_path / "kubepods").mkdir()
     (tmp_path / "kubepods/cpuset.cpus.exclusive").touch()
     before = sorted(tmp_path.rglob("*"))
-    assert read_privileges(tree, root, partitions=False).partition_obstacle == ""
-    assert "SYS_ADMIN" in read_privileges(tree, root, partitions=True).partition_obstacle
+    assert read_privileges(tree, root, partitions=False).partition_obstacle() == ""
+    assert "SYS_ADMIN" in read_privileges(tree, root, partitions=True).partition_obstacle()
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("permitted", "capable", "named"),
+    [
+        ("0000000000000002", False, "lacks the capability SYS_ADMIN"),
+        ("0000000000200002", False, "refuses partitions .* although it has the capability SYS_ADMIN"),
+        ("0000000000200002", True, "$"),
+    ],
+)
+def test_an_obstacle_of_the_process_is_found_when_the_tree_shows_partitions_later(
+    tmp_path: Path, permitted: str, capable: bool, named: str
+) -> None:
+    """At the start of a node no cgroup may have the cpuset controller yet. The kernel is asked when one has it."""
+    tree, root = ProbedTree(tmp_path / "cgroup", capable=capable, controller=False), host(tmp_path, permitted)
+    obstacle = read_privileges(tree, root, partitions=True).partition_obstacle
+    assert "6.7" in read_host(root, tree, obstacle).obstacle
+    assert tree.asked == []
+    tree.make("kubepods.slice")
+    for _ in range(2):
+        late = read_host(root, tree, obstacle)
+        assert late.partitions is (named == "$")
+        assert re.match(f".*{named}", late.obstacle)
+    assert len(tree.asked) == (permitted != "0000000000000002"), "the kernel is asked once, and only if it can matter"
+
+
+def test_the_probe_conflicts_with_no_other_cgroup(tmp_path: Path) -> None:
+    """In a surge roll-out another instance reserves CPUs for a claim while this one asks, and before it."""
+    tree, root = ProbedTree(tmp_path / "cgroup"), host(tmp_path, ALL)
+    tree.set("kubepods", EXCLUSIVE, "2-3")
+    tree.meanwhile = lambda: tree.set("kubepods", EXCLUSIVE, "2-7")
+    assert PartitionRight(tree, root).obstacle() == ""
+    assert len(tree.asked) == 1
+    assert tree.get("kubepods", EXCLUSIVE) == "2-7"
+    assert tree.children("") == ["kubepods"]
+
+
+def test_the_probe_takes_cpus_from_no_process(tmp_path: Path) -> None:
+    """While the partition is asked for, every CPU stays with the root."""
+    tree, root = ProbedTree(tmp_path / "cgroup"), host(tmp_path, ALL)
+    seen: list[str] = []
+    tree.meanwhile = lambda: seen.append((tmp_path / "cgroup/cpuset.cpus.effective").read_text().strip())
+    PartitionRight(tree, root).obstacle()
+    assert seen == ["0-7"]
+
+
+def test_a_probe_whose_cgroup_another_instance_removes_is_repeated(tmp_path: Path) -> None:
+    """An instance that starts takes the cgroup of another one's probe for a leftover."""
+    tree, root = ProbedTree(tmp_path / "cgroup", capable=False), host(tmp_path, ALL)
+
+    def once() -> None:
+        tree.meanwhile = lambda: None
+        read_privileges(tree, root, partitions=False)
+
+    tree.meanwhile = once
+    assert "not permitted" in PartitionRight(tree, root).obstacle()
+    assert len(set(tree.asked)) == 2, "each attempt has a cgroup of its own"
+
+
+@pytest.mark.parametrize("answer", ["Parent is not a partition root", None])
+def test_a_kernel_that_does_not_answer_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, answer: str | None
+) -> None:
+    """Linux 6.7 to 6.11 give no reason, and a tree may refuse new cgroups: then no obstacle is known."""
+    tree, root = ProbedTree(tmp_path / "cgroup"), host(tmp_path, ALL)
+    if answer is None:
+        (tmp_path / "sys/devices/system/cpu/possible").unlink()
+    else:
+        tree.meanwhile = lambda: (tree.path(tree.asked[-1]) / PARTITION).write_text(f"root invalid ({answer})")
+    with caplog.at_level(logging.INFO):
+        assert PartitionRight(tree, root).obstacle() == ""
+    assert "unknown" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("permitted", "partitions"), [(ALL, True), (ALL, False), ("0000000000000002", True), ("0000000000000002", False)]
+)
+@pytest.mark.parametrize("name", ["dra-driver-numa-probe", "dra-driver-numa-probe-01234567"])
+def test_cgroups_of_a_killed_probe_are_removed_at_each_start(
+    tmp_path: Path, permitted: str, partitions: bool, name: str
+) -> None:
+    """Without the capability, and in pool mode too: those of earlier releases reserve every CPU of the machine."""
+    tree = ProbedTree(tmp_path / "cgroup")
+    tree.make(f"{name}/partition")
+    for path in (name, f"{name}/partition"):
+        tree.set(path, EXCLUSIVE, "0-7")
+    with pytest.raises(CgroupRefusedError):
+        tree.write("kubepods", EXCLUSIVE, "2-3")
+    read_privileges(tree, host(tmp_path, permitted), partitions=partitions)
+    assert tree.children("") == ["kubepods"]
+    tree.write("kubepods", EXCLUSIVE, "2-3")
+
+
+def test_a_leftover_that_cannot_be_removed_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A process may have been moved there. The start goes on."""
+    (tmp_path / "dra-driver-numa-probe/partition/file").mkdir(parents=True)
+    read_privileges(CgroupTree(str(tmp_path)), host(tmp_path, ALL), partitions=False)
+    (record,) = (record for record in caplog.records if "rmdir" in record.message)
+    assert record.__dict__["cgroup"] == f"{tmp_path}/dra-driver-numa-probe"
 
 
 def test_sys_admin_is_effective_inside_the_block_alone() -> None:

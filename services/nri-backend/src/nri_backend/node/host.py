@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the backend must know of the machine: CPUs online, hugepage sizes, whether its kernel makes partitions."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from numa_contract.cpuset import parse_cpu_list
@@ -20,10 +21,11 @@ def possible_cpus(host_root: str) -> frozenset[int]:
     return parse_cpu_list(Path(host_root, "sys/devices/system/cpu/possible").read_text())
 
 
-def read_host(host_root: str, tree: CgroupTree, partition_obstacle: str = "") -> Host:
-    """Reads the machine below ``host_root``, and whether partitions can be created in the tree. Raises HostError.
+def read_host(host_root: str, tree: CgroupTree, partition_obstacle: Callable[[], str] = lambda: "") -> Host:
+    """Reads the machine below ``host_root``, and whether the kernel of the tree makes partitions. Raises HostError.
 
-    ``partition_obstacle`` is the reason why this process may not create them, from privileges.partition_obstacle().
+    ``partition_obstacle`` returns why this process may not make partitions, or "". It is called only if the kernel of
+    the tree makes them.
     """
     path = Path(host_root, "sys/devices/system/cpu/online")
     try:
@@ -36,5 +38,5 @@ def read_host(host_root: str, tree: CgroupTree, partition_obstacle: str = "") ->
         sizes = [parse_page_size(name) for name in names if name.startswith("hugepages-")]
     except (OSError, MalformedError) as error:
         raise HostError(f"{path}: {error}; mount the node's /sys there or set --host-root") from error
-    obstacle = tree.partition_obstacle() or partition_obstacle
+    obstacle = tree.partition_obstacle() or partition_obstacle()
     return Host(online, tuple(sorted(sizes)), partitions=not obstacle, obstacle=obstacle)

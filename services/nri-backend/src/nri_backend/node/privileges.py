@@ -11,16 +11,14 @@ capabilities belong to threads (capabilities(7)), and a new thread inherits thos
 
 import contextlib
 import ctypes
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from numa_contract.cpuset import format_cpu_list
-
 from nri_backend.node.cgroups import (
-    EXCLUSIVE,
     PARTITION,
     CgroupGoneError,
     CgroupRefusedError,
@@ -35,8 +33,13 @@ _VERSION_3: Final = 0x20080522
 _BITS: Final = 32
 _IDENTITY_MAP: Final = ["0", "0", "4294967295"]
 _PROBE: Final = "dra-driver-numa-probe"
+"""Beginning of the names of the probe's cgroups. Earlier releases used it as the whole name."""
+_PROBE_ATTEMPTS: Final = 3
+# perr_strings in kernel/cgroup/cpuset.c: PERR_ACCESS (since Linux 6.12) and PERR_INVCPUS.
 _NOT_PERMITTED: Final = "not permitted"
+_NO_CPUS: Final = "Invalid cpu list"
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_log = logging.getLogger(__name__)
 _REMEDY: Final = "the chart adds it unless cpuExclusivity is pool (docs/security.md)"
 
 
@@ -86,25 +89,34 @@ def sys_admin() -> Iterator[None]:
             set_effective(CAP_SYS_ADMIN, on=False)
 
 
+def no_obstacle() -> str:
+    """Returns "": the obstacle of a process that makes no partitions, or of which nothing is known."""
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Privileges:
-    """Privileges of this process, as found once at its start."""
+    """The capabilities of this process and their effect, as found at its start."""
 
-    partition_obstacle: str = ""
-    """Reason why it may not create partitions, with the remedy; empty if it may or if that is unknown."""
-    problem: str = ""
-    """Missing capability for all other work, with consequence and remedy; empty if none is missing."""
+    partition_obstacle: Callable[[], str] = no_obstacle
+    """Returns why this process may not make partitions, with the remedy; "" if it may or if nothing is known. Call it
+    only while the kernel of the tree makes partitions: the first call asks that kernel."""
+    problems: tuple[str, ...] = ()
+    """Faults of the capabilities apart from partitions, each with its effect and the remedy."""
 
 
 def read_privileges(tree: CgroupTree, host_root: str, *, partitions: bool) -> Privileges:
-    """Returns the privileges of this process, and removes CAP_SYS_ADMIN from its effective set.
+    """Finds out what this process may do, and lowers CAP_SYS_ADMIN. Call it before any other thread exists.
 
-    Must be called before any other thread exists. ``partitions`` is False if the configuration does not allow any.
+    Also removes the cgroups of an earlier probe that was killed, whatever this configuration needs. ``partitions``:
+    whether the configuration allows partitions at all.
     """
-    obstacle = partition_obstacle(tree, host_root) if partitions and not tree.partition_obstacle() else ""
+    remove_leftovers(tree)
+    obstacle = PartitionRight(tree, host_root).obstacle if partitions else no_obstacle
     with contextlib.suppress(OSError):
         set_effective(CAP_SYS_ADMIN, on=False)
-    return Privileges(obstacle, capability_problem(host_root))
+    problems = filter(None, (capability_problem(host_root),))
+    return Privileges(obstacle, tuple(problems))
 
 
 def missing_capabilities(host_root: str) -> frozenset[int]:
@@ -130,8 +142,11 @@ def capability_problem(host_root: str) -> str:
     )
 
 
-def partition_obstacle(tree: CgroupTree, host_root: str) -> str:
-    """Returns the reason why this process may not create partitions, with the remedy, or "" if it may."""
+def process_obstacle(host_root: str) -> str:
+    """Returns what forbids partitions to this process on any kernel, with the remedy; "" if nothing does.
+
+    Reads the capabilities and the user namespace, and neither depends on the cgroup tree.
+    """
     if CAP_SYS_ADMIN in missing_capabilities(host_root):
         return f"nri-backend lacks the capability SYS_ADMIN, which the kernel demands for a partition; {_REMEDY}"
     try:
@@ -140,44 +155,111 @@ def partition_obstacle(tree: CgroupTree, host_root: str) -> str:
         users = _IDENTITY_MAP
     if users != _IDENTITY_MAP:
         return "nri-backend runs in a user namespace, in which the kernel grants no partition; set hostUsers: true"
-    state = _try_partition(tree, host_root)
-    if _NOT_PERMITTED in state:
-        return (
-            f"the kernel refuses partitions to nri-backend although it has the capability SYS_ADMIN ({state}); look "
-            "for a security module (AppArmor, SELinux) that denies it"
-        )
     return ""
 
 
-def _try_partition(tree: CgroupTree, host_root: str) -> str:
-    """Tries to create a partition that the kernel must reject; returns the content of the partition file afterwards.
+class PartitionRight:
+    """Whether this process may make partitions on a kernel that has them.
 
-    Returns "" if the attempt is not possible. The kernel checks the privilege first. With the privilege it rejects a
-    partition of every CPU of the machine for another reason (``Invalid cpu list in cpuset.cpus.exclusive``), so no
-    process loses a CPU. Two cgroups are needed, because a partition directly below the root is a local one, which needs
-    no privilege. While other partitions exist, the kernel does not accept the list of CPUs, so the attempt ends there.
+    The process's own obstacles are read at once. The kernel is asked once, at the first call of `obstacle()`: at the
+    start of the process the tree may not show yet that it makes partitions, because the cpuset controller is enabled
+    for no cgroup below the root.
     """
-    parent, child = _PROBE, f"{_PROBE}/partition"
-    try:
-        cpus = possible_cpus(host_root)
-        with _cgroup(tree, parent):
-            tree.write(parent, "cgroup.subtree_control", "+cpuset")
-            with _cgroup(tree, child):
-                for path in (parent, child):
-                    tree.write(path, EXCLUSIVE, format_cpu_list(cpus))
-                with sys_admin():
-                    tree.write(child, PARTITION, "root")
-                return tree.read(child, PARTITION)
-    except (OSError, ValueError, CgroupGoneError, CgroupRefusedError):
+
+    def __init__(self, tree: CgroupTree, host_root: str) -> None:
+        self._tree = tree
+        self._host_root = host_root
+        self._obstacle = process_obstacle(host_root)
+        self._known = bool(self._obstacle)
+
+    def obstacle(self) -> str:
+        """Returns why this process may not make partitions, with the remedy; "" if it may or if nothing is known."""
+        if not self._known:
+            self._known = True
+            self._obstacle = self._ask()
+        return self._obstacle
+
+    def _ask(self) -> str:
+        try:
+            answer = _probe(self._tree, self._host_root)
+        except (OSError, ValueError, CgroupGoneError, CgroupRefusedError) as error:
+            answer = str(error)
+        if _NOT_PERMITTED in answer:
+            return (
+                f"the kernel refuses partitions to nri-backend although it has the capability SYS_ADMIN ({answer}); "
+                "look for a security module (AppArmor, SELinux) that denies it"
+            )
+        if _NO_CPUS not in answer:
+            text = "it is unknown whether the kernel lets nri-backend make partitions; the first claim will show it"
+            _log.info(text, extra={"answer": answer})
         return ""
+
+
+def _probe(tree: CgroupTree, host_root: str) -> str:
+    """Asks the kernel for a partition that it refuses in any case, and returns its answer.
+
+    Raises OSError, ValueError, CgroupGoneError or CgroupRefusedError if the kernel cannot be asked. Another instance
+    that starts at the same time takes the cgroup for a leftover and may remove it; the probe is repeated then.
+    """
+    cpu = str(min(possible_cpus(host_root)))
+    for _ in range(_PROBE_ATTEMPTS - 1):
+        with contextlib.suppress(FileNotFoundError, CgroupGoneError):
+            return _probe_once(tree, cpu)
+    return _probe_once(tree, cpu)
+
+
+def _probe_once(tree: CgroupTree, cpu: str) -> str:
+    """Makes a cgroup and a nested one, asks for a partition of one CPU in the nested one, and removes both.
+
+    The order of the checks in kernel/cgroup/cpuset.c decides what has to be written. update_prstate() first rejects a
+    cgroup that has neither ``cpuset.cpus`` nor ``cpuset.cpus.exclusive`` (PERR_CPUSEMPTY), privileged or not, so the
+    nested cgroup needs a list. Its parent is not a partition, so remote_partition_enable() follows, which checks the
+    capability (PERR_ACCESS) before the CPUs. Those are the nested list without the CPUs that the parent does not
+    reserve in ``cpuset.cpus.exclusive``. The parent reserves none, so the set is empty and the kernel refuses it
+    (PERR_INVCPUS), whatever other partitions exist: no process loses a CPU.
+
+    The parent must not reserve any: validate_change() compares the exclusive lists of siblings, and the parent is a
+    sibling of the kubelet's cgroups. While it reserved a CPU, the active instance's write of that CPU to
+    ``cpuset.cpus.exclusive`` of kubepods would fail with EINVAL. The nested cgroup has no sibling.
+
+    Linux 6.7 to 6.11 answer both cases with "Parent is not a partition root", so that nothing is learned there.
+    """
+    parent = f"{_PROBE}-{os.urandom(4).hex()}"
+    child = f"{parent}/partition"
+    with _cgroup(tree, parent):
+        tree.write(parent, "cgroup.subtree_control", "+cpuset")
+        with _cgroup(tree, child):
+            tree.write(child, "cpuset.cpus", cpu)
+            with sys_admin():
+                tree.write(child, PARTITION, "root")
+            return tree.read(child, PARTITION)
 
 
 @contextlib.contextmanager
 def _cgroup(tree: CgroupTree, path: str) -> Iterator[None]:
-    # It exists if an earlier instance was killed before it removed the cgroup.
-    with contextlib.suppress(FileExistsError):
-        tree.make(path)
+    tree.make(path)
     try:
         yield
     finally:
-        tree.remove(path)
+        # If that fails, the next start tries again and reports it.
+        with contextlib.suppress(OSError):
+            tree.remove(path)
+
+
+def remove_leftovers(tree: CgroupTree) -> None:
+    """Removes the cgroups of probes that were killed before they could do so.
+
+    Those of earlier releases reserve every CPU of the machine, so that the kernel grants no other cgroup a partition.
+    """
+    for parent in tree.children(""):
+        if not parent.startswith(_PROBE):
+            continue
+        try:
+            for child in tree.children(parent):
+                tree.remove(f"{parent}/{child}")
+            tree.remove(parent)
+        except FileNotFoundError:
+            continue  # of another instance, which has removed it
+        except OSError as error:
+            text = "a cgroup of an earlier start cannot be removed, so partitions may fail; remove it with rmdir"
+            _log.warning(text, extra={"cgroup": f"{tree.root}/{parent}", "error": str(error)})

@@ -3,6 +3,8 @@
 
 import logging
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -220,6 +222,35 @@ def test_a_leftover_that_cannot_be_removed_is_logged(tmp_path: Path, caplog: pyt
     read_privileges(CgroupTree(str(tmp_path)), host(tmp_path, ALL), partitions=False)
     (record,) = (record for record in caplog.records if "rmdir" in record.message)
     assert record.__dict__["cgroup"] == f"{tmp_path}/dra-driver-numa-probe"
+
+
+_DENIED = """
+import ctypes, platform, struct, sys
+from nri_backend.node.privileges import lower_sys_admin
+
+# A seccomp filter that answers EPERM to capget and capset, and allows all other calls.
+capget, capset = {"x86_64": (125, 126), "aarch64": (90, 91)}[platform.machine()]
+code = [(0x20, 0, 0, 0), (0x15, 2, 0, capget), (0x15, 1, 0, capset), (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x50001)]
+instructions = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in code))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(code), ctypes.addressof(instructions)))
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.c_void_p(ctypes.addressof(program)), 0, 0):
+    sys.exit(77)
+print(lower_sys_admin(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(("permitted", "named"), [(ALL, True), ("0000000000000002", False)])
+def test_a_capability_that_cannot_be_lowered_is_a_problem(tmp_path: Path, permitted: str, named: bool) -> None:
+    """A seccomp profile may deny the calls. Without the capability nothing is lost by that."""
+    command = [sys.executable, "-c", _DENIED, host(tmp_path, permitted)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 77:
+        pytest.skip("no seccomp filter can be set here")
+    assert done.returncode == 0, done.stderr
+    problem = done.stdout.strip()
+    assert bool(problem) is named
+    assert ("Operation not permitted" in problem and "seccomp profile" in problem) is named
 
 
 def test_sys_admin_is_effective_inside_the_block_alone() -> None:

@@ -113,10 +113,22 @@ def read_privileges(tree: CgroupTree, host_root: str, *, partitions: bool) -> Pr
     """
     remove_leftovers(tree)
     obstacle = PartitionRight(tree, host_root).obstacle if partitions else no_obstacle
-    with contextlib.suppress(OSError):
-        set_effective(CAP_SYS_ADMIN, on=False)
-    problems = filter(None, (capability_problem(host_root),))
+    problems = filter(None, (capability_problem(host_root), lower_sys_admin(host_root)))
     return Privileges(obstacle, tuple(problems))
+
+
+def lower_sys_admin(host_root: str) -> str:
+    """Removes CAP_SYS_ADMIN from the effective set of the calling thread; returns a problem if that is refused."""
+    try:
+        set_effective(CAP_SYS_ADMIN, on=False)
+    except OSError as error:
+        if CAP_SYS_ADMIN in missing_capabilities(host_root):
+            return ""
+        return (
+            "the capability SYS_ADMIN of nri-backend is in effect all the time, and not only while it writes a "
+            f"partition file ({error}); let the seccomp profile of the container allow capget and capset"
+        )
+    return ""
 
 
 def missing_capabilities(host_root: str) -> frozenset[int]:

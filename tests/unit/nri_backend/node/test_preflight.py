@@ -153,10 +153,18 @@ def test_a_cgroup_tree_that_cannot_be_written_is_refused(line: str, tmp_path: Pa
 def test_the_own_cgroup_is_not_taken_for_the_nodes_tree(tmp_path: Path) -> None:
     """A writable view of its own cgroup has all files, and nothing written there reaches another container."""
     root, host = node(tmp_path, UNIFIED, "cpuset memory hugetlb\n")
+    (tmp_path / "cgroup/cgroup.events").write_text("populated 1\nfrozen 0\n")
     (tmp_path / "cgroup/cgroup.procs").write_text(f"0\n{os.getpid()}\n")
     with pytest.raises(PreflightError, match=f"{root} is the container's own cgroup and not the node's tree"):
         check_node(root, host, [])
     (tmp_path / "cgroup/cgroup.procs").write_text("1\n")
+    assert check_node(root, host, []) == []
+
+
+def test_a_process_in_the_topmost_cgroup_of_the_machine_starts(tmp_path: Path) -> None:
+    """Without systemd a process that runs outside a container may live there. Only the topmost has no cgroup.events."""
+    root, host = node(tmp_path, UNIFIED, "cpuset memory hugetlb\n")
+    (tmp_path / "cgroup/cgroup.procs").write_text(f"1\n{os.getpid()}\n")
     assert check_node(root, host, []) == []
 
 

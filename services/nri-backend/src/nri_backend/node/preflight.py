@@ -76,8 +76,12 @@ def check_mount(root: str, mounts: Sequence[Mount]) -> list[str]:
 def _check_own_cgroup(root: str) -> None:
     """Raises PreflightError if the cgroup root is the cgroup of this process, and so contains this container alone.
 
-    ``cgroup.procs`` lists process ids in the PID namespace of the reader, so this process finds its own id there.
+    The kernel lists process ids as the reading process sees them, so that a container finds itself under its own. The
+    topmost cgroup of the machine, the only one without ``cgroup.events``, is the node's tree even if this process was
+    started there, outside a container and without a service manager that moves it to a cgroup of its own.
     """
+    if not Path(root, "cgroup.events").exists():
+        return
     if str(os.getpid()) in (_text(Path(root, "cgroup.procs")) or "").split():
         raise PreflightError(
             f"{root} is the container's own cgroup and not the node's tree: mount the node's /sys/fs/cgroup there (the "

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 from nri_backend.limits.stated import kubelet_pins
+from nri_backend.node.proofs import PINS
 from nri_backend.nri.model import Resources
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.fakes.kubelet_static import StaticManagers
 from tests.rigs.builders import cpu_record, memory_record
 from tests.rigs.containers import container, pod
-from tests.rigs.enforcement import Node, enforcing
+from tests.rigs.enforcement import Node, auditing, enforcing
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,68 @@ async def test_a_synchronisation_forgets_no_static_manager(tmp_path: Path) -> No
         assert pins(node) == ["cpu"]
         await node.synchronize()
         assert pins(node) == []
+
+
+async def test_a_restart_forgets_no_static_manager(tmp_path: Path) -> None:
+    """The runtime lists the cpuset as this plugin has answered it, so the pins are stored when they change."""
+    async with enforcing(Node(tmp_path)) as node:
+        await create(node, "plain", cpus="0-7")
+        await create(node, "guaranteed", cpus="1-2", mems="0")
+        await node.until(lambda: (tmp_path / PINS).exists() and "guaranteed" in (tmp_path / PINS).read_text())
+    restarted = Node(tmp_path)
+    async with auditing(restarted):
+        await restarted.enforcer.activate()
+        assert "guaranteed" in (tmp_path / PINS).read_text(), "the runtime has listed no container yet"
+        await restarted.synchronize(("plain", "p1"), ("guaranteed", "p1"), plain="1-7", guaranteed="1-7")
+        assert pins(restarted) == ["cpu", "memory"]
+        await restarted.stop("guaranteed")
+        assert pins(restarted) == ["cpu"]
+        await restarted.until(lambda: "guaranteed" not in (tmp_path / PINS).read_text())
+        await restarted.stop("plain")
+        assert pins(restarted) == []
+        await restarted.until(lambda: "plain" not in (tmp_path / PINS).read_text())
+
+
+async def test_an_instance_that_takes_over_knows_the_static_managers(tmp_path: Path) -> None:
+    """In a roll-out the new instance is synchronised before the old one has seen the last container."""
+    successor = Node(tmp_path)
+    async with enforcing(Node(tmp_path)) as node:
+        await successor.enforcer.synchronize([], [])
+        await create(node, "plain", cpus="0-7")
+        await create(successor, "plain", cpus="1-7")
+        await node.until((tmp_path / PINS).exists)
+    assert pins(successor) == []
+    await successor.enforcer.activate()
+    assert pins(successor) == ["cpu"]
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "[", "[]", '{"version": 9}', '{"version": 1, "containers": {"plain": 1}}', "[" * (1 << 21)]
+)
+async def test_pins_that_cannot_be_read_are_those_of_an_older_release(tmp_path: Path, text: str | None) -> None:
+    """They are empty until the kubelet sends the next cpuset, and are stored again then."""
+    if text is not None:
+        (tmp_path / PINS).write_text(text)
+    node = Node(tmp_path)
+    async with auditing(node):
+        await node.enforcer.activate()
+        await node.synchronize(("plain", "p1"), plain="1-7")
+        assert pins(node) == []
+        await node.enforcer.update_container(pod(), container("plain"), Resources(cpus="1-3"))
+        await node.until(lambda: (tmp_path / PINS).exists() and '["cpu"]' in (tmp_path / PINS).read_text())
+
+
+async def test_pins_are_stored_again_after_a_failed_write(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The failure is logged once."""
+    (tmp_path / PINS).mkdir()
+    async with enforcing(Node(tmp_path)) as node:
+        await create(node, "plain", cpus="0-7")
+        before = node.counts.counters["audits"]
+        await node.until(lambda: node.counts.counters["audits"] >= before + 3)
+        assert [record.message for record in caplog.records].count("kubelet pins cannot be stored") == 1
+        (tmp_path / PINS).rmdir()
+        await node.until((tmp_path / PINS).is_file)
+    assert pins(node) == ["cpu"]
 
 
 async def test_a_standby_sees_no_static_manager(tmp_path: Path) -> None:

@@ -121,7 +121,8 @@ class NodeState:
         self.told = True
         for container in (*ending, *containers):
             known = before.get(container.id, container)
-            tracked = replace(container, memory_kills=known.memory_kills, kubelet_pins=known.kubelet_pins)
+            pins = container.kubelet_pins | known.kubelet_pins
+            tracked = replace(container, memory_kills=known.memory_kills, kubelet_pins=pins)
             self._index(self._tracked.get(tracked.id), tracked)
             self._tracked[tracked.id] = tracked
         # Who owns a claim depends on who lives. The pool is divided once, not for each of hundreds.

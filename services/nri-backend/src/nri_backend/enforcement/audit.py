@@ -153,6 +153,7 @@ class Auditor:
         if not everyone:
             plan = await self._actuator.comparisons[full].unsettled(plan)
         await self._look(plan, full=full, again=everyone)
+        await self._prover.keep_pins()
         if full:
             await self._prover.prove(self._state)
             if self._knows_all and self._edges.leadership().fresh:

@@ -70,7 +70,8 @@ class Enforcer:
         for found in await self._keeper.recall(await self._prover.recall(tuple(self.state))):
             if (tracked := self.state.get(found.id)) is not None:
                 now = replace(tracked, partition=found.partition, exclusive=found.exclusive)
-                self.actuator.note(self.state.assessed(replace(now, proven=found.proven, answered=found.answered)))
+                now = replace(now, proven=found.proven, answered=found.answered, kubelet_pins=found.kubelet_pins)
+                self.actuator.note(self.state.assessed(now))
         self._auditor.active = True
         await self.actuator.refresh(thorough=True)
         await self._auditor.audit(full=True, everyone=True)

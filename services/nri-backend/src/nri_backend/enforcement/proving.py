@@ -16,7 +16,7 @@ from nri_backend.claims.judge import read_evidence
 from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked
 from nri_backend.containers.state import NodeState
 from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree
-from nri_backend.node.proofs import Proof, Proofs
+from nri_backend.node.proofs import Pins, Proof, Proofs
 
 MAX_AT_ONCE: Final = 64
 """Proofs that one job writes; the next audit writes more."""
@@ -38,13 +38,20 @@ class Prover:
         """What the proofs say, by container."""
         self._answered: set[str] = set()
         """Containers whose limits, as the runtime states them, include the claimed hugepages."""
+        self._pins: Pins = {}
+        """The content of the file of pins."""
+        self._pins_fail = False
         self._turn = asyncio.Lock()
         """Who tidies up has a list that is older than the proofs of those who start meanwhile."""
 
     async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
-        """Returns the containers with what was made true for them, and whether we had answered at their creation."""
+        """Returns the containers with what was made true for them, and whether we had answered at their creation.
+
+        Adds the stored pins. The runtime cannot repeat them: the cpuset that it lists includes this plugin's answers.
+        """
         evident = [tracked.id for tracked in containers if tracked.evidence != NO_EVIDENCE]
         found = await asyncio.to_thread(self._load, evident, {tracked.id: tracked.cgroup for tracked in containers})
+        self._pins = await asyncio.to_thread(self._proofs.load_pins)
         self._answered.update(proof.container for proof in found.values() if proof.answered)
         claims = {container: tuple(map(self._shared, proof.claims)) for container, proof in found.items()}
         self._written |= {i: (claims[i], proof.answered, proof.pooled) for i, proof in found.items() if proof.inode}
@@ -98,6 +105,23 @@ class Prover:
             return
         self.problem = ""
 
+    async def keep_pins(self) -> None:
+        """Stores the pins of living containers if they have changed; a failed write is retried at the next audit.
+
+        Does nothing before the runtime has listed its containers, since their pins would be lost.
+        """
+        pins = {one.id: one.kubelet_pins for one in self._state if one.alive and one.kubelet_pins}
+        if not self._state.told or pins == self._pins:
+            return
+        try:
+            await asyncio.to_thread(self._proofs.write_pins, pins)
+        except OSError as error:
+            if not self._pins_fail:
+                _log.warning("kubelet pins cannot be stored", extra={"error": str(error)})
+            self._pins_fail = True
+            return
+        self._pins, self._pins_fail = pins, False
+
     async def forget_others(self) -> None:
         """Forgets the proofs of containers that are no more; what somebody has removed is written again."""
         async with self._turn:
@@ -117,7 +141,9 @@ class Prover:
         before = self._state.get(tracked.id)
         proven = proven or (before.proven if before else ())
         answered = tracked.id in self._answered or tracked.answered
-        return replace(tracked, proven=proven, answered=answered or (before is not None and before.answered))
+        answered = answered or (before is not None and before.answered)
+        pins = tracked.kubelet_pins | self._pins.get(tracked.id, frozenset())
+        return replace(tracked, proven=proven, answered=answered, kubelet_pins=pins)
 
     def _load(self, ids: Iterable[str], cgroups: dict[str, str]) -> dict[str, Proof]:
         proofs = self._proofs.load(ids)

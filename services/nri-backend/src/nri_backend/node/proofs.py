@@ -8,7 +8,7 @@ one that a forger names so, has another inode.
 import contextlib
 import logging
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Final
 
 from numa_contract.documents import parse_json
@@ -21,10 +21,16 @@ from nri_backend.claims.entitlement import Held
 from nri_backend.nri.model import Pod
 
 DIRECTORY: Final = "proofs"
+PINS: Final = "kubelet-pins.json"
+"""File beside the proofs, which earlier releases neither read nor remove."""
 _log = logging.getLogger(__name__)
 VERSION: Final = 1
 MAX_BYTES: Final = 4 << 20
 """Of a proof: some records of at most 100 KB each."""
+MAX_PINS_BYTES: Final = 1 << 20
+"""Of the file of pins: about 10,000 containers."""
+Pins = Mapping[str, frozenset[str]]
+"""Static managers of the kubelet that the requests for a container showed, by container."""
 
 
 class Proof(Document):
@@ -44,6 +50,13 @@ class Proof(Document):
     claims: tuple[Held, ...] = ()
     pooled: str = ""
     """Why it is no partition although it should be one: the pool keeps others off its CPUs."""
+
+
+class KubeletPins(Document):
+    """The content of the file of pins."""
+
+    version: int = VERSION
+    containers: dict[str, frozenset[str]] = Field(default_factory=dict)
 
 
 def proof_name(container_id: str) -> str | None:
@@ -76,6 +89,7 @@ class Proofs:
     def __init__(self, own_directory: str, former_lock: str) -> None:
         self._path = f"{own_directory}/{DIRECTORY}"
         self._noted = f"{own_directory}/former"
+        self._pins = f"{own_directory}/{PINS}"
         self._former_lock = former_lock
 
     def former_enforced(self) -> bool:
@@ -118,6 +132,23 @@ class Proofs:
         if (name := proof_name(proof.container)) is not None:
             os.makedirs(self._path, mode=0o700, exist_ok=True)  # noqa: PTH103
             replace_file(f"{self._path}/{name}", dump_proof(proof), 0o600)
+
+    def load_pins(self) -> Pins:
+        """Returns the stored pins. Returns none if there is no file or if it cannot be read."""
+        try:
+            document = parse_json(read_regular(self._pins, MAX_PINS_BYTES), MAX_PINS_BYTES, "kubelet pins", PINS)
+            check_version("kubelet pins", document, VERSION)
+            return KubeletPins.model_validate(document).containers
+        except FileNotFoundError:
+            return {}
+        except (OSError, ContractError, ValidationError) as error:
+            _log.warning("the file of kubelet pins cannot be read", extra={"error": str(error)})
+            return {}
+
+    def write_pins(self, pins: Pins) -> None:
+        """Replaces the stored pins. Raises OSError."""
+        os.makedirs(self._path, mode=0o700, exist_ok=True)  # noqa: PTH103
+        replace_file(self._pins, KubeletPins(containers=dict(pins)).model_dump_json().encode(), 0o600)
 
     def ids(self) -> set[str]:
         """Returns the containers of which there are proofs."""

@@ -11,6 +11,7 @@ capabilities belong to threads (capabilities(7)), and a new thread inherits thos
 
 import contextlib
 import ctypes
+import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -126,7 +127,8 @@ def lower_sys_admin(host_root: str) -> str:
             return ""
         return (
             "the capability SYS_ADMIN of nri-backend is in effect all the time, and not only while it writes a "
-            f"partition file ({error}); let the seccomp profile of the container allow capget and capset"
+            f"partition file ({errno.errorcode.get(error.errno or 0, error.errno)}); let the seccomp profile of the "
+            "container allow capget and capset"
         )
     return ""
 

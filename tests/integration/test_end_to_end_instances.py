@@ -99,7 +99,7 @@ def test_a_manager_of_the_kubelet_that_pins_is_told(open_stage: OpenStage) -> No
     for _ in range(3):
         ask_unix(socket, "/v1/backend", "PUT", lease)
     (event,) = wait_for("an event", lambda: stage.events("KubeletManagerStatic"))
-    assert "the kubelet's cpu manager is static" in event["note"]
+    assert "the kubelet's static cpu manager or another NRI plugin" in event["note"]
     assert 'dra_numa_kubelet_static_manager{manager="cpu"} 1.0' in ask_unix(socket, "/metrics")
 
 

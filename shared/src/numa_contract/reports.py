@@ -159,7 +159,8 @@ class BackendStatus(Document):
     exclusivity_reason: str = ""
     """Reason why that is the pool although the configuration allows partitions, with the remedy; empty otherwise."""
     kubelet_pins: tuple[str, ...] = ()
-    """What the kubelet's own static managers were seen to assign: ``cpu``, ``memory``."""
+    """The kubelet's managers that are static, or in whose place another NRI plugin assigns CPUs or NUMA nodes to
+    containers: ``cpu``, ``memory``."""
     problems: tuple[str, ...] = ()
     counters: dict[str, float] = Field(default_factory=dict)
     metrics: tuple[Metric, ...] = ()

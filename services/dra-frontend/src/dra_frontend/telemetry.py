@@ -89,7 +89,8 @@ class NodeGauges(Collector):
             yield GaugeMetricFamily(_BACKEND + "report_age_seconds", text, value=self.backend.age)
             pins = self.backend.status.kubelet_pins
             static = (([manager], manager in pins) for manager in ("cpu", "memory"))
-            yield _gauge("dra_numa_kubelet_static_manager", "Whether it is static", ["manager"], static)
+            text = "Whether it, or another NRI plugin in its place, assigns CPUs or NUMA nodes to a container"
+            yield _gauge("dra_numa_kubelet_static_manager", text, ["manager"], static)
         yield CounterMetricFamily("dra_numa_discovery_failures", "Failed looks", value=self.watch.failures)
 
     def _errors(self) -> Iterable[Metric]:

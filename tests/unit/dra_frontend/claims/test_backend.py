@@ -230,11 +230,12 @@ def test_a_node_without_partitions_is_one_warning_for_the_node() -> None:
 
 
 def test_static_managers_are_a_warning_while_the_lease_is_live() -> None:
-    """Managers that this release does not know are left out."""
+    """Managers that this release does not know are left out. Another NRI plugin may be the cause of the report."""
     clock = Clock()
     live = view_of(clock, kubelet_pins=("memory", "cpu", "x" * 10_000))
     assert list(live.conditions) == ["KubeletManagerStatic"]
     (warning,) = live.warnings
-    assert warning.startswith("the kubelet's cpu and memory manager is static")
+    assert warning.startswith("the kubelet's static cpu and memory manager or another NRI plugin assigns CPUs")
+    assert "set cpuManagerPolicy: none and memoryManagerPolicy: None, or remove the plugin" in warning
     clock.now += LEASE_SECONDS + 1
     assert live.warnings == []

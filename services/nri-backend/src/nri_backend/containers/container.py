@@ -67,7 +67,7 @@ class Tracked:
     answered: bool = False
     """They were sent after an instance of ours had answered at the creation, so they include the claimed hugepages."""
     kubelet_pins: frozenset[str] = frozenset()
-    """Static managers of the kubelet that were recognised by its requests for this container."""
+    """Static managers of the kubelet that its requests showed; another NRI plugin may have acted in their place."""
     ran: bool = False
     """The runtime has reported it as running or starting: its cgroup, if it has one on the node, has existed."""
     cpus: frozenset[int] | None = None

@@ -241,7 +241,7 @@ class NodeState:
 
     @property
     def kubelet_pins(self) -> frozenset[str]:
-        """Static managers of the kubelet that assign CPUs or NUMA nodes to a living container."""
+        """Static managers of the kubelet that a request for a living container showed."""
         return frozenset[str]().union(*(tracked.kubelet_pins for tracked in self if tracked.alive))
 
     @property

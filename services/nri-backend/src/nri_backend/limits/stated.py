@@ -63,11 +63,13 @@ def stated(resources: Resources) -> Stated:
 
 
 def kubelet_pins(requested: Resources) -> frozenset[str]:
-    """Returns the kubelet's static managers, ``cpu`` and ``memory``, that a request gives evidence of.
+    """Returns the static managers of the kubelet that a request may come from: ``cpu``, ``memory``.
 
-    With the static CPU manager the kubelet sends a cpuset for every container; those that are not Guaranteed get the
-    default set. With the static Memory Manager it sends mems for Guaranteed ones. Otherwise it sends neither. Resources
-    that the runtime has stored are no evidence, since they contain this plugin's own answers.
+    A kubelet with the static CPU manager sends a cpuset with every container, the default set with those that are not
+    Guaranteed; with the static Memory Manager it sends mems with Guaranteed ones. Otherwise it sends neither. A request
+    looks the same if an NRI plugin that the runtime calls earlier has set them: NRI writes the answer of each plugin
+    into the request for the next one (adjustResources() in its pkg/adaptation/result.go). Resources that a runtime has
+    stored show nothing, since they contain this plugin's own answers.
     """
     return frozenset(name for name, text in (("cpu", requested.cpus), ("memory", requested.mems)) if text)
 

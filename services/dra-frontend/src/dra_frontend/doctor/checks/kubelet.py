@@ -69,8 +69,9 @@ def _memory_manager(kubelet: KubeletConfig) -> Iterator[Finding]:
 
 def _seen_pinning(backend: BackendStatus) -> Iterator[Finding]:
     for manager in backend.kubelet_pins:
-        remedy = _NONE.format(f"{manager}ManagerPolicy")
-        yield problem(f"The kubelet's {manager} manager was seen to pin containers.", _PINNED, remedy)
+        what = f"The kubelet's static {manager} manager or another NRI plugin was seen to pin containers."
+        remedy = f"{_NONE.format(f'{manager}ManagerPolicy')}; if it is set so, remove the other NRI plugin"
+        yield problem(what, _PINNED, remedy)
 
 
 def _topology_manager(kubelet: KubeletConfig) -> Iterator[Finding]:
@@ -167,7 +168,12 @@ CHECKS: Final = (
     Check("kubelet.registration", "Both drivers have a live socket in the kubelet's registry.", ("sockets",), _sockets),
     Check("kubelet.cpu-manager", "The CPU manager's policy is none.", ("kubelet",), _cpu_manager),
     Check("kubelet.memory-manager", "The memory manager's policy is None.", ("kubelet",), _memory_manager),
-    Check("kubelet.pinning", "The kubelet was not seen to pin containers.", ("backend",), _seen_pinning),
+    Check(
+        "kubelet.pinning",
+        "Neither the kubelet nor another NRI plugin was seen to pin containers.",
+        ("backend",),
+        _seen_pinning,
+    ),
     Check("kubelet.topology-manager", "The topology manager refuses no pod.", ("kubelet",), _topology_manager),
     Check("kubelet.gates", f"The gates {' and '.join(_GATES)} are not off.", ("kubelet",), _gates),
     Check(

@@ -43,14 +43,22 @@ def test_the_lease_tells_the_state(tmp_path: Path) -> None:
     assert metrics["build_info"][0].labels == (__version__,)
 
 
-def test_the_lease_reports_the_mode_and_its_reason_once(tmp_path: Path) -> None:
-    """A node that falls back to the pool reports why, and a capability that is missing is a problem of the node."""
-    backend = build(tmp_path, privileges=Privileges(lambda: "no SYS_ADMIN", ("no DAC_OVERRIDE",)))
-    cgroup = tmp_path / "cgroup/kubepods"
-    cgroup.mkdir(parents=True)
-    assert backend.status().exclusivity == "pool"
-    assert "6.7" in backend.status().exclusivity_reason
-    assert backend.status().problems == ("no DAC_OVERRIDE",)
+@pytest.mark.parametrize(("obstacle", "mode"), [("no SYS_ADMIN", "pool"), ("", "partition")])
+def test_the_lease_reports_the_mode_and_its_reason(obstacle: str, mode: str, tmp_path: Path) -> None:
+    """On a kernel with partitions the privileges decide; a missing DAC_OVERRIDE is a problem in either mode."""
+    group = tmp_path / "cgroup/kubepods"
+    group.mkdir(parents=True)
+    (group / "cpuset.cpus.exclusive").touch()
+    status = build(tmp_path, privileges=Privileges(lambda: obstacle, ("no DAC_OVERRIDE",))).status()
+    assert (status.exclusivity, status.exclusivity_reason) == (mode, obstacle)
+    assert status.problems == ("no DAC_OVERRIDE",)
+
+
+def test_an_older_kernel_is_the_reason_before_any_privilege(tmp_path: Path) -> None:
+    """A capability would change nothing there."""
+    (tmp_path / "cgroup/kubepods").mkdir(parents=True)
+    backend = build(tmp_path, privileges=Privileges(lambda: "no SYS_ADMIN"))
+    assert "Linux 6.7" in backend.status().exclusivity_reason
 
 
 def test_the_lock_is_told_of_the_runtime(tmp_path: Path) -> None:

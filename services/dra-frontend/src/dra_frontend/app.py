@@ -44,7 +44,7 @@ from dra_frontend.claims.recovery import Recovery
 from dra_frontend.claims.service import NodeClaims
 from dra_frontend.claims.store import ClaimStore
 from dra_frontend.devices.reserves import is_explicit
-from dra_frontend.events.recorder import EventRecorder, NodeEvents
+from dra_frontend.events.recorder import EventRecorder, NodeCondition, NodeEvents
 from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.kubelet.node_status import NodeStatus
 from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
@@ -119,7 +119,8 @@ class Service:
         }
         gauges = NodeGauges(lambda: self.store.ledger, self.watch, self.backend, self.publishers)
         self.telemetry.show(gauges, BackendMetrics(self.backend))
-        self._told: object = None
+        self._reported: list[NodeCondition] = []
+        """The backend's conditions of the Node, as it reported them last."""
         self.pod_warnings: tuple[str, ...] = ()
         """Faults of the pod that the preflight found and that the service works without."""
 
@@ -135,12 +136,7 @@ class Service:
             events.backend_changed()
 
     def refresh(self) -> None:
-        """Offers what machine and books say now, and tells of what does not fit."""
-        inventory = self.watch.inventory
-        if inventory is not self._told:
-            self._told = inventory
-            for text in (*inventory.refused.values(), *inventory.warnings):
-                self.node_events.notify("ConfigurationDoesNotFit", text)
+        """Offers the devices that follow from the machine and the claims."""
         self.offer.refresh(self.watch.inventory, self.store.ledger, self.watch.errors.faults)
 
     def unready(self) -> tuple[str, ...]:
@@ -204,15 +200,26 @@ class Service:
 
     async def _follow_readiness(self) -> None:
         """Logs changes of readiness even if nothing probes the pod, and observes conditions of the node. Never ends."""
-        told = frozenset[tuple[str, str]]()
         while True:
             self.unready()
-            if self.backend.live:
-                found = frozenset(self.backend.conditions.items())
-                for reason, text in sorted(found - told):
-                    self.node_events.notify(reason, text, reason)
-                told = found
+            self.node_events.observe_lasting(self._lasting_conditions())
             await next_tick()
+
+    def _lasting_conditions(self) -> list[NodeCondition]:
+        """Returns the conditions of the Node; those of a silent backend are the last that it reported."""
+        if self.backend.live:
+            self._reported = [NodeCondition(reason, text, reason) for reason, text in self.backend.conditions.items()]
+        inventory = self.watch.inventory
+        misfits = (*inventory.refused.values(), *inventory.warnings)
+        return [
+            *self._reported,
+            *(NodeCondition("ConfigurationDoesNotFit", text) for text in misfits),
+            *(
+                NodeCondition(reason, text, driver)
+                for driver, publisher in self.publishers.items()
+                for reason, text in publisher.notes.items()
+            ),
+        ]
 
     async def offer_claims(self, stack: AsyncExitStack) -> None:
         """Serves the kubelet and publishes for ever, once the backend enforces: before, claims would be refused."""

@@ -14,12 +14,14 @@ from dra_frontend.events.event import COUNTED, ObjectReference, Observation
 from dra_frontend.events.recorder import (
     FORBIDDEN_SECONDS,
     FORGET_SECONDS,
+    LASTING_SECONDS,
     MAX_CONDITIONS,
     MAX_PER_OBJECT,
     MAX_WRITES,
     RETRY_SECONDS,
     UPDATE_SECONDS,
     EventRecorder,
+    NodeCondition,
     NodeEvents,
 )
 
@@ -144,6 +146,53 @@ async def test_two_instances_count_together(rig: Rig) -> None:
         await rig.tick(after=60)
     assert rig.counts() == [5]
     assert "patch 409" in rig.writes()
+
+
+PARTITIONS = NodeCondition("PartitionsUnavailable", "text", "PartitionsUnavailable")
+
+
+async def lasts(rig: Rig, events: NodeEvents, hours: int, *present: NodeCondition) -> int:
+    """Lets conditions last, observed each two seconds; returns the longest time without a write in seconds."""
+    longest, before, written = 0.0, rig.now, len(rig.writes())
+    for _ in range(hours * 1800):
+        events.observe_lasting(present)
+        await rig.tick(after=2)
+        if len(rig.writes()) > written:
+            longest, before, written = max(longest, rig.now - before), rig.now, len(rig.writes())
+    return round(longest)
+
+
+async def test_the_event_of_a_lasting_condition_outlives_the_hour_of_the_api_server(rig: Rig) -> None:
+    """It is updated about six times an hour, each time with one PATCH, until the condition ends."""
+    events = NodeEvents(rig.recorder, "node-a", "a", lambda: rig.now)
+    assert await lasts(rig, events, 3, PARTITIONS) <= LASTING_SECONDS[1] + 4
+    assert rig.writes()[0] == "create 201"
+    assert set(rig.writes()[1:]) == {"patch 200"}
+    assert 14 <= len(rig.writes()) <= 24
+    assert rig.counts() == [len(rig.writes())]
+    await lasts(rig, events, 1)
+    assert rig.counts() == [len(rig.writes())]
+
+
+async def test_a_lasting_condition_that_was_just_notified_is_not_counted_twice(rig: Rig) -> None:
+    """The publisher observes the conditions of its writes itself; one that ends and comes back is observed again."""
+    events = NodeEvents(rig.recorder, "node-a", "a", lambda: rig.now)
+    events.notify(*PARTITIONS)
+    events.observe_lasting([PARTITIONS])
+    await rig.tick()
+    assert rig.counts() == [1]
+    events.observe_lasting([])
+    events.observe_lasting([PARTITIONS])
+    await rig.tick(after=UPDATE_SECONDS[0])
+    assert rig.counts() == [2]
+
+
+async def test_nodes_that_start_together_do_not_write_together(rig: Rig) -> None:
+    """The intervals of 20 nodes differ."""
+    nodes = [NodeEvents(rig.recorder, f"node-{number}", "a", lambda: rig.now) for number in range(20)]
+    for node in nodes:
+        node.observe_lasting([PARTITIONS])
+    assert len({due for node in nodes for due in node._due.values()}) == len(nodes)
 
 
 async def test_an_event_that_the_server_has_deleted_is_created_again(rig: Rig) -> None:

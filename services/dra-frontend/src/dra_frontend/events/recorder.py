@@ -8,11 +8,12 @@ text.
 """
 
 import logging
+import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from numa_contract.errors import cut_answer
 from numa_node.log import Complaints
@@ -43,6 +44,9 @@ RETRY_SECONDS: Final = (1.0, 5.0, 15.0, 60.0, 180.0)
 """Pauses before a write is retried; the last one repeats."""
 FORBIDDEN_SECONDS: Final = 600.0
 """Pause after a write that RBAC denies: it takes a person to change a role."""
+LASTING_SECONDS: Final = (480.0, 720.0)
+"""Shortest and longest interval between two observations of a condition that lasts. Each interval is drawn at random,
+so that nodes that were started together do not write together; a node writes about six times an hour."""
 _MAX_SOURCES: Final = 4
 """Maximum number of sources per condition; usually one of them counts at a time."""
 _log = logging.getLogger(__name__)
@@ -231,14 +235,42 @@ def _name(observation: Observation) -> str:
     return "/".join(filter(None, (regarding.kind, regarding.namespace, regarding.name)))
 
 
+class NodeCondition(NamedTuple):
+    """A condition of the Node, as :meth:`NodeEvents.notify` accepts it."""
+
+    reason: str
+    note: str
+    subject: str = ""
+
+
 class NodeEvents:
     """Records Events about the Node of one instance of the frontend."""
 
-    def __init__(self, recorder: EventRecorder, node: str, instance: str) -> None:
-        # As in the kubelet's Events, the UID is the name of the Node: kubectl describe selects by it.
+    def __init__(
+        self, recorder: EventRecorder, node: str, instance: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        # The kubelet's Events have the name of a Node as its UID, too, and kubectl describe selects by it.
         self._observed = partial(Observation, ObjectReference("Node", "", node, node), source=instance)
         self._recorder = recorder
+        self._clock = clock
+        self._due: dict[NodeCondition, float] = {}
+        """Time of the next observation of each condition that lasts."""
 
     def notify(self, reason: str, note: str, subject: str = "") -> None:
         """Records one more occurrence of a condition of the Node."""
         self._recorder.observe(self._observed(reason, note, subject=subject))
+        spread = random.uniform(*LASTING_SECONDS)  # noqa: S311 - spreads writes, guards nothing
+        self._due[NodeCondition(reason, note, subject)] = self._clock() + spread
+
+    def observe_lasting(self, present: Iterable[NodeCondition]) -> None:
+        """Observes the conditions that are new, and the others again after LASTING_SECONDS.
+
+        The API server deletes an Event an hour after its last write. Repeated observations keep the Event of a
+        condition for as long as the condition lasts. Conditions that are not present have ended.
+        """
+        conditions = set(present)
+        self._due = {one: due for one, due in self._due.items() if one in conditions}
+        now = self._clock()
+        for one in sorted(conditions):
+            if self._due.get(one, now) <= now:
+                self.notify(*one)

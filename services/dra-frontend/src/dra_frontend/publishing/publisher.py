@@ -8,7 +8,7 @@ are not deleted at the end: the kubelet wipes them when the driver stays away.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Final
 
@@ -52,8 +52,13 @@ class Publisher:
         """What is desired was written once, and the feature gate was not found off since."""
         self.error = ""
         """Of the last round; empty after a success."""
-        self.warnings: tuple[str, ...] = ()
-        """What devices are published without, and what would help."""
+        self.notes: Mapping[str, str] = {}
+        """What devices are published without, and what would help: text by reason of an Event."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The texts of the notes."""
+        return tuple(self.notes.values())
 
     @property
     def counted(self) -> bool:
@@ -128,11 +133,10 @@ class Publisher:
         self._wake.clear()
         async with self._writing:
             await self._writer.write(self._pools)
-        warnings = {reason: f"{self._driver}: the API server {what}" for reason, what in self._writer.notes().items()}
-        for reason, warning in warnings.items():
-            self._notify(reason, warning)
+        self.notes = {reason: f"{self._driver}: the API server {what}" for reason, what in self._writer.notes().items()}
+        for reason, text in self.notes.items():
+            self._notify(reason, text)
         self.ready, self.error, self._failures = True, "", 0
-        self.warnings = tuple(warnings.values())
 
     def _failed(self, error: Exception) -> None:
         """Records a failed round, and notifies of one that will not pass by itself."""

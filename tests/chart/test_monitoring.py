@@ -33,7 +33,7 @@ def scraped() -> frontend.Telemetry:
     trees = captured("32intel64-2p8co2t+8ve"), MemoryTree({})
     watch = MachineWatch(*trees, Config(), "node", lambda: Ledger({}))
     view = BackendView(time.monotonic)
-    metrics = BackendTelemetry().metrics({}, **dict.fromkeys(GAUGES, 1.0))
+    metrics = BackendTelemetry().metrics({}, ("partition", "auto"), **dict.fromkeys(GAUGES, 1.0))
     view.renew(BackendStatus(instance="b", generation=1, metrics=metrics), [])
     telemetry = frontend.Telemetry()
     publishers = {driver: cast("Publisher", SimpleNamespace(ready=True)) for driver in DRIVERS}

@@ -334,6 +334,12 @@ def unrepaired(play: Play) -> None:
             play.reads("NotExclusive")
 
 
+def no_partitions(play: Play) -> None:
+    """The configuration allows partitions, and the kernel of the node has none."""
+    play.counts("dra_numa_backend_exclusivity", mode="pool", configured="auto")
+    play.hears("PartitionsUnavailable")
+
+
 def refused_claim(play: Play) -> None:
     """A claim asks for a partition on a node that makes none."""
     with play.pod("isolated", cpus(2), isolation="isolated") as pod:
@@ -434,7 +440,7 @@ STAGES: tuple[tuple[dict[str, Any], bool, tuple[Scenario, ...]], ...] = (
     ),
     ({"config": {"cpuExclusivity": "pool"}}, True, (moved, unrepaired, refused_claim)),
     ({"gates_off": ("DRAConsumableCapacity",)}, False, (gate_off,)),
-    ({"gates_off": ("DRADeviceTaints",), "config": {"exposePCIeRoots": True}}, True, (older_server,)),
+    ({"gates_off": ("DRADeviceTaints",), "config": {"exposePCIeRoots": True}}, True, (older_server, no_partitions)),
     (_COUNTING, True, (counted,)),
     (_COUNTING, False, (older_kubelet,)),
     ({}, False, (slices_denied,)),

@@ -75,7 +75,8 @@ def test_a_pool_that_the_claim_asks_for_is_no_warning(partitions: Stage) -> None
         wait_for("the report", lambda: report().get("poolRequested"), 20)
         assert (report()["exclusivity"], report()["pooled"]) == ("pool", "")
         assert {one.get("pooled") for one in partitions.state("/v1/cpus")} == {None}
-        assert "dra_numa_backend_pooled_containers 0.0" in partitions.state("/metrics")
+        assert metric(partitions, "dra_numa_backend_pooled_containers 0.0")
+        assert metric(partitions, 'dra_numa_backend_exclusivity{configured="auto",mode="partition"} 1.0')
         # An Event about this pod would be before that of a pod that starts later.
         with claim_pod(partitions, "careless", cpus(1)) as other:
             other.prepare()

@@ -11,14 +11,14 @@ def samples(telemetry: Telemetry, **gauges: float) -> dict[str, float]:
     """Value by name and labels; of histograms the number of observations."""
     return {
         " ".join((metric.name, *sample.labels)): sum(sample.counts) if metric.kind == "histogram" else sample.value
-        for metric in telemetry.metrics({"claim": 1, "plain": 3}, **gauges)
+        for metric in telemetry.metrics({"claim": 1, "plain": 3}, ("pool", "auto"), **gauges)
         for sample in metric.samples
     }
 
 
 def named(telemetry: Telemetry, name: str) -> Metric:
     """One metric."""
-    (metric,) = [metric for metric in telemetry.metrics({}) if metric.name == name]
+    (metric,) = [metric for metric in telemetry.metrics({}, ("pool", "auto")) if metric.name == name]
     return metric
 
 
@@ -32,6 +32,7 @@ def test_gauges_are_read_when_they_are_sent() -> None:
     seen = samples(telemetry, connected=True, pool_cpus=6)
     assert (seen["connected"], seen["pool_cpus"], seen["last_event_age_seconds"]) == (1, 6, 1.5)
     assert (seen["containers claim"], seen["containers plain"]) == (1, 3)
+    assert seen["exclusivity pool auto"] == 1
 
 
 def test_calls_refusals_repairs_and_moves_are_counted() -> None:

@@ -149,6 +149,7 @@ class Backend:
         """Returns the lease as of now."""
         link, enforcer, pool = self._session.status, self._enforcer, self._enforcer.state.pool
         problems = (*self._privileges.problems, *self._quiet.problems, *enforcer.problems)[:MAX_PROBLEMS]
+        exclusivity = "partition" if pool.by_kernel else "pool"
         return BackendStatus(
             software=__version__,
             instance=self._instance,
@@ -161,13 +162,14 @@ class Backend:
             registration_timeout=link.registration_timeout,
             pool=pool.left,
             partitioned=pool.partitioned,
-            exclusivity="partition" if pool.by_kernel else "pool",
+            exclusivity=exclusivity,
             exclusivity_reason=self.pool_reason,
             kubelet_pins=tuple(sorted(enforcer.state.kubelet_pins)),
             problems=tuple(cut_answer(problem) for problem in problems),
             counters={name: float(count) for name, count in self._telemetry.counters.items()},
             metrics=self._telemetry.metrics(
                 Counter(tracked.kind for tracked in enforcer.state),
+                (exclusivity, self._settings.config.cpu_exclusivity),
                 connected=link.connected,
                 synchronized=link.synchronized,
                 active=self._enforcer.active,

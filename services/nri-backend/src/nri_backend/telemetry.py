@@ -23,7 +23,7 @@ GAUGES: Final = {
     "active": "Whether this instance holds the lock and enforces.",
     "pool_cpus": "CPUs for containers without a claim.",
     "partitioned_cpus": "CPUs that the kernel keeps for claim containers.",
-    "pooled_containers": "Claim containers that the kernel should keep others off, and that the pool does it for.",
+    "pooled_containers": "Claim containers of which the kernel refused a partition, if the mode of exclusivity is partition.",
     "claims": "Claim records known.",
     "interrupts_moved": "Interrupts that were moved off claimed CPUs.",
     "interrupts_staying": "Interrupts on claimed CPUs that cannot be moved.",
@@ -105,8 +105,13 @@ class Telemetry:
         self.counters["moved"] += count
         self._mover.observe(seconds)
 
-    def metrics(self, containers: Mapping[str, int], **gauges: float) -> tuple[Metric, ...]:
-        """Returns everything that was counted, and the gauges as of now; ``containers`` is their number by kind."""
+    def metrics(
+        self, containers: Mapping[str, int], exclusivity: tuple[str, str], **gauges: float
+    ) -> tuple[Metric, ...]:
+        """Returns everything that was counted, and the gauges as of now.
+
+        ``containers`` is their number by kind, ``exclusivity`` the mode that enforces and the one of the configuration.
+        """
         if self._last_event is not None:
             gauges["last_event_age_seconds"] = self._clock() - self._last_event
         counted = (self._hooks, self._outcomes, self._refusals, self._repairs, self._mover)
@@ -117,6 +122,12 @@ class Telemetry:
                 help="Containers known, by kind.",
                 labels=("kind",),
                 samples=tuple(MetricSample(labels=(kind,), value=count) for kind, count in sorted(containers.items())),
+            ),
+            Metric(
+                name="exclusivity",
+                help="Always 1; the mode that enforces CPU claims on the node, and cpuExclusivity, are labels.",
+                labels=("mode", "configured"),
+                samples=_one(1, *exclusivity),
             ),
             Metric(
                 name="build_info",

@@ -21,6 +21,7 @@ from tests.node.rig.wait import until
 from tests.rigs import command_blocks as documented
 
 DROP_IN = Path("/etc/containerd/conf.d/50-numa.toml")
+DUMP = Path("/run/containerd-dump.toml")
 NRI = "io.containerd.nri.v1.nri"
 # First on the path of an operator whose node has containerd 1.7; the test machine has both.
 OLDER = Path("/opt/older-runtime/usr/bin")
@@ -82,6 +83,7 @@ def containers(node: Node) -> list[str]:
 def test_the_runtime_page_finds_and_repairs_a_disabled_nri(node: Node, image: str, configuration: Path) -> None:
     """The page's blocks in their order: check, install the drop-in; then the check finds nothing.
 
+    Installing does nothing then, and the dump never stays.
     Requiring the plugin comes last; these releases of containerd cannot, and the command reports that.
     """
     check, install, require = (
@@ -102,6 +104,10 @@ def test_the_runtime_page_finds_and_repairs_a_disabled_nri(node: Node, image: st
     node.wait_for_containerd()
     again = run(node, check)
     assert (again.returncode, again.stderr) == (0, "nri-backend setup-runtime: nothing is missing\n")
+    installed = run(node, install)
+    assert (installed.returncode, installed.stderr) == (0, "")
+    assert [file.name for file in DROP_IN.parent.glob("*numa*")] == [DROP_IN.name]
+    assert not DUMP.exists()
 
     required = run(node, require)
     assert required.returncode == 1

@@ -23,7 +23,7 @@ GAUGES: Final = {
     "active": "Whether this instance holds the lock and enforces.",
     "pool_cpus": "CPUs for containers without a claim.",
     "partitioned_cpus": "CPUs that the kernel keeps for claim containers.",
-    "pooled_containers": "Claim containers of which the kernel refused a partition, if the mode of exclusivity is partition.",
+    "pooled_containers": "Claim containers without a partition, on a node where the kernel creates partitions.",
     "claims": "Claim records known.",
     "interrupts_moved": "Interrupts that were moved off claimed CPUs.",
     "interrupts_staying": "Interrupts on claimed CPUs that cannot be moved.",

@@ -60,6 +60,7 @@ def test_it_writes_one_new_file(tmp_path: Path) -> None:
     assert f"wrote {file}: name it in imports of config.toml, restart containerd, check again" in first.stderr
     before = file.read_text()
     assert tomllib.loads(before)["plugins"][NRI]["disable"] is False
+    assert file.stat().st_mode & 0o777 == 0o600
     second = run("--write", file, dumped=dumped)
     assert (second.returncode, second.stderr) == (2, f"nri-backend setup-runtime: {file}: File exists\n")
     assert file.read_text() == before

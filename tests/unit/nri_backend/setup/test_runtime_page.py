@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command blocks of docs/runtime.md in a scratch directory: every state of a node in which an operator types them.
+
+tests/node runs the same blocks on a node with containerd. Here ctr, systemctl and containerd are scripts; ctr runs the
+real setup-runtime.
+"""
+
+import os
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.rigs import command_blocks as documented
+
+COMPLETE = """version = 3
+[plugins."io.containerd.cri.v1.runtime"]
+enable_cdi = true
+cdi_spec_dirs = ["/etc/cdi", "/var/run/cdi"]
+[plugins."io.containerd.nri.v1.nri"]
+disable = false
+disable_connections = false
+"""
+WITHOUT_NRI = COMPLETE.replace("disable = false\ndisable_c", "disable = true\ndisable_c")
+CONFIG, DROP_INS, FOUND = "etc/containerd/config.toml", "etc/containerd/conf.d", "run/numa.toml"
+PATTERN = "/etc/containerd/conf.d/*.toml"
+CONTAINERD = """#!/bin/sh
+if [ "$2" = dump ] && [ ! -e "$HOME/etc/containerd/config.toml" ]; then
+  echo "containerd: failed to load TOML: no such file or directory" >&2
+  exit 1
+fi
+cat "$HOME/dump"
+"""
+"""Like 1.7, which cannot dump its configuration without a file."""
+CTR = """#!/bin/sh
+dump=$HOME/run/containerd-dump.toml
+stat -c %a "$dump" >"$HOME/mode"
+flag= last=
+for last; do [ "$last" != --require-plugin ] || flag=$last; done
+[ "$last" = /dump.toml ] || exit 9
+exec "$PYTHON" -m nri_backend setup-runtime $flag "$dump"
+"""
+
+
+class Node:
+    """A scratch directory in place of the node's root, on which the page's blocks are typed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "run").mkdir()
+        (root / "bin").mkdir()
+        programs = {"containerd": CONTAINERD, "ctr": CTR, "systemctl": '#!/bin/sh\necho "$*" >>"$HOME/restarts"\n'}
+        for name, text in programs.items():
+            (root / "bin" / name).write_text(text)
+            (root / "bin" / name).chmod(0o755)
+        self.check, self.install, self.require = (
+            block.script({"IMAGE": "image"}) for block in documented.blocks("runtime", documented.NODE)
+        )
+
+    def typed(self, script: str, dump: str = COMPLETE) -> subprocess.CompletedProcess[str]:
+        """Runs a block as a shell with umask 022 does."""
+        (self.root / "dump").write_text(dump)
+        for place in ("/run/", "/etc/containerd"):
+            script = script.replace(f" {place}", f" {self.root}{place}").replace(f'"{place}', f'"{self.root}{place}')
+            script = script.replace(f">{place}", f">{self.root}{place}").replace(f"={place}", f"={self.root}{place}")
+        # The pattern in imports is data.
+        script = script.replace(f"{self.root}{PATTERN}", PATTERN)
+        return subprocess.run(
+            ["bash", "-e", "-o", "pipefail", "-c", f"umask 022\n{script}"],
+            env=os.environ
+            | {"HOME": str(self.root), "PATH": f"{self.root}/bin:{os.environ['PATH']}", "PYTHON": sys.executable},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def read(self, path: str) -> str:
+        """Returns the content of a file, or an empty text if it does not exist."""
+        file = self.root / path
+        return file.read_text() if file.exists() else ""
+
+    def drop_ins(self) -> list[str]:
+        """Returns the names of the installed drop-ins."""
+        return sorted(file.name for file in (self.root / DROP_INS).glob("*"))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """A node without a configuration file of containerd."""
+    return Node(tmp_path)
+
+
+def test_a_complete_configuration_is_left_alone(node: Node) -> None:
+    """Nothing is missing: no drop-in is installed and containerd is not restarted."""
+    checked = node.typed(node.check)
+    assert (checked.returncode, checked.stderr) == (0, "nri-backend setup-runtime: nothing is missing\n")
+    installed = node.typed(node.install)
+    assert (installed.returncode, installed.stderr) == (0, "")
+    assert (node.drop_ins(), node.read("restarts"), node.read(CONFIG)) == ([], "", "")
+
+
+@pytest.mark.parametrize("outcome", [COMPLETE, WITHOUT_NRI, "nonsense"])
+def test_no_other_user_can_read_the_dump(node: Node, outcome: str) -> None:
+    """The dump can contain passwords: its mode is 0600, also where an older one was readable, and it is removed."""
+    for name in ("containerd-dump.toml", "numa.toml"):
+        (node.root / "run" / name).write_text("old")
+    node.typed(node.check, outcome)
+    assert node.read("mode") == "600\n"
+    assert not (node.root / "run/containerd-dump.toml").exists()
+    assert stat.S_IMODE((node.root / FOUND).stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (None, {"version": 3, "imports": [PATTERN]}),
+        ("", {"version": 3, "imports": [PATTERN]}),
+        ("version = 2\nroot = '/x'\n", {"version": 2, "root": "/x", "imports": [PATTERN]}),
+        ("imports = []\n", {"imports": [PATTERN]}),
+        ('version = 3\nimports = ["/a.toml"]\n', {"version": 3, "imports": [PATTERN, "/a.toml"]}),
+        ('imports = [\n  "/a.toml",\n]\n', {"imports": [PATTERN, "/a.toml"]}),
+        (f'imports = ["/a.toml", "{PATTERN}"]\n', {"imports": ["/a.toml", PATTERN]}),
+        (f'# imports = ["{PATTERN}"]\nversion = 3\n', {"version": 3, "imports": [PATTERN]}),
+    ],
+)
+def test_containerd_imports_the_drop_in_whatever_its_configuration_was(
+    node: Node, config: str | None, expected: dict[str, object]
+) -> None:
+    """A file that is missing or empty is created; the pattern is added to imports, and nothing else changes."""
+    if config is not None:
+        (node.root / CONFIG).parent.mkdir(parents=True)
+        (node.root / CONFIG).write_text(config)
+    assert node.typed(node.check, WITHOUT_NRI).returncode == 1
+    installed = node.typed(node.install)
+    assert (installed.returncode, installed.stderr) == (0, "")
+    assert tomllib.loads(node.read(CONFIG)) == expected
+    assert node.drop_ins() == ["50-numa.toml"]
+    assert "disable = false" in node.read(f"{DROP_INS}/50-numa.toml")
+    assert node.read("restarts") == "restart containerd\n"
+
+
+def test_requiring_the_plugin_adds_a_second_drop_in(node: Node) -> None:
+    """The same commands install it under the next name; typed once more they change nothing."""
+    node.typed(node.check, WITHOUT_NRI)
+    node.typed(node.install)
+    newer = COMPLETE + '[plugins."io.containerd.nri.v1.nri".default_validator]\nenable = false\n'
+    assert node.typed(node.require, newer).returncode == 1
+    for _ in range(2):
+        assert node.typed(node.install).returncode == 0
+    assert node.drop_ins() == ["50-numa.toml", "51-numa.toml"]
+    assert "required_plugins" in node.read(f"{DROP_INS}/51-numa.toml")
+    assert node.read("restarts") == "restart containerd\n" * 2
+    assert tomllib.loads(node.read(CONFIG))["imports"] == [PATTERN]

@@ -30,7 +30,7 @@ _PARSERS: Final = {
     "kubectl numa": plugin._parser,
 }
 # Of helm alone, which render nothing: the release that is there, and how long to wait for it.
-_OF_RELEASES: Final = {"--reuse-values", "--reset-then-reuse-values", "--wait", "--create-namespace", "--install"}
+_OF_RELEASES: Final = {"--reset-then-reuse-values", "--wait", "--create-namespace", "--install"}
 
 
 def lines(text: str) -> Iterator[str]:

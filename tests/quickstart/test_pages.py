@@ -2,9 +2,12 @@
 """Command blocks of install.md, upgrade.md and uninstall.md, and the chart's notes, run as printed, in this order."""
 
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 
+from tests.chart.helm import CHART
 from tests.quickstart.conftest import Shell
 from tests.rigs import command_blocks as documented
 
@@ -57,6 +60,33 @@ def test_an_upgrade_leaves_running_claims_alone(shell: Shell) -> None:
     images = "kubectl -n dra-driver-numa get daemonset dra-driver-numa -o jsonpath='{..image}'"
     assert "registry.example/nri-backend:0.2.1" in shell.typed(images)
     assert shell.typed(cpus) == before
+
+
+def older_chart(directory: Path) -> Path:
+    """Returns a copy of the chart as it was before it had the value ``doctor``."""
+    chart = Path(shutil.copytree(CHART, directory / CHART.name))
+    for name, value, without in (
+        ("values.yaml", r"^doctor:\n  kubeletProxy: false\n", ""),
+        ("values.schema.json", r'^ *"doctor",\n', ""),
+        ("templates/rbac.yaml", r"\.Values\.doctor\.kubeletProxy", "false"),
+    ):
+        text, changes = re.subn(value, without, (chart / name).read_text(), flags=re.MULTILINE)
+        assert changes == 1, name
+        (chart / name).write_text(text)
+    return chart
+
+
+def test_each_upgrade_accepts_a_release_of_a_chart_with_fewer_values(shell: Shell, tmp_path: Path) -> None:
+    """Settings of the release stay; with --reuse-values Helm would keep the old defaults and miss the new ones."""
+    blocks = documented.blocks("upgrade", documented.CLUSTER)
+    older, upgrade = older_chart(tmp_path), "helm upgrade dra-driver-numa -n dra-driver-numa"
+    for block in blocks:
+        shell.typed(f"{upgrade} {older} --reset-then-reuse-values --set podAnnotations.kept=yes")
+        refused = shell.run(f"{upgrade} charts/dra-driver-numa --reuse-values")
+        assert "doctor is required" in refused.stderr
+        run_blocks(shell, [block])
+        assert "kept: " in shell.typed("helm get values dra-driver-numa -n dra-driver-numa")
+    shell.typed("kubectl -n dra-driver-numa rollout status daemonset/dra-driver-numa")
 
 
 def test_the_commands_of_the_notes_succeed(shell: Shell) -> None:

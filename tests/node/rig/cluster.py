@@ -23,7 +23,6 @@ from tests.node.rig.pod_cgroups import Qos
 from tests.node.rig.removal import without
 from tests.node.rig.services import Services
 from tests.node.rig.wait import until
-from tests.stage.settings import CLASSES
 from tests.stage.wires import ask_http, ask_line
 
 NODE_NAME = "node-a"
@@ -88,6 +87,7 @@ class Cluster:
         self._chart: tuple[dict[str, Any], dict[str, Any], str] = ({}, {}, "")
         self.objects: list[Document] = []
         """What the chart renders with the values in force."""
+        self._classes: set[str] = set()
 
     def start(self, settings: Mapping[str, Any], values: Mapping[str, Any], *, lacking: str = "") -> None:
         """Starts everything from nothing and waits until the node can take claims; as configure()."""
@@ -107,9 +107,7 @@ class Cluster:
         sandbox = self.at_once(lambda: instance.pod.sandbox)
         self._wait_served("apiserver", _PORT)
         self._server = f"http://{_ADDRESS}:{_PORT.read_text()}"
-        for name, expression in CLASSES.items():
-            spec = {"selectors": [{"cel": {"expression": expression}}]}
-            self.api(_DEVICE_CLASSES, "POST", {"metadata": {"name": name}, "spec": spec})
+        self._install_classes()
         self._wait_served("kubelet", _CONTROL)
         sandbox.result()
         self.wait_ready()
@@ -138,6 +136,7 @@ class Cluster:
         former.backend.stop()
         former.pod.remove()
         self._render(wanted, values or {}, lacking)
+        self._install_classes()
         self.instances.insert(0, self._make_instance())
         return True
 
@@ -145,6 +144,15 @@ class Cluster:
         rendered = ask_http(_RENDERER, "/", "POST", chart_values(settings, values))
         self.objects = without(rendered, lacking) if lacking else rendered
         self._chart = (dict(settings), dict(values), lacking)
+
+    def _install_classes(self) -> None:
+        """Makes the DeviceClasses of the API server those that the chart renders; classes of other drivers stay."""
+        rendered = {one["metadata"]["name"]: one for one in self.objects if one["kind"] == "DeviceClass"}
+        for name in self._classes - rendered.keys():
+            self.api(f"{_DEVICE_CLASSES}/{name}", "DELETE")
+        for name in rendered.keys() - self._classes:
+            self.api(_DEVICE_CLASSES, "POST", rendered[name])
+        self._classes = set(rendered)
 
     @property
     def server(self) -> str:

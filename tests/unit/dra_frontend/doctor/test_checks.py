@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every check against a node that is good, or ill in one place: real files, real sockets, an API server."""
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,6 +20,8 @@ from numa_contract.records import SharedCpus
 
 from tests.rigs.ailing_node import AilingNode
 from tests.unit.dra_frontend.doctor.illnesses import ILLNESSES
+
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
@@ -118,6 +121,43 @@ async def test_what_cannot_be_read_is_said(what: str, node: AilingNode) -> None:
     assert not any("check itself failed" in one.why for verdict in found.values() for one in verdict.findings)
     lines = findings_text([*found.values()], "n").splitlines()
     assert lines.count(f"WHY      {finding.why}") == 1, "a source is named once, whatever hangs on it"
+
+
+POLICIES = {
+    "cpuManagerPolicy": {"none", "static"},
+    "memoryManagerPolicy": {"None", "Static"},
+    "topologyManagerPolicy": {"none", "best-effort", "restricted", "single-numa-node"},
+}
+"""What the kubelet accepts (pkg/kubelet/cm). It does not start with another word, nor with another spelling."""
+PRINTED = [ROOT / "services", ROOT / "docs", ROOT / "charts", ROOT / "examples", ROOT / "README.md"]
+
+
+def settings_in(text: str) -> list[tuple[str, str]]:
+    """The policies of the kubelet that a text sets."""
+    return re.findall(r"\b(\w+ManagerPolicy): ([\w-]+)", text)
+
+
+async def test_remedies_name_the_words_that_the_kubelet_accepts(node: AilingNode) -> None:
+    """Each manager that is found switched on is switched off by the word of that manager."""
+    node.kubelet_of |= {"cpuManagerPolicy": "static", "memoryManagerPolicy": "Static"}
+    node.kubelet_of["topologyManagerPolicy"] = "restricted"
+    node.status["kubeletPins"] = ["cpu", "memory", "a manager of a later release"]
+    checks = ("cpu-manager", "memory-manager", "topology-manager", "pinning")
+    found = await verdicts(node)
+    remedies = [one.remedy for name in checks for one in found[f"kubelet.{name}"].findings]
+    off = [("cpuManagerPolicy", "none"), ("memoryManagerPolicy", "None")]
+    assert [settings_in(text) for text in remedies] == [
+        [one] for one in (*off, ("topologyManagerPolicy", "none"), *off)
+    ]
+
+
+def test_no_page_and_no_message_names_another_word() -> None:
+    """Texts of the programs, pages, the chart and examples."""
+    files = [file for place in PRINTED for file in (place.rglob("*.*") if place.is_dir() else [place])]
+    texts = [file.read_text(errors="replace") for file in files if file.suffix in (".py", ".md", ".yaml", ".txt")]
+    found = {one for text in texts for one in settings_in(text)}
+    assert {name for name, _ in found} == set(POLICIES)
+    assert [(name, word) for name, word in found if word not in POLICIES[name]] == []
 
 
 async def test_the_kubelet_is_asked_through_the_api_server_where_its_file_is_not_mounted(node: AilingNode) -> None:

@@ -20,7 +20,9 @@ _MOST_BEHIND: Final = 3
 """Minor releases that a kubelet may be older than the API server (version skew policy)."""
 _GATES: Final = ("DynamicResourceAllocation", "DRAConsumableCapacity")
 _COUNTED: Final = "DRANodeAllocatableResources"
-_NONE: Final = "set {}: none in the kubelet's configuration, remove its state file, restart it"
+_OFF: Final = {"cpu": "cpuManagerPolicy: none", "memory": "memoryManagerPolicy: None"}
+"""The settings that switch off the kubelet's managers. It does not start with another spelling of these words."""
+_REMEDY: Final = "set {} in the kubelet's configuration, remove its state file, restart it"
 _PINNED: Final = "Guaranteed pods may be given what claims have, and then neither is alone"
 
 
@@ -59,19 +61,18 @@ def _ready(node: Document) -> Iterator[Finding]:
 
 def _cpu_manager(kubelet: KubeletConfig) -> Iterator[Finding]:
     if kubelet.cpu_manager == "static":
-        yield problem("The kubelet's CPU manager is static.", _PINNED, _NONE.format("cpuManagerPolicy"))
+        yield problem("The kubelet's CPU manager is static.", _PINNED, _REMEDY.format(_OFF["cpu"]))
 
 
 def _memory_manager(kubelet: KubeletConfig) -> Iterator[Finding]:
     if kubelet.memory_manager == "Static":
-        yield problem("The kubelet's memory manager is Static.", _PINNED, _NONE.format("memoryManagerPolicy"))
+        yield problem("The kubelet's memory manager is Static.", _PINNED, _REMEDY.format(_OFF["memory"]))
 
 
 def _seen_pinning(backend: BackendStatus) -> Iterator[Finding]:
-    for manager in backend.kubelet_pins:
-        what = f"The kubelet's static {manager} manager or another NRI plugin was seen to pin containers."
-        remedy = f"{_NONE.format(f'{manager}ManagerPolicy')}; if it is set so, remove the other NRI plugin"
-        yield problem(what, _PINNED, remedy)
+    for manager in filter(_OFF.__contains__, backend.kubelet_pins):
+        remedy = _REMEDY.format(_OFF[manager])
+        yield problem(f"The kubelet's {manager} manager was seen to pin containers.", _PINNED, remedy)
 
 
 def _topology_manager(kubelet: KubeletConfig) -> Iterator[Finding]:

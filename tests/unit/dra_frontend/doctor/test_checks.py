@@ -241,6 +241,12 @@ async def test_each_right_that_is_missing_is_named(right: Right, node: AilingNod
         ("nri-backend lacks the capability SYS_ADMIN", "auto", "problem", "capability SYS_ADMIN"),
         ("the kernel has no cpuset.cpus.exclusive; boot Linux 6.7 or later", "auto", "note", "boot Linux 6.7"),
         ("the kernel has no cpuset.cpus.exclusive; boot Linux 6.7 or later", "partition", "problem", "boot Linux 6.7"),
+        (
+            "/sys/fs/cgroup is not the topmost cgroup, so this node is itself a container (as in kind)",
+            "auto",
+            "note",
+            "kind",
+        ),
         ("something new", "auto", "problem", "kubectl logs POD -c backend"),
     ],
 )

@@ -80,6 +80,14 @@ def test_problems_come_faults_first_and_once() -> None:
     texts = [one["text"] for one in problems]
     assert texts.count("dra.cpu: not registered with the kubelet") == 1
     assert any("was refused: CPU 3 is gone" in text for text in texts)
+    assert state.backend.status is not None
+    lease = {"exclusivity": "pool", "exclusivity_reason": "nri-backend lacks the capability SYS_ADMIN"}
+    state.backend.renew(state.backend.status.model_copy(update=lease), [*state.backend.containers.values()])
+    pooled = {
+        "level": "warning",
+        "text": "claims are enforced by the shared pool: nri-backend lacks the capability SYS_ADMIN",
+    }
+    assert pooled in node_view(state)["problems"]
     state.problems = [f"problem {number}" for number in range(5000)]
     assert len(node_view(state)["problems"]) == 101
 

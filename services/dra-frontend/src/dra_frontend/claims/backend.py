@@ -21,7 +21,8 @@ NO_PARTITIONS: Final = "PartitionsUnavailable"
 _MANAGERS: Final = ("cpu", "memory")
 _STATIC_MANAGER: Final = (
     "the kubelet's {} manager is static: claims keep their CPUs, since the driver answers and audits, but Guaranteed "
-    "pods may be given CPUs of claims, and then share the pool; set cpuManagerPolicy: none and memoryManagerPolicy: None"
+    "pods may be given CPUs of claims, and then share the pool; set cpuManagerPolicy: none and memoryManagerPolicy: "
+    "None"
 )
 _NO_PARTITIONS: Final = (
     "CPU claims on this node are enforced by the shared pool, and not by the kernel with cpuset partitions: {}; host "

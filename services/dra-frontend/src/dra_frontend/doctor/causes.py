@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Remedies for the problems that the backend reports, by the cause that the text names. Pure.
 
-The backend reports sentences that begin with the effect and contain the cause. The remedy is that of the first row
-below of which any words occur in the text, so causes in the pod and the kernel stand before their effects.
+The backend reports sentences that begin with the effect and contain the cause. A remedy belongs to the cause, so a text
+gets the remedy of the first row below of which a phrase occurs in it. A row whose text contains the phrase of another
+row comes before that row.
+
+The sentences also contain names and values that users choose, and these must not select a row. Names of pods, claims,
+namespaces, containers and variables contain no space, so each phrase has at least two words, and the backend writes no
+word of a phrase next to a name. Values of variables, names of files and error texts are quoted; quoted parts are
+removed before the text is compared.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,8 +20,8 @@ from typing import Final
 class Cause:
     """One cause."""
 
-    words: tuple[str, ...]
-    """Parts of texts; each of them names this cause."""
+    phrases: tuple[str, ...]
+    """Parts of the backend's or the kernel's sentences, each of at least two words. Any of them identifies it."""
     remedy: str
     node: bool = False
     """Whether the limit is the node itself, so that no setting of the pod changes it."""
@@ -22,30 +29,45 @@ class Cause:
 
 _WITHOUT: Final = "or set cpuExclusivity: pool in driverConfig to do without partitions (docs/security.md)"
 _LOG: Final = "see the log of the container backend: kubectl logs POD -c backend"
+# A quote inside a word is an apostrophe. The end of a quoted part is missing in a text that was cut.
+_QUOTED: Final = re.compile(r"""(?<!\w)(?:'(?:[^'\\]|\\.)*(?:'|\\?\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z))""", re.DOTALL)
 CAUSES: Final = (
     Cause(
+        ("runs in a user namespace",),
+        "take back what gives the driver's pod hostUsers: false (an admission policy, a mutating webhook, a patch), or "
+        f"set hostUsers: true there; {_WITHOUT}",
+    ),
+    Cause(
         ("although it has the capability SYS_ADMIN",),
-        "let the security module allow the capability SYS_ADMIN and writes below /sys/fs/cgroup (the chart's values "
-        f"appArmorProfile and selinuxType, such as spc_t), and a seccomp profile the call capset; {_WITHOUT}",
+        "let SELinux or AppArmor allow it: set the chart's value selinuxType to a type that may write cgroups, such as "
+        f"spc_t, or load a profile that allows writes below /sys/fs/cgroup and set appArmorProfile; {_WITHOUT}",
     ),
     Cause(
-        ("capability SYS_ADMIN", "Enable partition not permitted"),
-        "give the container backend the capability SYS_ADMIN: undo what removes it from the chart's pod (an admission "
-        f"policy, a mutating webhook, a patch); {_WITHOUT}",
-    ),
-    Cause(("user namespace",), f"run the driver's pod in the user namespace of the node (hostUsers: true); {_WITHOUT}"),
-    Cause(
-        ("node is itself a container",),
-        "use nodes that are not containers; until then hostSlices: true keeps host daemons off claimed CPUs",
-        node=True,
+        ("lacks the capability SYS_ADMIN", "Enable partition not permitted"),
+        "give the container backend the capability SYS_ADMIN: take back what removes it from the chart's pod (an "
+        f"admission policy, a mutating webhook, a patch); {_WITHOUT}",
     ),
     Cause(
-        ("capability DAC_OVERRIDE", "Permission denied"),
-        "give the container backend the capability DAC_OVERRIDE and uid 0, as the chart's pod has them: undo what "
-        "removes them",
+        ("lacks the capability DAC_OVERRIDE", "Permission denied"),
+        "give the container backend the capability DAC_OVERRIDE and uid 0, as the chart's pod has them: take back what "
+        "removes them; where it has both, let SELinux or AppArmor allow it (selinuxType and appArmorProfile)",
     ),
     Cause(
-        ("Read-only file system", "read-only"),
+        ("is itself a container",),
+        "use a node that is not a container if the kernel must keep others off claimed CPUs",
+        kernel=True,
+    ),
+    Cause(
+        ("does not exist, so no claim is known",),
+        "mount the node's cdiDir into the container backend (the chart's volume cdi), or correct cdiDir",
+    ),
+    Cause(
+        ("interrupts are not moved",),
+        "mount the directory of the file that is named read-write into the container backend: the chart's volumes irq "
+        "and workqueue (hostInterrupts.mount: true) for /proc/irq and the workqueues, run-backend for interrupts.json",
+    ),
+    Cause(
+        ("Read-only file system",),
         "mount the directory that is named read-write into the container backend (the chart's volumes cgroup and "
         "run-backend); if the node's own file system is read-only, see the kernel's log",
     ),
@@ -55,7 +77,7 @@ CAUSES: Final = (
         "kernel lets a container write no file of its own cgroup",
     ),
     Cause(
-        ("Linux 6.7",),
+        ("boot Linux 6.7",),
         "boot Linux 6.7 or later; until then hostSlices: true keeps host daemons off claimed CPUs",
         node=True,
     ),
@@ -73,11 +95,11 @@ CAUSES: Final = (
         "write the missing controller to the cgroup.subtree_control that is named; see kernel.delegated",
     ),
     Cause(
-        ("irqbalance", "interrupts"),
-        "see docs/exclusive.md: let irqbalance serve its socket, or mount what moves interrupts (hostInterrupts.mount)",
+        ("moves interrupts back",),
+        "let irqbalance serve its socket, as it does by default, or set IRQBALANCE_BANNED_CPULIST: docs/exclusive.md",
     ),
     Cause(
-        ("host daemons",),
+        ("host daemons are not moved", "moves host daemons back", "host daemons stay on claimed"),
         "see docs/exclusive.md, hostSlices; or set it to false",
     ),
     Cause(("no instance of nri-backend has enforced",), "see driver.enforced and driver.backend"),
@@ -92,5 +114,6 @@ CAUSES: Final = (
 
 
 def cause_of(text: str, otherwise: str = _LOG) -> Cause:
-    """Returns the cause that a text of the backend names, or one whose remedy is ``otherwise``."""
-    return next((one for one in CAUSES if any(word in text for word in one.words)), Cause((), otherwise))
+    """Returns the cause that a text of the backend names, or a cause with the remedy ``otherwise`` if there is none."""
+    plain = _QUOTED.sub("''", text)
+    return next((one for one in CAUSES if any(phrase in plain for phrase in one.phrases)), Cause((), otherwise))

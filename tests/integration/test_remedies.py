@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The doctor's remedies for the sentences that the backend really produces; the two halves only share the wire."""
+
+import asyncio
+import contextlib
+import errno
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_frontend.doctor.causes import CAUSES, cause_of
+from nri_backend.app import _NO_CLAIMS
+from nri_backend.claims.judge import Claims, assess, read_evidence
+from nri_backend.containers.answers import crowded
+from nri_backend.containers.container import Tracked, problem_of
+from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree
+from nri_backend.node.privileges import capability_problem, partition_obstacle
+from nri_backend.nri.model import Pod
+from nri_backend.quiet.keeper import Keeper, Kind, Wanted
+from nri_backend.quiet.moves import Cpus
+from nri_backend.quiet.things import StoreFile
+from numa_contract.cdi import ClaimFile
+from numa_contract.records import AllocationRecord, ClaimReference, Owner, PodReference
+from numa_node.claim_directory import ClaimDirectory
+
+from tests.fakes.waiting import eventually
+from tests.rigs.builders import cpu_record, env_of
+from tests.rigs.kernel_tree import KernelTree
+
+ALL, NONE, NO_SYS_ADMIN = "000001ffffffffff", "0000000000000000", "0000000000000002"
+IDENTITY = "0 0 4294967295\n"
+PARTITION_FILES = ("cpuset.cpus.exclusive", "cpuset.cpus.partition", "cgroup.subtree_control")
+
+
+def host(tmp_path: Path, permitted: str = ALL, uid_map: str = IDENTITY) -> str:
+    """A host root of eight CPUs whose process has these capabilities and this map of user ids."""
+    own, cpus = tmp_path / "proc/self", tmp_path / "sys/devices/system/cpu"
+    for directory in (own, cpus):
+        directory.mkdir(parents=True)
+    (own / "status").write_text(f"CapPrm:\t{permitted}\n")
+    (own / "uid_map").write_text(uid_map)
+    (cpus / "possible").write_text("0-7\n")
+    return str(tmp_path)
+
+
+class DenyingTree(KernelTree):
+    """A kernel whose security module denies partitions: the capability is there, and the answer is still no."""
+
+    def make(self, path: str, **_: Any) -> None:
+        """Creates a cgroup with the files of a partition."""
+        super().make(path)
+        for name in PARTITION_FILES:
+            self.path(path).joinpath(name).touch()
+
+    def remove(self, path: str) -> None:
+        """Leaves the cgroup: it goes with the directory of the test."""
+
+    def read(self, path: str, name: str) -> str:
+        """Returns what the kernel writes into the file of a partition that it does not permit."""
+        if name == "cpuset.cpus.partition":
+            return "root invalid (Enable partition not permitted)"
+        return super().read(path, name)
+
+
+@pytest.mark.parametrize(
+    ("permitted", "uid_map", "remedy"),
+    [
+        (NO_SYS_ADMIN, IDENTITY, "give the container backend the capability SYS_ADMIN"),
+        (ALL, "0 100000 65536\n", "hostUsers: true"),
+        (ALL, IDENTITY, "let SELinux or AppArmor allow it"),
+    ],
+)
+def test_the_remedy_for_a_missing_privilege(permitted: str, uid_map: str, remedy: str, tmp_path: Path) -> None:
+    """The doctor names the capability, the user namespace or the security module that keeps partitions away."""
+    text = partition_obstacle(DenyingTree(tmp_path / "cgroup"), host(tmp_path, permitted, uid_map))
+    cause = cause_of(text)
+    assert (remedy in cause.remedy, cause.kernel) == (True, False), text
+
+
+def test_the_remedy_for_a_missing_dac_override(tmp_path: Path) -> None:
+    """It is a problem of the node, and a kernel's refusal for the same reason has the same remedy."""
+    refused = KernelTree(tmp_path / "cgroup")
+    refused.make("a")
+    refused.refused["a", "cpuset.cpus"] = errno.EACCES
+    with pytest.raises(CgroupRefusedError) as caught:
+        refused.write("a", "cpuset.cpus", "2")
+    for text in (capability_problem(host(tmp_path, NONE)), str(caught.value)):
+        assert "give the container backend the capability DAC_OVERRIDE" in cause_of(text).remedy
+
+
+def test_the_remedies_for_a_kernel_without_partitions(tmp_path: Path) -> None:
+    """An old kernel, and a node that is itself a container, are limits of the node and not faults of the pod."""
+    tree = CgroupTree(str(tmp_path))
+    old = cause_of(tree.partition_obstacle())
+    assert (old.kernel, "boot Linux 6.7 or later" in old.remedy) == (True, True)
+    (tmp_path / "cpuset.cpus.exclusive").touch()
+    kind = cause_of(tree.partition_obstacle())
+    assert (kind.kernel, "use a node that is not a container" in kind.remedy) == (True, True)
+
+
+def test_the_remedy_for_a_missing_cdi_directory(tmp_path: Path) -> None:
+    """The volume of the chart is named."""
+    missing = str(tmp_path / "cdi")
+    (text,) = ClaimDirectory(missing, absence=_NO_CLAIMS.format(missing)).refresh().problems.values()
+    assert "the chart's volume cdi" in cause_of(text).remedy
+
+
+class Unwritable:
+    """Things whose directory is mounted read-only."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def present(self, _taken: Cpus, _moved: Collection[str]) -> dict[str, Cpus | None]:
+        """Raises OSError as the kernel would."""
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), self.path)
+
+    def write(self, _name: str, _cpus: Cpus) -> bool:
+        """Moves nothing."""
+        return False
+
+    def staying(self, _names: Collection[str], _taken: Cpus) -> int:
+        """Counts nothing."""
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("noun", "path", "remedy"),
+    [
+        ("interrupts", "/host/proc/irq/default_smp_affinity", "volumes irq and workqueue (hostInterrupts.mount: true)"),
+        ("host daemons", "/sys/fs/cgroup/system.slice/cpuset.cpus", "the chart's volumes cgroup"),
+    ],
+)
+async def test_the_remedy_for_a_read_only_mount_names_its_volume(
+    noun: str, path: str, remedy: str, tmp_path: Path
+) -> None:
+    """Interrupts and host daemons are moved through different mounts."""
+    kind = Kind(Unwritable(path), StoreFile(str(tmp_path / "store")), noun, 60.0, elsewhere=True)
+    keeper = Keeper(kind, lambda: Wanted(frozenset({2}), frozenset(range(8))))
+    keeper.wake()
+    running = asyncio.create_task(keeper.run_forever())
+    await eventually(lambda: keeper.problems)
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    (text,) = keeper.problems
+    assert path in text
+    assert remedy in cause_of(text).remedy
+
+
+def refusals(name: str, value: str) -> Iterator[str]:
+    """Yields refusals and problems with a name in every place where users choose one, and a value of a variable."""
+    record = cpu_record("u", "cpus=2-3", pods=("p1", "p2", "p3"))
+    record = record.model_copy(
+        update={
+            "claim": ClaimReference(uid="u", namespace=name, name=name),
+            "reserved_for": tuple(PodReference(uid=uid, name=name) for uid in ("p1", "p2", "p3")),
+        }
+    )
+    mine, other_pod = (Owner(pod_uid=uid, container=name) for uid in ("p1", "p4"))
+    sidecar = Owner(pod_uid="p1", container=f"{name}-0")
+    env = env_of(record)
+    yield refusal(record, env, mine, first=Owner(pod_uid="p2", container=name))
+    yield refusal(record, env, mine, first=sidecar)
+    yield refusal(record, env, other_pod)
+    yield refusal(record, tuple(f"{one.partition('=')[0]}={value}" for one in env), mine)
+    yield refusal(record, (f"DRA_CPUSET_u_{name}={value}",), mine)
+    yield refusal(record, (f"DRA_CPUSET_{value}={value}",), mine)
+    pod = Pod("s", "p1", name, name, "/kubepods.slice")
+    others = [Tracked(f"c{number}", name, pod) for number in range(5)]
+    moving = crowded(Tracked("c", name, pod), others)
+    assert moving is not None
+    yield moving.text
+    yield problem_of(Tracked("c", name, pod, refusal=moving))
+
+
+def refusal(record: AllocationRecord, env: tuple[str, ...], user: Owner, first: Owner | None = None) -> str:
+    """Returns the text with which a container is refused."""
+    key = record.driver, record.claim.uid
+    claims = Claims({key: ClaimFile.of(record)}, {key: first} if first else {})
+    _, _, found = assess(read_evidence(env), user, claims)
+    assert found is not None
+    return found.text
+
+
+def test_names_and_values_that_users_choose_never_decide_a_remedy() -> None:
+    """Each word of each row is tried as the name of everything, and each phrase as the value of a variable."""
+    phrases = [phrase for cause in CAUSES for phrase in cause.phrases]
+    words = {word.strip(",").lower() for phrase in phrases for word in phrase.split()}
+    words |= {"postgres-read-only-0-cpus", "irqbalance", "interrupts", "seccomp", "nsdelegate", "read-only"}
+    harmless = [cause_of(text).remedy for text in refusals("work", "0")]
+    for name in sorted(word for word in words if word.replace("-", "").isalnum()):
+        assert [cause_of(text).remedy for text in refusals(name, "0")] == harmless, name
+    harmless = [cause_of(text).remedy for text in refusals("work", "any value")]
+    for value in [*phrases, *(f"{phrase}'" for phrase in phrases)]:
+        assert [cause_of(text).remedy for text in refusals("work", value)] == harmless, value

@@ -223,7 +223,7 @@ class AilingNode:
         ledger = Ledger(files_of(*self.records))
         trees = HostTree(self.root), HostTree(self.base / "cgroup")
         watch = MachineWatch(*trees, settings.config, NODE, lambda: ledger, reserve=lambda: self.reserve)
-        backend = BackendView(asyncio.get_running_loop().time)
+        backend = BackendView(asyncio.get_running_loop().time, settings.config)
         if self.status:
             backend.renew(BackendStatus.model_validate(self.status), self.containers)
         offer = Offer(NODE, {driver: HealthBoard() for driver in DRIVERS}, {})

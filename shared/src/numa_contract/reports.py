@@ -157,7 +157,9 @@ class BackendStatus(Document):
     """What keeps other processes off claimed CPUs on this node: ``partition`` (the kernel) or ``pool``; the report of a
     container has the answer for its own CPUs. Empty from a backend that does not report it."""
     exclusivity_reason: str = ""
-    """Reason why that is the pool although the configuration allows partitions, with the remedy; empty otherwise."""
+    """Why that is the pool although the configuration allows or demands partitions, with the remedy; else empty.
+
+    With ``cpuExclusivity: partition`` CPU claims for one container are then refused."""
     kubelet_pins: tuple[str, ...] = ()
     """The kubelet's managers that are static, or in whose place another NRI plugin assigns CPUs or NUMA nodes to
     containers: ``cpu``, ``memory``."""

@@ -4,7 +4,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from nri_backend.app import MAX_PROBLEMS, Backend, EssentialTaskError, _essential, main, run
+from nri_backend.app import MAX_PROBLEMS, Backend, EssentialTaskError, _essential, _log_exclusivity, main, run
 from nri_backend.node.active_lock import ActiveLock
 from nri_backend.node.former_lock import FormerLock
 from nri_backend.node.host import HostError
@@ -70,6 +70,22 @@ def test_the_lock_is_told_of_the_runtime(tmp_path: Path) -> None:
         for synchronized in (False, True, True, False):
             backend.link_changed(LinkStatus(connected=True, synchronized=synchronized))
             assert backend.status().enforced is synchronized
+
+
+@pytest.mark.parametrize(
+    ("configured", "text"),
+    [
+        ("auto", "claims are enforced by the shared pool, not by the kernel"),
+        ("partition", "CPU claims for one container are refused"),
+    ],
+)
+def test_the_log_names_what_the_lack_of_partitions_means(
+    configured: str, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With cpuExclusivity: partition no pool takes the place of the kernel."""
+    _log_exclusivity("no SYS_ADMIN", configured)
+    (record,) = caplog.records
+    assert (record.levelname, record.message.startswith(text)) == ("WARNING", True)
 
 
 async def test_a_task_that_ends_is_named(tmp_path: Path) -> None:

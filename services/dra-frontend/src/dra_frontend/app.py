@@ -76,7 +76,7 @@ class Service:
         self.node, self.instance = node, f"{settings.pod_uid}/{uuid4().hex[:8]}"
         run_dir, kubelet_root = Path(config.run_dir), Path(config.kubelet_root_dir)
         self.run_directory = run_directory
-        self.backend = BackendView(time.monotonic)
+        self.backend = BackendView(time.monotonic, config)
         self.telemetry = Telemetry()
         self.metrics = self.telemetry.render
         self.readiness = Readiness()

@@ -183,9 +183,9 @@ class Backend:
 
     @property
     def pool_reason(self) -> str:
-        """Reason why the shared pool enforces claims although partitions are allowed; empty if it does not."""
-        configured = self._settings.config.cpu_exclusivity == "pool"
-        return "" if configured else self._enforcer.state.host.obstacle
+        """Why the backend makes no partitions although the configuration allows or demands them; "" if it does."""
+        asked = self._settings.config.cpu_exclusivity == "pool"
+        return "" if asked else self._enforcer.state.host.obstacle
 
     async def _lead(self) -> None:
         _log.info("waiting for the lock", extra={"instance": self._instance})
@@ -198,7 +198,10 @@ class Backend:
 
 
 def _log_exclusivity(pool_reason: str, configured: str) -> None:
-    if pool_reason:
+    if pool_reason and configured == "partition":
+        text = "CPU claims for one container are refused: cpuExclusivity is partition, and this node makes no partition"
+        _log.warning(text, extra={"reason": pool_reason})
+    elif pool_reason:
         _log.warning("claims are enforced by the shared pool, not by the kernel", extra={"reason": pool_reason})
     elif configured == "pool":
         _log.info("claims are enforced by the shared pool, as configured by cpuExclusivity")

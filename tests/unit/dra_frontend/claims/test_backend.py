@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from dra_frontend.claims.backend import BackendView, read_state
+from numa_contract.config import Config
 from numa_contract.reports import LEASE_SECONDS, BackendStatus, ContainerReport
 
 from tests.rigs.cpu_time import cpu_seconds
@@ -214,9 +215,9 @@ def test_of_refused_attempts_of_the_last_release_the_last_one_stays(view: Backen
     assert set(view.containers) == {"c", "o", "n", "try-99"}
 
 
-def view_of(clock: Clock | None = None, **fields: Any) -> BackendView:
+def view_of(clock: Clock | None = None, config: Config | None = None, **fields: Any) -> BackendView:
     """A view of a live backend with these fields in its lease."""
-    made = BackendView(clock or Clock())
+    made = BackendView(clock or Clock(), config or Config())
     made.renew(status(**fields), [])
     return made
 
@@ -227,6 +228,25 @@ def test_a_node_without_partitions_is_one_warning_for_the_node() -> None:
     assert "nri-backend lacks the capability SYS_ADMIN" in warning
     assert view_of(exclusivity="pool").warnings == []
     assert view_of(exclusivity="partition").warnings == []
+
+
+@pytest.mark.parametrize(
+    ("config", "beginning", "ending"),
+    [
+        (Config(), "CPU claims on this node are enforced by the shared pool", "host daemons may run on claimed CPUs"),
+        (Config(host_slices=True), "CPU claims on this node are enforced by the shared pool", "boot Linux 6.7"),
+        (
+            Config(cpu_exclusivity="partition"),
+            "CPU claims for one container are refused on this node: boot Linux 6.7",
+            "(cpuExclusivity: partition)",
+        ),
+    ],
+)
+def test_the_warning_names_the_effect_that_the_configuration_gives(config: Config, beginning: str, ending: str) -> None:
+    """Without partitions the pool enforces or claims are refused; hostSlices keeps host daemons off without them."""
+    view = view_of(config=config, exclusivity="pool", exclusivity_reason="boot Linux 6.7")
+    (text,) = view.conditions.values()
+    assert (text.startswith(beginning), text.endswith(ending)) == (True, True), text
 
 
 def test_static_managers_are_a_warning_while_the_lease_is_live() -> None:

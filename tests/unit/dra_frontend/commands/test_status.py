@@ -55,7 +55,7 @@ async def test_what_is_wrong_is_on_the_screen(node: AilingNode) -> None:
 
 
 async def test_what_keeps_claims_apart_is_on_the_screen(node: AilingNode) -> None:
-    """Partitions of the kernel, or the pool with the reason why it is not the kernel."""
+    """The CPUs that the kernel keeps, once; or the pool, or a refusal, with the reason why it is not the kernel."""
     node.status |= {"exclusivity": "pool", "exclusivityReason": "nri-backend lacks the capability SYS_ADMIN"}
     async with node.up() as settings:
         status = await asyncio.to_thread(read_status, settings)
@@ -64,10 +64,17 @@ async def test_what_keeps_claims_apart_is_on_the_screen(node: AilingNode) -> Non
         "nri-backend lacks the capability SYS_ADMIN",
     )
     assert "; kept apart by the pool: nri-backend lacks the capability SYS_ADMIN\n" in status_screen(status)
-    node.status |= {"exclusivity": "partition", "exclusivityReason": ""}
+    node.settings_of["cpuExclusivity"] = "partition"
     async with node.up() as settings:
         screen = status_screen(await asyncio.to_thread(read_status, settings))
-    assert "; kept apart by the kernel\n" in screen
+    refused = "; claims for one container are refused (cpuExclusivity: partition): nri-backend lacks the capability"
+    assert refused in screen
+    assert "kept apart" not in screen
+    node.status |= {"exclusivity": "partition", "exclusivityReason": "", "partitioned": "2-3"}
+    async with node.up() as settings:
+        screen = status_screen(await asyncio.to_thread(read_status, settings))
+    assert screen.splitlines()[2].endswith("  kept by the kernel 2-3")
+    assert "kept apart" not in screen
 
 
 async def test_what_others_write_stays_in_its_line(node: AilingNode) -> None:

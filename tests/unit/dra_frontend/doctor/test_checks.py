@@ -245,7 +245,7 @@ async def test_each_right_that_is_missing_is_named(right: Right, node: AilingNod
             "/sys/fs/cgroup is not the topmost cgroup, so this node is itself a container (as in kind)",
             "auto",
             "note",
-            "kind",
+            "a node that is not a container",
         ),
         ("something new", "auto", "problem", "kubectl logs POD -c backend"),
     ],
@@ -258,6 +258,32 @@ async def test_why_the_pool_enforces_claims_is_a_finding(
     node.settings_of["cpuExclusivity"] = setting
     (finding,) = (await verdicts(node))["driver.exclusivity"].findings
     assert (finding.level.value, reason in finding.what, remedy in finding.remedy) == (level, True, True)
+
+
+@pytest.mark.parametrize("mode", ["auto", "partition"])
+@pytest.mark.parametrize("slices", [True, False])
+async def test_host_daemons_are_on_claimed_cpus_only_where_nothing_keeps_them_off(
+    mode: str, slices: bool, node: AilingNode
+) -> None:
+    """With hostSlices no finding says that they stay, and no remedy is to set hostSlices; a refused claim has none."""
+    node.settings_of |= {"cpuExclusivity": mode, "hostSlices": slices}
+    reason = "the kernel has no cpuset.cpus.exclusive; boot Linux 6.7 or later"
+    node.status |= {"exclusivity": "pool", "exclusivityReason": reason}
+    node.containers[0].update(pooled="x has CPU 2", exclusivity="pool")
+    ILLNESSES["kernel.partitions"](node)
+    ILLNESSES["host.daemons"](node)
+    found = await verdicts(node)
+    (exclusivity,), (kernel,), (pooled,) = (
+        found[name].findings for name in ("driver.exclusivity", "kernel.partitions", "claims.kept-by-kernel")
+    )
+    refused = mode == "partition"
+    assert ("are refused" in exclusivity.what, "shared pool" in exclusivity.what) == (refused, not refused)
+    assert "set cpuExclusivity: auto" in exclusivity.remedy if refused else "boot Linux 6.7" in exclusivity.remedy
+    for one in (exclusivity, kernel):
+        assert ("host daemons stay" in one.why) == (not refused and not slices)
+        assert ("hostSlices: true" in one.remedy) == (not refused and not slices)
+    assert ("host daemons stay" in pooled.why) == (not slices)
+    assert all(("set hostSlices: true" in one.remedy) == (not slices) for one in found["host.daemons"].findings)
 
 
 async def test_a_pool_that_the_configuration_asks_for_is_good(node: AilingNode) -> None:

@@ -12,6 +12,7 @@ import pytest
 from dra_frontend.state_endpoint import page as module
 from dra_frontend.state_endpoint.node_view import node_view
 from dra_frontend.state_endpoint.page import LOOPBACK, page, serve_page
+from numa_contract.config import Config
 from numa_contract.cpuset import parse_cpu_list
 from numa_node.probes import answer
 
@@ -83,11 +84,12 @@ def test_problems_come_faults_first_and_once() -> None:
     assert state.backend.status is not None
     lease = {"exclusivity": "pool", "exclusivity_reason": "nri-backend lacks the capability SYS_ADMIN"}
     state.backend.renew(state.backend.status.model_copy(update=lease), [*state.backend.containers.values()])
-    pooled = {
-        "level": "warning",
-        "text": "claims are enforced by the shared pool: nri-backend lacks the capability SYS_ADMIN",
-    }
-    assert pooled in node_view(state)["problems"]
+    (pooled,) = (one for one in node_view(state)["problems"] if "lacks the capability SYS_ADMIN" in one["text"])
+    assert pooled["level"] == "warning"
+    assert pooled["text"].startswith("CPU claims on this node are enforced by the shared pool")
+    state.backend.config = Config(cpu_exclusivity="partition")
+    (refused,) = (one for one in node_view(state)["problems"] if "lacks the capability SYS_ADMIN" in one["text"])
+    assert refused["text"].startswith("CPU claims for one container are refused on this node")
     state.problems = [f"problem {number}" for number in range(5000)]
     assert len(node_view(state)["problems"]) == 101
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from numa_contract.config import Config
 from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError, cut_answer, shown
 from numa_contract.reports import CONTAINERS, LEASE_SECONDS, MAX_STATE_BYTES, BackendStatus, ContainerReport
@@ -24,10 +25,11 @@ _STATIC_MANAGER: Final = (
     "pods may be given CPUs of claims, and then share the pool; set cpuManagerPolicy: none and memoryManagerPolicy: "
     "None"
 )
-_NO_PARTITIONS: Final = (
-    "CPU claims on this node are enforced by the shared pool, and not by the kernel with cpuset partitions: {}; host "
-    "daemons may run on claimed CPUs"
+_BY_POOL: Final = (
+    "CPU claims on this node are enforced by the shared pool, and not by the kernel with cpuset partitions: {}"
 )
+_BESIDE_DAEMONS: Final = "; host daemons may run on claimed CPUs"
+_REFUSED: Final = "CPU claims for one container are refused on this node: {} (cpuExclusivity: partition)"
 _log = logging.getLogger(__name__)
 
 
@@ -96,6 +98,8 @@ class BackendView:
     """The latest lease, and the latest reports of this backend or of the one before it."""
 
     clock: Callable[[], float]
+    config: Config = field(default_factory=Config)
+    """The configuration of the node: what the lack of partitions means for claims depends on it."""
     status: BackendStatus | None = None
     containers: dict[str, ContainerReport] = field(default_factory=dict)
     """By id; another object whenever something in it has changed."""
@@ -209,8 +213,14 @@ class BackendView:
         if status is not None and (pins := [one for one in _MANAGERS if one in status.kubelet_pins]):
             found[STATIC_MANAGER] = _STATIC_MANAGER.format(" and ".join(pins))
         if status is not None and status.exclusivity == "pool" and status.exclusivity_reason:
-            found[NO_PARTITIONS] = _NO_PARTITIONS.format(cut_answer(status.exclusivity_reason))
+            found[NO_PARTITIONS] = self._no_partitions(cut_answer(status.exclusivity_reason))
         return found
+
+    def _no_partitions(self, reason: str) -> str:
+        """Returns what follows on this node because the backend cannot create partitions."""
+        if self.config.cpu_exclusivity == "partition":
+            return _REFUSED.format(reason)
+        return _BY_POOL.format(reason) + ("" if self.config.host_slices else _BESIDE_DAEMONS)
 
     @property
     def warnings(self) -> list[str]:

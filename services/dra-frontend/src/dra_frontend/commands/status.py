@@ -31,6 +31,8 @@ from dra_frontend.settings import Settings
 from dra_frontend.state_endpoint.views import cpus_view, devices_view, memory_view
 
 Document = dict[str, Any]
+_POOL: Final = "; kept apart by the pool"
+_REFUSED: Final = "; claims for one container are refused (cpuExclusivity: partition)"
 _KEPT_BY: Final = {"partition": "kernel", "isolated": "kernel, isolated", "pool": "pool"}
 
 
@@ -61,6 +63,7 @@ def read_status(settings: Settings) -> Document:
         "devices": list(service.devices),
         "memory": memory,
         "cpus": _uses(cpus) | kept,
+        "cpuExclusivity": settings.config.cpu_exclusivity,
         "exclusivity": lease.exclusivity if lease else "",
         "exclusivityReason": lease.exclusivity_reason if lease else "",
         "claims": [_claim(record, service.containers) for record in service.records],
@@ -79,7 +82,8 @@ def _from_files(settings: Settings, run: Path, why: str) -> Document:
     problems += [] if isinstance(claims, Unread) else claims.problems.values()
     problems += [f"claim {'/'.join(noted.present[key])} was prepared, and its file is gone" for key in ledger.absent]
     found: Document = {"node": settings.node_name, "source": "files", "version": "", "warnings": []}
-    found |= {"devices": [], "memory": [], "cpus": {}, "exclusivity": "", "exclusivityReason": ""}
+    found |= {"devices": [], "memory": [], "cpus": {}, "cpuExclusivity": settings.config.cpu_exclusivity}
+    found |= {"exclusivity": "", "exclusivityReason": ""}
     if not isinstance(machine, Unread):
         problems += machine.refused.values()
         found["warnings"] = list(machine.warnings)
@@ -136,9 +140,15 @@ def status_screen(status: Document) -> str:
 
 
 def _kept_apart(status: Document) -> str:
-    """Returns what keeps other processes off claimed CPUs, or "" if the backend does not report it."""
-    by, why = status["exclusivity"], status["exclusivityReason"]
-    return f"; kept apart by the {_KEPT_BY.get(by, by)}" + (f": {why}" if why else "") if by else ""
+    """Returns what follows where the kernel keeps no other processes off claimed CPUs, or "" where it does.
+
+    The CPUs that the kernel keeps are in the list of CPUs by use.
+    """
+    if status["exclusivity"] != "pool":
+        return ""
+    why = status["exclusivityReason"]
+    effect = _REFUSED if why and status["cpuExclusivity"] == "partition" else _POOL
+    return effect + (f": {why}" if why else "")
 
 
 def _devices(status: Document) -> str:

@@ -76,11 +76,7 @@ CAUSES: Final = (
         "mount the node's whole cgroup2 tree at cgroupRoot into the container backend (the chart's volume cgroup): the "
         "kernel lets a container write no file of its own cgroup",
     ),
-    Cause(
-        ("boot Linux 6.7",),
-        "boot Linux 6.7 or later; until then hostSlices: true keeps host daemons off claimed CPUs",
-        node=True,
-    ),
+    Cause(("boot Linux 6.7",), "boot Linux 6.7 or later", kernel=True),
     Cause(("No space left",), "make room in the file system of the directory that is named"),
     Cause(
         ("no cgroup has the CPUs",),

@@ -125,7 +125,8 @@ def _container(report: ContainerReport) -> dict[str, Any]:
 def _problems(state: StateSource, claims: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Returns what is wrong, and then what an operator should know of, each once."""
     found = dict.fromkeys(_faults(state, claims), "fault")
-    for text in (*state.warnings(), *(f"{name}: {why}" for name, why in state.store.quarantined.items())):
+    conditions = state.backend.conditions.values()
+    for text in (*conditions, *state.warnings(), *(f"{name}: {why}" for name, why in state.store.quarantined.items())):
         found.setdefault(text, "warning")
     listed = [{"level": level, "text": text} for text, level in found.items()]
     more = len(listed) - _MOST_PROBLEMS

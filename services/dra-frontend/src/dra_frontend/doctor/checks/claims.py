@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from numa_contract.cdi import ClaimFile
+from numa_contract.config import Config
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import memory_device_name
 from numa_contract.records import AllocationRecord
@@ -127,11 +128,12 @@ def _started(service: Service) -> Iterator[Finding]:
         yield problem(f"{_pod(one)} was refused: {one.refused}.", "it does not run", remedy)
 
 
-def _exclusive(service: Service) -> Iterator[Finding]:
+def _exclusive(service: Service, config: Config) -> Iterator[Finding]:
+    daemons = "hostSlices keeps host daemons off them" if config.host_slices else "host daemons stay"
     for one in [one for one in _running(service) if one.pooled][:_MOST_SHOWN]:
         yield problem(
             f"The kernel does not keep the CPUs of {_pod(one)}: {one.pooled}.",
-            "the shared pool keeps containers off them; host daemons stay",
+            f"the shared pool keeps containers off them; {daemons}",
             f"{cause_of(one.pooled).remedy}. The driver tries again each minute",
         )
 
@@ -189,7 +191,12 @@ CHECKS: Final = (
     Check("claims.in-use", "Containers run of each prepared claim.", ("service",), _used),
     Check("claims.recorded", "Each claim that a container names has a record.", ("service",), _recorded),
     Check("claims.refused", "No container was refused.", ("service",), _started),
-    Check("claims.kept-by-kernel", "The kernel keeps CPUs of claims where it should.", ("service",), _exclusive),
+    Check(
+        "claims.kept-by-kernel",
+        "The kernel keeps CPUs of claims where it should.",
+        ("service", "config"),
+        _exclusive,
+    ),
     Check("claims.best-effort", "No pod with a claim is BestEffort.", ("service",), _quality),
     Check("claims.memory-kills", "No container with a memory claim was killed for memory.", ("service",), _kills),
     Check("claims.pinned", "Containers run on the CPUs of their claims alone.", ("service",), _on_their_cpus),

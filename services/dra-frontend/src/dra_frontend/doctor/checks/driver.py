@@ -9,7 +9,7 @@ from numa_contract.config import Config
 from numa_contract.reports import BackendStatus
 
 from dra_frontend.devices.inventory import Inventory
-from dra_frontend.doctor.causes import cause_of
+from dra_frontend.doctor.causes import Cause, cause_of
 from dra_frontend.doctor.facts import PodFault, RunDirectory, Service
 from dra_frontend.doctor.model import Check, Finding, Unread, note, problem
 
@@ -69,13 +69,23 @@ def _backend_problems(backend: BackendStatus) -> Iterator[Finding]:
 def _exclusivity(backend: BackendStatus, config: Config) -> Iterator[Finding]:
     if backend.exclusivity != "pool" or not backend.exclusivity_reason:
         return
-    cause, why = cause_of(backend.exclusivity_reason), "host daemons stay on claimed CPUs, and so do plain containers"
-    what = f"Claims are enforced by the shared pool and not by the kernel: {_joined([backend.exclusivity_reason])}."
+    cause, reason = cause_of(backend.exclusivity_reason), _joined([backend.exclusivity_reason])
     if config.cpu_exclusivity == "partition":
-        why = "with cpuExclusivity: partition every CPU claim for one container is refused"
-        yield problem(what, why, cause.remedy)
-    else:
-        yield (note if cause.node else problem)(what, f"{why} while the driver is down", cause.remedy)
+        what = f"CPU claims for one container are refused: {reason}."
+        yield problem(what, "cpuExclusivity: partition demands partitions of the kernel", _other_mode(cause))
+        return
+    what = f"Claims are enforced by the shared pool and not by the kernel: {reason}."
+    why = "new plain containers run on claimed CPUs while the driver is down"
+    remedy = cause.remedy
+    if not config.host_slices:
+        why = f"host daemons stay on claimed CPUs, and {why}"
+        remedy += "; hostSlices: true keeps host daemons off claimed CPUs without it" if cause.kernel else ""
+    yield (note if cause.kernel else problem)(what, why, remedy)
+
+
+def _other_mode(cause: Cause) -> str:
+    """Returns the remedy with the mode that needs no partition, where the remedy does not contain it already."""
+    return cause.remedy if "cpuExclusivity" in cause.remedy else f"{cause.remedy}, or set cpuExclusivity: auto"
 
 
 def _enforced(backend: BackendStatus) -> Iterator[Finding]:

@@ -33,14 +33,17 @@ def _own_cpus(service: Service, *, without_kept: bool = False) -> frozenset[int]
     return frozenset(cpus)
 
 
-def _daemons(cgroups: Cgroups, service: Service) -> Iterator[Finding]:
+def _daemons(cgroups: Cgroups, service: Service, config: Config) -> Iterator[Finding]:
     ours = _own_cpus(service)
+    remedy = "boot Linux 6.7 or later, so that the kernel keeps them; or set hostSlices: true"
+    if config.host_slices:
+        remedy = "hostSlices: true should have moved them within 5 s: see driver.backend-problems and driver.enforced"
     for name, cpus in cgroups.slices.items():
         if both := cpus & ours:
             yield problem(
                 f"Host processes of {name} may run on claimed CPUs {format_cpu_list(both)}.",
                 "the container that claimed them is not alone",
-                "boot Linux 6.7 or later, so that the kernel keeps them; or set hostSlices: true",
+                remedy,
             )
 
 
@@ -119,7 +122,7 @@ def _node_files(kernel: Kernel) -> Iterator[Finding]:
 
 
 CHECKS: Final = (
-    Check("host.daemons", "No host process may run on claimed CPUs.", ("cgroups", "service"), _daemons),
+    Check("host.daemons", "No host process may run on claimed CPUs.", ("cgroups", "service", "config"), _daemons),
     Check("host.interrupts", "No interrupt arrives on claimed CPUs.", ("kernel", "service", "config"), _interrupts),
     Check("host.workers", "No unbound kernel worker runs there.", ("kernel", "service", "config"), _workers),
     Check("host.hugepages", "No host process holds hugepages.", ("cgroups",), _hugepages),

@@ -77,6 +77,9 @@ def _partitions(kernel: Kernel, cgroups: Cgroups, config: Config) -> Iterator[Fi
     if config.cpu_exclusivity == "partition":
         why = f"{why}; with cpuExclusivity partition every CPU claim for one container is refused"
         yield problem(what, why, "boot Linux 6.7 or later, or set cpuExclusivity: auto")
+    elif config.host_slices:
+        why = f"{why}; the shared pool keeps containers off claimed CPUs, and hostSlices keeps host daemons off"
+        yield note(what, why, "boot Linux 6.7 or later")
     else:
         why = f"{why}; the shared pool keeps containers off claimed CPUs, host daemons stay on them"
         yield note(what, why, "boot Linux 6.7 or later, or set hostSlices: true")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frontend in a pod that lacks something: it says so at /readyz, in its log and through the doctor, and waits."""
+"""The frontend in a pod that lacks something reports it at /readyz, in its log, by status and doctor, and waits."""
 
 import json
 import os
@@ -79,7 +79,13 @@ def test_a_frontend_that_cannot_start_says_why_and_waits(base: Path) -> None:
             assert log.read_text().count("cannot start") == 1, "said once, and not at each look"
             doctor = subprocess.run([*PROGRAM, *flags, "doctor"], capture_output=True, text=True, check=False)
             assert "[driver.pod]" in doctor.stdout
-            assert "The kubelet's plugin directory of dra.cpu" in doctor.stdout
+            screen = subprocess.run([*PROGRAM, *flags, "status"], capture_output=True, text=True, check=False)
+            assert screen.returncode == 1
+            assert "PROBLEM  the service is down" in screen.stdout
+            for words in wanted:
+                assert words in screen.stdout
+                assert words.partition("; ")[0].lower() in doctor.stdout.lower()
+            assert "kubectl logs POD -c frontend (--previous if it has restarted)" in doctor.stdout
             (base / "kubelet/plugins").unlink()
             user = {"clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}], "users": []}
             context = {"contexts": [{"name": "c", "context": {"cluster": "c", "user": ""}}], "current-context": "c"}

@@ -29,8 +29,8 @@ from numa_node.readiness import Readiness
 from numa_node.ticks import each_tick, next_tick
 
 from dra_frontend.api_server.client import KubeClient, connect
-from dra_frontend.api_server.credentials import kubeconfig, read_settings
-from dra_frontend.api_server.errors import KubeConfigError, KubeError
+from dra_frontend.api_server.credentials import kubeconfig
+from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.device_status import DeviceStatus
 from dra_frontend.claims.directory import ClaimFiles
@@ -51,8 +51,9 @@ from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
 from dra_frontend.node.host_tree import HostTree
 from dra_frontend.node.hugepage_pools import KernelPools
 from dra_frontend.node.machine_watch import MachineWatch
-from dra_frontend.node.preflight import Fault, check_pod, read_mounts
+from dra_frontend.node.preflight import Fault
 from dra_frontend.node.run_directory import RunDirectory
+from dra_frontend.pod_faults import own_faults
 from dra_frontend.publishing.offer import Offer
 from dra_frontend.publishing.publisher import Publisher
 from dra_frontend.settings import Settings, open_host
@@ -244,23 +245,13 @@ async def _essential(name: str, work: Coroutine[Any, Any, None]) -> None:
     raise RuntimeError(f"{name} ended; report this bug")
 
 
-def _lacking(settings: Settings) -> list[Fault]:
-    """Returns the directories of the node that the pod lacks, and an unusable access to the API server. Blocks."""
-    faults = check_pod(settings.config, contained=settings.in_pod, mounts=read_mounts())
-    try:
-        read_settings(kubeconfig(settings.config.kubeconfig))
-    except KubeConfigError as error:
-        faults.append(Fault(f"the API server cannot be asked: {error}"))
-    return faults
-
-
 async def _preflight(settings: Settings, stop: asyncio.Event) -> list[Fault]:
     """Waits until the pod has everything that the service needs, or until ``stop``; returns the faults that are left.
 
     The process does not end in the meantime, so that /readyz answers with the reason and the doctor can be run in the
     container.
     """
-    faults = await asyncio.to_thread(_lacking, settings)
+    faults = await asyncio.to_thread(own_faults, settings)
     if not any(one.fatal for one in faults):
         return faults
     told: list[Fault] = []
@@ -274,7 +265,7 @@ async def _preflight(settings: Settings, stop: asyncio.Event) -> list[Fault]:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_PREFLIGHT_SECONDS):
                     await stop.wait()
-            faults = await asyncio.to_thread(_lacking, settings)
+            faults = await asyncio.to_thread(own_faults, settings)
     return faults
 
 

@@ -26,6 +26,7 @@ from dra_frontend.doctor.sources.directories import read_claims
 from dra_frontend.doctor.sources.endpoint import find_service, read_service
 from dra_frontend.node.host_tree import on_node
 from dra_frontend.node.state_client import NoServiceError
+from dra_frontend.pod_faults import seen_faults
 from dra_frontend.publishing.offer import Snapshot, snapshot
 from dra_frontend.settings import Settings
 from dra_frontend.state_endpoint.views import cpus_view, devices_view, memory_view
@@ -77,16 +78,18 @@ def _from_files(settings: Settings, run: Path, why: str) -> Document:
     noted = journal.read() if (run / CLAIMS_JOURNAL).exists() else Entries()
     files = {} if isinstance(claims, Unread) else claims.files
     ledger = Ledger(files, noted.releasing, absent=frozenset(noted.present.keys() - files.keys()))
-    problems = [f"the service is down ({why}); this is what files say", journal.problem]
+    faults = seen_faults(settings)
+    problems = [f"the service is down ({why}); this is what files say", *(str(one) for one in faults if one.fatal)]
+    problems.append(journal.problem)
     problems += [one.why for one in (machine, claims) if isinstance(one, Unread)]
     problems += [] if isinstance(claims, Unread) else claims.problems.values()
     problems += [f"claim {'/'.join(noted.present[key])} was prepared, and its file is gone" for key in ledger.absent]
-    found: Document = {"node": settings.node_name, "source": "files", "version": "", "warnings": []}
+    found: Document = {"node": settings.node_name, "source": "files", "version": ""}
     found |= {"devices": [], "memory": [], "cpus": {}, "cpuExclusivity": settings.config.cpu_exclusivity}
-    found |= {"exclusivity": "", "exclusivityReason": ""}
+    found |= {"exclusivity": "", "exclusivityReason": "", "warnings": [str(one) for one in faults if not one.fatal]}
     if not isinstance(machine, Unread):
         problems += machine.refused.values()
-        found["warnings"] = list(machine.warnings)
+        found["warnings"] += machine.warnings
         found["devices"] = devices_view(snapshot(machine, ledger, Snapshot()))
         found["memory"] = memory_view(machine, ledger)
         found["cpus"] = _uses(cpus_view(machine, ledger, BackendView(time.monotonic)))

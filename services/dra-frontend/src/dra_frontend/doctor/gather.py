@@ -26,7 +26,7 @@ from dra_frontend.doctor.sources.kernel import own_limits, read_cgroups, read_ke
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import FileTree, HostTreeError
 from dra_frontend.node.host_tree import HostTree, on_node
-from dra_frontend.node.preflight import check_pod, read_mounts
+from dra_frontend.pod_faults import seen_faults
 from dra_frontend.settings import Settings, open_host
 
 
@@ -84,10 +84,7 @@ def _read_node(settings: Settings, machine: Inventory | Unread) -> dict[str, Any
 
 
 def _read_pod(settings: Settings) -> tuple[PodFault, ...]:
-    # In a debugging pod the node's directories lie below another root, and its mounts are not those of the driver.
-    contained = settings.in_pod and settings.host_root == "/"
-    faults = check_pod(settings.config, settings.host_root, contained=contained, mounts=read_mounts())
-    return tuple(PodFault(one.what, one.remedy, one.fatal) for one in faults)
+    return tuple(PodFault(one.what, one.remedy, one.fatal) for one in seen_faults(settings))
 
 
 def _mounts(tree: FileTree) -> str:

@@ -14,6 +14,7 @@ from dra_frontend.doctor.facts import PodFault, RunDirectory, Service
 from dra_frontend.doctor.model import Check, Finding, Unread, note, problem
 
 _LOG: Final = "see the log of the container frontend"
+_LOG_OF_FORMER: Final = f"{_LOG}: kubectl logs POD -c frontend (--previous if it has restarted); see also driver.pod"
 
 
 def _joined(texts: Sequence[str]) -> str:
@@ -24,13 +25,13 @@ def _pod(pod: Sequence[PodFault]) -> Iterator[Finding]:
     for fault in pod:
         why = "the service does not start without it" if fault.fatal else "the service works without it"
         found = problem if fault.fatal else note
-        yield found(f"{fault.what[:1].upper()}{fault.what[1:]}.", why, fault.remedy)
+        yield found(f"{fault.what[:1].upper()}{fault.what[1:]}.", why, fault.remedy or "do what the sentence names")
 
 
 def _endpoint(service: object) -> Iterator[Finding]:
     if isinstance(service, Unread):
         why = "nothing is prepared and nothing released on this node; containers keep what they have"
-        yield problem(f"The service is down: {service.why}.", why, f"{_LOG}: kubectl logs POD -c frontend --previous")
+        yield problem(f"The service is down: {service.why}.", why, _LOG_OF_FORMER)
 
 
 def _ready(service: Service) -> Iterator[Finding]:
@@ -139,7 +140,7 @@ def _journal(run_directory: RunDirectory) -> Iterator[Finding]:
 
 
 CHECKS: Final = (
-    Check("driver.pod", "The pod has every directory of the node that it needs.", ("pod",), _pod),
+    Check("driver.pod", "The pod has the node's directories and a way to the API server.", ("pod",), _pod),
     Check("driver.endpoint", "The service answers on its state socket.", ("service",), _endpoint, always=True),
     Check("driver.ready", "The service is ready.", ("service",), _ready),
     Check("driver.backend", "Claims can be prepared.", ("service",), _backend),

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pod lacks, as the service and the commands in the pod see it."""
+
+from dataclasses import replace
+
+import pytest
+from dra_frontend.doctor.checks.driver import CHECKS
+from dra_frontend.doctor.facts import PodFault
+from dra_frontend.doctor.gather import _read_pod
+from dra_frontend.pod_faults import own_faults, seen_faults
+from dra_frontend.settings import Settings
+from numa_contract.config import Config
+
+IN_POD = Settings(Config(), "n", "p", "/", None, in_pod=True)
+TOKEN = "the API server cannot be asked: read the service account of the pod: "
+
+
+def is_missed(faults: list[str]) -> bool:
+    """Whether the token of the pod is reported as missing."""
+    return any(one.startswith(TOKEN) for one in faults)
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets this process run in no pod."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+
+def test_commands_in_the_pod_report_a_missing_token_as_the_service_does() -> None:
+    """The doctor's finding has the same sentence, and a remedy."""
+    assert is_missed([str(one) for one in own_faults(IN_POD)])
+    assert [*map(str, seen_faults(IN_POD))] == [*map(str, own_faults(IN_POD))]
+    (fault,) = (one for one in _read_pod(IN_POD) if one.what.startswith(TOKEN))
+    assert "(the chart's volume token)" in fault.what
+    assert fault.fatal
+    check = next(one for one in CHECKS if one.id == "driver.pod")
+    (finding,) = check.judge((PodFault(fault.what, fault.remedy, fault.fatal),))
+    assert (finding.what.startswith("The API server cannot be asked"), bool(finding.remedy)) == (True, True)
+
+
+@pytest.mark.parametrize("elsewhere", [replace(IN_POD, host_root="/host"), replace(IN_POD, in_pod=False)])
+def test_commands_elsewhere_do_not_ask_for_the_token_of_the_driver(elsewhere: Settings) -> None:
+    """In a debugging pod or on the node itself the command has another token, or none; the service needs one."""
+    assert not is_missed([str(one) for one in seen_faults(elsewhere)])
+    assert is_missed([str(one) for one in own_faults(elsewhere)])
+
+
+def test_a_kubeconfig_that_cannot_be_read_is_reported_everywhere() -> None:
+    """It is part of the configuration and not of the pod."""
+    settings = replace(IN_POD, config=Config(kubeconfig="/no/such/file"), in_pod=False, host_root="/host")
+    for faults in (own_faults(settings), seen_faults(settings)):
+        (text,) = (str(one) for one in faults if "the API server cannot be asked" in one.what)
+        assert text.endswith("the file does not exist; correct the file, or kubeconfig")

@@ -2,7 +2,8 @@
 """``kubectl``, as far as a plugin uses it: raw requests, the namespace of a context, and calls that it only notes.
 
 ``exec`` and ``port-forward`` need a kubelet behind the API server, which no fake has: they print what they were given,
-and end with the status in FAKE_KUBECTL_STATUS. ``python -m tests.fakes.kubectl ARGUMENTS``.
+and end with the errors in FAKE_KUBECTL_ERRORS and the status in FAKE_KUBECTL_STATUS. A command with the flag in
+FAKE_KUBECTL_UNKNOWN ends as argparse ends one that does not know it. ``python -m tests.fakes.kubectl ARGUMENTS``.
 """
 
 import argparse
@@ -48,8 +49,14 @@ def main(arguments: list[str]) -> int:
         case ["config", "view", "--minify", "-o", "json"]:
             print(json.dumps({"contexts": [{"context": _context(document)}]}))
             return 0
+        case ["exec", *more] if (flag := os.environ.get("FAKE_KUBECTL_UNKNOWN")) and flag in more:
+            sys.stdin.read()
+            print(f"usage: dra-frontend [-h]\ndra-frontend: error: unrecognized arguments: {flag} -", file=sys.stderr)
+            print("command terminated with exit code 2", file=sys.stderr)
+            return 2
         case ["exec", *more]:
             print(json.dumps(more))
+            sys.stderr.write(os.environ.get("FAKE_KUBECTL_ERRORS", ""))
         case ["port-forward", *more]:
             print(json.dumps(more), file=sys.stderr)
             print("Forwarding from 127.0.0.1:40001 -> 8082\nForwarding from [::1]:40001 -> 8082")

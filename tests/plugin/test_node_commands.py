@@ -41,6 +41,21 @@ async def test_doctor_is_given_the_kubelets_configuration_that_the_user_may_read
     assert json.loads((await plugin.run("doctor", NODE))[1])[-1] == "doctor"
 
 
+async def test_doctor_runs_in_an_older_image_without_the_flag_that_it_does_not_know(plugin: Plugin) -> None:
+    """During a roll-out the plugin is newer than some pods. Other errors and statuses are passed on as they are."""
+    plugin.server.store.create(PODS, "numa", driver_pod())
+    plugin.server.options.kubelets[NODE] = {"cpuManagerPolicy": "static"}
+    older = {"FAKE_KUBECTL_UNKNOWN": "--kubelet-config", "FAKE_KUBECTL_STATUS": "1"}
+    code, out, err = await plugin.run("doctor", NODE, "-o", "json", **older)
+    assert (code, json.loads(out)[-4:]) == (1, ["dra-frontend", "doctor", "-o", "json"])
+    assert err.startswith("kubectl numa: the image of pod driver-1 is older than this plugin")
+    assert "usage" not in err
+    other = {"FAKE_KUBECTL_ERRORS": "dra-frontend: config.yaml: cannot be read\n", "FAKE_KUBECTL_STATUS": "2"}
+    code, out, err = await plugin.run("doctor", NODE, **other)
+    assert (code, err) == (2, other["FAKE_KUBECTL_ERRORS"])
+    assert len(out.splitlines()) == 1, "the command is run once"
+
+
 def test_the_configuration_is_read_from_standard_input(tmp_path: Path) -> None:
     """As kubectl exec passes it on; a document that is not a map is a usage error, before anything else is read."""
     command = [sys.executable, "-m", "dra_frontend", "doctor", "--host-root", str(tmp_path), "--kubelet-config", "-"]

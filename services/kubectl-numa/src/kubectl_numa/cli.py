@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from kubectl_numa import __version__
@@ -19,6 +20,13 @@ _PASSED: Final = ("kubeconfig", "context", "cluster", "user", "as", "request-tim
 _LABEL: Final = "app.kubernetes.io/part-of"
 """Of every pod of the chart, whatever group of nodes it is for."""
 _CONTAINER: Final = "frontend"
+_USAGE: Final = 2
+"""The exit status of a command that does not know its arguments."""
+_KUBELET_CONFIG: Final = "--kubelet-config"
+_OLDER: Final = (
+    f"the image of pod {{}} is older than this plugin and does not know {_KUBELET_CONFIG}; its checks of the kubelet's "
+    "configuration are left out"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +110,14 @@ def _runs(pod: Mapping[str, Any]) -> bool:
 def _doctor(request: Request) -> int:
     meta = _driver_pod(request)["metadata"]
     output = ["-o", "json"] if request.given.output == "json" else []
+    run = partial(request.kubectl.execute, meta["namespace"], meta["name"], _CONTAINER)
     command, kubelet = ["dra-frontend", "doctor", *output], _kubelet_config(request)
-    if kubelet:
-        command += ["--kubelet-config", "-"]
-    return request.kubectl.execute(meta["namespace"], meta["name"], _CONTAINER, command, kubelet)
+    status, errors = run([*command, _KUBELET_CONFIG, "-"], kubelet) if kubelet else run(command)
+    if status == _USAGE and f"unrecognized arguments: {_KUBELET_CONFIG}" in errors:
+        print(f"kubectl numa: {_OLDER.format(meta['name'])}", file=sys.stderr)
+        status, errors = run(command)
+    sys.stderr.write(errors)
+    return status
 
 
 def _kubelet_config(request: Request) -> str:

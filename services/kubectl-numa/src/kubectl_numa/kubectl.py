@@ -67,15 +67,23 @@ class Kubectl:
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise KubectlError("what kubectl says of its configuration cannot be read") from error
 
-    def execute(self, namespace: str, pod: str, container: str, command: Sequence[str], given: str = "") -> int:
-        """Runs a command in a container, with ``given`` as standard input; returns its status. Raises KubectlError."""
+    def execute(
+        self, namespace: str, pod: str, container: str, command: Sequence[str], given: str = ""
+    ) -> tuple[int, str]:
+        """Runs a command in a container with ``given`` as its standard input, and passes its standard output on.
+
+        Returns its status and its standard error. Raises KubectlError.
+        """
         arguments = ["exec", *(["-i"] if given else []), "-n", namespace, pod, "-c", container, "--", *command]
+        whole = [*self._command, *arguments]
         try:
             if given:
-                return subprocess.run([*self._command, *arguments], input=given.encode(), check=False).returncode  # noqa: S603
-            return subprocess.run([*self._command, *arguments], check=False).returncode  # noqa: S603
+                done = subprocess.run(whole, input=given.encode(), stderr=subprocess.PIPE, check=False)  # noqa: S603
+            else:
+                done = subprocess.run(whole, stderr=subprocess.PIPE, check=False)  # noqa: S603
         except OSError as error:
             raise KubectlError(f"{self._command[0]}: {error.strerror}") from error
+        return done.returncode, done.stderr.decode(errors="replace")
 
     def forward(self, namespace: str, pod: str, local: int, port: int, *, show: bool) -> int:
         """Forwards a local port to a pod until the user ends it, and opens the browser; returns kubectl's status."""

@@ -7,7 +7,7 @@ import errno
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from dra_frontend.doctor.causes import CAUSES, cause_of
@@ -15,13 +15,17 @@ from nri_backend.app import _NO_CLAIMS
 from nri_backend.claims.judge import Claims, assess, read_evidence
 from nri_backend.containers.answers import crowded
 from nri_backend.containers.container import Tracked, problem_of
+from nri_backend.containers.state import NodeState
 from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree
 from nri_backend.node.privileges import capability_problem, partition_obstacle
 from nri_backend.nri.model import Pod
 from nri_backend.quiet.keeper import Keeper, Kind, Wanted
 from nri_backend.quiet.moves import Cpus
+from nri_backend.quiet.quiet import Quiet
 from nri_backend.quiet.things import StoreFile
+from nri_backend.settings import load_settings
 from numa_contract.cdi import ClaimFile
+from numa_contract.config import Config
 from numa_contract.records import AllocationRecord, ClaimReference, Owner, PodReference
 from numa_node.claim_directory import ClaimDirectory
 
@@ -148,6 +152,19 @@ async def test_the_remedy_for_a_read_only_mount_names_its_volume(
     (text,) = keeper.problems
     assert path in text
     assert remedy in cause_of(text).remedy
+
+
+@pytest.mark.parametrize(("irqs", "reported"), [("move", True), ("leave", False)])
+def test_interrupts_below_a_mount_that_cannot_be_written_are_a_problem(
+    irqs: Literal["move", "leave"], reported: bool, tmp_path: Path
+) -> None:
+    """The configuration asks for moved interrupts, and otherwise only the log of the start would contain it."""
+    settings = load_settings(["--kernel-root=/no/such/root"], {"POD_UID": "u", "NODE_NAME": "n"})
+    quiet = Quiet(NodeState(Config(irqs=irqs)), lambda: True, CgroupTree(str(tmp_path)), settings)
+    assert bool(quiet.problems) is reported
+    for text in quiet.problems:
+        assert "/no/such/root/proc/irq cannot be written" in text
+        assert "volumes irq and workqueue (hostInterrupts.mount: true)" in cause_of(text).remedy
 
 
 def refusals(name: str, value: str) -> Iterator[str]:

@@ -64,7 +64,8 @@ CAUSES: Final = (
     Cause(
         ("interrupts are not moved",),
         "mount the directory of the file that is named read-write into the container backend: the chart's volumes irq "
-        "and workqueue (hostInterrupts.mount: true) for /proc/irq and the workqueues, run-backend for interrupts.json",
+        "and workqueue (hostInterrupts.mount: true) for /proc/irq and the workqueues, run-backend for interrupts.json; "
+        "or set irqs: leave",
     ),
     Cause(
         ("Read-only file system",),

@@ -22,6 +22,7 @@ SLICE_SECONDS: Final = 5.0
 """Between two looks: a daemon-reload gives host daemons every CPU again."""
 _BALANCED: Final = "if it is irqbalance, set IRQBALANCE_BANNED_CPULIST in its environment file, or stop it"
 _CONFINED: Final = "of the CPUs that their slice may use (AllowedCPUs=) claims have all; allow others, or reserve CPUs"
+_IMMOVABLE: Final = "interrupts are not moved off claimed CPUs: {} cannot be written"
 _log = logging.getLogger(__name__)
 
 
@@ -53,7 +54,9 @@ class Quiet:
             HostSlices(tree, settings.host_root), store, "host daemons", SLICE_SECONDS, elsewhere=False, stuck=_CONFINED
         )
         self._slices = Keeper(kind, self._slices_wanted)
+        self._immovable = ""
         if settings.kernel_root and not self._movable:
+            self._immovable = _IMMOVABLE.format(f"{settings.kernel_root.rstrip('/')}/proc/irq")
             where = {"below": settings.kernel_root}
             _log.warning("interrupts stay where they are: proc/irq cannot be written", extra=where)
         if settings.kernel_root and not interrupts.balancer_visible:
@@ -63,7 +66,8 @@ class Quiet:
     @property
     def problems(self) -> tuple[str, ...]:
         """What somebody should look at, in words."""
-        return self._interrupts.problems + self._slices.problems
+        immovable = (self._immovable,) if self._immovable and self._state.config.irqs == "move" else ()
+        return immovable + self._interrupts.problems + self._slices.problems
 
     def gauges(self) -> dict[str, float]:
         """Returns the metrics as of now."""

@@ -17,7 +17,7 @@ from nri_backend.containers.answers import crowded
 from nri_backend.containers.container import Tracked, problem_of
 from nri_backend.containers.state import NodeState
 from nri_backend.node.cgroups import CgroupRefusedError, CgroupTree
-from nri_backend.node.privileges import capability_problem, partition_obstacle
+from nri_backend.node.privileges import PartitionRight, capability_problem
 from nri_backend.nri.model import Pod
 from nri_backend.quiet.keeper import Keeper, Kind, Wanted
 from nri_backend.quiet.moves import Cpus
@@ -78,7 +78,7 @@ class DenyingTree(KernelTree):
 )
 def test_the_remedy_for_a_missing_privilege(permitted: str, uid_map: str, remedy: str, tmp_path: Path) -> None:
     """The doctor names the capability, the user namespace or the security module that keeps partitions away."""
-    text = partition_obstacle(DenyingTree(tmp_path / "cgroup"), host(tmp_path, permitted, uid_map))
+    text = PartitionRight(DenyingTree(tmp_path / "cgroup"), host(tmp_path, permitted, uid_map)).obstacle()
     cause = cause_of(text)
     assert (remedy in cause.remedy, cause.kernel) == (True, False), text
 

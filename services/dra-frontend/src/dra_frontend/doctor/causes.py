@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remedies for the problems that the backend reports, by the cause that the text names. Pure.
+"""Remedies for what the backend reports, by the cause that its text names. Pure.
 
 The backend reports sentences that begin with the effect and contain the cause. A remedy belongs to the cause, so a text
 gets the remedy of the first row below of which a phrase occurs in it. A row whose text contains the phrase of another
@@ -23,8 +23,8 @@ class Cause:
     phrases: tuple[str, ...]
     """Parts of the backend's or the kernel's sentences, each of at least two words. Any of them identifies it."""
     remedy: str
-    node: bool = False
-    """Whether the limit is the node itself, so that no setting of the pod changes it."""
+    kernel: bool = False
+    """Whether the node's kernel is the limit, which no setting of the pod changes."""
 
 
 _WITHOUT: Final = "or set cpuExclusivity: pool in driverConfig to do without partitions (docs/security.md)"

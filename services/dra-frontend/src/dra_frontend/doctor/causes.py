@@ -43,6 +43,10 @@ CAUSES: Final = (
         f"spc_t, or load a profile that allows writes below /sys/fs/cgroup and set appArmorProfile; {_WITHOUT}",
     ),
     Cause(
+        ("is in effect all the time",),
+        "let the seccomp profile of the container backend allow capget and capset, as RuntimeDefault does",
+    ),
+    Cause(
         ("lacks the capability SYS_ADMIN", "Enable partition not permitted"),
         "give the container backend the capability SYS_ADMIN: take back what removes it from the chart's pod (an "
         f"admission policy, a mutating webhook, a patch); {_WITHOUT}",

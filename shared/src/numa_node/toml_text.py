@@ -5,7 +5,7 @@ import re
 import tomllib
 from typing import Any, Final
 
-from numa_contract.nesting import TOO_DEEP, brackets_too_deep, value_too_deep
+from numa_contract.nesting import MAX_NESTING, TOO_DEEP, brackets_too_deep, value_too_deep
 
 # Strings and comments. A string that is not closed ends with the text, so no alternative fails late, nothing is matched
 # twice and the time is linear. No possessive quantifiers: Python before 3.11.5 mishandles them if their content
@@ -19,13 +19,25 @@ _NOT_STRUCTURE: Final = re.compile(
     re.DOTALL,
 )
 
+_BETWEEN_KEYS: Final = re.compile(r"[]\n\r=,{}[]")
+"""Characters that end a key, a header or a value. No value has more than one dot."""
+
 
 def parse_toml(text: str) -> dict[str, Any]:
     """Returns a TOML document. Raises ValueError if the text is not TOML or is nested too deep."""
-    if brackets_too_deep(_NOT_STRUCTURE.sub("", text).encode(errors="replace")):
+    structure = _NOT_STRUCTURE.sub("s", text)
+    if brackets_too_deep(structure.encode(errors="replace")) or _dots_too_deep(structure):
         raise ValueError(TOO_DEEP)
     document = tomllib.loads(text)
     # Dotted keys nest values without brackets.
     if value_too_deep(document):
         raise ValueError(TOO_DEEP)
     return document
+
+
+def _dots_too_deep(structure: str) -> bool:
+    """Returns True if a key or the header of a table has too many parts.
+
+    Each part is a level without a bracket, and the time of tomllib grows with the square of their number.
+    """
+    return any(key.count(".") >= MAX_NESTING for key in _BETWEEN_KEYS.split(structure))

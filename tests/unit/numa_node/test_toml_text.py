@@ -20,6 +20,9 @@ LIMIT = MAX_NESTING
         ('a = "\\"[[["\nb = "#"  # [[[', {"a": '"[[[', "b": "#"}),
         ("[[a]]\n" * 100, {"a": [{}] * 100}),
         ("a = " + "[" * (LIMIT - 1) + "]" * (LIMIT - 1), None),
+        (".".join(["a"] * LIMIT) + " = 1", None),
+        ("[" + " . ".join(['"a.b"'] * (LIMIT - 1)) + "]", None),
+        ("a = [" + "1.5, " * 100 + "] # " + "." * 100, {"a": [1.5] * 100}),
     ],
 )
 def test_what_is_not_deep_is_read(text: str, value: object) -> None:
@@ -38,8 +41,11 @@ def test_what_is_not_deep_is_read(text: str, value: object) -> None:
         "a = ['#', " + "[" * 9000,
         ".".join(["a"] * 9000) + " = 1",
         "[" + ".".join(["a"] * 9000) + "]",
+        ".".join(["a"] * (LIMIT + 1)) + " = 1",
+        "[[" + ' . '.join(['"a"'] * (LIMIT + 1)) + "]]",
+        "a = {" + ".".join(["'a'"] * LIMIT) + " = 1}",
     ],
-    ids=range(7),
+    ids=range(10),
 )
 def test_what_is_deep_is_rejected(text: str) -> None:
     """Neither the parser nor what reads the document afterwards gets that deep, with dotted keys neither."""
@@ -67,3 +73,15 @@ def test_open_strings_take_no_time(text: str) -> None:
             parse_toml(text)
 
     assert cpu_seconds(read) < 2
+
+
+@pytest.mark.parametrize("form", ["{} = 1", "[{}]", "[[{}]]", "x = {{ {} = 1 }}"])
+def test_a_key_of_many_parts_is_rejected_before_it_is_parsed(form: str) -> None:
+    """32,000 parts take tomllib 14 s."""
+    text = form.format(".".join(["a"] * 32_000))
+
+    def read() -> None:
+        with pytest.raises(ValueError, match="nested more than 64 levels deep"):
+            parse_toml(text)
+
+    assert cpu_seconds(read) < 1

@@ -3,9 +3,10 @@
 
 import json
 import logging
+import math
 import sys
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, TextIO
 
@@ -78,6 +79,35 @@ class Complaints:
     def well(self, item: Hashable) -> None:
         """Nothing is wrong with the item any more."""
         self._told.pop(item, None)
+
+
+class LimitedLog:
+    """Logs warnings whose number other people decide about: at most ``most`` in a period of ``seconds``."""
+
+    def __init__(
+        self, logger: logging.Logger, most: int, seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._logger = logger
+        self._most = most
+        self._seconds = seconds
+        self._clock = clock
+        self._began = -math.inf
+        self._logged = 0
+        self._left_out = 0
+
+    def warn(self, message: str, fields: Mapping[str, object], trace: Exception | None = None) -> None:
+        """Logs a warning with these fields, or counts it; the first one of the next period contains the number."""
+        now = self._clock()
+        if now - self._began >= self._seconds:
+            self._began, self._logged = now, 0
+        if self._logged == self._most:
+            self._left_out += 1
+            return
+        self._logged += 1
+        left_out, self._left_out = self._left_out, 0
+        more = {"leftOutBefore": left_out} if left_out else {}
+        more |= {"nextAfterSeconds": int(self._seconds)} if self._logged == self._most else {}
+        self._logger.warning(message, extra={**fields, **more}, exc_info=trace)
 
 
 def set_up_logging(level: str, form: str, stream: TextIO | None = None) -> None:

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator
 
 import pytest
-from numa_node.log import Complaints, set_up_logging
+from numa_node.log import Complaints, LimitedLog, set_up_logging
 
 
 @pytest.fixture
@@ -89,3 +89,18 @@ def test_complaints_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     complaints.say(999, "not written", "full")
     complaints.say(0, "not written", "full")
     assert len(caplog.records) == 1001
+
+
+def test_warnings_beyond_a_limit_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """The last one of a period contains when the next one is logged, and that one the number left out in between."""
+    now = 0.0
+    log = LimitedLog(logging.getLogger("a"), 2, 60.0, lambda: now)
+    for _ in range(1000):
+        log.warn("event", {"object": "p"})
+    now = 60.0
+    log.warn("event", {"object": "q"})
+    fields = [
+        (one.__dict__["object"], one.__dict__.get("nextAfterSeconds"), one.__dict__.get("leftOutBefore"))
+        for one in caplog.records
+    ]
+    assert fields == [("p", None, None), ("p", 60, None), ("q", None, 998)]

@@ -42,7 +42,7 @@ def test_what_is_not_deep_is_read(text: str, value: object) -> None:
         ".".join(["a"] * 9000) + " = 1",
         "[" + ".".join(["a"] * 9000) + "]",
         ".".join(["a"] * (LIMIT + 1)) + " = 1",
-        "[[" + ' . '.join(['"a"'] * (LIMIT + 1)) + "]]",
+        "[[" + " . ".join(['"a"'] * (LIMIT + 1)) + "]]",
         "a = {" + ".".join(["'a'"] * LIMIT) + " = 1}",
     ],
     ids=range(10),

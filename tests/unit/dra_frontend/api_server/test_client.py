@@ -21,6 +21,7 @@ from dra_frontend.api_server.errors import (
     KubeError,
     NotFoundError,
     UnavailableError,
+    UnreadableError,
     WatchExpiredError,
 )
 from dra_frontend.api_server.requests import Call, Pace
@@ -436,6 +437,44 @@ async def test_an_event_of_another_shape(pair: Pair, line: str, what: type[KubeE
         with pytest.raises(what, match="watch resourceslices"):
             await anext(events)
     await events.aclose()
+
+
+UNREADABLE = ["[" * 62 + "]" * 62, "1e999", "9" * 30, '"\\ud800"', "NaN"]
+
+
+@pytest.mark.parametrize("value", UNREADABLE, ids=range(len(UNREADABLE)))
+async def test_an_event_of_an_object_that_cannot_be_read_is_skipped(
+    pair: Pair, value: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One claim of 400 bytes ended the watch of every node, again after each list."""
+    metadata = '"metadata": {"name": "%s", "uid": "u", "resourceVersion": "7"}'
+    spec = f'"spec": {{"devices": {{"config": [{{"opaque": {{"parameters": {value}}}}}]}}}}'
+    odd = f'{{"type": "ADDED", "object": {{{metadata % "odd"}, {spec}}}}}'
+    plain = f'{{"type": "ADDED", "object": {{{metadata % "plain"}}}}}'
+    pair[0].fail_next(1, 200, verb="watch", body=f"{odd}\n{odd}\n{plain}\n{odd}\n")
+    seen = [document["metadata"]["name"] async for _, document in pair[1].watch_labelled_claims("a/b", "1")]
+    assert seen == ["plain"]
+    assert [one.message for one in caplog.records if "skipped" in one.message] == ["event of a watch skipped"]
+
+
+@pytest.mark.parametrize("line", ["[" * 9000, "1e999", "<html>", '{"object": 1e999}'])
+async def test_a_line_that_is_not_an_event_ends_the_watch(pair: Pair, line: str) -> None:
+    """Only the object of an event is written by its author."""
+    pair[0].fail_next(1, 200, verb="watch", body=f"{line}\n")
+    with pytest.raises(UnavailableError) as caught:
+        await anext(pair[1].watch_slices(*MINE, "1"))
+    assert caught.value.retriable
+
+
+@pytest.mark.parametrize("value", UNREADABLE, ids=range(len(UNREADABLE)))
+async def test_a_claim_that_cannot_be_read_is_not_asked_for_again(pair: Pair, value: str) -> None:
+    """The next answer contains the same."""
+    body = f'{{"kind": "ResourceClaim", "metadata": {{"name": "c", "uid": "u"}}, "spec": [{value}]}}'
+    pair[0].fail_next(99, 200, body=body.replace("[" * 62, "[" * 66).replace("]" * 62, "]" * 66))
+    with pytest.raises(UnreadableError) as caught:
+        await pair[1].get_claim("default", "c")
+    assert not caught.value.retriable
+    assert len(pair[0].served) == 1
 
 
 @pytest.mark.parametrize("items", ["[]", "null", "[ ]"])

@@ -2,9 +2,10 @@
 """Answers of the API server: of which shape they must be, and what a failed one means.
 
 A proxy, a mesh or an API server in trouble answers 200 with other JSON, too: that is "unavailable", never "not there".
-In a list an item that cannot be read is that item's problem: its JSON is partly written by its creator.
+In a list or a watch an object that cannot be read is left out: its JSON is partly written by its creator.
 """
 
+import json
 import logging
 import re
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from dra_frontend.api_server.errors import (
     KubeError,
     NotFoundError,
     UnavailableError,
+    UnreadableError,
     WatchExpiredError,
 )
 from dra_frontend.api_server.requests import Call, Document
@@ -36,6 +38,8 @@ _DIGITS: Final = 20
 _SHOWN: Final = 700
 """Characters of the server's own words: they name fields, and after two long names what is wrong."""
 _LONGEST_WAIT: Final = 120.0
+_EVENT: Final = re.compile(rb'\s*\{\s*"type"\s*:')
+"""Beginning of an event of a watch. The API server writes the type first."""
 # Nothing is tried twice, and a string without an end is one, too: the time grows with the length and no faster.
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.?)*+(?:"|\Z)|[][{}]', re.DOTALL)
 
@@ -91,9 +95,16 @@ def _apart(data: bytes) -> tuple[bytes, list[bytes]]:
 def read_event(call: Call, line: bytes, kind: str) -> tuple[str, Document]:
     """Returns type and object of an event of a watch, or raises what an ERROR event says.
 
-    An object of which no more than the version can be read comes as a BOOKMARK.
+    An object of which no more than the version can be read comes as a BOOKMARK. Raises UnreadableError if the event is
+    to be skipped because its object cannot be read at all, and UnavailableError if the line is not an event.
     """
-    match _parsed(call, line):
+    try:
+        event = _parsed(call, line)
+    except UnreadableError as error:
+        if _EVENT.match(line):
+            raise
+        raise UnavailableError(call.operation, error.detail) from error
+    match event:
         case {"type": "ERROR", "object": dict(status)}:
             code = status.get("code")
             raise translate(call, code if isinstance(code, int) else 500, status, {})
@@ -118,8 +129,20 @@ def _parsed(call: Call, data: bytes) -> Any:
     try:
         return parse_json(data, MOST_BYTES, "answer", call.operation)
     except MalformedError as error:
-        remedy = "" if error.reason == TOO_DEEP else "; is this an API server?"
-        raise UnavailableError(call.operation, f"the answer {error.reason}{remedy}") from error
+        if error.reason == TOO_DEEP or _is_json(data):
+            raise UnreadableError(call.operation, f"the answer {error.reason}") from error
+        raise UnavailableError(call.operation, f"the answer {error.reason}; is this an API server?") from error
+
+
+def _is_json(data: bytes) -> bool:
+    """Returns True for JSON with a value that this driver does not accept. The depth was checked before."""
+    if len(data) > MOST_BYTES:
+        return False
+    try:
+        json.loads(data, parse_constant=str, parse_float=str, parse_int=str)
+    except ValueError:
+        return False
+    return True
 
 
 def translate(call: Call, code: int, status: Document, headers: Mapping[str, str]) -> KubeError:

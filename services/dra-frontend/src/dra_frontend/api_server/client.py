@@ -5,18 +5,29 @@ Every call is bounded in time and size, its answer is checked for its shape, and
 """
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Final
 
+from numa_contract.errors import shown
 from numa_node.backoff import Backoff
+from numa_node.log import LimitedLog
 
 from dra_frontend.api_server.answers import read_event, read_list, read_object
 from dra_frontend.api_server.connection import AGENT, CALL_SECONDS, Connection
 from dra_frontend.api_server.credentials import Load
-from dra_frontend.api_server.errors import ConflictError, NotFoundError, TooLargeError, UnavailableError
+from dra_frontend.api_server.errors import (
+    ConflictError,
+    NotFoundError,
+    TooLargeError,
+    UnavailableError,
+    UnreadableError,
+)
 from dra_frontend.api_server.requests import Call, Document, Pace
+
+_log = logging.getLogger(__name__)
 
 # What Prepare has for reading a claim. An error that passes within it costs little; the kubelet's retry costs a minute.
 PATIENCE_SECONDS: Final = 20.0
@@ -54,6 +65,7 @@ class KubeClient:
         self._list_pace = Pace(per_second=1 / 15, burst=6.0)
         # Events have a budget of their own: they never delay the read of a claim.
         self._event_pace = Pace(per_second=1.0, burst=20.0)
+        self._skipped = LimitedLog(_log, 1, 3600.0)
 
     async def get_claim(self, namespace: str, name: str, *, patience: float = PATIENCE_SECONDS) -> Document | None:
         """The ResourceClaim, None only when the server says that this very object does not exist.
@@ -72,7 +84,7 @@ class KubeClient:
                 return None
             except (UnavailableError, ConflictError) as error:
                 patience -= clock() - began
-                if patience < 2 * _LAST_SECONDS:
+                if patience < 2 * _LAST_SECONDS or not error.retriable:
                     raise
                 wait = min(max(waits.next(), error.retry_after), patience - _LAST_SECONDS)
                 patience -= wait
@@ -124,9 +136,9 @@ class KubeClient:
         query = {"labelSelector": f"{label}=true"} | _watching(resource_version)
         call = Call("watch", _RESOURCES, "resourceclaims", query=query)
         await self._pace.turn()
-        async with aclosing(self._connection.stream(call)) as stream:
-            async for line in stream:
-                yield read_event(call, line, "ResourceClaim")
+        async with aclosing(self._events(call, "ResourceClaim")) as events:
+            async for event in events:
+                yield event
 
     async def apply_claim_devices(
         self, namespace: str, name: str, uid: str, devices: Sequence[Document], manager: str = AGENT
@@ -166,9 +178,9 @@ class KubeClient:
         """
         call = Call("watch", *_SLICES, query=_selector(driver, node_name) | _watching(resource_version))
         await self._pace.turn()
-        async with aclosing(self._connection.stream(call)) as stream:
-            async for line in stream:
-                yield read_event(call, line, "ResourceSlice")
+        async with aclosing(self._events(call, "ResourceSlice")) as events:
+            async for event in events:
+                yield event
 
     async def create_slice(self, document: Document, *, dry_run: bool = False) -> Document:
         """Creates a ResourceSlice and returns what the server made of it; a dry run stores nothing."""
@@ -199,6 +211,18 @@ class KubeClient:
         """
         call = Call("patch", "events.k8s.io", "events", name, namespace, body=patch, merge=True)
         return read_object(call, await self._ask(call, self._event_pace), "Event")
+
+    async def _events(self, call: Call, kind: str) -> AsyncGenerator[tuple[str, Document], None]:
+        """Yields the events of a watch. Those of an object that cannot be read are skipped, as a list leaves it out."""
+        async with aclosing(self._connection.stream(call)) as stream:
+            async for line in stream:
+                try:
+                    event = read_event(call, line, kind)
+                except UnreadableError as error:
+                    begin = shown(line[:400].decode(errors="replace"), 300)
+                    self._skipped.warn("event of a watch skipped", {"event": begin, "error": str(error)})
+                    continue
+                yield event
 
     async def _ask(self, call: Call, pace: Pace | None = None) -> bytes:
         # The wait for a token is not the server's: it is outside of the call's time limit.

@@ -11,7 +11,13 @@ import aiohttp
 
 from dra_frontend.api_server.answers import MOST_BYTES, read_status, translate
 from dra_frontend.api_server.credentials import Load, Settings, read_settings
-from dra_frontend.api_server.errors import KubeConfigError, TooLargeError, UnavailableError
+from dra_frontend.api_server.errors import (
+    InvalidError,
+    KubeConfigError,
+    TooLargeError,
+    UnavailableError,
+    UnreachableError,
+)
 from dra_frontend.api_server.library import RESTClientObject
 from dra_frontend.api_server.requests import Call
 
@@ -120,8 +126,10 @@ class Connection:
             if not 200 <= response.status < 300:
                 raise translate(call, response.status, read_status(await _body(call, response)), response.headers)
             yield response
+        except UnicodeEncodeError as error:
+            raise InvalidError(call.operation, f"the document cannot be sent ({error.reason})") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: a token that no header can carry
-            raise UnavailableError(call.operation, str(error) or type(error).__name__) from error
+            raise UnreachableError(call.operation, str(error) or type(error).__name__) from error
         finally:
             if response is not None:
                 response.release()

@@ -21,6 +21,20 @@ class UnavailableError(KubeError):
     retriable = True
 
 
+class UnreachableError(UnavailableError):
+    """The connection failed or broke off, so that another call would fail as well."""
+
+
+class UnreadableError(UnavailableError):
+    """The answer is JSON with a part that is never read: nested too deep, a huge number, a lone surrogate.
+
+    The author of the object may have written that part. The next answer contains it again, and other objects are not
+    affected.
+    """
+
+    retriable = False
+
+
 class TooLargeError(UnavailableError):
     """An answer is longer than what is read of one."""
 

@@ -7,6 +7,7 @@ Nothing is stored: the trial of a slice is a dry run.
 import asyncio
 import time
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
@@ -17,7 +18,7 @@ from numa_contract.records import AllocationRecord
 from dra_frontend.api_server.client import KubeClient
 from dra_frontend.api_server.connection import CALL_SECONDS, Connection
 from dra_frontend.api_server.credentials import Load
-from dra_frontend.api_server.errors import ForbiddenError, InvalidError, KubeError
+from dra_frontend.api_server.errors import ForbiddenError, InvalidError, KubeError, UnreadableError
 from dra_frontend.api_server.inquiry import RIGHTS, RIGHTS_ON_DEMAND, Inquiry
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.slices import slice_documents
@@ -68,7 +69,10 @@ class Cluster:
         found: dict[str, Document | None] = {}
         for record in records[:_MOST_CLAIMS]:
             wanted = record.claim
-            if wanted.uid not in found:
+            if wanted.uid in found:
+                continue
+            # One claim that can never be read does not hide the others.
+            with suppress(UnreadableError):
                 claim = await self._client.get_claim(wanted.namespace, wanted.name, patience=1.0)
                 found[wanted.uid] = claim if claim and claim["metadata"]["uid"] == wanted.uid else None
         return found

@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dra_frontend.api_server.errors import ForbiddenError, InvalidError, KubeError, UnavailableError
+from dra_frontend.api_server.errors import (
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    KubeError,
+    UnavailableError,
+    UnreachableError,
+    UnreadableError,
+)
 from dra_frontend.claims.device_status import (
     MOST_AT_ONCE,
     PATIENCE_SECONDS,
@@ -35,13 +43,15 @@ class Api(Claims):
         self.writes: list[str] = []
         """UIDs."""
         self.refuses: KubeError | None = None
+        self.refuses_in: dict[str, KubeError] = {}
+        """By namespace, or UID."""
         self.keeps = True
 
     async def apply_claim_devices(self, namespace: str, name: str, uid: str, devices: list[Document]) -> Document:
         """As the server does it, or does not."""
         self.writes.append(uid)
-        if self.refuses is not None:
-            raise self.refuses
+        if error := self.refuses or self.refuses_in.get(namespace) or self.refuses_in.get(uid):
+            raise error
         if self.keeps:
             body = {"metadata": {"name": name, "uid": uid}, "status": {"devices": devices}}
             self.documents[name] = applied(self.documents[name], body, "dra-driver-numa")
@@ -302,3 +312,67 @@ async def test_one_claim_that_is_denied_stops_no_other(node: Node, api: Api) -> 
     await node.frontend.prepare("b")
     await node.after(3 * PATIENCE_SECONDS)
     assert api.writes == ["a", "b"]
+
+
+@pytest.mark.parametrize("error", [UnreadableError("patch", "is nested too deep"), ConflictError("patch", "changed")])
+async def test_the_answer_about_one_claim_stops_no_other(node: Node, api: Api, error: KubeError) -> None:
+    """Its author has a part in what the answer contains."""
+    api.refuses_in["a"] = error
+    for uid in "abc":
+        await node.frontend.prepare(uid)
+    node.runs(*"abc")
+    await node.after(2 * SETTLE_SECONDS + 1)
+    assert sorted(api.writes) == ["a", "b", "c"]
+    await node.after(600)
+    assert api.writes.count("a") <= 1 + 600 / PAUSE_SECONDS
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnavailableError("patch", "HTTP 429: limit of the namespace"),
+        UnavailableError("patch", "HTTP 500: failed calling webhook"),
+        ForbiddenError("patch", "denied by a policy"),
+    ],
+    ids=("429", "500", "403"),
+)
+async def test_a_namespace_whose_writes_fail_stops_no_other(node: Node, api: Api, error: KubeError) -> None:
+    """Four claims of a tenant whose webhook fails were enough to pause the writes of all tenants."""
+    api.refuses_in["evil"] = error
+    for uid in "wxyz":
+        api.add(claim(uid, cpus(1, device="cpudevnuma000" if uid < "y" else "cpudevnuma001"), namespace="evil"))
+    for uid in "wxyz":
+        await node.frontend.prepare(uid)
+    node.runs(*"wxyz")
+    await node.after(60)
+    await node.frontend.prepare("a")
+    node.runs(*"awxyz")
+    await node.after(2 * SETTLE_SECONDS + 1)
+    assert api.enforced("a") == "True Exclusive"
+    await node.after(3600)
+    assert len(api.writes) <= 62
+    api.refuses_in.clear()
+    await node.after(3700)
+    assert {api.enforced(uid) for uid in "wxyz"} == {"True Exclusive"}
+
+
+@pytest.mark.parametrize(
+    ("error", "most"), [(UnreachableError("patch", "refused"), 1), (UnavailableError("patch", "HTTP 503"), 3)]
+)
+async def test_a_server_that_fails_in_every_namespace_is_not_pressed(
+    node: Node, api: Api, error: KubeError, most: int
+) -> None:
+    """A connection that fails, or three namespaces in a row, pause all writes."""
+    api.refuses = error
+    for number, uid in enumerate("uvwxyz"):
+        device = "cpudevnuma000" if number < 3 else "cpudevnuma001"
+        api.add(claim(uid, cpus(1, device=device), namespace=f"ns-{uid}"))
+        await node.frontend.prepare(uid)
+    node.runs(*"uvwxyz")
+    await node.after(2 * SETTLE_SECONDS)
+    assert len(api.writes) <= 2 * most
+    await node.after(3600)
+    assert len(api.writes) <= 60 + most
+    api.refuses = None
+    await node.after(300)
+    assert {api.enforced(uid) for uid in "uvwxyz"} == {"True Exclusive"}

@@ -9,6 +9,7 @@ with the allocation: the server drops them.
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -30,7 +31,8 @@ from dra_frontend.allocation.device_status import (
     status_entries,
     written,
 )
-from dra_frontend.api_server.errors import ForbiddenError, KubeError
+from dra_frontend.api_server.errors import ConflictError, ForbiddenError, KubeError, UnreachableError
+from dra_frontend.api_server.namespaces import NamespaceFailures
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.recovery import Machine
 from dra_frontend.claims.store import ClaimStore
@@ -51,8 +53,9 @@ _REFUSED_SECONDS: Final = 600.0
 """Before a claim is tried again that the server has refused to change."""
 _FAILED: Final = (2.0, 120.0)
 _DENIED: Final = (300.0, 3600.0)
-"""Waits while no claim can be written at all, because the server is away or does not let us."""
+"""Waits while no claim can be written, in one namespace or at all, because the server is away or denies writes."""
 _MOST_DENIED: Final = 3
+"""Claims of one namespace that the server denies in a row before the namespace is taken for the cause."""
 _NOT_WRITTEN: Final = "status of claims not written; they work without it"
 
 
@@ -94,9 +97,16 @@ class DeviceStatus:
     _silent_since: float = inf
     _waits: Backoff = field(default_factory=partial(Backoff, *_FAILED))
     _denied_waits: Backoff = field(default_factory=partial(Backoff, *_DENIED))
-    _denials: list[str] = field(default_factory=list)
-    """Why the server has denied what was written since the last success."""
+    _denials: Counter[str] = field(default_factory=Counter)
+    """Denied writes by namespace, since the last success in it."""
+    _failures: NamespaceFailures = field(init=False)
+    _denied: NamespaceFailures = field(init=False)
     _complaints: Complaints = field(default_factory=partial(Complaints, _log, KubeError))
+
+    def __post_init__(self) -> None:
+        """Sets the pauses of namespaces."""
+        self._failures = NamespaceFailures(partial(_doubled, *_FAILED), self.clock)
+        self._denied = NamespaceFailures(partial(_doubled, *_DENIED), self.clock)
 
     async def get_claim(self, namespace: str, name: str) -> dict[str, Any] | None:
         """Reads a claim for somebody else, and notes what it says of our devices."""
@@ -118,14 +128,22 @@ class DeviceStatus:
             return
         self._refresh()
         now = self.clock()
-        due = [uid for uid, at in self._due.items() if max(at, self._not_before.get(uid, -inf)) <= now]
-        for uid in sorted(due, key=lambda uid: self._due[uid])[:MOST_AT_ONCE]:
+        times = {uid: max(at, self._not_before.get(uid, -inf)) for uid, at in self._due.items()}
+        due = [uid for uid, at in times.items() if at <= now and not self._postponed(uid)]
+        # A claim that failed is behind those that have waited longer since.
+        for uid in sorted(due, key=times.__getitem__)[:MOST_AT_ONCE]:
             if self._paused_until > now:
                 return
+            if self._postponed(uid):
+                continue
             try:
                 await self._write(uid)
             except Exception as error:  # noqa: BLE001 - whatever a server answers, claims are served on
                 self._failed(uid, error)
+
+    def _postponed(self, uid: str) -> bool:
+        namespace = self._claims[uid].namespace
+        return self._failures.postponed(namespace) or self._denied.postponed(namespace)
 
     def _refresh(self) -> None:
         """Makes what each claim should say, when something that it is made from has changed."""
@@ -140,6 +158,10 @@ class DeviceStatus:
         machine = self._machine.inventory.machine
         before, self._wanted = self._wanted, status_entries(ledger, machine, silent=silent, node_reason=reason)
         self._claims = {record.claim.uid: record.claim for record in ledger.records}
+        namespaces = {claim.namespace for claim in self._claims.values()}
+        self._failures.keep(namespaces)
+        self._denied.keep(namespaces)
+        self._denials = Counter({name: n for name, n in self._denials.items() if name in namespaces})
         for memory in (self._present, self._due, self._not_before):
             for uid in [uid for uid in memory if uid not in self._wanted]:
                 del memory[uid]
@@ -174,39 +196,54 @@ class DeviceStatus:
         self._due.pop(uid, None)
         self._compare(uid)
         if documents and not self._present[uid]:
-            self._deny("the API server drops status.devices; is DRAResourceClaimDeviceStatus on?", 1)
+            self._deny(uid, "the API server drops status.devices; is DRAResourceClaimDeviceStatus on?", 1)
             return
         self._count("written")
-        self._denials.clear()
+        self._denials.pop(claim.namespace, None)
+        self._failures.succeed(claim.namespace)
+        self._denied.succeed(claim.namespace)
         self._complaints.well("status")
         self._waits.reset()
         self._denied_waits.reset()
 
     def _failed(self, uid: str, error: Exception) -> None:
+        namespace, now = self._claims[uid].namespace, self.clock()
         if isinstance(error, KubeError) and error.retriable:
             self._count("failed")
-            self._pause(self._waits, error, error.retry_after)
+            self._not_before[uid] = now + PAUSE_SECONDS
+            if not isinstance(error, ConflictError):
+                self._complaints.say("status", _NOT_WRITTEN, error)
+                if self._failures.fail(namespace, error.retry_after) or isinstance(error, UnreachableError):
+                    self._pause(self._waits, error, error.retry_after)
             return
-        self._not_before[uid] = self.clock() + _REFUSED_SECONDS
+        self._not_before[uid] = now + _REFUSED_SECONDS
         if isinstance(error, ForbiddenError):
-            self._deny(str(error))
+            self._deny(uid, str(error))
         else:
             # Gone, or allocated anew: what comes of that is known when it is read the next time.
             self._count("failed")
             self._complaints.say(uid, "status of a claim not written", error)
 
-    def _deny(self, why: str, most: int = _MOST_DENIED) -> None:
-        """Notes that a claim must not be written, and after a few in a row that none may."""
+    def _deny(self, uid: str, why: str, most: int = _MOST_DENIED) -> None:
+        """Notes that a claim must not be written, after a few of a namespace that none of it may be.
+
+        A policy can deny the writes in one namespace. If they are denied in several, all writes pause.
+        """
+        namespace = self._claims[uid].namespace
         self._count("denied")
-        self._denials = [*self._denials, why][:_MOST_DENIED]
-        if len(self._denials) >= most:
-            self._pause(self._denied_waits, self._denials[0])
-        else:
-            self._complaints.say("status", _NOT_WRITTEN, self._denials[0])
+        self._denials[namespace] += 1
+        self._complaints.say("status", _NOT_WRITTEN, why)
+        if self._denials[namespace] >= most and self._denied.fail(namespace):
+            self._pause(self._denied_waits, why)
 
     def _pause(self, waits: Backoff, error: Exception | str, least: float = 0.0) -> None:
         self._paused_until = self.clock() + max(waits.next(), least)
         self._complaints.say("status", _NOT_WRITTEN, error)
+
+
+def _doubled(first: float, last: float, failures: int) -> float:
+    """Returns the pause after a number of failures."""
+    return Backoff(min(first * 2.0 ** min(failures - 1, 16), last), last).next()
 
 
 def _is_same(one: object, other: object) -> bool:

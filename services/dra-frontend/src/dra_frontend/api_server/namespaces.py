@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Namespaces in which writes fail for now, each with pauses of its own.
+
+A rate limit, a policy or a webhook can make every write in one namespace fail while those in others succeed. Whoever
+controls one namespace must not stop the writes in the others.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+MOST_IN_A_ROW: Final = 3
+"""Namespaces in which writes fail without a success in between before the server is taken for the cause."""
+
+
+@dataclass(slots=True)
+class _Failing:
+    until: float = 0.0
+    failures: int = 0
+
+
+@dataclass(slots=True)
+class NamespaceFailures:
+    """Counts failed writes by namespace."""
+
+    _pause: Callable[[int], float]
+    """Seconds to wait after a number of failures, at least one."""
+    _clock: Callable[[], float]
+    _failing: dict[str, _Failing] = field(default_factory=dict)
+    _in_a_row: set[str] = field(default_factory=set)
+
+    def postponed(self, namespace: str) -> bool:
+        """Returns True if writes in a namespace have to wait."""
+        failing = self._failing.get(namespace)
+        return failing is not None and failing.until > self._clock()
+
+    def fail(self, namespace: str, least: float = 0.0) -> bool:
+        """Postpones the writes in a namespace. Returns True if those in others would probably fail as well."""
+        failing = self._failing.setdefault(namespace, _Failing())
+        failing.failures += 1
+        failing.until = self._clock() + max(self._pause(failing.failures), least)
+        self._in_a_row.add(namespace)
+        return len(self._in_a_row) >= MOST_IN_A_ROW
+
+    def succeed(self, namespace: str) -> None:
+        """Ends the pause of a namespace."""
+        self._failing.pop(namespace, None)
+        self._in_a_row.clear()
+
+    def begin(self) -> None:
+        """Begins another row of failures."""
+        self._in_a_row.clear()
+
+    def keep(self, namespaces: Collection[str]) -> None:
+        """Forgets all other namespaces."""
+        self._failing = {name: one for name, one in self._failing.items() if name in namespaces}

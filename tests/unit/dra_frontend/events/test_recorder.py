@@ -8,17 +8,26 @@ from typing import Any
 import pytest
 from dra_frontend.api_server.client import KubeClient, connect
 from dra_frontend.api_server.credentials import kubeconfig
-from dra_frontend.api_server.errors import UnavailableError
+from dra_frontend.api_server.errors import (
+    ConflictError,
+    ForbiddenError,
+    KubeError,
+    UnavailableError,
+    UnreachableError,
+)
 from dra_frontend.api_server.requests import Pace
-from dra_frontend.events.event import COUNTED, ObjectReference, Observation
+from dra_frontend.events.event import COUNTED, MAX_COUNT, ObjectReference, Observation, new_event
 from dra_frontend.events.recorder import (
     FORBIDDEN_SECONDS,
     FORGET_SECONDS,
     LASTING_SECONDS,
     MAX_CONDITIONS,
+    MAX_PER_NAMESPACE,
     MAX_PER_OBJECT,
     MAX_WRITES,
+    RESERVED_WRITES,
     RETRY_SECONDS,
+    SPARE_CONDITIONS,
     UPDATE_SECONDS,
     EventRecorder,
     NodeCondition,
@@ -295,10 +304,198 @@ async def test_conditions_of_an_object_are_bounded(rig: Rig, caplog: pytest.LogC
 
 
 async def test_conditions_are_bounded(rig: Rig) -> None:
-    """Of too many the ones observed longest ago are forgotten."""
-    for number in range(MAX_CONDITIONS + 100):
-        rig.recorder.observe(Observation(POD._replace(uid=str(number)), "Reason", "note"))
-    assert len(rig.recorder._conditions) == len(rig.recorder._per_object) == MAX_CONDITIONS
+    """Beyond the limits of a namespace and of all, new ones are left out until old ones are an hour old."""
+    for number in range(MAX_PER_NAMESPACE + 100):
+        rig.recorder.observe(killed("evil", number))
+    assert len(rig.recorder._conditions) == MAX_PER_NAMESPACE
+    for number in range(2 * MAX_CONDITIONS):
+        rig.recorder.observe(killed(f"ns-{number // 10}", number))
+    assert MAX_CONDITIONS < len(rig.recorder._conditions) <= MAX_CONDITIONS + SPARE_CONDITIONS
+    for number in range(2 * MAX_CONDITIONS):
+        rig.recorder.observe(killed(f"other-{number}", number))
+    assert len(rig.recorder._conditions) == MAX_CONDITIONS + SPARE_CONDITIONS
     for number in range(100):
-        rig.recorder.observe(Observation(POD, "Reason", "note", "same", source=str(number), total=1))
+        rig.recorder.observe(Observation(killed("evil", 0).regarding, "Reason", "note", "c", source=str(number)))
     assert all(len(one.totals) <= 4 for one in rig.recorder._conditions.values())
+    await rig.tick(after=FORGET_SECONDS)
+    assert (rig.recorder._conditions, rig.recorder._per_object, rig.recorder._per_namespace) == ({}, {}, {})
+
+
+def killed(namespace: str, number: int, total: int = 1) -> Observation:
+    """An urgent condition of a container; ten containers of a pod."""
+    pod = ObjectReference("Pod", namespace, f"p{number // 10}", f"u{number // 10}")
+    return Observation(pod, "Killed", "note", f"c{number % 10}", source=f"c{number}", total=total, urgent=True)
+
+
+class Memory:
+    """An API server that is as fast as memory; writes in some namespaces fail with an error."""
+
+    def __init__(self) -> None:
+        self.events: dict[tuple[str, str], dict[str, Any]] = {}
+        self.failing: dict[str, KubeError] = {}
+        self.calls: list[str] = []
+
+    async def create_event(self, document: dict[str, Any]) -> dict[str, Any]:
+        self._fail(document["metadata"]["namespace"])
+        key = document["metadata"]["namespace"], document["metadata"]["name"]
+        if key in self.events:
+            raise ConflictError("create events", "exists")
+        self.events[key] = document | {"metadata": document["metadata"] | {"resourceVersion": "1"}}
+        return self.events[key]
+
+    async def patch_event(self, namespace: str, name: str, patch: dict[str, Any]) -> dict[str, Any]:
+        self._fail(namespace)
+        event = self.events[namespace, name]
+        event["metadata"] |= patch.get("metadata", {})
+        event |= {"series": patch["series"]} if "series" in patch else {}
+        return event
+
+    def _fail(self, namespace: str) -> None:
+        self.calls.append(namespace)
+        if namespace in self.failing:
+            raise self.failing[namespace]
+
+    def names(self) -> list[str]:
+        """The objects that have an Event."""
+        return [one["regarding"]["name"] for one in self.events.values()]
+
+
+class Flood:
+    """A recorder over a fast API server; a tick is two seconds."""
+
+    def __init__(self) -> None:
+        self.api, self.now = Memory(), 0.0
+        self.recorder = EventRecorder(self.api, "node-a", lambda: self.now)
+        self.node = NodeEvents(self.recorder, "node-a", "i")
+
+    async def ticks(self, count: int, *observations: Observation) -> None:
+        """Observes the same in each of so many ticks."""
+        for _ in range(count):
+            self.now += 2
+            for one in observations:
+                self.recorder.observe(one)
+            await self.recorder.write_due()
+
+
+@pytest.mark.parametrize("namespaces", [1, 4, 8])
+async def test_a_flood_of_pods_silences_nothing_else(namespaces: int, caplog: pytest.LogCaptureFixture) -> None:
+    """1,050 containers that are killed again and again were 105,001 lines in ten minutes, and no other Event."""
+    flood = Flood()
+    for round_ in range(1, 31):
+        kills = [killed(f"evil-{number % namespaces}", number, round_) for number in range(1050)]
+        await flood.ticks(3, *kills)
+        if round_ == 10:
+            flood.node.notify("PartitionsUnavailable", "text", "p")
+            flood.recorder.observe(Observation(POD, "BestEffortWithClaim", "note"))
+            flood.recorder.observe(killed("good", 5))
+            await flood.ticks(2)
+            assert {"default", "ns", "good"} <= {namespace for namespace, _ in flood.api.events}
+    assert len([one for one in caplog.records if one.message == "event"]) <= 20 * 4 + 1
+    assert len([one for one in caplog.records if "too many" in one.message]) <= 2
+    assert len(caplog.records) <= 100
+
+
+async def test_conditions_of_the_node_are_recorded_when_those_of_pods_are_too_many() -> None:
+    """Whatever pods do: the Node has a number of its own, and writes of each tick."""
+    flood = Flood()
+    for number in range(2 * MAX_CONDITIONS):
+        flood.recorder.observe(killed(f"ns-{number}", number))
+    for number in range(30):
+        flood.node.notify("Reason", "text", f"subject {number}")
+    await flood.ticks(30 // RESERVED_WRITES)
+    assert flood.api.names().count("node-a") == 30
+    assert len(flood.api.calls) == 10 * 30 // RESERVED_WRITES
+
+
+async def test_namespaces_and_their_objects_take_turns() -> None:
+    """A namespace with hundreds of conditions delays another one by no more than a tick."""
+    flood = Flood()
+    for number in range(200):
+        flood.recorder.observe(killed("evil", number))
+    await flood.ticks(1)
+    assert len(set(flood.api.names())) == MAX_WRITES
+    for number in range(5):
+        flood.recorder.observe(killed("good", number))
+    await flood.ticks(2)
+    assert flood.api.calls[MAX_WRITES:].count("good") == 5
+
+
+ERRORS = [
+    UnavailableError("create events", "limit reached on type Namespace"),
+    UnavailableError("create events", "HTTP 500: failed calling webhook"),
+    ForbiddenError("create events", "denied by a policy"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=("429", "500", "403"))
+@pytest.mark.parametrize("namespaces", [1, 2, 3, 6])
+async def test_a_namespace_whose_writes_fail_delays_no_other(error: KubeError, namespaces: int) -> None:
+    """A rate limit or a webhook of a tenant is no fault of the API server; the pauses of the namespace grow."""
+    flood = Flood()
+    flood.api.failing = {f"evil-{number}": error for number in range(namespaces)}
+    for number in range(200):
+        flood.recorder.observe(killed(f"evil-{number % namespaces}", number))
+    await flood.ticks(10)
+    flood.recorder.observe(killed("good", 0))
+    flood.node.notify("Reason", "text")
+    await flood.ticks(3)
+    assert set(flood.api.names()) == {"node-a", "p0"}
+    await flood.ticks(900)
+    assert len(flood.api.calls) <= 30 * namespaces + 10
+    flood.api.failing.clear()
+    await flood.ticks(700)
+    assert len(flood.api.events) == 202
+
+
+async def test_a_server_that_cannot_be_reached_is_tried_once_in_a_tick() -> None:
+    """Writes in other namespaces would take as long, and fail as well."""
+    flood = Flood()
+    flood.api.failing = {f"ns-{number}": UnreachableError("create events", "refused") for number in range(50)}
+    for number in range(50):
+        flood.recorder.observe(killed(f"ns-{number}", number))
+    await flood.ticks(1)
+    assert len(flood.api.calls) == 1
+    flood.api.failing = dict.fromkeys(flood.api.failing, UnavailableError("create events", "HTTP 503"))
+    await flood.ticks(1)
+    assert len(flood.api.calls) == 1 + 3
+
+
+FOREIGN = [
+    {"reportingController": "evil"},
+    {"reason": "Pulled"},
+    {"type": "Normal"},
+    {"regarding": {"apiVersion": "v1", "kind": "Pod", "namespace": "ns", "name": "other", "uid": "u-1"}},
+]
+
+
+@pytest.mark.parametrize("difference", FOREIGN, ids=range(len(FOREIGN)))
+async def test_an_event_of_another_author_suppresses_none(rig: Rig, difference: dict[str, Any]) -> None:
+    """The name of an Event can be predicted, so one with it may exist already."""
+    condition = Observation(POD, "Reason", "note", source="c", total=3)
+    await rig.client.create_event(new_event(condition, "node-a", 1, 1) | difference)
+    await rig.tick(condition)
+    foreign, own = sorted(rig.events(), key=lambda one: len(one["metadata"]["name"]))
+    assert "series" not in foreign
+    assert (own["reason"], own["series"]["count"], own["regarding"]["name"]) == ("Reason", 3, "p")
+    assert own["metadata"]["name"].startswith(foreign["metadata"]["name"] + "-")
+    await rig.tick(Observation(POD, "Reason", "note", source="c", total=5), after=60)
+    assert rig.counts().count(5) == 1
+
+
+async def test_an_event_that_may_not_be_read_suppresses_none(rig: Rig) -> None:
+    """The chart's policy denies the patch of an Event of another reporting controller."""
+    condition = Observation(POD, "Reason", "note", source="c", total=1)
+    await rig.client.create_event(new_event(condition, "node-a", 1, 1) | {"reportingController": "evil"})
+    rig.server.options.forbidden.add(("patch", "events"))
+    await rig.tick(condition)
+    assert [one["reportingController"] for one in rig.events()].count("dra-driver-numa") == 1
+
+
+async def test_a_count_ends_at_the_largest_one_of_the_api(rig: Rig) -> None:
+    """The Event remains up to date when another writer has set its count to the limit."""
+    condition = Observation(POD, "Reason", "note", source="c", total=1)
+    await rig.client.create_event(new_event(condition, "node-a", MAX_COUNT, 1))
+    await rig.tick(Observation(POD, "Reason", "note", source="d", total=7))
+    assert rig.counts() == [MAX_COUNT]
+    assert rig.writes()[-1] == "patch 200"
+    assert rig.events()[0]["metadata"]["annotations"][COUNTED] == "d=7"

@@ -20,6 +20,8 @@ COUNTED: Final = f"{CONTROLLER}/counted"
 """Annotation ``source=total``: the source whose total was added last, and that total."""
 _MOST_DIGITS: Final = 9
 """Maximum number of digits of a total; one with more counts as 0."""
+MAX_COUNT: Final = (1 << 31) - 1
+"""Largest number of a series in the API."""
 _MAX_WORD: Final = 128
 """Maximum length of reason, action and reportingInstance in the API."""
 _IDENTIFIERS: Final = re.compile(r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{12,}", re.ASCII)
@@ -65,18 +67,21 @@ def without_identifiers(text: str) -> str:
     return _IDENTIFIERS.sub("*", cut_answer(text))
 
 
-def event_place(observation: Observation) -> tuple[str, str]:
-    """Returns the namespace and the name of the Event of a condition."""
+def event_place(observation: Observation, salt: str = "") -> tuple[str, str]:
+    """Returns the namespace and the name of the Event of a condition.
+
+    ``salt`` is the end of the name if the name without it is that of an Event which another author has created.
+    """
     # Events about cluster-scoped objects belong in "default".
     namespace = observation.regarding.namespace or "default"
     key = blake2b("\0".join(observation.condition).encode(errors="backslashreplace"), digest_size=8).hexdigest()
-    return namespace, f"{observation.regarding.name[:200].rstrip('-.') or 'unknown'}.{key}"
+    return namespace, f"{observation.regarding.name[:200].rstrip('-.') or 'unknown'}.{key}{salt}"
 
 
-def new_event(observation: Observation, node: str, count: int, total: int) -> dict[str, Any]:
+def new_event(observation: Observation, node: str, count: int, total: int, salt: str = "") -> dict[str, Any]:
     """Returns the document that creates the Event of a condition."""
-    namespace, name = event_place(observation)
-    regarding = {key: value for key, value in observation.regarding._asdict().items() if value}
+    namespace, name = event_place(observation, salt)
+    regarding = _regarding(observation)
     document = {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
@@ -104,7 +109,21 @@ def _counted(observation: Observation, total: int) -> dict[str, str]:
 
 def _series(count: int) -> dict[str, Any]:
     # The API refuses a series of one.
-    return {"series": {"count": count, "lastObservedTime": _now()}} if count > 1 else {}
+    return {"series": {"count": min(count, MAX_COUNT), "lastObservedTime": _now()}} if count > 1 else {}
+
+
+def _regarding(observation: Observation) -> dict[str, str]:
+    return {key: value for key, value in observation.regarding._asdict().items() if value}
+
+
+def is_event_of(observation: Observation, document: Mapping[str, Any]) -> bool:
+    """Returns True if an Event with the name of a condition is this driver's Event of that condition.
+
+    The name can be predicted, so another author may have created an Event with it before.
+    """
+    regarding = {key: value for key, value in _object(document, "regarding").items() if key in ObjectReference._fields}
+    own = {"reportingController": CONTROLLER, "reason": observation.reason[:_MAX_WORD], "type": "Warning"}
+    return regarding == _regarding(observation) and all(document.get(key) == value for key, value in own.items())
 
 
 def _now() -> str:
@@ -126,7 +145,7 @@ def read_recorded(document: Mapping[str, Any]) -> Recorded:
     source, _, total = str(_object(metadata, "annotations").get(COUNTED, "")).rpartition("=")
     number = int(total) if total.isascii() and total.isdigit() and len(total) <= _MOST_DIGITS else 0
     count = series.get("count")
-    known = count if isinstance(count, int) and 0 < count < 1 << 31 else 1
+    known = count if isinstance(count, int) and 0 < count <= MAX_COUNT else 1
     return Recorded(str(metadata.get("resourceVersion") or ""), known, source, number)
 
 

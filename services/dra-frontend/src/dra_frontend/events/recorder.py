@@ -2,39 +2,62 @@
 """Writes Events: creates one for each condition, and updates its count when the condition is observed again.
 
 ``observe`` never waits. ``write_due`` runs at each tick: it creates the Events of new conditions at once and updates
-the counts of known ones at growing intervals, so a container that fails every few seconds costs the API server one
-write in five minutes. Limits apply to the conditions in all and per object, the writes per tick and the length of each
-text.
+the counts of known ones at growing intervals, so a container that fails every few seconds costs the API server a write
+in five minutes. Everything is bounded: conditions in all, by namespace and by object, writes per tick, lines of the
+log, the length of each text. Authors of pods decide how many conditions there are, so namespaces and objects take
+turns, and conditions of the Node are never left out for those of pods.
 """
 
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from secrets import token_hex
 from typing import Any, Final, NamedTuple, Protocol
 
 from numa_contract.errors import cut_answer
-from numa_node.log import Complaints
+from numa_node.log import LimitedLog
 
-from dra_frontend.api_server.errors import ConflictError, ForbiddenError, KubeError, NotFoundError, UnavailableError
+from dra_frontend.api_server.errors import (
+    ConflictError,
+    ForbiddenError,
+    KubeError,
+    NotFoundError,
+    UnavailableError,
+    UnreachableError,
+)
+from dra_frontend.api_server.namespaces import NamespaceFailures
 from dra_frontend.events.event import (
     ObjectReference,
     Observation,
     Recorded,
     count_patch,
     event_place,
+    is_event_of,
     new_event,
     read_recorded,
 )
 
 MAX_CONDITIONS: Final = 1024
-"""Maximum number of conditions; beyond it the one that was observed longest ago is forgotten."""
+"""Conditions of pods that are remembered; further ones have no Event until one was not observed for an hour."""
+MAX_PER_NAMESPACE: Final = 256
+"""Conditions of the pods of one namespace."""
+SPARE_CONDITIONS: Final = 256
+"""Further conditions, for namespaces that have fewer than FEW_CONDITIONS."""
+FEW_CONDITIONS: Final = 4
 MAX_PER_OBJECT: Final = 25
-"""Maximum number of conditions of one object within an hour; further ones get no Event."""
+"""Conditions of one pod within an hour; further ones have no Event."""
+MAX_OF_NODE: Final = 100
+"""Conditions of the Node within an hour. Their number does not depend on the conditions of pods."""
 MAX_WRITES: Final = 10
-"""Maximum number of Events written per tick."""
+"""Events written in a tick."""
+RESERVED_WRITES: Final = 2
+"""Writes of each tick for Events about the Node, and the same number for those of pods that are not urgent."""
+MAX_LINES: Final = 20
+"""Conditions of pods that are logged in a minute."""
 FORGET_SECONDS: Final = 3600.0
 """Time after which a condition that is not observed is forgotten: an API server keeps an Event for an hour after its
 last write."""
@@ -79,6 +102,13 @@ class _Condition:
     """Earliest time of the next write."""
     interval: float = UPDATE_SECONDS[0]
     failures: int = 0
+    salt: str = ""
+    """End of the Event's name, if an Event of another author had the name without it."""
+
+    @property
+    def namespace(self) -> str:
+        """Namespace of the object; empty for the Node, whose Events do not wait for those of pods in ``default``."""
+        return self.observation.regarding.namespace
 
     @property
     def total(self) -> int:
@@ -124,53 +154,120 @@ class EventRecorder:
         self._node = node
         self._clock = clock
         self._conditions: dict[tuple[str, ...], _Condition] = {}
-        """Conditions by key, the one that was observed longest ago first."""
-        self._per_object: dict[ObjectReference, int] = {}
-        self._complaints = Complaints(_log, KubeError)
+        """By key, the one observed longest ago first."""
+        self._per_object: Counter[ObjectReference] = Counter()
+        self._per_namespace: Counter[str] = Counter()
+        """Number of conditions; the namespace of the Node is empty."""
+        self._turns: dict[str, float] = {}
+        """Time of the last write in each namespace."""
+        self._failures = NamespaceFailures(_retry_seconds, clock)
+        self._new = LimitedLog(_log, MAX_LINES, 60.0, clock)
+        self._left_out = LimitedLog(_log, 1, 600.0, clock)
+        self._failed = LimitedLog(_log, 5, 600.0, clock)
 
     def observe(self, observation: Observation) -> None:
         """Records an observation; the Event is written at a later tick."""
         now, key = self._clock(), observation.condition
         condition = self._conditions.pop(key, None)
         if condition is None:
-            self._forget_old(now, room=1)
-            if self._per_object.get(observation.regarding, 0) >= MAX_PER_OBJECT:
-                self._complaints.say(observation.regarding, "too many different events of an object", observation.note)
-                return
+            self._forget_old(now)
             fields = {"reason": observation.reason, "object": _name(observation), "note": cut_answer(observation.note)}
-            _log.warning("event", extra=fields)
+            if why := self._no_room(observation.regarding):
+                self._left_out.warn(why, fields)
+                return
+            self._log_new(observation.regarding, fields)
             condition = _Condition(replace(observation, note=cut_answer(observation.note)), now)
-            self._per_object[observation.regarding] = self._per_object.get(observation.regarding, 0) + 1
+            self._per_object[observation.regarding] += 1
+            self._per_namespace[condition.namespace] += 1
         condition.add(observation, now)
         self._conditions[key] = condition
+
+    def _no_room(self, regarding: ObjectReference) -> str:
+        """Returns the limit that another condition of an object would exceed, or an empty text."""
+        if self._per_object[regarding] >= (MAX_PER_OBJECT if regarding.namespace else MAX_OF_NODE):
+            return "too many different events of an object"
+        if not regarding.namespace:
+            return ""
+        if self._per_namespace[regarding.namespace] >= MAX_PER_NAMESPACE:
+            return "too many different events in a namespace"
+        of_pods = len(self._conditions) - self._per_namespace[""]
+        most = MAX_CONDITIONS + (SPARE_CONDITIONS if self._per_namespace[regarding.namespace] < FEW_CONDITIONS else 0)
+        return "too many different events" if of_pods >= most else ""
+
+    def _log_new(self, regarding: ObjectReference, fields: dict[str, str]) -> None:
+        if regarding.namespace:
+            self._new.warn("event", fields)
+        else:
+            _log.warning("event", extra=fields)
 
     async def write_due(self) -> None:
         """Writes the Events that are due. Raises nothing."""
         self._forget_old(self._clock())
-        for condition in self._due()[:MAX_WRITES]:
-            if not await self._attempt(condition):
+        self._failures.keep(self._per_namespace)
+        self._failures.begin()
+        self._turns = {name: at for name, at in self._turns.items() if name in self._per_namespace}
+        for condition in self._due():
+            if not self._failures.postponed(condition.namespace) and not await self._attempt(condition):
                 return
 
     async def _attempt(self, condition: _Condition) -> bool:
-        """Writes one Event; returns False if the others would fail as well."""
+        """Writes one Event; returns False if those of other namespaces would fail as well."""
+        self._turns[condition.namespace] = self._clock()
         try:
             await self._write(condition)
         except KubeError as error:
             self._postpone(condition, error)
-            if isinstance(error, UnavailableError):
-                self._complaints.say("server", "events not written", error)
-                return False
+            if isinstance(error, ForbiddenError) or (isinstance(error, UnavailableError) and error.retriable):
+                server_fails = self._failures.fail(condition.namespace, error.retry_after)
+                self._failed.warn("events not written", self._fields(condition, error))
+                return not (server_fails or isinstance(error, UnreachableError))
         except Exception as error:  # noqa: BLE001 - one Event that cannot be written does not end the frontend
-            self._complaints.say(_name(condition.observation), "event not written", error)
+            self._failed.warn("event not written", self._fields(condition, error), error)
             condition.due = self._clock() + FORBIDDEN_SECONDS
         else:
-            self._complaints.well("server")
+            self._failures.succeed(condition.namespace)
         return True
 
+    def _fields(self, condition: _Condition, error: Exception) -> dict[str, str]:
+        return {"item": _name(condition.observation), "error": str(error) or repr(error)}
+
     def _due(self) -> list[_Condition]:
+        """Returns the conditions to write in this tick.
+
+        Urgent ones come before others of pods, but leave them, and those of the Node, some writes of each tick.
+        """
         now = self._clock()
-        due = [one for one in self._conditions.values() if one.due <= now and one.unwritten]
-        return sorted(due, key=lambda one: not one.observation.urgent)
+        due = [
+            one
+            for one in self._conditions.values()
+            if one.due <= now and one.unwritten and not self._failures.postponed(one.namespace)
+        ]
+        node = [one for one in due if not one.namespace]
+        urgent = self._in_turn(one for one in due if one.namespace and one.observation.urgent)
+        others = self._in_turn(one for one in due if one.namespace and not one.observation.urgent)
+        first, last = node[:RESERVED_WRITES], others[:RESERVED_WRITES]
+        ordered = [
+            *first,
+            *urgent[: MAX_WRITES - len(first) - len(last)],
+            *last,
+            *others[len(last) :],
+            *node[len(first) :],
+        ]
+        return ordered[:MAX_WRITES]
+
+    def _in_turn(self, conditions: Iterable[_Condition]) -> list[_Condition]:
+        """Orders conditions so that namespaces take turns, and in each namespace its objects."""
+        by_object: Counter[ObjectReference] = Counter()
+        rounds: defaultdict[str, list[tuple[int, _Condition]]] = defaultdict(list)
+        for one in conditions:
+            rounds[one.namespace].append((by_object[one.observation.regarding], one))
+            by_object[one.observation.regarding] += 1
+        turns = [
+            (turn, self._turns.get(namespace, 0.0), one)
+            for namespace, found in rounds.items()
+            for turn, (_, one) in enumerate(sorted(found, key=lambda pair: pair[0]))
+        ]
+        return [one for *_, one in sorted(turns, key=lambda entry: entry[:2])]
 
     async def _write(self, condition: _Condition) -> None:
         if condition.recorded is None:
@@ -178,28 +275,44 @@ class EventRecorder:
                 await self._create(condition)
                 return
             except ConflictError:
-                await self._read(condition)
-        elif condition.failures:
-            # After a conflict or a lost answer, the API server's count is authoritative.
-            await self._read(condition)
-        if condition.unwritten:
+                is_own = await self._adopt(condition)
+        else:
+            # After a conflict, or an answer that was lost, the API server's count is the one that holds.
+            is_own = not condition.failures or await self._adopt(condition)
+        if not is_own:
+            condition.salt = f"-{token_hex(4)}"
+            await self._create(condition)
+        elif condition.unwritten:
             await self._update(condition)
 
     async def _create(self, condition: _Condition) -> None:
         totals = dict(condition.totals)
-        document = new_event(condition.observation, self._node, condition.unwritten, condition.total)
+        document = new_event(condition.observation, self._node, condition.unwritten, condition.total, condition.salt)
         condition.written(read_recorded(await self._api.create_event(document)), totals, self._clock())
 
-    async def _read(self, condition: _Condition) -> None:
+    async def _adopt(self, condition: _Condition) -> bool:
+        """Reads the Event of a condition as it is now; returns False if it is an Event of another author."""
         # A patch that changes nothing is answered with the Event: no right to read Events is needed.
-        condition.adopt(read_recorded(await self._api.patch_event(*event_place(condition.observation), {})))
+        try:
+            document = await self._api.patch_event(*event_place(condition.observation, condition.salt), {})
+        except ForbiddenError:
+            # The chart's admission policy denies patches of Events that another author has created.
+            if condition.recorded is not None:
+                raise
+            return False
+        is_own = is_event_of(condition.observation, document)
+        if is_own:
+            condition.adopt(read_recorded(document))
+        else:
+            condition.recorded = None
+        return is_own
 
     async def _update(self, condition: _Condition) -> None:
         recorded, totals = condition.recorded, dict(condition.totals)
         assert recorded is not None  # noqa: S101 - for the type checker: it was created or read
         count = recorded.occurrences + condition.unwritten
         patch = count_patch(condition.observation, recorded.version, count, condition.total)
-        answer = await self._api.patch_event(*event_place(condition.observation), patch)
+        answer = await self._api.patch_event(*event_place(condition.observation, condition.salt), patch)
         condition.written(read_recorded(answer), totals, self._clock())
 
     def _postpone(self, condition: _Condition, error: KubeError) -> None:
@@ -208,26 +321,35 @@ class EventRecorder:
         if isinstance(error, NotFoundError) and condition.recorded is not None:
             # The API server has deleted the Event after its hour: the next write creates it again.
             condition.recorded = None
-        elif error.retriable:
-            condition.due = now + RETRY_SECONDS[min(condition.failures, len(RETRY_SECONDS) - 1)]
+        elif error.retriable or isinstance(error, NotFoundError):
             condition.failures += 1
+            condition.due = now + _retry_seconds(condition.failures)
         else:
-            self._complaints.say(_name(condition.observation), "event not accepted", error)
+            if not isinstance(error, ForbiddenError):
+                self._failed.warn("event not accepted", self._fields(condition, error))
             condition.due = now + FORBIDDEN_SECONDS
             if not isinstance(error, ForbiddenError):
                 condition.counted = dict(condition.totals)
 
-    def _forget_old(self, now: float, room: int = 0) -> None:
-        """Forgets conditions that were not observed for an hour, and the oldest until there is room."""
+    def _forget_old(self, now: float) -> None:
+        """Forgets conditions that were not observed for an hour."""
         while self._conditions:
             key, oldest = next(iter(self._conditions.items()))
-            if now - oldest.last_seen < FORGET_SECONDS and len(self._conditions) + room <= MAX_CONDITIONS:
+            if now - oldest.last_seen < FORGET_SECONDS:
                 return
             del self._conditions[key]
-            regarding = oldest.observation.regarding
-            self._per_object[regarding] -= 1
-            if not self._per_object[regarding]:
-                del self._per_object[regarding]
+            _subtract(self._per_object, oldest.observation.regarding)
+            _subtract(self._per_namespace, oldest.namespace)
+
+
+def _subtract(counts: Counter[Any], key: Hashable) -> None:
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
+
+
+def _retry_seconds(failures: int) -> float:
+    return RETRY_SECONDS[min(failures, len(RETRY_SECONDS)) - 1]
 
 
 def _name(observation: Observation) -> str:

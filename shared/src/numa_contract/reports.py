@@ -3,8 +3,9 @@
 
 from typing import Annotated, Final, Literal, get_args
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from numa_contract.errors import cut_answer
 from numa_contract.records import CpuSet, Document
 
 REPORT_VERSION: Final = 1
@@ -18,6 +19,20 @@ RECORDS_WAIT_SECONDS: Final = 25.0
 """How long ``GET /v1/records?after=`` waits for a change before it answers without one."""
 CONTAINERS: Final = "containers"
 """The key of the containers' reports beside the fields of BackendStatus. Absent when the frontend has them already."""
+
+
+_MAX_PROBLEMS: Final = 64
+_MAX_PATH: Final = 4096
+"""Length of a path in the kernel."""
+Text = Annotated[str, AfterValidator(cut_answer)]
+"""A text for people. It is cut to 1 KiB, since a longer one of another release is no reason to reject a report."""
+Texts = Annotated[tuple[Text, ...], BeforeValidator(lambda value: _first(value, _MAX_PROBLEMS))]
+"""Texts of which at most 64 are read."""
+KernelPath = Annotated[str, AfterValidator(lambda path: path[:_MAX_PATH])]
+
+
+def _first(value: object, most: int) -> object:
+    return value[:most] if isinstance(value, list | tuple) else value
 
 
 _StateWord = Literal["unknown", "created", "paused", "running", "stopped"]
@@ -55,10 +70,10 @@ class ContainerReport(Document):
 
     version: int = REPORT_VERSION
     id: str
-    name: str
+    name: Text
     pod_uid: str
-    pod_namespace: str
-    pod_name: str
+    pod_namespace: Text
+    pod_name: Text
     state: ContainerState = "unknown"
     claims: tuple[ClaimUse, ...] = ()
     """Claims whose record allows this container."""
@@ -72,18 +87,18 @@ class ContainerReport(Document):
 
     Of a container without claimed CPUs, or with the shared pool beside them, where the kernel keeps it off those of
     others: what ``cpuset.cpus`` allows."""
-    exclusivity: str = ""
+    exclusivity: Text = ""
     """Who keeps others off its CPUs: ``partition`` or ``isolated`` (the kernel), or ``pool``; empty without a claim."""
-    pooled: str = ""
+    pooled: Text = ""
     """Reason why that is the pool although the kernel could enforce it; empty otherwise."""
-    pool_requested: str = ""
+    pool_requested: Text = ""
     """Setting of its claims that asks for the pool, if the kernel could enforce them without it."""
     mems: CpuSet = frozenset()
-    limits: dict[str, str] = Field(default_factory=dict)
+    limits: dict[str, Text] = Field(default_factory=dict)
     """Limits that its claims have set, as last read: the files of its cgroup by name, ``max`` is none."""
-    cgroup: str = ""
+    cgroup: KernelPath = ""
     """Path below the cgroup root."""
-    refused: str = ""
+    refused: Text = ""
     """Why the container was refused, when it was."""
     memory_kills: int = 0
     """How many of its processes the kernel has killed for want of memory; counted where a memory claim is held."""
@@ -129,7 +144,7 @@ class BackendStatus(Document):
     """The backend's lease. It is renewed by each report, at least every RENEW_SECONDS."""
 
     version: int = REPORT_VERSION
-    software: str = ""
+    software: Text = ""
     instance: str
     generation: int | None = None
     """Of the containers' state: another one whenever a report changed. 0 before the runtime has told its state.
@@ -144,7 +159,7 @@ class BackendStatus(Document):
     """Whether some instance on the node holds the lock, serves the runtime and has stamped its heartbeat lately."""
     synchronized: bool = False
     """Whether the runtime has sent its state and delivers events."""
-    runtime: str = ""
+    runtime: Text = ""
     request_timeout: float | None = None
     """Seconds that the runtime gives a hook; None where it does not say (before NRI 0.6, or not connected)."""
     registration_timeout: float | None = None
@@ -153,17 +168,17 @@ class BackendStatus(Document):
     """CPUs that containers without a claim may use."""
     partitioned: CpuSet = frozenset()
     """CPUs that the kernel keeps for claim containers, as cpuset partitions."""
-    exclusivity: str = ""
+    exclusivity: Text = ""
     """What keeps other processes off claimed CPUs on this node: ``partition`` (the kernel) or ``pool``; the report of a
     container has the answer for its own CPUs. Empty from a backend that does not report it."""
-    exclusivity_reason: str = ""
+    exclusivity_reason: Text = ""
     """Why that is the pool although the configuration allows or demands partitions, with the remedy; else empty.
 
     With ``cpuExclusivity: partition`` CPU claims for one container are then refused."""
-    kubelet_pins: tuple[str, ...] = ()
+    kubelet_pins: Texts = ()
     """The kubelet's managers that are static, or in whose place another NRI plugin assigns CPUs or NUMA nodes to
     containers: ``cpu``, ``memory``."""
-    problems: tuple[str, ...] = ()
+    problems: Texts = ()
     counters: dict[str, float] = Field(default_factory=dict)
     metrics: tuple[Metric, ...] = ()
     epoch: str = ""

@@ -139,6 +139,24 @@ def test_reports_ignore_what_they_do_not_know() -> None:
         ContainerReport.model_validate({**REPORT, "state": 7})
 
 
+def test_long_texts_of_a_report_are_cut() -> None:
+    """A long text of a newer release is no reason to reject a report, and is not formatted for each claim."""
+    long = "ä" * (4 << 20)
+    texts = {"software": long, "runtime": long, "exclusivity": long, "exclusivityReason": long}
+    status = BackendStatus.model_validate({"instance": "i", "problems": [long] * 1000, "kubeletPins": [long], **texts})
+    assert len(status.problems) == 64
+    for text in (status.exclusivity_reason, status.software, status.runtime, *status.problems, *status.kubelet_pins):
+        assert 500 < len(text.encode()) <= 1024
+    words = ("name", "podNamespace", "podName", "exclusivity", "pooled", "poolRequested", "refused")
+    report = ContainerReport.model_validate(
+        {**REPORT, **dict.fromkeys(words, long), "cgroup": long, "limits": {"f": long}}
+    )
+    assert len(report.cgroup) == 4096
+    assert len(report.model_dump_json().encode()) < 8 * 1024 + 2 * 4096 + 1024
+    with pytest.raises(ValidationError):
+        BackendStatus.model_validate({"instance": "i", "problems": "text"})
+
+
 def test_a_request_with_several_results_is_one_request() -> None:
     """Names follow base requests: subrequests and counts do not make new ones."""
     results = [{"request": "r/big", "pool": "p", "device": device} for device in "de"]

@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from dra_frontend.claims.memory_kills import REASON, MemoryKills, kill_note
+from dra_frontend.claims.memory_kills import MAX_NEW, REASON, MemoryKills, kill_note
 from dra_frontend.events.event import ObjectReference, Observation
 from numa_contract.reports import ContainerReport
 
@@ -80,3 +80,11 @@ def test_a_silent_backend_does_not_make_kills_new(tmp_path: Path) -> None:
     assert node.reported(report(1)) == []
     node.reported()
     assert node.kills._kills == {}
+
+
+def test_kills_of_one_report_are_bounded(tmp_path: Path) -> None:
+    """A report of 20,000 containers holds up everything else for a moment only."""
+    node = Kills(tmp_path)
+    reports = [report(1, f"c{number}") for number in range(2 * MAX_NEW)]
+    assert len(node.reported(*reports)) == MAX_NEW
+    assert node.reported(*reports) == []

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dra_frontend.claims.memory_kills import MAX_NEW
 from dra_frontend.claims.pod_events import BEST_EFFORT, KEPT_BY_POOL, PodEvents
 from dra_frontend.events.event import Observation
 from numa_contract.reports import ContainerReport
@@ -105,3 +106,11 @@ def test_retries_of_a_container_are_one_condition(pods: Pods) -> None:
         pods.see(report("p", BURSTABLE, id=container, exclusivity="pool", pooled=why))
     assert len({one.condition for one in pods.observed}) == 1
     assert len({(one.source, one.total) for one in pods.observed}) == 5
+
+
+def test_conditions_of_one_report_are_bounded(pods: Pods, caplog: pytest.LogCaptureFixture) -> None:
+    """A report of 20,000 new containers was a line of the log for each, and held up everything else for 1.4 s."""
+    for start in range(0, 6000, 3000):
+        pods.see(*[report(f"{number}") for number in range(start, start + 3000)])
+    assert len(pods.observed) == 2 * MAX_NEW
+    assert [one.__dict__["conditions"] for one in caplog.records] == [3000]

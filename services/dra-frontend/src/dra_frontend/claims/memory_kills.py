@@ -16,6 +16,8 @@ from dra_frontend.devices.quantity import format_quantity
 from dra_frontend.events.event import ObjectReference, Observation
 
 REASON: Final = "OutOfClaimedMemory"
+MAX_NEW: Final = 1024
+"""Containers with kills that are observed at one report of the backend; a node has fewer containers."""
 
 
 def kill_note(report: ContainerReport, records: Iterable[AllocationRecord], node: str) -> str:
@@ -51,10 +53,10 @@ class MemoryKills:
     def backend_changed(self) -> None:
         """Observes kills that were reported since the last call."""
         containers = self._backend.containers
-        for report in containers.values():
-            if report.memory_kills > self._kills.get(report.id, 0):
-                self._kills[report.id] = report.memory_kills
-                self._observe(self._killed(report))
+        killed = [one for one in containers.values() if one.memory_kills > self._kills.get(one.id, 0)]
+        self._kills |= {one.id: one.memory_kills for one in killed}
+        for report in killed[:MAX_NEW]:
+            self._observe(self._killed(report))
         # Until a new backend has reported every container, a missing report does not mean that one is gone.
         if self._backend.live:
             self._kills = {key: kills for key, kills in self._kills.items() if key in containers}

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Events about pods with claims that their authors should change, once for each pod or container that starts."""
 
+import logging
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from numa_contract.reports import ContainerReport
+from numa_node.log import LimitedLog
 
 from dra_frontend.claims.backend import BackendView
-from dra_frontend.claims.memory_kills import pod_of
+from dra_frontend.claims.memory_kills import MAX_NEW, pod_of
 from dra_frontend.events.event import Observation
 
 BEST_EFFORT: Final = "BestEffortWithClaim"
@@ -21,6 +23,8 @@ _BEST_EFFORT_NOTE: Final = (
 )
 # As the kubelet names the cgroup of the class, with either driver, in a root cgroup of its own, too.
 _BEST_EFFORT_CGROUP: Final = re.compile(r"(?:^|/)(?:kubepods/besteffort|[^/]*kubepods-besteffort\.slice)/")
+
+_log = logging.getLogger(__name__)
 
 
 def _observations(report: ContainerReport) -> Iterator[Observation]:
@@ -38,10 +42,11 @@ class PodEvents:
 
     _backend: BackendView
     _observe: Callable[[Observation], None]
-    _present: frozenset[tuple[str, ...]] = field(default_factory=frozenset)
-    """Conditions of the latest reports, with their sources."""
+    _present: frozenset[Observation] = field(default_factory=frozenset)
+    """Conditions of the latest reports."""
     _seen: object = None
     """The reports that were examined last."""
+    _left_out: LimitedLog = field(default_factory=lambda: LimitedLog(_log, 1, 600.0))
     _started: bool = False
     """Whether reports were examined before. Conditions in the first ones are left to the instance before this one."""
 
@@ -51,8 +56,10 @@ class PodEvents:
             return
         self._seen = self._backend.containers
         using = [one for one in self._backend.containers.values() if one.claims and one.alive]
-        found = {(*each.condition, each.source): each for one in using for each in _observations(one)}
-        for key, observation in found.items():
-            if self._started and key not in self._present:
-                self._observe(observation)
+        found = dict.fromkeys(each for one in using for each in _observations(one))
+        new = [each for each in found if each not in self._present] if self._started else []
+        if len(new) > MAX_NEW:
+            self._left_out.warn("too many events of pods at once", {"conditions": len(new), "observed": MAX_NEW})
+        for observation in new[:MAX_NEW]:
+            self._observe(observation)
         self._present, self._started = frozenset(found), True

@@ -94,11 +94,11 @@ def test_complaints_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
 def test_warnings_beyond_a_limit_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     """The last one of a period contains when the next one is logged, and that one the number left out in between."""
     now = 0.0
-    log = LimitedLog(logging.getLogger("a"), 2, 60.0, lambda: now)
+    limited = LimitedLog(logging.getLogger("a"), 2, 60.0, lambda: now)
     for _ in range(1000):
-        log.warn("event", {"object": "p"})
+        limited.warn("event", {"object": "p"})
     now = 60.0
-    log.warn("event", {"object": "q"})
+    limited.warn("event", {"object": "q"})
     fields = [
         (one.__dict__["object"], one.__dict__.get("nextAfterSeconds"), one.__dict__.get("leftOutBefore"))
         for one in caplog.records

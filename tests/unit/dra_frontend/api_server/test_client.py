@@ -542,6 +542,35 @@ async def test_pages_that_are_too_long_are_asked_for_in_smaller_ones(pair: Pair)
     assert len([one async for one in client.list_claims()]) == 40
 
 
+@pytest.mark.parametrize("odd", [0, 3, 9])
+async def test_a_claim_that_is_too_long_hides_no_other(pair: Pair, odd: int) -> None:
+    """In JSON an object of 1.5 MiB may be six times as long, since `<` is escaped."""
+    server, client = pair
+    for number in range(10):
+        size = MOST_BYTES if number == odd else 1
+        metadata = {"name": f"c{number}", "labels": {"a": "true"}, "annotations": {"a": "x" * size}}
+        server.store.create(CLAIMS, "default", {"metadata": metadata})
+    names = [f"c{number}" for number in range(10) if number != odd]
+    assert [one["metadata"]["name"] async for one in client.list_claims()] == names
+    items, version = await client.list_labelled_claims("a")
+    assert [one["metadata"]["name"] for one in items] == names
+    assert version
+    found, _ = await client.list_labelled_claims("a", lambda one: one["metadata"]["name"] == names[4])
+    assert found == [items[4]]
+
+
+async def test_an_event_that_is_too_long_is_skipped(pair: Pair) -> None:
+    """The next one is read; an event without an end is not waited for."""
+    event = '{"type": "ADDED", "object": {"metadata": {"name": "%s", "uid": "u", "resourceVersion": "7"}}}'
+    long = event % ("x" * (2 * MOST_BYTES))
+    pair[0].fail_next(1, 200, verb="watch", body=f"{event % 'a'}\n{long}\n{event % 'b'}\n")
+    seen = [one["metadata"]["name"] async for _, one in pair[1].watch_labelled_claims("a", "1")]
+    assert seen == ["a", "b"]
+    pair[0].fail_next(1, 200, verb="watch", body=event % ("x" * (9 * MOST_BYTES)))
+    with pytest.raises(UnavailableError, match="has more than"):
+        await anext(pair[1].watch_labelled_claims("a", "1"))
+
+
 async def test_the_same_page_for_ever_is_an_error(pair: Pair) -> None:
     """A server that does not move on is not listened to for ever."""
     server, client = pair

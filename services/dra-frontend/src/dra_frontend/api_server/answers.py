@@ -101,7 +101,7 @@ def read_event(call: Call, line: bytes, kind: str) -> tuple[str, Document]:
     try:
         event = _parsed(call, line)
     except UnreadableError as error:
-        if _EVENT.match(line):
+        if is_event(line):
             raise
         raise UnavailableError(call.operation, error.detail) from error
     match event:
@@ -112,6 +112,24 @@ def read_event(call: Call, line: bytes, kind: str) -> tuple[str, Document]:
             is_news = what in ("ADDED", "MODIFIED", "DELETED") and _is_usable(kind, document)
             return what if is_news else "BOOKMARK", document
     raise UnavailableError(call.operation, "the stream is not a watch; is this an API server?")
+
+
+def is_event(line: bytes | bytearray) -> bool:
+    """Returns True if a line of a watch begins as an event does."""
+    return _EVENT.match(line) is not None
+
+
+def metadata_of_list(beginning: bytes, kind: str) -> Document | None:
+    """Returns the metadata of a list of which only the beginning is known, or None if it is not a list.
+
+    The API server writes the metadata, with the token for what follows, before the items.
+    """
+    head, _, _ = beginning.partition(b'"items"')
+    with suppress(MalformedError):
+        match parse_json(head.rstrip(b", \r\n\t") + b"}", MOST_BYTES, kind, "list"):
+            case {"kind": found, "metadata": dict(metadata)} if found == f"{kind}List":
+                return metadata
+    return None
 
 
 def _is_usable(kind: str, item: Any) -> bool:

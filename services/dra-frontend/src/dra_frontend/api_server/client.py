@@ -7,7 +7,7 @@ Every call is bounded in time and size, its answer is checked for its shape, and
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Final
 
@@ -15,7 +15,7 @@ from numa_contract.errors import shown
 from numa_node.backoff import Backoff
 from numa_node.log import LimitedLog
 
-from dra_frontend.api_server.answers import read_event, read_list, read_object
+from dra_frontend.api_server.answers import metadata_of_list, read_event, read_list, read_object
 from dra_frontend.api_server.connection import AGENT, CALL_SECONDS, Connection
 from dra_frontend.api_server.credentials import Load
 from dra_frontend.api_server.errors import (
@@ -102,32 +102,56 @@ class KubeClient:
 
         One that cannot be read is left out. A page that is too long is asked for in smaller ones.
         """
+        async with aclosing(self._pages(namespace, {}, self._pace)) as pages:
+            async for items, _ in pages:
+                for document in items:
+                    yield document
+
+    async def list_labelled_claims(
+        self, label: str, wanted: Callable[[Document], bool] = lambda _: True
+    ) -> tuple[list[Document], str]:
+        """The ResourceClaims of the cluster with a label of value ``true``, and the version from which to watch.
+
+        Those that are not ``wanted`` are not kept in memory: anyone may create any number of claims with the label.
+        """
+        found, version = list[Document](), ""
+        async with aclosing(self._pages("", {"labelSelector": f"{label}=true"}, self._list_pace)) as pages:
+            async for items, metadata in pages:
+                found += filter(wanted, items)
+                version = version or str(metadata.get("resourceVersion") or "")
+        return found, version
+
+    async def _pages(
+        self, namespace: str, selector: dict[str, str], pace: Pace
+    ) -> AsyncGenerator[tuple[list[Document], Document], None]:
+        """Yields the items and the metadata of each page of ResourceClaims; ``pace`` is that of the first page.
+
+        A page that is too long is asked for in smaller ones, and a claim that alone is too long is left out.
+        """
         page, token = _PAGE, ""
         while True:
-            query = {"limit": str(page), **({"continue": token} if token else {})}
+            query = selector | {"limit": str(page), **({"continue": token} if token else {})}
             call = Call("list", _RESOURCES, "resourceclaims", namespace=namespace, query=query)
             try:
                 # In a thread: what tenants wrote may take a second to read, and nobody else waits for that.
-                items, metadata = await asyncio.to_thread(read_list, call, await self._ask(call), "ResourceClaim")
-            except TooLargeError:
-                if page == 1:
+                items, metadata = await asyncio.to_thread(read_list, call, await self._ask(call, pace), "ResourceClaim")
+            except TooLargeError as error:
+                pace = self._pace
+                if page > 1:
+                    page = max(1, page // 4)
+                    continue
+                known = metadata_of_list(error.beginning, "ResourceClaim")
+                if known is None:
                     raise
-                page = max(1, page // 4)
-                continue
-            for document in items:
-                yield document
+                self._skipped.warn("claim that is too long left out", {"error": str(error)})
+                items, metadata = [], known
+            yield items, metadata
+            pace, page = self._pace, min(4 * page, _PAGE)
             token, before = str(metadata.get("continue") or ""), token
             if not token:
                 return
             if token == before:
                 raise UnavailableError(call.operation, "the same page comes again and again; is this an API server?")
-
-    async def list_labelled_claims(self, label: str) -> tuple[list[Document], str]:
-        """The ResourceClaims of the cluster with a label of value ``true``, and the version from which to watch."""
-        call = Call("list", _RESOURCES, "resourceclaims", query={"labelSelector": f"{label}=true"})
-        data = await self._ask(call, self._list_pace)
-        items, metadata = await asyncio.to_thread(read_list, call, data, "ResourceClaim")
-        return items, str(metadata.get("resourceVersion") or "")
 
     async def watch_labelled_claims(
         self, label: str, resource_version: str

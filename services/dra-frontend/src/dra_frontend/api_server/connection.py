@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from dra_frontend.api_server.answers import MOST_BYTES, read_status, translate
+from dra_frontend.api_server.answers import MOST_BYTES, is_event, read_status, translate
 from dra_frontend.api_server.credentials import Load, Settings, read_settings
 from dra_frontend.api_server.errors import (
     InvalidError,
@@ -30,6 +30,9 @@ _CONNECT_SECONDS: Final = 2.0
 _SILENCE_SECONDS: Final = 90.0
 _CALL_LIMITS: Final = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
 _WATCH_LIMITS: Final = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS)
+_SKIPPED_BYTES: Final = 8 * MOST_BYTES
+"""Maximum length of an event that is skipped. JSON of an object of 1.5 MiB has six bytes for each of `<`, `>`, `&`."""
+_HEAD_BYTES: Final = 16 << 10
 AGENT: Final = "dra-driver-numa"
 
 
@@ -78,19 +81,25 @@ class Connection:
             raise UnavailableError(call.operation, f"no answer within {seconds:.3g} s") from error
 
     async def stream(self, call: Call) -> AsyncGenerator[bytes, None]:
-        """Yields the lines of an answer that does not end; one that breaks off within a line has not said it."""
+        """Yields the lines of an answer that does not end; one that breaks off within a line has not said it.
+
+        An event that is too long is skipped: the author of its object decides how long it is.
+        """
         async with self._answered(call, _WATCH_LIMITS) as response:
             # readline() would copy what there is of a line for each piece that comes, and pieces may be of a few bytes.
-            line = bytearray()
+            line, skipped = bytearray(), 0
             async for piece in response.content.iter_any():
                 end, *following = piece.split(b"\n")
                 line += end
                 for begun in following:
-                    if line.strip():
+                    if line.strip() and not skipped:
                         yield bytes(line)
-                    line = bytearray(begun)
+                    line, skipped = bytearray(begun), 0
                 if len(line) > MOST_BYTES:
-                    raise TooLargeError(call.operation, f"an event has more than {MOST_BYTES} bytes")
+                    skipped += len(line)
+                    if skipped > _SKIPPED_BYTES or (skipped == len(line) and not is_event(line)):
+                        raise TooLargeError(call.operation, f"an event has more than {MOST_BYTES} bytes")
+                    line.clear()
 
     async def authorization(self, refused: str | None = "") -> str | None:
         """Returns the Authorization header, at most a minute old and read again if it is the one that was refused.
@@ -158,5 +167,7 @@ async def _body(call: Call, response: aiohttp.ClientResponse) -> bytes:
     async for chunk in response.content.iter_any():
         data += chunk
         if len(data) > MOST_BYTES:
-            raise TooLargeError(call.operation, f"the answer has more than {MOST_BYTES} bytes")
+            raise TooLargeError(
+                call.operation, f"the answer has more than {MOST_BYTES} bytes", bytes(data[:_HEAD_BYTES])
+            )
     return bytes(data)

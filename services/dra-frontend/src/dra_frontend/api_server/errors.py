@@ -36,7 +36,11 @@ class UnreadableError(UnavailableError):
 
 
 class TooLargeError(UnavailableError):
-    """An answer is longer than what is read of one."""
+    """An answer is longer than what is read of one; ``beginning`` is the part that was read first."""
+
+    def __init__(self, operation: str, detail: str, beginning: bytes = b"") -> None:
+        super().__init__(operation, detail)
+        self.beginning = beginning
 
 
 class ForbiddenError(KubeError):

@@ -41,8 +41,10 @@ _SECONDS: Final = 30.0
 class ClaimApi(Protocol):
     """Where claims are followed, and told what became of their pages."""
 
-    async def list_labelled_claims(self, label: str) -> tuple[list[dict[str, Any]], str]:
-        """Returns the claims with a label, and the version from which to watch. Raises KubeError."""
+    async def list_labelled_claims(
+        self, label: str, wanted: Callable[[dict[str, Any]], bool]
+    ) -> tuple[list[dict[str, Any]], str]:
+        """Returns the wanted claims with a label, and the version from which to watch. Raises KubeError."""
 
     def watch_labelled_claims(self, label: str, resource_version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """Yields their changes; raises KubeError."""
@@ -70,7 +72,7 @@ class HugepagesOnDemand:
         self._inventory = inventory
         self._config = config
         self._claims: dict[str, dict[str, Any]] | None = None
-        """Those with the label, by UID; None until they are known."""
+        """Allocated claims with the label, by UID; None until they are known."""
         self._answered: dict[str, bool] = {}
         """By UID, what an allocation was told."""
         self._changes: object = None
@@ -83,7 +85,7 @@ class HugepagesOnDemand:
         waits = Backoff(1.0, 60.0, calm=60.0)
         while True:
             try:
-                items, version = await self._api.list_labelled_claims(ON_DEMAND_LABEL)
+                items, version = await self._api.list_labelled_claims(ON_DEMAND_LABEL, _is_allocated)
                 self._claims, self._changes = {uid_of(one): one for one in items}, object()
                 async with aclosing(self._api.watch_labelled_claims(ON_DEMAND_LABEL, version)) as events:  # type: ignore[type-var]
                     async for kind, document in events:
@@ -93,10 +95,10 @@ class HugepagesOnDemand:
             await asyncio.sleep(waits.next())
 
     def _see(self, kind: str, document: dict[str, Any]) -> None:
-        if self._claims is not None and kind == "DELETED":
+        if self._claims is not None and kind != "BOOKMARK":
             self._claims.pop(uid_of(document), None)
-        elif self._claims is not None and kind != "BOOKMARK":
-            self._claims[uid_of(document)] = document
+            if kind != "DELETED" and _is_allocated(document):
+                self._claims[uid_of(document)] = document
         self._changes = object()
 
     async def provide(self) -> None:
@@ -107,9 +109,7 @@ class HugepagesOnDemand:
             return
         self._books = books
         waiting = {uid: claim for uid, claim in self._read() if self._answered.get(uid, True)}
-        allocated = waiting.keys() | {
-            uid for uid, done in self._answered.items() if not done and self._is_allocated(uid)
-        }
+        allocated = waiting.keys() | {uid for uid, done in self._answered.items() if not done and uid in self._claims}
         self._answered = {uid: done for uid, done in self._answered.items() if uid in allocated}
         problems: defaultdict[str, dict[Key, str]] = defaultdict(dict)
         for device in self._inventory().devices.values():
@@ -121,9 +121,6 @@ class HugepagesOnDemand:
                 await self._answer(uid, waiting[uid], problems[uid])
             if uid not in self._answered:
                 self._books = ()  # tried again
-
-    def _is_allocated(self, uid: str) -> bool:
-        return bool(((self._claims or {}).get(uid) or {}).get("status", {}).get("allocation"))
 
     def _read(self) -> Iterator[tuple[str, ClaimView]]:
         """Yields the claims that are allocated here and have no record yet."""
@@ -175,6 +172,13 @@ class HugepagesOnDemand:
             await self._api.apply_claim_devices(view.claim.namespace, view.claim.name, uid, documents, _MANAGER)
         self._answered[uid] = not any(problems.values())
         _log.info("claim answered", extra={"claim": str(view), "problems": sorted(filter(None, problems.values()))})
+
+
+def _is_allocated(document: Mapping[str, Any]) -> bool:
+    match document:
+        case {"status": {"allocation": dict(allocation)}}:
+            return bool(allocation)
+    return False
 
 
 def _results(view: ClaimView) -> tuple[AllocationResult, ...]:

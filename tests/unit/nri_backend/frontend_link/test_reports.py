@@ -149,7 +149,8 @@ def test_a_container_that_runs_and_is_refused_is_told_once() -> None:
 
 def test_more_than_the_frontend_reads_is_not_sent() -> None:
     """The lease lives on, and says by its generation that containers are missing."""
-    reports = Reports(known(replace(one("a"), cgroup="x" * MAX_STATE_BYTES)))
+    many = (replace(one(f"c{number}"), cgroup="x" * 4096) for number in range(MAX_STATE_BYTES // 4096))
+    reports = Reports(known(*many))
     reports.refresh()
     document = json.loads(reports.body(STATUS, 0))
     assert (document["generation"], "containers" in document) == (1, False)

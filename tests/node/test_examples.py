@@ -31,7 +31,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """driverConfig that an example needs, as its first lines say."""
 VALUES: dict[str, dict[str, Any]] = {"extended-resource": {"deviceClasses": {"extendedResource": "dra-numa/cpu"}}}
 """Other values of the chart that an example needs, as its first lines say."""
-FOREIGN = {"gpu.nvidia.com": "resource.kubernetes.io/numaNode", "dra.net": "dra.net/numaNode"}
+FOREIGN = {"gpu.nvidia.com": ("resource.kubernetes.io/numaNode", 0), "dra.net": ("dra.net/numaNode", 1)}
+"""Devices of other drivers: the attribute for their NUMA node, and the node.
+
+The GPU is at node 0, since its example claims eight CPUs: of node 1's eight, the driver leaves one to other pods.
+"""
 MODES: dict[str, dict[str, Any]] = {"auto": {}, "pool": {"cpuExclusivity": "pool"}, "without SYS_ADMIN": {}}
 LACKING = {"without SYS_ADMIN": "backend capability SYS_ADMIN"}
 PATHS = sorted(EXAMPLES.glob("**/[a-z]*.yaml")) if EXAMPLES.is_dir() else []
@@ -82,13 +86,13 @@ def cases() -> Iterator[Any]:
 
 @pytest.fixture
 def others(cluster: Cluster) -> Iterator[None]:
-    """A GPU and a network interface near NUMA node 1, with drivers of their own."""
+    """A GPU and a network interface, with drivers of their own."""
     slices, classes = "/apis/resource.k8s.io/v1/resourceslices", "/apis/resource.k8s.io/v1/deviceclasses"
     with ExitStack() as stack:
-        for driver, attribute in FOREIGN.items():
+        for driver, (attribute, numa_node) in FOREIGN.items():
             stack.enter_context(registered(driver, Path("/var/lib/kubelet")))
             for path, document in (
-                (slices, slice_document(driver, NODE_NAME, attribute, 1)),
+                (slices, slice_document(driver, NODE_NAME, attribute, numa_node)),
                 (classes, class_document(driver)),
             ):
                 cluster.api(path, "POST", document)
@@ -139,7 +143,8 @@ def check_cpus(
     allowed = box.cpus_allowed
     assert own <= allowed if beside else own == allowed
     assert f"Cpus_allowed_list:\t{kernel.status(box.process, 'Cpus_allowed_list')}" in inside(box)
-    by_kernel = mode == "auto" and not beside
+    # What the containers of a pod share is no container's partition.
+    by_kernel = mode == "auto" and not beside and all(record.sharing == "container" for record in records)
     assert box.partition == ("root" if by_kernel else "member")
     wait_alone(own, box.cgroup, everything=by_kernel)
     named = {

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from tests.fakes.scheduler import schedule
+from tests.fakes.scheduler import UnschedulableError, schedule
 from tests.node.rig.cluster import NODE_NAME, Cluster
 from tests.node.rig.cri import CriError
 from tests.node.rig.kubelet_resources import PERIOD, cpu_shares, quantity
@@ -36,7 +36,9 @@ def pod_templates(documents: Iterable[Document]) -> Iterator[Document]:
         if document["kind"] == "Pod":
             yield document
         elif "template" in (document.get("spec") or {}):
-            yield {"metadata": document["metadata"], **document["spec"]["template"]}
+            template = document["spec"]["template"]
+            names = {"name": document["metadata"]["name"], "namespace": "default"}
+            yield {**template, "metadata": {**names, **template.get("metadata", {})}}
 
 
 def read_manifest(path: Path) -> list[Document]:
@@ -114,7 +116,10 @@ class ManifestPod:
         if not any(one["metadata"]["name"] == name for one in self.cluster.api(_CLAIMS)["items"]):
             self.cluster.api(_CLAIMS, "POST", {"metadata": {"name": name}, "spec": spec})
         pods = [{"name": self.name, "uid": self.uid}]
-        return dict(schedule(self.cluster.server, "default", name, pods=pods, node=NODE_NAME))
+        try:
+            return dict(schedule(self.cluster.server, "default", name, pods=pods, node=NODE_NAME))
+        except UnschedulableError as error:
+            raise AssertionError(f"{error}; published: {self.cluster.devices()}") from None
 
     def _named(self, kind: str, name: str) -> list[Document]:
         return [one for one in self.objects if one["kind"] == kind and one["metadata"]["name"] == name]

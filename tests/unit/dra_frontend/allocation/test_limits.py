@@ -84,9 +84,12 @@ def test_hugepages_of_a_lost_record_are_held() -> None:
     wanted = view("u", memory("400Mi", kind="hugepages-2m"))
     asked = refused(wanted, "dra.memory", Ledger({}, containers=(running,)))
     assert "no hugepages are given away while the record of claim x is being rebuilt" in asked
-    answered = Ledger({}, containers=(running,), answered=frozenset({("dra.memory", "x")}))
+    answered = Ledger({}, containers=(running,), answered={("dra.memory", "x"): {}})
     assert "117440512 of 536870912 unclaimed" in refused(wanted, "dra.memory", answered)
     decided(view("u", memory("400Mi", kind="hugepages-2m", node=1)), "dra.memory", answered)
+    held = {"hugepages-2m-numa000": 200 * MIB}
+    counted = Ledger({}, containers=(running,), answered={("dra.memory", "x"): held})
+    assert f"{312 * MIB} of 536870912 unclaimed" in refused(wanted, "dra.memory", counted), "not twice by its limits"
     absent = Ledger({}, absent=frozenset({("dra.memory", "y")}))
     assert "the record of claim y is being rebuilt" in refused(wanted, "dra.memory", absent)
     decided(view("y", memory("400Mi", kind="hugepages-2m")), "dra.memory", absent)

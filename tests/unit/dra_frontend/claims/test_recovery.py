@@ -4,6 +4,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from dra_frontend.api_server.errors import UnavailableError
 from numa_contract.reports import ClaimUse
 
 from tests.rigs.builders import claim, cpus, memory, record
-from tests.rigs.frontend import Claims, Frontend
+from tests.rigs.frontend import Claims, Frontend, full_disk
 
 
 @pytest.fixture
@@ -157,6 +158,8 @@ async def test_hugepages_wait_for_the_answer_about_a_lost_claim(tmp_path: Path) 
     api.no_lists, again.now = False, again.now + 10
     await again.recovery.round()
     assert again.record("a", "dra.memory").rebuilt
+    assert "before the claims of this node are listed" in str(await again.prepare("b", "dra.memory"))
+    await again.recovery.list_all()
     assert "117440512 of 536870912 unclaimed" in str(await again.prepare("b", "dra.memory"))
 
 
@@ -172,7 +175,7 @@ async def test_a_made_up_claim_holds_no_hugepages(tmp_path: Path) -> None:
     node.backend.containers.clear()
     node.report(id="d", unknownClaims=[use("another", driver="dra.memory")])
     await node.recovery.round()
-    assert node.store.ledger.answered == {("dra.memory", "another")}, "what nobody names any more is forgotten"
+    assert node.store.ledger.answered == {("dra.memory", "another"): {}}, "what nobody names any more is forgotten"
 
 
 @pytest.mark.parametrize("living", [(), ("a",)])
@@ -256,18 +259,172 @@ async def test_an_answer_of_any_shape_concerns_its_claim_alone(node: Frontend, d
     assert again.cpus("u") or ("dra.cpu", "u") not in again.store.ledger.absent
 
 
-@pytest.mark.fault("frontend A12")
-async def test_an_odd_answer_about_a_lost_claim_does_not_keep_hugepages_from_others(tmp_path: Path) -> None:
-    """The API server has answered: what it says cannot be used, and that concerns this claim."""
+@pytest.mark.parametrize("gone", ["released", "deleted", "readable again"])
+async def test_hugepages_of_a_lost_claim_that_cannot_be_read_are_not_given_away(tmp_path: Path, gone: str) -> None:
+    """The claim exists and may still be used by a pod. Its pages are free when it is unprepared or deleted."""
     api = Claims(*(claim(uid, memory("400Mi", "r", 0, "hugepages-2m")) for uid in "ab"))
     node = Frontend(tmp_path, api=api)
     await node.prepare("a", "dra.memory")
     node.file("a", "dra.memory").unlink()
+    readable = api.documents["claim-a"]
     api.documents["claim-a"] = {"metadata": [], "status": "x"}
     again = await restarted(node)
-    assert again.store.ledger.unanswered("dra.memory", besides="b") == ["a"]
+    for _ in range(3):
+        await again.recovery.round()
+        again.now += 700
+        error = (await again.prepare("b", "dra.memory")).error or ""
+        assert "while the record of claim a is being rebuilt" in error
+        assert "deleting the pod of that claim ends it" in error
+    if gone == "released":
+        await again.unprepare("a", "dra.memory")
+    elif gone == "deleted":
+        del api.documents["claim-a"]
+    else:
+        api.documents["claim-a"] = readable
     await again.recovery.round()
-    assert (await again.prepare("b", "dra.memory")).error is None
+    answer = await again.prepare("b", "dra.memory")
+    assert (answer.error is None) == (gone != "readable again"), answer
+
+
+HUGE = {"a": 256, "b": 64, "new": 256}
+"""Claims of one hugepage pool of 512 MiB, in MiB. All of them together do not fit."""
+
+
+@pytest.fixture
+async def lost(tmp_path: Path) -> Frontend:
+    """Two hugepage claims without a running container were prepared, and both files were removed since."""
+    node = Frontend(tmp_path, api=Claims(*(_huge(uid, size) for uid, size in HUGE.items())))
+    await node.store.start()
+    for uid in ("a", "b"):
+        assert (await node.prepare(uid, "dra.memory")).error is None
+    for uid in ("a", "b"):
+        node.file(uid, "dra.memory").unlink()
+    return node
+
+
+def _huge(uid: str, size: int) -> dict[str, Any]:
+    return claim(uid, memory(f"{size}Mi", "r", 0, "hugepages-2m"))
+
+
+def rebuilt(node: Frontend) -> set[str]:
+    """The memory claims that have a record."""
+    return {uid for uid in HUGE if node.store.ledger.record("dra.memory", uid)}
+
+
+async def test_hugepage_claims_that_were_lost_together_are_rebuilt_together(lost: Frontend) -> None:
+    """Each was refused because of the other, yet both counted as done: 576 of 512 MiB were promised."""
+    again = await restarted(lost)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(again.recovery.run())
+        assert "201326592 of 536870912 unclaimed" in str(await again.prepare("new", "dra.memory"))
+        running.cancel()
+    assert rebuilt(again) == {"a", "b"}
+
+
+async def test_without_files_and_journal_no_hugepages_are_given_away_before_the_list(lost: Frontend) -> None:
+    """A claim that nothing on the node names may have been prepared."""
+    (lost.root / "claims.journal").unlink()
+    again = await restarted(lost)
+    new = again.api.documents.pop("claim-new")
+    await again.recovery.round()
+    again.api.documents["claim-new"] = new
+    assert "before the claims of this node are listed" in str(await again.prepare("new", "dra.memory"))
+    del again.api.documents["claim-new"]
+    await again.recovery.list_all()
+    again.api.documents["claim-new"] = new
+    assert "while the record of claim a is being rebuilt" in str(await again.prepare("new", "dra.memory"))
+    await again.recovery.round()
+    assert rebuilt(again) == {"a", "b"}
+    assert "201326592 of 536870912 unclaimed" in str(await again.prepare("new", "dra.memory"))
+
+
+@pytest.mark.parametrize("fault", ["not reserved", "disk full", "API server away"])
+async def test_the_pages_of_a_lost_claim_count_before_its_record_is_written(lost: Frontend, fault: str) -> None:
+    """The answer of the API server contains them. Without an answer no page is given away."""
+    again = await restarted(lost)
+    for uid in ("a", "b") if fault == "not reserved" else ():
+        again.api.documents[f"claim-{uid}"]["status"]["reservedFor"] = []
+    again.api.away = UnavailableError("get resourceclaims", "refused") if fault == "API server away" else None
+    with full_disk() if fault == "disk full" else nullcontext():
+        await again.recovery.round()
+    again.api.away = None
+    assert rebuilt(again) == set()
+    expected = "is being rebuilt" if fault == "API server away" else "201326592 of 536870912 unclaimed"
+    assert expected in str(await again.prepare("new", "dra.memory"))
+
+
+async def test_of_lost_claims_that_no_longer_fit_one_is_rebuilt_and_both_count(tmp_path: Path) -> None:
+    """The pool shrank while the frontend was down. Neither may wait for the other."""
+    api = Claims(_huge("a", 256), _huge("b", 512), _huge("c", 512))
+    again = Frontend(tmp_path, api=api)
+    await again.store.start()
+    await again.store.transact(
+        lambda t: t.present.update({("dra.memory", uid): ("ns", f"claim-{uid}") for uid in "ab"})
+    )
+    await again.recovery.round()
+    assert len([uid for uid in "ab" if again.store.ledger.record("dra.memory", uid)]) == 1
+    assert "0 of 536870912 unclaimed" in str(await again.prepare("c", "dra.memory"))
+
+
+async def test_an_answer_about_a_lost_claim_ends_with_its_release(lost: Frontend) -> None:
+    """A claim of the same UID that is prepared and lost again is asked for again."""
+    again = await restarted(lost)
+    again.api.forget("a", "deallocated")
+    await again.recovery.round()
+    assert ("dra.memory", "a") not in again.store.ledger.answered
+    assert rebuilt(again) == {"b"}
+
+
+@pytest.mark.parametrize("restart", [True, False])
+@pytest.mark.parametrize("driver", ["dra.cpu", "dra.memory"])
+@pytest.mark.parametrize("journal", [True, False])
+async def test_a_claim_that_was_unprepared_without_a_file_is_not_rebuilt(
+    tmp_path: Path, driver: str, restart: bool, journal: bool
+) -> None:
+    """The last report before its container ends still names the claim, and the API server still has it."""
+    wish = cpus(2) if driver == "dra.cpu" else memory("400Mi", "r", 0, "hugepages-2m")
+    node = Frontend(tmp_path, api=Claims(claim("u", wish)))
+    await node.store.start()
+    await node.prepare("u", driver)
+    held = node.cpus("u")
+    node.file("u", driver).unlink()
+    if not journal:
+        (node.root / "claims.journal").unlink()
+    node = await restarted(node) if restart else node
+    shown = {"limits": {"hugetlb.2MB.max": str(400 << 20)}, "mems": "0"} if driver == "dra.memory" else {}
+    node.report(id="c", unknownClaims=[use("u", held, driver)], **shown)
+    assert (await node.unprepare("u", driver)).error is None
+    await node.recovery.round()
+    if node.store.journal_lost:
+        await node.recovery.list_all()
+    await node.recovery.round()
+    assert not node.file("u", driver).exists()
+    assert node.store.ledger.held_cpus() == held, "its container still runs"
+    assert bool(node.store.ledger.claimed_bytes()) == (driver == "dra.memory")
+    node.report(id="c", state="stopped")
+    node.enforce()
+    await node.look()
+    await node.recovery.round()
+    assert (node.store.ledger.held_cpus(), node.store.ledger.claimed_bytes()) == (frozenset(), {})
+    assert node.store.ledger.releasing == {}
+
+
+async def test_a_release_without_a_file_is_no_file(lost: Frontend) -> None:
+    """The claim is prepared again at once: its pages must fit as those of any other claim."""
+    again = await restarted(lost)
+    await again.recovery.round()
+    await again.unprepare("new", "dra.memory")
+    assert "201326592 of 536870912 unclaimed" in str(await again.prepare("new", "dra.memory"))
+
+
+async def test_releases_without_a_file_are_bounded(node: Frontend) -> None:
+    """The oldest are forgotten. Without complete reports of the backend none of them would end."""
+    node.enforce(complete=False)
+    for n in range(300):
+        await node.unprepare(f"x{n}")
+    assert len(node.store.ledger.releasing) == 256
+    assert ("dra.cpu", "x299") in node.store.ledger.releasing
+    assert node.cpus("u")
 
 
 async def test_what_cannot_be_asked_for_is_asked_for_less_and_less_often(node: Frontend) -> None:

@@ -62,10 +62,11 @@ def with_pods(record: AllocationRecord, pods: tuple[PodReference, ...]) -> Alloc
     return record.model_copy(update={"reserved_for": kept, "owner": None if gone else record.owner})
 
 
-def decide(judged: Judged, inventory: Inventory, ledger: Ledger) -> AllocationRecord:
+def decide(judged: Judged, inventory: Inventory, ledger: Ledger, *, rebuilding: bool = False) -> AllocationRecord:
     """Returns the claim's record: the one it has while its results still hold, else a new one. Raises Refused.
 
     What is refused is refused whole; nothing is half given. A claim whose containers run keeps what they hold.
+    ``rebuilding``: recovery asks for a claim that was prepared and whose record was lost.
     """
     blank, uid = judged.blank, judged.blank.claim.uid
     file = ledger.file(blank.driver, uid)
@@ -86,12 +87,12 @@ def decide(judged: Judged, inventory: Inventory, ledger: Ledger) -> AllocationRe
             f"{users[0].pod_namespace}/{users[0].pod_name} still runs on its old allocation; retried when it ended"
         )
     try:
-        return _allocated(judged, inventory, ledger)
+        return _allocated(judged, inventory, ledger, rebuilding=rebuilding)
     except Refused as error:
         raise Refused(f"{judged.view}: {error}") from error
 
 
-def _allocated(judged: Judged, inventory: Inventory, ledger: Ledger) -> AllocationRecord:
+def _allocated(judged: Judged, inventory: Inventory, ledger: Ledger, *, rebuilding: bool) -> AllocationRecord:
     if judged.refusal is not None:
         raise judged.refusal
     blank, uid, config = judged.blank, judged.blank.claim.uid, judged.config
@@ -102,7 +103,8 @@ def _allocated(judged: Judged, inventory: Inventory, ledger: Ledger) -> Allocati
             check_fraction(blank.results, inventory, config.max_claim_fraction)
         cpus = allocate_cpus(uid, blank.results, blank.parameters, inventory, ledger)
         return blank.model_copy(update=_with_shared(blank, cpus, inventory))
-    record = blank.model_copy(update={"memory": allocate_memory(uid, blank.results, inventory, ledger)})
+    memory = allocate_memory(uid, blank.results, inventory, ledger, rebuilding=rebuilding)
+    record = blank.model_copy(update={"memory": memory})
     check_protection(record, inventory, ledger, config.memory_protection.max_fraction)
     return record
 

@@ -22,12 +22,18 @@ class Ledger:
 
     files: Mapping[ClaimKey, ClaimFile]
     releasing: Mapping[ClaimKey, ClaimFile] = field(default_factory=dict)
-    """Claims that are unprepared while a container of theirs may still run; their files are gone."""
+    """Claims that are unprepared while a container of theirs may still run; their files are gone.
+
+    A claim that had no file either when it was unprepared has an entry without record, CPUs and memory, so that the
+    release is not mistaken for a loss. Its running containers are then the only source for its resources.
+    """
     containers: tuple[ContainerReport, ...] = ()
     absent: frozenset[ClaimKey] = frozenset()
     """Claims that were prepared and not released, and whose files are gone: nobody knows what they hold."""
-    answered: frozenset[ClaimKey] = frozenset()
-    """Claims without a record of which the API server has said whether they exist."""
+    answered: Mapping[ClaimKey, Mapping[str, int]] = field(default_factory=dict)
+    """Bytes by memory device of lost claims, as the API server's answer contains them. Empty if the claim is gone."""
+    unlisted: bool = False
+    """Whether claims may have been prepared that neither a file nor the journal contains: both were lost."""
 
     def record(self, driver: str, uid: str) -> AllocationRecord | None:
         """Returns the claim's readable record."""
@@ -35,8 +41,9 @@ class Ledger:
         return file.record if file else None
 
     def file(self, driver: str, uid: str) -> ClaimFile | None:
-        """Returns what a claim holds, releasing or not."""
-        return self.files.get((driver, uid)) or self.releasing.get((driver, uid))
+        """Returns the file of a claim, also of one that is being released, or None if nothing is known of it."""
+        file = self.files.get((driver, uid)) or self.releasing.get((driver, uid))
+        return None if file is None or is_tombstone(file) else file
 
     @property
     def records(self) -> list[AllocationRecord]:
@@ -44,29 +51,37 @@ class Ledger:
         return [file.record for _, file in sorted(self.files.items()) if file.record]
 
     def _strays(self) -> list[tuple[ContainerReport, ClaimUse, frozenset[int]]]:
-        """Returns the claims of running containers that have no file and are not being released, with their CPUs."""
+        """Returns the claims of running containers of which no file is known, with their CPUs."""
         found = []
+        known = self.files.keys() | {key for key, file in self.releasing.items() if not is_tombstone(file)}
         for report in self.containers:
             # For most claims that have a record the backend reports no CPUs: they are those of the cgroup.
             for uses, shown in ((report.claims, report.cpus), (report.unknown_claims, frozenset[int]())):
                 for use in uses[:_MOST_USES] if report.alive and not report.refused else ():
                     key, cpus = (use.driver, use.uid), use.cpus or shown
                     # An environment variable alone holds no CPU: the container must really be pinned to it.
-                    if key not in self.files and key not in self.releasing and (cpus or use.driver != CPU_DRIVER):
+                    if key not in known and (cpus or use.driver != CPU_DRIVER):
                         found.append((report, use, cpus))
         return found
 
     def lost(self) -> dict[ClaimKey, str]:
-        """Returns the claims that should have a record and have none, with the namespace that is known of them."""
+        """Returns the claims that should have a record and have none, with their namespace or "".
+
+        A claim that was released is not lost, even if it had no file and a container of it is still running.
+        """
         damaged = [key for key, file in self.files.items() if file.record is None]
         named = {(use.driver, use.uid): report.pod_namespace for report, use, _ in self._strays()}
-        return dict.fromkeys((*self.absent, *damaged), "") | named
+        lost = dict.fromkeys((*self.absent, *damaged), "") | named
+        return {key: namespace for key, namespace in lost.items() if key not in self.releasing}
 
     def unanswered(self, driver: str, besides: str) -> list[str]:
-        """Returns the UIDs of a driver's claims that nobody knows what they hold, until the API server has answered."""
-        named = [(use.driver, use.uid) for _, use, _ in self._strays()]
-        lost = {key for key in (*self.absent, *named) if key not in self.answered}
-        return sorted(uid for other, uid in lost if other == driver and uid != besides)
+        """Returns the UIDs of a driver's lost claims whose resources are unknown, ordered, without ``besides``.
+
+        The environment in a damaged file contains its resources, and so does the API server's answer about a claim.
+        That the API server was asked is not enough.
+        """
+        unknown = self.lost().keys() - self.files.keys() - self.answered.keys()
+        return sorted(uid for other, uid in unknown if other == driver and uid != besides)
 
     def _cpu_sources(self) -> Iterator[tuple[str, frozenset[int]]]:
         for file in (*self.files.values(), *self.releasing.values()):
@@ -107,20 +122,29 @@ class Ledger:
             seen.setdefault(request, cpus)
         return {request: cpus for request, cpus in seen.items() if cpus}
 
-    def claimed_bytes(self, besides: str = "") -> dict[str, int]:
+    def claimed_bytes(self, besides: str = "", *, lost: bool = True) -> dict[str, int]:
         """Returns the bytes claimed of each memory device, those of the claim ``besides`` left out.
 
-        Of a running container whose record is lost the hugepages count that it may use, on each of its NUMA nodes.
+        A lost claim counts as in the API server's answer. If it is gone there but a container of it is running, the
+        hugepages that this container may use count on each of its NUMA nodes. ``lost=False`` leaves out the answers:
+        records that are rebuilt must not wait for each other.
         """
         claimed: dict[str, int] = defaultdict(int)
         for file in (*self.files.values(), *self.releasing.values()):
             for device, size in file.memory.items() if file.uid != besides else ():
                 claimed[device] += size
-        strays = {r.id: r for r, use, _ in self._strays() if use.driver == MEMORY_DRIVER and use.uid != besides}
+        for key in self.lost().keys() - self.files.keys() if lost and self.answered else ():
+            for device, size in self.answered.get(key, {}).items() if key[1] != besides else ():
+                claimed[device] += size
+        strays = {r.id: r for r, use, _ in self._strays() if self._counts_by_limits(use) and use.uid != besides}
         for report in strays.values():
             for device, size in _hugepages(report):
                 claimed[device] += size
         return dict(claimed)
+
+    def _counts_by_limits(self, use: ClaimUse) -> bool:
+        """Returns True for a memory claim without a file whose size is not in an answer of the API server."""
+        return use.driver == MEMORY_DRIVER and not self.answered.get((use.driver, use.uid))
 
     def protected_bytes(self, besides: str = "") -> dict[int, int]:
         """Returns the bytes that claims have protected from reclaim, by NUMA node."""
@@ -156,6 +180,11 @@ class Ledger:
                 if other is not record:
                     pairs[other.claim.uid, record.claim.uid] = (other, record)
         return list(pairs.values())
+
+
+def is_tombstone(file: ClaimFile) -> bool:
+    """Returns True for the entry of a claim that had no file when it was released."""
+    return file.record is None and not file.cpus and not file.memory
 
 
 def protected_bytes(record: AllocationRecord) -> dict[int, int]:

@@ -39,13 +39,17 @@ def memory_device(result: AllocationResult, inventory: Inventory, *, gone: bool 
 
 
 def allocate_memory(
-    uid: str, results: Sequence[AllocationResult], inventory: Inventory, ledger: Ledger
+    uid: str, results: Sequence[AllocationResult], inventory: Inventory, ledger: Ledger, *, rebuilding: bool = False
 ) -> tuple[MemoryAllocation, ...]:
-    """Returns the memory of every result, in order; hugepages are never anybody else's. Raises Refused."""
-    claimed = ledger.claimed_bytes(besides=uid)
+    """Returns the memory of every result, in order. Hugepages belong to one claim only. Raises Refused.
+
+    A claim that is ``rebuilding`` its lost record must fit beside all records. It does not wait for other lost claims:
+    two of them would wait for each other.
+    """
+    claimed = ledger.claimed_bytes(besides=uid, lost=not rebuilding)
     devices = [memory_device(result, inventory, gone=_is_reserved(result, inventory)) for result in results]
     allocated = held_memory(results, inventory)
-    if any(part.hugepages for part in allocated):
+    if any(part.hugepages for part in allocated) and not rebuilding:
         _check_lost(uid, ledger)
     for device, part, result in zip(devices, allocated, results, strict=True):
         size, name, most = part.size, result.request, device.amount
@@ -78,9 +82,18 @@ def _is_reserved(result: AllocationResult, inventory: Inventory) -> bool:
 
 
 def _check_lost(uid: str, ledger: Ledger) -> None:
-    """Nobody knows which pages a lost claim has: none are given away until the API server was asked."""
+    """Raises Refused while the hugepages of a lost claim are unknown: any page may be one of them."""
     if lost := ledger.unanswered(MEMORY_DRIVER, besides=uid):
-        raise Refused(f"no hugepages are given away while the record of claim {lost[0]} is being rebuilt; retried then")
+        raise Refused(
+            f"no hugepages are given away while the record of claim {lost[0]} is being rebuilt; retried then. If that "
+            "lasts, the log of dra-frontend contains the reason (lost record not rebuilt); deleting the pod of that "
+            "claim ends it"
+        )
+    if ledger.unlisted:
+        raise Refused(
+            "no hugepages are given away before the claims of this node are listed, since their journal was lost; "
+            "retried then. If that lasts, the log of dra-frontend contains the reason (claims of this node not listed)"
+        )
 
 
 def check_protection(record: AllocationRecord, inventory: Inventory, ledger: Ledger, largest: float) -> None:
@@ -96,6 +109,14 @@ def check_protection(record: AllocationRecord, inventory: Inventory, ledger: Led
                 f"{protected.get(number, 0)} of {limit} protected (memoryProtection.maxFraction: {largest}); "
                 "claim less, or do without protect"
             )
+
+
+def claimed_memory(results: Sequence[AllocationResult], inventory: Inventory) -> dict[str, int]:
+    """Returns the bytes of each device in a claim's allocation. Raises Refused."""
+    claimed: dict[str, int] = {}
+    for part in held_memory(results, inventory):
+        claimed[part.device] = claimed.get(part.device, 0) + part.size
+    return claimed
 
 
 def held_memory(results: Sequence[AllocationResult], inventory: Inventory) -> tuple[MemoryAllocation, ...]:

@@ -22,7 +22,7 @@ from numa_node.files import read_regular, replace_file
 from numa_node.log import Complaints
 
 from dra_frontend.allocation.decide import Judged, decide
-from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.allocation.ledger import Ledger, is_tombstone
 from dra_frontend.claims.journal import Name
 from dra_frontend.claims.metadata import MetadataFiles
 from dra_frontend.devices.inventory import Inventory
@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 _MOST_COPIES: Final = 64
 _MOST_COPIED_BYTES: Final = 16 << 20
 _MOST_SET_ASIDE: Final = 64
+_MOST_TOMBSTONES: Final = 256
+"""Releases of claims without a file that are remembered; the oldest are forgotten."""
 
 
 class ClaimFiles(ClaimDirectory):
@@ -149,8 +151,10 @@ class Transaction:
     containers: tuple[ContainerReport, ...]
     certain: bool
     """Whether the reports are complete, so that silence about a container means that there is none."""
-    answered: set[ClaimKey]
-    """Claims without a record of which the API server has said whether they exist."""
+    answered: dict[ClaimKey, Mapping[str, int]]
+    """As in the ledger. An entry ends when the claim gets a record or is released."""
+    unlisted: bool = False
+    """As in the ledger."""
     present: dict[ClaimKey, Name] = field(default_factory=dict)
     """Claims that shall have a file."""
     releasing: dict[ClaimKey, ClaimFile] = field(default_factory=dict)
@@ -169,11 +173,11 @@ class Transaction:
         """Who holds what at this moment of the transaction."""
         files = self.files
         absent = frozenset(self.present.keys() - files.keys())
-        return Ledger(files, self.releasing, self.containers, absent, frozenset(self.answered))
+        return Ledger(files, self.releasing, self.containers, absent, dict(self.answered), self.unlisted)
 
-    def prepare(self, judged: Judged, inventory: Inventory) -> AllocationRecord:
+    def prepare(self, judged: Judged, inventory: Inventory, *, rebuilding: bool = False) -> AllocationRecord:
         """Decides what a claim gets and writes it. Raises Refused or OSError."""
-        record = decide(judged, inventory, self.ledger)
+        record = decide(judged, inventory, self.ledger, rebuilding=rebuilding)
         if self._metadata.enabled:
             record = self._metadata.describe(record, judged.view, inventory)
         return self.write(record)
@@ -191,22 +195,36 @@ class Transaction:
             raise
         self.vanished.pop(key, None)
         self.releasing.pop(key, None)
+        self.answered.pop(key, None)
         self.present[key] = (record.claim.namespace, record.claim.name)
         self.changes.append(Change(kind, *key))
         return record
 
     def release(self, driver: str, uid: str) -> None:
-        """Takes a claim back. What it has stays held until it is certain that no container of it runs."""
+        """Takes a claim back. What it has stays held until it is certain that no container of it runs.
+
+        A claim without a file gets an entry without resources for the same time: a container that is ending may still
+        name the claim, and recovery must not take the release for a loss.
+        """
         key = (driver, uid)
         file = self.files.get(key)
         self._files.remove(driver, uid)
         self.vanished.pop(key, None)
         self.present.pop(key, None)
+        self.answered.pop(key, None)
         if file is not None:
             self.releasing[key] = file
             if file.record is not None:
                 self._metadata.remove(file.record, self.files.values())
+        elif key not in self.releasing:
+            self.releasing[key] = ClaimFile(driver, uid, None, frozenset())
+            self._forget_oldest()
         self.changes.append(Change("released", driver, uid))
+
+    def _forget_oldest(self) -> None:
+        tombstones = [key for key, file in self.releasing.items() if is_tombstone(file)]
+        for key in tombstones[:-_MOST_TOMBSTONES]:
+            del self.releasing[key]
 
     def set_aside(self, record: AllocationRecord, reason: str) -> None:
         """Takes the file of a record away that contradicts another one, keeping a copy. The claim is lost then."""

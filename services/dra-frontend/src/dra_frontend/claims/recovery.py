@@ -16,13 +16,14 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from numa_contract.config import Config
-from numa_contract.names import ClaimKey
+from numa_contract.names import MEMORY_DRIVER, ClaimKey
 from numa_node.backoff import Backoff
 from numa_node.log import Complaints
 from numa_node.ticks import until_tick
 
 from dra_frontend.allocation.claim import Refused, claim_of, read_claim, uid_of
 from dra_frontend.allocation.decide import Judged, judge
+from dra_frontend.allocation.memory import claimed_memory
 from dra_frontend.api_server.errors import KubeError
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import Transaction
@@ -37,6 +38,8 @@ PATIENCE_SECONDS: Final = 3.0
 _RETRY_SECONDS: Final = (5.0, 600.0)
 # A list of all claims is dear for the API server, and every node of a cluster may want it at the same time.
 _LIST_SECONDS: Final = (300.0, 3600.0)
+# Without a journal, hugepages are not allocated until the list was read.
+_LIST_SOON_SECONDS: Final = (15.0, 3600.0)
 _AT_ONCE: Final = 8
 _NOT_REBUILT: Final = "lost record not rebuilt"
 
@@ -153,15 +156,10 @@ class Recovery:
         Raises Refused or OSError, and anything else that a malformed claim may cause.
         """
         driver, uid = key
-        try:
-            view = claim_of(document, uid)
-            if view is None or not view.is_for(self._node, uid) or not view.results[driver]:
-                await self._store.transact(partial(_give_up, keys=[key]))
-                return
-            view.check_usable(uid)
-        except Refused:
-            await self._store.transact(lambda transaction: transaction.answered.add(key))
-            raise
+        view = claim_of(document, uid)
+        if view is None or not view.is_for(self._node, uid) or not view.results[driver]:
+            await self._store.transact(partial(_give_up, keys=[key]))
+            return
         inventory = self._machine.inventory
         judged = judge(view, driver, inventory, self._config, counted=await self._counted(driver))
         if await self._store.transact(partial(_prepare_lost, judged=judged, inventory=inventory)):
@@ -169,7 +167,7 @@ class Recovery:
 
     async def _list_once(self) -> None:
         """Lists the claims of the cluster once, where nothing on the node tells what was prepared on it."""
-        waits = Backoff(*_LIST_SECONDS)
+        waits = Backoff(*(_LIST_SOON_SECONDS if self._store.journal_lost else _LIST_SECONDS))
         while True:
             await asyncio.sleep(waits.next())
             lost = self._store.ledger.lost().items()
@@ -205,33 +203,47 @@ class Recovery:
 
 
 def _prepare_lost(transaction: Transaction, judged: Judged, inventory: Inventory) -> bool:
-    """Writes a lost record, if it is still lost: it may have been prepared or released while the claim was read."""
-    key = (judged.blank.driver, judged.view.claim.uid)
-    transaction.answered.add(key)
+    """Writes a lost record, if it is still lost: it may have been prepared or released while the claim was read.
+
+    If the record cannot be written, the memory in the claim's allocation counts as claimed from now on. If that cannot
+    be read either, the claim stays unanswered, and no hugepages are allocated. Raises Refused or OSError.
+    """
+    blank, uid = judged.blank, judged.view.claim.uid
+    key = (blank.driver, uid)
     if not transaction.certain or key not in transaction.ledger.lost():
         return False
-    transaction.prepare(judged, inventory)
+    memory = claimed_memory(blank.results, inventory) if blank.driver == MEMORY_DRIVER else {}
+    transaction.answered[key] = memory
+    judged.view.check_usable(uid)
+    transaction.prepare(judged, inventory, rebuilding=True)
     return True
 
 
 def _give_up(transaction: Transaction, keys: Iterable[ClaimKey]) -> None:
     """There are no such claims, or not here. What their containers hold stays held as long as they run."""
     lost = transaction.ledger.lost()
-    transaction.answered.update(keys)
-    transaction.answered &= lost.keys()
+    transaction.answered.update({key: {} for key in keys})
+    for key in transaction.answered.keys() - lost.keys():
+        del transaction.answered[key]
     for key in keys if transaction.certain else ():
         if key in lost and not transaction.ledger.users(key[1]):
             transaction.release(*key)
 
 
 def _learn(transaction: Transaction, names: Mapping[ClaimKey, Name]) -> None:
+    """Adds the listed claims that have no record to those that are rebuilt.
+
+    A journal that was not lost contains every claim that was prepared, if not its name: no other claim is added then.
+    """
     for key, name in names.items():
         file = transaction.files.get(key)
-        if key not in transaction.releasing and (file is None or file.record is None):
+        known = transaction.unlisted or key in transaction.ledger.lost()
+        if known and key not in transaction.releasing and (file is None or file.record is None):
             transaction.present[key] = name
     lost = transaction.ledger.lost().items()
     nameless = [key for key, namespace in lost if not namespace and not transaction.present.get(key, ("", ""))[1]]
     _give_up(transaction, [key for key in nameless if key not in names])
+    transaction.unlisted = False
 
 
 def _part_overlaps(transaction: Transaction) -> None:

@@ -21,7 +21,7 @@ from numa_contract.reports import RecordChange, RecordsAnswer
 from numa_node.files import FileLock
 from numa_node.log import Complaints
 
-from dra_frontend.allocation.ledger import Ledger
+from dra_frontend.allocation.ledger import Ledger, is_tombstone
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import Change, ClaimFiles, Transaction
 from dra_frontend.claims.journal import Entries, Journal, Name
@@ -86,7 +86,7 @@ class ClaimStore:
     _held: Ledger = field(default_factory=partial(Ledger, {}))
     _present: Mapping[ClaimKey, Name] = field(default_factory=dict)
     journal_lost: bool = False
-    """Whether there was an instance before this one, and its journal is gone: nobody knows what it prepared."""
+    """Whether there was an instance before this one and its journal is gone, until recovery has listed the claims."""
     news: RecordNews = field(default_factory=RecordNews)
     _released_at: dict[ClaimKey, int] = field(default_factory=dict)
     _complaints: Complaints = field(default_factory=partial(Complaints, _log))
@@ -121,6 +121,7 @@ class ClaimStore:
         followed = self._lock.path.exists()
         await self.transact(self._clean_up, thorough=True)
         self.journal_lost = followed and not self._journal.found
+        self._held = replace(self._held, unlisted=self.journal_lost)
 
     def _clean_up(self, transaction: Transaction) -> None:
         """Removes what a death in the middle of a write has left, and metadata of claims that are gone."""
@@ -141,10 +142,12 @@ class ClaimStore:
         """
         await self._lock.acquire(_LOCK_SECONDS)
         try:
-            backend, answered = self._backend, set(self._held.answered)
+            backend, answered = self._backend, dict(self._held.answered)
             reports = tuple(backend.containers.values())
             certain = not backend.problem
-            transaction = Transaction(self._files, self._metadata, self._complaints, reports, certain, answered)
+            transaction = Transaction(
+                self._files, self._metadata, self._complaints, reports, certain, answered, self.journal_lost
+            )
             status = backend.status
             # A backend of 0.1.0, or one that cannot read our news, does not say how far it has read; it is believed.
             heard = status.records if status is not None else None
@@ -186,6 +189,7 @@ class ClaimStore:
             return change(transaction)
         finally:
             self._journal.write(Entries(transaction.present, transaction.releasing))
+            self.journal_lost = transaction.unlisted
             self._held, self._present = replace(transaction.ledger, containers=()), transaction.present
 
     def _load(self, transaction: Transaction, unheard: set[ClaimKey], *, thorough: bool) -> None:
@@ -208,7 +212,10 @@ class ClaimStore:
             # A container may have been started just before the release, with its report still on its way: only a
             # backend that knows of the release can say that there is none.
             ledger, sure = transaction.ledger, transaction.releasing.keys() - unheard - fresh
-            for key in [key for key in transaction.releasing if key in sure and not ledger.users(key[1])]:
+            ended = [key for key in transaction.releasing if key in sure and not ledger.users(key[1])]
+            for key in ended:
+                if self.journal_lost and is_tombstone(transaction.releasing[key]):
+                    continue  # the list of all claims may still contain it
                 del transaction.releasing[key]
                 transaction.changes.append(Change("freed", *key))
 

@@ -11,7 +11,7 @@ import gc
 import logging
 import signal
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -23,10 +23,9 @@ from numa_contract import __version__
 from numa_contract.names import CLAIMS_JOURNAL, DRIVERS
 from numa_node.addresses import SocketPathError
 from numa_node.descriptors import raise_descriptor_limit
-from numa_node.log import set_up_logging
+from numa_node.log import Complaints, set_up_logging
 from numa_node.probes import serve_pages
 from numa_node.readiness import Readiness
-from numa_node.ticks import each_tick, next_tick
 
 from dra_frontend.api_server.client import KubeClient, connect
 from dra_frontend.api_server.credentials import kubeconfig
@@ -48,6 +47,7 @@ from dra_frontend.events.recorder import EventRecorder, NodeCondition, NodeEvent
 from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.kubelet.node_status import NodeStatus
 from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
+from dra_frontend.node.guard import Guard
 from dra_frontend.node.host_tree import HostTree
 from dra_frontend.node.hugepage_pools import KernelPools
 from dra_frontend.node.machine_watch import MachineWatch
@@ -81,6 +81,8 @@ class Service:
         self.telemetry = Telemetry()
         self.metrics = self.telemetry.render
         self.readiness = Readiness()
+        self.guard = Guard()
+        self._complaints = Complaints(_log)
         self.recorder = EventRecorder(client, node)
         self.node_events = NodeEvents(self.recorder, node, self.instance)
         metadata = MetadataFiles(
@@ -134,11 +136,14 @@ class Service:
         """The backend has renewed its lease."""
         self.backend.changed()
         for events in self.pod_events:
-            events.backend_changed()
+            # The backend must get its answer whatever the report of one container contains.
+            with self._complaints.about(type(events).__name__, "containers' reports not turned into Events"):
+                events.backend_changed()
 
     def refresh(self) -> None:
-        """Offers the devices that follow from the machine and the claims."""
-        self.offer.refresh(self.watch.inventory, self.store.ledger, self.watch.errors.faults)
+        """Offers the devices that follow from the machine and the claims. Raises nothing; the next tick retries."""
+        with self._complaints.about("devices", "devices not published"):
+            self.offer.refresh(self.watch.inventory, self.store.ledger, self.watch.errors.faults)
 
     def unready(self) -> tuple[str, ...]:
         """Returns why the pod is not ready; nothing when it is, and for a while after it was."""
@@ -168,6 +173,7 @@ class Service:
             *self.watch.warnings,
             *self.node_status.warnings,
             *self.backend.warnings,
+            *self.guard.warnings,
             *(text for one in self.publishers.values() for text in one.warnings),
         ]
 
@@ -180,31 +186,37 @@ class Service:
     def endless(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
         """Returns what runs as long as the service does, by name."""
         return [
-            ("reports", self.reconciler.run_reports()),
-            ("events", each_tick(self.recorder.write_due)),
+            # Raises where the process has to end: the CDI directory was replaced, or the port is taken.
             ("disk", self.reconciler.run_scans()),
-            ("sweep", each_tick(self.reconciler.sweep_some)),
-            ("device status", each_tick(self.device_status.write_some)),
-            ("recovery", self.recovery.run()),
-            *((f"sockets {driver}", each_tick(plugin.restore_sockets)) for driver, plugin in self.plugins.items()),
-            ("readiness", self._follow_readiness()),
-            ("machine", self.watch.run(self.refresh)),
-            ("node status", self.node_status.run()),
             *([("page", serve_page(self, self.page_port))] if self.page_port else []),
-            *self._on_demand(),
+            *((name, self.guard.endless(name, run)) for name, run in self._runs()),
+            *((name, self.guard.each_tick(name, work)) for name, work in self._steps()),
         ]
 
-    def _on_demand(self) -> list[tuple[str, Coroutine[Any, Any, None]]]:
-        if (pages := self.on_demand) is None:
-            return []
-        return [("claims on demand", pages.follow()), ("pages on demand", each_tick(pages.provide))]
+    def _runs(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
+        """Yields functions that run for ever, by name."""
+        yield "reports", self.reconciler.run_reports
+        yield "recovery", self.recovery.run
+        yield "machine", partial(self.watch.run, self.refresh)
+        yield "node status", self.node_status.run
+        if self.on_demand is not None:
+            yield "claims on demand", self.on_demand.follow
+
+    def _steps(self) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
+        """Yields functions that are called at each tick, by name."""
+        yield "events", self.recorder.write_due
+        yield "sweep", self.reconciler.sweep_some
+        yield "device status", self.device_status.write_some
+        yield "readiness", self._follow_readiness
+        for driver, plugin in self.plugins.items():
+            yield f"sockets {driver}", plugin.restore_sockets
+        if self.on_demand is not None:
+            yield "pages on demand", self.on_demand.provide
 
     async def _follow_readiness(self) -> None:
-        """Logs changes of readiness even if nothing probes the pod, and observes conditions of the node. Never ends."""
-        while True:
-            self.unready()
-            self.node_events.observe_lasting(self._lasting_conditions())
-            await next_tick()
+        """Logs changes of readiness even if nothing probes the pod, and observes conditions of the node."""
+        self.unready()
+        self.node_events.observe_lasting(self._lasting_conditions())
 
     def _lasting_conditions(self) -> list[NodeCondition]:
         """Returns the conditions of the Node; those of a silent backend are the last that it reported."""
@@ -306,7 +318,8 @@ async def _run(service: Service, bind: tuple[str, int] | None, stop: asyncio.Eve
         async with AsyncExitStack() as stack:
             if bind is not None:
                 await stack.enter_async_context(serve_pages(bind, pages(service)))
-            link = service.run_directory.keep(lambda: service.backend.leads, serve_state)
+            keep = partial(service.run_directory.keep, lambda: service.backend.leads, serve_state)
+            link = service.guard.endless("link", keep)
             endless = [*service.endless(), ("link", link), ("claims", service.offer_claims(stack))]
             running = [tasks.create_task(_essential(name, work)) for name, work in endless]
             # What exists now lives as long as the process: the collector need not walk it again and again.

@@ -4,6 +4,7 @@
 from dataclasses import replace
 from typing import Any, Literal
 
+import pytest
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.model import CpuDevice, Device, DeviceKind, MemoryDevice
@@ -11,7 +12,7 @@ from dra_frontend.devices.slices import slice_documents
 from dra_frontend.kubelet.health import DeviceHealth, Health
 from dra_frontend.machine.faults import Fault
 from dra_frontend.machine.model import HugepagePool, Machine
-from dra_frontend.publishing.offer import Snapshot, snapshot
+from dra_frontend.publishing.offer import Offer, Snapshot, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numa_contract.cdi import ClaimFile
@@ -273,3 +274,12 @@ def test_cpus_that_go_leave_every_mode_publishable(
     admit_all(seen)
     if inventory.machine.online - books.held_cpus():
         assert not inventory.withheld_cpus & books.held_cpus()
+
+
+def test_what_could_not_be_published_is_tried_again() -> None:
+    """Records and machine are the same the next time: only a success may count as published."""
+    odd = ClaimFile("dra.memory", "u", None, frozenset(), memory={"hugepages-2m-numa000": None})  # type: ignore[dict-item]
+    offer, books = Offer(NODE, {}, {}), (offered(pages(2)), Ledger({("dra.memory", "u"): odd}))
+    for _ in range(2):
+        with pytest.raises(TypeError):
+            offer.refresh(*books)

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_
-from typing import Final
+from typing import Any, Final
 
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import CPU_DRIVER, DRIVERS, MEMORY_DRIVER
@@ -90,17 +90,23 @@ class Offer:
         books, known = (inventory, faults, ledger.files, *ledger.releasing.values()), self._books
         if len(books) == len(known) and all(map(is_, books, known)):
             return
-        self._books = books
-        before, self.snapshot = self.snapshot, snapshot(inventory, ledger, self.snapshot, faults)
-        for fault in self.snapshot.faults():
+        before, found = self.snapshot, snapshot(inventory, ledger, self.snapshot, faults)
+        documents = {driver: self._documents(driver, found, before) for driver in self.boards}
+        # Nothing counts as published before all of it could be made.
+        self._books, self.snapshot = books, found
+        for fault in found.faults():
             if fault not in before.faults():
                 _log.warning("device unhealthy", extra={"fault": fault})
         for driver, board in self.boards.items():
-            board.show(self.snapshot.health[driver])
-            pools = [pool for pool in self.snapshot.pools if pool.driver == driver]
-            if pools != [pool for pool in before.pools if pool.driver == driver]:
-                documents = {p.name: slice_documents(p, self.node, counted=self.counted) for p in pools}
-                self.publishers[driver].set_pools(documents)
+            board.show(found.health[driver])
+            self.publishers[driver].set_pools(documents[driver])
+
+    def _documents(self, driver: str, found: Snapshot, before: Snapshot) -> dict[str, list[dict[str, Any]]]:
+        """Returns the slices of a driver by pool, or nothing if its pools are those of before."""
+        pools, former = ([one for one in each.pools if one.driver == driver] for each in (found, before))
+        if pools == former:
+            return {}
+        return {pool.name: slice_documents(pool, self.node, counted=self.counted) for pool in pools}
 
 
 def _holdings(ledger: Ledger) -> dict[_Key, Holding]:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What cgroups must say, from the state."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from nri_backend.containers.answers import amendment
 from nri_backend.containers.container import Phase, Tracked, tracked_as
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import Raises, group_targets, groups_above, target, target_at_start
@@ -35,9 +37,17 @@ def put(state: NodeState, id_: str, *env: str, of: str = "p1", quota: int | None
     return tracked
 
 
-def raises(state: NodeState) -> Raises:
-    """What the cgroup of the pod needs."""
-    return group_targets(state, groups_above(state))[POD]
+def needed(state: NodeState) -> Raises:
+    """Limits that the claims of the pod need, and whether all of its claims are known."""
+    found = group_targets(state, groups_above(state))[POD]
+    assert found is not None
+    return found
+
+
+def raises(state: NodeState) -> Mapping[str, Raise]:
+    """Limits that the claims of the pod need, of which all claims are known."""
+    assert needed(state).lower
+    return needed(state).files
 
 
 def test_hugepages_of_a_pod_are_those_of_its_living_containers() -> None:
@@ -48,7 +58,7 @@ def test_hugepages_of_a_pod_are_those_of_its_living_containers() -> None:
     first, second = put(state, "a", *env_of(one)), put(state, "b", *env_of(two), name="side")
     put(state, "c", *env_of(far), of="p2")
     assert target(state, first, full=True).claimed == {TWO: 64 * MI}
-    assert target_at_start(state, first).groups == {POD: {"hugetlb.2MB.max": Raise(plus=66 * MI, needed=True)}}
+    assert target_at_start(state, first).groups == {POD: Raises({"hugetlb.2MB.max": Raise(plus=66 * MI, needed=True)})}
     state.put(replace(second, phase=Phase.STOPPED))
     assert raises(state) == {"hugetlb.2MB.max": Raise(plus=64 * MI, needed=True)}
     state.put(replace(first, phase=Phase.STOPPED))
@@ -91,9 +101,32 @@ def test_who_loses_its_record_keeps_what_its_pod_has() -> None:
     unlisted = replace(nameless, pod=replace(nameless.pod, uid=""))
     for now in (nameless, unlisted):
         state.replace_containers([now])
-        assert raises(state) is None
+        assert needed(state) == Raises(lower=False)
     state.put(replace(nameless, phase=Phase.STOPPED))
     assert raises(state) == {}
+
+
+def test_an_unknown_memory_claim_stops_lowering_of_every_cgroup_above_it() -> None:
+    """The protection that such a claim needs of the cgroups above its pod is unknown, too."""
+    lost, known = memory_record("m1", ("m", 0, TWO, TWO)), memory_record("m2", ("m", 0, TWO, TWO), pods=("p2",))
+    state = node(known)
+    put(state, "known", *env_of(known), of="p2")
+    put(state, "lost", *env_of(lost))
+    found = group_targets(state, groups_above(state))
+    above = {path: target.lower for path, target in found.items() if target is not None}
+    assert above == {POD: False, POD.replace("p1", "p2"): True, PODS: False, TOP: False}
+
+
+def test_limits_of_a_container_with_an_unknown_memory_claim_are_not_lowered() -> None:
+    """Its upper limits and its nodes stay as they are, since they are those of all its claims."""
+    known = memory_record("m1", ("m", 0, 8 * MI, 4096), m={"limit": "claim", "protect": "low", "binding": "strict"})
+    state, lost = node(known), memory_record("m2", ("m", 1, 8 * MI, 4096))
+    desired = target(state, put(state, "alone", *env_of(known)), full=True).desired
+    assert (set(desired.files), desired.mems) == ({"memory.max", "memory.low"}, {0})
+    both = state.assessed(put(state, "alone", *env_of(known), *env_of(lost)))
+    desired = target(state, both, full=True).desired
+    assert (set(desired.files), desired.mems) == ({"memory.low"}, set())
+    assert amendment(both, state) == Resources(cpus="0-7")
 
 
 def test_a_pod_that_is_told_under_another_name_since_it_was_listed_is_left_alone() -> None:
@@ -137,6 +170,6 @@ def test_what_is_protected_in_a_pod_is_passed_on_to_the_next_container_of_it() -
     put(state, "far", *env_of(far), of="p2")
     second = put(state, "b", *env_of(two), name="side")
     groups = target_at_start(state, second).groups
-    assert {path: (raises or {}).get("memory.min") for path, raises in groups.items()} == {
+    assert {path: raises and raises.files.get("memory.min") for path, raises in groups.items()} == {
         POD: Raise(plus=64 * MI, needed=True)
     }

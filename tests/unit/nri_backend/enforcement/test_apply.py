@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from nri_backend.containers.container import Tracked
-from nri_backend.containers.targets import Target
+from nri_backend.containers.targets import Raises, Target
 from nri_backend.enforcement.apply import Outcome, apply
 from nri_backend.limits.claimed import Raise, hugepage_raises
 from nri_backend.limits.difference import Desired
@@ -50,7 +50,7 @@ def run(
     full: bool = True,
 ) -> Outcome:
     """One job, with an instance of ours that has just started; hugepages of the container and of its pod."""
-    groups = {} if of_pod is None else {POD: hugepage_raises(of_pod, SIZES)}
+    groups = {} if of_pod is None else {POD: Raises(hugepage_raises(of_pod, SIZES))}
     target = Target(one(), wanted, groups, own, page_sizes=SIZES, full=full)
     return apply(tree, Notes(tree.root), target)
 
@@ -157,7 +157,7 @@ def test_a_container_without_a_cgroup_is_told_as_such(tree: KernelTree, cgroup: 
 @pytest.mark.parametrize(("needed", "told"), [(False, 0), (True, 1)])
 def test_a_pod_without_a_cgroup_fails_only_who_needs_it(tree: KernelTree, needed: bool, told: int) -> None:
     """A runtime may keep containers elsewhere: what is not there throttles nobody, and cannot protect anybody."""
-    groups = {"kubepods/none": {"memory.min": Raise(plus=MI, needed=needed)}}
+    groups = {"kubepods/none": Raises({"memory.min": Raise(plus=MI, needed=needed)})}
     outcome = apply(tree, Notes(tree.root), Target(one(), wants("2-3"), groups))
     assert len(outcome.left) == told
     assert (outcome.observed is None) is needed

@@ -162,9 +162,10 @@ class Group:
     limit: Limit
     notes: dict[str, Note] = field(default_factory=dict)
 
-    def apply(self, raised: Raise | None, dies_after: int) -> None:
+    def apply(self, raised: Raise | None, dies_after: int, *, lower: bool = True) -> None:
         """One job, which may die after each of its three steps."""
-        wanted, self.notes, after = plan({MIN: self.limit}, self.notes, {} if raised is None else {MIN: raised})
+        raises = {} if raised is None else {MIN: raised}
+        wanted, self.notes, after = plan({MIN: self.limit}, self.notes, raises, lower=lower)
         if dies_after >= 1 and MIN in wanted:
             self.limit = wanted[MIN].limit
         if dies_after >= 2:
@@ -182,6 +183,21 @@ def test_the_kubelets_value_is_never_lost(own: Limit, jobs: list[tuple[Raise | N
         assert own_limit(group.limit, group.notes.get(MIN)) == own
         if dies_after:
             assert group.limit == (own if raised is None else raised.over(own))
+    group.apply(None, dies_after=2)
+    assert (group.limit, group.notes) == (own, {})
+
+
+@given(OWN, ADDED, ADDED)
+def test_a_limit_is_only_raised_while_claims_are_unknown(own: Limit, before: Raise, now: Raise) -> None:
+    """The kubelet's value is remembered all the same, and comes back when everything is known."""
+    group = Group(own)
+    group.apply(before, dies_after=2)
+    raised = group.limit
+    for _ in range(2):
+        group.apply(now, dies_after=2, lower=False)
+        assert group.limit == (None if own is None else max(raised or 0, now.over(own) or 0))
+    group.apply(now, dies_after=2)
+    assert group.limit == now.over(own)
     group.apply(None, dies_after=2)
     assert (group.limit, group.notes) == (own, {})
 
@@ -213,6 +229,12 @@ def test_a_reservation_follows_its_limit() -> None:
     made, _, _ = plan({"hugetlb.2MB.max": 0}, {}, {"hugetlb.2MB.max": Raise(plus=7)})
     assert {file: wanted.limit for file, wanted in made.items()} == dict.fromkeys(hugepage_files(TWO), 7)
     assert with_reservation(MIN) == (MIN,)
+
+
+def test_a_reservation_is_not_lowered_while_claims_are_unknown() -> None:
+    """The container with the unknown claim may have reserved more than the limit of its pod."""
+    made, _, _ = plan({"hugetlb.2MB.max": 0}, {}, {"hugetlb.2MB.max": Raise(plus=7)}, lower=False)
+    assert all(made[file].met_by(None) and not made[file].met_by(6) for file in hugepage_files(TWO))
 
 
 def test_a_file_that_is_missing_is_wanted_by_who_needs_it() -> None:

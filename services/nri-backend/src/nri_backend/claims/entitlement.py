@@ -8,7 +8,7 @@ sum of all, since a cgroup has one limit.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from numa_contract.cpuset import format_cpu_list
@@ -128,6 +128,12 @@ class Entitlement:
     def mems(self) -> frozenset[int]:
         """NUMA nodes that it is bound to; empty where it is not."""
         return self.memory.nodes if self.memory is not None else frozenset()
+
+    def unbounded(self) -> "Entitlement":
+        """Returns it without nodes and upper limits of memory: with a further claim that is unknown they are wider."""
+        if self.memory is None:
+            return self
+        return replace(self, memory=replace(self.memory, nodes=frozenset(), maximum=None, high=None))
 
 
 NOTHING: Final = Entitlement()

@@ -114,7 +114,24 @@ def impossible(tracked: Tracked, state: NodeState, runtime: LinkStatus) -> Refus
     if not tracked.own_cpus and not state.pool.shared:
         text = "claims hold every CPU of the node and none is reserved; release a claim or set reservedCPUs"
         return Refusal(Reason.NO_POOL, text)
-    return _no_policy(tracked, runtime)
+    return _no_policy(tracked, runtime) or _unknown_sibling(tracked, state)
+
+
+def _unknown_sibling(tracked: Tracked, state: NodeState) -> Refusal | None:
+    """Returns a refusal if the container's pages could be used up by a sibling, else None.
+
+    A pod's limits are sums. While the memory claims of a running sibling are unknown, the sum is unknown as well: the
+    limit of the pod can be raised for this container, but the sibling may already use as much.
+    """
+    if not (tracked.entitlement.hugepages or tracked.protected):
+        return None
+    unknown = [one for one in state.of_pod(tracked.pod.uid) if one.unknown_memory and one.id != tracked.id]
+    if not unknown:
+        return None
+    text = f"the memory of its claim cannot be guaranteed, since container {unknown[0].name} of the same pod runs with \
+a memory claim of which this node has no record, and the limits of the pod are the sum of both; dra-frontend rebuilds \
+the record from the API server and the kubelet retries; if that claim does not exist any more, delete the pod"
+    return Refusal(Reason.NO_RECORD, text)
 
 
 def _no_partition(tracked: Tracked, state: NodeState) -> Refusal | None:

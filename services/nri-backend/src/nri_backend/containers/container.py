@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Final
 
+from numa_contract.names import MEMORY_DRIVER
 from numa_contract.records import Owner
 from numa_contract.reports import ClaimUse
 
@@ -112,6 +113,12 @@ class Tracked:
         """Whether it runs with claims of which nothing is known here: what it has of them must stay."""
         running = self.phase in (Phase.STARTED, Phase.ENDING)
         return running and self.refusal is not None and bool(self.refusal.unknown)
+
+    @property
+    def unknown_memory(self) -> bool:
+        """Whether memory claims are among those of which nothing is known: its limits may be raised, not lowered."""
+        unknown = self.refusal.unknown if self.refusal is not None and self.unsettled else ()
+        return any(use.driver == MEMORY_DRIVER for use in unknown)
 
     @property
     def kept_cpus(self) -> frozenset[int]:

@@ -175,6 +175,8 @@ class NodeState:
         entitlement, orphan, refusal = assess(tracked.evidence, tracked.user, self._claims, proven)
         pooled = next((self._pooled[held.key] for held in entitlement.claims if held.key in self._pooled), "")
         now = replace(tracked, entitlement=entitlement, orphan=orphan, refusal=refusal, pooled=pooled)
+        if now.unknown_memory:
+            now = replace(now, entitlement=entitlement.unbounded())
         return replace(now, apart=self._apart(now))
 
     def _apart(self, tracked: Tracked) -> frozenset[int]:

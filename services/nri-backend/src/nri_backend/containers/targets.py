@@ -19,11 +19,15 @@ from nri_backend.limits.claimed import (
 )
 from nri_backend.limits.difference import Desired, Wanted, desired_cpuset
 
-Raises = Mapping[str, Raise] | None
-"""What the claims below a cgroup need there, by file; limits that they no longer need go back to the kubelet's.
 
-None: all is left as it is, since a container below it has claims that are not known here, or it is no pod's any more.
-"""
+@dataclass(frozen=True, slots=True)
+class Raises:
+    """Limits that the claims below a cgroup need there; limits that they no longer need go back to the kubelet's."""
+
+    files: Mapping[str, Raise] = field(default_factory=dict)
+    """Raises by file."""
+    lower: bool = True
+    """False while a container below has claims that are not known here: limits are raised, and never lowered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +36,8 @@ class Target:
 
     tracked: Tracked
     desired: Desired
-    groups: Mapping[str, Raises] = field(default_factory=dict)
-    """What must be true in the cgroups above it first, by path."""
+    groups: Mapping[str, Raises | None] = field(default_factory=dict)
+    """What must be true in the cgroups above it first, by path; None for one that is not a pod's any more."""
     claimed: Mapping[int, int] | None = None
     """Hugepages by page size; None for containers without a memory claim."""
     guarded: tuple[int, ...] = ()
@@ -82,7 +86,7 @@ def target(state: NodeState, tracked: Tracked, *, full: bool, again: bool = Fals
 
 def target_at_start(state: NodeState, tracked: Tracked) -> Target:
     """Returns what a container's cgroup must say, and those above it because of this container."""
-    groups: Mapping[str, Raises] = {}
+    groups: Mapping[str, Raises | None] = {}
     if unaffected(state, tracked):
         # What the creation was answered needs no proof before the first instruction: nobody's CPUs depend on it.
         return replace(target(state, tracked, full=True), desired=Desired())
@@ -108,12 +112,21 @@ def groups_above(containers: Iterable[Tracked]) -> dict[str, str | None]:
     return pods | {path: None for path in others if path not in pods}
 
 
-def group_targets(state: NodeState, groups: Mapping[str, str | None]) -> dict[str, Raises]:
-    """Returns what all containers of the node need of these cgroups, which are as groups_above() tells them."""
+def group_targets(state: NodeState, groups: Mapping[str, str | None]) -> dict[str, Raises | None]:
+    """Returns what all containers of the node need of these cgroups, which are as groups_above() tells them.
+
+    None is a cgroup that is not a pod's any more: it is left as it is.
+    """
     # Of a pod's cgroup only its own containers need something; all of the node are many to look at in each start.
     whose = state if None in groups.values() else [one for uid in groups.values() if uid for one in state.of_pod(uid)]
     passed_on = protections((tracked.cgroup, tracked.protected) for tracked in whose)
-    return {path: _group_target(state, path, uid, passed_on.get(path, {})) for path, uid in groups.items()}
+    known = not any(tracked.unknown_memory for tracked in whose)
+    return {
+        path: Raises(passed_on.get(path, {}), lower=known)
+        if uid is None
+        else _pod_target(state, path, uid, passed_on.get(path, {}))
+        for path, uid in groups.items()
+    }
 
 
 def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
@@ -125,18 +138,15 @@ def _guarded(state: NodeState, tracked: Tracked) -> tuple[int, ...]:
     return tuple(size for size in state.host.page_sizes if not tracked.stated.hugepages.get(size))
 
 
-def _group_target(state: NodeState, path: str, pod_uid: str | None, passed_on: dict[str, Raise]) -> Raises:
-    if pod_uid is None:
-        return passed_on
+def _pod_target(state: NodeState, path: str, pod_uid: str, passed_on: dict[str, Raise]) -> Raises | None:
     members = state.of_pod(pod_uid)
-    alive = [tracked for tracked in members if tracked.alive]
     # Since the cgroups were listed the runtime may have named another pod for this one, or none.
-    foreign = all(tracked.pod_cgroup != path for tracked in members)
-    if foreign or any(tracked.unsettled for tracked in alive):
+    if all(tracked.pod_cgroup != path for tracked in members):
         return None
-    counted = state.counted_of(pod_uid)
+    alive, counted = [tracked for tracked in members if tracked.alive], state.counted_of(pod_uid)
     protected = {file: replace(one, counted=counted.memory) for file, one in passed_on.items()}
-    return _pod_raises(state, alive, counted) | protected
+    known = not any(tracked.unsettled for tracked in alive)
+    return Raises(_pod_raises(state, alive, counted) | protected, lower=known)
 
 
 def _pod_raises(state: NodeState, alive: Sequence[Tracked], counted: Counted) -> dict[str, Raise]:

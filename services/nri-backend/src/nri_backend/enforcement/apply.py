@@ -173,7 +173,7 @@ def with_partition(tracked: Tracked, outcome: Outcome) -> Tracked:
     return replace(tracked, partition=outcome.partition, exclusive=exclusive, pooled=outcome.pooled)
 
 
-def audit_group(tree: CgroupTree, notes: Notes, path: str, raises: Raises) -> Outcome:
+def audit_group(tree: CgroupTree, notes: Notes, path: str, raises: Raises | None) -> Outcome:
     """Makes the limits of one cgroup above containers true, and tells what there was to read. Raises nothing."""
     done, recording = Outcome(path), tree.recording()
     try:
@@ -191,6 +191,8 @@ def _with_hugepages(tree: CgroupTree, notes: Notes, target: Target) -> Desired:
     pod_own, asked = partial(_pod_own, tree, notes, target), target.tracked.asked.hugepages
     if target.claimed is not None:
         limits = hugepage_limits(target.claimed, asked, pod_own())
+        if target.tracked.unknown_memory:
+            limits = {file: replace(wanted, rule="at least") for file, wanted in limits.items()}
     else:
         # Most often all is as it must be, and these are the only files that are read for it.
         reservable = tree.read_limits(target.tracked.cgroup, [hugepage_files(size)[1] for size in target.guarded])
@@ -253,23 +255,23 @@ def _apply_leaf(tree: CgroupTree, path: str, desired: Desired, done: Outcome, *,
         done.left.append(str(error))
 
 
-def _apply_above(tree: CgroupTree, notes: Notes, path: str, raises: Raises, done: Outcome) -> None:
+def _apply_above(tree: CgroupTree, notes: Notes, path: str, raises: Raises | None, done: Outcome) -> None:
     try:
         _raise_limits(tree, notes, path, raises, done)
     except CgroupGoneError:
         # Without the pod's cgroup there is no quota of it either; what a claim cannot do without is another matter.
-        if any(raised.needed for raised in (raises or {}).values()):
+        if raises is not None and any(raised.needed for raised in raises.files.values()):
             raise
 
 
-def _raise_limits(tree: CgroupTree, notes: Notes, path: str, raises: Raises, done: Outcome) -> None:
+def _raise_limits(tree: CgroupTree, notes: Notes, path: str, raises: Raises | None, done: Outcome) -> None:
     """Makes the limits of one cgroup true. CgroupGoneError, CgroupRefusedError."""
     noted = notes.load(path)
-    if raises is None or not (noted or raises):
+    if raises is None or not (noted or raises.files):
         return
-    files = tuple(name for file in {**raises, **noted} for name in with_reservation(file))
+    files = tuple(name for file in {**raises.files, **noted} for name in with_reservation(file))
     present = tree.read_limits(path, files)
-    wanted, ahead, after = plan(present, noted, raises)
+    wanted, ahead, after = plan(present, noted, raises.files, lower=raises.lower)
     if ahead != noted:
         notes.store(path, ahead)
     # What claims change by coming and going is no repair.

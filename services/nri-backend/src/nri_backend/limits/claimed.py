@@ -71,12 +71,12 @@ def own_limit(current: Limit, note: Note | None) -> Limit:
 
 
 def plan(
-    present: Mapping[str, Limit], noted: Mapping[str, Note], raises: Mapping[str, Raise]
+    present: Mapping[str, Limit], noted: Mapping[str, Note], raises: Mapping[str, Raise], *, lower: bool = True
 ) -> tuple[dict[str, Wanted], dict[str, Note], dict[str, Note]]:
     """Returns what to write to the files of one cgroup, and the notes to keep before and after that write.
 
-    A file that is noted and needs no raise gets the kubelet's value back. ``present``: what the files say that are
-    raised or noted; those that are not there do not exist.
+    A file that is noted and needs no raise gets the kubelet's value back, unless ``lower`` is False: then no file gets
+    less than it has. ``present``: what the files say that are raised or noted; those that are not there do not exist.
     """
     wanted: dict[str, Wanted] = {}
     ahead: dict[str, Note] = {}
@@ -90,8 +90,9 @@ def plan(
             continue
         current, note = present[file], noted.get(file)
         own = own_limit(current, note)
-        value = raised.over(own)
-        wanted |= {name: Wanted(value, needed=raised.needed) for name in with_reservation(file)}
+        value = raised.over(own) if lower else _higher(raised.over(own), current)
+        rule: Literal["exactly", "at least"] = "exactly" if lower else "at least"
+        wanted |= {name: Wanted(value, rule, needed=raised.needed) for name in with_reservation(file)}
         if value != own:
             after[file] = (own, value)
         if value != own or current != own:
@@ -106,6 +107,10 @@ def unthrottled(entitlement: Entitlement, limit: CpuLimit | None) -> bool:
         return entitlement.quota_off
     own = uncounted(limit.quota, entitlement.counted.cpus * limit.period)
     return own <= len(entitlement.cpus) * limit.period
+
+
+def _higher(one: Limit, other: Limit) -> Limit:
+    return None if one is None or other is None else max(one, other)
 
 
 def quota_raise(

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Limits of a pod in which a container runs with a claim of which the node has no record."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from nri_backend.nri.model import ContainerState, RefusedError
+from numa_contract.records import AllocationRecord
+
+from tests.rigs.builders import MI, cpu_record, memory_record
+from tests.rigs.containers import POD, container, pod
+from tests.rigs.enforcement import Node, auditing
+
+TWO = 2 * MI
+HUGE = "hugetlb.2MB.max"
+PAGES = memory_record("m2", ("m", 0, 32 * MI, TWO))
+
+
+async def lost(node: Node, record: AllocationRecord) -> None:
+    """A container was started while no instance was connected, and the record of its claim is gone."""
+    sibling = replace(container("a", *node.claim(record), name="a"), state=ContainerState.RUNNING)
+    node.make_cgroups(pod(), sibling)
+    node.unprepare(record)
+    await node.enforcer.activate()
+    await node.enforcer.synchronize([pod()], [sibling])
+
+
+async def test_a_pod_with_an_unknown_claim_gets_the_pages_of_the_others(memory: Path) -> None:
+    """A new container finds its pages in the pod's limit, and a limit that is reset is raised again."""
+    node = Node(memory)
+    async with auditing(node):
+        await lost(node, cpu_record("u1", "cpus=5"))
+        path = await node.run("b", *node.claim(PAGES), name="b")
+        assert [node.kernel.get(where, HUGE) for where in (path, POD)] == [str(32 * MI)] * 2
+        node.kernel.set(POD, HUGE, "0")
+        await node.until(lambda: node.kernel.get(POD, HUGE) == str(32 * MI))
+        node.unprepare(PAGES)
+        await node.stop("b")
+        node.kernel.set(POD, HUGE, str(48 * MI))
+        audits = node.counts.counters["audits"]
+        await node.until(lambda: node.counts.counters["audits"] > audits + 40)
+        assert node.kernel.get(POD, HUGE) == str(48 * MI), "nothing is taken from the container that runs"
+
+
+async def test_pages_are_refused_while_a_sibling_may_use_them_up(memory: Path) -> None:
+    """With the record of the sibling's memory claim the limit of the pod is known, and the same start succeeds."""
+    node, record = Node(memory), memory_record("m1", ("m", 0, 64 * MI, TWO))
+    async with auditing(node):
+        await lost(node, record)
+        env = node.claim(PAGES)
+        with pytest.raises(RefusedError, match=r"container a of the same pod .* no record, .* delete the pod"):
+            await node.run("b", *env, name="b")
+        await node.run("c", *node.claim(cpu_record("u2", "cpus=3")), name="c")
+        node.claim(record)
+        await node.run("d", *env, name="d")
+        assert node.kernel.get(POD, HUGE) == str(96 * MI)

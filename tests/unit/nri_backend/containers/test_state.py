@@ -105,6 +105,25 @@ def test_overlap_is_asked_of_sets_not_of_containers() -> None:
     assert (second.refusal, overlapping(state, second)) == (None, []), "legal sharers are not strangers"
 
 
+@pytest.mark.parametrize("way", ["stopped", "dropped"])
+def test_a_rejection_is_reviewed_when_the_owner_of_the_claim_has_ended(way: str) -> None:
+    """Containers that started beside the owner, while no instance was connected: the first one gets the claim."""
+    state = node(ONE)
+    owner = started(state, "init", *env_of(ONE), name="init", cpus="2-3")
+    main, side = (started(state, name, *env_of(ONE), name=name, cpus="1") for name in ("main", "side"))
+    assert (main.kind, side.kind) == ("refused", "refused")
+    state.put(replace(owner, phase=Phase.ENDING))
+    assert [one.kind for one in state] == ["claim", "refused", "refused"], "a process of the owner may still run"
+    state.drop("init") if way == "dropped" else state.put(replace(owner, phase=Phase.STOPPED))
+    now = {one.id: (one.kind, one.own_cpus) for one in state if one.alive}
+    assert now == {"main": ("claim", {2, 3}), "side": ("refused", set())}
+    again = state.assessed(tracked_as(pod(), container("i2", *env_of(ONE), name="init")))
+    assert again.refusal is not None, "the claim has a new owner"
+    assert again.refusal.reason is Reason.SHARED
+    state.drop("main")
+    assert {one.id: one.kind for one in state if one.alive} == {"side": "claim"}
+
+
 def test_the_first_user_keeps_a_claim_over_restarts() -> None:
     """The owner is pod and name, not the container's id; its end gives no other pod the claim."""
     both = cpu_record("c1", "cpus=2-3", pods=("p1", "p2"))

@@ -61,6 +61,22 @@ async def test_who_is_not_listed_and_lives_keeps_its_cpus(memory: Path) -> None:
         assert "claim" not in node.reports
 
 
+async def test_a_container_gets_its_claim_when_the_last_process_of_the_owner_has_ended(memory: Path) -> None:
+    """It started while no instance was connected, and a process of the init container was left."""
+    async with enforcing(Node(memory)) as node:
+        init = await node.run("init", *node.claim(ONE), name="init")
+    node, main = Node(memory), replace(listed("main", *env_of(ONE)), name="main")
+    path = node.make_cgroups(pod(), main)
+    async with auditing(node):
+        await node.enforcer.activate()
+        await node.enforcer.synchronize([pod()], [main])
+        await node.until(lambda: node.cpus(path) == "1,4-7")
+        node.kernel.remove(init)
+        await node.until(lambda: node.cpus(path) == "2-3")
+        assert [use.uid for use in node.reports["main"].claims] == ["c1"]
+        assert node.reports["main"].refused == ""
+
+
 async def test_the_release_before_is_remembered_by_more_than_a_moment(memory: Path) -> None:
     """A new instance is told of its containers twice before it has proven anything."""
     node = Node(memory)

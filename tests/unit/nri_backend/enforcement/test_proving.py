@@ -179,6 +179,18 @@ async def test_a_full_disk_stops_no_container_and_heals(memory: Path) -> None:
         await node.until(lambda: list(proofs.iterdir()) == [])
 
 
+async def test_a_proof_that_could_not_be_written_is_no_problem_after_its_container(memory: Path) -> None:
+    """With the end of the container nothing is left to write, although the directory is still not writable."""
+    async with enforcing(Node(memory)) as node:
+        (memory / "proofs").rmdir()
+        (memory / "proofs").write_text("in the way")
+        await node.run("claim", *node.claim(ONE))
+        assert any("cannot be kept" in problem for problem in node.enforcer.problems)
+        await node.stop("claim")
+        await node.enforcer.remove_container(pod(), container("claim"))
+        await node.until(lambda: not any("cannot be kept" in problem for problem in node.enforcer.problems))
+
+
 @pytest.mark.fault("backend A6")
 async def test_who_takes_over_knows_what_was_made_true(memory: Path) -> None:
     """The standby saw the container start; its record went before the hand-over."""

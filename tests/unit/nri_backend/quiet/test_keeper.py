@@ -130,6 +130,22 @@ async def test_the_next_instance_gives_back(tree: IrqTree) -> None:
         assert tree.says() == before
 
 
+async def test_an_interrupt_that_was_refused_is_tried_again_when_the_claimed_cpus_change(tree: IrqTree) -> None:
+    """The kernel had no vector for it at the first attempt; a managed one is not tried at each look."""
+    now, before = [taken(2)], tree.says()
+    tree.managed.add("25")
+    async with keeping(kind(tree, 0.01), lambda: now[0]) as keeper:
+        keeper.wake()
+        await eventually(lambda: keeper.outcome.refused == {"25"})
+        tree.managed.remove("25")
+        await asyncio.sleep(0.5)
+        assert (tree.written.count("25"), tree.says()["25"]) == (1, before["25"])
+        now[0] = taken(2, 4)
+        keeper.wake()
+        await eventually(lambda: not keeper.outcome.refused)
+        assert tree.says()["25"] == "0-1,3,5-7"
+
+
 async def test_somebody_who_moves_them_back_is_told_of(tree: IrqTree) -> None:
     """They are moved again at each look; after some of these a person has to do something."""
     async with keeping(kind(tree, 0.01), lambda: taken(2)) as keeper:

@@ -77,6 +77,8 @@ class NodeState:
         if weight(tracked) != weight(before):
             self._recompute()
             self._part(tracked)
+        if before is not None and before.alive and not tracked.alive:
+            self._assess_refused(tracked.pod.uid)
 
     def drop(self, container_id: str) -> Tracked | None:
         """Forgets a container; returns what was known."""
@@ -86,6 +88,8 @@ class NodeState:
             if weight(before) != weight(None):
                 self._recompute()
                 self._part(before)
+            if before.alive:
+                self._assess_refused(before.pod.uid)
         return before
 
     def refuse(self, tracked: Tracked) -> None:
@@ -188,6 +192,14 @@ class NodeState:
         for other in self.of_pod(tracked.pod.uid):
             if other.id != tracked.id and (apart := self._apart(other)) != other.apart:
                 self.put(replace(other, apart=apart))
+
+    def _assess_refused(self, pod_uid: str) -> None:
+        """Assesses the refused containers of a pod again, since one that has ended may have owned their claims."""
+        refused = {one.id for one in self.of_pod(pod_uid) if one.alive and one.refusal is not None}
+        # In the order in which they came: of two that name a claim the first one gets it.
+        for tracked in self if refused else ():
+            if tracked.id in refused and (now := self.assessed(tracked)) != tracked:
+                self.put(now)
 
     def _note_pooled(self, tracked: Tracked) -> None:
         told = tracked.alive and (tracked.pooled or tracked.partition)

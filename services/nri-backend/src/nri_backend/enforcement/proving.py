@@ -94,6 +94,8 @@ class Prover:
         """Keeps what was made true for running containers; what cannot be kept is tried again with the next audit."""
         new = [one for one in containers if one.proven and self._written.get(one.id) != self._marks(one)]
         if not new:
+            # The container that could not be recorded may have ended.
+            self.problem = ""
             return
         try:
             async with self._turn:

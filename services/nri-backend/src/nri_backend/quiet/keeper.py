@@ -37,7 +37,7 @@ class Outcome:
 
     moved: frozenset[str] = frozenset()
     refused: frozenset[str] = frozenset()
-    """Those that the kernel does not let us move; they are not tried again as long as there are claims."""
+    """Those that the kernel does not let us move; they are tried again when other CPUs are claimed or online."""
     staying: int = 0
     returned: int = 0
     """How many somebody else had put back."""
@@ -130,7 +130,9 @@ class Keeper:
 
     async def _look(self, wanted: Wanted) -> None:
         loop = asyncio.get_running_loop()
-        job = loop.run_in_executor(None, partial(vacate, self._kind, wanted, self.outcome.refused))
+        # The kernel's reason may have been the former CPUs: no vector left on them, or none of them online.
+        refused = self.outcome.refused if wanted == self._done else frozenset[str]()
+        job = loop.run_in_executor(None, partial(vacate, self._kind, wanted, refused))
         try:
             self._take(wanted, await asyncio.shield(job))
         except asyncio.CancelledError:

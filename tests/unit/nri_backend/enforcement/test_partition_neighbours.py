@@ -36,6 +36,16 @@ async def test_a_container_with_a_shared_and_an_own_claim(tmp_path: Path) -> Non
         assert node.reports["db"].pooled == "", "no warning about what the claims ask for"
 
 
+async def test_a_claim_is_a_partition_again_after_the_container_with_a_shared_claim(tmp_path: Path) -> None:
+    """The reason for the pool was that container's other claim, and not the kernel."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        own = node.claim(cpu_record("c1", "r=2-3"))
+        await node.run("both", *own, *node.claim(cpu_record("s", "r=4-5", pool=True)))
+        await node.stop("both")
+        assert node.partition(await node.run("alone", *own)) == "root"
+        assert (node.reports["alone"].exclusivity, node.reports["alone"].pooled) == ("partition", "")
+
+
 async def test_what_the_kernel_has_refused_stays_held_between_attempts(tmp_path: Path) -> None:
     """Otherwise everybody comes back meanwhile, and each attempt begins from nothing."""
     async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:

@@ -78,7 +78,7 @@ class NodeState:
             self._recompute()
             self._part(tracked)
         if before is not None and before.alive and not tracked.alive:
-            self._assess_refused(tracked.pod.uid)
+            self._ended(before)
 
     def drop(self, container_id: str) -> Tracked | None:
         """Forgets a container; returns what was known."""
@@ -89,7 +89,7 @@ class NodeState:
                 self._recompute()
                 self._part(before)
             if before.alive:
-                self._assess_refused(before.pod.uid)
+                self._ended(before)
         return before
 
     def refuse(self, tracked: Tracked) -> None:
@@ -193,9 +193,17 @@ class NodeState:
             if other.id != tracked.id and (apart := self._apart(other)) != other.apart:
                 self.put(replace(other, apart=apart))
 
-    def _assess_refused(self, pod_uid: str) -> None:
-        """Assesses the refused containers of a pod again, since one that has ended may have owned their claims."""
-        refused = {one.id for one in self.of_pod(pod_uid) if one.alive and one.refusal is not None}
+    def _ended(self, before: Tracked) -> None:
+        """Renews the judgements whose reason was a container that has ended."""
+        # Between two attempts to start a container its CPUs stay held.
+        ran = before.phase is not Phase.CREATED
+        for held in before.entitlement.claims if ran and before.pool_requested else ():
+            # Not a refusal of the kernel: another container may use the claim without what kept it from a partition.
+            if self._pooled.get(held.key) == before.pooled:
+                del self._pooled[held.key]
+                self._recompute()
+        # It may have owned the claims of which containers of its pod were refused.
+        refused = {one.id for one in self.of_pod(before.pod.uid) if one.alive and one.refusal is not None}
         # In the order in which they came: of two that name a claim the first one gets it.
         for tracked in self if refused else ():
             if tracked.id in refused and (now := self.assessed(tracked)) != tracked:

@@ -27,6 +27,8 @@ class KernelTree(CgroupTree):
         self.unreadable: dict[tuple[str, str], int] = {}
         """Errno of a read, by path and file."""
         self.written: list[tuple[str, str, str]] = []
+        self.read_files: list[tuple[str, str]] = []
+        """Path and name of each file that was read."""
         self._one = threading.RLock()
         """A test and the program under it write from two threads; a kernel does one thing after the other."""
         root.mkdir(exist_ok=True)
@@ -96,6 +98,7 @@ class KernelTree(CgroupTree):
 
     def read(self, path: str, name: str) -> str:
         """Reads as the kernel would let us."""
+        self.read_files.append((path, name))
         if number := self.unreadable.get((path, name)):
             raise CgroupRefusedError(f"{self.root}/{path}/{name}", os.strerror(number))
         return super().read(path, name)

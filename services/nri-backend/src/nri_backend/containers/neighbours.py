@@ -6,18 +6,19 @@ from nri_backend.containers.likenesses import Likeness
 from nri_backend.containers.state import NodeState
 
 
-def overlapping(state: NodeState, tracked: Tracked) -> list[Tracked]:
+def overlapping(state: NodeState, tracked: Tracked, *, anywhere: bool = False) -> list[Tracked]:
     """Returns the running containers that are, or may be, on the CPUs of a claim container and must leave them first.
 
-    An earlier life of the same container and legal sharers of its claim may stay, unless it is a partition that has not
-    ended yet; so may those whom the kernel moves.
+    ``anywhere`` adds those that were last seen on other CPUs and would have to leave these. An earlier life of the same
+    container and legal sharers of its claim may stay, unless it is a partition that has not ended yet; so may those
+    whom the kernel moves.
     """
     own, keys = tracked.own_cpus, {held.key for held in tracked.entitlement.claims}
     groups = [
         ids
         for likeness, ids in state.likenesses.groups()
         if own
-        and (likeness.cpus is None or not own.isdisjoint(likeness.cpus))
+        and (anywhere or likeness.cpus is None or not own.isdisjoint(likeness.cpus))
         and _must_leave(state, tracked, likeness)
     ]
     others = [other for ids in groups for i in ids if (other := state.get(i)) is not None and i != tracked.id]

@@ -22,7 +22,7 @@ from nri_backend.containers.container import NO_EVIDENCE, Phase, Tracked
 from nri_backend.containers.neighbours import overlapping
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import Target, group_targets, target, target_at_start, unaffected
-from nri_backend.enforcement.apply import Outcome, apply, audit, audit_group, observe_sets, with_partition
+from nri_backend.enforcement.apply import Outcome, apply, audit, audit_group, observe_sets, shown_cpus, with_partition
 from nri_backend.enforcement.compare import Comparison
 from nri_backend.enforcement.turn import Result, Step, Turn
 from nri_backend.limits.difference import Host, Observed
@@ -254,6 +254,34 @@ class Actuator:
             except TimeoutError:
                 return strangers
         return []
+
+    async def look_at_others(self, tracked: Tracked) -> None:
+        """Reads from the kernel whether other containers are on the CPUs of a claim container that is being started.
+
+        Between two audits a CPU that goes offline, or another writer, moves containers to CPUs on which they were not
+        seen. One file is read for each container that would have to leave; none if the container is to be a partition,
+        which the kernel does not make as long as the CPUs are another one's.
+        """
+        state, own = self._state, tracked.own_cpus
+        if not own or state.partition_for(tracked):
+            return
+        elsewhere = overlapping(state, tracked, anywhere=True)
+        left = {one.id: one.cgroup for one in elsewhere if one.cpus and own.isdisjoint(one.cpus) and one.cgroup}
+        found = False
+        while left := {i: path for i, path in left.items() if i not in self.stuck}:
+            for container_id, cpus in await self._writing.work(partial(self._views, left.copy())):
+                del left[container_id]
+                one = state.get(container_id)
+                if one is not None and one.cpus is not None and (cpus is None or cpus & own):
+                    found = True
+                    self.note(replace(one, cpus=None if cpus is None else one.cpus | cpus))
+        if found:
+            # What moved them may be a CPU that went offline: then they belong elsewhere.
+            await self.refresh_host()
+
+    def _views(self, paths: Mapping[str, str]) -> list[Step[tuple[str, frozenset[int] | None]]]:
+        self._aims = {}
+        return [(i, partial(shown_cpus, self._edges.tree, i, path)) for i, path in paths.items()]
 
     async def look(self, tracked: Tracked) -> Observed | None:
         """Returns the CPUs and nodes that the kernel shows of a container; None if it does not."""

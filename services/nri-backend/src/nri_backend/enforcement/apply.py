@@ -84,6 +84,16 @@ def observe_sets(tree: CgroupTree, path: str) -> Observed | None:
         return None
 
 
+def shown_cpus(tree: CgroupTree, container_id: str, path: str) -> tuple[str, frozenset[int] | None]:
+    """Returns a container and its effective CPUs: empty if its cgroup is gone, None if the kernel shows none."""
+    try:
+        return container_id, tree.read_set(path, "cpuset.cpus.effective")
+    except CgroupGoneError:
+        return container_id, frozenset() if tree.is_mounted() else None
+    except CgroupRefusedError:
+        return container_id, None
+
+
 def audit(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
     """Makes a container's cgroup true as apply() does, and tells what there was to read. Raises nothing."""
     recording = tree.recording()

@@ -62,6 +62,8 @@ class Starter:
     async def make_true(self, tracked: Tracked) -> tuple[Tracked, Refusal | None]:
         """Makes the container's cgroup true; its phase says when that is done, the refusal why it cannot be."""
         state = self._state
+        if refusal := await self._occupied(tracked):
+            return tracked, refusal
         tracked, outcome, refusal = await self._applied(tracked)
         if refusal is None and outcome.pooled:
             if state.must_be_partition(tracked):
@@ -69,7 +71,7 @@ class Starter:
             # Without the kernel's help: first everybody else leaves its CPUs.
             tracked = with_partition(tracked, outcome)
             self._actuator.note(tracked)
-            refusal = crowded(tracked, await self._actuator.cleared(tracked, self.clear_seconds))
+            refusal = await self._occupied(tracked)
             if refusal is None:
                 tracked, outcome, refusal = await self._applied(tracked)
         if refusal is not None:
@@ -84,6 +86,11 @@ class Starter:
         # A container in a virtual machine has no cgroup of its own on the node; without a claim that is its affair.
         self._actuator.take_outcome(replace(tracked, phase=Phase.STARTED), outcome)
         return tracked, None
+
+    async def _occupied(self, tracked: Tracked) -> Refusal | None:
+        """Returns a refusal if the kernel shows others on the container's CPUs that do not leave in time, else None."""
+        await self._actuator.look_at_others(tracked)
+        return crowded(tracked, await self._actuator.cleared(tracked, self.clear_seconds))
 
     async def _applied(self, tracked: Tracked) -> tuple[Tracked, Outcome, Refusal | None]:
         """Applies the target until the state has not changed it meanwhile."""

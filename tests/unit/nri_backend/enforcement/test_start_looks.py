@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A start reads from the kernel where other containers are, since they may have been moved since the last audit."""
+
+import errno
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from nri_backend.nri.model import RefusedError
+from numa_contract.cpuset import parse_cpu_list
+
+from tests.rigs.builders import cpu_record
+from tests.rigs.containers import pod
+from tests.rigs.enforcement import Node, enforcing
+
+EFFECTIVE = "cpuset.cpus.effective"
+
+
+async def prepared(node: Node) -> tuple[str, tuple[str, ...]]:
+    """Two running containers, one with a claim, and the environment of one that is to be started."""
+    first = await node.run("a", *node.claim(cpu_record("u1", "c=1", pods=("p1",))))
+    await node.run("plain", of="p3")
+    env = node.claim(cpu_record("u2", "c=2-4", pods=("p2",)))
+    await node.until(lambda: node.reports["plain"].cpus == {5, 6, 7})
+    return first, env
+
+
+@pytest.mark.parametrize("id_", ["a", "plain"])
+async def test_another_writer_moves_a_container_before_a_start(memory: Path, id_: str) -> None:
+    """The container is moved back before the start is answered, one with a claim and one without."""
+    async with enforcing(Node(memory)) as node:
+        _, env = await prepared(node)
+        stored, _ = await node.create("b", *env, of="p2")
+        path = node.make_cgroups(pod("p2"), stored)
+        other = node.reports[id_].cgroup
+        node.kernel.set(other, "cpuset.cpus", "0-7")
+        await node.enforcer.start_container(pod("p2"), stored)
+        assert parse_cpu_list(node.cpus(path)) == {2, 3, 4}
+        assert parse_cpu_list(node.cpus(other)).isdisjoint({2, 3, 4})
+
+
+async def test_all_cpus_of_a_claim_go_offline_before_a_start(memory: Path) -> None:
+    """The kernel gives its container the CPUs of its parent, and the start is the first to read which are online."""
+    async with enforcing(Node(memory)) as node:
+        first, env = await prepared(node)
+        stored, _ = await node.create("b", *env, of="p2")
+        node.make_cgroups(pod("p2"), stored)
+        node.kernel.online = "0,2-7"
+        for top in node.kernel.children(""):
+            node.kernel.settle(top)
+        assert node.cpus(first) == "0,2-7"
+        node.host = replace(node.host, online=parse_cpu_list("0,2-7"))
+        await node.enforcer.start_container(pod("p2"), stored)
+        assert node.cpus(first) == "5-7"
+
+
+async def test_a_container_whose_cpus_cannot_be_read_may_be_anywhere(memory: Path) -> None:
+    """The start is rejected, with the name of the container that may be on the CPUs."""
+    async with enforcing(Node(memory)) as node:
+        first, env = await prepared(node)
+        node.enforcer.starter.clear_seconds = 0.05
+        stored, _ = await node.create("b", *env, of="p2")
+        node.make_cgroups(pod("p2"), stored)
+        node.kernel.unreadable[first, EFFECTIVE] = errno.EIO
+        with pytest.raises(RefusedError, match="container main of pod ns/p1 still runs on CPUs of its claim"):
+            await node.enforcer.start_container(pod("p2"), stored)
+
+
+async def test_a_container_that_has_just_ended_stops_no_start(memory: Path) -> None:
+    """Its cgroup is gone, and the runtime has not reported its end."""
+    async with enforcing(Node(memory)) as node:
+        first, env = await prepared(node)
+        node.kernel.remove(first)
+        await node.run("b", *env, of="p2")
+
+
+async def test_a_start_reads_one_file_of_each_other_container(memory: Path) -> None:
+    """A container without a claim reads none: its own cpuset shows all that matters."""
+    node = Node(memory)
+    await node.enforcer.activate()
+    await node.enforcer.synchronize([], [])
+    env = node.claim(cpu_record("u2", "c=2-4", pods=("p2",)))
+    for number in range(20):
+        await node.run(f"c{number}", of=f"q{number}")
+    stored, _ = await node.create("b", *env, of="p2")
+    path = node.make_cgroups(pod("p2"), stored)
+    node.kernel.read_files.clear()
+    await node.enforcer.start_container(pod("p2"), stored)
+    others = [(where, name) for where, name in node.kernel.read_files if where != path and name.startswith("cpuset")]
+    assert (len(others), {name for _, name in others}) == (20, {EFFECTIVE})
+    stored, _ = await node.create("plain", of="p9")
+    path = node.make_cgroups(pod("p9"), stored)
+    node.kernel.read_files.clear()
+    await node.enforcer.start_container(pod("p9"), stored)
+    assert {where for where, _ in node.kernel.read_files} == {path}

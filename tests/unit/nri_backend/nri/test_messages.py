@@ -21,9 +21,14 @@ _EVERYTHING = Resources(
 def test_a_pod_keeps_its_identity_and_its_cgroup() -> None:
     """The id is the sandbox's, the uid the pod's."""
     message = pb.PodSandbox(
-        id="s", uid="u", name="n", namespace="ns", linux=pb.LinuxPodSandbox(cgroup_parent="/k.slice")
+        id="s",
+        uid="u",
+        name="n",
+        namespace="ns",
+        runtime_handler="kata",
+        linux=pb.LinuxPodSandbox(cgroup_parent="/k.slice"),
     )
-    assert read_pod(message) == Pod("s", "u", "ns", "n", "/k.slice")
+    assert read_pod(message) == Pod("s", "u", "ns", "n", "/k.slice", "kata")
 
 
 @pytest.mark.fault("protocol trap 3.13")

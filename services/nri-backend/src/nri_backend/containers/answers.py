@@ -183,6 +183,16 @@ def untrue(left: Sequence[str]) -> Refusal:
     return Refusal(Reason.KERNEL, f"its cgroup cannot be made as it must be: {'; '.join(left)}; the kubelet retries")
 
 
+def outside(tracked: Tracked) -> Refusal:
+    """Returns the refusal of a claim container whose processes are not in its cgroup on the node."""
+    handler = f" (runtime handler {tracked.pod.runtime_handler})" if tracked.pod.runtime_handler else ""
+    text = f"its claim cannot be enforced: no process of it is in the cgroup {tracked.cgroup} of the node. Runtimes \
+such as Kata Containers and gVisor run a pod{handler} in a virtual machine or a sandbox outside its containers' \
+cgroups, and claims of this driver need these cgroups; remove runtimeClassName or the claim from the pod, or use a \
+runtime class of runc or crun"
+    return Refusal(Reason.UNSUPPORTED, text)
+
+
 def unenforced(
     tracked: Tracked, seen: Observed | None, leader: Leadership, state: NodeState, *, starting: bool = False
 ) -> Refusal | None:

@@ -98,6 +98,22 @@ class Tracked:
         return Owner(pod_uid=self.pod.uid, container=self.name)
 
     @property
+    def sandboxed(self) -> bool:
+        """Whether its processes are in a virtual machine or a sandbox: its pod's cgroup stands for its own."""
+        return bool(self.cgroup) and self.cgroup == self.pod_cgroup
+
+    def in_sandbox(self) -> "Tracked | None":
+        """Returns a container that has no cgroup of its own as one of its pod's sandbox, or None if it cannot be one.
+
+        Claims are enforced by the container's own cgroup alone. The kubelet puts the UID of a pod into the name of its
+        cgroup; another one is not the pod's alone.
+        """
+        name, uid = self.pod_cgroup.rpartition("/")[2], self.pod.uid
+        of_pod = bool(uid) and (uid in name or uid.replace("-", "_") in name)
+        possible = of_pod and self.evidence == NO_EVIDENCE and not (self.own_pod or self.sandboxed)
+        return replace(self, cgroup=self.pod_cgroup) if possible else None
+
+    @property
     def own_cpus(self) -> frozenset[int]:
         """The CPUs that it alone may use; empty for members of the pool."""
         return self.entitlement.cpus

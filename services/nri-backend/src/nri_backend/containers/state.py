@@ -289,6 +289,10 @@ class NodeState:
         held = (held.record for one in self.of_pod(pod_uid) if one.alive for held in one.entitlement.claims)
         return counted_in((*self._counted_by_pod.get(pod_uid, ()), *held))
 
+    def cgroups_beside(self, tracked: Tracked) -> frozenset[str]:
+        """Returns the cgroups of the containers of its pod that are not in the sandbox."""
+        return frozenset(one.cgroup for one in self.of_pod(tracked.pod.uid) if not one.sandboxed)
+
     def of_pod(self, pod_uid: str) -> list[Tracked]:
         """Returns the containers of a pod."""
         return [self._tracked[container_id] for container_id in self._by_pod.get(pod_uid, ())]

@@ -49,6 +49,8 @@ class Target:
     """False: CPUs, and mems where they are claimed; no limits."""
     partition: PartitionKind = ""
     """What its cgroup must be made; empty: as it is."""
+    beside: frozenset[str] = frozenset()
+    """Of a container in the sandbox of its pod: the cgroups in its pod that are another container's."""
     online: frozenset[int] = frozenset()
     """Online CPUs; set for the driver's own containers only."""
 
@@ -67,6 +69,8 @@ def target(state: NodeState, tracked: Tracked, *, full: bool, again: bool = Fals
     desired, partition = cpuset_of(state, tracked), state.partition_for(tracked, again=again)
     if tracked.own_pod:
         return Target(tracked, desired, full=full, online=state.host.online)
+    if tracked.sandboxed:
+        return Target(tracked, desired, full=full, beside=state.cgroups_beside(tracked))
     if not full:
         return Target(tracked, desired, partition=partition, full=False)
     held = tracked.entitlement

@@ -215,9 +215,11 @@ class Actuator:
         """Takes what a job has seen of a running container into the state."""
         if (seen := outcome.observed) is None:
             if tracked.cpus or (tracked.ran and tracked.cgroup and tracked.evidence != NO_EVIDENCE):
-                # It was there and is gone now: no process can live, whatever became of the event. Of one without a
-                # claim that was never seen this is not certain: in a virtual machine it has no cgroup on the node.
+                # It was there and is gone now: no process can live, whatever became of the event.
                 self.note(replace(tracked, phase=Phase.STOPPED, vanished=True, cpus=frozenset(), problem=""))
+            elif sandboxed := tracked.in_sandbox():
+                # It was never seen. In a virtual machine it has no cgroup on the node, and its pod's is looked at next.
+                self.note(sandboxed)
             else:
                 self.note(replace(tracked, cpus=frozenset()))
             return
@@ -266,10 +268,10 @@ class Actuator:
         if not own or state.partition_for(tracked):
             return
         elsewhere = overlapping(state, tracked, anywhere=True)
-        left = {one.id: one.cgroup for one in elsewhere if one.cpus and own.isdisjoint(one.cpus) and one.cgroup}
+        left = {one.id: one for one in elsewhere if one.cpus and own.isdisjoint(one.cpus) and one.cgroup}
         found = False
-        while left := {i: path for i, path in left.items() if i not in self.stuck}:
-            for container_id, cpus in await self._writing.work(partial(self._views, left.copy())):
+        while left := {i: one for i, one in left.items() if i not in self.stuck}:
+            for container_id, cpus in await self._writing.work(partial(self._views, tuple(left.values()))):
                 del left[container_id]
                 one = state.get(container_id)
                 if one is not None and one.cpus is not None and (cpus is None or cpus & own):
@@ -279,9 +281,21 @@ class Actuator:
             # What moved them may be a CPU that went offline: then they belong elsewhere.
             await self.refresh_host()
 
-    def _views(self, paths: Mapping[str, str]) -> list[Step[tuple[str, frozenset[int] | None]]]:
+    def _views(self, containers: Sequence[Tracked]) -> list[Step[tuple[str, frozenset[int] | None]]]:
         self._aims = {}
-        return [(i, partial(shown_cpus, self._edges.tree, i, path)) for i, path in paths.items()]
+        return [
+            (
+                one.id,
+                partial(
+                    shown_cpus,
+                    self._edges.tree,
+                    one.id,
+                    one.cgroup,
+                    self._state.cgroups_beside(one) if one.sandboxed else None,
+                ),
+            )
+            for one in containers
+        ]
 
     async def look(self, tracked: Tracked) -> Observed | None:
         """Returns the CPUs and nodes that the kernel shows of a container; None if it does not."""

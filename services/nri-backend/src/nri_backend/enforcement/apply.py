@@ -7,8 +7,9 @@ A container's limit is of no use while one above it is lower; so those above com
 value plus what claims need.
 """
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -84,21 +85,29 @@ def observe_sets(tree: CgroupTree, path: str) -> Observed | None:
         return None
 
 
-def shown_cpus(tree: CgroupTree, container_id: str, path: str) -> tuple[str, frozenset[int] | None]:
-    """Returns a container and its effective CPUs: empty if its cgroup is gone, None if the kernel shows none."""
+def shown_cpus(
+    tree: CgroupTree, container_id: str, cgroup: str, beside: Collection[str] | None
+) -> tuple[str, frozenset[int] | None]:
+    """Returns a container and its effective CPUs: empty if its cgroup is gone, None if the kernel shows none.
+
+    ``beside``: as in sandbox_cgroups(), for a container in a sandbox.
+    """
     try:
-        return container_id, tree.read_set(path, "cpuset.cpus.effective")
+        paths = [cgroup] if beside is None else sandbox_cgroups(tree, cgroup, beside)
+        seen = [tree.read_set(path, "cpuset.cpus.effective") for path in paths]
     except CgroupGoneError:
         return container_id, frozenset() if tree.is_mounted() else None
     except CgroupRefusedError:
         return container_id, None
+    return container_id, None if None in seen else frozenset().union(*filter(None, seen))
 
 
 def audit(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
     """Makes a container's cgroup true as apply() does, and tells what there was to read. Raises nothing."""
     recording = tree.recording()
     done = apply(recording, notes, target)
-    if done.observed is not None and not done.repaired and not done.left:
+    # The cgroups of a sandbox are found at each look.
+    if done.observed is not None and not (done.repaired or done.left or target.tracked.sandboxed):
         done.seen = recording.seen
     return done
 
@@ -113,6 +122,12 @@ def apply(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
         if target.tracked.own_pod:
             _apply_own_pod(tree, target, done)
             return done
+        if target.tracked.sandboxed:
+            _apply_sandbox(tree, target, done)
+            return done
+        if target.tracked.pod.runtime_handler and not target.tracked.cpus and not tree.populated(path):
+            # gVisor makes a cgroup for each container, and runs its processes in that of the sandbox.
+            raise CgroupGoneError(f"no process is in the cgroup {tree.root}/{path}")
         for group, raises in target.groups.items():
             _apply_above(tree, notes, group, raises, done)
         desired = _with_hugepages(tree, notes, target)
@@ -165,6 +180,34 @@ def _apply_own_pod(tree: CgroupTree, target: Target, done: Outcome) -> None:
     if wanted and target.desired.needs_cpuset and not (cpus and cpus <= wanted):
         text = f"it runs on CPUs {format_cpu_list(cpus or frozenset())} and must run on {format_cpu_list(wanted)}"
         done.left.append(failure or text)
+
+
+def sandbox_cgroups(tree: CgroupTree, pod: str, beside: Collection[str]) -> list[str]:
+    """Returns the cgroups in which a pod's virtual machine or sandbox runs; empty if no process of the pod lives.
+
+    ``beside``: cgroups of containers. Where a sandbox has no cpuset of its own, that of the pod counts. Raises
+    CgroupRefusedError.
+    """
+    children = [path for path in (f"{pod}/{child}" for child in tree.children(pod)) if path not in beside]
+    found = [path for path in children if tree.populated(path)]
+    own = [path for path in found if tree.has(path, CPUS)]
+    return own if len(own) == len(found) or beside else [pod]
+
+
+def _apply_sandbox(tree: CgroupTree, target: Target, done: Outcome) -> None:
+    """Keeps the virtual machine or the sandbox of a pod in the shared pool.
+
+    Raises CgroupGoneError if no process of it lives, or CgroupRefusedError.
+    """
+    if not (paths := sandbox_cgroups(tree, target.tracked.cgroup, target.beside)):
+        raise CgroupGoneError(f"no process is in the cgroup {tree.root}/{target.tracked.cgroup}")
+    desired, seen = replace(target.desired, files={}), []
+    for path in paths:
+        look = partial(observe, tree, path, desired, full=False)
+        with contextlib.suppress(CgroupGoneError):
+            seen.append(_repair(tree, path, desired, look(), look, done).cpus)
+    # One that cannot be seen may be anywhere.
+    done.observed = Observed(None if None in seen else frozenset().union(*filter(None, seen)))
 
 
 def _apply_partition(tree: CgroupTree, target: Target, done: Outcome) -> None:

@@ -106,7 +106,11 @@ class KillWatch:
         found: dict[str, _Counts] = {}
         for uid, containers in pods.items():
             total = self._count(_pod_cgroup(containers))
-            counts = {tracked.id: self._count(tracked.cgroup) for tracked in containers if tracked.cgroup}
+            counts = {
+                tracked.id: self._count(tracked.cgroup)
+                for tracked in containers
+                if tracked.cgroup and not tracked.sandboxed
+            }
             if total is not None:
                 found[uid] = total, counts
         return found

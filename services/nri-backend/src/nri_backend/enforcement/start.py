@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from nri_backend.claims.judge import Refusal
-from nri_backend.containers.answers import crowded, impossible, untrue
+from nri_backend.containers.answers import crowded, impossible, outside, untrue
 from nri_backend.containers.container import Phase, Tracked
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import cpuset_of
@@ -62,9 +62,13 @@ class Starter:
     async def make_true(self, tracked: Tracked) -> tuple[Tracked, Refusal | None]:
         """Makes the container's cgroup true; its phase says when that is done, the refusal why it cannot be."""
         state = self._state
+        if tracked.entitlement.claims and not await self._actuator.populated(tracked):
+            return tracked, outside(tracked)
         if refusal := await self._occupied(tracked):
             return tracked, refusal
         tracked, outcome, refusal = await self._applied(tracked)
+        if outcome.observed is None and (sandboxed := tracked.in_sandbox()):
+            tracked, outcome, refusal = await self._applied(sandboxed)
         if refusal is None and outcome.pooled:
             if state.must_be_partition(tracked):
                 return tracked, untrue([outcome.pooled])
@@ -83,7 +87,6 @@ class Starter:
                 return tracked, untrue(outcome.left)
         elif outcome.left and held and trespass and not tracked.own_pod:
             return tracked, untrue(outcome.left)
-        # A container in a virtual machine has no cgroup of its own on the node; without a claim that is its affair.
         self._actuator.take_outcome(replace(tracked, phase=Phase.STARTED), outcome)
         return tracked, None
 
@@ -112,8 +115,8 @@ class Starter:
         What has begun goes on when the hook that wanted it is given up. A container that is known as started is ENDING
         then; one that cannot be killed is logged.
         """
-        if not tracked.cgroup:
-            self._failed(tracked.id, tracked.problem or "the runtime names no cgroup for it")
+        if not tracked.cgroup or tracked.sandboxed:
+            self._failed(tracked.id, tracked.problem or "it has no cgroup of its own")
             return False
         job = asyncio.get_running_loop().run_in_executor(None, self._tree.kill, tracked.cgroup)
         job.add_done_callback(partial(self._killed, tracked.id))

@@ -86,6 +86,10 @@ class CgroupTree:
         except OSError:
             return None
 
+    def has(self, path: str, name: str) -> bool:
+        """Returns True if a cgroup has a file."""
+        return os.path.exists(f"{self.root}/{path}/{name}")  # noqa: PTH110
+
     def is_mounted(self) -> bool:
         """Tells whether the tree is there at all."""
         return os.path.exists(f"{self.root}/cgroup.controllers")  # noqa: PTH110

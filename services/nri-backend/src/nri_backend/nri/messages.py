@@ -42,6 +42,7 @@ def read_pod(message: pb.PodSandbox) -> Pod:
         namespace=message.namespace,
         name=message.name,
         cgroup_parent=message.linux.cgroup_parent,
+        runtime_handler=message.runtime_handler,
     )
 
 

@@ -47,6 +47,8 @@ class Pod:
     name: str
     cgroup_parent: str
     """The pod's cgroup: a path (cgroupfs driver) or a slice name or path (systemd driver)."""
+    runtime_handler: str = ""
+    """Handler of the pod's RuntimeClass; empty for the default, which some runtimes name all the same."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ class KernelTree(CgroupTree):
         """Errno of a write, by path and file."""
         self.unreadable: dict[tuple[str, str], int] = {}
         """Errno of a read, by path and file."""
+        self.unlisted: set[str] = set()
+        """Cgroups whose children cannot be listed."""
         self.written: list[tuple[str, str, str]] = []
         self.read_files: list[tuple[str, str]] = []
         """Path and name of each file that was read."""
@@ -102,6 +104,12 @@ class KernelTree(CgroupTree):
         if number := self.unreadable.get((path, name)):
             raise CgroupRefusedError(f"{self.root}/{path}/{name}", os.strerror(number))
         return super().read(path, name)
+
+    def children(self, path: str) -> list[str]:
+        """Lists as the kernel would let us."""
+        if path in self.unlisted:
+            raise CgroupRefusedError(f"{self.root}/{path}", os.strerror(errno.EMFILE))
+        return super().children(path)
 
     def settle(self, path: str) -> None:
         """Computes the effective sets of a cgroup and of all below it."""

@@ -14,7 +14,7 @@ from nri_backend.nri.model import MAX_VARIABLES, Container, ContainerState
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.rigs.builders import MI, cpu_record, env_of, memory_record
-from tests.rigs.containers import container, pod
+from tests.rigs.containers import POD, container, pod
 from tests.rigs.enforcement import Node, auditing, enforcing
 
 ONE = cpu_record("c1", "cpus=2-3")
@@ -139,6 +139,23 @@ async def test_a_record_that_goes_while_the_container_is_removed_changes_nothing
 
 
 @pytest.mark.fault("backend A10")
+async def test_a_container_that_stops_while_the_cgroup_tree_is_hidden_may_still_live(memory: Path) -> None:
+    """A mount over the tree does not end a process: its CPUs stay held until the tree shows that it has ended."""
+    async with enforcing(Node(memory)) as node:
+        await node.run("claim", *node.claim(ONE))
+        await lose(node)
+        (memory / "cgroup").rename(memory / "hidden")
+        (memory / "cgroup").mkdir()
+        await node.enforcer.stop_container(pod(), container("claim"))
+        audits = node.counts.counters["audits"]
+        await node.until(lambda: node.counts.counters["audits"] > audits + 5)
+        assert (node.reports["claim"].state, node.enforcer.state.pool.shared) == ("running", HELD)
+        (memory / "cgroup").rmdir()
+        (memory / "hidden").rename(memory / "cgroup")
+        node.kernel.remove(POD)
+        await node.until(lambda: node.reports["claim"].state == "stopped")
+
+
 async def test_who_comes_back_is_judged_anew(memory: Path) -> None:
     """Its cgroup was hidden for a moment, and its claim released meanwhile."""
     async with enforcing(Node(memory)) as node:

@@ -215,6 +215,19 @@ def test_settling_touches_no_live_partition_and_nobody_elses(tmp_path: Path) -> 
     assert tree.get(f"{POD}/a", PARTITION) == "root"
 
 
+@pytest.mark.parametrize("unreadable", [TOP, PODS, ""])
+def test_settling_takes_nothing_back_where_cgroups_cannot_be_listed(tmp_path: Path, unreadable: str) -> None:
+    """A live partition below would lose its CPUs, and the task that settles must not end."""
+    tree = PartitionTree(tmp_path / "cgroup")
+    path = f"{PODS}/pod/c"
+    tree.make(path)
+    assert make_partition(tree, path, "root", frozenset({2, 3})) == ""
+    tree.unlisted.add(unreadable)
+    settle(tree)
+    assert [tree.get(above, EXCLUSIVE) for above in (TOP, PODS, path)] == ["2-3"] * 3
+    assert tree.get(path, PARTITION) == "root"
+
+
 def test_cpus_that_no_cgroup_has_are_found(tmp_path: Path) -> None:
     """The kernel loses those of a partition that ended while it was invalid; those of a valid one are not lost."""
     tree = PartitionTree(tmp_path / "cgroup")

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel's files, on a real directory tree."""
 
+import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -74,11 +76,29 @@ def test_life_and_death(tree: CgroupTree, tmp_path: Path) -> None:
     assert tree.populated("a/b")
     events.write_text("populated 0\nfrozen 0\n")
     assert not tree.populated("a/b")
+    with pytest.raises(CgroupRefusedError, match="is not mounted"):
+        tree.populated("a/gone")
+    (tmp_path / "cgroup.controllers").touch()
     assert not tree.populated("a/gone")
     (tmp_path / "a/b/cgroup.kill").write_text("")
     tree.kill("a/b")
     assert tree.read("a/b", "cgroup.kill") == "1"
     tree.kill("a/gone")
+
+
+def test_children_that_cannot_be_read_are_not_none(tree: CgroupTree) -> None:
+    """A process without a free descriptor does not take a cgroup for empty, and no other error either."""
+    assert (tree.children("a"), tree.children("gone"), tree.children("a/b/cpuset.cpus")) == (["b"], [], [])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        with pytest.raises(CgroupRefusedError, match="Too many open files"):
+            tree.children("a")
+        assert "unknown whether the kernel has" in tree.partition_obstacle()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_crun_puts_the_processes_one_level_down(tree: CgroupTree, tmp_path: Path) -> None:

@@ -111,6 +111,29 @@ def test_descriptors_are_closed(tree: KernelTree) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
+def test_at_most_a_quarter_of_the_processs_files_stay_open(memory: Path) -> None:
+    """With more containers the files of the others are opened for each comparison, and changes are seen as well."""
+    tree, keys, before = KernelTree(memory), [f"c{number}" for number in range(40)], open_files()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 100, hard))
+    try:
+        readings, most = Readings(tree.root, stay_open=True), (before + 100) // 4
+        for key in keys:
+            tree.make(key)
+            seen = {(key, name): tree.path(key).joinpath(name).read_bytes() for name in (CPUS, "cpuset.mems.effective")}
+            readings.keep(key, 1, seen)
+        for _ in range(3):
+            assert readings.differing(keys) == []
+            assert most - 2 < open_files() - before <= most
+        for key in (keys[0], keys[-1]):
+            tree.set(key, "cpuset.cpus", "3")
+        assert readings.differing(keys) == [keys[0], keys[-1]]
+        readings.forget(keys)
+        assert open_files() == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def test_what_could_be_opened_is_closed_where_descriptors_run_out(tree: KernelTree) -> None:
     """At the process's limit a look that opens half of its files is a difference, and leaks none."""
     before = len(list(Path("/proc/self/fd").iterdir()))

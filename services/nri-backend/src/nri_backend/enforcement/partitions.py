@@ -118,12 +118,20 @@ def _unmake(tree: CgroupTree, path: str) -> None:
 def settle(tree: CgroupTree) -> None:
     """Lets the kubelet's cgroups above partitions keep what these need, no more."""
     with _CHANGING:
-        for top in tree.children(""):
+        for top in _tops(tree):
             try:
                 if tree.read_set(top, EXCLUSIVE) and _has_pods(tree, top, 1):
                     _settle(tree, top, 1)
             except (CgroupGoneError, CgroupRefusedError) as error:
                 _log.warning("cgroups above partitions cannot be put right", extra={"error": str(error)})
+
+
+def _tops(tree: CgroupTree) -> list[str]:
+    try:
+        return tree.children("")
+    except CgroupRefusedError as error:
+        _log.warning("cgroups above partitions cannot be put right", extra={"error": str(error)})
+        return []
 
 
 def _has_pods(tree: CgroupTree, path: str, depth: int) -> bool:

@@ -174,7 +174,11 @@ class CgroupTree:
             return ""
         if os.path.exists(f"{self.root}/{EXCLUSIVE}"):  # noqa: PTH110
             return f"{self.root} is not the topmost cgroup, so this node is itself a container (as in kind)"
-        if not any(os.path.exists(f"{self.root}/{child}/{EXCLUSIVE}") for child in self.children("")):  # noqa: PTH110
+        try:
+            children = self.children("")
+        except CgroupRefusedError as error:
+            return f"it is unknown whether the kernel has {EXCLUSIVE}: {error}"
+        if not any(os.path.exists(f"{self.root}/{child}/{EXCLUSIVE}") for child in children):  # noqa: PTH110
             return f"the kernel has no {EXCLUSIVE}; boot Linux 6.7 or later"
         self._capable = True
         return ""
@@ -188,19 +192,29 @@ class CgroupTree:
         os.rmdir(f"{self.root}/{path}")  # noqa: PTH106
 
     def children(self, path: str) -> list[str]:
-        """Returns the names of the cgroups in a cgroup, a thousand at most; none where it is gone."""
+        """Returns the names of the cgroups in a cgroup, a thousand at most; none if it is gone.
+
+        Raises CgroupRefusedError if they cannot be read, which does not mean that there are none.
+        """
         try:
             with os.scandir(f"{self.root}/{path}") as entries:
                 return list(islice((entry.name for entry in entries if entry.is_dir(follow_symlinks=False)), 1000))
-        except OSError:
-            return []
+        except OSError as error:
+            if error.errno in _GONE:
+                return []
+            raise CgroupRefusedError(f"{self.root}/{path}", error.strerror or repr(error)) from error
 
     def populated(self, path: str) -> bool:
-        """Tells whether a process lives in the cgroup or below it; one that is gone or cannot tell has none."""
+        """Returns True if a process lives in the cgroup or below it, and False if none does or the cgroup is gone.
+
+        Raises CgroupRefusedError if the kernel does not show it, or the tree is not mounted.
+        """
         try:
             return "populated 1" in self.read(path, "cgroup.events").splitlines()
         except (CgroupGoneError, MissingFileError):
-            return False
+            if self.is_mounted():
+                return False
+            raise CgroupRefusedError(self.root, "is not mounted") from None
 
     def kill(self, path: str) -> None:
         """Kills every process of the cgroup at once. One that is gone is no error."""

@@ -265,15 +265,18 @@ def remove_leftovers(tree: CgroupTree) -> None:
 
     Those of earlier releases reserve every CPU of the machine, so that the kernel grants no other cgroup a partition.
     """
-    for parent in tree.children(""):
-        if not parent.startswith(_PROBE):
-            continue
+    try:
+        parents = [name for name in tree.children("") if name.startswith(_PROBE)]
+    except CgroupRefusedError as error:
+        _log.warning("cgroups of earlier starts cannot be looked for", extra={"error": str(error)})
+        return
+    for parent in parents:
         try:
             for child in tree.children(parent):
                 tree.remove(f"{parent}/{child}")
             tree.remove(parent)
         except FileNotFoundError:
             continue  # of another instance, which has removed it
-        except OSError as error:
+        except (OSError, CgroupRefusedError) as error:
             text = "a cgroup of an earlier start cannot be removed, so partitions may fail; remove it with rmdir"
             _log.warning(text, extra={"cgroup": f"{tree.root}/{parent}", "error": str(error)})

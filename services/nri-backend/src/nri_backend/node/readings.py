@@ -3,6 +3,7 @@
 
 import contextlib
 import os
+import resource
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
@@ -11,6 +12,9 @@ from typing import Final
 from nri_backend.node.cgroups import Seen
 
 _MOST_BYTES: Final = 1 << 12
+MAX_OPEN: Final = 1024
+"""Files that stay open in one cache, and at most a quarter of those that the process may open. One file is read for
+most containers."""
 
 
 @dataclass(slots=True)
@@ -33,6 +37,8 @@ class Readings:
         self._root = root
         self._stay_open = stay_open
         self._looks: dict[str, _Look] = {}
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most = MAX_OPEN if soft == resource.RLIM_INFINITY else min(MAX_OPEN, soft // 4)
 
     def keep(self, key: str, as_of: int, seen: Seen) -> None:
         """Takes what a look has read in which nothing was wrong; ``as_of`` counts the changes of what is desired."""
@@ -59,11 +65,19 @@ class Readings:
 
     def differing(self, keys: Iterable[str]) -> list[str]:
         """Returns those of which a file does not say what it said. Blocks."""
-        return [key for key in keys if (look := self._looks.get(key)) is None or not self._is_same(look)]
+        looks = [(key, self._looks.get(key)) for key in keys]
+        free = self._most - sum(len(look.opened) for look in tuple(self._looks.values()))
+        differing = []
+        for key, look in looks:
+            wanted = 0 if look is None else len(look.seen) - len(look.opened)
+            if look is None or not self._is_same(look, stay_open=self._stay_open and wanted <= free):
+                differing.append(key)
+            free -= wanted if wanted <= free else 0
+        return differing
 
-    def _is_same(self, look: _Look) -> bool:
+    def _is_same(self, look: _Look, *, stay_open: bool) -> bool:
         try:
-            if not self._stay_open or None in look.seen.values():
+            if not stay_open or None in look.seen.values():
                 return all(self._read(*file) == data for file, data in look.seen.items())
             # One by one: where the process may open no more files, those that are open are closed with the look.
             for file, data in islice(look.seen.items(), len(look.opened), None):

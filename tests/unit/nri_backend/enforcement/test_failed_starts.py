@@ -26,13 +26,15 @@ class BrokenTree(KernelTree):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.broken: set[str] = set()
+        self.stays_broken = False
         self.meanwhile: list[Callable[[], Any]] = []
         """What happens in the middle of the next jobs."""
 
     def leaf(self, path: str) -> str:
         """Raises what nobody catches."""
         if path in self.broken:
-            self.broken.remove(path)
+            if not self.stays_broken:
+                self.broken.remove(path)
             raise RuntimeError("a fault of ours")
         if self.meanwhile:
             self.meanwhile.pop()()
@@ -171,6 +173,24 @@ async def test_a_fault_of_ours_is_no_way_around_the_audit(node: Node) -> None:
             await node.enforcer.start_container(pod(), one)
     await node.until(lambda: node.cpus(paths[0]) == "1,4-7")
     assert [node.kernel.get(path, "cgroup.kill") for path in paths] == ["", "1"]
+
+
+async def test_a_fault_about_one_container_does_not_end_the_audit_of_others(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is a problem of that container, logged once, until it has passed."""
+    broken, fine = await node.run("broken", *node.claim(ONE)), await node.run("fine", of="p2")
+    assert isinstance(node.kernel, BrokenTree)
+    node.kernel.broken, node.kernel.stays_broken = {broken}, True
+    node.kernel.set(fine, "cpuset.cpus", "0-7")
+    await node.until(lambda: any("internal error (RuntimeError" in problem for problem in node.enforcer.problems))
+    await node.until(lambda: node.cpus(fine) == "1,4-7")
+    audits = node.counts.counters["audits"]
+    await node.until(lambda: node.counts.counters["audits"] > audits + 3)
+    assert sum(record.exc_info is not None for record in caplog.records) == 1
+    assert node.enforcer.state.pool.held == {2, 3}
+    node.kernel.broken.clear()
+    await node.until(lambda: not node.enforcer.problems)
 
 
 async def test_a_refused_container_that_cannot_be_killed_is_audited(node: Node) -> None:

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from nri_backend.node.cgroups import MissingFileError
+from nri_backend.node.cgroups import MissingFileError, Seen
 from nri_backend.node.readings import Readings
 
 from tests.rigs.kernel_tree import KernelTree
@@ -120,7 +120,8 @@ def test_at_most_a_quarter_of_the_processs_files_stay_open(memory: Path) -> None
         readings, most = Readings(tree.root, stay_open=True), (before + 100) // 4
         for key in keys:
             tree.make(key)
-            seen = {(key, name): tree.path(key).joinpath(name).read_bytes() for name in (CPUS, "cpuset.mems.effective")}
+            names = (CPUS, "cpuset.mems.effective")
+            seen: Seen = {(key, name): tree.path(key).joinpath(name).read_bytes() for name in names}
             readings.keep(key, 1, seen)
         for _ in range(3):
             assert readings.differing(keys) == []

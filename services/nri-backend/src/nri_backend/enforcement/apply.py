@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from numa_contract.cpuset import format_cpu_list
+from numa_contract.errors import shown
 
 from nri_backend.claims.entitlement import PartitionKind
 from nri_backend.containers.container import Tracked
@@ -105,7 +106,10 @@ def shown_cpus(
 def audit(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
     """Makes a container's cgroup true as apply() does, and tells what there was to read. Raises nothing."""
     recording = tree.recording()
-    done = apply(recording, notes, target)
+    try:
+        done = apply(recording, notes, target)
+    except Exception as error:  # noqa: BLE001  a fault about one container must not end the enforcement of all others
+        return Outcome(target.tracked.id, Observed(), left=[_unforeseen(error, target.tracked.problem)])
     # The cgroups of a sandbox are found at each look.
     if done.observed is not None and not (done.repaired or done.left or target.tracked.sandboxed):
         done.seen = recording.seen
@@ -113,7 +117,7 @@ def audit(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
 
 
 def apply(tree: CgroupTree, notes: Notes, target: Target) -> Outcome:
-    """Makes a container's cgroup true, those above it first. Raises nothing."""
+    """Makes a container's cgroup true, those above it first. Raises nothing that is foreseen."""
     done, path = Outcome(target.tracked.id), target.tracked.cgroup
     if not path:
         done.left.append("the runtime names no cgroup for it")
@@ -237,7 +241,17 @@ def audit_group(tree: CgroupTree, notes: Notes, path: str, raises: Raises | None
         notes.forget(path)
     except CgroupRefusedError as error:
         done.left.append(str(error))
+    except Exception as error:  # noqa: BLE001  as in audit()
+        done.left.append(f"{tree.root}/{path}: {_unforeseen(error)}")
     return done
+
+
+def _unforeseen(error: Exception, known: str = "") -> str:
+    """Returns an error in words and logs it with its traceback, unless the problem that is known contains it."""
+    text = f"internal error ({type(error).__name__}: {shown(error)}); the log of nri-backend has the details"
+    if text not in known:
+        _log.error("unforeseen while a cgroup is enforced", exc_info=error)
+    return text
 
 
 def _with_hugepages(tree: CgroupTree, notes: Notes, target: Target) -> Desired:

@@ -4,6 +4,7 @@
 import asyncio
 import errno
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from nri_backend.containers.container import Tracked
 from nri_backend.enforcement.start import MAX_TRIES, Starter
 from nri_backend.nri.model import Container, RefusedError
+from numa_contract.cpuset import parse_cpu_list
 
 from tests.rigs.builders import cpu_record
 from tests.rigs.containers import pod
@@ -95,6 +97,25 @@ async def test_a_record_that_goes_while_others_are_moved_refuses_the_creation(no
     with pytest.raises(RefusedError, match="this node has no record of it"):
         await node.create("claim", *env)
     await node.until(lambda: node.cpus(plain) == "1-7")
+
+
+@pytest.mark.parametrize("hook", ["create", "start"])
+async def test_claimed_cpus_that_go_offline_during_a_hook_refuse_it(node: Node, hook: str) -> None:
+    """The check at the beginning of the hook found them online; without it the container would run in the pool."""
+    await node.run("plain", of="p2")
+    env = node.claim(ONE)
+
+    async def offline() -> None:
+        node.host = replace(node.host, online=parse_cpu_list("0-1,4-7"))
+        await node.enforcer.actuator.refresh_host()
+
+    if hook == "start":
+        stored, _ = await node.create("claim", *env)
+        path = node.make_cgroups(pod(), stored)
+    meanwhile(node, offline)
+    with pytest.raises(RefusedError, match="every CPU of its claim is offline"):
+        await (node.enforcer.start_container(pod(), stored) if hook == "start" else node.create("claim", *env))
+    assert hook == "create" or node.kernel.get(path, "cgroup.kill") == "1"
 
 
 async def test_news_that_do_not_concern_a_start_do_not_hold_it_up(node: Node) -> None:

@@ -108,13 +108,20 @@ def impossible(tracked: Tracked, state: NodeState, runtime: LinkStatus) -> Refus
         return Refusal(Reason.KERNEL, f"its claim cannot be enforced: {tracked.problem}")
     if refusal := _no_partition(tracked, state):
         return refusal
-    if tracked.own_cpus and not tracked.own_cpus & state.host.online:
-        cpus = format_cpu_list(tracked.own_cpus)
-        return Refusal(Reason.OFFLINE, f"every CPU of its claim is offline ({cpus}); bring one back, it is retried")
+    if refusal := offline(tracked, state):
+        return refusal
     if not tracked.own_cpus and not state.pool.shared:
         text = "claims hold every CPU of the node and none is reserved; release a claim or set reservedCPUs"
         return Refusal(Reason.NO_POOL, text)
     return _no_policy(tracked, runtime) or _unknown_sibling(tracked, state)
+
+
+def offline(tracked: Tracked, state: NodeState) -> Refusal | None:
+    """Returns a refusal if the container has claimed CPUs and none of them is online, else None."""
+    if not tracked.own_cpus or tracked.own_cpus & state.host.online:
+        return None
+    cpus = format_cpu_list(tracked.own_cpus)
+    return Refusal(Reason.OFFLINE, f"every CPU of its claim is offline ({cpus}); bring one back, it is retried")
 
 
 def _unknown_sibling(tracked: Tracked, state: NodeState) -> Refusal | None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from nri_backend.claims.judge import Refusal
-from nri_backend.containers.answers import crowded, impossible, outside, untrue
+from nri_backend.containers.answers import crowded, impossible, offline, outside, untrue
 from nri_backend.containers.container import Phase, Tracked
 from nri_backend.containers.state import NodeState
 from nri_backend.containers.targets import cpuset_of
@@ -56,7 +56,7 @@ class Starter:
         refusal = crowded(tracked, await self._actuator.cleared(tracked, self.clear_seconds))
         if refusal is None and self._state.changes != changes:
             tracked = self._state.assessed(tracked)
-            refusal = tracked.refusal
+            refusal = tracked.refusal or impossible(tracked, self._state, runtime)
         return tracked, refusal
 
     async def make_true(self, tracked: Tracked) -> tuple[Tracked, Refusal | None]:
@@ -78,7 +78,8 @@ class Starter:
             refusal = await self._occupied(tracked)
             if refusal is None:
                 tracked, outcome, refusal = await self._applied(tracked)
-        if refusal is not None:
+        # A running container whose CPUs are all offline is in the pool; one that has not started does not start there.
+        if refusal := refusal or offline(tracked, state):
             return tracked, refusal
         seen, held = outcome.observed, state.pool.held
         trespass = seen is not None and (seen.cpus is None or seen.cpus & held)

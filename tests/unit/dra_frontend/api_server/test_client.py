@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from dra_frontend.api_server.answers import MOST_BYTES, read_list, translate
 from dra_frontend.api_server.client import KubeClient, connect
 from dra_frontend.api_server.connection import Connection
@@ -552,10 +553,10 @@ async def test_a_claim_that_is_too_long_hides_no_other(pair: Pair, odd: int) -> 
         server.store.create(CLAIMS, "default", {"metadata": metadata})
     names = [f"c{number}" for number in range(10) if number != odd]
     assert [one["metadata"]["name"] async for one in client.list_claims()] == names
-    items, version = await client.list_labelled_claims("a")
+    items, version = await client.list_labelled_claims("a", lambda one: one)
     assert [one["metadata"]["name"] for one in items] == names
     assert version
-    found, _ = await client.list_labelled_claims("a", lambda one: one["metadata"]["name"] == names[4])
+    found, _ = await client.list_labelled_claims("a", lambda one: one if one["metadata"]["name"] == names[4] else None)
     assert found == [items[4]]
 
 
@@ -578,6 +579,97 @@ async def test_the_same_page_for_ever_is_an_error(pair: Pair) -> None:
     with pytest.raises(UnavailableError, match="the same page"):
         await anext(client.list_claims())
     assert len(server.served) == 2
+
+
+def a_page(token: str, items: str = "[]") -> str:
+    """One page of a list that goes on."""
+    return f'{{"kind": "ResourceClaimList", "metadata": {{"continue": "{token}"}}, "items": {items}}}'
+
+
+async def test_pages_that_alternate_are_an_error(pair: Pair) -> None:
+    """Each token differs from the one before, and the list has no end."""
+    server, client = pair
+    for token in "abab":
+        server.fail_next(1, 200, body=a_page(token))
+    with pytest.raises(UnavailableError, match="the same page"):
+        await anext(client.list_claims())
+    assert len(server.served) == 3
+
+
+@pytest.mark.parametrize("items", ["[]", '[{"metadata": {"name": "c", "uid": "u"}}]'])
+async def test_a_list_with_ever_new_tokens_ends(pair: Pair, items: str) -> None:
+    """With or without items: the number of items that are requested is bounded."""
+    server, client = pair
+    for token in range(9):
+        server.fail_next(1, 200, body=a_page(f"t{token}", items))
+    bounded = KubeClient(client._connection, most_listed=2000)
+    with pytest.raises(UnavailableError, match="the list does not end within 2000 items"):
+        [one async for one in bounded.list_claims()]
+    with pytest.raises(UnavailableError, match="the list does not end within 2000 items"):
+        await bounded.list_labelled_claims("l", lambda one: one)
+    assert len(server.served) == 8
+
+
+async def test_a_token_that_is_too_long_is_an_error(pair: Pair) -> None:
+    """It would be a part of the next request's URL."""
+    server, client = pair
+    server.fail_next(1, 200, body=a_page("x" * 9000))
+    with pytest.raises(UnavailableError, match="a continue token has more than 8192 characters"):
+        await anext(client.list_claims())
+    assert len(server.served) == 1
+
+
+async def test_labelled_claims_are_listed_by_page_and_only_parts_are_retained(pair: Pair) -> None:
+    """Large claims of one tenant cost more requests, never the list."""
+    server, client = pair
+    for number in range(40):
+        metadata = {"name": f"c{number}", "labels": {"l": "true"}, "annotations": {"a": "x" * 200_000}}
+        server.store.create(CLAIMS, "default", {"metadata": metadata})
+    found, version = await client.list_labelled_claims(
+        "l", lambda one: {"name": one["metadata"]["name"]} if one["metadata"]["name"] != "c7" else None
+    )
+    assert (len(found), {len(one) for one in found}) == (39, {1})
+    assert version
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize(
+    ("location", "said"),
+    [
+        ("http://me:secret@other.example:81/x?token=1", "redirected to 'other.example:81', which is not followed"),
+        ("/elsewhere", "redirected to another path, which is not followed"),
+        (f"https://{'x' * 3000}/", "redirected to 'xxx.*'... .2040 characters., which is not followed"),
+        ("http://[bad/", "redirected to another path, which is not followed"),
+        (None, "HTTP 30.: redirected, which is not followed"),
+    ],
+)
+async def test_a_redirect_is_an_error_that_names_the_host(code: int, location: str | None, said: str) -> None:
+    """The request, and to the same host also the token, would be sent to wherever the answer points."""
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(status=code, headers={"Location": location} if location else {})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+
+    def load(settings: Settings) -> None:
+        settings.host = "http://{}:{}".format(*runner.addresses[0][:2])
+
+    async with connect(load) as client:
+        with pytest.raises(UnavailableError, match=said) as caught:
+            await client.get_claim("default", "c", patience=0)
+        assert "secret" not in str(caught.value)
+        with pytest.raises(UnavailableError, match="not followed"):
+            await client.create_slice(a_slice())
+        with pytest.raises(UnavailableError, match="not followed"):
+            await anext(client.watch_slices(*MINE, "1"))
+    await runner.cleanup()
+    assert len(asked) == 3
 
 
 @pytest.mark.fault("frontend A18")

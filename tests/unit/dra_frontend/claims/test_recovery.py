@@ -436,3 +436,22 @@ async def test_what_cannot_be_asked_for_is_asked_for_less_and_less_often(node: F
         again.now += 1
         asked += len(again.recovery._take_due(again.store.ledger.lost()))
     assert 10 < asked < 30
+
+
+async def test_a_list_that_does_not_end_does_not_stop_recovery(node: Frontend) -> None:
+    """Claims that are known by name are rebuilt in the next round."""
+
+    class Endless(Claims):
+        async def list_claims(self, namespace: str = "") -> AsyncGenerator[dict[str, Any], None]:
+            await asyncio.sleep(3600)
+            yield {}
+
+    node.file("u").unlink()
+    again = await restarted(node)
+    again.recovery._source, again.recovery.lists_seconds = Endless(*node.api.documents.values()), 0.01
+    again.report(unknownClaims=[use("x", frozenset({2}))])
+    async with asyncio.timeout(10):
+        for _ in range(3):
+            await again.recovery.round()
+            again.now += 700
+    assert again.cpus("u")

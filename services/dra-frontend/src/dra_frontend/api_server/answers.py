@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError, shown
@@ -37,6 +38,8 @@ _STATUS_BYTES: Final = 64 << 10
 _DIGITS: Final = 20
 _SHOWN: Final = 700
 """Characters of the server's own words: they name fields, and after two long names what is wrong."""
+_LONGEST_LOCATION: Final = 2048
+_SHOWN_HOST: Final = 100
 _LONGEST_WAIT: Final = 120.0
 _EVENT: Final = re.compile(rb'\s*\{\s*"type"\s*:')
 """Beginning of an event of a watch. The API server writes the type first."""
@@ -167,6 +170,8 @@ def translate(call: Call, code: int, status: Document, headers: Mapping[str, str
     """Maps an answer that is not a success to a KubeError; ``status`` as of read_status()."""
     message = status.get("message")
     said = shown(message, _SHOWN) if message else f"HTTP {code}"
+    if 300 <= code < 400:
+        return UnavailableError(call.operation, f"{said}{_redirected(headers)}", _retry_after(headers))
     if code in {401, 403}:
         return ForbiddenError(call.operation, f"{said}; {_remedy(call, code)}")
     if code == 404:
@@ -205,6 +210,17 @@ def _remedy(call: Call, code: int) -> str:
         f'grant the service account apiGroups: ["{call.group}"], resources: ["{call.resource}"], '
         f'verbs: ["{call.verb}"] in its ClusterRole'
     )
+
+
+def _redirected(headers: Mapping[str, str]) -> str:
+    """Returns the part of an error about a redirect that names its target, without path and credentials."""
+    location = next((value for key, value in headers.items() if key.lower() == "location"), "")
+    try:
+        host = urlsplit(location[:_LONGEST_LOCATION]).netloc.rpartition("@")[2]
+    except ValueError:
+        host = ""
+    where = f" to {shown(host, _SHOWN_HOST)}" if host else " to another path" if location else ""
+    return f": redirected{where}, which is not followed; is this an API server?"
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:

@@ -7,8 +7,9 @@ Every call is bounded in time and size, its answer is checked for its shape, and
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Final
 
 from numa_contract.errors import shown
@@ -36,6 +37,11 @@ _LAST_SECONDS: Final = 1.0
 # The server ends a watch after this time.
 _WATCH_SECONDS: Final = 300
 _PAGE: Final = 500
+MOST_LISTED: Final = 250_000
+"""Items that are requested for one list. Kubernetes supports 150,000 pods in a cluster."""
+_LIST_SECONDS: Final = 120.0
+_LONGEST_TOKEN: Final = 8 << 10
+"""Characters of a continue token, which is a part of the next request's URL."""
 _RESOURCES: Final = "resource.k8s.io"
 _SLICES: Final = (_RESOURCES, "resourceslices")
 
@@ -58,8 +64,9 @@ class KubeClient:
     asked for come from the server's cache since Kubernetes 1.34 (KEP-2340); a get is of one object.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, most_listed: int = MOST_LISTED) -> None:
         self._connection = connection
+        self._most_listed = most_listed
         self._pace = Pace()
         # Whatever the server answers, a node lists its slices a handful of times a minute, and two drivers share that.
         self._list_pace = Pace(per_second=1 / 15, burst=6.0)
@@ -100,58 +107,67 @@ class KubeClient:
     async def list_claims(self, namespace: str = "") -> AsyncGenerator[Document, None]:
         """Yields every ResourceClaim of a namespace, by default of the cluster, page by page.
 
-        One that cannot be read is left out. A page that is too long is asked for in smaller ones.
+        One that cannot be read is left out.
         """
-        async with aclosing(self._pages(namespace, {}, self._pace)) as pages:
+        call = Call("list", _RESOURCES, "resourceclaims", namespace=namespace)
+        async with aclosing(self._pages(call, "ResourceClaim", self._pace)) as pages:
             async for items, _ in pages:
                 for document in items:
                     yield document
 
     async def list_labelled_claims(
-        self, label: str, wanted: Callable[[Document], bool] = lambda _: True
+        self, label: str, reduce: Callable[[Document], Document | None]
     ) -> tuple[list[Document], str]:
-        """The ResourceClaims of the cluster with a label of value ``true``, and the version from which to watch.
+        """Returns the ResourceClaims of the cluster with a label of value ``true``, and the version to watch from.
 
-        Those that are not ``wanted`` are not kept in memory: anyone may create any number of claims with the label.
+        ``reduce`` returns the part of a claim to retain, or None. Only one page of whole claims is in memory: anyone
+        may create any number of claims with the label.
         """
+        call = Call("list", _RESOURCES, "resourceclaims", query={"labelSelector": f"{label}=true"})
         found, version = list[Document](), ""
-        async with aclosing(self._pages("", {"labelSelector": f"{label}=true"}, self._list_pace)) as pages:
+        async with aclosing(self._pages(call, "ResourceClaim", self._list_pace, self._pace)) as pages:
             async for items, metadata in pages:
-                found += filter(wanted, items)
+                found += [kept for one in items if (kept := reduce(one)) is not None]
                 version = version or str(metadata.get("resourceVersion") or "")
         return found, version
 
     async def _pages(
-        self, namespace: str, selector: dict[str, str], pace: Pace
+        self, base: Call, kind: str, pace: Pace, later: Pace | None = None
     ) -> AsyncGenerator[tuple[list[Document], Document], None]:
-        """Yields the items and the metadata of each page of ResourceClaims; ``pace`` is that of the first page.
+        """Yields the items and the metadata of each page of a list.
 
-        A page that is too long is asked for in smaller ones, and a claim that alone is too long is left out.
+        ``pace`` is that of the first request, ``later`` that of the others, if it is another one. A page that is too
+        long is requested again in smaller ones, and an object that alone is too long is left out. The number of items,
+        the time and the tokens are bounded: a server that always promises one more page is an error.
         """
-        page, token = _PAGE, ""
-        while True:
-            query = selector | {"limit": str(page), **({"continue": token} if token else {})}
-            call = Call("list", _RESOURCES, "resourceclaims", namespace=namespace, query=query)
+        page, token, seen, left = _PAGE, "", set[str](), self._most_listed
+        clock = asyncio.get_running_loop().time
+        end = clock() + _LIST_SECONDS
+        while left > 0 and clock() <= end:
+            query = {**base.query, "limit": str(page), **({"continue": token} if token else {})}
+            call = replace(base, query=query)
             try:
                 # In a thread: what tenants wrote may take a second to read, and nobody else waits for that.
-                items, metadata = await asyncio.to_thread(read_list, call, await self._ask(call, pace), "ResourceClaim")
+                items, metadata = await asyncio.to_thread(read_list, call, await self._ask(call, pace), kind)
             except TooLargeError as error:
-                pace = self._pace
+                pace = later or pace
                 if page > 1:
                     page = max(1, page // 4)
                     continue
-                known = metadata_of_list(error.beginning, "ResourceClaim")
+                known = metadata_of_list(error.beginning, kind)
                 if known is None:
                     raise
-                self._skipped.warn("claim that is too long left out", {"error": str(error)})
+                self._skipped.warn("object that is too long left out of a list", {"kind": kind, "error": str(error)})
                 items, metadata = [], known
             yield items, metadata
-            pace, page = self._pace, min(4 * page, _PAGE)
-            token, before = str(metadata.get("continue") or ""), token
+            left -= page
+            pace, page = later or pace, min(4 * page, _PAGE)
+            token = _next_token(call, metadata, seen)
             if not token:
                 return
-            if token == before:
-                raise UnavailableError(call.operation, "the same page comes again and again; is this an API server?")
+            seen.add(token)
+        limits = f"{self._most_listed} items or {_LIST_SECONDS:.0f} s"
+        raise UnavailableError(base.operation, f"the list does not end within {limits}; is this an API server?")
 
     async def watch_labelled_claims(
         self, label: str, resource_version: str
@@ -252,6 +268,16 @@ class KubeClient:
         # The wait for a token is not the server's: it is outside of the call's time limit.
         await (pace or self._pace).turn()
         return await self._connection.ask(call)
+
+
+def _next_token(call: Call, metadata: Document, seen: Container[str]) -> str:
+    """Returns the continue token of a page, or "" for the last one. Raises UnavailableError for one that was seen."""
+    token = str(metadata.get("continue") or "")
+    if len(token) > _LONGEST_TOKEN:
+        raise UnavailableError(call.operation, f"a continue token has more than {_LONGEST_TOKEN} characters")
+    if token in seen:
+        raise UnavailableError(call.operation, "the same page comes again and again; is this an API server?")
+    return token
 
 
 def _watching(version: str) -> dict[str, str]:

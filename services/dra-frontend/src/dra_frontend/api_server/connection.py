@@ -36,6 +36,24 @@ _HEAD_BYTES: Final = 16 << 10
 AGENT: Final = "dra-driver-numa"
 
 
+class _NoRedirects:
+    """A client session that returns a redirect as the answer, for the library, which has no option for that.
+
+    The library would send the same request, and to the same host also the token, up to ten times for each call.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def request(self, **options: Any) -> aiohttp.ClientResponse:
+        """Sends one request."""
+        return await self._session.request(**options, allow_redirects=False)
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        await self._session.close()
+
+
 class Connection:
     """Sends calls. Everything that fails is a KubeError that names the call.
 
@@ -60,7 +78,9 @@ class Connection:
         self._read_at = self._clock()
         self._settings, trust = await asyncio.to_thread(read_settings, self._load)
         if trust != self._trust:
-            self._rests.insert(0, RESTClientObject(self._settings))
+            rest = RESTClientObject(self._settings)
+            rest.pool_manager = _NoRedirects(rest.pool_manager)
+            self._rests.insert(0, rest)
             self._trust = trust
             for oldest in self._rests[2:]:
                 self._rests.remove(oldest)

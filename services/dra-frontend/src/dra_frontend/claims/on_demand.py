@@ -42,9 +42,9 @@ class ClaimApi(Protocol):
     """Where claims are followed, and told what became of their pages."""
 
     async def list_labelled_claims(
-        self, label: str, wanted: Callable[[dict[str, Any]], bool]
+        self, label: str, reduce: Callable[[dict[str, Any]], dict[str, Any] | None]
     ) -> tuple[list[dict[str, Any]], str]:
-        """Returns the wanted claims with a label, and the version from which to watch. Raises KubeError."""
+        """Returns the reduced claims with a label, and the version from which to watch. Raises KubeError."""
 
     def watch_labelled_claims(self, label: str, resource_version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """Yields their changes; raises KubeError."""
@@ -85,7 +85,9 @@ class HugepagesOnDemand:
         waits = Backoff(1.0, 60.0, calm=60.0)
         while True:
             try:
-                items, version = await self._api.list_labelled_claims(ON_DEMAND_LABEL, _is_allocated)
+                items, version = await self._api.list_labelled_claims(
+                    ON_DEMAND_LABEL, lambda one: one if _is_allocated(one) else None
+                )
                 self._claims, self._changes = {uid_of(one): one for one in items}, object()
                 async with aclosing(self._api.watch_labelled_claims(ON_DEMAND_LABEL, version)) as events:  # type: ignore[type-var]
                     async for kind, document in events:

@@ -8,6 +8,7 @@ in the namespace of its pod.
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
@@ -40,6 +41,7 @@ _RETRY_SECONDS: Final = (5.0, 600.0)
 _LIST_SECONDS: Final = (300.0, 3600.0)
 # Without a journal, hugepages are not allocated until the list was read.
 _LIST_SOON_SECONDS: Final = (15.0, 3600.0)
+_LISTS_SECONDS: Final = 30.0
 _AT_ONCE: Final = 8
 _NOT_REBUILT: Final = "lost record not rebuilt"
 
@@ -75,6 +77,8 @@ class Recovery:
     _counted: Callable[[str], Awaitable[bool]]
     """As in NodeClaims."""
     clock: Callable[[], float] = time.monotonic
+    lists_seconds: float = _LISTS_SECONDS
+    """Time for the lists of one round. The next round, with the claims that are read by name, waits for them."""
     _waits: dict[ClaimKey, Backoff] = field(default_factory=dict)
     _due: dict[ClaimKey, float] = field(default_factory=dict)
     """When a lost claim is asked for again."""
@@ -119,8 +123,19 @@ class Recovery:
         self._asked = (self._asked | set(due)) & lost.keys()
         self._news.set()
         self._news = asyncio.Event()
-        for namespace in sorted({lost[key] for key in due if key not in named} - {""}):
-            await self._by_list(namespace, [key for key in due if key not in named and lost[key] == namespace])
+        nameless = [key for key in due if key not in named and lost[key]]
+        # In any order: a namespace whose list does not end must not keep the others waiting each time.
+        namespaces = {lost[key] for key in nameless}
+        try:
+            async with asyncio.timeout(self.lists_seconds) as scope:
+                for namespace in random.sample(sorted(namespaces), len(namespaces)):
+                    await self._by_list(namespace, [key for key in nameless if lost[key] == namespace])
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            self._complaints.say(
+                "lists", "claims of namespaces not listed", f"no end within {self.lists_seconds:.0f} s"
+            )
 
     def _take_due(self, lost: Iterable[ClaimKey]) -> list[ClaimKey]:
         now = self.clock()

@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import is_
 from typing import Any, Final, Protocol
@@ -34,6 +35,8 @@ _log = logging.getLogger(__name__)
 _MANAGER: Final = "dra-numa-on-demand"
 """Who has written these conditions: the rest of an entry is somebody else's."""
 _REASONS: Final = {PROVISIONED: "Provisioned", NOT_PROVISIONED: "NotProvisioned"}
+_MOST_CLAIMS: Final = 10_000
+"""Allocated claims with the label in the cluster that are followed."""
 _SECONDS: Final = 30.0
 """For making the pages of one pool; the scheduler waits for 600."""
 
@@ -53,6 +56,15 @@ class ClaimApi(Protocol):
         self, namespace: str, name: str, uid: str, devices: list[dict[str, Any]], manager: str
     ) -> dict[str, Any]:
         """Makes these the manager's entries. Raises KubeError."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A claim that is allocated on this node and has no record yet."""
+
+    view: ClaimView
+    sizes: tuple[tuple[AllocationResult, int], ...]
+    """Its results on devices of this node, with their bytes."""
 
 
 class HugepagesOnDemand:
@@ -81,79 +93,102 @@ class HugepagesOnDemand:
         self._complaints = Complaints(_log, KubeError, Refused)
 
     async def follow(self) -> None:
-        """Follows the claims with the label, for ever."""
+        """Follows the claims with the label. Runs for ever, and raises nothing: any answer may be malformed."""
         waits = Backoff(1.0, 60.0, calm=60.0)
         while True:
             try:
-                items, version = await self._api.list_labelled_claims(
-                    ON_DEMAND_LABEL, lambda one: one if _is_allocated(one) else None
-                )
-                self._claims, self._changes = {uid_of(one): one for one in items}, object()
+                items, version = await self._api.list_labelled_claims(ON_DEMAND_LABEL, _reduced)
+                self._claims, self._changes = {uid_of(one): one for one in items[:_MOST_CLAIMS]}, object()
                 async with aclosing(self._api.watch_labelled_claims(ON_DEMAND_LABEL, version)) as events:  # type: ignore[type-var]
                     async for kind, document in events:
                         self._see(kind, document)
-            except KubeError as error:
+            except Exception as error:  # noqa: BLE001 - whatever a server answers, the other claims are served
                 self._complaints.say("claims", "claims for hugepages on demand not followed", error)
             await asyncio.sleep(waits.next())
 
     def _see(self, kind: str, document: dict[str, Any]) -> None:
         if self._claims is not None and kind != "BOOKMARK":
-            self._claims.pop(uid_of(document), None)
-            if kind != "DELETED" and _is_allocated(document):
-                self._claims[uid_of(document)] = document
+            uid, kept = uid_of(document), None if kind == "DELETED" else _reduced(document)
+            self._claims.pop(uid, None)
+            if kept is not None and len(self._claims) < _MOST_CLAIMS:
+                self._claims[uid] = kept
         self._changes = object()
 
     async def provide(self) -> None:
         """Resizes the pools and answers the claims that wait for that. Raises nothing."""
         ledger = self._ledger()
-        books = (self._changes, self._inventory(), ledger.files, *ledger.releasing.values())
+        books = (self._changes, self._inventory(), ledger.files, _is_unknown(ledger), *ledger.releasing.values())
         if self._claims is None or (len(books) == len(self._books) and all(map(is_, books, self._books))):
             return
-        self._books = books
+        self._books = ()
+        with self._complaints.about("pools", "pools of hugepages on demand not resized"):
+            if await self._provide():
+                self._books = books
+
+    async def _provide(self) -> bool:
+        """Does what follows from the present claims and records; returns False if something has to be retried."""
         waiting = {uid: claim for uid, claim in self._read() if self._answered.get(uid, True)}
-        allocated = waiting.keys() | {uid for uid, done in self._answered.items() if not done and uid in self._claims}
+        known = (self._claims or {}).keys()
+        allocated = waiting.keys() | {uid for uid, done in self._answered.items() if not done and uid in known}
         self._answered = {uid: done for uid, done in self._answered.items() if uid in allocated}
         problems: defaultdict[str, dict[Key, str]] = defaultdict(dict)
-        for device in self._inventory().devices.values():
+        done = True
+        for (_, pool, _), device in self._inventory().devices.items():
             if isinstance(device, MemoryDevice) and device.on_demand:
-                for key, uid, problem in await asyncio.to_thread(self._resize, device, waiting):
-                    problems[uid][key] = problem
+                with self._complaints.about(device.name, "pool of hugepages on demand not resized"):
+                    done = False
+                    for key, uid, problem in await asyncio.to_thread(self._resize, pool, device, waiting):
+                        problems[uid][key] = problem
+                    done = True
         for uid in [uid for uid in problems if uid not in self._answered]:
             with self._complaints.about(uid, "claim for hugepages on demand not answered"):
-                await self._answer(uid, waiting[uid], problems[uid])
-            if uid not in self._answered:
-                self._books = ()  # tried again
+                await self._answer(uid, waiting[uid].view, problems[uid])
+        return done and all(uid in self._answered for uid in problems)
 
-    def _read(self) -> Iterator[tuple[str, ClaimView]]:
-        """Yields the claims that are allocated here and have no record yet."""
+    def _read(self) -> Iterator[tuple[str, _Waiting]]:
+        """Yields the claims that are allocated here and have no record yet.
+
+        A claim with one result that cannot be read is left out as a whole: Prepare would reject it as well.
+        """
         devices, known = self._inventory().devices, {uid for _, uid in self._ledger().files}
-        for uid, document in (self._claims or {}).items():
+        for uid, document in list((self._claims or {}).items()):
             with self._complaints.about(uid, "claim for hugepages on demand cannot be read"):
                 view = read_claim(document)
-                here = [one for one in _results(view) if (MEMORY_DRIVER, one.pool, one.device) in devices]
-                if uid not in known and any(count_of(MEMORY_DRIVER, one) for one in here):
-                    yield uid, view
+                sizes = [(one, count_of(MEMORY_DRIVER, one)) for one in view.results[MEMORY_DRIVER]]
+                here = tuple((one, size) for one, size in sizes if (MEMORY_DRIVER, one.pool, one.device) in devices)
+                if here and uid not in known:
+                    yield uid, _Waiting(view, here)
 
-    def _resize(self, device: MemoryDevice, waiting: Mapping[str, ClaimView]) -> list[tuple[Key, str, str]]:
-        """Makes or frees pages; returns for each result of the device, by UID, why it cannot have its own, or ""."""
+    def _resize(self, pool: str, device: MemoryDevice, waiting: Mapping[str, _Waiting]) -> list[tuple[Key, str, str]]:
+        """Makes or frees pages; returns for each result of the device, by UID, why it cannot have its own, or "".
+
+        The pool never becomes larger than what the device offers, whatever claims request, and does not shrink while
+        pages of it may belong to a claim whose record is lost.
+        """
         node, page = device.numa_node, device.page_bytes
-        asked = [(uid, one) for uid, view in waiting.items() for one in _results(view) if one.device == device.name]
-        sizes = [count_of(MEMORY_DRIVER, one) for _, one in asked]
-        kept = self._ledger().claimed_bytes().get(device.name, 0) + self._config.reserved_bytes(node, page)
-        wanted, problem, made = -(-(kept + sum(sizes)) // page), "", 0
+        asked = [
+            (uid, one, size)
+            for uid, claim in waiting.items()
+            for one, size in claim.sizes
+            if (one.pool, one.device) == (pool, device.name)
+        ]
+        ledger, reserved = self._ledger(), self._config.reserved_bytes(node, page)
+        kept = ledger.claimed_bytes().get(device.name, 0) + reserved
+        needed, problem, made = -(-(kept + sum(size for _, _, size in asked)) // page), "", 0
+        wanted = min(needed, -(-max(kept, device.amount + reserved) // page))
         try:
             made = self._pools.pages(node, page)
-            if made > wanted:
+            if made > wanted and not _is_unknown(ledger):
                 self._pools.resize(node, page, wanted)
-            elif made < wanted and any(uid not in self._answered for uid, _ in asked):
+            elif made < wanted and any(uid not in self._answered for uid, _, _ in asked):
                 end = time.monotonic() + _SECONDS
                 self._pools.grow(node, page, wanted, lambda: end - time.monotonic())
             made = self._pools.pages(node, page)
         except HostTreeError as error:
             problem = str(error)
         found, left = [], made * page - kept
-        for (uid, one), size in zip(asked, sizes, strict=True):
-            why = problem or f"the kernel has made {made} of {wanted} pages of {device.name}"
+        for uid, one, size in asked:
+            why = problem or f"the kernel has made {made} of {needed} pages of {device.name}"
             found.append(
                 (Key(MEMORY_DRIVER, one.pool, one.device, one.share_id or ""), uid, "" if size <= left else why)
             )
@@ -176,12 +211,21 @@ class HugepagesOnDemand:
         _log.info("claim answered", extra={"claim": str(view), "problems": sorted(filter(None, problems.values()))})
 
 
-def _is_allocated(document: Mapping[str, Any]) -> bool:
+def _is_unknown(ledger: Ledger) -> bool:
+    """Returns True if pages may belong to a claim whose record is lost."""
+    return ledger.unlisted or bool(ledger.unanswered(MEMORY_DRIVER, besides=""))
+
+
+def _reduced(document: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the parts of a claim that are needed here, or None if no memory of this driver is allocated to it.
+
+    Any tenant can label claims, and most of a claim is written by its author.
+    """
     match document:
-        case {"status": {"allocation": dict(allocation)}}:
-            return bool(allocation)
-    return False
-
-
-def _results(view: ClaimView) -> tuple[AllocationResult, ...]:
-    return view.results[MEMORY_DRIVER]
+        case {"metadata": dict(metadata), "status": {"allocation": {"devices": {"results": list(results)}}} as status}:
+            ours = [one for one in results if isinstance(one, dict) and one.get("driver") == MEMORY_DRIVER]
+            if ours:
+                known = {key: metadata[key] for key in ("uid", "namespace", "name") if key in metadata}
+                allocation = {"devices": {"results": ours}}
+                return {"metadata": known, "status": {"allocation": allocation, "devices": status.get("devices")}}
+    return None

@@ -50,6 +50,7 @@ from dra_frontend.kubelet.plugin import KubeletPlugin, PluginPaths
 from dra_frontend.node.guard import Guard
 from dra_frontend.node.host_tree import HostTree
 from dra_frontend.node.hugepage_pools import KernelPools
+from dra_frontend.node.leftovers import Leftovers
 from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.node.preflight import Fault
 from dra_frontend.node.run_directory import RunDirectory
@@ -66,6 +67,7 @@ _THREADS: Final = 16
 the process may use, 3.11 those of the machine."""
 _PREFLIGHT_SECONDS: Final = 2.0
 """Interval between two preflights of a pod that lacks something."""
+_LEFTOVERS_SECONDS: Final = 300.0
 _log = logging.getLogger(__name__)
 
 
@@ -120,6 +122,9 @@ class Service:
             driver: KubeletPlugin(driver, self.claims, paths[driver], board, count=self.telemetry.note)
             for driver, board in boards.items()
         }
+        sockets = tuple(path for each in paths.values() for path in (each.dra, each.registration))
+        self.leftovers = Leftovers(run_dir, frozenset({*sockets, run_directory.state_socket.parent}), sockets)
+        self._next_sweep = 0.0
         gauges = NodeGauges(lambda: self.store.ledger, self.watch, self.backend, self.publishers)
         self.telemetry.show(gauges, BackendMetrics(self.backend))
         self._reported: list[NodeCondition] = []
@@ -208,10 +213,17 @@ class Service:
         yield "sweep", self.reconciler.sweep_some
         yield "device status", self.device_status.write_some
         yield "readiness", self._follow_readiness
+        yield "leftovers", self._sweep_leftovers
         for driver, plugin in self.plugins.items():
             yield f"sockets {driver}", plugin.restore_sockets
         if self.on_demand is not None:
             yield "pages on demand", self.on_demand.provide
+
+    async def _sweep_leftovers(self) -> None:
+        """Removes what killed instances have left, at the start and every five minutes."""
+        if (now := time.monotonic()) >= self._next_sweep:
+            self._next_sweep = now + _LEFTOVERS_SECONDS
+            await asyncio.to_thread(self.leftovers.sweep)
 
     async def _follow_readiness(self) -> None:
         """Logs changes of readiness even if nothing probes the pod, and observes conditions of the node."""

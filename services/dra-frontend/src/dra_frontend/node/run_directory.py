@@ -20,6 +20,7 @@ from numa_node.addresses import check_socket_path
 from numa_node.files import FileLock
 from numa_node.ticks import next_tick
 
+from dra_frontend.node.leftovers import remove_hidden_links
 from dra_frontend.node.sockets import PlacedSocket, listen_unix
 
 _log = logging.getLogger(__name__)
@@ -59,9 +60,17 @@ class RunDirectory:
 
     async def listen(self) -> socket.socket:
         """Returns the listening state socket; a stale file of an earlier life of this pod is replaced."""
-        await asyncio.to_thread(self._make)
-        listening, self._placed = await asyncio.to_thread(listen_unix, self.state_socket)
+        listening, self._placed = await asyncio.to_thread(self._listen)
         return listening
+
+    def _listen(self) -> tuple[socket.socket, PlacedSocket]:
+        self._make()
+        try:
+            return listen_unix(self.state_socket)
+        except FileNotFoundError:
+            # Another instance has taken the directory, while it was empty, for that of a dead one.
+            self._make()
+            return listen_unix(self.state_socket)
 
     async def keep(self, leads: Callable[[], bool], listen_anew: Callable[[], Awaitable[None]]) -> None:
         """Checks every two seconds, as :meth:`check` does. Runs for ever."""
@@ -96,6 +105,7 @@ class RunDirectory:
             await asyncio.to_thread(self._switch_link)
 
     def _switch_link(self) -> None:
+        remove_hidden_links(self._root)
         fresh = self._root / f".{secrets.token_hex(3)}"
         fresh.symlink_to(self._target)
         fresh.replace(self.active_link)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sockets and directories of instances that were killed, in the directories that all instances share.
+
+A unix socket whose connection is refused has no listener, and nothing but its file is left. Files of living instances
+are never removed: every other outcome of the connection, and every file that is not named like ours, is left alone.
+"""
+
+import errno
+import logging
+import os
+import re
+import socket
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from numa_contract.errors import MalformedError
+from numa_contract.names import STATE_SOCKET, check_uid
+
+from dra_frontend.node.sockets import hidden_name
+
+_log = logging.getLogger(__name__)
+
+_HIDDEN: Final = re.compile(r"\.[0-9a-f]{6}", re.ASCII)
+"""A socket that is bound and not in its place yet, as of node/sockets.py, or a link that is not."""
+_UNFINISHED_SECONDS: Final = 60.0
+"""Age from which a hidden socket is a leftover: it is bound before it listens."""
+_MOST_ENTRIES: Final = 4096
+"""Entries of one directory that are examined at a time."""
+_OTHERS: Final = frozenset({"backend", "quarantine"})
+"""Directories in the run directory that belong to no frontend instance alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """The places where instances leave sockets, and the files of this instance."""
+
+    run_directory: Path
+    own: frozenset[Path]
+    """Sockets of this instance, and its directory in the run directory."""
+    plugin_sockets: tuple[Path, ...]
+    """This instance's sockets in the kubelet's directories: others of the same directories differ in the pod's UID."""
+
+    def sweep(self) -> list[Path]:
+        """Removes what dead instances have left, and returns the paths. Blocks; raises nothing."""
+        removed = []
+        for place in self.plugin_sockets:
+            removed += [path for path in self._sockets(place) if _remove_dead(path)]
+        for directory in self._instances():
+            removed += [path for path in _entries(directory) if _is_ours(path, STATE_SOCKET) and _remove_dead(path)]
+            # If anything is left in it, this fails. A living instance makes its directory again before it listens.
+            with suppress(OSError):
+                directory.rmdir()
+                removed.append(directory)
+        if removed:
+            _log.info("leftovers of dead instances removed", extra={"paths": [str(path) for path in removed[:16]]})
+        return removed
+
+    def _sockets(self, place: Path) -> Iterator[Path]:
+        """Yields sockets of other instances beside a socket of this one: ``dra-UID.sock`` beside another."""
+        kind = place.name.partition("-")[0].removesuffix(place.suffix)
+        for path in _entries(place.parent):
+            uid = path.name.removeprefix(f"{kind}-").removesuffix(place.suffix)
+            named = path.name == f"{kind}-{uid}{place.suffix}" and _is_uid(uid)
+            if (named or _HIDDEN.fullmatch(path.name)) and path not in self.own:
+                yield path
+
+    def _instances(self) -> Iterator[Path]:
+        for path in _entries(self.run_directory):
+            if path not in self.own and path.name not in _OTHERS and _is_uid(path.name) and _is_directory(path):
+                yield path
+
+
+def remove_hidden_links(run_directory: Path) -> None:
+    """Removes links of instances that were killed between making and renaming them.
+
+    Requires the claims lock, under which they are made.
+    """
+    for path in _entries(run_directory):
+        if _HIDDEN.fullmatch(path.name) and path.is_symlink():
+            path.unlink(missing_ok=True)
+
+
+def _entries(directory: Path) -> Iterable[Path]:
+    try:
+        with os.scandir(directory) as entries:
+            return [directory / entry.name for entry in islice(entries, _MOST_ENTRIES)]
+    except OSError:
+        return []
+
+
+def _is_uid(text: str) -> bool:
+    try:
+        check_uid(text)
+    except MalformedError:
+        return False
+    return True
+
+
+def _is_ours(path: Path, name: str) -> bool:
+    return path.name == name or _HIDDEN.fullmatch(path.name) is not None
+
+
+def _is_directory(path: Path) -> bool:
+    with suppress(OSError):
+        return stat.S_ISDIR(path.lstat().st_mode)
+    return False
+
+
+def _is_old(path: Path) -> bool:
+    with suppress(OSError):
+        return time.time() - path.lstat().st_ctime > _UNFINISHED_SECONDS
+    return False
+
+
+def _remove_dead(path: Path) -> bool:
+    """Removes a socket without a listener; returns True if it is gone.
+
+    Another instance may put its socket there at this moment. The file is therefore renamed first, and put back if it
+    is not the one that was examined.
+    """
+    try:
+        before = path.lstat()
+        if not stat.S_ISSOCK(before.st_mode) or not _is_refused(path):
+            return False
+        if _HIDDEN.fullmatch(path.name) and not _is_old(path):
+            return False
+        aside = hidden_name(path)
+        path.rename(aside)
+        there = aside.lstat()
+        if (there.st_dev, there.st_ino) != (before.st_dev, before.st_ino):
+            with suppress(FileExistsError):
+                os.link(aside, path, follow_symlinks=False)
+            aside.unlink()
+            return False
+        aside.unlink()
+    except OSError:
+        return False
+    return True
+
+
+def _is_refused(path: Path) -> bool:
+    """Returns True if no process listens on a socket. Never waits."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.setblocking(False)
+        return asking.connect_ex(os.fspath(path)) == errno.ECONNREFUSED

@@ -97,13 +97,19 @@ class FileLock:
         self._turn = asyncio.Lock()
         self._descriptor: int | None = None
         """Open while the lock is held."""
+        self._waiting: dict[asyncio.Timeout, float] = {}
+        """Time limits of coroutines that wait for their turn, in seconds from the latest release."""
 
     async def acquire(self, limit: float | None = None) -> None:
-        """Waits for the lock, at most ``limit`` seconds: then LockTimeoutError. OSError if it cannot be opened."""
+        """Waits for the lock. Raises LockTimeoutError after ``limit`` seconds, and OSError if it cannot be opened.
+
+        The time starts again when another coroutine of this process releases the lock: what counts is how long one
+        holder takes, not how many wait. The last time starts at this coroutine's turn.
+        """
         mine = False
         try:
             async with asyncio.timeout(limit) as scope:
-                mine = await self._turn.acquire()
+                mine = await self._own_turn(scope, limit)
                 # Polled, since a thread that blocks in flock(2) cannot be cancelled and would outlive the event loop.
                 delay = _FIRST_DELAY
                 while not self._try():
@@ -117,6 +123,15 @@ class FileLock:
                 why = "another instance, or a slow disk, holds it" if mine else own
                 raise LockTimeoutError(f"{self.path} could not be had within {limit:g} s: {why}") from None
             raise
+
+    async def _own_turn(self, scope: asyncio.Timeout, limit: float | None) -> bool:
+        if limit is not None:
+            self._waiting[scope] = limit
+        try:
+            mine = await self._turn.acquire()
+        finally:
+            self._waiting.pop(scope, None)
+        return mine
 
     def _try(self) -> bool:
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -137,6 +152,10 @@ class FileLock:
         os.close(self._descriptor)
         self._descriptor = None
         self._turn.release()
+        now = asyncio.get_running_loop().time()
+        for scope, limit in self._waiting.items():
+            if not scope.expired():
+                scope.reschedule(now + limit)
 
     @asynccontextmanager
     async def hold(self, limit: float | None = None) -> AsyncIterator[None]:

@@ -79,6 +79,40 @@ async def test_coroutines_of_one_process_take_turns(short_root: Path) -> None:
             group.create_task(enter())
 
 
+async def test_the_limit_of_a_lock_does_not_count_the_queue(short_root: Path) -> None:
+    """Four calls that each take longer than a quarter of the limit: a slow disk must not fail the last ones."""
+    lock, done = FileLock(short_root / "lock"), []
+
+    async def slow(name: int) -> None:
+        async with lock.hold(limit=0.5):
+            await asyncio.sleep(0.2)
+            done.append(name)
+
+    async with asyncio.TaskGroup() as group:
+        for name in range(6):
+            group.create_task(slow(name))
+    assert done == list(range(6)), "in order"
+
+
+async def test_the_limit_of_a_lock_counts_one_holder(short_root: Path) -> None:
+    """Progress before it does not excuse a holder that hangs, in this process or in another."""
+    lock, other = FileLock(short_root / "lock"), FileLock(short_root / "lock")
+    await lock.acquire()
+    waiting = [asyncio.create_task(lock.acquire(limit=0.3)) for _ in range(2)]
+    await asyncio.sleep(0.2)
+    await asyncio.sleep(0)
+    lock.release()
+    await waiting[0]
+    with pytest.raises(LockTimeoutError, match="earlier calls of this process"):
+        await waiting[1]
+    lock.release()
+    async with other.hold():
+        began = asyncio.get_running_loop().time()
+        refused = await asyncio.gather(*(lock.acquire(limit=0.2) for _ in range(5)), return_exceptions=True)
+        assert asyncio.get_running_loop().time() - began < 0.6, "not one after the other"
+    assert all(isinstance(one, LockTimeoutError) for one in refused)
+
+
 async def test_lock_on_a_removed_file_is_taken_anew(short_root: Path) -> None:
     """A lock on a file without a name excludes nobody: it is noticed, and the file of that name is locked."""
     lock = FileLock(short_root / "lock")

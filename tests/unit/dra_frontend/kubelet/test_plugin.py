@@ -134,9 +134,9 @@ async def test_a_broken_service_fails_claims_not_the_call(short_root: Path, capl
     async with KubeletPlugin("dra.cpu", Door(broken), paths):
         with caplog.at_level(logging.ERROR):
             answers = await prepare(paths.dra, "a", "b")
-        assert "a bug" in answers["a"].error
-        assert "a bug" in answers["b"].error
-        assert "a bug" in (await unprepare(paths.dra, "c"))["c"].error
+        assert answers["a"].error == "dra.cpu: prepare failed with an internal error; see the log of dra-frontend"
+        assert answers["b"].error == answers["a"].error
+        assert "unprepare failed with an internal error" in (await unprepare(paths.dra, "c"))["c"].error
     ours = [record.__dict__ for record in caplog.records if record.name.startswith("dra_frontend")]
     assert [ours[0][key] for key in ("msg", "call", "claims")] == ["call failed", "prepare", 2]
     assert "Traceback" in caplog.text
@@ -274,3 +274,38 @@ async def test_sockets_that_somebody_removed_come_back(short_root: Path) -> None
             request = pluginregistration_pb2.InfoRequest()
             await call(f"{REGISTRATION}/GetInfo", request, pluginregistration_pb2.PluginInfo)
     assert list(paths.dra.parent.iterdir()) == list(paths.registration.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("data", [b"\xff garbage", b"\x0a\x05ab", b"\x0a\x04\x0a\x02\xff\xfe"])
+@pytest.mark.parametrize("name", ["NodePrepareResources", "NodeUnprepareResources"])
+async def test_a_request_that_cannot_be_decoded_is_an_invalid_argument(
+    short_root: Path, name: str, data: bytes
+) -> None:
+    """In plain words. gRPC's own answer is UNKNOWN with the name of a Python class."""
+    paths = PluginPaths.below(short_root, "dra.cpu", POD)
+    async with (
+        KubeletPlugin("dra.cpu", Door(), paths),
+        grpc.aio.insecure_channel(f"unix:{paths.dra}") as channel,
+    ):
+        for version in (V1, V1.replace(".v1.", ".v1beta1.")):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await channel.unary_unary(f"{version}/{name}")(data, timeout=5)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert caught.value.details() == f"dra.cpu: {name}: the request is not a message of this method"
+
+
+async def test_an_error_beside_the_claims_is_answered_as_internal(short_root: Path) -> None:
+    """The counter of calls fails, which is no claim's fault."""
+
+    def fail(*_: Any) -> None:
+        raise KeyError("secret")
+
+    paths = PluginPaths.below(short_root, "dra.cpu", POD)
+    async with (
+        KubeletPlugin("dra.cpu", Door(), paths, count=fail),
+        grpc.aio.insecure_channel(f"unix:{paths.dra}") as channel,
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(f"{V1}/NodePrepareResources")(b"", timeout=5)
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert caught.value.details() == "dra.cpu: NodePrepareResources: internal error; see the log of dra-frontend"

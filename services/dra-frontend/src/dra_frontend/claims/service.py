@@ -189,5 +189,5 @@ def _failure(claim: object, error: Exception, unusable: str = "the CDI directory
             text = f"{claim}: {error}"
         case _:
             _log.error("claim failed", extra={"claim": str(claim)}, exc_info=error)
-            text = f"{claim}: internal error {error!r}; see the log of dra-frontend"
+            text = f"{claim}: internal error; see the log of dra-frontend"
     return Answer(error=text)

@@ -9,13 +9,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, Literal, Protocol
 
 import grpc
 from numa_contract.errors import cut_answer
 
 from dra_frontend._pb import dra_v1_pb2 as pb
+from dra_frontend.kubelet.calls import unary
 
 _log = logging.getLogger(__name__)
 
@@ -97,13 +97,13 @@ class DraService:
         try:
             async with asyncio.timeout(limit) as scope:
                 answers = await ask(self._driver, claims)
-        except Exception as error:  # noqa: BLE001 - it becomes the answer
+        except Exception:  # noqa: BLE001 - it becomes the answer
             if scope.expired():
                 _log.warning("call out of time", extra={**extra, "seconds": limit})
                 missing = f"{self._driver}: {call} did not end within {limit:.1f} s; the kubelet will try again"
             else:
                 _log.exception("call failed", extra=extra)
-                missing = f"{self._driver}: {call} failed with an internal error, {error!r}; see the driver's log"
+                missing = f"{self._driver}: {call} failed with an internal error; see the log of dra-frontend"
         answered = {claim.uid: answers.get(claim.uid, Answer(error=missing)) for claim in claims}
         if self._count is not None:
             failed = [answer.error is not None for answer in answered.values()]
@@ -112,13 +112,19 @@ class DraService:
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
         """Returns the gRPC services, one for each version."""
-        ask = grpc.unary_unary_rpc_method_handler
-        unprepare = ask(partial(self.answer, "unprepare"), read_claims, write_unprepared)
+
+        async def unprepare(data: bytes, context: Any) -> bytes:
+            return write_unprepared(await self.answer("unprepare", read_claims(data), context))
+
         services = []
         for service in DRA_SERVICES:
-            writer = partial(write_prepared, share_ids=service.startswith("v1."))
-            prepare = ask(partial(self.answer, "prepare"), read_claims, writer)
-            methods = {"NodePrepareResources": prepare, "NodeUnprepareResources": unprepare}
+
+            async def prepare(data: bytes, context: Any, *, share_ids: bool = service.startswith("v1.")) -> bytes:
+                answers = await self.answer("prepare", read_claims(data), context)
+                return write_prepared(answers, share_ids=share_ids)
+
+            works = {"NodePrepareResources": prepare, "NodeUnprepareResources": unprepare}
+            methods = {name: unary(f"{self._driver}: {name}", work) for name, work in works.items()}
             services.append(grpc.method_handlers_generic_handler(f"{_PACKAGE}.{service}", methods))
         return services
 

@@ -20,6 +20,7 @@ from numa_node.addresses import check_socket_path
 from numa_node.log import Complaints
 
 from dra_frontend._pb import pluginregistration_pb2 as pb
+from dra_frontend.kubelet.calls import unary
 from dra_frontend.kubelet.dra import DRA_SERVICES, ClaimsService, Count, DraService
 from dra_frontend.kubelet.health import HEALTH_SERVICES, HealthBoard
 from dra_frontend.node.sockets import PlacedSocket, hidden_name
@@ -118,8 +119,8 @@ class KubeletPlugin:
     async def register(self) -> None:
         """Puts up the registration socket: from now on the kubelet calls. It stays: a restarted kubelet asks again."""
         methods = {
-            "GetInfo": grpc.unary_unary_rpc_method_handler(self._get_info),
-            "NotifyRegistrationStatus": grpc.unary_unary_rpc_method_handler(self._notify),
+            "GetInfo": unary(f"{self._driver}: GetInfo", self._get_info),
+            "NotifyRegistrationStatus": unary(f"{self._driver}: NotifyRegistrationStatus", self._notify),
         }
         handlers = [grpc.method_handlers_generic_handler(_REGISTRATION, methods)]
         self._served.append(await ServedSocket.open(self._paths.registration, handlers))

@@ -20,7 +20,7 @@ from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.node.sockets import listen_unix
 from dra_frontend.publishing.offer import Offer, Snapshot, snapshot
-from dra_frontend.state_endpoint.server import HttpServer, StateApp, pages
+from dra_frontend.state_endpoint.server import Bodies, HttpServer, RequestRefusedError, StateApp, pages
 from numa_contract.config import Config
 from numa_contract.names import DRIVERS
 from numa_contract.reports import MAX_STATE_BYTES
@@ -171,6 +171,54 @@ async def test_a_body_is_bounded_before_it_is_read(endpoint: Endpoint) -> None:
             except (aiohttp.ClientConnectionError, ConnectionResetError):
                 pass  # it stopped reading
     assert endpoint.backend.containers == {}
+
+
+async def test_large_bodies_together_are_bounded_and_small_ones_are_read(endpoint: Endpoint) -> None:
+    """A flood of large states costs the memory of two. The lease of the backend is read beside them."""
+    held, began = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b" " * (MAX_STATE_BYTES - 1)
+        began.release()
+        await held.wait()
+
+    async def send() -> int:
+        async with endpoint.client.put("http://node/v1/backend", data=slow()) as answer:
+            return answer.status
+
+    slow_ones = [asyncio.create_task(send()) for _ in range(2)]
+    async with asyncio.timeout(20):
+        for _ in slow_ones:
+            await began.acquire()
+        large = b" " * (MAX_STATE_BYTES // 2)
+        refused = 0
+        while not refused:  # until both have arrived
+            try:
+                async with endpoint.client.put("http://node/v1/backend", data=io.BytesIO(large)) as answer:
+                    refused = answer.status if answer.status == 503 else 0
+            except (aiohttp.ClientConnectionError, ConnectionResetError):
+                refused = 503  # it stopped reading
+        assert (await endpoint.put("/v1/backend", LEASE))[0] == 200
+        held.set()
+        assert await asyncio.gather(*slow_ones) == [422, 422]
+        async with endpoint.client.put("http://node/v1/backend", data=io.BytesIO(large)) as answer:
+            assert answer.status == 422, "the memory is free again"
+
+
+async def test_a_body_that_does_not_arrive_is_given_up() -> None:
+    """A sender that stops in the middle of a body holds none of the memory for others."""
+
+    async def receive() -> dict[str, Any]:
+        if first:
+            return first.pop()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    bodies = Bodies(seconds=0.01)
+    for _ in range(5):
+        first = [{"type": "http.request", "body": b" " * MAX_STATE_BYTES, "more_body": True}]
+        with pytest.raises(RequestRefusedError, match=r"the body did not arrive within 0\.01 s"):
+            await bodies.read(receive)
 
 
 async def test_a_backend_of_the_last_release_reports(endpoint: Endpoint) -> None:

@@ -18,10 +18,10 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from dra_frontend.state_endpoint.page import page
 from dra_frontend.state_endpoint.server import (
+    Bodies,
     RequestRefusedError,
     StateSource,
     pages,
-    read_body,
     records_after,
     take_state,
 )
@@ -75,7 +75,7 @@ def _response(look: Callable[[], Page]) -> Response:
     return Response(found.body, found.status, dict(found.headers), found.kind)
 
 
-def _add_former_routes(app: FastAPI, state: StateSource) -> None:
+def _add_former_routes(app: FastAPI, state: StateSource, bodies: Bodies) -> None:
     """Adds ``PUT /v1/containers``, and ``PUT`` and ``DELETE`` of one container.
 
     A backend of release 0.1.0 reports by these. Kept for one release, for upgrades.
@@ -84,7 +84,7 @@ def _add_former_routes(app: FastAPI, state: StateSource) -> None:
     async def put(request: Request) -> Response:
         named = request.path_params.get("id")
         try:
-            body = await read_body(request.receive)
+            body = await bodies.read(request.receive)
             reports = _FORMER_LIST.validate_json(body) if named is None else [ContainerReport.model_validate_json(body)]
         except ValidationError as error:
             raise HTTPException(422, "a report cannot be read") from error
@@ -103,7 +103,7 @@ def _add_former_routes(app: FastAPI, state: StateSource) -> None:
         app.add_api_route(f"/v1/containers{path}", endpoint, methods=[method], include_in_schema=False)
 
 
-def state_app(state: StateSource) -> FastAPI:
+def state_app(state: StateSource, bodies: Bodies) -> FastAPI:
     """Returns the application of the unix socket."""
     app = FastAPI(title="dra-driver-numa state", version=__version__, docs_url=None, redoc_url=None)
     _add_views(app, state)
@@ -124,14 +124,14 @@ def state_app(state: StateSource) -> FastAPI:
     @app.put("/v1/backend")
     async def renew(request: Request) -> StateAnswer:
         """Takes the backend's lease, metrics and the state of all containers; answers which state of them is known."""
-        return take_state(state, await read_body(request.receive))
+        return take_state(state, await bodies.read(request.receive))
 
     @app.exception_handler(RequestRefusedError)
     async def refused(_request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestRefusedError)  # noqa: S101  for the type checker: no other comes here
         return JSONResponse({"detail": str(error)}, error.status)
 
-    _add_former_routes(app, state)
+    _add_former_routes(app, state, bodies)
     for path, look in {**pages(state), **page(state)}.items():
         show = _showing(partial(_response, look))
         app.add_api_route(path, show, name=path[1:], response_class=PlainTextResponse, response_model=None)

@@ -5,7 +5,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import parse_qs
 
 import uvicorn
@@ -21,6 +21,12 @@ from dra_frontend.publishing.offer import Offer
 _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _App = Callable[[MutableMapping[str, Any], _Receive, _Send], Awaitable[None]]
+
+
+_BODY_SECONDS: Final = 10.0
+_SMALL_BODY: Final = 256 << 10
+"""Bytes up to which a body is read whatever else is being read: a lease, or the state of an ordinary node."""
+_MOST_BUFFERED: Final = 2 * MAX_STATE_BYTES
 
 
 class StateSource(Protocol):
@@ -77,19 +83,42 @@ class RequestRefusedError(Exception):
         super().__init__(text)
 
 
-async def read_body(receive: _Receive) -> bytes:
-    """Returns the body of a request; status 413 for one that is too large, before it is read."""
-    body = bytearray()
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise RequestRefusedError(400, "the sender has gone")
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-        if len(body) > MAX_STATE_BYTES:
-            raise RequestRefusedError(413, f"the body has more than {MAX_STATE_BYTES} bytes")
-    return bytes(body)
+class Bodies:
+    """Reads the bodies of requests. Their size, the time for one, and the memory for all of them are bounded."""
+
+    def __init__(self, seconds: float = _BODY_SECONDS) -> None:
+        self._seconds = seconds
+        self._buffered = 0
+        """Bytes of large bodies that are being read."""
+
+    async def read(self, receive: _Receive) -> bytes:
+        """Returns the body of a request.
+
+        Raises RequestRefusedError for one that is too large, takes too long, or arrives together with other large ones.
+        """
+        body, counted = bytearray(), 0
+        try:
+            async with asyncio.timeout(self._seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise RequestRefusedError(400, "the sender has gone")
+                    body += message.get("body", b"")
+                    if len(body) > MAX_STATE_BYTES:
+                        raise RequestRefusedError(413, f"the body has more than {MAX_STATE_BYTES} bytes")
+                    counted += self._count(len(body) - counted if len(body) > _SMALL_BODY else 0)
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            raise RequestRefusedError(408, f"the body did not arrive within {self._seconds:g} s") from None
+        finally:
+            self._buffered -= counted
+
+    def _count(self, more: int) -> int:
+        if self._buffered + more > _MOST_BUFFERED:
+            raise RequestRefusedError(503, f"other large bodies are being read; send those over {_SMALL_BODY} in turn")
+        self._buffered += more
+        return more
 
 
 def take_state(state: StateSource, body: bytes) -> StateAnswer:
@@ -114,6 +143,7 @@ class StateApp:
 
     def __init__(self, state: StateSource) -> None:
         self._state = state
+        self._bodies = Bodies()
         self._others: _App | None = None
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: _Receive, send: _Send) -> None:
@@ -124,7 +154,7 @@ class StateApp:
             return
         try:
             if asked[0] == "PUT":
-                status, answer = 200, take_state(self._state, await read_body(receive)).model_dump_json()
+                status, answer = 200, take_state(self._state, await self._bodies.read(receive)).model_dump_json()
             else:
                 status, answer = (
                     200,
@@ -140,14 +170,14 @@ class StateApp:
     async def _app_for_people(self) -> _App:
         if self._others is None:
             # In a thread: the import takes some 0.3 s, and nobody else waits for that.
-            self._others = await asyncio.to_thread(_import_app, self._state)
+            self._others = await asyncio.to_thread(_import_app, self._state, self._bodies)
         return self._others
 
 
-def _import_app(state: StateSource) -> _App:
+def _import_app(state: StateSource, bodies: Bodies) -> _App:
     from dra_frontend.state_endpoint.api import state_app  # noqa: PLC0415
 
-    return state_app(state)
+    return state_app(state, bodies)
 
 
 def _after(query: bytes) -> int | None:

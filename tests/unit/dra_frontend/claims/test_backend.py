@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from dra_frontend.claims.backend import BackendView, read_state
 from numa_contract.config import Config
+from numa_contract.errors import MalformedError
 from numa_contract.reports import LEASE_SECONDS, BackendStatus, ContainerReport
 
 from tests.rigs.cpu_time import cpu_seconds
@@ -259,3 +260,13 @@ def test_static_managers_are_a_warning_while_the_lease_is_live() -> None:
     assert "set cpuManagerPolicy: none and memoryManagerPolicy: None" in warning
     clock.now += LEASE_SECONDS + 1
     assert live.warnings == []
+
+
+def test_reports_of_a_former_backend_are_bounded_like_those_of_the_present_one(view: BackendView) -> None:
+    """They arrive in many requests, each of which is small."""
+    some = [ContainerReport.model_validate(container(f"c{number}")) for number in range(10_000)]
+    view.take_former(some)
+    more = [ContainerReport.model_validate(container(f"d{number}")) for number in range(10_000)]
+    with pytest.raises(MalformedError, match="has 20001 containers, more than 20000"):
+        view.take_former(more)
+    assert len(view.containers) == 10_001

@@ -12,6 +12,7 @@ from dra_frontend.claims.on_demand import HugepagesOnDemand
 from dra_frontend.node.host_tree import HostTree
 from dra_frontend.node.hugepage_pools import KernelPools
 from dra_frontend.node.machine_watch import MachineWatch
+from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config, OnDemandPages
 
 from tests.rigs.builders import NODE, claim, result
@@ -194,3 +195,12 @@ async def test_pages_are_not_given_back_while_a_lost_claim_may_have_them(tmp_pat
     node.on_demand._changes = object()
     await node.on_demand.provide()
     assert node.pages == 0
+
+
+async def test_pages_that_records_need_are_made_again(tmp_path: Path) -> None:
+    """Prepare saw them in an older reading of the machine, and they were given back at the same time."""
+    node = Node(tmp_path, Api())
+    held = ClaimFile("dra.memory", "u", None, frozenset(), memory={"hugepages-1g-numa000": 2 << 30})
+    node.ledger = Ledger({("dra.memory", "u"): held})
+    await node.follow()
+    assert node.pages == 2

@@ -157,7 +157,8 @@ class BackendView:
     def take_former(self, reports: Iterable[ContainerReport]) -> None:
         """Takes reports of a backend of release 0.1.0.
 
-        Only the latest refused attempt to create a container is kept: CRI-O never removes any.
+        Only the latest refused attempt to create a container is kept: CRI-O never removes any. Raises MalformedError
+        if there are too many containers, as read_state() does.
         """
         containers = dict(self.containers)
         for report in reports:
@@ -167,6 +168,8 @@ class BackendView:
                     if one.refused and one.state == "unknown" and (one.pod_uid, one.name) == attempt:
                         del containers[one.id]
             containers[report.id] = report
+        if len(containers) > _MOST_REPORTS:
+            raise MalformedError("backend state", "", f"has {len(containers)} containers, more than {_MOST_REPORTS}")
         self.containers = containers
 
     def drop_former(self, container_id: str) -> None:

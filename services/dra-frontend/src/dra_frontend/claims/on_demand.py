@@ -163,7 +163,8 @@ class HugepagesOnDemand:
         """Makes or frees pages; returns for each result of the device, by UID, why it cannot have its own, or "".
 
         The pool never becomes larger than what the device offers, whatever claims request, and does not shrink while
-        pages of it may belong to a claim whose record is lost.
+        pages of it may belong to a claim whose record is lost. Prepare decides by the latest reading of the machine and
+        may have allocated pages that were given back since: pages that records need are always made again.
         """
         node, page = device.numa_node, device.page_bytes
         asked = [
@@ -173,14 +174,17 @@ class HugepagesOnDemand:
             if (one.pool, one.device) == (pool, device.name)
         ]
         ledger, reserved = self._ledger(), self._config.reserved_bytes(node, page)
-        kept = ledger.claimed_bytes().get(device.name, 0) + reserved
+        claimed = ledger.claimed_bytes().get(device.name, 0)
+        kept = claimed + reserved
         needed, problem, made = -(-(kept + sum(size for _, _, size in asked)) // page), "", 0
         wanted = min(needed, -(-max(kept, device.amount + reserved) // page))
         try:
             made = self._pools.pages(node, page)
             if made > wanted and not _is_unknown(ledger):
                 self._pools.resize(node, page, wanted)
-            elif made < wanted and any(uid not in self._answered for uid, _, _ in asked):
+            elif made < wanted and (
+                (claimed and made * page < kept) or any(uid not in self._answered for uid, _, _ in asked)
+            ):
                 end = time.monotonic() + _SECONDS
                 self._pools.grow(node, page, wanted, lambda: end - time.monotonic())
             made = self._pools.pages(node, page)

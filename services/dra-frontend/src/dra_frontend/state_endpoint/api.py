@@ -11,6 +11,7 @@ from typing import Any, Final
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from numa_contract import __version__
+from numa_contract.errors import MalformedError
 from numa_contract.records import RECORD_VERSION
 from numa_contract.reports import REPORT_VERSION, ContainerReport, RecordsAnswer, StateAnswer
 from numa_node.probes import Page
@@ -90,7 +91,10 @@ def _add_former_routes(app: FastAPI, state: StateSource, bodies: Bodies) -> None
             raise HTTPException(422, "a report cannot be read") from error
         if named is not None and reports[0].id != named:
             raise HTTPException(422, "the report is about another container than the path")
-        state.backend.take_former(reports)
+        try:
+            state.backend.take_former(reports)
+        except MalformedError as error:
+            raise HTTPException(422, str(error)) from error
         state.reported()
         return Response(status_code=204)
 

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dra_frontend.allocation.alignment import Key, OtherDevices
 from dra_frontend.api_server.errors import KubeError, UnavailableError
+from dra_frontend.api_server.other_devices import read_others
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import ClaimFiles
 from dra_frontend.claims.journal import Journal
@@ -43,6 +45,8 @@ class Claims:
         """Which namespaces were listed; "" is the whole cluster."""
         self.read: list[str] = []
         """Which claims were read, by name."""
+        self.slices: list[dict[str, Any]] = []
+        """ResourceSlices of other drivers."""
         for document in documents:
             self.add(document)
 
@@ -83,6 +87,14 @@ class Claims:
             if not namespace or one["metadata"]["namespace"] == namespace:
                 yield one
 
+    async def list_slices_of(self, driver: str, node_name: str) -> AsyncGenerator[dict[str, Any], None]:
+        """Lists the slices of a driver on a node, or those of no single node, unless it is away."""
+        if self.away is not None:
+            raise self.away
+        for one in self.slices:
+            if (one["spec"]["driver"], one["spec"].get("nodeName", "")) == (driver, node_name):
+                yield one
+
 
 class Frontend:
     """One instance. By default its backend enforces, and CPU 0 of a small machine is reserved."""
@@ -115,12 +127,15 @@ class Frontend:
         """Whether the kubelet adds claims to limits."""
         self.recovery = Recovery(NODE, *parts, self.config, self._counted, clock=lambda: self.now)
         self.reconciler = Reconciler(NODE, self.api, self.store, self.backend)
-        self.claims = NodeClaims(*parts, self.recovery, self.config, self._counted, backend_wait=wait)
+        self.claims = NodeClaims(*parts, self.recovery, self.config, self._counted, self._others, backend_wait=wait)
         if enforced:
             self.enforce(active=active)
 
     async def _counted(self, _driver: str) -> bool:
         return self.counted
+
+    async def _others(self, wanted: frozenset[Key]) -> OtherDevices:
+        return await read_others(self.api, NODE, wanted, seconds=0.5)
 
     def enforce(self, *, active: bool = True, complete: bool = True) -> None:
         """Renews the backend's lease."""

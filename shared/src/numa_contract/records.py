@@ -118,6 +118,15 @@ class AllocationResult(RecordPart):
         return self.request.partition("/")[0]
 
 
+class JoinedAttribute(RecordPart):
+    """Values that matchAttribute constraints of a claim demanded of CPUs."""
+
+    attribute: str
+    """Name with its domain, ``resource.kubernetes.io/numaNode``."""
+    values: tuple[int | bool | str, ...]
+    """One value per constraint, without duplicates."""
+
+
 class CpuAllocation(RecordPart):
     """The CPUs that one allocation result was given."""
 
@@ -125,6 +134,8 @@ class CpuAllocation(RecordPart):
     """Base name of the request."""
     device: str
     cpus: CpuSet
+    joined: tuple[JoinedAttribute, ...] = ()
+    """Empty if the device has only one value of each joined attribute."""
 
 
 class MemoryAllocation(RecordPart):

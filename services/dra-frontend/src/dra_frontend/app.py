@@ -30,6 +30,7 @@ from numa_node.readiness import Readiness
 from dra_frontend.api_server.client import KubeClient, connect
 from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.api_server.errors import KubeError
+from dra_frontend.api_server.other_devices import read_others
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.device_status import DeviceStatus
 from dra_frontend.claims.directory import ClaimFiles
@@ -107,7 +108,7 @@ class Service:
         pools = KernelPools(HostTree(settings.host_root))
         books = lambda: self.store.ledger, lambda: self.watch.inventory
         self.on_demand = HugepagesOnDemand(client, pools, *books, config) if config.hugepages_on_demand else None
-        self.claims = NodeClaims(*parts, self.recovery, config, self._counted)
+        self.claims = NodeClaims(*parts, self.recovery, config, self._counted, partial(read_others, client, node))
         boards = {driver: HealthBoard() for driver in DRIVERS}
         self.publishers = {
             driver: Publisher(client, driver, node, partial(self.node_events.notify, subject=driver))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from dra_frontend.commands import cli
+from numa_contract.cpuset import parse_cpu_list
 
 from tests.rigs.builders import cpu_record, write_claim
 from tests.rigs.trees import captured, small_machine, write_tree
@@ -280,3 +281,28 @@ def test_only_a_sane_number_of_times(times: str, capsys: pytest.CaptureFixture[s
         cli.main(["simulate", "--claim", "x", "-n", times])
     assert caught.value.code == 2
     assert "from 1 to 1024" in capsys.readouterr().err
+
+
+def test_cpus_of_a_device_with_several_nodes_are_those_of_the_joined_device(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Simulated as the driver prepares: on the node of the memory or of another driver's device, or refused."""
+    config = written(tmp_path / "config.yaml", {"groupBy": "machine", "reservedCPUs": "0"})
+    numa = "resource.kubernetes.io/numaNode"
+    selector = {"selectors": [{"cel": {"expression": 'device.attributes["dra.cpu"].numaNodeID == 1'}}]}
+    near_memory = [request("cpus", amount=4), request("memory", "dra.memory", "1Gi", **selector)]
+    near_gpu = [request("cpus", amount=4), request("gpu", "gpu.example.com")]
+    for number, wanted in enumerate([near_memory, near_gpu]):
+        document = claim("c", *wanted, constraints=[{"matchAttribute": numa}])
+        path = written(tmp_path / f"{number}.yaml", document, *foreign("gpu.example.com", numa))
+        arguments = ["--host-root", str(root), "--config", config, "--claim", path, "-n", "5"]
+        status, outcome, _ = run(capsys, *arguments)
+        rows = [row["claims"][0]["devices"] for row in outcome["outcomes"] if row["fits"]]
+        assert {int(cpu) % 16 >= 8 for row in rows for cpu in _ids(row[0]["cpus"])} == {True}
+        if wanted is near_memory:
+            assert (status, outcome["fit"]) == (3, 4)
+            assert "matchAttribute resource.kubernetes.io/numaNode demands 4 CPUs" in reasons(outcome)
+
+
+def _ids(text: str) -> list[int]:
+    return sorted(parse_cpu_list(text))

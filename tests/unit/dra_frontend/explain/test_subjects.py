@@ -5,11 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from dra_frontend.allocation.claim import read_claim
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.commands.classes import known_classes
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.explain.known import Known, read_backend, read_containers, read_devices, read_records
-from dra_frontend.explain.pending import explain_pending
+from dra_frontend.explain.pending import explain_pending, joined_devices
 from dra_frontend.explain.subjects import UnknownSubjectError, explain_known
 from dra_frontend.explain.text import explanation_text
 from numa_contract.cdi import ClaimFile
@@ -18,7 +19,7 @@ from numa_contract.cpuset import format_cpu_list
 from numa_contract.records import AllocationRecord, CpuParameters
 from numa_contract.reports import ContainerReport
 
-from tests.rigs.builders import NODE, claim, cpu_record, cpus, memory, memory_record, opaque, report
+from tests.rigs.builders import NODE, claim, cpu_record, cpus, memory, memory_record, opaque, report, result
 from tests.rigs.decisions import decided, view
 from tests.strategies.machines import assemble, even_cores
 
@@ -309,3 +310,28 @@ def test_a_claim_that_is_allocated_and_not_prepared() -> None:
     known = replace(known, hindrances=("NRI is off",))
     assert pending(known, waiting(wish("r", "2")))[1] == ["NRI is off"]
     assert pending(known, claim("u", memory("1Gi")))[1][0].endswith("fits; NRI is off")
+
+
+def test_a_claim_joined_with_memory_is_explained_by_its_node() -> None:
+    """CPUs are chosen within the joined node, and only there another choice would be better."""
+    inventory = build_inventory(MACHINE, Config(group_by="machine", reserved_cpus=frozenset({0})), NODE)
+    document = claim("u0", cpus(2, "r", "cpudevmachine"), memory("1Gi", node=1))
+    document["spec"] = {"devices": {"constraints": [{"matchAttribute": "resource.kubernetes.io/numaNode"}]}}
+    record = decided(read_claim(document), inventory=inventory)
+    known = replace(knowing([record]), inventory=inventory)
+    found, _ = told(known, "claim-u0")
+    why = found["has"][0]["why"]
+    assert why["joined"] == {"resource.kubernetes.io/numaNode": [1]}
+    assert why["text"] == "chosen anew now, with everything else as it is, they would be the same"
+    assert {place["place"].rpartition(" ")[2] for place in why["places"]} == {"1"}
+    assert "near:  resource.kubernetes.io/numaNode 1, as matchAttribute demands" in explanation_text(found, [])
+
+
+def test_a_claim_that_cannot_be_joined_is_explained_as_prepare_refuses_it() -> None:
+    inventory = build_inventory(MACHINE, Config(group_by="machine", reserved_cpus=frozenset({0})), NODE)
+    known = replace(knowing([]), inventory=inventory)
+    document = claim("u", cpus(2, "r", "cpudevmachine"), result("gpu", "gpu.example.com", "gpu-1", "p"))
+    document["spec"] = {"devices": {"constraints": [{"matchAttribute": "resource.kubernetes.io/numaNode"}]}}
+    assert joined_devices(known, document) == {("gpu.example.com", "p", "gpu-1")}
+    assert "the values of device p/gpu-1 are unknown" in pending(known, document)[1][0]
+    assert joined_devices(known, {"metadata": 3}) == frozenset()

@@ -25,6 +25,7 @@ _MOST_PODS: Final = 256
 _MOST_CONFIGS: Final = 64
 MOST_PARAMETERS: Final = 32
 _MOST_TERMS: Final = 64
+_MOST_CONSTRAINTS: Final = 32
 _HIGHEST_AMOUNT: Final = 1 << 63
 # Under which names a capacity is found: as published, or with or without the driver before it.
 _CAPACITIES: Final = {CPU_DRIVER: (CPU_CAPACITY, "cpu"), MEMORY_DRIVER: (MEMORY_CAPACITY, f"{MEMORY_DRIVER}/size")}
@@ -65,6 +66,35 @@ class OpaqueConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Match:
+    """A ``matchAttribute`` constraint: the devices of these requests have a value of the attribute in common."""
+
+    attribute: str
+    requests: frozenset[str]
+    """Base names or full names; empty for all requests of the claim."""
+
+    def covers(self, request: str) -> bool:
+        """Returns True if the constraint covers a result with that request, a full name."""
+        return not self.requests or request in self.requests or request.partition("/")[0] in self.requests
+
+
+@dataclass(frozen=True, slots=True)
+class OtherDevice:
+    """An allocation result of another driver."""
+
+    request: str
+    """Full name, ``request`` or ``request/subrequest``."""
+    driver: str
+    pool: str
+    device: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Driver, pool and name of the device."""
+        return self.driver, self.pool, self.device
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimView:
     """A claim. Everything that the driver needs of it, and nothing that changes under its hands."""
 
@@ -81,6 +111,9 @@ class ClaimView:
     """By driver, what is for monitoring only: it takes no device from its owner, nor counts as use (KEP-5018)."""
     configs: tuple[OpaqueConfig, ...]
     """For both our drivers. Later ones override earlier ones: those of classes come first, then the claim's."""
+    matches: tuple[Match, ...] = ()
+    others: tuple[OtherDevice, ...] = ()
+    """Results of other drivers, in the order of the scheduler; empty if the claim has no constraints."""
 
     def __str__(self) -> str:
         return f"claim {self.claim.namespace}/{self.claim.name}"
@@ -150,7 +183,9 @@ def read_claim(document: object) -> ClaimView:
         allocation = _field(status, "allocation", dict, {})
         devices, selector = _field(allocation, "devices", dict, {}), _field(allocation, "nodeSelector", dict, {})
         pods = [one for one in _objects(status, "reservedFor", _MOST_PODS) if one.get("resource") == "pods"]
-        results = [one for one in _objects(devices, "results", _MOST_RESULTS) if one.get("driver") in DRIVERS]
+        entries = _objects(devices, "results", _MOST_RESULTS)
+        results = [one for one in entries if one.get("driver") in DRIVERS]
+        matches = _matches(_field(_field(claim, "spec", dict, {}), "devices", dict, {}))
         # Administrative access or not, and the driver.
         read = [(_field(one, "adminAccess", bool, False), one["driver"], _result(one)) for one in results]
         return ClaimView(
@@ -162,6 +197,8 @@ def read_claim(document: object) -> ClaimView:
             results={driver: tuple([r for w, d, r in read if d == driver and not w]) for driver in DRIVERS},
             watched={driver: tuple([r for w, d, r in read if d == driver and w]) for driver in DRIVERS},
             configs=_configs(devices),
+            matches=matches,
+            others=tuple([_other(one) for one in entries if one.get("driver") not in DRIVERS]) if matches else (),
         )
     except (Refused, MalformedError) as error:
         raise Refused(f"{who}: {error}; is resource.k8s.io/v1 what the server speaks?") from error
@@ -171,6 +208,22 @@ def _names(term: Mapping[str, Any]) -> frozenset[str]:
     fields = _objects(term, "matchFields", _MOST_TERMS)
     demanded = [f for f in fields if f.get("key") == "metadata.name" and f.get("operator") == "In"]
     return frozenset(name for field in demanded for name in _texts(field, "values"))
+
+
+def _matches(devices: Mapping[str, Any]) -> tuple[Match, ...]:
+    """Returns the matchAttribute constraints of a claim's spec. The scheduler alone can satisfy all other kinds."""
+    entries = _objects(devices, "constraints", _MOST_CONSTRAINTS)
+    return tuple(
+        [
+            Match(attribute, frozenset(_texts(one, "requests")))
+            for one in entries
+            if (attribute := _field(one, "matchAttribute", str, ""))
+        ]
+    )
+
+
+def _other(entry: Mapping[str, Any]) -> OtherDevice:
+    return OtherDevice(*[_field(entry, key, str) for key in ("request", "driver", "pool", "device")])
 
 
 def _result(entry: Mapping[str, Any]) -> AllocationResult:

@@ -8,14 +8,15 @@ hold, where the record of what was allocated is lost.
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import permutations
+from dataclasses import dataclass, field, replace
+from itertools import islice, permutations
 from typing import Final
 
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import CPU_DRIVER
-from numa_contract.records import AllocationResult, CpuAllocation, CpuParameters
+from numa_contract.records import AllocationResult, CpuAllocation, CpuParameters, JoinedAttribute
 
+from dra_frontend.allocation.alignment import Join, Value, Way, no_way, ways
 from dra_frontend.allocation.claim import Refused, amount_of, count_of
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory
@@ -27,6 +28,8 @@ from dra_frontend.placement.allocator import NoCpusError, allocate
 _PERMUTED: Final = 4
 _MOST_ORDERS: Final = 24
 _MOST_CHOICES: Final = 64
+_MOST_WAYS: Final = 24
+"""Maximum number of ways to satisfy matchAttribute constraints in which the allocator is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +43,37 @@ class _Request:
     device: CpuDevice
     parameters: CpuParameters
     count: int
+    joined: Mapping[str, Sequence[Value]] = field(default_factory=dict)
+    """Values that matchAttribute constraints demand of the CPUs, by attribute; the device is reduced to these CPUs."""
 
     def strictness(self) -> tuple[int, ...]:
         """Orders the results of a device: the one with the least choice comes first."""
         wanted = self.parameters
         return (
             wanted.cpuset is None,
+            not self.joined,
             wanted.isolated == "ignore" and wanted.core_type == "any",
             wanted.l3 != "required",
             wanted.numa != "distribute",
             not wanted.full_physical_cores,
             -self.count,
         )
+
+    def within(self, way: Way) -> "_Request":
+        """Returns the same request for the CPUs that the constraints allow."""
+        device = replace(self.device, cpus=way.cpus[self.index])
+        return replace(self, device=device, joined=way.values_of(self.index))
+
+    @property
+    def joined_attributes(self) -> tuple[JoinedAttribute, ...]:
+        """The demanded values in the form of the record."""
+        return tuple([JoinedAttribute(attribute=name, values=values) for name, values in self.joined.items()])
+
+    @property
+    def place(self) -> str:
+        """The device and the values that were demanded, for texts."""
+        values = [f"{name} {' and '.join(map(str, values))}" for name, values in self.joined.items()]
+        return f"device {self.device.name}" + (f" with {', '.join(values)} (matchAttribute)" if values else "")
 
 
 def cpu_device(result: AllocationResult, inventory: Inventory) -> CpuDevice | None:
@@ -92,23 +114,28 @@ def allocate_cpus(
     parameters: Mapping[str, CpuParameters],
     inventory: Inventory,
     ledger: Ledger,
+    joins: Sequence[Join] = (),
 ) -> tuple[CpuAllocation, ...]:
     """Returns the CPUs of every result, in order; none of them is anybody else's. Raises Refused.
 
     ``parameters`` are by the requests' base names.
     """
-    choice = _Choice(uid, inventory, ledger, ledger.held_cpus(besides=uid))
-    by_device: defaultdict[str, list[_Request]] = defaultdict(list)
+    requests = []
     for index, result in enumerate(results):
         if (device := cpu_device(result, inventory)) is None:
             raise no_cpu_device(result, inventory)
-        request = _Request(index, result.request, device, parameters[result.base], cpu_count(result, device))
-        by_device[device.name].append(request)
-    chosen: dict[int, frozenset[int]] = {}
-    # Devices have no CPU in common, so that only results of the same one are in each other's way.
-    for requests in by_device.values():
-        chosen |= choice.of_device(requests)
-    return tuple([CpuAllocation(request=r.base, device=r.device, cpus=chosen[i]) for i, r in enumerate(results)])
+        count = cpu_count(result, device)
+        requests.append(_Request(index, result.request, device, parameters[result.base], count))
+    choice = _Choice(uid, inventory, ledger, ledger.held_cpus(besides=uid))
+    requests, chosen = choice.joined(requests, results, joins) if joins else (requests, choice.of_all(requests))
+    return tuple(
+        [
+            CpuAllocation(
+                request=result.base, device=result.device, cpus=chosen[place], joined=requests[place].joined_attributes
+            )
+            for place, result in enumerate(results)
+        ]
+    )
 
 
 def _orders(requests: Sequence[_Request]) -> Iterator[Sequence[_Request]]:
@@ -130,6 +157,31 @@ class _Choice:
     held: frozenset[int]
     """By other claims."""
 
+    def joined(
+        self, requests: Sequence[_Request], results: Sequence[AllocationResult], joins: Sequence[Join]
+    ) -> tuple[list[_Request], dict[int, frozenset[int]]]:
+        """Returns the requests within one way to satisfy the constraints, and their CPUs; raises Refused."""
+        offered, counts = [one.device.cpus for one in requests], [one.count for one in requests]
+        refusal = None
+        for way in islice(ways(joins, offered, counts, self.held), _MOST_WAYS):
+            narrowed = [one.within(way) for one in requests]
+            try:
+                return narrowed, self.of_all(narrowed)
+            except Refused as error:
+                refusal = refusal or error
+        raise refusal or no_way(joins, results, offered, counts, self.held)
+
+    def of_all(self, requests: Sequence[_Request]) -> dict[int, frozenset[int]]:
+        """Returns the CPUs of all results by index; raises Refused."""
+        by_device: defaultdict[str, list[_Request]] = defaultdict(list)
+        for request in requests:
+            by_device[request.device.name].append(request)
+        chosen: dict[int, frozenset[int]] = {}
+        # Devices have no CPU in common, so that only results of the same one are in each other's way.
+        for of_one in by_device.values():
+            chosen |= self.of_device(of_one)
+        return chosen
+
     def of_device(self, requests: Sequence[_Request]) -> dict[int, frozenset[int]]:
         """Returns the CPUs of all results of one device by index; raises Refused."""
         if len(requests) == 1:
@@ -141,7 +193,9 @@ class _Choice:
             refusal = error
         for request in requests:
             self._one(request, frozenset())  # a result that cannot be met even alone is refused for its own reason
-        if sum(request.count for request in requests) <= len(requests[0].device.cpus - self.held):
+        if sum(request.count for request in requests) <= len(
+            frozenset[int]().union(*(request.device.cpus for request in requests)) - self.held
+        ):
             for order in orders:
                 with suppress(Refused):
                     return self._in_order(order)
@@ -163,7 +217,7 @@ class _Choice:
         try:
             return allocate(offered, self.held | mine, request.count, layout, wanted)
         except NoCpusError as error:
-            text = f"request {request.name}: device {request.device.name}: {error}"
+            text = f"request {request.name}: {request.place}: {error}"
         if mine:
             text += f"; other requests of this claim have {format_cpu_list(mine)}"
         with suppress(NoCpusError):
@@ -189,7 +243,7 @@ class _Choice:
         inventory, device = self.inventory, request.device
         machine = inventory.machine
         present = machine.online | machine.offline
-        outside = f"are not of device {device.name}, which has {format_cpu_list(device.cpus)}: "
+        outside = f"are not of {request.place}, which has {format_cpu_list(device.cpus)}: "
         faults = [
             (named - present, f"contain CPUs that this machine does not have (present: {format_cpu_list(present)}): "),
             (named - machine.online, "contain offline cores: "),

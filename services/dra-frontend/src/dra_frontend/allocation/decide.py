@@ -12,6 +12,7 @@ from numa_contract.config import Config
 from numa_contract.names import CPU_DRIVER
 from numa_contract.records import AllocationRecord, CpuAllocation, CpuParameters, MemoryParameters, PodReference
 
+from dra_frontend.allocation.alignment import NO_OTHERS, OtherDevices, joins
 from dra_frontend.allocation.claim import ClaimView, Refused
 from dra_frontend.allocation.cpus import allocate_cpus, check_fraction, seen_cpus
 from dra_frontend.allocation.ledger import Ledger
@@ -31,12 +32,22 @@ class Judged:
     refusal: Refused | None
     """Why it cannot be prepared anew; a record that it has already stays."""
     config: Config
+    others: OtherDevices = NO_OTHERS
 
 
-def judge(view: ClaimView, driver: str, inventory: Inventory, config: Config, *, counted: bool = False) -> Judged:
+def judge(
+    view: ClaimView,
+    driver: str,
+    inventory: Inventory,
+    config: Config,
+    *,
+    counted: bool = False,
+    others: OtherDevices = NO_OTHERS,
+) -> Judged:
     """Reads what a claim wants of one driver, of which it has at least one result that takes something.
 
-    ``counted``: the kubelet adds it to limits itself, if it is prepared anew.
+    ``counted``: the kubelet adds it to limits itself, if it is prepared anew. ``others`` contains the devices of
+    :func:`~dra_frontend.allocation.alignment.needed_devices`.
     """
     results, refusal = view.results[driver], None
     fields: dict[str, Any] = {}
@@ -51,7 +62,7 @@ def judge(view: ClaimView, driver: str, inventory: Inventory, config: Config, *,
         refusal = error
     about = {"driver": driver, "claim": view.claim, "reserved_for": view.reserved_for, "results": results}
     blank = AllocationRecord(**about, **fields, counted=counted)
-    return Judged(view, blank, refusal, config)
+    return Judged(view, blank, refusal, config, others)
 
 
 def with_pods(record: AllocationRecord, pods: tuple[PodReference, ...]) -> AllocationRecord:
@@ -101,7 +112,8 @@ def _allocated(judged: Judged, inventory: Inventory, ledger: Ledger, *, rebuildi
             _check_named(blank)
         if config.max_claim_fraction < 1:
             check_fraction(blank.results, inventory, config.max_claim_fraction)
-        cpus = allocate_cpus(uid, blank.results, blank.parameters, inventory, ledger)
+        joined = joins(judged.view, inventory, judged.others) if judged.view.matches else ()
+        cpus = allocate_cpus(uid, blank.results, blank.parameters, inventory, ledger, joined)
         return blank.model_copy(update=_with_shared(blank, cpus, inventory))
     memory = allocate_memory(uid, blank.results, inventory, ledger, rebuilding=rebuilding)
     record = blank.model_copy(update={"memory": memory})

@@ -7,6 +7,7 @@ Every call is bounded in time and size, its answer is checked for its shape, and
 import asyncio
 import logging
 import random
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
@@ -44,6 +45,8 @@ _LONGEST_TOKEN: Final = 8 << 10
 """Characters of a continue token, which is a part of the next request's URL."""
 _RESOURCES: Final = "resource.k8s.io"
 _SLICES: Final = (_RESOURCES, "resourceslices")
+# Everything else would be part of the selector's syntax.
+_DRIVER_NAME: Final = re.compile(r"[a-z0-9.-]{1,63}", re.ASCII)
 
 
 @asynccontextmanager
@@ -70,6 +73,8 @@ class KubeClient:
         self._pace = Pace()
         # Whatever the server answers, a node lists its slices a handful of times a minute, and two drivers share that.
         self._list_pace = Pace(per_second=1 / 15, burst=6.0)
+        # Slices of other drivers: a claim needs them only if they decide which CPUs it gets.
+        self._others_pace = Pace(per_second=5.0, burst=20.0)
         # Events have a budget of their own: they never delay the read of a claim.
         self._event_pace = Pace(per_second=1.0, burst=20.0)
         self._skipped = LimitedLog(_log, 1, 3600.0)
@@ -130,6 +135,19 @@ class KubeClient:
                 found += [kept for one in items if (kept := reduce(one)) is not None]
                 version = version or str(metadata.get("resourceVersion") or "")
         return found, version
+
+    async def list_slices_of(self, driver: str, node_name: str) -> AsyncGenerator[Document, None]:
+        """Yields the ResourceSlices of another driver on a node, page by page; "": those of no single node.
+
+        One that cannot be read is left out.
+        """
+        if not _DRIVER_NAME.fullmatch(driver):
+            return
+        call = Call("list", *_SLICES, query=_selector(driver, node_name))
+        async with aclosing(self._pages(call, "ResourceSlice", self._others_pace)) as pages:
+            async for items, _ in pages:
+                for document in items:
+                    yield document
 
     async def _pages(
         self, base: Call, kind: str, pace: Pace, later: Pace | None = None

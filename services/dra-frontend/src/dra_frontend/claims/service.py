@@ -12,8 +12,10 @@ from typing import Final
 from numa_contract.config import Config
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.errors import ContractError
+from numa_contract.names import CPU_DRIVER
 from numa_contract.records import AllocationRecord, AllocationResult
 
+from dra_frontend.allocation.alignment import NO_OTHERS, Key, OtherDevices, needed_devices
 from dra_frontend.allocation.claim import ClaimView, Refused, read_claim
 from dra_frontend.allocation.decide import Judged, judge
 from dra_frontend.api_server.errors import KubeError
@@ -45,6 +47,8 @@ class NodeClaims:
     _config: Config
     _counted: Callable[[str], Awaitable[bool]]
     """Whether the kubelet adds claims of a driver to limits; raises KubeError."""
+    _others: Callable[[frozenset[Key]], Awaitable[OtherDevices]]
+    """Reads the attributes of other drivers' devices."""
     backend_wait: float = BACKEND_WAIT_SECONDS
 
     async def backend_ready(self, deadline: float | None = None) -> str:
@@ -84,8 +88,10 @@ class NodeClaims:
             view.check_usable(claim.uid)
             if not view.results[driver]:
                 return _prepared(view, driver, None)
-            counted = await self._counted(driver)
-            return judge(view, driver, self._machine.inventory, self._config, counted=counted)
+            counted, inventory = await self._counted(driver), self._machine.inventory
+            needed = needed_devices(view, inventory) if driver == CPU_DRIVER and view.matches else frozenset()
+            others = await self._others(needed) if needed else NO_OTHERS
+            return judge(view, driver, inventory, self._config, counted=counted, others=others)
         except Exception as error:  # noqa: BLE001 - a claim of any shape is a refusal of that claim
             return _failure(claim, error)
 

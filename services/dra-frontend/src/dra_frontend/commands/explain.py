@@ -15,6 +15,7 @@ from numa_contract.reports import ContainerReport
 from dra_frontend.api_server.client import KubeClient, connect
 from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.api_server.errors import KubeError
+from dra_frontend.api_server.other_devices import read_others
 from dra_frontend.bundle.archive import JOURNAL, STATE
 from dra_frontend.claims.journal import Journal
 from dra_frontend.commands.classes import known_classes
@@ -33,7 +34,7 @@ from dra_frontend.explain.known import (
     read_devices,
     read_records,
 )
-from dra_frontend.explain.pending import explain_pending
+from dra_frontend.explain.pending import explain_pending, joined_devices
 from dra_frontend.explain.subjects import UnknownSubjectError, explain_known, split_kind
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.host_tree import HostTree, on_node
@@ -158,8 +159,10 @@ async def _explain_pending(
             classes = await _classes(client, wanted, known_classes(known.inventory.machine))
         except ManifestError as error:
             raise UnknownSubjectError(f"a DeviceClass cannot be read: {error}") from error
+        wanted_devices = frozenset(key for one in documents for key in joined_devices(known, one))
+        others = await read_others(client, settings.node_name, wanted_devices)
     try:
-        found = [explain_pending(known, one, classes, settings.node_name) for one in documents]
+        found = [explain_pending(known, one, classes, settings.node_name, others) for one in documents]
     except ManifestError as error:
         raise UnknownSubjectError(f"the API server's claim cannot be read: {error}") from error
     problems = [each for _, several in found for each in several]

@@ -20,6 +20,21 @@ def numa_attributes(node: int) -> dict[str, int | bool | str]:
     return dict.fromkeys(("resource.kubernetes.io/numaNode", "dra.cpu/numaNodeID", "dra.net/numaNode"), node)
 
 
+def attribute_of(name: str) -> Callable[[Cpu], int | str] | None:
+    """Returns how an attribute follows from a single CPU, or None for one that belongs to a device as a whole."""
+    return _OF_CPU.get(name)
+
+
+_OF_CPU: Final[Mapping[str, Callable[[Cpu], int | str]]] = {
+    **dict.fromkeys(numa_attributes(0), attrgetter("numa_node")),
+    "dra.cpu/socketID": attrgetter("package"),
+    "dra.cpu/cacheL3ID": attrgetter("l3_id"),
+    "dra.cpu/coreType": lambda cpu: cpu.core_type.value,
+    "dra.cpu/coreID": attrgetter("core_id"),
+    "dra.cpu/cpuID": attrgetter("id"),
+}
+
+
 def _split(machine: Machine, key: Callable[[Cpu], _Key]) -> dict[_Key, list[Cpu]]:
     """Returns the CPUs by key, ascending in both."""
     groups: dict[_Key, list[Cpu]] = defaultdict(list)

@@ -2,11 +2,13 @@
 """A claim that this node has not prepared: which of its devices fit, what is missing, and what preparing would say."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from numa_contract.names import DRIVERS
 
+from dra_frontend.allocation.alignment import NO_OTHERS, Key, OtherDevices, needed_devices
 from dra_frontend.allocation.claim import Refused, read_claim
 from dra_frontend.allocation.decide import decide, judge
 from dra_frontend.explain.enforced import Problem, problem
@@ -25,7 +27,14 @@ _WAITS = (
 _UNASKED = "the kubelet has not asked for it yet: see the pod's events"
 
 
-def allocation_problem(known: Known, document: Mapping[str, Any], node: str) -> str:
+def joined_devices(known: Known, document: Mapping[str, Any]) -> frozenset[Key]:
+    """Returns other drivers' devices whose attributes decide which CPUs a claim gets; none if it cannot be read."""
+    with suppress(Refused):
+        return needed_devices(read_claim(document), known.inventory)
+    return frozenset()
+
+
+def allocation_problem(known: Known, document: Mapping[str, Any], node: str, others: OtherDevices) -> str:
     """Returns why a claim that is allocated is not prepared here; nothing for one that is not allocated."""
     try:
         view = read_claim(document)
@@ -36,7 +45,8 @@ def allocation_problem(known: Known, document: Mapping[str, Any], node: str) -> 
             return f"it is allocated to node {names}; ask there"
         view.check_usable(view.claim.uid)
         for driver in (driver for driver, results in view.results.items() if results):
-            decide(judge(view, driver, known.inventory, known.config), known.inventory, known.ledger)
+            judged = judge(view, driver, known.inventory, known.config, others=others)
+            decide(judged, known.inventory, known.ledger)
     except Refused as refusal:
         return str(refusal)
     if not any(view.results.values()):
@@ -79,13 +89,20 @@ def _row(one: Verdict) -> dict[str, Any]:
 
 
 def explain_pending(
-    known: Known, document: Mapping[str, Any], classes: Mapping[str, DeviceClass], node: str
+    known: Known,
+    document: Mapping[str, Any],
+    classes: Mapping[str, DeviceClass],
+    node: str,
+    others: OtherDevices = NO_OTHERS,
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """Returns what stands in the way of a claim, and that as problems; nothing stands there if there are none."""
+    """Returns what stands in the way of a claim, and that as problems; nothing stands there if there are none.
+
+    ``others`` contains the devices of :func:`joined_devices`.
+    """
     metadata = mapping(document, "metadata")
     namespace, name = value(metadata, "namespace", str, "default"), value(metadata, "name", str)
     found: dict[str, Any] = {"claim": f"{namespace}/{name}", "uid": metadata.get("uid", ""), "state": "pending"}
-    if why := allocation_problem(known, document, node):
+    if why := allocation_problem(known, document, node, others):
         return found | {"state": "allocated"}, [problem("the claim is not prepared here", why, "as the sentence says")]
     try:
         wanted = read_wanted(mapping(document, "spec"))

@@ -74,6 +74,8 @@ def _given(row: Mapping[str, Any]) -> Iterator[str]:
     cores = f"whole cores: {where['wholeCores']}, shared with others: {where['sharedCores']}"
     yield f"{_INDENT}where: {cores}; L3 groups: {where['l3']}; NUMA nodes: {where['numaNodes']}"
     yield f"{_INDENT}by:    {_pairs(why['parameters'])}"
+    for attribute, values in why.get("joined", {}).items():
+        yield f"{_INDENT}near:  {attribute} {', '.join(map(str, values))}, as matchAttribute demands"
     yield f"{_INDENT}why:   {why['text']}"
     for place in why.get("places", ()):
         what = f"{place['size']} CPUs ({place['cpus']}), whole cores: {place['wholeCores']}"

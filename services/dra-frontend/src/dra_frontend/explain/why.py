@@ -2,12 +2,14 @@
 """Why a request has these CPUs: by which parameters, out of what, and what was worse. All as things are now."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from numa_contract.cpuset import format_cpu_list
 from numa_contract.records import AllocationRecord, CpuAllocation, CpuParameters
 from pydantic import ValidationError
 
+from dra_frontend.allocation.alignment import narrowed
 from dra_frontend.allocation.parameters import CpuConfig
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.model import CpuDevice, DeviceKind
@@ -54,6 +56,9 @@ def cpu_reasons(known: Known, record: AllocationRecord, part: CpuAllocation) -> 
         return {**found, "text": "the claim names these CPUs itself (cpuConfig.cpuset)"}
     if _of_another_release(parameters):
         return {**found, "text": "another release chose them, by parameters that this one does not know"}
+    if part.joined:
+        joined = {one.attribute: list(one.values) for one in part.joined}
+        found["joined"], device = joined, replace(device, cpus=narrowed(inventory, device, joined))
     held = known.ledger.held_cpus(besides=uid) | (record.cpus_of() - part.cpus)
     found["taken"] = _taken(known, device, uid)
     found["free"] = format_cpu_list(device.cpus - held - part.cpus)

@@ -169,5 +169,6 @@ def allocated(
     configs += [{"source": "FromClaim", **one} for one in wanted.configs]
     return {
         **claim,
+        "spec": {"devices": {"constraints": wanted.constraint_documents}},
         "status": {**claim.get("status", {}), "allocation": {"devices": {"results": results, "config": configs}}},
     }

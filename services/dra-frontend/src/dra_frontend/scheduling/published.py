@@ -77,10 +77,11 @@ class Published:
 
     def values(self, attribute: str) -> Values:
         """Returns a list attribute as a set (KEP-5491), another as a set of one; none where the device lacks it."""
-        return self._values.get(attribute, _NONE)
+        return self.listed.get(attribute, _NONE)
 
     @cached_property
-    def _values(self) -> Mapping[str, Values]:
+    def listed(self) -> Mapping[str, Values]:
+        """Every attribute as :meth:`values` returns it."""
         listed = {name: one if isinstance(one, list) else [one] for name, one in self.attributes.items()}
         return {name: frozenset((type(one), one) for one in all_of_it) for name, all_of_it in listed.items()}
 

@@ -11,6 +11,7 @@ from numa_contract.cpuset import format_cpu_list
 from numa_contract.names import DRIVERS, ClaimKey
 from numa_contract.records import AllocationRecord
 
+from dra_frontend.allocation.alignment import OtherDevices
 from dra_frontend.allocation.claim import Refused, read_claim
 from dra_frontend.allocation.decide import decide, judge
 from dra_frontend.allocation.ledger import Ledger
@@ -96,9 +97,11 @@ class Simulation:
         document["status"]["reservedFor"] = [{"resource": "pods", "name": NODE, "uid": NODE}]
         view = read_claim(document)
         records = []
+        known = OtherDevices({one.device.key: one.device.listed for one in choices})
         for driver in DRIVERS:
             if view.results[driver]:
-                record = decide(judge(view, driver, self.inventory, self.config), self.inventory, Ledger(self.files))
+                judged = judge(view, driver, self.inventory, self.config, others=known)
+                record = decide(judged, self.inventory, Ledger(self.files))
                 self.files[driver, view.claim.uid] = ClaimFile.of(record)
                 records.append(record)
         return {"name": claim.name, "devices": [_given(one, records) for one in choices]}, records

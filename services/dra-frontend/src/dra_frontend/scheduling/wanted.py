@@ -74,6 +74,14 @@ class Wanted:
     constraints: tuple[Constraint, ...]
     configs: tuple[Mapping[str, Any], ...]
 
+    @property
+    def constraint_documents(self) -> list[dict[str, Any]]:
+        """The constraints in the form of the API."""
+        return [
+            {"requests": sorted(one.requests), "distinctAttribute" if one.distinct else "matchAttribute": one.attribute}
+            for one in self.constraints
+        ]
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceClass:

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPUs that agree with the other devices of a claim.
+
+A CPU device may have CPUs of several NUMA nodes, sockets or PCIe roots. The scheduler then compares lists: a claim that
+joins the device by ``matchAttribute`` with memory of node 3 is satisfied if node 3 is one of the device's nodes. The
+CPUs are chosen here, so the promise is kept here as well: each constraint is given one value that all its devices have
+in common, and the CPUs of its results are those with that value.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from numa_contract.names import CPU_DRIVER, DRIVERS
+from numa_contract.records import AllocationResult
+
+from dra_frontend.allocation.claim import ClaimView, Match, Refused
+from dra_frontend.devices.cpu_groups import attribute_of
+from dra_frontend.devices.inventory import PCIE_ROOT, Inventory
+from dra_frontend.devices.model import CpuDevice, Device
+
+Key = tuple[str, str, str]
+"""Driver, pool and name of a device."""
+Value = str | int | bool
+Values = frozenset[tuple[type, Value]]
+"""Values of an attribute, each with its type: values of different types never match."""
+_MOST_STEPS: Final = 1024
+"""Maximum number of values that are tried for one claim, over all combinations of its constraints."""
+_MOST_SHOWN: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class OtherDevices:
+    """Attributes of other drivers' devices, as their ResourceSlices contain them."""
+
+    found: Mapping[Key, Mapping[str, Values]] = field(default_factory=dict)
+    """By device, then by attribute with its domain."""
+    problem: str = ""
+    """The reason why devices are missing, if the slices could not be read."""
+
+    def values(self, key: Key, attribute: str) -> Values:
+        """Returns the values of an attribute. Raises Refused if the device or the attribute is unknown."""
+        driver, pool, name = key
+        if key not in self.found:
+            why = self.problem or f"no ResourceSlice contains it; is the driver {driver} running?"
+            raise Refused(f"matchAttribute {attribute}: the values of device {pool}/{name} are unknown: {why}")
+        if not (values := self.found[key].get(attribute)):
+            raise Refused(f"matchAttribute {attribute}: device {pool}/{name} of {driver} does not have this attribute")
+        return values
+
+
+NO_OTHERS: Final = OtherDevices()
+"""Used where no device of another driver was looked up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A value that all devices of a constraint have in common."""
+
+    value: Value
+    cpus: Mapping[int, frozenset[int]]
+    """CPUs with that value, by the place of the CPU result among the claim's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A constraint that leaves only a part of a CPU device."""
+
+    attribute: str
+    partners: tuple[str, ...]
+    """Names of the joined devices that are not CPUs to choose."""
+    choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One choice for each constraint."""
+
+    cpus: Sequence[frozenset[int]]
+    """CPUs that each result may have, by its place."""
+    chosen: tuple[tuple[str, Choice], ...] = ()
+    """Attribute and choice of each constraint."""
+
+    def values_of(self, place: int) -> dict[str, tuple[Value, ...]]:
+        """Returns the values that the CPUs of a result must have, by attribute."""
+        found: dict[str, tuple[Value, ...]] = {}
+        for attribute, choice in self.chosen:
+            if place in choice.cpus:
+                found[attribute] = tuple(dict.fromkeys((*found.get(attribute, ()), choice.value)))
+        return found
+
+
+def with_value(inventory: Inventory, device: CpuDevice, attribute: str) -> dict[Value, frozenset[int]]:
+    """Returns the CPUs of a device by their value of an attribute; empty if they do not have it.
+
+    A CPU near several PCIe roots is in several sets.
+    """
+    machine = inventory.machine
+    if attribute == PCIE_ROOT:
+        near = ((name, device.cpus & cpus) for name, cpus in sorted(machine.pcie_roots.items()))
+        return {name: cpus for name, cpus in near if cpus}
+    if (value_of := attribute_of(attribute)) is not None:
+        found: dict[Value, set[int]] = {}
+        for cpu in device.cpus & machine.online:
+            found.setdefault(value_of(machine.cpus[cpu]), set()).add(cpu)
+        return {value: frozenset(cpus) for value, cpus in found.items()}
+    return {value: device.cpus for _, value in _published(device, attribute)}
+
+
+def narrowed(inventory: Inventory, device: CpuDevice, values: Mapping[str, Sequence[Value]]) -> frozenset[int]:
+    """Returns the CPUs of a device that have all these values of attributes."""
+    cpus = device.cpus
+    for attribute, wanted in values.items():
+        table = with_value(inventory, device, attribute)
+        for value in wanted:
+            cpus &= table.get(value, frozenset())
+    return cpus
+
+
+@dataclass(frozen=True, slots=True)
+class _Covered:
+    """The results that one constraint covers."""
+
+    attribute: str
+    tables: Mapping[int, Mapping[Value, frozenset[int]]]
+    """CPUs of each CPU result's device by value, by the place of the result."""
+    is_open: bool
+    """True if the scheduler could not decide alone: some result's CPUs depend on the value."""
+    ours: tuple[tuple[str, AllocationResult], ...]
+    """Driver and result of memory, and of everything with administrative access."""
+    others: tuple[Key, ...]
+
+    def join(self, results: Sequence[AllocationResult], inventory: Inventory, others: OtherDevices) -> Join:
+        """Returns the values to choose from. Raises Refused if a device is unknown or no value is common to all."""
+        partners = [(key[2], others.values(key, self.attribute)) for key in self.others]
+        for driver, result in self.ours:
+            device = inventory.devices.get((driver, result.pool, result.device))
+            if isinstance(device, CpuDevice):
+                partners.append((device.name, _typed(with_value(inventory, device, self.attribute))))
+            else:
+                partners.append((result.device, _published(device, self.attribute)))
+        own = [(results[place].device, _typed(table)) for place, table in self.tables.items()]
+        common = frozenset.intersection(*[values for _, values in (*own, *partners)])
+        if not common:
+            shown = "; ".join(f"{name} has {_listed(one for _, one in values)}" for name, values in (*own, *partners))
+            raise Refused(f"matchAttribute {self.attribute}: the claim's devices have no value in common: {shown}")
+        # Values with the same CPUs are one choice: a NUMA node often has several PCIe roots.
+        choices: dict[tuple[frozenset[int], ...], Choice] = {}
+        for _, value in sorted(common, key=lambda one: (one[0].__name__, one[1])):
+            cpus = {place: table[value] for place, table in self.tables.items()}
+            choices.setdefault(tuple(cpus.values()), Choice(value, cpus))
+        return Join(self.attribute, tuple(name for name, _ in partners), tuple(choices.values()))
+
+
+def _covered(match: Match, view: ClaimView, inventory: Inventory) -> _Covered:
+    tables, is_open = {}, False
+    for place, result in enumerate(view.results[CPU_DRIVER]):
+        device = inventory.devices.get((CPU_DRIVER, result.pool, result.device))
+        if match.covers(result.request) and isinstance(device, CpuDevice):
+            tables[place] = with_value(inventory, device, match.attribute)
+            is_open |= set(tables[place].values()) != {device.cpus}
+    taken = [(driver, result) for driver in DRIVERS if driver != CPU_DRIVER for result in view.results[driver]]
+    taken += [(driver, result) for driver in DRIVERS for result in view.watched[driver]]
+    ours = tuple(one for one in taken if match.covers(one[1].request))
+    others = tuple(one.key for one in view.others if match.covers(one.request))
+    several = len(tables) + len(ours) + len(others) > 1
+    return _Covered(match.attribute, tables, is_open and several, ours, others)
+
+
+def _typed(values: Iterable[Value]) -> Values:
+    return frozenset((type(one), one) for one in values)
+
+
+def _published(device: Device | None, attribute: str) -> Values:
+    value = device.attributes.get(attribute) if device else None
+    return _typed(() if value is None else value if isinstance(value, tuple) else (value,))
+
+
+def needed_devices(view: ClaimView, inventory: Inventory) -> frozenset[Key]:
+    """Returns the devices of other drivers whose attributes decide which CPUs a claim can have."""
+    covered = (_covered(match, view, inventory) for match in view.matches)
+    return frozenset(key for one in covered if one.is_open for key in one.others)
+
+
+def joins(view: ClaimView, inventory: Inventory, others: OtherDevices) -> tuple[Join, ...]:
+    """Returns the constraints that the choice of CPUs must satisfy. Raises Refused if one of them cannot hold."""
+    covered = (_covered(match, view, inventory) for match in view.matches)
+    return tuple(one.join(view.results[CPU_DRIVER], inventory, others) for one in covered if one.is_open)
+
+
+def ways(
+    constraints: Sequence[Join], offered: Sequence[frozenset[int]], counts: Sequence[int], held: frozenset[int]
+) -> Iterator[Way]:
+    """Yields the combinations of values that leave every result enough free CPUs, those with the fewest first.
+
+    ``offered`` and ``counts`` are the CPUs of each result's device and the number that it needs.
+    """
+    steps = iter(range(_MOST_STEPS))
+
+    def deeper(way: Way) -> Iterator[Way]:
+        if len(way.chosen) == len(constraints):
+            yield way
+            return
+        join = constraints[len(way.chosen)]
+        found = []
+        for choice, _ in zip(join.choices, steps, strict=False):
+            cpus = [mine & choice.cpus.get(place, mine) for place, mine in enumerate(way.cpus)]
+            if (free := _room(cpus, choice.cpus, counts, held)) is not None:
+                found.append((free, Way(cpus, (*way.chosen, (join.attribute, choice)))))
+        for _, following in sorted(found, key=lambda one: one[0]):
+            yield from deeper(following)
+
+    return deeper(Way(offered))
+
+
+def _room(
+    cpus: Sequence[frozenset[int]], places: Iterable[int], counts: Sequence[int], held: frozenset[int]
+) -> int | None:
+    """Returns the number of free CPUs of some results, or None if there are too few for them."""
+    free = {place: cpus[place] - held for place in places}
+    together = len(frozenset[int]().union(*free.values()))
+    enough = all(len(mine) >= counts[place] for place, mine in free.items())
+    return together if enough and together >= sum(counts[place] for place in free) else None
+
+
+def no_way(
+    constraints: Sequence[Join],
+    results: Sequence[AllocationResult],
+    offered: Sequence[frozenset[int]],
+    counts: Sequence[int],
+    held: frozenset[int],
+) -> Refused:
+    """Returns the refusal of a claim for which :func:`ways` yields nothing."""
+    texts = []
+    for join in constraints[:_MOST_SHOWN]:
+        free = ", ".join(_free(choice, held) for choice in join.choices[:_MOST_SHOWN])
+        places = join.choices[0].cpus
+        wanted = " and ".join(f"{counts[place]} CPUs for request {results[place].request}" for place in places)
+        near = f" near {', '.join(join.partners)}" if join.partners else ""
+        texts.append(f"matchAttribute {join.attribute} demands {wanted}{near}: {free}")
+    if next(ways(constraints, offered, counts, frozenset()), None) is None:
+        remedy = "no CPUs of this node satisfy that even if all are free; change the claim's constraints or amounts"
+    else:
+        remedy = (
+            "the scheduler only knows the sum of a device: use a smaller groupBy, or delete the pod so that it is "
+            "scheduled again; retried in case CPUs there are released"
+        )
+    return Refused(f"{'; '.join(texts)}; {remedy}")
+
+
+def _free(choice: Choice, held: frozenset[int]) -> str:
+    cpus = frozenset[int]().union(*choice.cpus.values())
+    return f"{choice.value} has {len(cpus - held)} of {len(cpus)} free"
+
+
+def _listed(values: Iterable[Any]) -> str:
+    texts = sorted(map(str, values))
+    return (", ".join(texts[:_MOST_SHOWN]) + (", ..." if len(texts) > _MOST_SHOWN else "")) or "none"
+
+
+def read_attributes(documents: Iterable[Any], wanted: frozenset[Key]) -> dict[Key, Mapping[str, Values]]:
+    """Returns the attributes of some devices from the newest generation of their pools' ResourceSlices.
+
+    Slices, devices and attributes that cannot be read are left out, since another driver wrote them.
+    """
+    pools: dict[tuple[str, str], tuple[int, list[Any]]] = {}
+    names = {(driver, pool) for driver, pool, _ in wanted}
+    for document in documents:
+        match document:
+            case {"spec": {"driver": str(driver), "pool": {"name": str(name), **pool}, "devices": list(devices)}}:
+                generation = pool.get("generation", 0)
+                if (driver, name) not in names or not isinstance(generation, int):
+                    continue
+                newest, known = pools.get((driver, name), (generation, []))
+                if generation > newest:
+                    newest, known = generation, []
+                pools[driver, name] = newest, [*known, *(devices if generation == newest else ())]
+    found: dict[Key, Mapping[str, Values]] = {}
+    for (driver, pool_name), (_, devices) in pools.items():
+        for device in devices:
+            match device:
+                case {"name": str(name), "attributes": dict(attributes)} if (driver, pool_name, name) in wanted:
+                    found[driver, pool_name, name] = _read(driver, attributes)
+    return found
+
+
+def _read(driver: str, attributes: Mapping[str, Any]) -> dict[str, Values]:
+    found = {}
+    for name, document in attributes.items():
+        for value in document.values() if isinstance(document, dict) else ():
+            listed = value if isinstance(value, list) else [value]
+            usable = frozenset((type(one), one) for one in listed if isinstance(one, str | int))
+            found[name if "/" in name else f"{driver}/{name}"] = usable
+    return found

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attributes of other drivers' devices that a claim joins with CPUs, read from their ResourceSlices."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any, Final, Protocol
+
+from numa_node.backoff import Backoff
+
+from dra_frontend.allocation.alignment import Key, OtherDevices, Values, read_attributes
+from dra_frontend.api_server.errors import KubeError, UnavailableError
+
+SECONDS: Final = 8.0
+"""Time limit of a lookup with its retries. The kubelet's own retry comes after a minute."""
+_MOST_SLICES: Final = 2000
+"""Maximum number of slices of one driver that are read for a claim."""
+
+
+class SliceSource(Protocol):
+    """Where ResourceSlices of other drivers are read."""
+
+    def list_slices_of(self, driver: str, node_name: str) -> AsyncGenerator[dict[str, Any], None]:
+        """Yields the slices of a driver on a node, or those of no single node (""). Raises KubeError."""
+
+
+async def read_others(source: SliceSource, node: str, wanted: frozenset[Key], seconds: float = SECONDS) -> OtherDevices:
+    """Returns the attributes of devices. Those that cannot be read are missing, and the problem contains the reason."""
+    found: dict[Key, Mapping[str, Values]] = {}
+    problem, waits = "", Backoff(0.25, 2.0)
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    await _read_all(source, node, wanted, found)
+                    return OtherDevices(found)
+                except UnavailableError as error:
+                    problem = str(error)
+                    await asyncio.sleep(max(waits.next(), error.retry_after))
+    except KubeError as error:
+        problem = str(error)
+    except TimeoutError:
+        problem = problem or "the API server did not answer in time"
+    return OtherDevices(found, problem)
+
+
+async def _read_all(
+    source: SliceSource, node: str, wanted: frozenset[Key], found: dict[Key, Mapping[str, Values]]
+) -> None:
+    """Adds the devices that are still missing. Raises KubeError."""
+    # The node's own slices are few; those of network-attached devices may be many.
+    for place in (node, ""):
+        for driver in sorted({driver for driver, _, _ in wanted - found.keys()}):
+            missing = frozenset(key for key in wanted - found.keys() if key[0] == driver)
+            found |= await _read(source, driver, place, missing)
+
+
+async def _read(
+    source: SliceSource, driver: str, place: str, wanted: frozenset[Key]
+) -> dict[Key, Mapping[str, Values]]:
+    pools = {pool for _, pool, _ in wanted}
+    documents, seen = [], 0
+    async with aclosing(source.list_slices_of(driver, place)) as listed:
+        async for document in listed:
+            seen += 1
+            if seen > _MOST_SLICES:
+                where = f"on node {place}" if place else "of no single node"
+                raise KubeError("list resourceslices", f"{driver} has more than {_MOST_SLICES} {where}")
+            if document["spec"]["pool"]["name"] in pools:
+                documents.append(document)
+    return read_attributes(documents, wanted)

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepare reads the devices of other drivers that decide which CPUs a claim gets."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_frontend.allocation.alignment import Key
+from dra_frontend.api_server.answers import MOST_BYTES
+from dra_frontend.api_server.client import connect
+from dra_frontend.api_server.credentials import kubeconfig
+from dra_frontend.api_server.errors import ForbiddenError, KubeError, UnavailableError
+from dra_frontend.api_server.other_devices import read_others
+from dra_frontend.devices.inventory import build_inventory
+from numa_contract.config import Config
+
+from tests.fakes.apiserver import ApiServer
+from tests.fakes.apiserver_store import SLICES
+from tests.rigs.builders import NODE, claim, cpus, result
+from tests.rigs.frontend import Claims, Frontend
+from tests.strategies.machines import machine
+
+NUMA = "resource.kubernetes.io/numaNode"
+GPU: Key = ("gpu.example.com", "pool", "gpu-1")
+MACHINE = machine()
+
+
+def slice_of(name: str, numa: int, node: str = NODE, pool: str = "pool", driver: str = GPU[0]) -> dict[str, Any]:
+    """A ResourceSlice with one device; without a node it is of a device that many nodes reach."""
+    devices = [{"name": GPU[2], "attributes": {NUMA: {"int": numa}}}]
+    spec: dict[str, Any] = {"driver": driver, "devices": devices}
+    spec["pool"] = {"name": pool, "generation": 1, "resourceSliceCount": 1}
+    spec |= {"nodeName": node} if node else {"allNodes": True}
+    return {"metadata": {"name": name}, "spec": spec}
+
+
+def joined(uid: str = "u") -> dict[str, Any]:
+    """A claim for two CPUs near a device of another driver."""
+    document = claim(uid, cpus(2, device="cpudevmachine"), result("gpu", GPU[0], GPU[2], GPU[1]))
+    document["spec"] = {"devices": {"constraints": [{"matchAttribute": NUMA}]}}
+    return document
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Frontend:
+    """A node whose CPUs are one device."""
+    config = Config(group_by="machine", reserved_cpus=frozenset({0}))
+    return Frontend(tmp_path, build_inventory(MACHINE, config, NODE), joined(), config=config)
+
+
+async def test_prepare_chooses_cpus_near_another_drivers_device(node: Frontend) -> None:
+    node.api.slices = [slice_of("s", 1)]
+    assert (await node.prepare("u")).error is None
+    assert node.cpus("u") <= MACHINE.numa_nodes[1].cpus
+
+
+async def test_prepare_finds_devices_of_no_single_node(node: Frontend) -> None:
+    node.api.slices = [slice_of("s", 1, node="")]
+    assert (await node.prepare("u")).error is None
+    assert node.cpus("u") <= MACHINE.numa_nodes[1].cpus
+
+
+async def test_prepare_refuses_while_the_device_is_unknown(node: Frontend) -> None:
+    answer = await node.prepare("u")
+    assert "the values of device pool/gpu-1 are unknown: no ResourceSlice contains it" in str(answer)
+    assert not node.file("u").exists()
+    node.api.slices = [slice_of("s", 1)]
+    assert (await node.prepare("u")).error is None
+
+
+async def test_a_prepared_claim_is_prepared_again_without_the_slices(node: Frontend) -> None:
+    node.api.slices = [slice_of("s", 1)]
+    await node.prepare("u")
+    before, node.api.slices = node.cpus("u"), []
+    assert (await node.prepare("u")).error is None
+    assert node.cpus("u") == before
+
+
+class Failing(Claims):
+    """An API server that fails the first lists of slices."""
+
+    def __init__(self, *errors: KubeError) -> None:
+        super().__init__()
+        self.errors = list(errors)
+
+    async def list_slices_of(self, driver: str, node_name: str) -> Any:
+        if self.errors:
+            raise self.errors.pop(0)
+        async for one in super().list_slices_of(driver, node_name):
+            yield one
+
+
+async def test_a_passing_error_is_retried() -> None:
+    api = Failing(UnavailableError("list resourceslices", "overloaded"))
+    api.slices = [slice_of("s", 1)]
+    found = await read_others(api, NODE, frozenset({GPU}))
+    assert found.values(GPU, NUMA) == {(int, 1)}
+
+
+@pytest.mark.parametrize(
+    "errors", [[UnavailableError("list resourceslices", "overloaded")] * 99, [ForbiddenError("list", "overloaded")]]
+)
+async def test_an_error_that_stays_is_the_problem(errors: list[KubeError]) -> None:
+    found = await read_others(Failing(*errors), NODE, frozenset({GPU}), seconds=0.5)
+    assert "overloaded" in found.problem
+    assert not found.found
+
+
+async def test_too_many_slices_are_a_problem() -> None:
+    api = Claims()
+    api.slices = [slice_of(f"s{number}", 1, node="", pool=f"p{number}") for number in range(2001)]
+    found = await read_others(api, NODE, frozenset({GPU}), seconds=5)
+    assert "gpu.example.com has more than 2000 of no single node" in found.problem
+
+
+async def test_the_api_server_is_asked_for_the_slices_of_that_driver_only(tmp_path: Path) -> None:
+    """Own slices first; those of all nodes only if the device is not among them."""
+    async with ApiServer() as server:
+        slices = [slice_of("a", 1), slice_of("b", 0, node="node-b"), slice_of("c", 0, node="", pool="fabric")]
+        for one in [*slices, slice_of("d", 0, driver="other.example.com")]:
+            server.store.create(SLICES, "", one)
+        async with connect(kubeconfig(str(server.write_kubeconfig(tmp_path / "kubeconfig")))) as client:
+            for _ in range(2):
+                found = await read_others(client, NODE, frozenset({GPU}))
+                assert dict(found.found) == {GPU: {NUMA: {(int, 1)}}}
+            far = (GPU[0], "fabric", GPU[2])
+            found = await read_others(client, NODE, frozenset({GPU, far}))
+            assert found.values(far, NUMA) == {(int, 0)}
+            assert not (await read_others(client, NODE, frozenset({("a,spec.nodeName=b", "p", "d")}))).found
+        # The node's own slices three times, and once those of no single node.
+        assert [one.verb for one in server.served] == ["list"] * 4
+
+
+async def test_a_slice_that_is_too_long_hides_no_other(tmp_path: Path) -> None:
+    async with ApiServer() as server:
+        long = slice_of("a", 0, pool="long")
+        long["metadata"]["annotations"] = {"a": "x" * MOST_BYTES}
+        for one in [long, slice_of("b", 1)]:
+            server.store.create(SLICES, "", one)
+        async with connect(kubeconfig(str(server.write_kubeconfig(tmp_path / "kubeconfig")))) as client:
+            found = await read_others(client, NODE, frozenset({GPU}))
+    assert found.values(GPU, NUMA) == {(int, 1)}

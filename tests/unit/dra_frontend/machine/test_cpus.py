@@ -151,6 +151,20 @@ def pmus(**cpus: str) -> Changes:
         # Capacities of Arm far below the biggest; favoured cores, some percent faster, are not another kind.
         (each("cpu_capacity", "1024", "1017", "997", "1024", "731", "718", "250", "446"), 4),
         (each("cpu_capacity", "1024\n"), 8),
+        # Without a type, base frequencies tell kinds apart (i9-13900), whatever the maxima are.
+        (
+            each("cpufreq/base_frequency", *["2000000"] * 4, *["1500000"] * 4)
+            | each("cpufreq/cpuinfo_max_freq", "5000000"),
+            4,
+        ),
+        (each("acpi_cppc/nominal_freq", *["2500"] * 4, *["1800"] * 4), 4),
+        # Else maximum frequencies do (i9-12900H); favoured cores (i7-6950X) are not another kind.
+        (each("cpufreq/cpuinfo_max_freq", *["5000000"] * 4, *["3800000"] * 4), 4),
+        (each("cpufreq/cpuinfo_max_freq", "4000000", *["3500000"] * 7), 8),
+        (each("cpufreq/base_frequency", *["2450000"] * 4, *["2445000"] * 4), 8),
+        # A frequency that some CPU lacks tells nothing, nor does one beside a type or a capacity.
+        (each("cpufreq/base_frequency", *["2000000"] * 4, *["1500000"] * 3, "0"), 8),
+        (each("cpu_capacity", "1024") | each("cpufreq/cpuinfo_max_freq", *["5000000"] * 4, *["3000000"] * 4), 8),
     ],
 )
 def test_core_types(changes: Changes, small: int) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 from dra_frontend.devices.cpu_groups import cpu_groups
 from dra_frontend.machine.discovery import discover
-from dra_frontend.machine.model import Machine
+from dra_frontend.machine.model import CoreType, Machine
 from dra_frontend.placement import allocator
 from dra_frontend.placement.allocator import Layout, NoCpusError
 from hypothesis import assume, given, settings
@@ -61,6 +61,13 @@ def check(
         nodes = by(found, suitable(found, offered, wish), lambda c: c.numa_node)
         shares = [len(cpus & got) for cpus in nodes.values()]
         assert max(shares) - min(shares) <= granularity(found, kept, wish)
+    alone = [
+        kind
+        for kind in by(found, offered, lambda c: c.core_type).values()
+        if wish.numa == "group" and possible_by_counting(found, kind, kind & free, count, wish)
+    ]
+    assert not alone or any(got <= kind for kind in alone), "CPUs of two kinds, although those of one would do"
+    kept = next((kept & kind for kind in alone if got <= kind), kept)
     if wish.strategy == "spread" and wish.l3 != "required" and wish.numa == "group":
         assert len(by(found, got, lambda c: c.core)) == min(count, len(by(found, kept, lambda c: c.core)))
     return got
@@ -322,3 +329,48 @@ def test_the_next_multiple_can_be_had(name: str, data: st.DataObject) -> None:
         assert len(allocate(found.online, NONE, int(following), found, WHOLE)) > count
     else:
         assert len(got) == count
+
+
+HYBRID = assemble(
+    [*[Core(threads=2, kind=CoreType.PERFORMANCE)] * 8, *[Core(kind=CoreType.EFFICIENCY)] * 16], adjacent=True
+)
+"""An i9-13900: CPUs 0-15 are threads of performance cores, 16-31 are efficiency cores."""
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        CpuParameters(),
+        CpuParameters(full_physical_cores=True),
+        CpuParameters(strategy="spread"),
+        CpuParameters(l3="required"),
+    ],
+)
+def test_a_claim_gets_one_kind_of_core_while_one_can_meet_it(wish: CpuParameters) -> None:
+    """Fast cores first. When too few of each kind are left, a mix is better than a refusal."""
+    offered, held = HYBRID.online - {0, 1}, NONE
+    for _ in range(6):
+        got = allocate(offered, held, 4, HYBRID, wish)
+        assert len({HYBRID.cpus[cpu].core_type for cpu in got}) == 1
+        held |= got
+    assert sum(cpu < 16 for cpu in held) == 12
+    assert len({HYBRID.cpus[cpu].core_type for cpu in allocate(offered, held, 6, HYBRID, wish)}) == 2
+
+
+def test_efficiency_cores_of_one_numa_node_are_better_than_performance_cores_of_two() -> None:
+    cores = [
+        Core(node=n, package=n, l3=n, kind=kind)
+        for n in (0, 1)
+        for kind in (*[CoreType.PERFORMANCE] * 2, *[CoreType.EFFICIENCY] * 4)
+    ]
+    found = assemble(cores)
+    assert allocate(found.online, NONE, 4, found) == {2, 3, 4, 5}
+    assert allocate(found.online, NONE, 2, found) == {0, 1}
+
+
+def test_numa_distribute_does_not_skip_a_node_that_lacks_a_kind() -> None:
+    """Every node gives its share, here of both kinds."""
+    found = assemble(
+        [*[Core(node=0, l3=0, kind=CoreType.PERFORMANCE)] * 4, *[Core(node=1, l3=1, kind=CoreType.EFFICIENCY)] * 4]
+    )
+    assert allocate(found.online, NONE, 4, found, CpuParameters(numa="distribute")) == {0, 1, 4, 5}

@@ -106,7 +106,7 @@ def _places(
     inventory: Inventory, device: CpuDevice, held: frozenset[int], mine: frozenset[int], parameters: CpuParameters
 ) -> list[dict[str, Any]]:
     """Returns each place of the device with CPUs that the request could have had, and how good it is."""
-    places = suitable(device.cpus, held, inventory.layout, parameters)
+    places = suitable(device.cpus, held, inventory.layout, parameters, mine)
     own = [place for place in places if not mine.isdisjoint(place.cpus)]
     return [
         {

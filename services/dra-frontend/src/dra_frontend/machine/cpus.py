@@ -4,6 +4,8 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
 
 from dra_frontend.machine.file_tree import HostTreeError, Reader
 from dra_frontend.machine.model import CoreType
@@ -167,6 +169,35 @@ def _l3_directory(reader: Reader, cpu: int) -> str:
     return ""
 
 
+# Base frequencies are the same for all cores of a kind. Maximum frequencies are not: favoured cores (Turbo Boost
+# Max 3.0) reach up to an eighth more than the others.
+_FREQUENCIES: Final = (
+    ("cpufreq/base_frequency", Fraction(9, 10)),
+    ("acpi_cppc/nominal_freq", Fraction(9, 10)),
+    ("cpufreq/cpuinfo_max_freq", Fraction(17, 20)),
+)
+"""Files of a CPU, each with the part of the highest frequency below which a CPU is of a slower kind."""
+
+
+def _slow(reader: Reader, online: frozenset[int]) -> frozenset[int]:
+    """Returns the CPUs of a slower kind by the first frequency that tells CPUs apart; none if all are of one kind.
+
+    A frequency that some CPU lacks tells nothing.
+    """
+    for name, part in _FREQUENCIES:
+        found: dict[int, int] = {}
+        for cpu in sorted(online):
+            value = reader.integer(f"{CPU_DIRECTORY}/cpu{cpu}/{name}")
+            if not value:
+                break
+            found[cpu] = value
+        else:
+            highest = max(found.values())
+            if slow := frozenset(cpu for cpu, value in found.items() if value < highest * part):
+                return slow
+    return frozenset()
+
+
 def read_core_types(reader: Reader, online: frozenset[int]) -> dict[int, CoreType]:
     """Returns the type of every CPU; all are standard where the machine has one kind only."""
     has_performance = reader.cpu_list("/sys/devices/cpu_core/cpus") is not None
@@ -179,6 +210,8 @@ def read_core_types(reader: Reader, online: frozenset[int]) -> dict[int, CoreTyp
         capacity = {cpu: value for cpu, value in found.items() if value is not None}
         highest = max(capacity.values(), default=0)
         efficient = frozenset(cpu for cpu, value in capacity.items() if value * 4 < highest * 3)
+        if not capacity:
+            efficient = _slow(reader, online)
     if efficient.isdisjoint(online):
         return dict.fromkeys(online, CoreType.STANDARD)
     return {cpu: CoreType.EFFICIENCY if cpu in efficient else CoreType.PERFORMANCE for cpu in online}

@@ -7,6 +7,7 @@ The time grows with the number of CPUs, no faster.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -70,6 +71,11 @@ class Layout:
             tuple(places), machine.isolated, by_type, {node.id: node.cpus for node in machine.numa_nodes.values()}
         )
 
+    def spread(self, cpus: frozenset[int]) -> tuple[int, int]:
+        """Returns the number of sockets and NUMA nodes that CPUs are on."""
+        mine = [place for all_cpus, place in self.places if not cpus.isdisjoint(all_cpus)]
+        return len({place.package for place in mine}), len({place.node for place in mine})
+
     def within(self, cpus: frozenset[int], *, atomic: bool = False) -> list[Place]:
         """Returns the places that have some of these CPUs, reduced to them, or to their whole cores if ``atomic``."""
         found = []
@@ -107,7 +113,45 @@ def first_threads(place: Place) -> Place:
 def allocate(
     offered: frozenset[int], taken: frozenset[int], count: int, layout: Layout, parameters: CpuParameters
 ) -> frozenset[int]:
-    """Returns ``count`` CPUs that a device offers and nobody has, the same for the same input; raises NoCpusError."""
+    """Returns ``count`` CPUs that a device offers and nobody has, the same for the same input; raises NoCpusError.
+
+    They are of one kind of core, unless only a mix meets the need.
+    """
+    found = []
+    for kind in kinds(offered, layout) if parameters.core_type == "any" else ():
+        if parameters.numa != "distribute" or _nodes(kind, layout, parameters) == _nodes(offered, layout, parameters):
+            with suppress(NoCpusError):
+                found.append(_allocate(kind, taken, count, layout, parameters))
+    # Of two kinds the one on fewer sockets and NUMA nodes is better, then the faster one.
+    return min(found, key=layout.spread) if found else _allocate(offered, taken, count, layout, parameters)
+
+
+def kinds(offered: frozenset[int], layout: Layout) -> list[frozenset[int]]:
+    """Returns the CPUs of each kind of core, the fastest first; none if all are of the same kind."""
+    if len(layout.by_type) == 1:
+        return []
+    found = [offered & layout.by_type[kind] for kind in CoreType if kind in layout.by_type]
+    found = [cpus for cpus in found if cpus]
+    return found if len(found) > 1 else []
+
+
+def _nodes(cpus: frozenset[int], layout: Layout, parameters: CpuParameters) -> set[int]:
+    """Returns the NUMA nodes of the CPUs that the parameters allow."""
+    allowed = _filtered(cpus, layout, parameters)
+    return {node for node, all_cpus in layout.by_node.items() if not allowed.isdisjoint(all_cpus)}
+
+
+def _filtered(cpus: frozenset[int], layout: Layout, parameters: CpuParameters) -> frozenset[int]:
+    if parameters.isolated != "ignore":
+        cpus = cpus & layout.isolated if parameters.isolated == "only" else cpus - layout.isolated
+    if parameters.core_type != "any":
+        cpus = cpus & layout.by_type.get(_CORE_TYPES[parameters.core_type], frozenset())
+    return cpus
+
+
+def _allocate(
+    offered: frozenset[int], taken: frozenset[int], count: int, layout: Layout, parameters: CpuParameters
+) -> frozenset[int]:
     search = _Search(offered, taken, count, layout, parameters)
     # From here on each required parameter narrows the choice, or leaves none.
     if not has(together(search.places), count):
@@ -120,9 +164,13 @@ def allocate(
 
 
 def suitable(
-    offered: frozenset[int], taken: frozenset[int], layout: Layout, parameters: CpuParameters
+    offered: frozenset[int], taken: frozenset[int], layout: Layout, parameters: CpuParameters, chosen: frozenset[int]
 ) -> Sequence[Place]:
-    """Returns where an allocation may look: the places with CPUs that nobody has and that the parameters allow."""
+    """Returns where an allocation could look: the places with CPUs that nobody has and that the parameters allow.
+
+    If the chosen CPUs are of one kind of core, the places contain only that kind.
+    """
+    offered = next((cpus for cpus in kinds(offered, layout) if chosen <= cpus), offered)
     return _Search(offered, taken, 0, layout, parameters).places
 
 
@@ -137,16 +185,8 @@ class _Search:
         self._parameters = parameters
         self._whole = parameters.full_physical_cores
         self._free = offered - taken
-        self._allowed = self._filtered(offered)
-        self.places = layout.within(self._filtered(self._free), atomic=self._whole)
-
-    def _filtered(self, cpus: frozenset[int]) -> frozenset[int]:
-        isolated = self._layout.isolated
-        if self._parameters.isolated != "ignore":
-            cpus = cpus & isolated if self._parameters.isolated == "only" else cpus - isolated
-        if self._parameters.core_type != "any":
-            cpus = cpus & self._layout.by_type.get(_CORE_TYPES[self._parameters.core_type], frozenset())
-        return cpus
+        self._allowed = _filtered(offered, layout, parameters)
+        self.places = layout.within(_filtered(self._free, layout, parameters), atomic=self._whole)
 
     def take(self, places: Sequence[Place], need: int, levels: tuple[Level, ...]) -> list[int]:
         """Returns CPUs of places that can give them, by the strategy."""
@@ -204,7 +244,7 @@ class _Search:
         if self._parameters.core_type != "any" and self._layout.by_type.keys() <= {CoreType.STANDARD}:
             return self._none(
                 "; this machine does not tell performance from efficiency cores: "
-                "neither /sys/devices/cpu_core/cpus nor cpu_capacity does"
+                "neither /sys/devices/cpu_core/cpus nor cpu_capacity nor frequencies do"
             )
         places = self._layout.within(self._allowed) if self._parameters.l3 == "required" else []
         if places and all(place.l3 is None for place in places):

@@ -7,7 +7,7 @@ import pytest
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.model import MemoryDevice
 from dra_frontend.devices.reserves import memory_reserve
-from dra_frontend.machine.model import MEMORY_STEP, HugepagePool, Machine
+from dra_frontend.machine.model import MEMORY_STEP, HugepagePool, Machine, NumaNode
 from hypothesis import given
 from hypothesis import strategies as st
 from numa_contract.config import Config, parse_config
@@ -79,3 +79,41 @@ def test_the_split_keeps_what_the_kubelet_reserves(sizes: list[int], kubelet: in
     assert all(amount % MEMORY_STEP == 0 for amount in reserve.values())
     if sum(steps):
         assert kubelet <= sum(reserve.values()) < kubelet + len(sizes) * MEMORY_STEP
+
+
+def with_far_nodes(found: Machine, *far: int) -> Machine:
+    """The machine with more NUMA nodes of these sizes, which have no CPUs."""
+    more = {id_: NumaNode(id_, frozenset(), size) for id_, size in enumerate(far, len(found.numa_nodes))}
+    return replace(found, numa_nodes={**found.numa_nodes, **more})
+
+
+@pytest.mark.parametrize("kubelet", [10 * GIB, None])
+def test_nodes_without_cpus_keep_nothing_for_the_system(kubelet: int | None) -> None:
+    """Daemons allocate where they run: a share on CXL memory or HBM would be missing on the others."""
+    found = with_far_nodes(uneven(480 * GIB, 480 * GIB), *[186 * GIB] * 4)
+    reserve = memory_reserve(found, Config(), kubelet).by_node
+    assert reserve == {0: 5 * GIB if kubelet else 24 * GIB, 1: 5 * GIB if kubelet else 24 * GIB} | dict.fromkeys(
+        range(2, 6), 0
+    )
+    assert offered(found, kubelet)[2:] == [186 * GIB] * 4
+
+
+def test_movable_memory_beside_cpus_keeps_nothing_for_the_system() -> None:
+    """The kernel cannot allocate from it for itself."""
+    found = uneven(8 * GIB, 8 * GIB)
+    movable = replace(found.numa_nodes[1], normal_memory=False)
+    found = replace(found, numa_nodes={**found.numa_nodes, 1: movable})
+    assert memory_reserve(found, Config(), GIB).by_node == {0: GIB, 1: 0}
+
+
+@pytest.mark.parametrize("normal", [True, False])
+def test_without_a_node_for_the_system_others_keep_the_reserve(normal: bool) -> None:
+    """CPUs of nodes without memory; and a kernel that names no node with normal memory."""
+    found = with_far_nodes(uneven(0, 0), 6 * GIB, 2 * GIB)
+    nodes = {id_: replace(node, normal_memory=normal) for id_, node in found.numa_nodes.items()}
+    assert memory_reserve(replace(found, numa_nodes=nodes), Config(), GIB).by_node == {
+        0: 0,
+        1: 0,
+        2: 768 * MIB,
+        3: 256 * MIB,
+    }

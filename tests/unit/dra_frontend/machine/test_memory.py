@@ -146,3 +146,10 @@ def test_base_page_size() -> None:
     assert look({"/proc/self/smaps": smaps}).base_page_bytes == 16 * KIB
     live = LiveTree(small_machine().changed({"/proc/self/smaps": smaps}).files)
     assert discover(live).base_page_bytes == 64 * KIB
+
+
+@pytest.mark.parametrize(("text", "normal"), [(None, [0, 1, 2]), ("0-1\n", [0, 1]), ("\n", [])])
+def test_normal_memory_is_what_the_kernel_lists(text: str | None, normal: list[int]) -> None:
+    """Older kernels without the file have normal memory everywhere."""
+    machine = look({**far_node(2), "/sys/devices/system/node/has_normal_memory": text})
+    assert [node.id for node in machine.numa_nodes.values() if node.normal_memory] == normal

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much plain memory of each NUMA node is kept for the system, and where that figure comes from.
 
-The kubelet reserves memory for the node as a whole. Which NUMA node its daemons use nobody says: the sum is split by
-the nodes' sizes, unless the operator splits it himself (``reservedMemory``, as the kubelet's Memory Manager wants it).
+The kubelet reserves memory for the node as a whole. The kernel and daemons allocate on the NUMA nodes whose CPUs they
+run on, so the sum is split by size over the NUMA nodes with CPUs and normal memory, never over those with only CXL
+memory or HBM, unless the operator splits it (``reservedMemory``, as the kubelet's Memory Manager reads it).
 """
 
 from collections.abc import Mapping
@@ -11,14 +12,16 @@ from typing import Final
 
 from numa_contract.config import Config
 
-from dra_frontend.machine.model import MEMORY_STEP, Machine
+from dra_frontend.machine.model import MEMORY_STEP, Machine, NumaNode
 
 DEFAULT_PART: Final = 20
 """Where nobody says how much: one part of so many."""
 _SOURCES: Final = {
     "reservedMemory": "as the configuration says (reservedMemory)",
-    "kubelet": "what the kubelet reserves (capacity less allocatable of the Node), split by size",
-    "default": f"1/{DEFAULT_PART} of each NUMA node, since no Node says what the kubelet reserves",
+    "kubelet": (
+        "what the kubelet reserves (capacity less allocatable of the Node), split by size over NUMA nodes with CPUs"
+    ),
+    "default": f"1/{DEFAULT_PART} of each NUMA node with CPUs, since no Node says what the kubelet reserves",
 }
 
 
@@ -44,15 +47,21 @@ def is_explicit(config: Config) -> bool:
     return any("memory" in entry.limits for entry in config.reserved_memory)
 
 
+def _system_nodes(machine: Machine) -> list[NumaNode]:
+    """Returns the NUMA nodes from which the kernel and daemons allocate, or all if the kernel's files exclude each."""
+    filled = [node for node in machine.numa_nodes.values() if node.memory_bytes]
+    usual = [node for node in filled if node.cpus and node.normal_memory]
+    return usual or [node for node in filled if node.normal_memory] or filled
+
+
 def memory_reserve(machine: Machine, config: Config, kubelet: int | None = None) -> MemoryReserve:
     """Returns what is kept of each NUMA node; ``kubelet``: what it reserves in all, None if that is not known."""
     if is_explicit(config):
         return MemoryReserve("reservedMemory", {node: config.reserved_bytes(node) for node in machine.numa_nodes})
     # By all memory and not by what hugepages leave of it: pages that come and go move no other node's capacity. In
     # whole steps, as the capacity is, so that neither moves by some pages between boots.
-    sizes = {node.id: node.memory_bytes // MEMORY_STEP for node in machine.numa_nodes.values()}
+    sizes = {node.id: node.memory_bytes // MEMORY_STEP for node in _system_nodes(machine)}
     total = max(1, sum(sizes.values()))
     kept, of = (1, DEFAULT_PART) if kubelet is None else (kubelet, total * MEMORY_STEP)
-    steps = {node: -(-size * kept // of) for node, size in sizes.items()}
-    by_node = {node: number * MEMORY_STEP for node, number in steps.items()}
+    by_node = {node: -(-sizes.get(node, 0) * kept // of) * MEMORY_STEP for node in machine.numa_nodes}
     return MemoryReserve("default" if kubelet is None else "kubelet", by_node, kubelet)

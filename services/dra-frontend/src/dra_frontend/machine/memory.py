@@ -22,6 +22,7 @@ def read_nodes(reader: Reader, online: frozenset[int]) -> dict[int, NumaNode]:
     for node in sorted(listed - set(present)):
         raise HostTreeError(f"{NODE_DIRECTORY}/online", f"names node {node}, which has no directory")
     memory = read_node_memory(reader)
+    normal = reader.cpu_list(f"{NODE_DIRECTORY}/has_normal_memory")
     if not present:
         return {0: NumaNode(0, online, *memory[0])}
     cpus = _read_node_cpus(reader, present, online)
@@ -32,7 +33,8 @@ def read_nodes(reader: Reader, online: frozenset[int]) -> dict[int, NumaNode]:
         if node in memory:
             distances = _read_distances(reader, f"{NODE_DIRECTORY}/node{node}/distance", present)
             near = {other: distances[other] for other in kept if other in distances}
-            nodes[node] = NumaNode(node, found, *memory[node], distances=near)
+            is_normal = normal is None or node in normal
+            nodes[node] = NumaNode(node, found, *memory[node], distances=near, normal_memory=is_normal)
         else:
             nodes[node] = NumaNode(node, found, memory_bytes=0, online=False)
     return nodes

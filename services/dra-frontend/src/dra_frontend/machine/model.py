@@ -66,6 +66,8 @@ class NumaNode:
     """Distance to every node by its id (10 is local). Empty where the kernel gives none."""
     online: bool = True
     """False for a node that only its CPUs name: it has no memory, and sysfs no directory for it."""
+    normal_memory: bool = True
+    """False if the kernel cannot allocate from it for itself: all of its memory is movable (``has_normal_memory``)."""
 
     @property
     def tier(self) -> str:

@@ -193,7 +193,7 @@ def test_inspect_shows_what_is_kept_and_why(host: str, tmp_path: Path, capsys: p
     shown = capsys.readouterr().out.split("\n\n")
     assert shown[-2].splitlines() == [
         "Reserved CPUs:    none",
-        "Reserved memory:  1/20 of each NUMA node, since no Node says what the kubelet reserves",
+        "Reserved memory:  1/20 of each NUMA node with CPUs, since no Node says what the kubelet reserves",
     ]
     assert shown[-1].splitlines() == [
         "NODE  MEMORY  HUGEPAGES  RESERVED  FOR CLAIMS",

@@ -77,6 +77,7 @@ class Recovery:
     _counted: Callable[[str], Awaitable[bool]]
     """As in NodeClaims."""
     clock: Callable[[], float] = time.monotonic
+    patience: float = PATIENCE_SECONDS
     lists_seconds: float = _LISTS_SECONDS
     """Time for the lists of one round. The next round, with the claims that are read by name, waits for them."""
     _waits: dict[ClaimKey, Backoff] = field(default_factory=dict)
@@ -103,7 +104,7 @@ class Recovery:
     async def attempted(self) -> None:
         """Waits, for a few seconds at most, until every claim in the journal that has no file was asked for once."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(self.patience):
                 while self._store.ledger.absent - self._asked:
                     self._wanted.set()
                     await self._news.wait()

@@ -50,6 +50,7 @@ class NodeClaims:
     _others: Callable[[frozenset[Key]], Awaitable[OtherDevices]]
     """Reads the attributes of other drivers' devices."""
     backend_wait: float = BACKEND_WAIT_SECONDS
+    report_wait: float = REPORT_SECONDS
 
     async def backend_ready(self, deadline: float | None = None) -> str:
         """Waits until the backend enforces; returns the problem when it does not in time, else an empty text.
@@ -104,7 +105,7 @@ class NodeClaims:
         if self._store.ledger.absent:
             await self._recovery.attempted()
         time = asyncio.get_running_loop().time
-        patience = time() + REPORT_SECONDS
+        patience = time() + self.report_wait
         while True:
             news = self._backend.news
             try:

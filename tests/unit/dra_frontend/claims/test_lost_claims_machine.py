@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random traces of a node on which claim files are lost, with an oracle: which claims the kubelet was promised."""
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from dra_frontend.api_server.errors import UnavailableError
+
+from tests.rigs.builders import claim, memory
+from tests.rigs.frontend import Claims, Frontend
+
+DRIVER = "dra.memory"
+STEPS = 40
+POOL = 512
+"""MiB of the one pool of hugepages that all claims want."""
+OPERATIONS = {
+    "prepare": 5,
+    "unprepare": 2,
+    "lose": 2,
+    "restart": 2,
+    "recover": 2,
+    "start": 1,
+    "stop": 1,
+    "look": 1,
+    "server": 1,
+    "spoil": 1,
+}
+
+
+class Machine:
+    """A node, its kubelet and its API server. The scheduler allocates more than there is."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.random, self.path = Random(seed), path
+        self.sizes = {f"u{n}": self.random.choice([32, 64, 128, 256, 400]) for n in range(6)}
+        wishes = {uid: memory(f"{size}Mi", "m", 0, "hugepages-2m") for uid, size in self.sizes.items()}
+        self.documents = {uid: claim(uid, wish) for uid, wish in wishes.items()}
+        self.api = Claims(*self.documents.values())
+        self.promised: set[str] = set()
+        """Claims that were prepared and not unprepared."""
+        self.running: set[str] = set()
+
+    async def begin(self) -> None:
+        """Starts the first or the next process."""
+        self.node = Frontend(self.path, api=self.api)
+        self.node.recovery.patience = self.node.claims.report_wait = 0.001
+        await self.node.store.start()
+        self.report()
+
+    def report(self, *late: str) -> None:
+        """Renews the reports. ``late``: claims whose container has ended, with its last report on its way."""
+        self.node.backend.containers = {}
+        for uid in sorted({*self.running, *late}):
+            use = [{"uid": uid, "driver": DRIVER, "requests": ["m"]}]
+            known = {"claims": use} if self.node.store.ledger.record(DRIVER, uid) else {"unknownClaims": use}
+            limits = {"hugetlb.2MB.max": str(self.sizes[uid] << 20)}
+            self.node.report(id=f"c-{uid}", limits=limits, mems="0", **known)
+        self.node.enforce()
+
+    async def recover(self) -> None:
+        """Lets enough time pass for every lost claim to be due."""
+        self.node.now += 700
+        await self.node.recovery.round()
+
+    async def step(self) -> None:
+        """Does one random thing."""
+        operation = self.random.choices(list(OPERATIONS), list(OPERATIONS.values()))[0]
+        await getattr(self, f"do_{operation}")(self.random.choice(list(self.sizes)))
+
+    async def do_prepare(self, uid: str) -> None:
+        """The kubelet asks for a claim, for the first time or again."""
+        if (await self.node.prepare(uid, DRIVER)).error is None:
+            self.promised.add(uid)
+
+    async def do_unprepare(self, uid: str) -> None:
+        """The kubelet gives a claim back, possibly before the last report of its container."""
+        if uid in self.running:
+            return
+        late = [uid] if uid in self.promised and self.random.random() < 0.5 else []
+        self.report(*late)
+        if (await self.node.unprepare(uid, DRIVER)).error is None:
+            self.promised.discard(uid)
+        for _ in late:
+            await self.recover()
+        self.report()
+
+    async def do_lose(self, uid: str) -> None:
+        """A claim's file is removed while the process is up."""
+        self.node.file(uid, DRIVER).unlink(missing_ok=True)
+
+    async def do_restart(self, _: str) -> None:
+        """The process ends, some files are removed, and it starts again."""
+        for uid in self.sizes:
+            if self.random.random() < 0.4:
+                self.node.file(uid, DRIVER).unlink(missing_ok=True)
+        await self.begin()
+
+    async def do_recover(self, _: str) -> None:
+        """Time passes."""
+        await self.recover()
+
+    async def do_start(self, uid: str) -> None:
+        """A container of a prepared claim starts."""
+        self.running |= {uid} & self.promised
+        self.report()
+
+    async def do_stop(self, uid: str) -> None:
+        """A container ends."""
+        self.running.discard(uid)
+        self.report()
+
+    async def do_look(self, _: str) -> None:
+        """All files are examined."""
+        await self.node.look()
+
+    async def do_server(self, _: str) -> None:
+        """The API server goes or comes back."""
+        self.api.away = None if self.api.away else UnavailableError("get resourceclaims", "refused")
+
+    async def do_spoil(self, uid: str) -> None:
+        """A claim cannot be read, or can be read again."""
+        name, good = f"claim-{uid}", self.documents[uid]
+        odd: dict[str, Any] = {"metadata": good["metadata"], "status": {"allocation": 3}}
+        self.api.documents[name] = odd if self.api.documents[name] is good else good
+
+    def check(self) -> None:
+        """No page is promised twice, and no claim has a record that the kubelet was not promised."""
+        assert sum(self.sizes[uid] for uid in self.promised) <= POOL
+        recorded = {uid for uid in self.sizes if self.node.store.ledger.record(DRIVER, uid)}
+        assert recorded <= self.promised
+
+    async def settle(self) -> None:
+        """Everything works again: every promised claim must get its record."""
+        self.api.away = None
+        self.api.documents = {f"claim-{uid}": document for uid, document in self.documents.items()}
+        for _ in range(3):
+            self.report()
+            await self.recover()
+        assert {uid for uid in self.sizes if self.node.store.ledger.record(DRIVER, uid)} == self.promised
+        assert self.node.store.ledger.unanswered(DRIVER, besides="") == []
+
+
+@pytest.mark.parametrize("seed", range(25))
+async def test_hugepages_are_promised_once_and_every_promise_is_kept(tmp_path: Path, seed: int) -> None:
+    """Whatever is lost, in whatever order, as long as the journal stays."""
+    machine = Machine(tmp_path, seed)
+    await machine.begin()
+    for _ in range(STEPS):
+        await machine.step()
+        machine.check()
+    await machine.settle()

@@ -198,7 +198,10 @@ def test_what_can_never_be_right_offers_nothing_of_its_driver(keys: dict[str, An
 def test_a_doubt_that_nobody_needs_is_a_warning() -> None:
     """Neither NUMA nodes nor single CPUs need to know sockets or caches."""
     found = replace(machine(), doubts={"l3": "/sys/map: odd", "socket": "/sys/mask: odd"})
-    told = ("/sys/map: odd; no L3 cache is known", "/sys/mask: odd; sockets are told apart by their ids")
+    told = (
+        "/sys/map: odd; the CPUs whose files disagree have no L3 cache here",
+        "/sys/mask: odd; sockets are told apart by their ids",
+    )
     for keys in ({}, {"cpuDeviceMode": "individual", "groupBy": "l3"}):
         inventory = offered(found, **keys)
         assert (inventory.warnings, inventory.refused) == (told, {})

@@ -123,17 +123,41 @@ def test_packages_are_told_by_masks_and_ids(changes: Changes, second: int, doubt
 @pytest.mark.parametrize(
     ("changes", "doubt"),
     [
-        ({"cpu1/cache/index3/shared_cpu_map": "03\n"}, "names CPU 0, which goes with other CPUs"),
+        (
+            each("cache/index3/shared_cpu_map", "03\n", "06\n", "0c\n", "18\n", "30\n", "60\n", "c0\n", "81\n"),
+            "names CPU 1",
+        ),
+        (each("cache/index3/shared_cpu_map", "x\n"), "'x' is not a CPU mask"),
         (each("cache", None), ""),
         (each("cache/index3/level", "2\n"), ""),
         (each("cache/index3/type", "Instruction\n"), ""),
     ],
 )
 def test_cpus_without_an_l3_have_none_and_stay(changes: Changes, doubt: str) -> None:
-    """Which CPUs share an L3 is told in one way only; where that is not true no CPU has one, and it is noted."""
+    """Files that contradict each other so that no set has a majority leave no L3, and that is noted."""
     machine = look(changes)
     assert [(cpu.l3, cpu.l3_id) for cpu in machine.cpus.values()] == [(None, -1)] * 8
     assert doubt in machine.doubts.get("l3", "")
+
+
+@pytest.mark.fault("frontend A20")
+@pytest.mark.parametrize(
+    ("file", "text", "doubt"),
+    [
+        ("shared_cpu_map", "03\n", "names CPU 0, which goes with other CPUs by another file"),
+        ("shared_cpu_map", "02\n", "goes with other CPUs by another file"),
+        ("shared_cpu_map", "0d\n", "does not name CPU 1 itself"),
+        ("shared_cpu_map", "zz\n", "'zz' is not a CPU mask"),
+        ("level", "3a\n", "is not a number"),
+        ("id", "-4\n", "is not a number"),
+    ],
+)
+def test_a_file_that_contradicts_the_others_costs_one_cpu_its_l3(file: str, text: str, doubt: str) -> None:
+    """The majority of a cache's CPUs is believed, and the doubt is noted."""
+    machine = look({f"cpu1/cache/index3/{file}": text})
+    expected = [(0, 0), (None, -1), (0, 0), (0, 0), *[(4, 1)] * 4]
+    assert [(cpu.l3, cpu.l3_id) for cpu in machine.cpus.values()] == expected
+    assert doubt in machine.doubts["l3"]
 
 
 def pmus(**cpus: str) -> Changes:

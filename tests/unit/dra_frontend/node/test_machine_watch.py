@@ -254,7 +254,7 @@ async def test_a_doubt_while_running_takes_nothing_back(group_by: Literal["l3", 
         rig.host.change({"cpu/cpu0/cache/index3/shared_cpu_map": "0f"})
     else:
         assert rig.watch.inventory.machine.doubts.keys() == {"l3"}
-        assert any("no L3 cache is known" in warning for warning in rig.watch.warnings)
+        assert any("have no L3 cache here" in warning for warning in rig.watch.warnings)
         rig.host.reads = 0
     await rig.watch.read()
     assert (rig.watch.problem, 7 in rig.watch.inventory.machine.online) == ("", False)

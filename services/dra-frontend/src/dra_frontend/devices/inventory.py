@@ -35,7 +35,10 @@ NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
 _MOST_VALUES: Final = 48
 _LONGEST_POOL_NAME: Final = 253
 _NODE_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*", re.ASCII)
-_INSTEAD: Final = {"socket": "sockets are told apart by their ids", "l3": "no L3 cache is known"}
+_INSTEAD: Final = {
+    "socket": "sockets are told apart by their ids",
+    "l3": "the CPUs whose files disagree have no L3 cache here",
+}
 
 
 class InventoryError(Exception):

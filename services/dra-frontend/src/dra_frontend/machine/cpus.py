@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPUs, cores, packages, L3 groups and core types from sysfs."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -144,20 +144,61 @@ def _topology_files(cpu: int, names: Iterable[str]) -> Files:
 def read_l3(reader: Reader, cpus: Online, earlier: Mapping[int, int]) -> tuple[Groups, dict[int, int]]:
     """Returns the L3 group of every CPU that has an L3, and the number of that cache: the kernel's id where it has one.
 
-    Where the kernel's sets of CPUs contradict each other, they are doubted, and no L3 is known.
+    A CPU whose files contradict those of most CPUs of its group is doubted and has no L3; the others keep theirs.
     """
-    try:
-        caches = {cpu: path for cpu in sorted(cpus.online) if (path := _l3_directory(reader, cpu))}
-        files = {cpu: [(f"{path}/shared_cpu_map", f"{path}/shared_cpu_list")] for cpu, path in caches.items()}
-        groups = _siblings(reader, cpus.online, files)
-        ids = {cpu: reader.integer(f"{path}/id") for cpu, path in caches.items() if cpu in groups}
-    except HostTreeError as error:
-        reader.doubts["l3"] = str(error)
-        return {}, {}
-    named = {groups[cpu]: number for cpu, number in sorted(ids.items(), reverse=True) if number is not None}
+    sets: dict[int, Group] = {}
+    ids: dict[int, int | None] = {}
+    damaged: dict[int, str] = {}
+    for cpu in sorted(cpus.online):
+        try:
+            if (path := _l3_directory(reader, cpu)) and (found := _l3_set(reader, cpu, path)):
+                ids[cpu], sets[cpu] = reader.integer(f"{path}/id"), found & cpus.online
+        except HostTreeError as error:
+            damaged[cpu] = str(error)
+    groups = _by_majority(sets, cpus.online - set(damaged))
+    for cpu in sets.keys() - groups.keys():
+        damaged[cpu] = _contradiction(_l3_directory(reader, cpu), sets, cpu)
+    if damaged:
+        reader.doubts["l3"] = damaged[min(damaged)]
+    named = {
+        groups[cpu]: number for cpu, number in sorted(ids.items(), reverse=True) if cpu in groups and number is not None
+    }
     # CPUs without an L3 (low-power cores) are in no group, and no group is completed with them.
     bare = cpus.online - set(groups)
     return groups, numbered(set(groups.values()), cpus.present - bare, named, earlier)
+
+
+def _l3_set(reader: Reader, cpu: int, directory: str) -> frozenset[int] | None:
+    """Returns the CPUs that share a cache by the files of one of them, or None without files. Raises HostTreeError."""
+    found = reader.cpu_set(f"{directory}/shared_cpu_map", f"{directory}/shared_cpu_list")
+    if found is None:
+        return None
+    siblings, path = found
+    if cpu not in siblings:
+        raise HostTreeError(path, f"does not name CPU {cpu} itself")
+    return siblings
+
+
+def _by_majority(sets: Mapping[int, Group], usable: frozenset[int]) -> Groups:
+    """Returns the sets that more than half of their CPUs name, each without the CPUs that name another set.
+
+    A usable CPU without a set of its own joins the set that names it. A CPU that two such sets name is in neither.
+    """
+    kept = {}
+    for group in set(sets.values()):
+        members = frozenset(cpu for cpu in group & usable if sets.get(cpu, group) == group)
+        if 2 * len(members) > len(group):
+            kept[group] = members
+    naming = Counter(cpu for group in kept for cpu in group)
+    groups = (frozenset(cpu for cpu in members if naming[cpu] == 1) for members in kept.values())
+    return {cpu: group for group in groups for cpu in group}
+
+
+def _contradiction(directory: str, sets: Mapping[int, Group], cpu: int) -> str:
+    other = next((one for one in sorted(sets[cpu]) if sets.get(one) != sets[cpu]), cpu)
+    return str(
+        HostTreeError(f"{directory}/shared_cpu_map", f"names CPU {other}, which goes with other CPUs by another file")
+    )
 
 
 def _l3_directory(reader: Reader, cpu: int) -> str:

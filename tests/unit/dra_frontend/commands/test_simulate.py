@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 import yaml
 from dra_frontend.commands import cli
+from dra_frontend.devices.inventory import build_inventory
+from dra_frontend.scheduling.simulation import Simulation
+from numa_contract.config import Config
 from numa_contract.cpuset import parse_cpu_list
 
-from tests.rigs.builders import cpu_record, write_claim
+from tests.rigs.builders import NODE, cpu_record, files_of, write_claim
 from tests.rigs.trees import captured, small_machine, write_tree
+from tests.strategies.machines import machine
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 FITTING = "32intel64-2p8co2t+8ve"
@@ -306,3 +310,10 @@ def test_cpus_of_a_device_with_several_nodes_are_those_of_the_joined_device(
 
 def _ids(text: str) -> list[int]:
     return sorted(parse_cpu_list(text))
+
+
+def test_the_shared_pool_contains_no_offline_cpu() -> None:
+    """If claims have every other CPU, the pool is the reserved CPUs that are online."""
+    inventory = build_inventory(machine(offline=frozenset({7})), Config(reserved_cpus=frozenset({0, 7})), NODE)
+    assert Simulation(inventory, Config(), {}).pool() == "1-6"
+    assert Simulation(inventory, Config(), {}, files_of(cpu_record("u", "r=1-6"))).pool() == "0"

@@ -107,9 +107,9 @@ class Simulation:
         return {"name": claim.name, "devices": [_given(one, records) for one in choices]}, records
 
     def pool(self) -> str:
-        """Returns the CPUs of everybody without a claim: the reserved ones where no other is left."""
+        """Returns the CPUs of containers without a claim: the reserved ones that are online if no other is left."""
         online, reserved = self.inventory.machine.online, self.inventory.reserved_cpus
-        return format_cpu_list(online - reserved - Ledger(self.files).held_cpus() or reserved)
+        return format_cpu_list(online - reserved - Ledger(self.files).held_cpus() or online & reserved)
 
 
 def _given(one: Choice, records: Sequence[AllocationRecord]) -> Row:

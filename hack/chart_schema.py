@@ -14,6 +14,8 @@ from hack.chart_values import ChartValues
 SCHEMA = Path(__file__).parents[1] / "charts/dra-driver-numa/values.schema.json"
 _DROPPED = ("$defs", "$ref", "title", "default")
 # "--set ...=0" is a number; the chart makes a text of it, and checks it in words.
+# Values of dra-driver-cpu's chart. The schema lets them pass, so that the chart can refuse them with their new place.
+_PEER_VALUES = ("args", "healthzPath", "healthzPort", "image", "kubeletRootDir", "resources", "sysfsOverlay")
 _OTHERWISE = {"reservedCPUs": {"type": ["string", "integer"]}}
 
 
@@ -40,7 +42,9 @@ def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
 def values_schema() -> dict[str, Any]:
     """Returns the schema of all values in JSON Schema draft 7, which every Helm 3 and 4 reads."""
     document = ChartValues.model_json_schema(by_alias=True)
-    return {"$schema": "http://json-schema.org/draft-07/schema#", **_inlined(document, document.get("$defs", {}))}
+    schema = {"$schema": "http://json-schema.org/draft-07/schema#", **_inlined(document, document.get("$defs", {}))}
+    schema["properties"] |= {name: {} for name in _PEER_VALUES}
+    return schema
 
 
 def main(arguments: list[str]) -> int:

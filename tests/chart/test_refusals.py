@@ -201,3 +201,25 @@ def test_a_namespace_that_forbids_the_pods_is_refused(kubeconfig: Path) -> None:
         run(*ask, "closed")
     assert run(*ask, "open")
     assert run(*ask, "not-there")
+
+
+@pytest.mark.parametrize(
+    ("values", "place"),
+    [
+        ({"image": {"repository": "r"}}, "image: is a value of the chart of dra-driver-cpu; use frontend.image and"),
+        ({"resources": {}}, "use frontend.resources and backend.resources here"),
+        ({"kubeletRootDir": "/var/lib/k0s/kubelet"}, "use driverConfig.kubeletRootDir here"),
+        ({"healthzPort": 9090}, "use frontend.port here"),
+        ({"healthzPath": "/h"}, "the path is always /healthz"),
+        ({"sysfsOverlay": {}}, "use driverConfig.sysfsOverlay here"),
+        (
+            {"args": {"reservedCPUs": "0-1", "logLevel": 4}},
+            "use driverConfig.logLevel (debug, info, warning or error), driverConfig.reservedCPUs here (docs/",
+        ),
+        ({"args": []}, "use driverConfig here"),
+    ],
+)
+def test_values_of_the_cpu_peers_chart_are_refused_with_their_new_place(values: Document, place: str) -> None:
+    with pytest.raises(HelmError) as caught:
+        render(values)
+    assert place in str(caught.value)

@@ -1,6 +1,7 @@
 {{/* SPDX-License-Identifier: Apache-2.0 */}}
 {{/* What the schema cannot say. Every fault names the value and the remedy. */}}
 {{- define "numa.checks" -}}
+{{- include "numa.checkPeerValues" . -}}
 {{- /* Without a cluster, as for "helm template", nothing is found and nothing is checked. */ -}}
 {{- $namespace := include "numa.namespace" . -}}
 {{- $level := dig "metadata" "labels" "pod-security.kubernetes.io/enforce" "privileged" (lookup "v1" "Namespace" "" $namespace) -}}
@@ -17,6 +18,29 @@
 {{- include "numa.text" (list "networkPolicy.apiServerCIDRs" . "[0-9a-fA-F:.]+/[0-9]{1,3}" "is not a range of addresses: a single address is 10.0.0.1/32 or fd00::1/128") -}}
 {{- end -}}
 {{- include "numa.checkPods" . -}}
+{{- end -}}
+
+{{/* Values of dra-driver-cpu's chart have another place here. Helm's words for an unknown value would not name it. */}}
+{{- define "numa.checkPeerValues" -}}
+{{- $places := dict "image" "frontend.image and backend.image" "resources" "frontend.resources and backend.resources" "kubeletRootDir" "driverConfig.kubeletRootDir" "sysfsOverlay" "driverConfig.sysfsOverlay" "healthzPort" "frontend.port" -}}
+{{- range $key, $place := $places -}}
+{{- if hasKey $.Values $key -}}
+{{- fail (printf "%s: is a value of the chart of dra-driver-cpu; use %s here (docs/migration.md)" $key $place) -}}
+{{- end -}}
+{{- end -}}
+{{- if hasKey .Values "healthzPath" -}}
+{{- fail "healthzPath: is a value of the chart of dra-driver-cpu; remove it, the path is always /healthz (docs/migration.md)" -}}
+{{- end -}}
+{{- if hasKey .Values "args" -}}
+{{- $found := list -}}
+{{- if kindIs "map" .Values.args -}}
+{{- range $key := keys .Values.args | sortAlpha -}}
+{{- $note := ternary " (debug, info, warning or error)" "" (eq $key "logLevel") -}}
+{{- $found = append $found (printf "driverConfig.%s%s" $key $note) -}}
+{{- end -}}
+{{- end -}}
+{{- fail (printf "args: is a value of the chart of dra-driver-cpu; use %s here (docs/migration.md)" (default "driverConfig" (join ", " $found))) -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Helm's words for a pattern are the pattern. Takes (list KEY VALUE PATTERN WORDS). */}}

@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from dra_frontend.allocation.alignment import NO_OTHERS, joins, needed_devices, read_attributes
 from dra_frontend.allocation.claim import Refused, count_of, read_claim
 from dra_frontend.allocation.decide import judge
 from dra_frontend.api_server import answers
@@ -81,6 +82,9 @@ def _judged(document: Any) -> list[str]:
     for driver, result in ((driver, result) for driver, results in view.results.items() for result in results):
         count_of(driver, result)
     view.check_usable(view.claim.uid)
+    needed_devices(view, _INVENTORY)
+    with suppress(Refused):
+        joins(view, _INVENTORY, NO_OTHERS)
     return [str(one.refusal) for one in judged]
 
 
@@ -122,6 +126,13 @@ def _watch(data: bytes) -> None:
     for line in data.split(b"\n"):
         if line.strip():
             answers.read_event(_SLICES, line, "ResourceSlice")
+
+
+def _slices(data: bytes) -> None:
+    """Reads slices, and the attributes of their devices as Prepare does for a claim that joins them."""
+    found, _ = answers.read_list(_SLICES, data, "ResourceSlice")
+    pools = [(str(one["spec"].get("driver")), one["spec"]["pool"]["name"]) for one in found]
+    read_attributes(found, frozenset((driver, pool, "gpu-0") for driver, pool in pools))
 
 
 def _event(data: bytes) -> None:
@@ -399,7 +410,7 @@ TARGETS = [
     ),
     Target(
         "api-list",
-        lambda data: answers.read_list(_SLICES, data, "ResourceSlice"),
+        _slices,
         spoilt(st.lists(st.just(_slice), max_size=3).map(_listed)).map(written),
         (KubeError,),
         # A page of 4 MiB of the smallest tokens; what claims' authors may write fills a tenth of that.

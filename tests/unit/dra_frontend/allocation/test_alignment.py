@@ -21,7 +21,8 @@ from numa_contract.records import AllocationRecord
 
 from tests.fakes.scheduler import UnschedulableError, allocate
 from tests.rigs.builders import NODE, claim, cpu_record, cpus, files_of, memory, opaque, result
-from tests.strategies.machines import Core, assemble, even_cores, hybrid
+from tests.rigs.cpu_time import cpu_seconds
+from tests.strategies.machines import SYNTHETIC, Core, assemble, even_cores, hybrid
 
 NUMA: Final = "resource.kubernetes.io/numaNode"
 ROOT: Final = "resource.kubernetes.io/pcieRoot"
@@ -264,6 +265,18 @@ def test_without_a_value_in_common_the_devices_are_named() -> None:
     text = refusal(view, node(), slice_of(gpu_1={NUMA: {"int": 5}}))
     assert "no value in common: cpudevsocket000 has 0, 1, 2, 3; gpu-1 has 5" in text
     assert "no value in common" in refusal(view, node(), slice_of(gpu_1={NUMA: {"string": "1"}}))
+
+
+def test_a_claim_with_the_most_constraints_is_refused_soon() -> None:
+    """Every request is joined with the next one, and no value of any is enough. Other claims wait for the lock."""
+    machine = SYNTHETIC["epyc-512"]
+    roots = {f"pci{n}": frozenset(cpu for cpu in machine.online if (cpu * 7 + n) % 40 < 20) for n in range(48)}
+    inventory = node("machine", replace(machine, pcie_roots=roots))
+    results = [cpus(12, f"c{number}", "cpudevmachine") for number in range(32)]
+    constraints = [match(f"c{number}", f"c{number + 1}", attribute=ROOT) for number in range(31)]
+    view = joined(results, *constraints, match(attribute=NUMA))
+    assert cpu_seconds(lambda: refusal(view, inventory)) < 2
+    assert len(refusal(view, inventory)) < 2048
 
 
 @pytest.mark.parametrize("attribute", [NUMA, ROOT])

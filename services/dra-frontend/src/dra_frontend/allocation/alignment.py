@@ -7,8 +7,9 @@ CPUs are chosen here, so the promise is kept here as well: each constraint is gi
 in common, and the CPUs of its results are those with that value.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 from numa_contract.names import CPU_DRIVER, DRIVERS
@@ -24,9 +25,10 @@ Key = tuple[str, str, str]
 Value = str | int | bool
 Values = frozenset[tuple[type, Value]]
 """Values of an attribute, each with its type: values of different types never match."""
-_MOST_STEPS: Final = 1024
-"""Maximum number of values that are tried for one claim, over all combinations of its constraints."""
+_MOST_STEPS: Final = 2048
+"""Limit of one search, in sets of CPUs that are compared: other claims wait for it."""
 _MOST_SHOWN: Final = 8
+_MOST_TOLD: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +154,26 @@ class _Covered:
         return Join(self.attribute, tuple(name for name, _ in partners), tuple(choices.values()))
 
 
-def _covered(match: Match, view: ClaimView, inventory: Inventory) -> _Covered:
+def _all_covered(view: ClaimView, inventory: Inventory) -> list[_Covered]:
+    """Returns what each constraint covers. Many constraints look at the same few devices and attributes."""
+
+    @cache
+    def table(name: str, attribute: str) -> dict[Value, frozenset[int]]:
+        return with_value(inventory, devices[name], attribute)
+
+    found = [inventory.devices.get((CPU_DRIVER, one.pool, one.device)) for one in view.results[CPU_DRIVER]]
+    devices = {device.name: device for device in found if isinstance(device, CpuDevice)}
+    return [_covered(match, view, inventory, table) for match in dict.fromkeys(view.matches)]
+
+
+def _covered(
+    match: Match, view: ClaimView, inventory: Inventory, table: Callable[[str, str], dict[Value, frozenset[int]]]
+) -> _Covered:
     tables, is_open = {}, False
     for place, result in enumerate(view.results[CPU_DRIVER]):
         device = inventory.devices.get((CPU_DRIVER, result.pool, result.device))
         if match.covers(result.request) and isinstance(device, CpuDevice):
-            tables[place] = with_value(inventory, device, match.attribute)
+            tables[place] = table(device.name, match.attribute)
             is_open |= set(tables[place].values()) != {device.cpus}
     taken = [(driver, result) for driver in DRIVERS if driver != CPU_DRIVER for result in view.results[driver]]
     taken += [(driver, result) for driver in DRIVERS for result in view.watched[driver]]
@@ -178,14 +194,13 @@ def _published(device: Device | None, attribute: str) -> Values:
 
 def needed_devices(view: ClaimView, inventory: Inventory) -> frozenset[Key]:
     """Returns the devices of other drivers whose attributes decide which CPUs a claim can have."""
-    covered = (_covered(match, view, inventory) for match in view.matches)
-    return frozenset(key for one in covered if one.is_open for key in one.others)
+    return frozenset(key for one in _all_covered(view, inventory) if one.is_open for key in one.others)
 
 
 def joins(view: ClaimView, inventory: Inventory, others: OtherDevices) -> tuple[Join, ...]:
     """Returns the constraints that the choice of CPUs must satisfy. Raises Refused if one of them cannot hold."""
-    covered = (_covered(match, view, inventory) for match in view.matches)
-    return tuple(one.join(view.results[CPU_DRIVER], inventory, others) for one in covered if one.is_open)
+    covered = [one for one in _all_covered(view, inventory) if one.is_open]
+    return tuple(one.join(view.results[CPU_DRIVER], inventory, others) for one in covered)
 
 
 def ways(
@@ -195,16 +210,21 @@ def ways(
 
     ``offered`` and ``counts`` are the CPUs of each result's device and the number that it needs.
     """
-    steps = iter(range(_MOST_STEPS))
+    left = _MOST_STEPS
 
     def deeper(way: Way) -> Iterator[Way]:
+        nonlocal left
         if len(way.chosen) == len(constraints):
             yield way
             return
         join = constraints[len(way.chosen)]
         found = []
-        for choice, _ in zip(join.choices, steps, strict=False):
-            cpus = [mine & choice.cpus.get(place, mine) for place, mine in enumerate(way.cpus)]
+        for choice in join.choices:
+            left -= 1 + len(choice.cpus)
+            if left < 0:
+                break
+            mine = choice.cpus
+            cpus = [own & mine[place] if place in mine else own for place, own in enumerate(way.cpus)]
             if (free := _room(cpus, choice.cpus, counts, held)) is not None:
                 found.append((free, Way(cpus, (*way.chosen, (join.attribute, choice)))))
         for _, following in sorted(found, key=lambda one: one[0]):
@@ -232,11 +252,12 @@ def no_way(
 ) -> Refused:
     """Returns the refusal of a claim for which :func:`ways` yields nothing."""
     texts = []
-    for join in constraints[:_MOST_SHOWN]:
+    for join in constraints[:_MOST_TOLD]:
         free = ", ".join(_free(choice, held) for choice in join.choices[:_MOST_SHOWN])
         places = join.choices[0].cpus
-        wanted = " and ".join(f"{counts[place]} CPUs for request {results[place].request}" for place in places)
-        near = f" near {', '.join(join.partners)}" if join.partners else ""
+        asked = [f"{counts[place]} CPUs for request {results[place].request}" for place in places]
+        wanted = " and ".join(_some(asked))
+        near = f" near {', '.join(_some(join.partners))}" if join.partners else ""
         texts.append(f"matchAttribute {join.attribute} demands {wanted}{near}: {free}")
     if next(ways(constraints, offered, counts, frozenset()), None) is None:
         remedy = "no CPUs of this node satisfy that even if all are free; change the claim's constraints or amounts"
@@ -246,6 +267,11 @@ def no_way(
             "scheduled again; retried in case CPUs there are released"
         )
     return Refused(f"{'; '.join(texts)}; {remedy}")
+
+
+def _some(texts: Sequence[str]) -> list[str]:
+    more = [f"{len(texts) - _MOST_TOLD} more"] if len(texts) > _MOST_TOLD else []
+    return [*texts[:_MOST_TOLD], *more]
 
 
 def _free(choice: Choice, held: frozenset[int]) -> str:

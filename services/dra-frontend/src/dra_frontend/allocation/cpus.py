@@ -28,8 +28,6 @@ from dra_frontend.placement.allocator import NoCpusError, allocate
 _PERMUTED: Final = 4
 _MOST_ORDERS: Final = 24
 _MOST_CHOICES: Final = 64
-_MOST_WAYS: Final = 24
-"""Maximum number of ways to satisfy matchAttribute constraints in which the allocator is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +161,8 @@ class _Choice:
         """Returns the requests within one way to satisfy the constraints, and their CPUs; raises Refused."""
         offered, counts = [one.device.cpus for one in requests], [one.count for one in requests]
         refusal = None
-        for way in islice(ways(joins, offered, counts, self.held), _MOST_WAYS):
+        most = max(1, _MOST_CHOICES // len(requests))
+        for way in islice(ways(joins, offered, counts, self.held), most):
             narrowed = [one.within(way) for one in requests]
             try:
                 return narrowed, self.of_all(narrowed)

@@ -196,16 +196,29 @@ def _said(key: str, names: tuple[str, ...]) -> st.SearchStrategy[Any]:
 
 
 _parameters_made = st.one_of(_said("cpuConfig", _CPU_FIELDS), _said("memoryConfig", _MEMORY_FIELDS))
+_ATTRIBUTES = ["resource.kubernetes.io/numaNode", "resource.kubernetes.io/pcieRoot", "dra.cpu/socketID", "x" * 9000]
+_REQUESTS = ["cpus", "memory", "pages", "gpu", "cpus/small"]
+
+
+def _constraint(attribute: str, requests: list[str]) -> dict[str, Any]:
+    return {"matchAttribute": attribute, "requests": requests}
+
+
 _claims_made = st.builds(
-    lambda config, amount: claims.claim(
-        "u",
-        claims.cpus(amount, device="cpudevmachine"),
-        claims.memory(amount),
-        claims.memory(amount, "pages", kind="hugepages-2m"),
-        config=config,
+    lambda config, amount, constraints: (
+        claims.claim(
+            "u",
+            claims.cpus(amount, device="cpudevmachine"),
+            claims.memory(amount),
+            claims.memory(amount, "pages", kind="hugepages-2m"),
+            claims.result("gpu", "gpu.example.com", "gpu-0"),
+            config=config,
+        )
+        | {"spec": {"devices": {"constraints": constraints}}}
     ),
     st.lists(st.builds(claims.opaque, st.dictionaries(st.sampled_from(_CPU_FIELDS), _values), st.just("cpus"))),
     st.sampled_from(["1", "4", "1Ki", "1.5", "1e3", "-1", "0", "9" * 400, "1e400", "1e-400", "m"]),
+    st.lists(st.builds(_constraint, st.sampled_from(_ATTRIBUTES), st.lists(st.sampled_from(_REQUESTS), max_size=3))),
 )
 _CONFIGS: list[dict[str, Any]] = [
     *(

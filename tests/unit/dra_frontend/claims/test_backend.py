@@ -256,7 +256,7 @@ def test_static_managers_are_a_warning_while_the_lease_is_live() -> None:
     live = view_of(clock, kubelet_pins=("memory", "cpu", "x" * 10_000))
     assert list(live.conditions) == ["KubeletManagerStatic"]
     (warning,) = live.warnings
-    assert warning.startswith("the kubelet's cpu and memory manager is static")
+    assert warning.startswith("the kubelet's static cpu and memory manager or another NRI plugin assigns")
     assert "set cpuManagerPolicy: none and memoryManagerPolicy: None" in warning
     clock.now += LEASE_SECONDS + 1
     assert live.warnings == []

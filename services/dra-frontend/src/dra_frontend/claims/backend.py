@@ -21,9 +21,9 @@ STATIC_MANAGER: Final = "KubeletManagerStatic"
 NO_PARTITIONS: Final = "PartitionsUnavailable"
 _MANAGERS: Final = ("cpu", "memory")
 _STATIC_MANAGER: Final = (
-    "the kubelet's {} manager is static: claims keep their CPUs, since the driver answers and audits, but Guaranteed "
-    "pods may be given CPUs of claims, and then share the pool; set cpuManagerPolicy: none and memoryManagerPolicy: "
-    "None"
+    "the kubelet's static {} manager or another NRI plugin assigns CPUs or NUMA nodes to containers: claims keep their "
+    "CPUs, since the driver answers and audits, but Guaranteed pods may be given CPUs of claims, and then share the "
+    "pool; set cpuManagerPolicy: none and memoryManagerPolicy: None, or remove the plugin"
 )
 _BY_POOL: Final = (
     "CPU claims on this node are enforced by the shared pool, and not by the kernel with cpuset partitions: {}"

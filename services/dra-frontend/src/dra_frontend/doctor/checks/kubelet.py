@@ -71,8 +71,9 @@ def _memory_manager(kubelet: KubeletConfig) -> Iterator[Finding]:
 
 def _seen_pinning(backend: BackendStatus) -> Iterator[Finding]:
     for manager in filter(_OFF.__contains__, backend.kubelet_pins):
-        remedy = _REMEDY.format(_OFF[manager])
-        yield problem(f"The kubelet's {manager} manager was seen to pin containers.", _PINNED, remedy)
+        what = f"The kubelet's static {manager} manager or another NRI plugin was seen to pin containers."
+        remedy = f"{_REMEDY.format(_OFF[manager])}; if it is set so, remove the other NRI plugin"
+        yield problem(what, _PINNED, remedy)
 
 
 def _topology_manager(kubelet: KubeletConfig) -> Iterator[Finding]:

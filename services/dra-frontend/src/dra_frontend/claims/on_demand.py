@@ -112,6 +112,10 @@ class HugepagesOnDemand:
             self._claims.pop(uid, None)
             if kept is not None and len(self._claims) < _MOST_CLAIMS:
                 self._claims[uid] = kept
+            elif kept is not None:
+                self._complaints.say(
+                    "number", "claim for hugepages on demand not followed", f"over {_MOST_CLAIMS} claims"
+                )
         self._changes = object()
 
     async def provide(self) -> None:

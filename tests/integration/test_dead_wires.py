@@ -405,6 +405,12 @@ def counted(play: Play) -> None:
         play.sees("/v1/claims[].counted")
 
 
+def joined(play: Play) -> None:
+    """CPUs of a device with two NUMA nodes agree with the claim's memory."""
+    with play.pod("db", cpus(2), memory(64 * MIB, numa_node=1)):
+        play.sees("/v1/claims[].cpus[].joined", [])
+
+
 _PARAMETERS: dict[str, Any] = {
     "strategy": "spread",
     "fullPhysicalCores": True,
@@ -444,6 +450,7 @@ STAGES: tuple[tuple[dict[str, Any], bool, tuple[Scenario, ...]], ...] = (
     (_COUNTING, True, (counted,)),
     (_COUNTING, False, (older_kubelet,)),
     ({}, False, (slices_denied,)),
+    ({"gates_on": ("DRAListTypeAttributes",), "config": {"groupBy": "machine"}}, True, (joined,)),
 )
 """Settings of each stage, whether its instance becomes ready, and what happens on it."""
 

@@ -69,9 +69,11 @@ test_images() {
   container=$(engine from "localhost/dra-frontend:$VERSION")
   flock -u 9
   # test_library.py compares with the whole Kubernetes client, of which the image has only what the frontend imports. The
-  # image has no shell and no unshare(1), by which a test of the preflight mounts a directory read-only.
+  # image has neither a shell, which the tests of the page about the runtime type into, nor unshare(1), by which a test of
+  # the preflight mounts a directory read-only.
   run_in "$container" -q -n "${JOBS:-auto}" --dist loadgroup tests/unit tests/hostile tests/fuzz \
     --ignore tests/unit/dra_frontend/api_server/test_library.py \
+    --ignore tests/unit/nri_backend/setup/test_runtime_page.py \
     --deselect tests/unit/dra_frontend/node/test_preflight.py::test_a_directory_that_is_mounted_read_only_is_named "$@" || status=$?
   engine rm "$container" >/dev/null
   exit "$status"

@@ -137,6 +137,7 @@ async def test_a_trespasser_that_cannot_be_moved_keeps_the_claim_out(node: Node)
     with pytest.raises(RefusedError, match=r"main of pod ns/p9 .* its claim \(2-3\) and cannot be moved: .*denied"):
         await node.create("claim", *env)
     node.kernel.refused.clear()
+    node.enforcer.starter.clear_seconds = 30.0
     assert node.cpus(await node.run("claim-2", *env)) == "2-3"
 
 

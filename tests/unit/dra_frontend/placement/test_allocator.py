@@ -152,11 +152,15 @@ def test_no_more_l3_groups_than_needed(found: Machine, data: st.DataObject) -> N
 @pytest.mark.fault("cpu peer 9.1.2")
 @given(machines() | odd_machines(), st.data())
 def test_what_fits_into_one_place_stays_in_one_place(found: Machine, data: st.DataObject) -> None:
-    """A claim that one socket, in it one NUMA node, in that one L3 can hold is not spread over two of them."""
+    """A claim that one socket, in it one NUMA node, in that one L3 can hold is not spread over two of them.
+
+    One kind of core comes first: if the claim got one, only CPUs of that kind are places for it.
+    """
     free = data.draw(st.frozensets(st.sampled_from(sorted(found.online)), min_size=1))
     count = data.draw(st.integers(1, len(free)))
     got = allocate(free, NONE, count, found)
-    inside = free
+    kinds = {found.cpus[cpu].core_type for cpu in got}
+    inside = frozenset(cpu for cpu in free if len(kinds) > 1 or found.cpus[cpu].core_type in kinds)
     for level in ("package", "numa_node", "l3"):
         # CPUs without an L3 have no cache in common: they are no place.
         placed = frozenset(cpu for cpu in inside if getattr(found.cpus[cpu], level) is not None)

@@ -347,6 +347,65 @@ def foreign_attributes(draw: st.DrawFn, machine: Machine) -> dict[str, Any]:
     return {NUMA: numa, ROOT: root, "dra.net/numaNode": {"int": draw(nodes)}, SOCKET: {"int": draw(packages)}}
 
 
+@st.composite
+def joined_claims(draw: st.DrawFn) -> dict[str, Any]:
+    """Draws a claim for CPUs, memory and devices of another driver, with one or two constraints."""
+    wishes = {
+        **{f"c{n}": ("dra.cpu", {"dra.cpu/cpu": str(draw(st.integers(1, 4)))}) for n in range(draw(st.integers(1, 3)))},
+        **{f"m{n}": ("dra.memory", {"size": "1Gi"}) for n in range(draw(st.integers(0, 2)))},
+        **{f"g{n}": (GPU, {}) for n in range(draw(st.integers(0, 2)))},
+    }
+    attributes = st.sampled_from([NUMA, NUMA, ROOT, SOCKET, "dra.net/numaNode"])
+    some = st.lists(st.sampled_from(sorted(wishes)), unique=True, max_size=3)
+    constraints = [match(*draw(some), attribute=draw(attributes)) for _ in range(draw(st.integers(1, 2)))]
+    requests = [
+        {"name": name, "exactly": {"deviceClassName": of, "capacity": {"requests": dict(amounts)}}}
+        for name, (of, amounts) in draw(st.permutations(sorted(wishes.items())))
+    ]
+    return {
+        "metadata": {"name": "claim-u", "namespace": "ns", "uid": "u"},
+        "spec": {"devices": {"requests": requests, "constraints": constraints}},
+    }
+
+
+def scheduled_on(inventory: Inventory, foreign: dict[str, Any], claim: dict[str, Any]) -> dict[str, Any]:
+    """Returns the claim as the scheduler allocates it. Discards the example if it cannot."""
+    own = [one for pool in inventory.pools for one in slice_documents(pool, NODE)]
+    classes = {
+        of: {"spec": {"selectors": [{"cel": {"expression": f'device.driver == "{of}"'}}]}}
+        for of in ("dra.cpu", "dra.memory", GPU)
+    }
+    try:
+        return allocate(claim, [*own, foreign], classes, pods=[{"name": "p", "uid": "p"}], node=NODE)
+    except UnschedulableError:
+        assume(False)
+        raise
+
+
+def values_by_result(
+    machine: Machine,
+    foreign: dict[str, Any],
+    scheduled: dict[str, Any],
+    given_cpus: dict[str, frozenset[int]],
+    constraint: dict[str, Any],
+) -> list[set[Any]]:
+    """Returns the values of the constraint's attribute that each of its results has: for CPUs, of those given."""
+    attribute, names = constraint["matchAttribute"], constraint.get("requests")
+    published = {one["name"]: one["attributes"] for one in foreign["spec"]["devices"]}
+    found: list[set[Any]] = []
+    for one in scheduled["status"]["allocation"]["devices"]["results"]:
+        if names and one["request"] not in names:
+            continue
+        if one["driver"] == "dra.cpu":
+            found.append(values_of(machine, given_cpus[one["request"]], attribute))
+        elif one["driver"] == "dra.memory":
+            found.append({int(one["device"][-3:])})
+        else:
+            (value,) = published[one["device"]][attribute].values()
+            found.append(set(value) if isinstance(value, list) else {value})
+    return found
+
+
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data())
 def test_whatever_is_joined_agrees_or_prepare_refuses(data: st.DataObject) -> None:
@@ -354,76 +413,27 @@ def test_whatever_is_joined_agrees_or_prepare_refuses(data: st.DataObject) -> No
     near = {f"pci{number}": one.cpus for number, one in machine.numa_nodes.items()}
     near |= {"pci-some": frozenset(sorted(machine.online)[::3])}
     machine = replace(machine, pcie_roots=near)
-    group_by = data.draw(st.sampled_from(["numanode", "socket", "machine", "l3", "coretype"]))
-    inventory = node(group_by, machine)
-    wishes = {
-        **{
-            f"c{n}": ("dra.cpu", {"dra.cpu/cpu": str(data.draw(st.integers(1, 4)))})
-            for n in range(data.draw(st.integers(1, 3)))
-        },
-        **{f"m{n}": ("dra.memory", {"size": "1Gi"}) for n in range(data.draw(st.integers(0, 2)))},
-        **{f"g{n}": (GPU, {}) for n in range(data.draw(st.integers(0, 2)))},
-    }
-    names = sorted(wishes)
-    attributes = st.sampled_from([NUMA, NUMA, ROOT, SOCKET, "dra.net/numaNode"])
-    some = st.lists(st.sampled_from(names), unique=True, max_size=3)
-    constraints = [
-        match(*data.draw(some), attribute=data.draw(attributes)) for _ in range(data.draw(st.integers(1, 2)))
-    ]
-    gpus = {f"gpu_{n}": data.draw(foreign_attributes(machine)) for n in range(4)}
-    foreign = slice_of(GPU, 1, **gpus)
-    own = [one for pool in inventory.pools for one in slice_documents(pool, NODE)]
-    requests = [
-        {"name": name, "exactly": {"deviceClassName": of, "capacity": {"requests": dict(amounts)}}}
-        for name, (of, amounts) in data.draw(st.permutations(sorted(wishes.items())))
-    ]
-    document = {
-        "metadata": {"name": "claim-u", "namespace": "ns", "uid": "u"},
-        "spec": {"devices": {"requests": requests, "constraints": constraints}},
-    }
-    classes = {
-        of: {"spec": {"selectors": [{"cel": {"expression": f'device.driver == "{of}"'}}]}}
-        for of in ("dra.cpu", "dra.memory", GPU)
-    }
-    try:
-        scheduled = allocate(document, [*own, foreign], classes, pods=[{"name": "p", "uid": "p"}], node=NODE)
-    except UnschedulableError:
-        assume(False)
-        raise
+    inventory = node(data.draw(st.sampled_from(["numanode", "socket", "machine", "l3", "coretype"])), machine)
+    claim = data.draw(joined_claims())
+    constraints = claim["spec"]["devices"]["constraints"]
+    foreign = slice_of(GPU, 1, **{f"gpu_{n}": data.draw(foreign_attributes(machine)) for n in range(4)})
+    scheduled = scheduled_on(inventory, foreign, claim)
     held = data.draw(st.frozensets(st.sampled_from(sorted(machine.online)), max_size=4))
     ledger = Ledger(files_of(*([cpu_record("other", "r=" + ",".join(map(str, sorted(held))))] if held else [])))
     view = read_claim(scheduled)
     try:
         record = prepared(view, inventory, foreign, ledger=ledger)
     except Refused as error:
-        event("refused")
-        refused = str(error)
-    else:
-        refused = ""
-    if refused:
+        record, refused = None, str(error)
+    event("prepared" if record else "refused")
+    if record is None:
         assert not _possible(view, inventory, foreign, held, constraints), refused
         return
-    event("prepared")
     assert not record.cpus_of() & held
     given_cpus = {part.request: part.cpus for part in record.cpus}
-    published = {one["name"]: one["attributes"] for one in foreign["spec"]["devices"]}
     for constraint in constraints:
-        attribute = constraint["matchAttribute"]
-        covered = [
-            one
-            for one in scheduled["status"]["allocation"]["devices"]["results"]
-            if not constraint.get("requests") or one["request"] in constraint["requests"]
-        ]
-        common: list[set[Any]] = []
-        for one in covered:
-            if one["driver"] == "dra.cpu":
-                common.append(values_of(machine, given_cpus[one["request"]], attribute))
-            elif one["driver"] == "dra.memory":
-                common.append({int(one["device"][-3:])})
-            else:
-                (value,) = published[one["device"]][attribute].values()
-                common.append(set(value) if isinstance(value, list) else {value})
-        assert len(common) < 2 or set.intersection(*common), (constraint, given_cpus, scheduled)
+        values = values_by_result(machine, foreign, scheduled, given_cpus, constraint)
+        assert len(values) < 2 or set.intersection(*values), (constraint, given_cpus, scheduled)
 
 
 def _possible(

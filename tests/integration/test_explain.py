@@ -60,7 +60,7 @@ def test_a_claim_that_runs(stage: Stage, flags: list[str]) -> None:
         assert given["cpus"]["cpus"] == f"{held[0]}-{held[1]},{held[2]}-{held[3]}"
         why = given["cpus"]["why"]
         assert why["shape"]["wholeCores"] == 2
-        assert why["text"] == "chosen anew now, with everything else as it is, they would be the same"
+        assert why["text"] == "an allocation made now would choose the same CPUs"
         assert [place["verdict"] for place in why["places"]] == ["chosen"]
         assert (given["pages"]["bytes"], given["memory"]["numaNode"]) == (4 << 20, 0)
         (container,) = found["containers"]

@@ -138,7 +138,7 @@ async def test_a_claim_of_any_content_stops_no_other(tmp_path: Path, how: str, b
 
 
 async def test_a_claim_that_loses_its_status_is_forgotten(tmp_path: Path) -> None:
-    """It was told that its pages cannot be made, and then its status became null."""
+    """Its status reported that its pages could not be allocated, and then became null."""
     node = Node(tmp_path, Api(("MODIFIED", {"metadata": {"uid": "u"}, "status": None})))
     node.api.listed = [asked("u", "9Gi")]
     node.on_demand._claims, node.on_demand._changes = {"u": asked("u", "9Gi")}, object()
@@ -149,7 +149,7 @@ async def test_a_claim_that_loses_its_status_is_forgotten(tmp_path: Path) -> Non
 
 
 async def test_no_claim_makes_more_pages_than_the_device_offers(tmp_path: Path) -> None:
-    """It is told that there are too few. The claim beside it gets its pages."""
+    """Its status reports that there are too few pages. Another claim still gets its pages."""
     node = Node(tmp_path, Api())
     node.api.listed = [asked("big", "900Gi"), asked("good", "2Gi")]
     await node.follow()
@@ -180,7 +180,7 @@ async def test_only_what_is_needed_of_a_claim_is_retained(tmp_path: Path) -> Non
 
 
 async def test_pages_are_not_given_back_while_a_lost_claim_may_have_them(tmp_path: Path) -> None:
-    """Nobody can tell yet which pages belong to the claim whose file was lost."""
+    """It is not known yet which pages belong to the claim whose file was lost."""
     node = Node(tmp_path, Api())
     node.pool.write_text("2\n")
     node.ledger = Ledger({}, absent=frozenset({("dra.memory", "lost")}))

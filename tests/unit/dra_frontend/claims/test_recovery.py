@@ -164,7 +164,7 @@ async def test_hugepages_wait_for_the_answer_about_a_lost_claim(tmp_path: Path) 
 
 
 async def test_a_made_up_claim_holds_no_hugepages(tmp_path: Path) -> None:
-    """A pod's author can name any claim: the API server's answer ends the wait."""
+    """Any pod can name any claim. Hugepages are withheld only until the API server has answered."""
     api = Claims(claim("b", memory("400Mi", "r", 0, "hugepages-2m")))
     node = Frontend(tmp_path, api=api)
     node.report(unknownClaims=[use(f"made-up-{n}", driver="dra.memory") for n in range(5000)])
@@ -175,7 +175,9 @@ async def test_a_made_up_claim_holds_no_hugepages(tmp_path: Path) -> None:
     node.backend.containers.clear()
     node.report(id="d", unknownClaims=[use("another", driver="dra.memory")])
     await node.recovery.round()
-    assert node.store.ledger.answered == {("dra.memory", "another"): {}}, "what nobody names any more is forgotten"
+    assert node.store.ledger.answered == {("dra.memory", "another"): {}}, (
+        "answers about claims that no container names any more are dropped"
+    )
 
 
 @pytest.mark.parametrize("living", [(), ("a",)])

@@ -96,7 +96,10 @@ def test_what_has_changed_since() -> None:
     """A place that is better by now is called that; named CPUs, and those of a device that is gone, have no rival."""
     first, second = prepared(asked(7), asked(2))
     now = why(knowing([second]), "claim/u1")
-    assert now["text"] == "chosen anew now they would be 1,17: others had CPUs there when the claim was prepared"
+    assert (
+        now["text"]
+        == "an allocation made now would choose 1,17; some of these CPUs were not free when the claim was prepared"
+    )
     assert verdicts(now) == {"1-3,16-19": "better now: a tighter fit", "4-7,20-23": "chosen"}
     (named,) = prepared(asked(2, cpuset="2-3"))
     assert "names these CPUs itself" in why(knowing([named]), "u0")["text"]
@@ -322,7 +325,7 @@ def test_a_claim_joined_with_memory_is_explained_by_its_node() -> None:
     found, _ = told(known, "claim-u0")
     why = found["has"][0]["why"]
     assert why["joined"] == {"resource.kubernetes.io/numaNode": [1]}
-    assert why["text"] == "chosen anew now, with everything else as it is, they would be the same"
+    assert why["text"] == "an allocation made now would choose the same CPUs"
     assert {place["place"].rpartition(" ")[2] for place in why["places"]} == {"1"}
     assert "near:  resource.kubernetes.io/numaNode 1, as matchAttribute demands" in explanation_text(found, [])
 

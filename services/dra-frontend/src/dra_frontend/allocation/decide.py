@@ -44,10 +44,10 @@ def judge(
     counted: bool = False,
     others: OtherDevices = NO_OTHERS,
 ) -> Judged:
-    """Reads what a claim wants of one driver, of which it has at least one result that takes something.
+    """Reads the part of a claim that concerns one driver. At least one result must allocate something of that driver.
 
-    ``counted``: the kubelet adds it to limits itself, if it is prepared anew. ``others`` contains the devices of
-    :func:`~dra_frontend.allocation.alignment.needed_devices`.
+    ``counted`` is True if the kubelet itself adds a claim that is prepared now to the limits of its pod. ``others``
+    contains the devices that :func:`~dra_frontend.allocation.alignment.needed_devices` returned.
     """
     results, refusal = view.results[driver], None
     fields: dict[str, Any] = {}
@@ -86,7 +86,7 @@ def decide(judged: Judged, inventory: Inventory, ledger: Ledger, *, rebuilding: 
         return with_pods(old, blank.reserved_for)
     users = ledger.users(uid)
     if old is None and (users or file):
-        # Its record is lost. What its containers have they keep; what nobody uses may be chosen anew.
+        # Its record is lost. Its containers keep their CPUs; a request without a container may get others.
         try:
             return _rebuilt(judged, inventory, ledger)
         except Refused:

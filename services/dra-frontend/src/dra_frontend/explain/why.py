@@ -95,11 +95,11 @@ def _again(
     try:
         chosen = allocate(device.cpus, held, len(mine), inventory.layout, parameters)
     except NoCpusError as error:
-        return {"text": f"taken when they were free; chosen anew now, there would be none: {error}"}
+        return {"text": f"these CPUs were free when the claim was prepared; an allocation made now would fail: {error}"}
     if chosen == mine:
-        return {"text": "chosen anew now, with everything else as it is, they would be the same"}
-    better = format_cpu_list(chosen)
-    return {"text": f"chosen anew now they would be {better}: others had CPUs there when the claim was prepared"}
+        return {"text": "an allocation made now would choose the same CPUs"}
+    now = f"an allocation made now would choose {format_cpu_list(chosen)}"
+    return {"text": f"{now}; some of these CPUs were not free when the claim was prepared"}
 
 
 def _places(

@@ -113,16 +113,17 @@ def first_threads(place: Place) -> Place:
 def allocate(
     offered: frozenset[int], taken: frozenset[int], count: int, layout: Layout, parameters: CpuParameters
 ) -> frozenset[int]:
-    """Returns ``count`` CPUs that a device offers and nobody has, the same for the same input; raises NoCpusError.
+    """Returns ``count`` free CPUs of a device: those in ``offered`` that are not in ``taken``.
 
-    They are of one kind of core, unless only a mix meets the need.
+    The CPUs are of one kind of core, unless only a mix satisfies the request. The same arguments always give the same
+    CPUs. Raises NoCpusError.
     """
     found = []
     for kind in kinds(offered, layout) if parameters.core_type == "any" else ():
         if parameters.numa != "distribute" or _nodes(kind, layout, parameters) == _nodes(offered, layout, parameters):
             with suppress(NoCpusError):
                 found.append(_allocate(kind, taken, count, layout, parameters))
-    # Of two kinds the one on fewer sockets and NUMA nodes is better, then the faster one.
+    # Prefer the kind that needs fewer sockets and NUMA nodes; if both need as many, the faster kind.
     return min(found, key=layout.spread) if found else _allocate(offered, taken, count, layout, parameters)
 
 
@@ -166,9 +167,9 @@ def _allocate(
 def suitable(
     offered: frozenset[int], taken: frozenset[int], layout: Layout, parameters: CpuParameters, chosen: frozenset[int]
 ) -> Sequence[Place]:
-    """Returns where an allocation could look: the places with CPUs that nobody has and that the parameters allow.
+    """Returns the places from which an allocation could choose: their CPUs are free and the parameters allow them.
 
-    If the chosen CPUs are of one kind of core, the places contain only that kind.
+    If the chosen CPUs are of one kind of core, the places contain only CPUs of that kind.
     """
     offered = next((cpus for cpus in kinds(offered, layout) if chosen <= cpus), offered)
     return _Search(offered, taken, 0, layout, parameters).places

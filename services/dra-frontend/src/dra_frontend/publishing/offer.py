@@ -102,7 +102,7 @@ class Offer:
             self.publishers[driver].set_pools(documents[driver])
 
     def _documents(self, driver: str, found: Snapshot, before: Snapshot) -> dict[str, list[dict[str, Any]]]:
-        """Returns the slices of a driver by pool, or nothing if its pools are those of before."""
+        """Returns the slices of a driver by pool, or an empty dictionary if its pools have not changed."""
         pools, former = ([one for one in each.pools if one.driver == driver] for each in (found, before))
         if pools == former:
             return {}

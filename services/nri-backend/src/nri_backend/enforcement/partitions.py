@@ -112,25 +112,27 @@ def _unmake(tree: CgroupTree, path: str) -> None:
         tree.clear_exclusive(path)
         settle(tree)
     except CgroupRefusedError as error:
-        _log.warning("what is left of a partition cannot be taken back", extra={"error": str(error)})
+        _log.warning("a partition cannot be removed completely", extra={"error": str(error)})
 
 
 def settle(tree: CgroupTree) -> None:
-    """Lets the kubelet's cgroups above partitions keep what these need, no more."""
+    """Reduces ``cpuset.cpus.exclusive`` of the kubelet's cgroups to the CPUs of the partitions below them."""
     with _CHANGING:
         for top in _tops(tree):
             try:
                 if tree.read_set(top, EXCLUSIVE) and _has_pods(tree, top, 1):
                     _settle(tree, top, 1)
             except (CgroupGoneError, CgroupRefusedError) as error:
-                _log.warning("cgroups above partitions cannot be put right", extra={"error": str(error)})
+                _log.warning(
+                    "the exclusive CPUs of cgroups above partitions cannot be corrected", extra={"error": str(error)}
+                )
 
 
 def _tops(tree: CgroupTree) -> list[str]:
     try:
         return tree.children("")
     except CgroupRefusedError as error:
-        _log.warning("cgroups above partitions cannot be put right", extra={"error": str(error)})
+        _log.warning("the exclusive CPUs of cgroups above partitions cannot be corrected", extra={"error": str(error)})
         return []
 
 

@@ -45,9 +45,11 @@ class Prover:
         """Who tidies up has a list that is older than the proofs of those who start meanwhile."""
 
     async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
-        """Returns the containers with what was made true for them, and whether we had answered at their creation.
+        """Returns the containers with the state that their enforcement records contain.
 
-        Adds the stored pins. The runtime cannot repeat them: the cpuset that it lists includes this plugin's answers.
+        The state is the claims that were enforced, and whether this plugin answered when the container was created. The
+        stored pins are added as well. The runtime cannot supply them, because the cpuset that it lists already includes
+        this plugin's answers.
         """
         evident = [tracked.id for tracked in containers if tracked.evidence != NO_EVIDENCE]
         found = await asyncio.to_thread(self._load, evident, {tracked.id: tracked.cgroup for tracked in containers})

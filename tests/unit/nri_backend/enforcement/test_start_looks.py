@@ -39,8 +39,9 @@ async def test_another_writer_moves_a_container_before_a_start(memory: Path, id_
         assert parse_cpu_list(node.cpus(other)).isdisjoint({2, 3, 4})
 
 
-async def test_all_cpus_of_a_claim_go_offline_before_a_start(memory: Path) -> None:
-    """The kernel gives its container the CPUs of its parent, and the start is the first to read which are online."""
+@pytest.mark.parametrize("audited", [False, True], ids=["start-first", "audit-first"])
+async def test_all_cpus_of_a_claim_go_offline_before_a_start(memory: Path, audited: bool) -> None:
+    """The start reads which CPUs are online, also when an audit has already seen where the kernel put the container."""
     async with enforcing(Node(memory)) as node:
         first, env = await prepared(node)
         stored, _ = await node.create("b", *env, of="p2")
@@ -49,6 +50,8 @@ async def test_all_cpus_of_a_claim_go_offline_before_a_start(memory: Path) -> No
         for top in node.kernel.children(""):
             node.kernel.settle(top)
         assert node.cpus(first) == "0,2-7"
+        if audited:
+            await node.until(lambda: node.reports["a"].cpus == {0, 2, 3, 4, 5, 6, 7})
         node.host = replace(node.host, online=parse_cpu_list("0,2-7"))
         await node.enforcer.start_container(pod("p2"), stored)
         assert node.cpus(first) == "5-7"

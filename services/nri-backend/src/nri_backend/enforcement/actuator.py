@@ -245,8 +245,12 @@ class Actuator:
         self._progress = asyncio.Event()
 
     async def cleared(self, tracked: Tracked, seconds: float) -> list[Tracked]:
-        """Waits until nobody else is on the container's CPUs, for so long; returns who still is."""
+        """Waits at most this long until no other container is on the container's CPUs; returns those that still are."""
         deadline = asyncio.get_running_loop().time() + seconds
+        if overlapping(self._state, tracked):
+            # When all CPUs of a claim go offline, the kernel moves its container to the CPUs of its parent. Only with
+            # the present list of online CPUs does the audit know that the container belongs to the pool now.
+            await self.refresh_host()
         while strangers := overlapping(self._state, tracked):
             progress = self._progress
             self.news.set()
@@ -269,17 +273,12 @@ class Actuator:
             return
         elsewhere = overlapping(state, tracked, anywhere=True)
         left = {one.id: one for one in elsewhere if one.cpus and own.isdisjoint(one.cpus) and one.cgroup}
-        found = False
         while left := {i: one for i, one in left.items() if i not in self.stuck}:
             for container_id, cpus in await self._writing.work(partial(self._views, tuple(left.values()))):
                 del left[container_id]
                 one = state.get(container_id)
                 if one is not None and one.cpus is not None and (cpus is None or cpus & own):
-                    found = True
                     self.note(replace(one, cpus=None if cpus is None else one.cpus | cpus))
-        if found:
-            # What moved them may be a CPU that went offline: then they belong elsewhere.
-            await self.refresh_host()
 
     def _views(self, containers: Sequence[Tracked]) -> list[Step[tuple[str, frozenset[int] | None]]]:
         self._aims = {}

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from dra_frontend.api_server.inquiry import RIGHTS
 
 from tests.fakes.waiting import PATIENCE
 from tests.rigs.trees import captured, offline, write_tree
@@ -106,3 +107,14 @@ def test_the_fault_is_named(fault: Callable[[Stage], None], well: Stage) -> None
         shown = told(well, command)
         assert named in shown
         assert remedy in shown
+
+
+@pytest.mark.timeout(300)
+def test_each_missing_rule_of_the_cluster_role_is_named(well: Stage) -> None:
+    """The doctor names the verb and the resource that RBAC denies, and the rule to add."""
+    assert "[api.rights" not in told(well, "doctor")
+    for verb, group, resource in dict.fromkeys(right[:3] for right in RIGHTS):
+        well.api("/fake", "POST", {"forbidden": [[verb, resource]]})
+        shown = told(well, "doctor")
+        assert f"RBAC does not let the driver {verb} {resource}" in shown
+        assert f'apiGroups: ["{group}"], resources: [{resource}], verbs: [{verb}]' in shown

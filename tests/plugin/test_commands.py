@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the commands show of a cluster; "make plugin-check" runs these with a real kubectl, too."""
 
+import json
 from pathlib import Path
+
+import pytest
 
 from hack.plugin import archive, main, zipapp
 from tests.fakes.apiserver_store import CLAIMS
@@ -23,6 +26,18 @@ async def test_nodes_tell_what_is_free(plugin: Plugin) -> None:
     assert (code, out.splitlines()[0].split()[:4]) == (0, ["NODE", "NUMA", "NODES", "CPU"])
     assert "5 of 7" in out
     assert "1Gi of 1Gi" in out
+
+
+@pytest.mark.parametrize("tokens", [["a"] * 9, ["a", "b"] * 5])
+async def test_a_list_whose_pages_repeat_is_an_error(plugin: Plugin, tokens: list[str]) -> None:
+    """A server or a proxy that always promises one more page must not keep the command running for ever."""
+    for token in tokens:
+        page = {"kind": "ResourceSliceList", "metadata": {"continue": token}, "items": []}
+        plugin.server.fail_next(1, 200, body=json.dumps(page))
+    code, out, err = await plugin.run("nodes")
+    assert (code, out) == (1, "")
+    assert "comes again and again; is this an API server?" in err
+    assert len(plugin.server.served) == len(set(tokens)) + 1
 
 
 async def test_free_is_told_by_numa_node(plugin: Plugin) -> None:

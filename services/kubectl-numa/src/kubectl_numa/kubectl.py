@@ -13,6 +13,8 @@ ENVIRONMENT: Final = "KUBECTL"
 """The environment variable that names another ``kubectl``."""
 _PAGE: Final = 500
 """Objects a request."""
+MOST_LISTED: Final = 250_000
+"""Objects that are requested for one list. Kubernetes supports 150,000 pods in a cluster."""
 MAX_NESTING: Final = 64
 """Levels of lists and maps that are read. Objects of the Kubernetes API have about 20."""
 # Strings match as a whole, so that brackets in them do not count. Nothing is matched twice, so the time is linear.
@@ -49,15 +51,23 @@ class Kubectl:
             raise KubectlError(f"the answer to GET {path} is not JSON") from error
 
     def items(self, path: str, **query: str) -> Iterator[dict[str, Any]]:
-        """Yields the objects of a list, page by page. KubectlError."""
-        more = ""
-        while True:
+        """Yields the objects of a list, page by page.
+
+        Raises KubectlError, also for a list without an end: the server alone decides whether another page follows.
+        """
+        more, seen = "", set[str]()
+        for _ in range(MOST_LISTED // _PAGE):
             found = self.get(f"{path}?{urlencode({**query, 'limit': _PAGE} | ({'continue': more} if more else {}))}")
             if not isinstance(found, dict) or not isinstance(listed := found.get("items") or [], list):
                 raise KubectlError(f"the answer to GET {path} is not a list")
             yield from (one for one in listed if isinstance(one, dict))
-            if not (more := str((found.get("metadata") or {}).get("continue") or "")):
+            metadata = found.get("metadata")
+            if not (more := str(metadata.get("continue") or "") if isinstance(metadata, dict) else ""):
                 return
+            if more in seen:
+                raise KubectlError(f"the same page of GET {path} comes again and again; is this an API server?")
+            seen.add(more)
+        raise KubectlError(f"GET {path} does not end within {MOST_LISTED} objects; is this an API server?")
 
     def namespace(self) -> str:
         """Returns the namespace of the user's context. KubectlError."""

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
+import gzip
 import json
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+import tracemalloc
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 from dra_frontend.api_server.answers import MOST_BYTES, read_list, translate
-from dra_frontend.api_server.client import KubeClient, connect
-from dra_frontend.api_server.connection import Connection
+from dra_frontend.api_server.client import MOST_SLICES, KubeClient, connect
+from dra_frontend.api_server.connection import LONGEST_WATCH_SECONDS, Connection
 from dra_frontend.api_server.credentials import Settings, in_cluster, kubeconfig
 from dra_frontend.api_server.errors import (
     ConflictError,
@@ -172,6 +175,25 @@ async def test_list_and_watch_see_one_driver_and_node(pair: Pair) -> None:
         assert await next_of(events) == ("MODIFIED", "big")
         server.store.delete(SLICES, "", "big")
         assert await next_of(events) == ("DELETED", "big")
+
+
+async def test_many_slices_are_listed_by_page(pair: Pair) -> None:
+    """Those of a machine with a device for each of its CPUs are longer than what is read of one answer."""
+    server, client = pair
+    for number in range(40):
+        server.store.create(SLICES, "", a_slice(f"s{number}", annotations={"a": "x" * 200_000}))
+    found, version = await client.list_slices(*MINE)
+    assert {one["metadata"]["name"] for one in found} == {f"s{number}" for number in range(40)}
+    assert version == str(server.store.version)
+
+
+async def test_slices_without_end_are_an_error(pair: Pair) -> None:
+    """All of them are held in memory as long as the driver publishes."""
+    server, client = pair
+    for number in range(MOST_SLICES + 1):
+        server.store.create(SLICES, "", a_slice(f"s{number}"))
+    with pytest.raises(KubeError, match=r"more than 1000 of example\.com on node-a; delete those of others"):
+        await client.list_slices(*MINE)
 
 
 async def test_watch_that_breaks_is_unavailable(pair: Pair) -> None:
@@ -670,6 +692,82 @@ async def test_a_redirect_is_an_error_that_names_the_host(code: int, location: s
             await anext(client.watch_slices(*MINE, "1"))
     await runner.cleanup()
     assert len(asked) == 3
+
+
+@asynccontextmanager
+async def connection_to(
+    answer: Callable[[web.Request], Awaitable[web.StreamResponse]], **more: Any
+) -> AsyncGenerator[Connection, None]:
+    """A connection to a server that gives one answer to everything."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+
+    def load(settings: Settings) -> None:
+        settings.host = "http://{}:{}".format(*runner.addresses[0][:2])
+
+    connection = Connection(load, **more)
+    await connection.open()
+    try:
+        yield connection
+    finally:
+        await connection.close()
+        await runner.cleanup()
+
+
+async def test_a_cookie_is_not_sent_back() -> None:
+    """aiohttp keeps every cookie of every answer without a limit, and sends all of them with the next request."""
+    sent: list[str | None] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        sent.append(request.headers.get("Cookie"))
+        response = web.json_response({"kind": "Node", "metadata": {"name": "n", "uid": "u"}})
+        response.set_cookie(f"c{len(sent)}", "x" * 1000)
+        return response
+
+    async with connection_to(answer) as connection:
+        client = KubeClient(connection)
+        for _ in range(3):
+            await client.get_node("n")
+    assert sent == [None] * 3
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+async def test_an_answer_is_never_decompressed(coding: str) -> None:
+    """64 KiB become 64 MiB in one step, before the length is compared with what is read of an answer."""
+    bomb = gzip.compress(bytes(64 << 20)) if coding == "gzip" else zlib.compress(bytes(64 << 20))
+
+    async def answer(request: web.Request) -> web.Response:
+        assert request.headers["Accept-Encoding"] == "identity"
+        return web.Response(body=bomb, headers={"Content-Encoding": coding})
+
+    async with connection_to(answer) as connection:
+        tracemalloc.start()
+        with pytest.raises(UnavailableError, match=f"the answer is compressed .'{coding}'., which was not asked for"):
+            await KubeClient(connection).get_node("n")
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert most < 8 << 20
+
+
+async def test_a_watch_that_the_server_does_not_end_ends() -> None:
+    """It asked for an end after a time. Empty lines alone keep the connection from being silent."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        assert int(request.query["timeoutSeconds"]) <= LONGEST_WATCH_SECONDS
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with suppress(ConnectionError):
+            while True:
+                await response.write(b"\n")
+                await asyncio.sleep(0.01)
+        return response
+
+    async with connection_to(answer, watch_seconds=0.3) as connection, asyncio.timeout(10):
+        with pytest.raises(UnavailableError, match="watch resourceslices: "):
+            await anext(KubeClient(connection).watch_slices(*MINE, "1"))
 
 
 @pytest.mark.fault("frontend A18")

@@ -18,10 +18,11 @@ from numa_node.backoff import Backoff
 from numa_node.log import LimitedLog
 
 from dra_frontend.api_server.answers import metadata_of_list, read_event, read_list, read_object
-from dra_frontend.api_server.connection import AGENT, CALL_SECONDS, Connection
+from dra_frontend.api_server.connection import AGENT, CALL_SECONDS, LONGEST_WATCH_SECONDS, WATCH_SECONDS, Connection
 from dra_frontend.api_server.credentials import Load
 from dra_frontend.api_server.errors import (
     ConflictError,
+    KubeError,
     NotFoundError,
     TooLargeError,
     UnavailableError,
@@ -35,11 +36,11 @@ _log = logging.getLogger(__name__)
 PATIENCE_SECONDS: Final = 20.0
 _LAST_SECONDS: Final = 1.0
 """What each attempt has at least."""
-# The server ends a watch after this time.
-_WATCH_SECONDS: Final = 300
 _PAGE: Final = 500
 MOST_LISTED: Final = 250_000
 """Items that are requested for one list. Kubernetes supports 150,000 pods in a cluster."""
+MOST_SLICES: Final = 1000
+"""Slices of one driver of ours on a node. A machine of 8,192 CPUs with a device for each has 128."""
 _LIST_SECONDS: Final = 120.0
 _LONGEST_TOKEN: Final = 8 << 10
 """Characters of a continue token, which is a part of the next request's URL."""
@@ -222,10 +223,17 @@ class KubeClient:
             raise NotFoundError(call.operation, "no such node; the kubelet makes it") from error
 
     async def list_slices(self, driver: str, node_name: str) -> tuple[list[Document], str]:
-        """The ResourceSlices of a driver on a node, and the version from which to watch."""
+        """Returns the ResourceSlices of a driver on a node, and the version from which to watch. Raises KubeError."""
         call = Call("list", *_SLICES, query=_selector(driver, node_name))
-        items, metadata = read_list(call, await self._ask(call, self._list_pace), "ResourceSlice")
-        return items, str(metadata.get("resourceVersion") or "")
+        found, version = list[Document](), ""
+        async with aclosing(self._pages(call, "ResourceSlice", self._list_pace, self._pace)) as pages:
+            async for items, metadata in pages:
+                found += items
+                version = version or str(metadata.get("resourceVersion") or "")
+                if len(found) > MOST_SLICES:
+                    detail = f"there are more than {MOST_SLICES} of {driver} on {node_name}; delete those of others"
+                    raise KubeError(call.operation, detail)
+        return found, version
 
     async def watch_slices(
         self, driver: str, node_name: str, resource_version: str
@@ -300,7 +308,7 @@ def _next_token(call: Call, metadata: Document, seen: Container[str]) -> str:
 
 def _watching(version: str) -> dict[str, str]:
     # Not all nodes of a cluster at once, after a server has restarted.
-    seconds = random.randint(_WATCH_SECONDS, 2 * _WATCH_SECONDS)  # noqa: S311 - guards nothing
+    seconds = random.randint(WATCH_SECONDS, LONGEST_WATCH_SECONDS)  # noqa: S311 - guards nothing
     options = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
     return {**options, "resourceVersion": version}
 

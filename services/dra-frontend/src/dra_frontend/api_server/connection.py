@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import aiohttp
+from numa_contract.errors import shown
 
 from dra_frontend.api_server.answers import MOST_BYTES, is_event, read_status, translate
 from dra_frontend.api_server.credentials import Load, Settings, read_settings
@@ -28,22 +29,40 @@ TOKEN_SECONDS: Final = 60.0
 _CONNECT_SECONDS: Final = 2.0
 # The server sends a bookmark about once a minute: silence beyond that is a dead peer.
 _SILENCE_SECONDS: Final = 90.0
+WATCH_SECONDS: Final = 300
+"""Shortest time after which the server is asked to end a watch."""
+LONGEST_WATCH_SECONDS: Final = 2 * WATCH_SECONDS
 _CALL_LIMITS: Final = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
-_WATCH_LIMITS: Final = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS)
 _SKIPPED_BYTES: Final = 8 * MOST_BYTES
 """Maximum length of an event that is skipped. JSON of an object of 1.5 MiB has six bytes for each of `<`, `>`, `&`."""
 _HEAD_BYTES: Final = 16 << 10
+_BUFFERED_BYTES: Final = 1 << 18
+"""Bytes of an answer that are read ahead."""
 AGENT: Final = "dra-driver-numa"
 
 
-class _NoRedirects:
-    """A client session that returns a redirect as the answer, for the library, which has no option for that.
+class _Session:
+    """A client session without defaults of aiohttp that suit a browser, for the library, which has no options for that.
 
-    The library would send the same request, and to the same host also the token, up to ten times for each call.
+    * A redirect is the answer. aiohttp would send the same request, and to the same host also the token, up to ten
+      times for each call.
+    * No cookie is kept. aiohttp would keep every cookie of every answer without a limit and send all of them again.
+    * No answer is decompressed. None is asked for, and a few kilobytes can become a thousand times as many before their
+      number is compared with the limit.
+
+    The variables HTTPS_PROXY and NO_PROXY of the environment count, as they do for kubectl and client-go.
     """
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
-        self._session = session
+        """Replaces a session; its connections are taken over."""
+        self._session = aiohttp.ClientSession(
+            connector=session.connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=session.trust_env,
+            read_bufsize=_BUFFERED_BYTES,
+        )
+        session.detach()
 
     async def request(self, **options: Any) -> aiohttp.ClientResponse:
         """Sends one request."""
@@ -61,10 +80,18 @@ class Connection:
     """
 
     def __init__(
-        self, load: Load, call_seconds: float = CALL_SECONDS, clock: Callable[[], float] = time.monotonic
+        self,
+        load: Load,
+        call_seconds: float = CALL_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+        watch_seconds: float = LONGEST_WATCH_SECONDS + _SILENCE_SECONDS,
     ) -> None:
+        """``watch_seconds``: time after which a watch ends that the server does not end when it was asked to."""
         self._load = load
         self._call_seconds = call_seconds
+        self._watch_limits = aiohttp.ClientTimeout(
+            total=watch_seconds, sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS
+        )
         self._clock = clock
         self._read_at = 0.0
         self._reading = asyncio.Lock()
@@ -79,7 +106,7 @@ class Connection:
         self._settings, trust = await asyncio.to_thread(read_settings, self._load)
         if trust != self._trust:
             rest = RESTClientObject(self._settings)
-            rest.pool_manager = _NoRedirects(rest.pool_manager)
+            rest.pool_manager = _Session(rest.pool_manager)
             self._rests.insert(0, rest)
             self._trust = trust
             for oldest in self._rests[2:]:
@@ -105,7 +132,7 @@ class Connection:
 
         An event that is too long is skipped: the author of its object decides how long it is.
         """
-        async with self._answered(call, _WATCH_LIMITS) as response:
+        async with self._answered(call, self._watch_limits) as response:
             # readline() would copy what there is of a line for each piece that comes, and pieces may be of a few bytes.
             line, skipped = bytearray(), 0
             async for piece in response.content.iter_any():
@@ -154,6 +181,10 @@ class Connection:
                 response = await self._send(call, limits, newer)
             if not 200 <= response.status < 300:
                 raise translate(call, response.status, read_status(await _body(call, response)), response.headers)
+            if (coding := response.headers.get("Content-Encoding", "identity")) != "identity":
+                raise UnavailableError(
+                    call.operation, f"the answer is compressed ({shown(coding)}), which was not asked for"
+                )
             yield response
         except UnicodeEncodeError as error:
             raise InvalidError(call.operation, f"the document cannot be sent ({error.reason})") from error

@@ -8,7 +8,7 @@ import pytest
 from dra_frontend.claims.directory import ClaimFiles
 from numa_contract.cdi import RECORD_ANNOTATION, dump_claim_file
 from numa_contract.names import cdi_file_name
-from numa_contract.records import AllocationRecord, Owner
+from numa_contract.records import AllocationRecord, Owner, PodReference
 
 from tests.rigs.builders import record
 
@@ -122,3 +122,14 @@ def test_a_readable_record_can_be_taken_out(files: ClaimFiles, tmp_path: Path) -
     assert scan(files) == {}
     assert quarantined(tmp_path) == [dump_claim_file(record())]
     assert files.problems == {NAME: "holds CPUs of another claim"}
+
+
+def test_a_file_that_could_not_be_read_again_is_not_written(files: ClaimFiles, tmp_path: Path) -> None:
+    """The claim keeps the file that it has, and the error names both sizes."""
+    files.write(record())
+    before = (tmp_path / "cdi" / NAME).read_bytes()
+    pods = tuple(PodReference(uid=str(n), name="p" * 6000) for n in range(256))
+    with pytest.raises(OSError, match=r"would have \d+ bytes, more than 1048576"):
+        files.write(record().model_copy(update={"reserved_for": pods}))
+    assert (tmp_path / "cdi" / NAME).read_bytes() == before
+    assert files.scan(thorough=True).files["dra.cpu", "u1"].record == record()

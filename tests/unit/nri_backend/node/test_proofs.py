@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.claims.entitlement import Held
-from nri_backend.node.proofs import Proof, Proofs, dump_proof, parse_proof, proof_name
+from nri_backend.claims.judge import MAX_CLAIMS
+from nri_backend.node.proofs import MAX_BYTES, Proof, Proofs, dump_proof, parse_proof, proof_name
 from numa_contract.errors import ContractError
+from numa_contract.records import MetadataFile
 
 from tests.rigs.builders import MI, cpu_record, memory_record
 
@@ -46,6 +48,23 @@ def test_what_cannot_be_removed_keeps_nothing_else(tmp_path: Path) -> None:
         proofs.write(Proof(container=name, inode=1))
     (tmp_path / "proofs/a-stray-directory").mkdir()
     assert proofs.retain(["aa"]) == {"aa", "a-stray-directory"}
+
+
+def test_a_proof_of_the_most_and_largest_claims_can_be_read_again(tmp_path: Path) -> None:
+    """What is written is not larger than what is read: else the container would lose its CPUs with its records."""
+    parts = [(f"r{n:062d}", 0, 2 * MI, 2 * MI) for n in range(32)]
+    records = [memory_record(f"{n:036d}", *parts) for n in range(MAX_CLAIMS)]
+    told = MetadataFile(host_path="/" + "x" * 400, mount_path="/" + "y" * 400, content='"' + "z" * 1000 + '"')
+    records = [one.model_copy(update={"metadata": dict.fromkeys(one.requests, told)}) for one in records]
+    proof = Proof(container="ab12", inode=7, claims=tuple(Held(one, one.requests) for one in records))
+    proofs = Proofs(str(tmp_path), str(tmp_path / "former"))
+    proofs.write(proof)
+    assert proofs.load(["ab12"]) == {"ab12": proof}
+    huge = told.model_copy(update={"content": "z" * (MAX_BYTES // 32)})
+    claims = [Held(records[0].model_copy(update={"metadata": dict.fromkeys(records[0].requests, huge)}), ())]
+    with pytest.raises(OSError, match="more than 16777216"):
+        proofs.write(Proof(container="ab12", inode=7, claims=tuple(claims)))
+    assert proofs.load(["ab12"]) == {"ab12": proof}
 
 
 @given(st.binary(max_size=200))

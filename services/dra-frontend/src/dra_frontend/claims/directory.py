@@ -4,6 +4,7 @@
 Two instances share it during an upgrade, so nothing read before the claims lock was taken may be believed.
 """
 
+import errno
 import hashlib
 import logging
 import os
@@ -70,10 +71,15 @@ class ClaimFiles(ClaimDirectory):
         return view
 
     def write(self, record: AllocationRecord) -> None:
-        """Writes the record's file. When it is in its place the claim is held; OSError leaves all as it was."""
+        """Writes the record's file. When it is in its place the claim is held; OSError leaves all as it was.
+
+        A file that is larger than what is read of one is an OSError, too: its claim would be lost.
+        """
+        path, data = self._directory / cdi_file_name(record.driver, record.claim.uid), dump_claim_file(record)
+        if len(data) > MAX_CLAIM_FILE:
+            raise OSError(errno.EFBIG, f"would have {len(data)} bytes, more than {MAX_CLAIM_FILE}", str(path))
         self._directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-        path = self._directory / cdi_file_name(record.driver, record.claim.uid)
-        replace_file(str(path), dump_claim_file(record), 0o600, sync=True)
+        replace_file(str(path), data, 0o600, sync=True)
         self._sync()
         self._set_aside.pop(path.name, None)
         self.note((record.driver, record.claim.uid), ClaimFile.of(record))

@@ -29,7 +29,7 @@ from numa_contract.names import (
     metadata_mount_path,
 )
 from numa_contract.records import AllocationRecord, MetadataFile
-from numa_node.files import replace_file
+from numa_node.files import read_regular, replace_file
 
 from dra_frontend.allocation.claim import ClaimView, amount_of
 from dra_frontend.devices.inventory import Inventory
@@ -118,10 +118,10 @@ class MetadataFiles:
                 below = f"is not below {self.plugins}, where the host is"
                 raise MalformedError("metadata file", file.host_path, below)
             document = parse_json(file.content.encode(), _LARGEST, "metadata file", path)
-            data, where = json.dumps(document, indent=2).encode() + b"\n", Path(path)
+            data = json.dumps(document, indent=2).encode() + b"\n"
             # No fsync: after a crash of the node the claims are prepared again, and what differs is written again.
-            if not where.is_file() or where.read_bytes() != data:
-                where.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            if not _has(path, data):
+                Path(path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
                 replace_file(path, data, 0o644)
         except (OSError, ValueError) as error:  # a ContractError is a ValueError
             self._give_up(record, request, error)
@@ -166,6 +166,14 @@ class MetadataFiles:
                 if (driver, path.name) not in in_use:
                     _log.info("metadata of no claim removed", extra={"path": str(path)})
                     shutil.rmtree(path, ignore_errors=True)
+
+
+def _has(path: str, data: bytes) -> bool:
+    """Returns True if a file has this content; no more of it is read than that."""
+    try:
+        return read_regular(path, len(data)) == data
+    except OSError:
+        return False
 
 
 def _place(record: AllocationRecord) -> tuple[str, str]:

@@ -6,6 +6,7 @@ one that a forger names so, has another inode.
 """
 
 import contextlib
+import errno
 import logging
 import os
 from collections.abc import Collection, Iterable, Mapping
@@ -25,8 +26,9 @@ PINS: Final = "kubelet-pins.json"
 """File beside the proofs, which earlier releases neither read nor remove."""
 _log = logging.getLogger(__name__)
 VERSION: Final = 1
-MAX_BYTES: Final = 4 << 20
-"""Of a proof: some records of at most 100 KB each."""
+MAX_BYTES: Final = 16 << 20
+"""Of a proof, when it is written as well as when it is read. The records of 64 claims, with 32 requests and metadata
+each, have 5 MB."""
 MAX_PINS_BYTES: Final = 1 << 20
 """Of the file of pins: about 10,000 containers."""
 Pins = Mapping[str, frozenset[str]]
@@ -128,10 +130,13 @@ class Proofs:
         return found
 
     def write(self, proof: Proof) -> None:
-        """Keeps a proof. OSError."""
+        """Keeps a proof. Raises OSError, also for one that could not be read again."""
         if (name := proof_name(proof.container)) is not None:
+            data, path = dump_proof(proof), f"{self._path}/{name}"
+            if len(data) > MAX_BYTES:
+                raise OSError(errno.EFBIG, f"would have {len(data)} bytes, more than {MAX_BYTES}", path)
             os.makedirs(self._path, mode=0o700, exist_ok=True)  # noqa: PTH103
-            replace_file(f"{self._path}/{name}", dump_proof(proof), 0o600)
+            replace_file(path, data, 0o600)
 
     def load_pins(self) -> Pins:
         """Returns the stored pins. Returns none if there is no file or if it cannot be read."""

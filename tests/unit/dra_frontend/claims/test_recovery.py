@@ -5,15 +5,20 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dra_frontend.api_server.errors import UnavailableError
+from dra_frontend.devices.inventory import Inventory, build_inventory
+from dra_frontend.devices.model import CpuDevice
+from dra_frontend.machine.model import Machine
 from numa_contract.reports import ClaimUse
 
-from tests.rigs.builders import claim, cpus, memory, record
+from tests.rigs.builders import NODE, claim, cpus, memory, record
 from tests.rigs.frontend import Claims, Frontend, full_disk
+from tests.strategies.machines import machine
 
 
 @pytest.fixture
@@ -409,6 +414,70 @@ async def test_a_claim_that_was_unprepared_without_a_file_is_not_rebuilt(
     await node.recovery.round()
     assert (node.store.ledger.held_cpus(), node.store.ledger.claimed_bytes()) == (frozenset(), {})
     assert node.store.ledger.releasing == {}
+
+
+async def test_a_claim_that_is_released_while_all_claims_are_listed_is_not_rebuilt(node: Frontend) -> None:
+    """The list contains the claim as allocated. Its file, its container and its release are gone when the list ends."""
+    (node.root / "claims.journal").unlink()
+    again = await restarted(node)
+    assert again.store.journal_lost
+    listed, released = asyncio.Event(), asyncio.Event()
+
+    class Slow(Claims):
+        async def list_claims(self, namespace: str = "") -> AsyncGenerator[dict[str, Any], None]:
+            async for one in super().list_claims(namespace):
+                yield one
+            listed.set()
+            await released.wait()
+
+    again.recovery._source = Slow(*node.api.documents.values())
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(again.recovery.list_all())
+        await listed.wait()
+        assert (await again.unprepare("u")).error is None
+        await again.look()
+        assert again.store.ledger.held_cpus() == frozenset()
+        released.set()
+    await again.recovery.round()
+    assert not again.file("u").exists()
+    await again.look()
+    assert (again.store.ledger.lost(), again.store.ledger.releasing) == ({}, {})
+
+
+@pytest.mark.parametrize("missing", ["pages were taken back", "machine cannot be read"])
+async def test_a_listed_claim_counts_although_its_device_is_not_offered_now(lost: Frontend, missing: str) -> None:
+    """Its pages were promised. They must not be given to the next claim when the device is offered again."""
+    (lost.root / "claims.journal").unlink()
+    again = await restarted(lost)
+    offered = again.inventory
+    pools = tuple(one for one in offered.pools if "hugepages" not in one.name)
+    empty = Inventory(Machine({}, {}), (), frozenset(), frozenset())
+    again.inventory = empty if missing == "machine cannot be read" else replace(offered, pools=pools)
+    new = again.api.documents.pop("claim-new")
+    await again.recovery.list_all()
+    await again.recovery.round()
+    again.api.documents["claim-new"], again.inventory = new, offered
+    assert "201326592 of 536870912 unclaimed" in str(await again.prepare("new", "dra.memory"))
+    again.now += 1000
+    await again.recovery.round()
+    assert rebuilt(again) == {"a", "b"}
+
+
+async def test_a_lost_record_is_rebuilt_on_the_machine_as_it_is_under_the_lock(node: Frontend) -> None:
+    """CPUs that went offline while the claim was read are not allocated to it."""
+    held = node.cpus("u")
+    node.file("u").unlink()
+    again = await restarted(node)
+
+    async def counted(_driver: str) -> bool:
+        [gone] = [one for one in build_inventory(machine(), again.config, NODE).pools if one.name == NODE]
+        fewer = [replace(one, cpus=one.cpus - held) for one in gone.devices if isinstance(one, CpuDevice)]
+        again.inventory = replace(again.inventory, pools=(replace(gone, devices=tuple(fewer)),))
+        return False
+
+    again.recovery._counted = counted
+    await again.recovery.round()
+    assert held.isdisjoint(again.cpus("u"))
 
 
 async def test_a_release_without_a_file_is_no_file(lost: Frontend) -> None:

@@ -223,9 +223,26 @@ class Transaction:
             if file.record is not None:
                 self._metadata.remove(file.record, self.files.values())
         elif key not in self.releasing:
-            self.releasing[key] = ClaimFile(driver, uid, None, frozenset())
-            self._forget_oldest()
+            self._remember(key)
         self.changes.append(Change("released", driver, uid))
+
+    def free(self, key: ClaimKey, *, remember: bool) -> None:
+        """Ends a release: no container of the claim runs any more.
+
+        ``remember``: keeps an entry without resources, because a list of claims that is being read, or will be, may
+        still contain the claim as allocated and recovery must not take the release for a loss.
+        """
+        file = self.releasing.pop(key, None)
+        if file is None:
+            return  # one of the oldest without resources, which are forgotten
+        if not is_tombstone(file):
+            self.changes.append(Change("freed", *key))
+        if remember:
+            self._remember(key)
+
+    def _remember(self, key: ClaimKey) -> None:
+        self.releasing[key] = ClaimFile(*key, None, frozenset())
+        self._forget_oldest()
 
     def _forget_oldest(self) -> None:
         tombstones = [key for key, file in self.releasing.items() if is_tombstone(file)]

@@ -30,7 +30,7 @@ from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import Transaction
 from dra_frontend.claims.journal import Name
 from dra_frontend.claims.store import ClaimStore
-from dra_frontend.devices.inventory import Inventory
+from dra_frontend.devices.inventory import Inventory, is_device_of
 
 _log = logging.getLogger(__name__)
 
@@ -176,9 +176,9 @@ class Recovery:
         if view is None or not view.is_for(self._node, uid) or not view.results[driver]:
             await self._store.transact(partial(_give_up, keys=[key]))
             return
-        inventory = self._machine.inventory
-        judged = judge(view, driver, inventory, self._config, counted=await self._counted(driver))
-        if await self._store.transact(partial(_prepare_lost, judged=judged, inventory=inventory)):
+        counted = await self._counted(driver)
+        judged = judge(view, driver, self._machine.inventory, self._config, counted=counted)
+        if await self._store.transact(partial(_prepare_lost, judged=judged, machine=self._machine)):
             _log.warning("lost record rebuilt", extra={"driver": driver, "claim": str(view), "uid": uid})
 
     async def _list_once(self) -> None:
@@ -198,14 +198,14 @@ class Recovery:
     async def list_all(self) -> None:
         """Learns the names of all claims that are allocated to this node. Raises KubeError or OSError."""
         names: dict[ClaimKey, Name] = {}
-        inventory = self._machine.inventory
         async for document in self._source.list_claims():
             with suppress(Refused):
                 view = read_claim(document)
                 view.check_usable(view.claim.uid)
                 for driver, results in view.results.items() if view.is_for(self._node, view.claim.uid) else ():
-                    # What is not bound to a node by name may be another node's; its devices are not.
-                    if any(inventory.devices.get((driver, result.pool, result.device)) for result in results):
+                    # What is not bound to a node by name may be another node's; its pools are not. A device may be
+                    # missing for now: its pages were taken back, or the machine cannot be read.
+                    if any(is_device_of(self._node, driver, result.pool, result.device) for result in results):
                         names[driver, view.claim.uid] = (view.claim.namespace, view.claim.name)
         await self._store.transact(partial(_learn, names=names))
 
@@ -218,13 +218,15 @@ class Recovery:
             self._complaints.well("overlap")
 
 
-def _prepare_lost(transaction: Transaction, judged: Judged, inventory: Inventory) -> bool:
+def _prepare_lost(transaction: Transaction, judged: Judged, machine: Machine) -> bool:
     """Writes a lost record, if it is still lost: it may have been prepared or released while the claim was read.
+
+    The inventory is read under the lock: CPUs and pages may have gone since the claim was read.
 
     If the record cannot be written, the memory in the claim's allocation counts as claimed from now on. If that cannot
     be read either, the claim stays unanswered, and no hugepages are allocated. Raises Refused or OSError.
     """
-    blank, uid = judged.blank, judged.view.claim.uid
+    blank, uid, inventory = judged.blank, judged.view.claim.uid, machine.inventory
     key = (blank.driver, uid)
     if not transaction.certain or key not in transaction.ledger.lost():
         return False

@@ -21,7 +21,7 @@ from numa_contract.reports import RecordChange, RecordsAnswer
 from numa_node.files import FileLock
 from numa_node.log import Complaints
 
-from dra_frontend.allocation.ledger import Ledger, is_tombstone
+from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.claims.directory import Change, ClaimFiles, Transaction
 from dra_frontend.claims.journal import Entries, Journal, Name
@@ -214,10 +214,7 @@ class ClaimStore:
             ledger, sure = transaction.ledger, transaction.releasing.keys() - unheard - fresh
             ended = [key for key in transaction.releasing if key in sure and not ledger.users(key[1])]
             for key in ended:
-                if self.journal_lost and is_tombstone(transaction.releasing[key]):
-                    continue  # the list of all claims may still contain it
-                del transaction.releasing[key]
-                transaction.changes.append(Change("freed", *key))
+                transaction.free(key, remember=self.journal_lost)
 
 
 def _is_lost(found: ClaimFile | None, known: ClaimFile, *, released: bool) -> bool:

@@ -14,8 +14,14 @@ from typing import Final
 
 from numa_contract.config import Config
 from numa_contract.cpuset import format_cpu_list
-from numa_contract.errors import shown
-from numa_contract.names import CPU_CAPACITY, CPU_DRIVER, MEMORY_DRIVER, memory_device_name
+from numa_contract.errors import MalformedError, shown
+from numa_contract.names import (
+    CPU_CAPACITY,
+    CPU_DRIVER,
+    MEMORY_DRIVER,
+    memory_device_name,
+    parse_memory_device_name,
+)
 from numa_contract.pagesize import kubernetes_page_size, parse_page_size, short_page_size
 
 from dra_frontend.devices.cpu_groups import cpu_groups
@@ -104,6 +110,20 @@ def build_inventory(
     if cut := [device.name for device in cpus if device.attributes.get(PCIE_ROOT, ()) != _near(roots, device.cpus)]:
         warnings.append(f"{', '.join(cut)}: near more PCIe roots than a slice can list; use a smaller groupBy")
     return Inventory(machine, pools, config.reserved_cpus, withheld, tuple(warnings), reserve, refused)
+
+
+def is_device_of(node_name: str, driver: str, pool: str, device: str) -> bool:
+    """Returns True if a device of a driver belongs to a node by the names of its pool and its own.
+
+    The answer does not depend on what the node offers now.
+    """
+    if driver == CPU_DRIVER:
+        return pool == node_name
+    try:
+        parse_memory_device_name(device)
+    except MalformedError:
+        return False
+    return pool == f"{node_name}-{device.rpartition('-numa')[0]}"
 
 
 def _check_names(node_name: str, pools: Sequence[Pool]) -> None:

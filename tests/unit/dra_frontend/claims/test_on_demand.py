@@ -148,6 +148,24 @@ async def test_a_claim_that_loses_its_status_is_forgotten(tmp_path: Path) -> Non
     assert node.on_demand._answered == {}
 
 
+@pytest.mark.parametrize("by", ["list", "watch"])
+async def test_a_claim_that_is_allocated_anew_is_answered_anew(tmp_path: Path, by: str) -> None:
+    """Its pages could not be made; the scheduler took it back and chose this node again, all within one tick."""
+    first, second = asked("u", "9Gi"), asked("u", "1Gi")
+    deallocated = {"metadata": first["metadata"], "status": {}}
+    node = Node(tmp_path, Api())
+    node.api.listed = [first]
+    await node.follow()
+    assert node.answered() == {"u": "NotProvisioned"}
+    node.api.watched.clear()
+    if by == "watch":
+        node.api.events = (("MODIFIED", deallocated), ("MODIFIED", second))
+    else:
+        node.api.listed = [second]
+    await node.follow()
+    assert node.answered() == {"u": "Provisioned"}
+
+
 async def test_no_claim_makes_more_pages_than_the_device_offers(tmp_path: Path) -> None:
     """Its status reports that there are too few pages. Another claim still gets its pages."""
     node = Node(tmp_path, Api())

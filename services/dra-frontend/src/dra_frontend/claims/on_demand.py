@@ -86,7 +86,7 @@ class HugepagesOnDemand:
         self._claims: dict[str, dict[str, Any]] | None = None
         """Allocated claims with the label, by UID; None until they are known."""
         self._answered: dict[str, bool] = {}
-        """By UID, what an allocation was told."""
+        """By UID, what the present allocation of a claim was told."""
         self._changes: object = None
         """Another one after each change of the claims."""
         self._books: tuple[object, ...] = ()
@@ -98,7 +98,10 @@ class HugepagesOnDemand:
         while True:
             try:
                 items, version = await self._api.list_labelled_claims(ON_DEMAND_LABEL, _reduced)
-                self._claims, self._changes = {uid_of(one): one for one in items[:_MOST_CLAIMS]}, object()
+                claims = {uid_of(one): one for one in items[:_MOST_CLAIMS]}
+                for uid in (self._claims or {}).keys() & self._answered.keys():
+                    self._follow_allocation(uid, claims.get(uid))
+                self._claims, self._changes = claims, object()
                 async with aclosing(self._api.watch_labelled_claims(ON_DEMAND_LABEL, version)) as events:  # type: ignore[type-var]
                     async for kind, document in events:
                         self._see(kind, document)
@@ -109,6 +112,7 @@ class HugepagesOnDemand:
     def _see(self, kind: str, document: dict[str, Any]) -> None:
         if self._claims is not None and kind != "BOOKMARK":
             uid, kept = uid_of(document), None if kind == "DELETED" else _reduced(document)
+            self._follow_allocation(uid, kept)
             self._claims.pop(uid, None)
             if kept is not None and len(self._claims) < _MOST_CLAIMS:
                 self._claims[uid] = kept
@@ -117,6 +121,12 @@ class HugepagesOnDemand:
                     "number", "claim for hugepages on demand not followed", f"over {_MOST_CLAIMS} claims"
                 )
         self._changes = object()
+
+    def _follow_allocation(self, uid: str, now: Mapping[str, Any] | None) -> None:
+        """Forgets the answer to a former allocation of a claim. The scheduler may choose this node again at once."""
+        before = (self._claims or {}).get(uid)
+        if before is None or now is None or before["status"]["allocation"] != now["status"]["allocation"]:
+            self._answered.pop(uid, None)
 
     async def provide(self) -> None:
         """Resizes the pools and answers the claims that wait for that. Raises nothing."""

@@ -66,6 +66,30 @@ async def test_nobody_takes_over_while_reports_are_incomplete(node: Frontend) ->
     assert owner(node) == ("pod-1", "init")
 
 
+@pytest.mark.parametrize("when", ["before the lock", "under the lock"])
+async def test_an_owner_is_stored_when_reports_are_complete_again(node: Frontend, when: str) -> None:
+    """The report of the new user does not change any more, so nothing else would make it the owner."""
+    node.report(id="i", name="init", claims=[USE])
+    await node.reconciler.follow_reports()
+    node.report(id="i", name="init", claims=[USE], state="stopped")
+    node.report(id="c", name="work", claims=[USE])
+    status, node.backend.status = node.backend.status, None
+    if when == "under the lock":
+        node.backend.status = status
+        await node.store._lock.acquire()
+        following = asyncio.create_task(node.reconciler.follow_reports())
+        await eventually(lambda: bool(node.store._lock._waiting))
+        node.backend.status = None
+        node.store._lock.release()
+        await following
+    else:
+        await node.reconciler.follow_reports()
+    assert owner(node) == ("pod-1", "init")
+    node.backend.status = status
+    await node.reconciler.follow_reports()
+    assert owner(node) == ("pod-1", "work")
+
+
 async def test_an_owner_is_stored_when_its_container_has_started(node: Frontend, api: Claims) -> None:
     """Records do not change between creation and start, where the backend would have to look at them all again."""
     api.add(claim("u", cpus(1), memory("1Mi")))

@@ -71,11 +71,15 @@ class Reconciler:
             if not (report.claims or report.unknown_claims) or known is report or known == report:
                 continue
             with self._complaints.about(report.id, "record not updated"):
-                await self._follow(report)
-                self._followed[report.id] = report
+                if await self._follow(report):
+                    self._followed[report.id] = report
 
-    async def _follow(self, report: ContainerReport) -> None:
-        ledger = self._store.ledger
+    async def _follow(self, report: ContainerReport) -> bool:
+        """Does what follows from a report; returns False if an owner cannot be decided on before reports are complete.
+
+        The report itself may never change again, so it is looked at once more then.
+        """
+        ledger, decided = self._store.ledger, True
         # Not between creation and start: the backend would have to scan the directory again before the start. Until
         # then it remembers the first user itself, and after its restart the runtime lists the container.
         uses = report.claims if report.alive and report.state != "created" and not report.refused else ()
@@ -83,12 +87,15 @@ class Reconciler:
         containers = ledger.containers if self._backend.live else None
         if free := [(r.driver, r.claim.uid) for r in records if _is_free(r, report, containers)]:
             owner = Owner(pod_uid=report.pod_uid, container=report.name)
-            await self._store.transact(partial(_set_owner, keys=free, owner=owner, report=report))
+            decided = await self._store.transact(partial(_set_owner, keys=free, owner=owner, report=report))
+        if containers is None and any(_may_take_over(record, report) for record in records):
+            decided = False
         for use in report.unknown_claims:
             record = ledger.record(use.driver, use.uid)
             if record is not None and not record.reserves(report.pod_uid):
                 # The kubelet does not call Prepare for the second pod of a claim.
                 await self._compare(record)
+        return decided
 
     async def run_scans(self) -> None:
         """Looks for what vanished, every two seconds. Runs until :meth:`scan` raises."""
@@ -165,7 +172,7 @@ def _is_free(record: AllocationRecord, user: ContainerReport, containers: Sequen
     owner = record.owner
     if owner is None:
         return True
-    if containers is None or record.sharing == "pod" or owner.pod_uid != user.pod_uid or owner.container == user.name:
+    if containers is None or not _may_take_over(record, user):
         return False
     return not any(
         (other.pod_uid, other.name) == (owner.pod_uid, owner.container) and other.alive and not other.refused
@@ -173,10 +180,22 @@ def _is_free(record: AllocationRecord, user: ContainerReport, containers: Sequen
     )
 
 
-def _set_owner(transaction: Transaction, keys: Iterable[ClaimKey], owner: Owner, report: ContainerReport) -> None:
+def _may_take_over(record: AllocationRecord, user: ContainerReport) -> bool:
+    """Returns True if a container becomes the owner of a claim as soon as the present owner has ended."""
+    owner = record.owner
+    others = owner is not None and owner.pod_uid == user.pod_uid and owner.container != user.name
+    return others and record.sharing != "pod"
+
+
+def _set_owner(transaction: Transaction, keys: Iterable[ClaimKey], owner: Owner, report: ContainerReport) -> bool:
+    """Stores the owner of claims that are free; returns False if that is not known now."""
+    decided = True
     for record in [transaction.ledger.record(*key) for key in keys]:
         if record is not None and _is_free(record, report, transaction.containers if transaction.certain else None):
             transaction.write(record.model_copy(update={"owner": owner}), "updated")
+        elif record is not None and not transaction.certain and _may_take_over(record, report):
+            decided = False
+    return decided
 
 
 # The claim was read before the lock was had: a record that is another one by now was not compared with anything.

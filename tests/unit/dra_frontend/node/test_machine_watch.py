@@ -218,6 +218,36 @@ async def test_a_machine_that_cannot_be_read_at_the_start_is_waited_for() -> Non
         assert one.inventory.pools
 
 
+@pytest.mark.parametrize("when", ["at the start", "later"])
+async def test_an_unforeseen_exception_while_reading_is_a_problem_and_no_end(
+    caplog: pytest.LogCaptureFixture, when: str
+) -> None:
+    """Claims must be released whatever the machine is like. The traceback is logged once."""
+
+    class OddTree(MemoryTree):
+        """Raises an exception that no tree raises."""
+
+        broken = when == "at the start"
+
+        def read(self, path: str) -> str | None:
+            """Fails until it is mended."""
+            if self.broken:
+                raise KeyError("odd")
+            return super().read(path)
+
+    host = OddTree(small_machine().files)
+    watch = MachineWatch(host, MemoryTree({}), Config(), "n", lambda: Ledger({}))
+    host.broken = True
+    for _ in range(3):
+        await watch.read()
+    assert watch.problem == "internal error (KeyError('odd')); see the log of dra-frontend"
+    assert bool(watch.inventory.pools) == (when == "later")
+    assert len([record for record in caplog.records if record.exc_info]) == 1
+    host.broken = False
+    await watch.read()
+    assert (watch.problem, bool(watch.inventory.pools)) == ("", True)
+
+
 @pytest.mark.fault("frontend A12")
 async def test_an_unknown_exception_is_survived(caplog: pytest.LogCaptureFixture) -> None:
     """A fault of ours, or of who is called, is logged and told; the next reading is tried."""

@@ -10,7 +10,7 @@ from numa_contract.config import Config
 from numa_node.ticks import next_tick
 
 from dra_frontend.allocation.ledger import Ledger
-from dra_frontend.devices.inventory import Inventory, build_inventory
+from dra_frontend.devices.inventory import Inventory, InventoryError, build_inventory
 from dra_frontend.machine.discovery import Fingerprint, discover, read_fingerprint, with_free_pages
 from dra_frontend.machine.file_tree import FileTree, HostTreeError
 from dra_frontend.machine.host_hugepages import HostPages, PageKey, held_pages, read_pod_pages
@@ -77,8 +77,12 @@ class MachineWatch:
             fingerprint = read_fingerprint(host)
             self._replace(self._built(fingerprint, frozenset()), fingerprint)
             self.errors.read(self.inventory.machine)
+        except InventoryError:
+            raise
         except HostTreeError as error:
             self._failed(str(error))
+        except Exception as error:  # noqa: BLE001 - claims are released whatever the machine is like
+            self._unforeseen(error)
 
     @property
     def machine(self) -> Machine:
@@ -94,19 +98,18 @@ class MachineWatch:
         """Reads every two seconds, and calls ``changed`` after each read, as claims change too. Runs for ever."""
         while True:
             await pause()
+            await self.read()
             try:
-                await self.read()
                 changed()
             except Exception as error:  # noqa: BLE001 - nothing of the machine ends the process
-                _log.exception("machine not followed")
-                self._failed(repr(error))
+                self._unforeseen(error)
 
     async def read(self) -> None:
-        """Reads the fingerprint; discovers the whole machine again if that has changed."""
-        if self.errors.due:
-            await asyncio.to_thread(self.errors.read, self.inventory.machine)
-        sizes = frozenset(self.inventory.machine.page_sizes)
+        """Reads the fingerprint; discovers the whole machine again if that has changed. Raises nothing."""
         try:
+            if self.errors.due:
+                await asyncio.to_thread(self.errors.read, self.inventory.machine)
+            sizes = frozenset(self.inventory.machine.page_sizes)
             fingerprint, held, pods_known = await asyncio.to_thread(_sample, self._host, self._cgroups, sizes)
             self._host_pages.sample(held)
             if (fingerprint.shape, self.host_pages, self._reserve()) != (self._shape, *self._counted):
@@ -114,6 +117,9 @@ class MachineWatch:
             self._fingerprint = fingerprint
         except HostTreeError as error:
             self._failed(str(error))
+            return
+        except Exception as error:  # noqa: BLE001 - as at the start
+            self._unforeseen(error)
             return
         if self.problem:
             _log.info("the machine can be read again")
@@ -155,6 +161,12 @@ class MachineWatch:
         figures = {"cpus": len(machine.cpus), "nodes": len(machine.numa_nodes)}
         _log.info("machine read", extra={**figures, "seconds": round(time.perf_counter() - began, 3)})
         return machine
+
+    def _unforeseen(self, error: Exception) -> None:
+        problem = f"internal error ({error!r}); see the log of dra-frontend"
+        if problem != self.problem:
+            _log.error("machine not followed", exc_info=error)
+        self._failed(problem)
 
     def _failed(self, problem: str) -> None:
         self.failures += 1

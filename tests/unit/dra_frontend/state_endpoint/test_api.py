@@ -20,11 +20,19 @@ from dra_frontend.kubelet.health import HealthBoard
 from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.node.sockets import listen_unix
 from dra_frontend.publishing.offer import Offer, Snapshot, snapshot
-from dra_frontend.state_endpoint.server import Bodies, HttpServer, RequestRefusedError, StateApp, pages
+from dra_frontend.state_endpoint.server import (
+    MAX_CONNECTIONS,
+    Bodies,
+    HttpServer,
+    RequestRefusedError,
+    StateApp,
+    pages,
+)
 from numa_contract.config import Config
 from numa_contract.names import DRIVERS
 from numa_contract.reports import MAX_STATE_BYTES
 
+from tests.fakes.waiting import eventually
 from tests.rigs.builders import NODE, cpus, memory, report
 from tests.rigs.decisions import INVENTORY, decided, holding, view
 from tests.rigs.trees import MemoryTree, small_machine
@@ -219,6 +227,33 @@ async def test_a_body_that_does_not_arrive_is_given_up() -> None:
         first = [{"type": "http.request", "body": b" " * MAX_STATE_BYTES, "more_body": True}]
         with pytest.raises(RequestRefusedError, match=r"the body did not arrive within 0\.01 s"):
             await bodies.read(receive)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"PUT /v1/backend HTTP/1.1\r\nHost: n\r\n", b"GET /v1/records HTTP/1.1\r\nHost: n\r\n\r\n"]
+)
+async def test_connections_are_bounded_and_the_backend_keeps_its_own(
+    endpoint: Endpoint, tmp_path: Path, sent: bytes
+) -> None:
+    """A process that opens connections without end would take every descriptor of the frontend."""
+    follows = asyncio.create_task(endpoint.get("/v1/records?after=100"))
+    status, _ = await endpoint.put("/v1/backend", {"instance": "i", "generation": 1, "containers": []})
+    assert status == 200
+    others = []
+    for _ in range(3 * MAX_CONNECTIONS):
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "s.sock")
+        writer.write(sent)
+        others.append((reader, writer))
+        if sent.endswith(b"\r\n\r\n"):
+            await reader.readuntil(b"}")
+    await eventually(lambda: sum(reader.at_eof() for reader, _ in others) >= 2 * MAX_CONNECTIONS)
+    assert sum(not reader.at_eof() for reader, _ in others) >= MAX_CONNECTIONS - 2
+    status, _ = await endpoint.put("/v1/backend", {"instance": "i", "generation": 2, "containers": []})
+    assert status == 200
+    endpoint.store.news.publish(Change("prepared", "dra.cpu", "u"))
+    assert [one["uid"] for one in (await follows)["changes"]] == ["u"]
+    for _, writer in others:
+        writer.close()
 
 
 async def test_a_backend_of_the_last_release_reports(endpoint: Endpoint) -> None:

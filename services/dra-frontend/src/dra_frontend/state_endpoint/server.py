@@ -5,6 +5,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qs
 
@@ -12,6 +13,7 @@ import uvicorn
 from numa_contract.errors import MalformedError, shown
 from numa_contract.reports import MAX_STATE_BYTES, RECORDS_WAIT_SECONDS, RecordsAnswer, StateAnswer
 from numa_node.probes import HEALTHY, Page, Pages
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dra_frontend.claims.backend import BackendView, read_state
 from dra_frontend.claims.store import ClaimStore
@@ -23,6 +25,8 @@ _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _App = Callable[[MutableMapping[str, Any], _Receive, _Send], Awaitable[None]]
 
 
+MAX_CONNECTIONS: Final = 128
+"""On the state socket at the same time. The backend has two; the others are commands of people."""
 _BODY_SECONDS: Final = 10.0
 _SMALL_BODY: Final = 256 << 10
 """Bytes up to which a body is read whatever else is being read: a lease, or the state of an ordinary node."""
@@ -188,6 +192,38 @@ def _after(query: bytes) -> int | None:
         raise RequestRefusedError(422, f"after={shown(given)} is not a number") from None
 
 
+class BoundedConnection(H11Protocol):
+    """A connection of which there are MAX_CONNECTIONS at most: another one makes room for the newest.
+
+    That is the oldest one that has sent no request yet, or the oldest without a request at work. The socket is for root
+    alone, but uvicorn has no limit, and a process that leaks connections would take every descriptor of the frontend.
+    """
+
+    def __init__(self, others: dict["BoundedConnection", None], **options: Any) -> None:
+        super().__init__(**options)
+        self._others = others
+
+    @property
+    def _rank(self) -> int:
+        if self.cycle is None:
+            return 0
+        return 1 if self.cycle.response_complete else 2
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Accepts the connection, and ends another one if there are too many."""
+        super().connection_made(transport)
+        if len(self._others) >= MAX_CONNECTIONS:
+            oldest = min(self._others, key=lambda one: one._rank)  # noqa: SLF001  the first of the lowest rank
+            del self._others[oldest]
+            oldest.transport.abort()
+        self._others[self] = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forgets the connection."""
+        self._others.pop(self, None)
+        super().connection_lost(exc)
+
+
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers, since app.py has its own, and without its clock."""
 
@@ -197,7 +233,7 @@ class HttpServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 loop="asyncio",
-                http="h11",
+                http=partial(BoundedConnection, {}),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 access_log=False,

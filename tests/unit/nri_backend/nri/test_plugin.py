@@ -108,15 +108,16 @@ async def test_parts_of_a_snapshot_are_joined_and_answered_with_more() -> None:
     assert rig.hooks.seen == [("synchronize", (2, 1)), ("synchronize", (1, 0))]
 
 
-async def test_a_snapshot_that_never_ends_is_given_up() -> None:
+@pytest.mark.parametrize(("what", "kind"), [("containers", pb.Container), ("pods", pb.PodSandbox)])
+async def test_a_snapshot_that_never_ends_is_given_up(what: str, kind: type) -> None:
     """A peer that always has more would fill the memory."""
     rig = _Rig()
-    part = pb.SynchronizeRequest(containers=[pb.Container()] * (MAX_CONTAINERS // 2), more=True)
+    part = pb.SynchronizeRequest(**{what: [kind()] * (MAX_CONTAINERS // 2)}, more=True)
     for _ in range(2):
         await rig.call("Synchronize", part)
     assert (await rig.fails("Synchronize", part)).code == Code.RESOURCE_EXHAUSTED
     assert rig.service.synchronized.is_set()
-    assert rig.service.sync_failure == "the snapshot of the runtime has more than 16384 containers"
+    assert rig.service.sync_failure == f"the snapshot of the runtime has more than 16384 {what}"
 
 
 async def test_a_failed_snapshot_is_known_and_answered_as_an_error() -> None:

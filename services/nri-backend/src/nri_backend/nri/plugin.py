@@ -22,7 +22,7 @@ PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Runtime"
 
 MAX_CONTAINERS = 16384
-"""In a snapshot. A node runs some hundreds; a peer that never ends would fill the memory."""
+"""In a snapshot, and of pods as many. A node runs some hundreds; a peer that never ends would fill the memory."""
 _log = logging.getLogger(__name__)
 _DEFAULT_PATIENCE = 2.0
 # The share of the runtime's patience after which a hook is answered with an error. The rest is for the way back and for
@@ -142,10 +142,15 @@ class PluginService:
 
     async def _synchronize(self, request: pb.SynchronizeRequest) -> pb.SynchronizeResponse:
         # A container may come in an earlier chunk than its pod: nothing is looked at before the last one.
-        if len(self._containers) + len(request.containers) > MAX_CONTAINERS:
-            self.sync_failure = f"the snapshot of the runtime has more than {MAX_CONTAINERS} containers"
-            self.synchronized.set()
-            raise StatusError(Code.RESOURCE_EXHAUSTED, self.sync_failure)
+        numbers = {
+            "containers": len(self._containers) + len(request.containers),
+            "pods": len(self._pods) + len(request.pods),
+        }
+        for what, number in numbers.items():
+            if number > MAX_CONTAINERS:
+                self.sync_failure = f"the snapshot of the runtime has more than {MAX_CONTAINERS} {what}"
+                self.synchronized.set()
+                raise StatusError(Code.RESOURCE_EXHAUSTED, self.sync_failure)
         self._pods += map(read_pod, request.pods)
         self._containers += map(read_container, request.containers)
         if request.more:

@@ -15,6 +15,7 @@ import pytest
 from nri_backend.containers.answers import MAX_SYNC_UPDATES
 from nri_backend.enforcement.audit import LOOKS
 from nri_backend.enforcement.start import CLEAR_SECONDS
+from nri_backend.limits.difference import Host
 from nri_backend.nri.model import Adjustment, ContainerState, RefusedError, Resources
 from numa_contract.cpuset import parse_cpu_list
 from numa_node.claim_directory import DirectoryReplacedError
@@ -288,6 +289,45 @@ async def test_a_synchronisation_is_not_pods_times_containers(node: Node) -> Non
     await node.enforcer.synchronize(pods, found)
     assert pods.walks == 1
     assert len(list(node.enforcer.state)) == 60
+
+
+class OddNode(Node):
+    """A machine of which a reader may raise an exception that is not foreseen."""
+
+    error: Exception | None = None
+
+    @property
+    def host(self) -> Host:  # type: ignore[override]
+        """The machine."""
+        if self.error is not None:
+            raise self.error
+        return self._host
+
+    @host.setter
+    def host(self, host: Host) -> None:
+        self._host = host
+
+
+async def test_an_unforeseen_error_in_the_audit_is_reported_and_does_not_end_it(
+    memory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process would end at each start while the cause exists, and would answer no hook."""
+    async with enforcing(OddNode(memory)) as node:
+        assert isinstance(node, OddNode)
+        plain = await node.run("plain")
+        node.error = KeyError("odd")
+        await node.until(
+            lambda: any("internal error in the audit (KeyError: \"'odd'\")" in p for p in node.enforcer.problems)
+        )
+        for _ in range(5):
+            node.ahead += 2
+            node.enforcer.actuator.news.set()
+            await asyncio.sleep(0.01)
+        assert len([one for one in caplog.records if "audit ended early" in one.message]) == 1
+        node.error = None
+        node.claim(ONE)
+        await node.until(lambda: node.cpus(plain) == "1,4-7")
+        await node.until(lambda: not any("internal error" in p for p in node.enforcer.problems))
 
 
 async def test_a_claim_directory_that_was_replaced_ends_the_process(memory: Path) -> None:

@@ -36,6 +36,13 @@ def test_a_damaged_machine_is_named(tmp_path: Path, text: str, why: str) -> None
         read_host(str(machine(tmp_path, text)), CgroupTree(str(tmp_path)))
 
 
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    """The audit reads it at each tick, and an error of another kind would end the enforcement."""
+    (machine(tmp_path, "") / "sys/devices/system/cpu/online").write_bytes(b"0-3\xff\n")
+    with pytest.raises(HostError, match=r"cpu/online: .*can't decode byte 0xff.*--host-root"):
+        read_host(str(tmp_path), CgroupTree(str(tmp_path)))
+
+
 def test_a_machine_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     """A mount that was forgotten is no traceback; a page size that is skipped would be a limit that is missing."""
     with pytest.raises(HostError, match=r"cpu/online: .*No such file"):

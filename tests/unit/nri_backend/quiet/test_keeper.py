@@ -3,7 +3,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 
 import pytest
@@ -171,3 +171,28 @@ async def test_what_keeps_them_from_being_moved_is_told(tree: IrqTree) -> None:
         (tree.root / "later").mkdir()
         await eventually(lambda: not keeper.problems)
         assert tree.says()["25"] == "0-1,3-7"
+
+
+async def test_an_unforeseen_error_is_reported_and_ends_nothing(tmp_path: Path) -> None:
+    """Interrupts are a comfort; a fault in moving them must not end the enforcement of claims."""
+
+    class Odd(IrqTree):
+        """Raises an exception that no reader of the kernel's files raises."""
+
+        broken = True
+
+        def present(self, taken: frozenset[int], moved: Collection[str]) -> dict[str, frozenset[int] | None]:
+            """Fails until it is mended."""
+            if self.broken:
+                raise KeyError("odd")
+            return super().present(taken, moved)
+
+    odd = Odd(tmp_path)
+    odd.add(25, "2")
+    async with keeping(kind(odd, 0.01), lambda: taken(2)) as keeper:
+        keeper.wake()
+        await eventually(lambda: bool(keeper.problems))
+        assert keeper.problems == ("interrupts are not moved off claimed CPUs: 'odd'",)
+        odd.broken = False
+        await eventually(lambda: not keeper.problems)
+        assert odd.says()["25"] == "0-1,3-7"

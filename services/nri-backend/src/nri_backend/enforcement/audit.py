@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from numa_contract.errors import shown
 from numa_node.claim_directory import DirectoryReplacedError
 from numa_node.ticks import TICK_SECONDS
 
@@ -59,14 +60,16 @@ class Auditor:
         self._edges = edges
         self._group_problems: dict[str, str] = {}
         self._next_tick = self._next_full = self._next_all = self._next_kills = 0.0
+        self._failure = ""
+        """Why the latest round ended early."""
         self._must_look = False
         self._knows_all = False
         """The runtime has sent its state."""
 
     @property
     def problems(self) -> Iterable[str]:
-        """What is wrong with cgroups above containers, in words."""
-        return self._group_problems.values()
+        """What is wrong with cgroups above containers, or with the audit itself, in words."""
+        return (*filter(None, (self._failure,)), *self._group_problems.values())
 
     def request_look(self) -> None:
         """Claim files may have changed: looks at once."""
@@ -96,9 +99,27 @@ class Auditor:
                     async with asyncio.timeout(max(self._next_tick - self._edges.clock(), 0)):
                         await news.wait()
                 news.clear()
-                await self._round()
+                await self._guarded_round()
         finally:
             self._keeper.close()
+
+    async def _guarded_round(self) -> None:
+        """Does one round; the next one repeats what an unforeseen exception has cut off.
+
+        If it ended the process, the process would end at each start while the cause exists, and hooks would not be
+        answered either.
+        """
+        try:
+            await self._round()
+        except DirectoryReplacedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - logged and reported
+            text = f"internal error in the audit ({type(error).__name__}: {shown(error)}); see the log of nri-backend"
+            if text != self._failure:
+                _log.error("the audit ended early and is repeated", exc_info=error)
+            self._failure = text
+        else:
+            self._failure = ""
 
     async def _round(self) -> None:
         now = self._edges.clock()

@@ -36,7 +36,7 @@ def read_host(host_root: str, tree: CgroupTree, partition_obstacle: Callable[[],
         # A kernel without hugepages has no such directory.
         names = [entry.name for entry in path.iterdir()] if path.exists() else []
         sizes = [parse_page_size(name) for name in names if name.startswith("hugepages-")]
-    except (OSError, MalformedError) as error:
+    except (OSError, ValueError) as error:  # a MalformedError, or a text that is not UTF-8
         raise HostError(f"{path}: {error}; mount the node's /sys there or set --host-root") from error
     obstacle = tree.partition_obstacle() or partition_obstacle()
     return Host(online, tuple(sorted(sizes)), partitions=not obstacle, obstacle=obstacle)

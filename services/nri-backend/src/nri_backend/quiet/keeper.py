@@ -139,10 +139,11 @@ class Keeper:
             # Whoever gets the lock next begins with what this one has kept.
             await asyncio.wait([job])
             raise
-        except (OSError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - reported; what is not foreseen must not end the enforcement of claims
+            unforeseen = None if isinstance(error, OSError | ValueError) else error
             if not self._error:
-                _log.warning("%s are not moved", self._kind.noun, extra={"error": str(error)})
-            self._error = cut_answer(str(error))
+                _log.warning("%s are not moved", self._kind.noun, extra={"error": str(error)}, exc_info=unforeseen)
+            self._error = cut_answer(str(error) or repr(error))
         again = bool(wanted.taken or self.outcome.moved or self._error)
         self._next_look = loop.time() + self._kind.look_seconds if again else None
         self._done = wanted

@@ -3,7 +3,10 @@
 
 import asyncio
 import errno
+import shutil
+import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from nri_backend.nri.model import ContainerState, RefusedError
 from numa_contract.cpuset import parse_cpu_list
 from numa_contract.records import AllocationRecord, CpuParameters
 
+from tests.fakes.waiting import eventually
 from tests.rigs.builders import cpu_record, env_of
 from tests.rigs.containers import POD, PODS, TOP, container, pod
 from tests.rigs.enforcement import Node, auditing, enforcing
@@ -152,6 +156,32 @@ async def test_a_restart_takes_partitions_for_what_they_are(tmp_path: Path) -> N
     assert not [path for path, *_ in node.kernel.written if path == plain]
 
 
+@pytest.mark.parametrize("how", ["stopped", "not listed any more"])
+async def test_a_partition_without_record_and_proof_that_lingers_keeps_its_cpus(tmp_path: Path, how: str) -> None:
+    """The kernel alone shows its CPUs, and a process of it still runs after the runtime has reported its end."""
+    record = cpu_record("c1", "r=2-3")
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        db = await node.run("db", *node.claim(record))
+    node.unprepare(record)
+    shutil.rmtree(tmp_path / "proofs")
+    again = Node(tmp_path, tree=lambda _: node.kernel)
+    async with auditing(again):
+        await again.enforcer.activate()
+        listed = replace(container("db", *env_of(record)), state=ContainerState.RUNNING)
+        await again.enforcer.synchronize([pod()], [listed])
+        assert again.enforcer.state.pool.partitioned == {2, 3}
+        if how == "stopped":
+            await again.enforcer.stop_container(pod(), listed)
+            await again.enforcer.remove_container(pod(), listed)
+        else:
+            await again.enforcer.synchronize([pod()], [])
+        assert again.enforcer.state.pool.partitioned == {2, 3}
+        assert again.reports["db"].state == "running"
+        node.kernel.remove(db)
+        await again.until(lambda: "db" not in again.reports)
+        assert again.enforcer.state.pool.partitioned == frozenset()
+
+
 async def test_a_running_claim_becomes_a_partition_after_an_upgrade(tmp_path: Path) -> None:
     """Its CPUs stay out of the pool until it is one; then the others get their constant set."""
     async with enforcing(Node(tmp_path, exclusivity="pool", tree=PartitionTree)) as node:
@@ -236,7 +266,48 @@ def test_cpus_that_no_cgroup_has_are_found(tmp_path: Path) -> None:
     (tmp_path / "cgroup/cpuset.cpus.effective").write_text("0-3\n")
     (tmp_path / "cgroup" / TOP / f"{EXCLUSIVE}.effective").write_text("4-5\n")
     assert lost_cpus(tree, parse_cpu_list("0-7")) == {6, 7}
-    assert lost_cpus(KernelTree(tmp_path / "other"), parse_cpu_list("0-7")) == frozenset(), "it cannot be told"
+    assert lost_cpus(KernelTree(tmp_path / "other"), parse_cpu_list("0-7")) is None, "unknown is not none"
+
+
+async def test_lost_cpus_stay_reported_while_the_kernel_does_not_show_them(tmp_path: Path) -> None:
+    """A read that fails once does not mean that they are back."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        keeper = node.enforcer._keeper
+        node.kernel.make("other.slice")
+        (tmp_path / "cgroup/cpuset.cpus.effective").write_text("0-5\n")
+        for _ in range(2):
+            await keeper.settle(always=True)
+        assert "no cgroup has the CPUs 6-7" in keeper.problem
+        file = tmp_path / "cgroup/other.slice" / f"{EXCLUSIVE}.effective"
+        before = file.read_text()
+        file.write_text("damaged\n")
+        await keeper.settle(always=True)
+        assert "no cgroup has the CPUs 6-7" in keeper.problem
+        file.write_text(before)
+        (tmp_path / "cgroup/cpuset.cpus.effective").write_text("0-7\n")
+        await keeper.settle(always=True)
+        assert keeper.problem == ""
+
+
+@pytest.mark.parametrize("how", ["the kernel refuses", "the kernel hangs"])
+async def test_what_could_not_be_taken_back_is_taken_back_at_the_next_tick(tmp_path: Path, how: str) -> None:
+    """A partition ends once, and its end is no news later. The next look at everything would come in a minute."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        keeper, actuator = node.enforcer._keeper, node.enforcer.actuator
+        db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
+        await keeper.settle()
+        node.kernel.remove(db)
+        keeper._unsettled = True
+        go_on = threading.Event()
+        if how == "the kernel refuses":
+            node.kernel.unlisted.add(PODS)
+        else:
+            assert await actuator.work("cgroups above partitions", partial(go_on.wait, 10)) == []
+        await keeper.settle()
+        assert node.kernel.get(PODS, EXCLUSIVE) == "2-3"
+        node.kernel.unlisted.clear()
+        go_on.set()
+        await eventually(lambda: node.kernel.get(PODS, EXCLUSIVE) == "")
 
 
 def test_a_partition_that_cannot_be_taken_back_is_no_error(tmp_path: Path) -> None:
@@ -245,6 +316,39 @@ def test_a_partition_that_cannot_be_taken_back_is_no_error(tmp_path: Path) -> No
     tree.make(f"{POD}/a")
     tree.refused[TOP, EXCLUSIVE] = tree.refused[f"{POD}/a", PARTITION] = errno.EACCES
     assert "cpuset.cpus.partition: Permission denied" in make_partition(tree, f"{POD}/a", "root", frozenset({2}))
+
+
+async def test_a_partition_that_cannot_be_followed_at_once_is_followed_later(tmp_path: Path) -> None:
+    """The process may have no descriptor left. Nothing about the container changes when it has one again."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
+        keeper, file = node.enforcer._keeper, node.kernel.path(db) / PARTITION
+        await eventually(lambda: keeper._watch.follows([db]))
+        keeper._watch.follow([])
+        keeper._followed = -1
+        file.rename(file.with_name("away"))
+        keeper.follow()
+        assert not keeper._watch.follows([db])
+        file.with_name("away").rename(file)
+        keeper.follow()
+        assert keeper._watch.follows([db])
+
+
+async def test_a_partition_whose_repair_hangs_is_looked_at_again(tmp_path: Path) -> None:
+    """The outcome of the repair is lost, and audits leave partitions out: the kernel reports their changes."""
+    async with enforcing(Node(tmp_path, tree=PartitionTree)) as node:
+        db = await node.run("db", *node.claim(cpu_record("c1", "r=2-3")))
+        keeper, actuator, go_on = node.enforcer._keeper, node.enforcer.actuator, threading.Event()
+        tracked = node.enforcer.state.get("db")
+        assert tracked is not None
+        assert await actuator.work("db", partial(go_on.wait, 10)) == []
+        file = node.kernel.path(db) / PARTITION
+        file.write_text("root invalid (Cpu list in cpuset.cpus not exclusive)\n")
+        keeper.suspect(tracked)
+        await node.enforcer._auditor._look(keeper.take_changed(), full=False, final=True)
+        assert node.partition(db) != "root"
+        go_on.set()
+        await eventually(lambda: node.partition(db) == "root")
 
 
 async def test_a_partition_that_ended_before_it_was_followed_is_healed(tmp_path: Path) -> None:

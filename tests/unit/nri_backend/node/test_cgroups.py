@@ -6,7 +6,13 @@ import resource
 from pathlib import Path
 
 import pytest
-from nri_backend.node.cgroups import CgroupGoneError, CgroupRefusedError, CgroupTree, MissingFileError
+from nri_backend.node.cgroups import (
+    MOST_CHILDREN,
+    CgroupGoneError,
+    CgroupRefusedError,
+    CgroupTree,
+    MissingFileError,
+)
 
 
 @pytest.fixture
@@ -99,6 +105,16 @@ def test_children_that_cannot_be_read_are_not_none(tree: CgroupTree) -> None:
         assert "unknown whether the kernel has" in tree.partition_obstacle()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_too_many_children_are_an_error_and_not_a_part_of_them(tree: CgroupTree, tmp_path: Path) -> None:
+    """Settling would take their CPUs from the partitions that are left out."""
+    for number in range(MOST_CHILDREN):
+        (tmp_path / f"many/{number}").mkdir(parents=True)
+    assert len(tree.children("many")) == MOST_CHILDREN
+    (tmp_path / "many/more").mkdir()
+    with pytest.raises(CgroupRefusedError, match="has more than 4096 cgroups"):
+        tree.children("many")
 
 
 def test_crun_puts_the_processes_one_level_down(tree: CgroupTree, tmp_path: Path) -> None:

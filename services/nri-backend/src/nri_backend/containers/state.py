@@ -117,7 +117,9 @@ class NodeState:
         ending = [
             replace(known, phase=Phase.ENDING, unlisted=True)
             for known in self
-            if known.id not in listed and known.entitlement.claims and known.phase in (Phase.STARTED, Phase.ENDING)
+            if known.id not in listed
+            and (known.entitlement.claims or known.exclusive)
+            and known.phase in (Phase.STARTED, Phase.ENDING)
         ]
         before = {tracked.id: tracked for tracked in self}
         self._tracked, self.likenesses, self._by_pod, self._bearing = {}, Likenesses(), {}, {}

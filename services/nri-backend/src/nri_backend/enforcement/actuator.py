@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -95,7 +95,7 @@ class Actuator:
         return self._view.detached
 
     @property
-    def stuck(self) -> Collection[str]:
+    def stuck(self) -> KeysView[str]:
         """Containers and cgroups that a hanging job works at."""
         return self._writing.stuck.keys()
 

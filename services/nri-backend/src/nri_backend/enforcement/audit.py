@@ -199,6 +199,8 @@ class Auditor:
                     self._keeper.suspect(tracked)
                     outcome.pooled = ""
             done = self._taken(plan[:LOOKS], outcomes)
+            if final:
+                self._keeper.suspect_all(self._state.started(self._actuator.stuck & set(plan[:LOOKS])))
             plan = [container_id for container_id in plan if container_id not in done]
 
     async def _audit_groups(self) -> None:

@@ -239,9 +239,12 @@ class Enforcer:
             self.actuator.forget(container_id)
 
     async def _lives(self, tracked: Tracked) -> bool:
-        """Tells whether a process may still run with what the container's claims gave it."""
-        claims = tracked.phase is Phase.STARTED and bool(tracked.entitlement.claims)
-        return claims and await self.actuator.populated(tracked)
+        """Returns True if a process may still run with what the container's claims gave it.
+
+        A container whose claims are not known any more has at least the CPUs of its partition.
+        """
+        holds = tracked.phase is Phase.STARTED and bool(tracked.entitlement.claims or tracked.exclusive)
+        return holds and await self.actuator.populated(tracked)
 
     def disconnected(self) -> None:
         """What is known stays enforced; new containers are seen at the next synchronisation."""

@@ -2,8 +2,9 @@
 """Which containers are partitions, which of them the kernel has changed, and what ended ones have left behind."""
 
 import asyncio
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -20,6 +21,7 @@ from nri_backend.node.partition_watch import PartitionWatch
 
 REPAIR_SECONDS: Final = 1.0
 """Between two repairs: one that breaks the partition of its pod in a loop takes nobody's time but its own."""
+_log = logging.getLogger(__name__)
 
 
 class PartitionKeeper:
@@ -36,6 +38,8 @@ class PartitionKeeper:
         self._followed = -1
         self._suspect: frozenset[int] = frozenset()
         self._unsettled = True
+        self._unsettled_for = ""
+        """Why the latest settling failed; it is repeated at the next tick then."""
         self._next_repair = 0.0
 
     async def recall(self, containers: Sequence[Tracked]) -> list[Tracked]:
@@ -71,6 +75,7 @@ class PartitionKeeper:
 
     def _heard(self) -> None:
         self._take(self._watch.changed())
+        self._followed = -1  # one that could not be read is not followed any more
 
     def _take(self, changed: set[str]) -> None:
         self._changed |= changed
@@ -82,13 +87,18 @@ class PartitionKeeper:
         """A partition was found broken: it is looked at again, after its siblings."""
         self._changed.add(tracked.cgroup)
 
+    def suspect_all(self, hanging: Iterable[Tracked]) -> None:
+        """Looks again at partitions whose job hangs: its outcome is lost, and the audit leaves partitions out."""
+        for tracked in hanging:
+            self.suspect(tracked)
+
     def follow(self) -> None:
-        """Follows the partitions that there are now."""
+        """Follows the partitions that there are now. Those that cannot be opened are tried again with the next news."""
         if self._followed != self._state.changes:
-            self._followed = self._state.changes
             live = [one.cgroup for one in self._state if one.partition and one.phase is not Phase.STOPPED]
             if ended := self._watch.follow(live):
                 self._take(ended)
+            self._followed = self._state.changes if self._watch.follows(live) else -1
 
     def take_changed(self) -> list[str]:
         """Returns the containers whose partition the kernel has changed, after what else lives in their pods.
@@ -110,14 +120,21 @@ class PartitionKeeper:
         self._unsettled = False
         online = self._state.host.online
 
-        def work() -> frozenset[int]:
-            settle(self._tree)
-            return lost_cpus(self._tree, online)
+        def work() -> tuple[str, frozenset[int] | None]:
+            return settle(self._tree), lost_cpus(self._tree, online)
 
-        for found in await self._actuator.work("cgroups above partitions", work):
+        done = await self._actuator.work("cgroups above partitions", work)
+        # Without a result the kernel hangs, or every thread was busy.
+        failure, found = done[0] if done else ("the kernel does not answer", None)
+        if found is not None:
             # A CPU that is just going offline is not lost.
             lost, self._suspect = found & self._suspect, found
             self.problem = _lost_text(lost) if lost else ""
+        if failure and failure != self._unsettled_for:
+            text = "the exclusive CPUs of cgroups above partitions cannot be corrected"
+            _log.warning(text, extra={"error": failure})
+        self._unsettled_for = failure
+        self._unsettled = self._unsettled or bool(failure)
 
 
 def _lost_text(cpus: frozenset[int]) -> str:

@@ -110,30 +110,35 @@ def _unmake(tree: CgroupTree, path: str) -> None:
     try:
         tree.write(path, PARTITION, _MEMBER)
         tree.clear_exclusive(path)
-        settle(tree)
+        failure = settle(tree)
     except CgroupRefusedError as error:
-        _log.warning("a partition cannot be removed completely", extra={"error": str(error)})
+        failure = str(error)
+    if failure:
+        _log.warning("a partition cannot be removed completely", extra={"error": failure})
 
 
-def settle(tree: CgroupTree) -> None:
-    """Reduces ``cpuset.cpus.exclusive`` of the kubelet's cgroups to the CPUs of the partitions below them."""
+def settle(tree: CgroupTree) -> str:
+    """Reduces ``cpuset.cpus.exclusive`` of the kubelet's cgroups to the CPUs of the partitions below them.
+
+    Returns the kernel's first error, or "" if it has refused nothing.
+    """
     with _CHANGING:
-        for top in _tops(tree):
-            try:
-                if tree.read_set(top, EXCLUSIVE) and _has_pods(tree, top, 1):
-                    _settle(tree, top, 1)
-            except (CgroupGoneError, CgroupRefusedError) as error:
-                _log.warning(
-                    "the exclusive CPUs of cgroups above partitions cannot be corrected", extra={"error": str(error)}
-                )
+        try:
+            errors = [_settle_top(tree, top) for top in tree.children("")]
+        except CgroupRefusedError as error:
+            return str(error)
+    return next(filter(None, errors), "")
 
 
-def _tops(tree: CgroupTree) -> list[str]:
+def _settle_top(tree: CgroupTree, top: str) -> str:
     try:
-        return tree.children("")
+        if tree.read_set(top, EXCLUSIVE) and _has_pods(tree, top, 1):
+            _settle(tree, top, 1)
+    except CgroupGoneError:
+        return ""
     except CgroupRefusedError as error:
-        _log.warning("the exclusive CPUs of cgroups above partitions cannot be corrected", extra={"error": str(error)})
-        return []
+        return str(error)
+    return ""
 
 
 def _has_pods(tree: CgroupTree, path: str, depth: int) -> bool:
@@ -142,14 +147,14 @@ def _has_pods(tree: CgroupTree, path: str, depth: int) -> bool:
     return "kubepods" in path.rpartition("/")[2] or below
 
 
-def lost_cpus(tree: CgroupTree, online: frozenset[int]) -> frozenset[int]:
-    """Returns the CPUs that no cgroup has: those of a partition that ended while it was invalid."""
+def lost_cpus(tree: CgroupTree, online: frozenset[int]) -> frozenset[int] | None:
+    """Returns the CPUs that no cgroup has, those of a partition that ended while it was invalid; None if unknown."""
     try:
         taken = [tree.read_set(top, f"{EXCLUSIVE}.effective") or frozenset() for top in tree.children("")]
         free = tree.read_set("", _EFFECTIVE)
     except (CgroupGoneError, CgroupRefusedError):
-        return frozenset()
-    return frozenset() if free is None else online.difference(free, *taken)
+        return None
+    return None if free is None else online.difference(free, *taken)
 
 
 def _settle(tree: CgroupTree, path: str, depth: int) -> frozenset[int]:

@@ -16,6 +16,8 @@ from nri_backend.limits.difference import Limit
 
 EXCLUSIVE: Final = "cpuset.cpus.exclusive"
 PARTITION: Final = "cpuset.cpus.partition"
+MOST_CHILDREN: Final = 4096
+"""Cgroups in one cgroup that are listed; a node has some hundred pods."""
 _PIECE_BYTES: Final = 1 << 16
 # The kernel tells of a cgroup that was removed while its file is open, or between open and use.
 _GONE: Final = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR)
@@ -192,17 +194,22 @@ class CgroupTree:
         os.rmdir(f"{self.root}/{path}")  # noqa: PTH106
 
     def children(self, path: str) -> list[str]:
-        """Returns the names of the cgroups in a cgroup, a thousand at most; none if it is gone.
+        """Returns the names of the cgroups in a cgroup; none if it is gone.
 
-        Raises CgroupRefusedError if they cannot be read, which does not mean that there are none.
+        Raises CgroupRefusedError if they cannot be read, which does not mean that there are none, or are too many: a
+        part of them would look like all.
         """
         try:
             with os.scandir(f"{self.root}/{path}") as entries:
-                return list(islice((entry.name for entry in entries if entry.is_dir(follow_symlinks=False)), 1000))
+                directories = (entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+                found = list(islice(directories, MOST_CHILDREN + 1))
         except OSError as error:
             if error.errno in _GONE:
                 return []
             raise CgroupRefusedError(f"{self.root}/{path}", error.strerror or repr(error)) from error
+        if len(found) > MOST_CHILDREN:
+            raise CgroupRefusedError(f"{self.root}/{path}", f"has more than {MOST_CHILDREN} cgroups")
+        return found
 
     def populated(self, path: str) -> bool:
         """Returns True if a process lives in the cgroup or below it, and False if none does or the cgroup is gone.

@@ -46,6 +46,10 @@ class PartitionWatch:
                     self._leave(path)
         return ended
 
+    def follows(self, paths: Collection[str]) -> bool:
+        """Returns True if all of these are followed."""
+        return self._open.keys() >= set(paths)
+
     def changed(self) -> set[str]:
         """Returns the cgroups that there is news of, once."""
         paths = set()

@@ -344,6 +344,26 @@ async def test_a_standby_refuses_a_start_that_nobody_has_pinned(memory: Path) ->
     assert node.reports["claim"].state == "running"
 
 
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("claim", ["unpinned", "of another pod"])
+async def test_an_instance_that_has_the_lock_and_does_not_enforce_yet_leaves_nothing_to_another(
+    memory: Path, first: bool, claim: str
+) -> None:
+    """The former holder has ended, so that no instance is asked later that would refuse the container or pin it."""
+    node = Node(memory)
+    node.leader = Leadership(fresh=True, first=first, own=True)
+    env = node.claim(ONE if claim == "unpinned" else cpu_record("c1", "cpus=2-3", pods=["p9"]))
+    why = UNENFORCED if claim == "unpinned" else "recorded for pod ns/p9 and not for this pod"
+    with pytest.raises(RefusedError, match=why):
+        await node.create("claim", *env)
+    stored = container("late", *env)
+    path = node.make_cgroups(pod(), stored)
+    with pytest.raises(RefusedError, match=why):
+        await node.enforcer.start_container(pod(), stored)
+    assert node.kernel.get(path, "cgroup.kill") == "1"
+    await node.run("plain", of="p2")
+
+
 async def test_a_container_without_a_usable_cgroup_path(node: Node) -> None:
     """A plain one runs as the runtime likes; a claim that could not be enforced is refused."""
     odd = replace(container("odd"), cgroups_path="/../..")

@@ -88,7 +88,9 @@ def test_the_first_one_is_active_and_the_second_waits(run: Run) -> None:
     assert (two.active, two.fresh) == (False, True)
     one.close()
     assert not one.active
+    assert not two.leadership.own
     assert two.attempt()
+    assert two.leadership.own
     assert Heartbeat.decode(run.path.read_bytes()) == Heartbeat("two", 1000.0, serving=True, since=1000.0)
 
 

@@ -23,6 +23,7 @@ from nri_backend.enforcement.proving import Prover
 from nri_backend.enforcement.start import Starter
 from nri_backend.limits.difference import Observed
 from nri_backend.limits.stated import kubelet_pins, stated
+from nri_backend.node.heartbeat import Leadership
 from nri_backend.nri.model import (
     Adjustment,
     Container,
@@ -109,7 +110,7 @@ class Enforcer:
             tracked, refusal = await self.starter.hindrance(tracked, self.runtime)
         else:
             answered = Observed(parse_or_none(container.resources.cpus), parse_or_none(container.resources.mems))
-            refusal = unenforced(tracked, answered, self._edges.leadership(), self.state)
+            refusal = unenforced(tracked, answered, self._leader(), self.state)
         if refusal is not None:
             if (known := self.state.get(tracked.id)) is not None and known.phase is Phase.CREATED:
                 self.actuator.forget(tracked.id)
@@ -145,7 +146,7 @@ class Enforcer:
             if refusal is None:
                 tracked, refusal = await self.starter.make_true(tracked)
         else:
-            leader, seen = self._edges.leadership(), None
+            leader, seen = self._leader(), None
             if tracked.evidence.claims:
                 tracked = replace(tracked, pooled=await self._prover.pooled(tracked))
                 seen = await self._keeper.shown(tracked, leader)
@@ -245,6 +246,14 @@ class Enforcer:
         """
         holds = tracked.phase is Phase.STARTED and bool(tracked.entitlement.claims or tracked.exclusive)
         return holds and await self.actuator.populated(tracked)
+
+    def _leader(self) -> Leadership:
+        """Returns the active instance as this one sees it, while this one does not enforce.
+
+        Between getting the lock and the first audit of this instance there is none.
+        """
+        leader = self._edges.leadership()
+        return Leadership(fresh=False, first=True) if leader.own else leader
 
     def disconnected(self) -> None:
         """What is known stays enforced; new containers are seen at the next synchronisation."""

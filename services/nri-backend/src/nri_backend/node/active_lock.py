@@ -71,7 +71,8 @@ class ActiveLock:
     def leadership(self) -> Leadership:
         """Who enforces, as far as is known."""
         other = self._other
-        return Leadership(self.fresh, other is not None and other.serving and 0 < other.since < self._own.since)
+        first = other is not None and other.serving and 0 < other.since < self._own.since
+        return Leadership(self.fresh, first, own=self._held)
 
     def serve(self, *, serving: bool) -> None:
         """Says whether this instance is synchronised with the runtime: only then it replaces a stale holder."""

@@ -57,3 +57,5 @@ class Leadership:
     """It serves the runtime and was heard of lately."""
     first: bool
     """The runtime asks it before this instance: it calls plugins in the order in which they came."""
+    own: bool = False
+    """It is this instance."""

@@ -156,6 +156,28 @@ async def test_a_container_that_stops_while_the_cgroup_tree_is_hidden_may_still_
         await node.until(lambda: node.reports["claim"].state == "stopped")
 
 
+@pytest.mark.parametrize("listed_again", [True, False])
+async def test_a_container_first_seen_while_the_cgroup_tree_is_hidden_keeps_its_cpus(
+    memory: Path, listed_again: bool
+) -> None:
+    """Its record is lost, and the mount hides whether the proof is of its cgroup: it may be."""
+    async with enforcing(Node(memory)) as node:
+        await node.run("claim", *node.claim(ONE))
+        node.unprepare(ONE)
+    node = Node(memory)
+    async with auditing(node):
+        await node.enforcer.activate()
+        (memory / "cgroup").rename(memory / "hidden")
+        (memory / "cgroup").mkdir()
+        await node.enforcer.synchronize([pod()], [listed("claim", *env_of(ONE))] if listed_again else [])
+        assert (node.reports["claim"].state, node.enforcer.state.pool.shared) == ("running", HELD)
+        (memory / "cgroup").rmdir()
+        (memory / "hidden").rename(memory / "cgroup")
+        audits = node.counts.counters["audits"]
+        await node.until(lambda: node.counts.counters["audits"] > audits + 5)
+        assert (node.reports["claim"].state, node.enforcer.state.pool.shared) == ("running", HELD)
+
+
 async def test_who_comes_back_is_judged_anew(memory: Path) -> None:
     """Its cgroup was hidden for a moment, and its claim released meanwhile."""
     async with enforcing(Node(memory)) as node:

@@ -179,6 +179,19 @@ async def test_a_full_disk_stops_no_container_and_heals(memory: Path) -> None:
         await node.until(lambda: list(proofs.iterdir()) == [])
 
 
+async def test_the_proof_of_one_container_does_not_end_the_problem_of_another(memory: Path) -> None:
+    """A start writes one proof, and that of another container may still be missing."""
+    async with enforcing(Node(memory)) as node:
+        (memory / "proofs/claim.json").mkdir(parents=True)
+        await node.run("claim", *node.claim(ONE))
+        assert any("cannot be kept" in problem for problem in node.enforcer.problems)
+        await node.run("other", *node.claim(cpu_record("c2", "cpus=4", pods=["p2"])), of="p2")
+        assert any("cannot be kept" in problem for problem in node.enforcer.problems)
+        (memory / "proofs/claim.json").rmdir()
+        node.enforcer._auditor.request_audit()
+        await node.until(lambda: not any("cannot be kept" in problem for problem in node.enforcer.problems))
+
+
 async def test_a_proof_that_could_not_be_written_is_no_problem_after_its_container(memory: Path) -> None:
     """With the end of the container nothing is left to write, although the directory is still not writable."""
     async with enforcing(Node(memory)) as node:

@@ -176,7 +176,7 @@ class Auditor:
         await self._look(plan, full=full, again=everyone)
         await self._prover.keep_pins()
         if full:
-            await self._prover.prove(self._state)
+            await self._prover.prove(self._state, every=True)
             if self._knows_all and self._edges.leadership().fresh:
                 await self._prover.forget_others()
         self._edges.observer.counters["audits"] += 1

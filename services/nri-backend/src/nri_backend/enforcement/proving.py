@@ -92,12 +92,15 @@ class Prover:
         """Notes that other limits were answered, with the claimed hugepages among them; the next audit keeps it."""
         self._answered.add(tracked.id)
 
-    async def prove(self, containers: Iterable[Tracked]) -> None:
-        """Keeps what was made true for running containers; what cannot be kept is tried again with the next audit."""
+    async def prove(self, containers: Iterable[Tracked], *, every: bool = False) -> None:
+        """Keeps what was made true for running containers; what cannot be kept is tried again with the next audit.
+
+        ``every``: these are all containers, so that success ends the problem, which may be about any of them.
+        """
         new = [one for one in containers if one.proven and self._written.get(one.id) != self._marks(one)]
         if not new:
             # The container that could not be recorded may have ended.
-            self.problem = ""
+            self.problem = "" if every else self.problem
             return
         try:
             async with self._turn:
@@ -107,7 +110,7 @@ class Prover:
                 _log.warning("proofs cannot be written", extra={"error": str(error)})
             self.problem = cut_answer(f"what containers were given cannot be kept: {error}")
             return
-        self.problem = ""
+        self.problem = "" if every and len(new) <= MAX_AT_ONCE else self.problem
 
     async def keep_pins(self) -> None:
         """Stores the pins of living containers if they have changed; a failed write is retried at the next audit.
@@ -151,7 +154,12 @@ class Prover:
 
     def _load(self, ids: Iterable[str], cgroups: dict[str, str]) -> dict[str, Proof]:
         proofs = self._proofs.load(ids)
-        return {i: proof for i, proof in proofs.items() if proof.inode in (0, self._tree.inode(cgroups[i]))}
+        return {i: proof for i, proof in proofs.items() if proof.inode == 0 or self._is_of(proof, cgroups[i])}
+
+    def _is_of(self, proof: Proof, cgroup: str) -> bool:
+        """Returns True if a proof is of this cgroup, or if a mount hides the tree so that it may be."""
+        inode = self._tree.inode(cgroup)
+        return inode == proof.inode or (inode is None and not self._tree.is_mounted())
 
     def _lingering(self, listed: set[str]) -> list[Tracked]:
         """Returns those of which only proofs are left and that a process still lives of: their end was missed."""
@@ -159,7 +167,7 @@ class Prover:
         return [
             _ending(proof)
             for proof in proofs.values()
-            if proof.cgroup and proof.inode == self._tree.inode(proof.cgroup) and self._lives(proof.cgroup)
+            if proof.cgroup and proof.inode and self._is_of(proof, proof.cgroup) and self._lives(proof.cgroup)
         ]
 
     def _lives(self, cgroup: str) -> bool:

@@ -162,8 +162,9 @@ def test_interrupts_below_a_mount_that_cannot_be_written_are_a_problem(
     settings = load_settings(["--kernel-root=/no/such/root"], {"POD_UID": "u", "NODE_NAME": "n"})
     quiet = Quiet(NodeState(Config(irqs=irqs)), lambda: True, CgroupTree(str(tmp_path)), settings)
     assert bool(quiet.problems) is reported
-    for text in quiet.problems:
-        assert "/no/such/root/proc/irq cannot be written" in text
+    files = ("/no/such/root/proc/irq", "/no/such/root/sys/devices/virtual/workqueue/cpumask")
+    for text, path in zip(quiet.problems, files, strict=reported):
+        assert f"{path} cannot be written" in text
         assert "volumes irq and workqueue (hostInterrupts.mount: true)" in cause_of(text).remedy
 
 

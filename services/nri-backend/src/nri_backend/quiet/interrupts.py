@@ -38,6 +38,15 @@ class Interrupts:
         return os.access(self._default, os.W_OK)
 
     @property
+    def unwritable_workqueues(self) -> str:
+        """Returns the file with the CPUs of unbound workqueues if it cannot be written here, else "".
+
+        Every kernel has it, so that it is missing only where the directory is not mounted.
+        """
+        path = self._workqueues / "cpumask"
+        return "" if os.access(path, os.W_OK) else str(path)
+
+    @property
     def balancer_visible(self) -> bool:
         """Whether the directory is mounted in which irqbalance creates its socket, if it runs."""
         return self._balancer.directory.is_dir()

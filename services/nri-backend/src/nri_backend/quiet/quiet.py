@@ -23,6 +23,7 @@ SLICE_SECONDS: Final = 5.0
 _BALANCED: Final = "if it is irqbalance, set IRQBALANCE_BANNED_CPULIST in its environment file, or stop it"
 _CONFINED: Final = "of the CPUs that their slice may use (AllowedCPUs=) claims have all; allow others, or reserve CPUs"
 _IMMOVABLE: Final = "interrupts are not moved off claimed CPUs: {} cannot be written"
+_WORKING: Final = "work of the kernel stays on claimed CPUs: {} cannot be written"
 _log = logging.getLogger(__name__)
 
 
@@ -54,11 +55,13 @@ class Quiet:
             HostSlices(tree, settings.host_root), store, "host daemons", SLICE_SECONDS, elsewhere=False, stuck=_CONFINED
         )
         self._slices = Keeper(kind, self._slices_wanted)
-        self._immovable = ""
+        self._immovable: tuple[str, ...] = ()
         if settings.kernel_root and not self._movable:
-            self._immovable = _IMMOVABLE.format(f"{settings.kernel_root.rstrip('/')}/proc/irq")
-            where = {"below": settings.kernel_root}
-            _log.warning("interrupts stay where they are: proc/irq cannot be written", extra=where)
+            self._immovable += (_IMMOVABLE.format(f"{settings.kernel_root.rstrip('/')}/proc/irq"),)
+        if settings.kernel_root and (path := interrupts.unwritable_workqueues):
+            self._immovable += (_WORKING.format(path),)
+        for text in self._immovable:
+            _log.warning(text)
         if settings.kernel_root and not interrupts.balancer_visible:
             where = {"below": settings.kernel_root}
             _log.warning("irqbalance may move interrupts back: run/irqbalance is not mounted", extra=where)
@@ -66,7 +69,7 @@ class Quiet:
     @property
     def problems(self) -> tuple[str, ...]:
         """What somebody should look at, in words."""
-        immovable = (self._immovable,) if self._immovable and self._state.config.irqs == "move" else ()
+        immovable = self._immovable if self._state.config.irqs == "move" else ()
         return immovable + self._interrupts.problems + self._slices.problems
 
     def gauges(self) -> dict[str, float]:

@@ -10,6 +10,7 @@ from numa_contract.pagesize import kubernetes_page_size
 
 from dra_frontend.commands.forms import table
 from dra_frontend.devices.inventory import Inventory
+from dra_frontend.devices.memory import nearest_nodes
 from dra_frontend.devices.model import MemoryDevice
 from dra_frontend.machine.model import CoreType, Cpu, HugepagePool, Machine, NumaNode
 
@@ -52,6 +53,19 @@ def report(machine: Machine) -> dict[str, Any]:
         "hugepagesSurplus": pools(lambda pool: pool.surplus),
         "pcieRoots": {name: format_cpu_list(cpus) for name, cpus in machine.pcie_roots.items()},
         "distances": {str(node.id): {str(other): value for other, value in node.distances.items()} for node in nodes},
+        "memory": {str(node.id): _memory(machine, node) for node in nodes},
+    }
+
+
+def _memory(machine: Machine, node: NumaNode) -> dict[str, Any]:
+    """Returns the kind of a node's memory, its performance if the kernel reports it, and the nodes of nearest CPUs."""
+    traits = node.traits
+    return {
+        "kind": traits.kind.value,
+        "bandwidthMBps": traits.bandwidth,
+        "latencyNanoseconds": traits.latency,
+        "kernelTier": traits.kernel_tier,
+        "nearestNumaNodes": list(nearest_nodes(machine, node)),
     }
 
 
@@ -107,7 +121,7 @@ def machine_table(machine: Machine) -> str:
     nodes = list(machine.numa_nodes.values())
     sizes = machine.page_sizes
     pages = [f"{kubernetes_page_size(size)} FREE/TOTAL" for size in sizes]
-    header = ["NODE", "CPUS", "CORES", "L3", "MEMORY", *pages, "DISTANCES"]
+    header = ["NODE", "CPUS", "CORES", "L3", "MEMORY", "KIND", "NEAREST", *pages, "DISTANCES"]
     lines = [f"{name + ':':<12}{value}" for name, value in _summary(machine) if value]
     return "\n".join([*lines, "", table([header, *(_row(machine, node, sizes) for node in nodes)])])
 
@@ -136,6 +150,8 @@ def _row(machine: Machine, node: NumaNode, sizes: Sequence[int]) -> list[object]
         len({cpu.core for cpu in cpus}),
         len({cpu.l3 for cpu in cpus} - {None}),
         _size(node.memory_bytes) if node.online else "offline",
+        node.traits.kind.value if node.memory_bytes else "-",
+        format_cpu_list(nearest_nodes(machine, node)) or "-",
         *(f"{pools[size].free}/{pools[size].total}" if size in pools else "-" for size in sizes),
         " ".join(f"{other}:{distance}" for other, distance in node.distances.items()) or "-",
     ]

@@ -12,12 +12,17 @@ from dra_frontend.machine.model import CoreType, Cpu, Machine
 _Key = TypeVar("_Key", bound=Any)
 _Groups = Iterator[tuple[str, list[Cpu], Attributes]]
 """Name, CPUs and attributes of each group."""
+NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
+"""Lets a claim match devices near a NUMA node; a list where a device has CPUs of several (KEP-6072)."""
+NEAREST_NUMA_NODE: Final = "dra.cpu/nearestNumaNode"
+"""Lets a claim match CPUs with the memory next to them, which may be a NUMA node of its own: of memory, the nodes of
+the nearest CPUs, and of CPUs, their own."""
 
 
 def numa_attributes(node: int) -> dict[str, int | bool | str]:
-    """Returns what every device of a NUMA node carries."""
-    # The first is the standard name (KEP-6072), the others are what older manifests select by.
-    return dict.fromkeys(("resource.kubernetes.io/numaNode", "dra.cpu/numaNodeID", "dra.net/numaNode"), node)
+    """Returns the attributes of every device of a NUMA node with CPUs."""
+    # The first is the standard name, the next two are what older manifests select by.
+    return dict.fromkeys((NUMA_NODE, "dra.cpu/numaNodeID", "dra.net/numaNode", NEAREST_NUMA_NODE), node)
 
 
 def attribute_of(name: str) -> Callable[[Cpu], int | str] | None:

@@ -24,10 +24,10 @@ from numa_contract.names import (
 )
 from numa_contract.pagesize import kubernetes_page_size, parse_page_size, short_page_size
 
-from dra_frontend.devices.cpu_groups import cpu_groups
+from dra_frontend.devices.cpu_groups import NEAREST_NUMA_NODE, NUMA_NODE, cpu_groups
 from dra_frontend.devices.cpu_lists import cpu_lists, left_out
 from dra_frontend.devices.memory import hugepages, plain_memory
-from dra_frontend.devices.model import AttributeValue, Capacity, CpuDevice, Device, DeviceKind, Pool
+from dra_frontend.devices.model import MOST_VALUES, AttributeValue, Capacity, CpuDevice, Device, DeviceKind, Pool
 from dra_frontend.devices.reserves import MemoryReserve, memory_reserve
 from dra_frontend.machine.host_hugepages import PageKey
 from dra_frontend.machine.model import Machine
@@ -35,15 +35,12 @@ from dra_frontend.placement.allocator import Layout
 
 PCIE_ROOT: Final = "resource.kubernetes.io/pcieRoot"
 """Lets a claim match CPUs with a device of another driver on the same PCIe root (KEP-5491)."""
-NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
-"""Lets a claim match devices near a NUMA node; a list where a device has CPUs of several (KEP-6072)."""
-# The limit of the server, which counts every value of a list attribute.
-_MOST_VALUES: Final = 48
 _LONGEST_POOL_NAME: Final = 253
 _NODE_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*", re.ASCII)
 _INSTEAD: Final = {
     "socket": "sockets are told apart by their ids",
     "l3": "the CPUs whose files disagree have no L3 cache here",
+    "memory": "kind, bandwidth, latency or nearest CPUs of some memory are not known",
 }
 
 
@@ -186,12 +183,14 @@ def _offered(
     if listed:
         attributes |= cpu_lists(machine, replace(group, cpus=cpus))
     nodes = tuple(sorted({machine.cpus[cpu].numa_node for cpu in cpus}))
-    if NUMA_NODE not in attributes and len(nodes) <= (room := _MOST_VALUES - len(attributes)):
+    if NUMA_NODE not in attributes and len(nodes) <= (room := MOST_VALUES - len(attributes)):
         attributes[NUMA_NODE] = nodes[0] if len(nodes) == 1 else nodes
     # Cut to what the server takes: a longer list would have the whole slice refused, and a part of it is still true.
-    room = _MOST_VALUES - sum(len(value) if isinstance(value, tuple) else 1 for value in attributes.values())
+    room = MOST_VALUES - sum(len(value) if isinstance(value, tuple) else 1 for value in attributes.values())
     if near := _near(roots, cpus)[:room]:
         attributes[PCIE_ROOT] = near
+    if NUMA_NODE in attributes and NEAREST_NUMA_NODE not in attributes and len(nodes) <= room - len(near):
+        attributes[NEAREST_NUMA_NODE] = attributes[NUMA_NODE]
     return replace(group, attributes=attributes, capacity=capacity, cpus=cpus)
 
 

@@ -8,8 +8,8 @@ from numa_contract.config import Config
 from numa_contract.names import MEMORY_CAPACITY, memory_device_name
 from numa_contract.pagesize import kubernetes_page_size, short_page_size
 
-from dra_frontend.devices.cpu_groups import numa_attributes
-from dra_frontend.devices.model import Attributes, Capacity, MemoryDevice
+from dra_frontend.devices.cpu_groups import NEAREST_NUMA_NODE, numa_attributes
+from dra_frontend.devices.model import MOST_VALUES, AttributeValue, Capacity, MemoryDevice
 from dra_frontend.devices.reserves import MemoryReserve
 from dra_frontend.machine.model import MEMORY_STEP, Machine, NumaNode
 
@@ -18,12 +18,29 @@ LOCAL_DISTANCE: Final = 10
 REMOTE_DISTANCE: Final = 20
 
 
+def nearest_nodes(machine: Machine, node: NumaNode) -> tuple[int, ...]:
+    """Returns the nodes of the CPUs that are next to a node's memory, ascending; several if they are equally near.
+
+    A node with CPUs is its own. Of others the firmware may name them (HMAT); else the distances decide.
+    """
+    if node.cpus:
+        return (node.id,)
+    distances = _distances(machine, node)
+    if named := sorted(node.traits.initiators & distances.keys()):
+        return tuple(named)
+    smallest = min(distances.values(), default=0)
+    return tuple(sorted(other for other, distance in distances.items() if distance == smallest))
+
+
+def _distances(machine: Machine, node: NumaNode) -> dict[int, int]:
+    """Returns the distance of a node's memory to each node with CPUs."""
+    with_cpus = [other.id for other in machine.numa_nodes.values() if other.cpus]
+    return {other: node.distances.get(other, REMOTE_DISTANCE) for other in with_cpus}
+
+
 def _distance(machine: Machine, node: NumaNode) -> int:
     """Returns the smallest distance to a node with CPUs."""
-    if node.cpus:
-        return LOCAL_DISTANCE
-    known = [node.distances.get(other.id, REMOTE_DISTANCE) for other in machine.numa_nodes.values() if other.cpus]
-    return min(known, default=REMOTE_DISTANCE)
+    return LOCAL_DISTANCE if node.cpus else min(_distances(machine, node).values(), default=REMOTE_DISTANCE)
 
 
 def plain_memory(machine: Machine, node: NumaNode, config: Config, reserve: MemoryReserve) -> MemoryDevice | None:
@@ -51,14 +68,21 @@ def hugepages(
 def _device(machine: Machine, node: NumaNode, hugepage: int | None, size: int) -> MemoryDevice:
     """Returns ``size`` bytes of a node, in hugepages of so many bytes or as plain memory."""
     page = hugepage or machine.base_page_bytes
-    attributes: Attributes = {
-        **numa_attributes(node.id),
+    traits = node.traits
+    reported = {"bandwidth": traits.bandwidth, "latency": traits.latency, "kernelTier": traits.kernel_tier}
+    attributes: dict[str, AttributeValue] = {
+        **{name: node.id for name in numa_attributes(node.id) if name != NEAREST_NUMA_NODE},
         "resource.kubernetes.io/pageSize": short_page_size(page),
         "dra.memory/pageSize": kubernetes_page_size(page),
         "resource.kubernetes.io/hugeTLB": hugepage is not None,
         "dra.memory/tier": node.tier,
         "dra.memory/distance": _distance(machine, node),
+        "dra.memory/kind": traits.kind.value,
+        **{f"dra.memory/{name}": value for name, value in reported.items() if value is not None},
     }
+    nearest = nearest_nodes(machine, node)
+    if 0 < len(nearest) <= MOST_VALUES - len(attributes):
+        attributes[NEAREST_NUMA_NODE] = nearest[0] if len(nearest) == 1 else nearest
     capacity = Capacity.of(MEMORY_CAPACITY, size, default=hugepage or 1 << 20, step=page, binary=True)
     name = memory_device_name(hugepage, node.id)
     return MemoryDevice(name, attributes, capacity, node.id, page, hugepages=hugepage is not None)

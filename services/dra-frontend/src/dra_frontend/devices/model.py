@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 from math import ceil
+from typing import Final
 
 from numa_contract.names import FAULT_TAINTS, OVERCLAIMED_TAINTS
 
 AttributeValue = int | bool | str | tuple[str, ...] | tuple[int, ...]
 Attributes = Mapping[str, AttributeValue]
+MOST_VALUES: Final = 48
+"""Maximum number of attribute values of a device. The server counts every value of a list."""
 
 
 class DeviceKind(StrEnum):

@@ -6,6 +6,7 @@ import re
 from numa_contract.errors import shown
 
 from dra_frontend.machine.file_tree import HostTreeError, Reader
+from dra_frontend.machine.memory_traits import read_traits
 from dra_frontend.machine.model import HugepagePool, NumaNode
 
 NodeMemory = tuple[int, tuple[HugepagePool, ...]]
@@ -28,13 +29,16 @@ def read_nodes(reader: Reader, online: frozenset[int]) -> dict[int, NumaNode]:
     cpus = _read_node_cpus(reader, present, online)
     gpu_nodes = {node for node in _read_gpu_nodes(reader) if not cpus.get(node)}
     kept = {node: found for node, found in cpus.items() if node not in gpu_nodes}
+    traits = read_traits(reader, {node: found for node, found in kept.items() if node in memory}, normal)
     nodes = {}
     for node, found in kept.items():
         if node in memory:
             distances = _read_distances(reader, f"{NODE_DIRECTORY}/node{node}/distance", present)
             near = {other: distances[other] for other in kept if other in distances}
             is_normal = normal is None or node in normal
-            nodes[node] = NumaNode(node, found, *memory[node], distances=near, normal_memory=is_normal)
+            nodes[node] = NumaNode(
+                node, found, *memory[node], distances=near, normal_memory=is_normal, traits=traits[node]
+            )
         else:
             nodes[node] = NumaNode(node, found, memory_bytes=0, online=False)
     return nodes

@@ -21,6 +21,34 @@ class CoreType(StrEnum):
     EFFICIENCY = "e-core"
 
 
+class MemoryKind(StrEnum):
+    """Kind of memory, in the words of the ``dra.memory/kind`` attribute."""
+
+    DRAM = "dram"
+    HBM = "hbm"
+    CXL = "cxl"
+    PERSISTENT = "pmem"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTraits:
+    """What the kernel reports about a NUMA node's memory besides its size."""
+
+    kind: MemoryKind = MemoryKind.UNKNOWN
+    bandwidth: int | None = None
+    """MB/s, the mean of reads and writes by the initiators, or None if the kernel does not report it."""
+    latency: int | None = None
+    """Nanoseconds, likewise."""
+    kernel_tier: int | None = None
+    """Number of the kernel's memory tier (``memory_tierN``); lower is faster."""
+    initiators: frozenset[int] = frozenset()
+    """NUMA nodes with CPUs that have the best access to the memory, by the firmware (HMAT). Empty if not reported."""
+
+
+NO_TRAITS: Final = MemoryTraits()
+
+
 @dataclass(frozen=True, slots=True)
 class Cpu:
     """One online logical CPU (a hardware thread)."""
@@ -68,6 +96,7 @@ class NumaNode:
     """False for a node that only its CPUs name: it has no memory, and sysfs no directory for it."""
     normal_memory: bool = True
     """False if the kernel cannot allocate from it for itself: all of its memory is movable (``has_normal_memory``)."""
+    traits: MemoryTraits = NO_TRAITS
 
     @property
     def tier(self) -> str:

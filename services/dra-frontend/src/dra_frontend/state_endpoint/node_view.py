@@ -35,7 +35,13 @@ def node_view(state: StateSource) -> dict[str, Any]:
         "live": backend.live,
         "problems": _problems(state, claims),
         "numaNodes": [
-            {"id": node.id, "sockets": sorted(sockets[node.id]), "distances": node.distances, "tier": node.tier}
+            {
+                "id": node.id,
+                "sockets": sorted(sockets[node.id]),
+                "distances": node.distances,
+                "tier": node.tier,
+                "memoryKind": node.traits.kind.value,
+            }
             for node in machine.numa_nodes.values()
         ],
         "memory": _memory(state),

@@ -12,10 +12,11 @@ from numa_contract.records import MemoryAllocation
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.claims.backend import BackendView
 from dra_frontend.devices.inventory import Inventory
+from dra_frontend.devices.memory import nearest_nodes
 from dra_frontend.devices.model import CpuDevice, MemoryDevice, taints
 from dra_frontend.machine.errors import ErrorCounter
 from dra_frontend.machine.host_hugepages import PageKey
-from dra_frontend.machine.model import NumaNode
+from dra_frontend.machine.model import Machine, NumaNode
 from dra_frontend.node.machine_watch import MachineWatch
 from dra_frontend.publishing.offer import Snapshot
 
@@ -34,16 +35,21 @@ def machine_view(live: MachineWatch) -> dict[str, Any]:
         "smt": machine.smt,
         "basePageBytes": machine.base_page_bytes,
         "kubeletReservedBytes": live.inventory.reserve.kubelet_bytes,
-        "numaNodes": [_node_view(node, live.host_pages) for node in machine.numa_nodes.values()],
+        "numaNodes": [_node_view(machine, node, live.host_pages) for node in machine.numa_nodes.values()],
         "errors": [_errors_view(counter) for counter in live.errors.counters],
     }
 
 
-def _node_view(node: NumaNode, host_pages: Mapping[PageKey, int]) -> dict[str, Any]:
+def _node_view(machine: Machine, node: NumaNode, host_pages: Mapping[PageKey, int]) -> dict[str, Any]:
     return {
         "id": node.id,
         "cpus": format_cpu_list(node.cpus),
         "memoryBytes": node.memory_bytes,
+        "memoryKind": node.traits.kind.value,
+        "bandwidthMBps": node.traits.bandwidth,
+        "latencyNanoseconds": node.traits.latency,
+        "kernelTier": node.traits.kernel_tier,
+        "nearestNumaNodes": format_cpu_list(nearest_nodes(machine, node)),
         "distances": node.distances,
         "hugepages": [
             {

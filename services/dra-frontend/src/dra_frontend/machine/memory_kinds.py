@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which kind of memory a NUMA node has, decided from what the kernel reports about it.
+
+The kernel has no file that names the kind. Three of its facts together are enough for most nodes:
+
+* The bus of the device that the memory belongs to. A memory device on the CXL bus is CXL, one on the nvdimm bus is
+  persistent memory.
+* Where the kernel itself allocates. It takes nodes with CPUs and normal memory for DRAM, and ranks all other memory in
+  comparison with them (``default_dram_nodes`` in mm/memory-tiers.c). The same is done here.
+* The performance that the firmware states (HMAT). Memory with more than twice the bandwidth of that DRAM is HBM; this
+  is also how hwloc decides. Memory that performs as DRAM does is DRAM.
+
+Everything else is unknown, since a wrong kind does more harm than none. In particular, memory that is only slow is not
+called CXL: it can be persistent memory, or DRAM of another machine.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from dra_frontend.machine.model import MemoryKind
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFacts:
+    """What the kernel reports about the memory of one NUMA node."""
+
+    has_cpus: bool
+    normal: bool = True
+    """True if the kernel can allocate from it for itself (``has_normal_memory``)."""
+    bus: MemoryKind | None = None
+    """Kind by the bus of the device that has the memory, or None if no device or no such bus is known."""
+    special_purpose: bool = False
+    """True if the firmware set the memory apart, and a driver added it to the system (dax/kmem)."""
+    side_cache: bool = False
+    """True if other memory caches it, so that the performance is that of a mixture."""
+    bandwidth: int | None = None
+    latency: int | None = None
+    tier: int | None = None
+    """Number of the kernel's memory tier; lower is faster."""
+
+
+def memory_kinds(nodes: Mapping[int, MemoryFacts]) -> dict[int, MemoryKind]:
+    """Returns the kind of the memory of every NUMA node, by the node's id."""
+    ordinary = [facts for facts in nodes.values() if _is_ordinary(facts)]
+    return {number: _kind(facts, ordinary) for number, facts in nodes.items()}
+
+
+def _is_ordinary(facts: MemoryFacts) -> bool:
+    """Returns True if the kernel takes the memory for DRAM and nothing contradicts it."""
+    return facts.has_cpus and facts.normal and not (facts.bus or facts.special_purpose or facts.side_cache)
+
+
+def _kind(facts: MemoryFacts, ordinary: Collection[MemoryFacts]) -> MemoryKind:
+    if facts.side_cache:
+        return MemoryKind.UNKNOWN
+    if facts.bus:
+        # A node with CPUs has other memory as well.
+        return MemoryKind.UNKNOWN if facts.has_cpus else facts.bus
+    if _is_ordinary(facts):
+        return MemoryKind.DRAM
+    if facts.bandwidth and (known := [one.bandwidth for one in ordinary if one.bandwidth]):
+        if facts.bandwidth > 2 * max(known):
+            return MemoryKind.HBM
+        return MemoryKind.DRAM if any(_is_alike(facts, one) for one in ordinary) else MemoryKind.UNKNOWN
+    # The kernel ranks memory above DRAM only if it knows its performance, for example from a source other than HMAT.
+    tiers = [one.tier for one in ordinary if one.tier is not None]
+    faster = facts.tier is not None and tiers and facts.tier < min(tiers)
+    return MemoryKind.HBM if faster else MemoryKind.UNKNOWN
+
+
+def _is_alike(facts: MemoryFacts, other: MemoryFacts) -> bool:
+    """Returns True if both values are known and differ by a tenth at most, as the kernel allows among DRAM nodes."""
+    pairs = (facts.bandwidth, other.bandwidth), (facts.latency, other.latency)
+    return all(mine and its and 10 * abs(mine - its) <= its for mine, its in pairs)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Performance, tier and kind of every NUMA node's memory from sysfs.
+
+Nothing here is needed to offer memory. A file that cannot be used leaves its value out and is named as a doubt.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, TypeVar
+
+from numa_contract.errors import shown
+
+from dra_frontend.machine.file_tree import HostTreeError, Reader
+from dra_frontend.machine.memory_kinds import MemoryFacts, memory_kinds
+from dra_frontend.machine.model import MemoryKind, MemoryTraits
+
+DOUBT: Final = "memory"
+"""Key of the doubt about these files."""
+_NODES: Final = "/sys/devices/system/node"
+_TIERS: Final = "/sys/devices/virtual/memory_tiering"
+_DAX: Final = "/sys/bus/dax"
+_CXL: Final = "/sys/bus/cxl/devices"
+_NVDIMM: Final = "/sys/bus/nd/devices"
+_BLOCKS: Final = "/sys/devices/system/memory"
+# The kernel keeps these values in 32 bits (struct access_coordinate). 0 is a value that the firmware does not state.
+_LARGEST: Final = (1 << 32) - 1
+_MOST_DEVICES: Final = 1024
+"""Maximum number of devices of a bus that are looked at."""
+_HEX = re.compile(r"(?:0x)?[0-9a-f]{1,16}", re.ASCII)
+_DAX_DEVICE = re.compile(r"dax\d{1,6}\.\d{1,6}", re.ASCII)
+
+_T = TypeVar("_T")
+
+
+def read_traits(
+    reader: Reader, cpus: Mapping[int, frozenset[int]], normal: frozenset[int] | None
+) -> dict[int, MemoryTraits]:
+    """Returns the traits of each NUMA node's memory; ``cpus`` are the online CPUs of each, empty ones included.
+
+    ``normal`` are the nodes with normal memory, or None if the kernel does not list them.
+    """
+    tiers = _tolerant(reader, {}, _read_tiers)
+    dax = _tolerant(reader, {}, _read_dax)
+    cxl = _tolerant(reader, frozenset(), _read_cxl_regions)
+    with_cpus = frozenset(node for node, found in cpus.items() if found)
+    facts: dict[int, MemoryFacts] = {}
+    initiators: dict[int, frozenset[int]] = {}
+    for node in cpus:
+        path = _tolerant(reader, "", _access_path, node)
+        initiators[node] = _tolerant(reader, frozenset(), _read_initiators, path) & with_cpus
+        # The values are those of the listed initiators, which may all be devices.
+        measured = bool(initiators[node])
+        facts[node] = MemoryFacts(
+            has_cpus=node in with_cpus,
+            normal=normal is None or node in normal,
+            bus=dax.get(node) or (MemoryKind.CXL if node in cxl else None),
+            special_purpose=node in dax,
+            side_cache=_tolerant(reader, False, _has_side_cache, node),
+            bandwidth=_read_mean(reader, path, "bandwidth") if measured else None,
+            latency=_read_mean(reader, path, "latency") if measured else None,
+            tier=tiers.get(node),
+        )
+    kinds = memory_kinds(facts)
+    return {
+        node: MemoryTraits(kinds[node], one.bandwidth, one.latency, one.tier, initiators[node])
+        for node, one in facts.items()
+    }
+
+
+def _tolerant(reader: Reader, otherwise: _T, read: Callable[..., _T], *arguments: int | str) -> _T:
+    """Returns the result of a function of this module, or a substitute with a doubt. The first doubt is kept."""
+    try:
+        return read(reader, *arguments)
+    except HostTreeError as error:
+        reader.doubts.setdefault(DOUBT, str(error))
+        return otherwise
+
+
+def _access_path(reader: Reader, node: int) -> str:
+    """Returns the directory of the nearest initiators of a node.
+
+    Class 1 counts CPUs only (Linux 5.10), class 0 also devices that initiate requests. Older kernels have class 0.
+    """
+    paths = [f"{_NODES}/node{node}/access{number}/initiators" for number in (1, 0)]
+    return next((path for path in paths if reader.all_names(path) is not None), paths[-1])
+
+
+def _has_side_cache(reader: Reader, node: int) -> bool:
+    return bool(reader.names(f"{_NODES}/node{node}/memory_side_cache", r"index(\d{1,3})"))
+
+
+def _read_initiators(reader: Reader, path: str) -> frozenset[int]:
+    return frozenset(reader.names(path, r"node(\d{1,4})") or ())
+
+
+def _read_mean(reader: Reader, path: str, what: str) -> int | None:
+    """Returns the mean of reads and writes, the one of them that is known, or None."""
+    names = (f"{path}/read_{what}", f"{path}/write_{what}")
+    known = [value for name in names if (value := _tolerant(reader, None, _read_value, name))]
+    return sum(known) // len(known) if known else None
+
+
+def _read_value(reader: Reader, path: str) -> int | None:
+    value = reader.integer(path)
+    if value is not None and value > _LARGEST:
+        raise HostTreeError(path, f"{value} is more than {_LARGEST}")
+    return value
+
+
+def _read_tiers(reader: Reader) -> dict[int, int]:
+    """Returns the number of each node's memory tier (Linux 6.1)."""
+    names = reader.names(_TIERS, r"memory_tier(\d{1,9})") or {}
+    lists = {tier: reader.cpu_list(f"{_TIERS}/{name}/nodelist") or () for tier, name in names.items()}
+    return {node: tier for tier, nodes in lists.items() for node in nodes}
+
+
+def _read_dax(reader: Reader) -> dict[int, MemoryKind | None]:
+    """Returns the nodes whose memory is that of DAX devices, with its kind, or None if the bus does not tell it."""
+    names = reader.all_names(f"{_DAX}/drivers/kmem") or ()
+    devices = [name for name in names if _DAX_DEVICE.fullmatch(name)][:_MOST_DEVICES]
+    if not devices:
+        return {}
+    kinds = dict.fromkeys(_children(reader, _NVDIMM, r"dax\d{1,6}\.\d{1,6}"), MemoryKind.PERSISTENT)
+    kinds |= dict.fromkeys(_children(reader, _CXL, r"dax_region\d{1,6}"), MemoryKind.CXL)
+    nodes: dict[int, MemoryKind | None] = {}
+    for name in devices:
+        node = reader.integer(f"{_DAX}/devices/{name}/target_node", lowest=-1)
+        if node is not None:
+            # Devices of several buses in one node are of no one kind.
+            nodes[node] = kinds.get(name) if nodes.get(node, kinds.get(name)) == kinds.get(name) else None
+    return nodes
+
+
+def _children(reader: Reader, bus: str, pattern: str) -> Iterator[str]:
+    """Yields what the directories of some devices of a bus contain: the DAX device has its name there."""
+    names = [name for name in reader.all_names(bus) or () if re.fullmatch(pattern, name, re.ASCII)]
+    for name in names[:_MOST_DEVICES]:
+        yield from reader.all_names(f"{bus}/{name}") or ()
+
+
+def _read_cxl_regions(reader: Reader) -> frozenset[int]:
+    """Returns the nodes with memory that the firmware made of CXL devices: no DAX device has it."""
+    regions = list((reader.names(_CXL, r"region(\d{1,6})") or {}).values())[:_MOST_DEVICES]
+    block = _read_hex(reader, f"{_BLOCKS}/block_size_bytes") if regions else None
+    if not block:
+        return frozenset()
+    nodes: set[int] = set()
+    for name in regions:
+        start, size = (_read_hex(reader, f"{_CXL}/{name}/{file}") for file in ("resource", "size"))
+        # The first whole memory block; a region that is not in use starts at the highest address.
+        if start and size and start + size < 1 << 64 and (number := -(-start // block)) * block < start + size:
+            nodes.update(reader.names(f"{_BLOCKS}/memory{number}", r"node(\d{1,4})") or ())
+    return frozenset(nodes)
+
+
+def _read_hex(reader: Reader, path: str) -> int | None:
+    text = reader.text(path)
+    if text and not _HEX.fullmatch(text):
+        raise HostTreeError(path, f"{shown(text, 40)} is not a hexadecimal number")
+    return int(text, 16) if text else None

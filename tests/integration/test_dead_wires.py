@@ -474,7 +474,7 @@ BEFORE: dict[Scenario, Callable[[Stage], None]] = {slices_denied: deny_slices, o
 
 
 def a_machine(root: Path) -> HostDirectory:
-    """Two nodes of 16 CPUs, with an isolated CPU, an interrupt and hugepages."""
+    """Two nodes of 16 CPUs, with an isolated CPU, an interrupt, hugepages and memory of a known performance."""
     machine = HostDirectory(write_tree(captured("32intel64-2p8co2t+8ve"), root))
     for node in (0, 1):
         machine.set_pages(node, 2048, 2048)
@@ -488,6 +488,10 @@ def a_machine(root: Path) -> HostDirectory:
         "sys/devices/system/cpu/possible": "0-31",
         "sys/devices/cpu_core/cpus": "0-14,16-30",
         "sys/devices/cpu_atom/cpus": "15,31",
+        "sys/devices/system/node/node1/access1/initiators/node1": "",
+        "sys/devices/system/node/node1/access1/initiators/read_bandwidth": "200000",
+        "sys/devices/system/node/node1/access1/initiators/read_latency": "90",
+        "sys/devices/virtual/memory_tiering/memory_tier4/nodelist": "0-1",
     }.items():
         machine.write(root / path, text)
     return machine

@@ -14,6 +14,8 @@ from dra_frontend.machine.file_tree import HostTreeError
 from numa_contract.cpuset import format_cpu_list, parse_cpu_list
 
 _DATA: Final = Path(__file__).parents[1] / "data" / "topologies"
+_MEMORY: Final = Path(__file__).parents[1] / "data" / "memory"
+MEMORY_NAMES: Final = tuple(sorted(path.name.removesuffix(".tar.bz2") for path in _MEMORY.glob("*.tar.bz2")))
 NAMES: Final = tuple(sorted(path.name.removesuffix(".tar.bz2") for path in _DATA.glob("*.tar.bz2")))
 # The rest of a capture (PCI devices, DMI, frequencies, thousands of memory blocks) has nothing to do with what we test.
 _WANTED: Final = re.compile(
@@ -95,6 +97,28 @@ def captured(name: str) -> MemoryTree:
     return MemoryTree(files)
 
 
+@cache
+def captured_memory(name: str) -> MemoryTree:
+    """Returns all files of a captured machine; of those with several kinds of memory, with the links of /sys/bus/nd."""
+    path = (_MEMORY if name in MEMORY_NAMES else _DATA) / f"{name}.tar.bz2"
+    files: dict[str, bytes | Link] = {}
+    with tarfile.open(path) as archive:
+        for member in archive:
+            if member.issym():
+                files[_path(member)] = Link(member.linkname)
+            elif member.isfile() and (content := archive.extractfile(member)):
+                files[_path(member)] = content.read()
+    for link in [one for path, one in files.items() if path.startswith("/sys/bus/dax/devices/") and "/ndbus" in one]:
+        device = Link(posixpath.dirname(link))  # type: ignore[type-var]
+        files[f"/sys/bus/nd/devices/{posixpath.basename(device)}"] = device
+    return MemoryTree(files)
+
+
+def expected_memory(name: str) -> Any:
+    """Returns what hwloc reads of the memory of such a machine, by NUMA node."""
+    return {int(node): one for node, one in json.loads((_MEMORY / f"{name}.expected.json").read_text()).items()}
+
+
 _CPU: Final = "/sys/devices/system/cpu"
 _SETS: Final = ("_siblings", "_cpus", "_list", "shared_cpu_map", "cpumap", "/cpulist")
 
@@ -168,6 +192,35 @@ def small_machine() -> MemoryTree:
             f"{node}/node{number}/hugepages/hugepages-1048576kB/free_hugepages": f"{number}\n",
         }
     return MemoryTree({path: text.encode() for path, text in files.items()})
+
+
+def far_memory() -> dict[str, str | bytes | None]:
+    """Returns files that add three NUMA nodes without CPUs to a machine of two: HBM next to node 1 (node 2) and next to
+    node 0 (node 3), and CXL as far from both (node 4)."""
+    node, dax, cxl = "/sys/devices/system/node", "/sys/bus/dax", "/sys/bus/cxl/devices"
+    rows = ("10 21 23 13 24", "21 10 13 23 24", "23 13 10 33 44", "13 23 33 10 44", "24 24 44 44 10")
+    files: dict[str, str | bytes | None] = {f"{node}/node{n}/distance": f"{row}\n" for n, row in enumerate(rows)}
+    files |= {f"{node}/online": "0-4\n", f"{node}/has_normal_memory": "0-1\n"}
+    for number, name in enumerate(("hbm", "hbm", "cxl"), 2):
+        files |= {
+            f"{node}/node{number}/cpumap": "00000000\n",
+            f"{node}/node{number}/cpulist": "\n",
+            f"{node}/node{number}/meminfo": f"Node {number} MemTotal:       8388608 kB\n",
+            f"{dax}/drivers/kmem/dax{number}.0": "",
+            f"{dax}/devices/dax{number}.0/target_node": f"{number}\n",
+        }
+        if name == "cxl":
+            files[f"{cxl}/dax_region{number}/dax{number}.0"] = ""
+    measured = ((0, 200, 90), (1, 200, 90), (1, 700, 110), (0, 700, 110))
+    for number, (initiator, bandwidth, latency) in enumerate(measured):
+        access = f"{node}/node{number}/access1/initiators"
+        files[f"{access}/node{initiator}"] = ""
+        for way in ("read", "write"):
+            files[f"{access}/{way}_bandwidth"] = f"{bandwidth * 1000}\n"
+            files[f"{access}/{way}_latency"] = f"{latency}\n"
+    for tier, nodes in ((2, "2-3"), (4, "0-1"), (22, "4")):
+        files[f"/sys/devices/virtual/memory_tiering/memory_tier{tier}/nodelist"] = f"{nodes}\n"
+    return files
 
 
 def edac(number: int, name: str, label: str = "", *, ce: int = 0, ue: int = 0) -> dict[str, str | bytes | None]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """CPUs agree with what matchAttribute joins them to, although their device has several values of the attribute."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from dra_frontend.allocation.decide import decide, judge
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory, build_inventory
 from dra_frontend.devices.slices import slice_documents
-from dra_frontend.machine.model import Cpu, Machine
+from dra_frontend.machine.model import Cpu, Machine, MemoryKind, MemoryTraits, NumaNode
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 from numa_contract.config import Config
@@ -27,10 +27,19 @@ from tests.strategies.machines import SYNTHETIC, Core, assemble, even_cores, hyb
 NUMA: Final = "resource.kubernetes.io/numaNode"
 ROOT: Final = "resource.kubernetes.io/pcieRoot"
 SOCKET: Final = "dra.cpu/socketID"
+NEAREST: Final = "dra.cpu/nearestNumaNode"
 GPU: Final = "gpu.example.com"
+HBM: Final = MemoryKind.HBM
 NPS4 = assemble(even_cores(2, 4, 1, 4, 2))
 """Two sockets of four NUMA nodes, eight CPUs each: node 3 has CPUs 12-15 and 44-47."""
 ROOTS = {f"pci0000:{node}{half}": NPS4.numa_nodes[node].cpus for node in range(8) for half in (0, 8)}
+
+
+def with_far(machine: Machine, **nearest: Sequence[int]) -> Machine:
+    """Returns a machine with HBM nodes such as ``n8``, each with the NUMA nodes whose CPUs are next to it."""
+    traits = {int(name[1:]): MemoryTraits(HBM, initiators=frozenset(near)) for name, near in nearest.items()}
+    far = {number: NumaNode(number, frozenset(), 16 << 30, traits=one) for number, one in traits.items()}
+    return replace(machine, numa_nodes={**machine.numa_nodes, **far})
 
 
 def node(group_by: str = "socket", machine: Machine = NPS4, **more: Any) -> Inventory:
@@ -100,6 +109,40 @@ def test_cpus_are_on_the_numa_node_of_the_claims_memory(group_by: str, device: s
     found = prepared(joined([cpus(8, device=device), memory("1Gi", node=3)], match()), node(group_by))
     assert found.cpus_of() == NPS4.numa_nodes[3].cpus
     assert joined_values(found) == [{NUMA: (3,)}]
+
+
+@pytest.mark.parametrize("group_by", ["socket", "machine"])
+def test_cpus_are_next_to_the_claims_hbm(group_by: str) -> None:
+    """The HBM is a NUMA node of its own, next to the CPUs of node 6."""
+    device = "cpudevmachine" if group_by == "machine" else "cpudevsocket001"
+    view = joined([cpus(8, device=device), memory("1Gi", node=8)], match(attribute=NEAREST))
+    found = prepared(view, node(group_by, with_far(NPS4, n8=[6], n9=[5])))
+    assert found.cpus_of() == NPS4.numa_nodes[6].cpus
+    assert joined_values(found) == [{NEAREST: (6,)}]
+
+
+def test_cpus_are_all_next_to_memory_that_is_near_several_nodes() -> None:
+    """One of these nodes has enough free CPUs. The same attribute joins CPUs with memory of their own node."""
+    machine = with_far(NPS4, n8=[2, 5])
+    view = joined([cpus(8, device="cpudevmachine"), memory("1Gi", node=8)], match(attribute=NEAREST))
+    found = prepared(view, node("machine", machine), ledger=Ledger(files_of(cpu_record("other", "r=8"))))
+    assert found.cpus_of() == NPS4.numa_nodes[5].cpus
+    view = joined([cpus(8, device="cpudevmachine"), memory("1Gi", node=3)], match(attribute=NEAREST))
+    assert prepared(view, node("machine", machine)).cpus_of() == NPS4.numa_nodes[3].cpus
+
+
+def test_too_few_free_cpus_next_to_the_claims_hbm_are_refused_with_the_numbers() -> None:
+    view = joined([cpus(4, device="cpudevmachine"), memory("1Gi", node=8)], match(attribute=NEAREST))
+    taken = Ledger(files_of(cpu_record("other", "r=12-15,44")))
+    text = refusal(view, node("machine", with_far(NPS4, n8=[3])), ledger=taken)
+    assert f"matchAttribute {NEAREST} demands 4 CPUs for request cpus near memory-numa008: 3 has 3 of 8 free" in text
+
+
+def test_hbm_is_not_joined_with_cpus_by_its_own_node() -> None:
+    """Its NUMA node has no CPUs. The scheduler knows that, and so does Prepare."""
+    view = joined([cpus(4, device="cpudevmachine"), memory("1Gi", node=8)], match())
+    text = refusal(view, node("machine", with_far(NPS4, n8=[3])))
+    assert "no value in common: cpudevmachine has 0, 1, 2, 3, 4, 5, 6, 7; memory-numa008 has 8" in text
 
 
 def test_an_l3_that_spans_numa_nodes_gives_cpus_of_the_memorys_node() -> None:
@@ -319,9 +362,11 @@ MACHINES: Final = {
     "nodes-across-sockets": assemble([Core(package=core // 6, node=core % 3, l3=core // 4) for core in range(12)]),
     "l3-across-nodes": assemble([Core(package=0, node=core // 3, l3=core // 6, threads=2) for core in range(12)]),
     "hybrid": assemble([replace(core, node=number % 2) for number, core in enumerate(hybrid())]),
+    "hbm": with_far(assemble(even_cores(2, 2, 1, 3, 2)), n4=[3], n5=[1], n6=[0, 2]),
 }
 OF_CPU: Final[Mapping[str, Callable[[Cpu], int]]] = {
     NUMA: lambda cpu: cpu.numa_node,
+    NEAREST: lambda cpu: cpu.numa_node,
     "dra.cpu/numaNodeID": lambda cpu: cpu.numa_node,
     "dra.net/numaNode": lambda cpu: cpu.numa_node,
     SOCKET: lambda cpu: cpu.package,
@@ -344,18 +389,20 @@ def foreign_attributes(draw: st.DrawFn, machine: Machine) -> dict[str, Any]:
     numa = {"ints": draw(st.lists(nodes, min_size=1, unique=True))} if lists else {"int": draw(nodes)}
     root = {"strings": draw(st.lists(roots, min_size=1, unique=True))} if lists else {"string": draw(roots)}
     packages = st.sampled_from(sorted({cpu.package for cpu in machine.cpus.values()}))
-    return {NUMA: numa, ROOT: root, "dra.net/numaNode": {"int": draw(nodes)}, SOCKET: {"int": draw(packages)}}
+    single = {"dra.net/numaNode": {"int": draw(nodes)}, SOCKET: {"int": draw(packages)}}
+    return {NUMA: numa, NEAREST: numa, ROOT: root, **single}
 
 
 @st.composite
-def joined_claims(draw: st.DrawFn) -> dict[str, Any]:
+def joined_claims(draw: st.DrawFn, machine: Machine) -> dict[str, Any]:
     """Draws a claim for CPUs, memory and devices of another driver, with one or two constraints."""
+    kinds = ["dra.memory", *(["far"] * 2 if any(not one.cpus for one in machine.numa_nodes.values()) else [])]
     wishes = {
         **{f"c{n}": ("dra.cpu", {"dra.cpu/cpu": str(draw(st.integers(1, 4)))}) for n in range(draw(st.integers(1, 3)))},
-        **{f"m{n}": ("dra.memory", {"size": "1Gi"}) for n in range(draw(st.integers(0, 2)))},
+        **{f"m{n}": (draw(st.sampled_from(kinds)), {"size": "1Gi"}) for n in range(draw(st.integers(0, 2)))},
         **{f"g{n}": (GPU, {}) for n in range(draw(st.integers(0, 2)))},
     }
-    attributes = st.sampled_from([NUMA, NUMA, ROOT, SOCKET, "dra.net/numaNode"])
+    attributes = st.sampled_from([NUMA, NUMA, NEAREST, NEAREST, ROOT, SOCKET, "dra.net/numaNode"])
     some = st.lists(st.sampled_from(sorted(wishes)), unique=True, max_size=3)
     constraints = [match(*draw(some), attribute=draw(attributes)) for _ in range(draw(st.integers(1, 2)))]
     requests = [
@@ -375,6 +422,8 @@ def scheduled_on(inventory: Inventory, foreign: dict[str, Any], claim: dict[str,
         of: {"spec": {"selectors": [{"cel": {"expression": f'device.driver == "{of}"'}}]}}
         for of in ("dra.cpu", "dra.memory", GPU)
     }
+    far = 'device.driver == "dra.memory" && device.attributes["dra.memory"].tier == "far"'
+    classes["far"] = {"spec": {"selectors": [{"cel": {"expression": far}}]}}
     try:
         return allocate(claim, [*own, foreign], classes, pods=[{"name": "p", "uid": "p"}], node=NODE)
     except UnschedulableError:
@@ -399,7 +448,9 @@ def values_by_result(
         if one["driver"] == "dra.cpu":
             found.append(values_of(machine, given_cpus[one["request"]], attribute))
         elif one["driver"] == "dra.memory":
-            found.append({int(one["device"][-3:])})
+            number = int(one["device"][-3:])
+            near = set(machine.numa_nodes[number].traits.initiators)
+            found.append(near if near and attribute == NEAREST else {number})
         else:
             (value,) = published[one["device"]][attribute].values()
             found.append(set(value) if isinstance(value, list) else {value})
@@ -414,7 +465,7 @@ def test_whatever_is_joined_agrees_or_prepare_refuses(data: st.DataObject) -> No
     near |= {"pci-some": frozenset(sorted(machine.online)[::3])}
     machine = replace(machine, pcie_roots=near)
     inventory = node(data.draw(st.sampled_from(["numanode", "socket", "machine", "l3", "coretype"])), machine)
-    claim = data.draw(joined_claims())
+    claim = data.draw(joined_claims(machine))
     constraints = claim["spec"]["devices"]["constraints"]
     foreign = slice_of(GPU, 1, **{f"gpu_{n}": data.draw(foreign_attributes(machine)) for n in range(4)})
     scheduled = scheduled_on(inventory, foreign, claim)
@@ -465,7 +516,8 @@ def _possible(
                 wanted[one.device] = wanted.get(one.device, 0) + int(one.consumed["dra.cpu/cpu"])
         devices = {device.name: device for device in inventory.devices.values()}
         memory_here = all(
-            devices[one.device].attributes[attribute] == value
+            (listed := devices[one.device].attributes[attribute]) == value
+            or (isinstance(listed, tuple) and value in listed)
             for one in view.results["dra.memory"]
             if not names or one.request in names
         )

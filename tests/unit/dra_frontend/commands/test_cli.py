@@ -183,6 +183,16 @@ def test_the_report_tells_more_than_hwloc() -> None:
         "l3Ids": {"0": 0, "4": 1},
         "coreTypes": {"standard": list(range(8))},
         "smt": True,
+        "memory": {
+            str(node): {
+                "kind": "dram",
+                "bandwidthMBps": None,
+                "latencyNanoseconds": None,
+                "kernelTier": None,
+                "nearestNumaNodes": [node],
+            }
+            for node in range(2)
+        },
     }
     assert {key: found[key] for key in more} == more
 
@@ -249,9 +259,9 @@ def test_the_table() -> None:
         "Memory:     8 GiB",
         "Base page:  4 KiB",
         "",
-        "NODE  CPUS  CORES  L3  MEMORY  2Mi FREE/TOTAL  1Gi FREE/TOTAL  DISTANCES",
-        "0     0-3   2      1   4 GiB   200/256         0/0             0:10 1:21",
-        "1     4-7   2      1   4 GiB   200/256         1/1             0:21 1:10",
+        "NODE  CPUS  CORES  L3  MEMORY  KIND  NEAREST  2Mi FREE/TOTAL  1Gi FREE/TOTAL  DISTANCES",
+        "0     0-3   2      1   4 GiB   dram  0        200/256         0/0             0:10 1:21",
+        "1     4-7   2      1   4 GiB   dram  1        200/256         1/1             0:21 1:10",
     ]
 
 
@@ -273,7 +283,7 @@ def test_the_table_of_an_uneven_machine() -> None:
     lines = machine_table(discover(tree)).splitlines()
     assert "Core types: p-core 0-3, e-core 4-7" in lines
     assert "Offline:    8" in lines
-    assert lines[-1] == "2     -     0      0   1.4 GiB  -               -               -"
+    assert lines[-1] == "2     -     0      0   1.4 GiB  unknown  0-1      -               -               -"
 
 
 def test_the_help_names_deprecated_flags_and_the_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from numa_contract.config import Config
 from numa_contract.cpuset import parse_cpu_list
 
 from tests.rigs.builders import NODE, cpu_record, files_of, write_claim
-from tests.rigs.trees import captured, small_machine, write_tree
+from tests.rigs.trees import captured, far_memory, small_machine, write_tree
 from tests.strategies.machines import machine
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
@@ -306,6 +306,69 @@ def test_cpus_of_a_device_with_several_nodes_are_those_of_the_joined_device(
         if wanted is near_memory:
             assert (status, outcome["fit"]) == (3, 4)
             assert "matchAttribute resource.kubernetes.io/numaNode demands 4 CPUs" in reasons(outcome)
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A host root with HBM next to each of two NUMA nodes with 16 CPUs, and CXL as far from both."""
+    return str(write_tree(captured(FITTING).changed(far_memory()), tmp_path_factory.mktemp("kinds")))
+
+
+def documented_claim() -> dict[str, Any]:
+    """The claim for CPUs and the HBM next to them that docs/memory.md prints."""
+    text = (EXAMPLES.parent / "docs" / "memory.md").read_text()
+    block = next(part.partition("```")[0] for part in text.split("```yaml\n") if "hbm" in part.partition("```")[0])
+    devices = yaml.safe_load(block)["devices"]
+    return claim("hbm", *devices.pop("requests"), **devices)
+
+
+@pytest.mark.parametrize("group_by", ["numanode", "socket", "machine"])
+def test_cpus_and_the_hbm_next_to_them(
+    group_by: str, kinds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """HBM of node 2 comes first and is next to the CPUs of node 1; HBM of node 3 is next to those of node 0."""
+    config = written(tmp_path / "config.yaml", {"groupBy": group_by})
+    arguments = ["--host-root", kinds, "--config", config, "--claim", written(tmp_path / "c.yaml", documented_claim())]
+    status, outcome, err = run(capsys, *arguments, "-n", "2")
+    assert (status, err) == (0, "")
+    pairs = []
+    for row in outcome["outcomes"]:
+        found = {one["request"]: one for one in row["claims"][0]["devices"]}
+        (node,) = {int(cpu % 16 >= 8) for cpu in _ids(found["cpus"]["cpus"])}
+        pairs.append((found["hbm"]["numaNode"], node, len(_ids(found["cpus"]["cpus"]))))
+    assert sorted(pairs) == [(2, 1, 8), (3, 0, 8)]
+
+
+def test_cpus_next_to_cxl_memory_are_of_one_of_the_nearest_nodes(
+    kinds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With CPUs of node 0 in use, those of node 1 are as near."""
+    selector = {"selectors": [{"cel": {"expression": 'device.attributes["dra.memory"].kind == "cxl"'}}]}
+    wanted = [request("cpus", amount=12), request("cxl", "dra.memory-far", "1Gi", **selector)]
+    document = claim("c", *wanted, constraints=[{"matchAttribute": "dra.cpu/nearestNumaNode"}])
+    arguments = ["--host-root", kinds, "--claim", written(tmp_path / "c.yaml", document), "-n", "3"]
+    status, outcome, _ = run(capsys, *arguments)
+    assert (status, outcome["fit"]) == (3, 2)
+    given = [{one["device"] for one in row["claims"][0]["devices"]} for row in outcome["outcomes"][:2]]
+    assert given == [{f"cpudevnuma00{node}", "memory-numa004"} for node in (0, 1)]
+
+
+def test_cpus_that_are_not_free_next_to_the_hbm_are_refused_as_prepare_does(
+    kinds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The scheduler knows only the sum of the device: the third claim passes it, and Prepare refuses."""
+    config = written(tmp_path / "config.yaml", {"groupBy": "machine", "minSharedCPUs": 0})
+    document = documented_claim()
+    for one in document["spec"]["devices"]["requests"]:
+        if one["name"] == "hbm":
+            one["exactly"]["capacity"] = {"requests": {"size": "1Gi"}}
+    arguments = ["--host-root", kinds, "--config", config, "--claim", written(tmp_path / "c.yaml", document)]
+    status, outcome, _ = run(capsys, *arguments, "-n", "3")
+    assert (status, outcome["fit"]) == (3, 2)
+    assert outcome["outcomes"][2]["stage"] == "preparing"
+    assert "matchAttribute dra.cpu/nearestNumaNode demands 8 CPUs for request cpus near memory-numa002" in reasons(
+        outcome
+    )
 
 
 def _ids(text: str) -> list[int]:

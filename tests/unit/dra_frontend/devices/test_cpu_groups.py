@@ -14,7 +14,9 @@ def groups(found: Machine, group_by: str) -> dict[str, CpuDevice]:
     return {group.name: group for group in cpu_groups(found, "grouped", group_by)}
 
 
-NODE = {"resource.kubernetes.io/numaNode": 1, "dra.cpu/numaNodeID": 1, "dra.net/numaNode": 1}
+NODE = dict.fromkeys(
+    ("resource.kubernetes.io/numaNode", "dra.cpu/numaNodeID", "dra.net/numaNode", "dra.cpu/nearestNumaNode"), 1
+)
 L3 = {**NODE, "dra.cpu/socketID": 0, "dra.cpu/coreType": "standard", "dra.cpu/cacheL3ID": 4}
 SOCKET = {"dra.cpu/socketID": 1}
 EFFICIENT = {"dra.cpu/coreType": "e-core"}
@@ -44,7 +46,7 @@ def test_groups(
 def test_an_l3_that_spans_numa_nodes_names_none() -> None:
     """Sub-NUMA clusters share one L3: what holds for a part of the CPUs only is not said."""
     (group,) = groups(assemble([Core(node=0), Core(node=1)]), "l3").values()
-    assert not [name for name in group.attributes if "numaNode" in name]
+    assert not [name for name in group.attributes if "numaNode" in name or "NumaNode" in name]
     (mixed,) = groups(assemble(hybrid(low_power=0)), "l3").values()
     assert "dra.cpu/coreType" not in mixed.attributes
 

@@ -8,16 +8,18 @@ import pytest
 from dra_frontend.devices.inventory import Inventory, InventoryError, build_inventory
 from dra_frontend.devices.model import CpuDevice, MemoryDevice
 from dra_frontend.machine.discovery import discover
-from dra_frontend.machine.model import MEMORY_STEP, HugepagePool, Machine
+from dra_frontend.machine.model import MEMORY_STEP, HugepagePool, Machine, NumaNode
 from hypothesis import given
 from hypothesis import strategies as st
 from numa_contract.config import Config, parse_config
 
-from tests.rigs.trees import small_machine
+from tests.rigs.trees import far_memory, small_machine
 from tests.strategies.machines import GIB, machine, machines, odd_machines
 from tests.strategies.modes import MODES
 
 MIB = 1 << 20
+NODES = "/sys/devices/system/node"
+NEAREST = "dra.cpu/nearestNumaNode"
 
 
 def config(**keys: Any) -> Config:
@@ -67,6 +69,8 @@ def test_memory_attributes_and_policies() -> None:
         "resource.kubernetes.io/hugeTLB": False,
         "dra.memory/tier": "local",
         "dra.memory/distance": 10,
+        "dra.memory/kind": "dram",
+        "dra.cpu/nearestNumaNode": 1,
     }
     assert (plain.capacity.key, plain.capacity.default, plain.capacity.minimum, plain.capacity.step) == (
         "size",
@@ -136,6 +140,42 @@ def test_memory_without_cpus_is_far() -> None:
     assert (attributes["dra.memory/tier"], attributes["dra.memory/distance"]) == ("far", 17)
     blank = replace(known, numa_nodes={**found.numa_nodes, 2: replace(far, distances={})})
     assert memory_device(offered(blank), "memory", "memory-numa002").attributes["dra.memory/distance"] == 20
+
+
+def test_memory_publishes_its_kind_performance_and_nearest_cpus() -> None:
+    """What the kernel does not report is left out, except the kind. Hugepages are of the memory of their node."""
+    pages = {f"{NODES}/node3/hugepages/hugepages-2048kB/{name}_hugepages": "512\n" for name in ("nr", "free")}
+    inventory = offered(discover(small_machine().changed({**far_memory(), **pages})))
+
+    def published(pool: str, name: str) -> dict[str, Any]:
+        found = memory_device(inventory, pool, name).attributes
+        names = ("dra.memory/kind", "dra.memory/bandwidth", "dra.memory/latency", "dra.memory/kernelTier", NEAREST)
+        return {one.rpartition("/")[2]: found[one] for one in names if one in found}
+
+    hbm = {"kind": "hbm", "bandwidth": 700_000, "latency": 110, "kernelTier": 2}
+    assert published("memory", "memory-numa002") == {**hbm, "nearestNumaNode": 1}
+    assert published("hugepages-2m", "hugepages-2m-numa003") == {**hbm, "nearestNumaNode": 0}
+    assert published("memory", "memory-numa004") == {"kind": "cxl", "kernelTier": 22, "nearestNumaNode": (0, 1)}
+    assert published("memory", "memory-numa001")["nearestNumaNode"] == 1
+
+
+def test_cpus_next_to_more_nodes_than_a_device_can_list_are_left_out() -> None:
+    """Memory as far from each of 64 nodes: half a list would deny the CPUs of the others."""
+    found = machine(64, 1, 1, 1, 1, memory=GIB)
+    far = NumaNode(64, frozenset(), GIB)
+    device = memory_device(
+        offered(replace(found, numa_nodes={**found.numa_nodes, 64: far})), "memory", "memory-numa064"
+    )
+    assert NEAREST not in device.attributes
+
+
+def test_cpus_are_next_to_the_nodes_that_they_are_of() -> None:
+    """A device of several nodes lists them once more; if both lists are too long, the standard one stays."""
+    for sockets, listed in ((2, True), (30, False)):
+        (device,) = offered(machine(sockets), groupBy="machine").pools[0].devices
+        nodes = device.attributes["resource.kubernetes.io/numaNode"]
+        assert isinstance(nodes, tuple)
+        assert device.attributes.get(NEAREST) == (nodes if listed else None)
 
 
 PAGES = {"hugepages-1Gi": 1, "hugepages-2Mi": "1Ti"}

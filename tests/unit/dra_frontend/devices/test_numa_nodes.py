@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from dra_frontend.devices.inventory import NUMA_NODE, build_inventory
+from dra_frontend.devices.cpu_groups import NUMA_NODE
+from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import Machine

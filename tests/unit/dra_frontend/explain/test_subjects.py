@@ -13,6 +13,7 @@ from dra_frontend.explain.known import Known, read_backend, read_containers, rea
 from dra_frontend.explain.pending import explain_pending, joined_devices
 from dra_frontend.explain.subjects import UnknownSubjectError, explain_known
 from dra_frontend.explain.text import explanation_text
+from dra_frontend.machine.model import MemoryKind, MemoryTraits, NumaNode
 from numa_contract.cdi import ClaimFile
 from numa_contract.config import Config
 from numa_contract.cpuset import format_cpu_list
@@ -328,6 +329,22 @@ def test_a_claim_joined_with_memory_is_explained_by_its_node() -> None:
     assert why["text"] == "an allocation made now would choose the same CPUs"
     assert {place["place"].rpartition(" ")[2] for place in why["places"]} == {"1"}
     assert "near:  resource.kubernetes.io/numaNode 1, as matchAttribute demands" in explanation_text(found, [])
+
+
+def test_a_claim_joined_with_hbm_is_explained_by_the_node_next_to_it() -> None:
+    traits = MemoryTraits(MemoryKind.HBM, initiators=frozenset({1}))
+    machine = replace(MACHINE, numa_nodes={**MACHINE.numa_nodes, 2: NumaNode(2, frozenset(), 8 << 30, traits=traits)})
+    inventory = build_inventory(machine, Config(group_by="machine", reserved_cpus=frozenset({0})), NODE)
+    document = claim("u0", cpus(2, "r", "cpudevmachine"), memory("1Gi", node=2))
+    document["spec"] = {"devices": {"constraints": [{"matchAttribute": "dra.cpu/nearestNumaNode"}]}}
+    record = decided(read_claim(document), inventory=inventory)
+    found, _ = told(replace(knowing([record]), inventory=inventory), "claim-u0")
+    why = found["has"][0]["why"]
+    assert why["joined"] == {"dra.cpu/nearestNumaNode": [1]}
+    assert {place["place"].rpartition(" ")[2] for place in why["places"]} == {"1"}
+    document["spec"]["devices"]["constraints"][0]["matchAttribute"] = "resource.kubernetes.io/numaNode"
+    text = pending(replace(knowing([]), inventory=inventory), document)[1][0]
+    assert "no value in common: cpudevmachine has 0, 1; memory-numa002 has 2" in text
 
 
 def test_a_claim_that_cannot_be_joined_is_explained_as_prepare_refuses_it() -> None:

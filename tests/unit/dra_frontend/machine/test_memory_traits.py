@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kind, performance, tier and nearest CPUs of memory, from the kernel's files."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dra_frontend.devices.inventory import build_inventory
+from dra_frontend.devices.memory import nearest_nodes
+from dra_frontend.machine.discovery import discover
+from dra_frontend.machine.model import Machine, MemoryKind, MemoryTraits
+from dra_frontend.node.host_tree import HostTree
+from numa_contract.config import Config
+
+from tests.rigs.trees import (
+    MEMORY_NAMES,
+    MemoryTree,
+    captured_memory,
+    expected_memory,
+    far_memory,
+    small_machine,
+    write_tree,
+)
+
+NODE = "/sys/devices/system/node"
+ACCESS = f"{NODE}/node2/access1/initiators"
+KMEM = "/sys/bus/dax/drivers/kmem"
+CXL = "/sys/bus/cxl/devices"
+KINDS = {"DRAM": "dram", "HBM": "hbm", "NVM": "pmem", None: "unknown"}
+"""What hwloc's subtypes are here."""
+TREE = small_machine().changed(far_memory())
+
+
+def look(changes: dict[str, str | bytes | None], tree: MemoryTree = TREE) -> Machine:
+    """Discovers the machine of five nodes with files changed."""
+    return discover(tree.changed(changes))
+
+
+def doubts(found: Machine) -> str:
+    """The doubt about memory; what is offered goes with it as a warning."""
+    warnings = build_inventory(found, Config(), "n").warnings
+    doubt = found.doubts.get("memory", "")
+    assert [text for text in warnings if "of some memory are not known" in text] == (
+        [f"{doubt}; kind, bandwidth, latency or nearest CPUs of some memory are not known"] if doubt else []
+    )
+    return doubt
+
+
+@pytest.mark.parametrize("name", MEMORY_NAMES)
+def test_agrees_with_hwloc(name: str, tmp_path: Path) -> None:
+    machine = discover(HostTree(write_tree(captured_memory(name), tmp_path)))
+    assert not doubts(machine)
+    with_memory = {number: node for number, node in machine.numa_nodes.items() if node.memory_bytes}
+    found = {
+        number: {
+            "kind": node.traits.kind.value,
+            "cpus": sorted(cpu for near in nearest_nodes(machine, node) for cpu in machine.numa_nodes[near].cpus),
+            "bandwidth": node.traits.bandwidth,
+            "latency": node.traits.latency,
+        }
+        for number, node in with_memory.items()
+    }
+    assert found == {
+        number: {"kind": KINDS[one["subtype"]], **{key: one[key] for key in ("cpus", "bandwidth", "latency")}}
+        for number, one in expected_memory(name).items()
+    }
+
+
+def test_memory_behind_a_cache_is_of_no_known_kind(tmp_path: Path) -> None:
+    """DRAM that caches persistent memory: hwloc does not decide either. Values of 0 are not reported."""
+    machine = discover(HostTree(write_tree(captured_memory("memorysidecaches"), tmp_path)))
+    assert [node.traits for node in machine.numa_nodes.values()] == [
+        MemoryTraits(initiators=frozenset({number})) for number in range(4)
+    ]
+
+
+def test_hbm_and_cxl_beside_dram() -> None:
+    """CXL without a performance that the firmware states is next to the CPUs of the smallest distance, here of both."""
+    machine = look({})
+    assert [node.traits for node in machine.numa_nodes.values()] == [
+        MemoryTraits(MemoryKind.DRAM, 200_000, 90, 4, frozenset({0})),
+        MemoryTraits(MemoryKind.DRAM, 200_000, 90, 4, frozenset({1})),
+        MemoryTraits(MemoryKind.HBM, 700_000, 110, 2, frozenset({1})),
+        MemoryTraits(MemoryKind.HBM, 700_000, 110, 2, frozenset({0})),
+        MemoryTraits(MemoryKind.CXL, kernel_tier=22),
+    ]
+    assert [nearest_nodes(machine, node) for node in machine.numa_nodes.values()] == [(0,), (1,), (1,), (0,), (0, 1)]
+    assert not doubts(machine)
+
+
+@pytest.mark.parametrize(
+    ("changes", "traits"),
+    [
+        # A class of devices alone says nothing about CPUs; class 0 counts on kernels without class 1.
+        ({f"{ACCESS}/node1": None, f"{ACCESS}/node4": ""}, {"bandwidth": None, "initiators": frozenset()}),
+        (
+            {
+                ACCESS: None,
+                f"{NODE}/node2/access0/initiators/node0": "",
+                f"{NODE}/node2/access0/initiators/read_latency": "7",
+            },
+            {"bandwidth": None, "latency": 7, "initiators": frozenset({0})},
+        ),
+        # One direction alone, and 0 as "not stated".
+        ({f"{ACCESS}/write_bandwidth": "0\n"}, {"bandwidth": 700_000}),
+        ({f"{ACCESS}/read_latency": None, f"{ACCESS}/write_latency": "0\n"}, {"latency": None}),
+        ({f"{ACCESS}/read_bandwidth": "500001\n"}, {"bandwidth": 600_000}),
+        # Persistent memory, and memory of devices of two buses.
+        ({"/sys/bus/nd/devices/dax2.1/dax2.0": ""}, {"kind": MemoryKind.PERSISTENT}),
+        (
+            {
+                "/sys/bus/nd/devices/dax9.1/dax9.0": "",
+                f"{KMEM}/dax9.0": "",
+                "/sys/bus/dax/devices/dax9.0/target_node": "2\n",
+                f"{CXL}/dax_region2/dax2.0": "",
+                f"{ACCESS}/read_bandwidth": None,
+                f"{ACCESS}/write_bandwidth": None,
+                "/sys/devices/virtual/memory_tiering": None,
+            },
+            {"kind": MemoryKind.UNKNOWN},
+        ),
+        # A DAX device that is not used as memory, and one without a node.
+        ({KMEM: None, "/sys/bus/nd/devices/dax2.1/dax2.0": ""}, {"kind": MemoryKind.HBM}),
+        (
+            {"/sys/bus/dax/devices/dax2.0/target_node": "-1\n", f"{CXL}/dax_region2/dax2.0": ""},
+            {"kind": MemoryKind.HBM},
+        ),
+        # A region that the firmware made: its memory block of 128 MiB is of node 2.
+        (
+            {
+                f"{CXL}/region0/resource": "0x1004000000\n",
+                f"{CXL}/region0/size": "0x40000000\n",
+                "/sys/devices/system/memory/block_size_bytes": "8000000\n",
+                "/sys/devices/system/memory/memory513/node2": "",
+            },
+            {"kind": MemoryKind.CXL},
+        ),
+        # A region without a whole block, and one that is not in use.
+        (
+            {
+                f"{CXL}/region0/resource": "0x1004000000\n",
+                f"{CXL}/region0/size": "0x4000000\n",
+                f"{CXL}/region1/resource": "0xffffffffffffffff\n",
+                f"{CXL}/region1/size": "0x10000000\n",
+                "/sys/devices/system/memory/block_size_bytes": "8000000\n",
+                "/sys/devices/system/memory/memory513/node2": "",
+            },
+            {"kind": MemoryKind.HBM},
+        ),
+    ],
+)
+def test_traits_of_node_2(changes: dict[str, str | bytes | None], traits: dict[str, Any]) -> None:
+    found = look(changes)
+    assert {name: getattr(found.numa_nodes[2].traits, name) for name in traits} == traits
+    assert not doubts(found)
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        (f"{ACCESS}/read_bandwidth", "fast\n"),
+        (f"{ACCESS}/read_bandwidth", "-1\n"),
+        (f"{ACCESS}/write_latency", "4294967296\n"),
+        (f"{ACCESS}/write_latency", "9" * 30),
+        (f"{ACCESS}/write_latency", b"\xff"),
+        ("/sys/bus/dax/devices/dax3.0/target_node", "-2\n"),
+        ("/sys/devices/virtual/memory_tiering/memory_tier2/nodelist", "3-2\n"),
+        (f"{CXL}/region0/resource", "zero\n"),
+        (f"{CXL}/region0/resource", "0x" + "f" * 17),
+    ],
+)
+def test_a_damaged_file_is_a_warning_and_offers_all_memory(path: str, text: str | bytes) -> None:
+    block = {"/sys/devices/system/memory/block_size_bytes": "8000000\n"}
+    found = look({path: text, **block})
+    assert doubts(found).startswith(f"{path}: ")
+    assert list(found.numa_nodes) == [0, 1, 2, 3, 4]
+    assert [node.memory_bytes for node in found.numa_nodes.values()] == [4 << 30, 4 << 30, 8 << 30, 8 << 30, 8 << 30]
+
+
+def test_devices_beyond_the_limit_are_not_read() -> None:
+    """The number of devices is not bounded by the kernel."""
+    many = {f"{KMEM}/dax1{number}.0": "" for number in range(5000)}
+    many |= {f"{CXL}/dax_region{number}/dax1{number}.0": "" for number in range(5000)}
+    assert look(many).numa_nodes[0].traits.kind is MemoryKind.DRAM

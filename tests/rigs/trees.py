@@ -108,9 +108,9 @@ def captured_memory(name: str) -> MemoryTree:
                 files[_path(member)] = Link(member.linkname)
             elif member.isfile() and (content := archive.extractfile(member)):
                 files[_path(member)] = content.read()
-    for link in [one for path, one in files.items() if path.startswith("/sys/bus/dax/devices/") and "/ndbus" in one]:
-        device = Link(posixpath.dirname(link))  # type: ignore[type-var]
-        files[f"/sys/bus/nd/devices/{posixpath.basename(device)}"] = device
+    devices = [one for path, one in files.items() if path.startswith("/sys/bus/dax/devices/") and isinstance(one, Link)]
+    for device in [posixpath.dirname(one) for one in devices if "/ndbus" in one]:
+        files[f"/sys/bus/nd/devices/{posixpath.basename(device)}"] = Link(device)
     return MemoryTree(files)
 
 

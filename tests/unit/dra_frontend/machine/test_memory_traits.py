@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kind, performance, tier and nearest CPUs of memory, from the kernel's files."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from dra_frontend.devices.memory import nearest_nodes
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import Machine, MemoryKind, MemoryTraits
 from dra_frontend.node.host_tree import HostTree
+from hypothesis import given
+from hypothesis import strategies as st
 from numa_contract.config import Config
 
 from tests.rigs.trees import (
@@ -175,6 +178,17 @@ def test_a_damaged_file_is_a_warning_and_offers_all_memory(path: str, text: str 
     assert doubts(found).startswith(f"{path}: ")
     assert list(found.numa_nodes) == [0, 1, 2, 3, 4]
     assert [node.memory_bytes for node in found.numa_nodes.values()] == [4 << 30, 4 << 30, 8 << 30, 8 << 30, 8 << 30]
+
+
+_PERFORMANCE = [path for path in far_memory() if re.search(r"/access1/|/memory_tiering/|/sys/bus/", path)]
+
+
+@given(st.sampled_from(_PERFORMANCE), st.none() | st.binary(max_size=24) | st.sampled_from([b"0x10", b"0-8191", b"-1"]))
+def test_no_file_about_performance_takes_memory_away(path: str, content: bytes | None) -> None:
+    """Whatever a kernel or a broken copy has in such a file, or if it is missing."""
+    found = look({path: content})
+    assert [node.memory_bytes >> 30 for node in found.numa_nodes.values()] == [4, 4, 8, 8, 8]
+    assert found.doubts.keys() <= {"memory"}
 
 
 def test_devices_beyond_the_limit_are_not_read() -> None:

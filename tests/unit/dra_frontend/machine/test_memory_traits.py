@@ -193,6 +193,6 @@ def test_no_file_about_performance_takes_memory_away(path: str, content: bytes |
 
 def test_devices_beyond_the_limit_are_not_read() -> None:
     """The number of devices is not bounded by the kernel."""
-    many = {f"{KMEM}/dax1{number}.0": "" for number in range(5000)}
+    many: dict[str, str | bytes | None] = {f"{KMEM}/dax1{number}.0": "" for number in range(5000)}
     many |= {f"{CXL}/dax_region{number}/dax1{number}.0": "" for number in range(5000)}
     assert look(many).numa_nodes[0].traits.kind is MemoryKind.DRAM

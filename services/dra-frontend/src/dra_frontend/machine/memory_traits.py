@@ -39,15 +39,15 @@ def read_traits(
 
     ``normal`` are the nodes with normal memory, or None if the kernel does not list them.
     """
-    tiers = _tolerant(reader, {}, _read_tiers)
-    dax = _tolerant(reader, {}, _read_dax)
-    cxl = _tolerant(reader, frozenset(), _read_cxl_regions)
+    tiers = _tolerant(reader, _read_tiers) or {}
+    dax = _tolerant(reader, _read_dax) or {}
+    cxl = _tolerant(reader, _read_cxl_regions) or frozenset()
     with_cpus = frozenset(node for node, found in cpus.items() if found)
     facts: dict[int, MemoryFacts] = {}
     initiators: dict[int, frozenset[int]] = {}
     for node in cpus:
-        path = _tolerant(reader, "", _access_path, node)
-        initiators[node] = _tolerant(reader, frozenset(), _read_initiators, path) & with_cpus
+        path = _tolerant(reader, _access_path, node) or ""
+        initiators[node] = (_tolerant(reader, _read_initiators, path) or frozenset()) & with_cpus
         # The values are those of the listed initiators, which may all be devices.
         measured = bool(initiators[node])
         facts[node] = MemoryFacts(
@@ -55,7 +55,7 @@ def read_traits(
             normal=normal is None or node in normal,
             bus=dax.get(node) or (MemoryKind.CXL if node in cxl else None),
             special_purpose=node in dax,
-            side_cache=_tolerant(reader, False, _has_side_cache, node),
+            side_cache=bool(_tolerant(reader, _has_side_cache, node)),
             bandwidth=_read_mean(reader, path, "bandwidth") if measured else None,
             latency=_read_mean(reader, path, "latency") if measured else None,
             tier=tiers.get(node),
@@ -67,13 +67,13 @@ def read_traits(
     }
 
 
-def _tolerant(reader: Reader, otherwise: _T, read: Callable[..., _T], *arguments: int | str) -> _T:
-    """Returns the result of a function of this module, or a substitute with a doubt. The first doubt is kept."""
+def _tolerant(reader: Reader, read: Callable[..., _T], *arguments: int | str) -> _T | None:
+    """Returns the result of a function of this module, or None and a doubt if it fails. The first doubt is kept."""
     try:
         return read(reader, *arguments)
     except HostTreeError as error:
         reader.doubts.setdefault(DOUBT, str(error))
-        return otherwise
+        return None
 
 
 def _access_path(reader: Reader, node: int) -> str:
@@ -96,7 +96,7 @@ def _read_initiators(reader: Reader, path: str) -> frozenset[int]:
 def _read_mean(reader: Reader, path: str, what: str) -> int | None:
     """Returns the mean of reads and writes, the one of them that is known, or None."""
     names = (f"{path}/read_{what}", f"{path}/write_{what}")
-    known = [value for name in names if (value := _tolerant(reader, None, _read_value, name))]
+    known = [value for name in names if (value := _tolerant(reader, _read_value, name))]
     return sum(known) // len(known) if known else None
 
 

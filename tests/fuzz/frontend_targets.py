@@ -196,7 +196,13 @@ def _said(key: str, names: tuple[str, ...]) -> st.SearchStrategy[Any]:
 
 
 _parameters_made = st.one_of(_said("cpuConfig", _CPU_FIELDS), _said("memoryConfig", _MEMORY_FIELDS))
-_ATTRIBUTES = ["resource.kubernetes.io/numaNode", "resource.kubernetes.io/pcieRoot", "dra.cpu/socketID", "x" * 9000]
+_ATTRIBUTES = [
+    "resource.kubernetes.io/numaNode",
+    "resource.kubernetes.io/pcieRoot",
+    "dra.cpu/socketID",
+    "dra.cpu/nearestNumaNode",
+    "x" * 9000,
+]
 _REQUESTS = ["cpus", "memory", "pages", "gpu", "cpus/small"]
 
 

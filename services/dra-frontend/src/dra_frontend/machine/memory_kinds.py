@@ -10,8 +10,8 @@ The kernel has no file that names the kind. Three of its facts together are enou
 * The performance that the firmware states (HMAT). Memory with more than twice the bandwidth of that DRAM is HBM; this
   is also how hwloc decides. Memory that performs as DRAM does is DRAM.
 
-Everything else is unknown, since a wrong kind does more harm than none. In particular, memory that is only slow is not
-called CXL: it can be persistent memory, or DRAM of another machine.
+Everything else is unknown, since a claim with the wrong kind of memory is worse than a claim that waits. In particular,
+slow memory is not called CXL because it is slow: it can be persistent memory as well.
 """
 
 from collections.abc import Collection, Mapping

@@ -115,7 +115,7 @@ def _read_tiers(reader: Reader) -> dict[int, int]:
 
 
 def _read_dax(reader: Reader) -> dict[int, MemoryKind | None]:
-    """Returns the nodes whose memory is that of DAX devices, with its kind, or None if the bus does not tell it."""
+    """Returns the nodes whose memory belongs to DAX devices, with its kind, or None if the bus does not determine it."""
     names = reader.all_names(f"{_DAX}/drivers/kmem") or ()
     devices = [name for name in names if _DAX_DEVICE.fullmatch(name)][:_MOST_DEVICES]
     if not devices:
@@ -126,7 +126,7 @@ def _read_dax(reader: Reader) -> dict[int, MemoryKind | None]:
     for name in devices:
         node = reader.integer(f"{_DAX}/devices/{name}/target_node", lowest=-1)
         if node is not None:
-            # Devices of several buses in one node are of no one kind.
+            # If one node has devices of several buses, its memory is mixed.
             nodes[node] = kinds.get(name) if nodes.get(node, kinds.get(name)) == kinds.get(name) else None
     return nodes
 

@@ -1,27 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of a CEL expression."""
+"""Splits a CEL expression into tokens and converts literals."""
 
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 _TOKEN = re.compile(
-    r"""(?P<float>\d+\.\d+(?:[eE][+-]?\d{1,3})?)(?!\w) | (?P<int>0x[0-9a-fA-F]{1,16}|\d{1,19})(?![\w.]) |
-    (?P<text>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*') | (?P<name>[A-Za-z_]\w*) |
-    (?P<sign>\|\||&&|[=!<>]=|[-+*/%<>!?:.,()\[\]])""",
+    r"""(?P<float>(?:\d*\.\d+(?:[eE][+-]?\d{1,3})?|\d+[eE][+-]?\d{1,3}))(?!\w) |
+    (?P<uint>(?:0x[0-9a-fA-F]{1,16}|\d{1,20})[uU])(?!\w) | (?P<int>0x[0-9a-fA-F]{1,16}|\d{1,19})(?!\w|\.\d) |
+    (?P<bytes>(?:[bB][rR]?|[rR][bB])(?:"[^"\n]*"|'[^'\n]*')) |
+    (?P<raw>[rR](?:\"{3}(?s:.*?)\"{3}|'{3}(?s:.*?)'{3}|"[^"\n]*"|'[^'\n]*')) |
+    (?P<text>\"{3}(?s:[^\\]|\\.)*?\"{3}|'{3}(?s:[^\\]|\\.)*?'{3}|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*') |
+    (?P<name>[A-Za-z_]\w*) | (?P<sign>\|\||&&|[=!<>]=|[-+*/%<>!?:.,()\[\]{}])""",
     re.ASCII | re.VERBOSE,
 )
 _BLANK = re.compile(r"(?:\s|//[^\n]*)*")
-_ESCAPE = re.compile(r"\\(.)")
-_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "'": "'", "`": "`", "?": "?"}
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|X[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-3][0-7]{2}|(?s:.))")
+_ESCAPES: Final = dict(zip("abfnrtv", "\a\b\f\n\r\t\v", strict=True)) | {each: each for each in "\\\"'`?"}
+_HIGHEST_INT: Final = 2**63
+_HIGHEST_UINT: Final = 2**64
+_SURROGATES: Final = range(0xD800, 0xE000)
 
 
 class CelUnsupportedError(Exception):
-    """The expression is no CEL, or CEL that is not simulated; names what stopped the reading."""
+    """Raised if this evaluator cannot determine the value of an expression. The text names the part it cannot read."""
+
+
+class Uint(int):
+    """An unsigned integer, which arithmetic does not mix with a signed one."""
 
 
 def tokens(expression: str) -> list[tuple[str, str]]:
-    """Returns kind (``float``, ``int``, ``text``, ``name``, ``sign``) and text of each; raises CelUnsupportedError."""
+    """Returns the kind (a group of the pattern) and the text of each token. Raises CelUnsupportedError."""
     found = []
     place = _end_of_blank(expression, 0)
     while place < len(expression):
@@ -34,23 +44,50 @@ def tokens(expression: str) -> list[tuple[str, str]]:
 
 
 def _end_of_blank(expression: str, place: int) -> int:
-    """Returns where spaces and comments end."""
+    """Returns the end of the spaces and comments that begin at a place."""
     match = _BLANK.match(expression, place)
     return match.end() if match else place
 
 
-def _text(quoted: str) -> str:
-    def escaped(match: re.Match[str]) -> str:
-        if match[1] not in _ESCAPES:
-            raise CelUnsupportedError(f"the escape \\{match[1]} is not simulated")
-        return _ESCAPES[match[1]]
+def _unquoted(quoted: str) -> str:
+    return quoted[3:-3] if len(quoted) >= 6 and quoted[:3] in ('"""', "'''") else quoted[1:-1]
 
-    return _ESCAPE.sub(escaped, quoted[1:-1])
+
+def _text(quoted: str) -> str:
+    return _ESCAPE.sub(_unescaped, _unquoted(quoted))
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    escape = match[1]
+    if escape in _ESCAPES:
+        return _ESCAPES[escape]
+    number = int(escape[1:], 16) if escape[0] in "xXuU" and len(escape) > 1 else -1
+    if len(escape) == 3 and escape.isdigit():
+        number = int(escape, 8)
+    if not 0 <= number < 0x110000 or number in _SURROGATES:
+        raise CelUnsupportedError(f"the escape \\{escape} is not known")
+    return chr(number)
+
+
+def _int(text: str) -> int:
+    number = int(text, 16 if "x" in text else 10)
+    if number > _HIGHEST_INT:
+        raise CelUnsupportedError(f"the number {text} has more than 64 bits")
+    return number
+
+
+def _uint(text: str) -> Uint:
+    number = int(text[:-1], 16 if "x" in text else 10)
+    if number >= _HIGHEST_UINT:
+        raise CelUnsupportedError(f"the number {text} has more than 64 bits")
+    return Uint(number)
 
 
 LITERALS: Final[Mapping[str, Callable[[str], Any]]] = {
     "text": _text,
+    "raw": lambda quoted: _unquoted(quoted[1:]),
     "float": float,
-    "int": lambda text: int(text, 16 if "x" in text else 10),
+    "int": _int,
+    "uint": _uint,
 }
-"""The values of those kinds of tokens that have one."""
+"""The conversion to a value for each kind of token that is a literal."""

@@ -9,7 +9,8 @@ from math import ceil
 from typing import Any, Final
 
 from dra_frontend.devices.quantity import format_quantity
-from dra_frontend.scheduling.cel_values import Domains, Quantity
+from dra_frontend.scheduling.cel_functions import Semver
+from dra_frontend.scheduling.cel_values import CelError, Domains, Quantity
 from dra_frontend.scheduling.reading import ManifestError, items, mapping, quantity, value
 
 Key = tuple[str, str, str]
@@ -62,7 +63,7 @@ class Published:
     pool: str
     name: str
     attributes: Mapping[str, Any]
-    """By name with its domain; a list is a Python list."""
+    """Values by name with its domain. A list is a Python list, a version a Semver."""
     capacity: Mapping[str, Share]
     """By name as published."""
     shared: bool
@@ -83,7 +84,7 @@ class Published:
     def listed(self) -> Mapping[str, Values]:
         """Every attribute as :meth:`values` returns it."""
         listed = {name: one if isinstance(one, list) else [one] for name, one in self.attributes.items()}
-        return {name: frozenset((type(one), one) for one in all_of_it) for name, all_of_it in listed.items()}
+        return {name: frozenset(map(_comparable, all_of_it)) for name, all_of_it in listed.items()}
 
     @cached_property
     def in_cel(self) -> Mapping[str, Any]:
@@ -94,6 +95,11 @@ class Published:
             "capacity": _by_domain(self.driver, {key: Quantity(one.value) for key, one in self.capacity.items()}),
             "allowMultipleAllocations": self.shared,
         }
+
+
+def _comparable(one: Any) -> tuple[type, Any]:
+    """Returns a value with its type. The scheduler compares the texts of versions."""
+    return type(one), one.text if isinstance(one, Semver) else one
 
 
 def _by_domain(driver: str, values: Mapping[str, Any]) -> Domains:
@@ -179,7 +185,13 @@ def _attribute(name: str, found: Any) -> Any:
     each = said[0] if said and isinstance(said[0], list) else said
     if len(said) != 1 or not all(isinstance(one, str | int) for one in each):
         raise ManifestError(f"attributes.{name}: must have one value with its type, or one list of them")
-    return said[0]
+    if next(iter(found)) not in ("version", "versions"):
+        return said[0]
+    try:
+        versions = [Semver(str(one)) for one in each]
+    except CelError as error:
+        raise ManifestError(f"attributes.{name}: {error}") from error
+    return versions if isinstance(said[0], list) else versions[0]
 
 
 def _taint(document: Mapping[str, Any]) -> tuple[str, str, str]:

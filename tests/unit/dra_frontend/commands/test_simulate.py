@@ -137,6 +137,61 @@ def _table(capsys: pytest.CaptureFixture[str], root: Path, example: str) -> str:
     return capsys.readouterr().out
 
 
+ODD = "device.odd() == 1"
+
+
+@pytest.mark.parametrize(
+    ("expressions", "status"),
+    [
+        (['device.driver == "dra.cpu"'], 0),
+        (["device.attributes['resource.kubernetes.io'].numaNode.includes(0)"], 0),
+        (["device.driver.lowerAscii().matches('^dra[.]cpu$')"], 0),
+        (["device.attributes['dra.cpu'].?tier.orValue('local') == 'local'"], 0),
+        (["[0, 1].exists(n, n == device.attributes['resource.kubernetes.io'].numaNode)"], 0),
+        (["string(device.attributes['dra.cpu'].numaNodeID) == '0'"], 0),
+        (["device.capacity['dra.cpu'].cpu.asInteger() > 1"], 0),
+        (["device.attributes['dra.cpu'].numaNodeID == 5"], 3),
+        (["device.attributes['dra.cpu'].nothing == 5"], 3),
+        ([ODD], 4),
+        ([f"{ODD} || device.attributes['dra.cpu'].numaNodeID == 1"], 4),
+        ([f"{ODD} || device.attributes['dra.cpu'].numaNodeID == 0"], 0),
+        ([ODD, "device.attributes['dra.cpu'].numaNodeID == 5"], 3),
+        (["device.driver =="], 4),
+    ],
+)
+def test_exit_statuses_of_selectors(
+    expressions: list[str], status: int, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A selector that cannot be evaluated has a status of its own, unless the claim does not fit in any case."""
+    selectors = [{"cel": {"expression": one}} for one in expressions]
+    file = written(tmp_path / "c.yaml", claim("c", request("a", amount=2, selectors=selectors)))
+    found, outcome, _ = run(capsys, "--host-root", str(root), "--claim", file)
+    (row,) = outcome["outcomes"]
+    assert (found, row["fits"]) == (status, {0: True, 3: False, 4: None}[status])
+    assert (outcome["fit"], outcome["unknown"]) == (int(status == 0), int(status == 4))
+    assert ("reasons" in row, "unknown" in row) == (status == 3, status == 4)
+
+
+def test_an_unknown_outcome_names_the_selector(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The text contains the expression and the part that is not understood, and the summary the number."""
+    odd = claim("odd", request("a", amount=2, selectors=[{"cel": {"expression": ODD}}]))
+    later, large = claim("later", request("a", amount=2)), claim("large", request("a", amount=99))
+    file = written(tmp_path / "c.yaml", odd, later)
+    why, disputed = (
+        "the function odd() is not understood",
+        "may be allocated to an earlier claim whose outcome is unknown",
+    )
+    assert cli.main(["simulate", "--host-root", str(root), "--claim", file]) == 4
+    assert capsys.readouterr().out.splitlines() == [
+        f"odd: unknown (scheduling): request a: selectors[0]: cannot be evaluated: {why}: 'device.odd() == 1'",
+        f"later: unknown (scheduling): device cpudevnuma000 {disputed}",
+        "0 of 2 fit, 2 unknown; the shared pool has CPUs 0-31",
+    ]
+    file = written(tmp_path / "c.yaml", odd, large)
+    assert cli.main(["simulate", "--host-root", str(root), "--claim", file]) == 3
+    assert "0 of 2 fit, 1 unknown" in capsys.readouterr().out
+
+
 def test_standard_input(root: Path) -> None:
     """``-`` is standard input, so that rendered manifests can be piped in."""
     command = [sys.executable, "-m", "dra_frontend", "simulate", "-o", "json", "--host-root", str(root), "--pod", "-"]

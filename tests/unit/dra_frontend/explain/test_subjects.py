@@ -297,9 +297,19 @@ def test_a_pending_claim() -> None:
     found, problems = pending(known, waiting(wish("r", "2"), wish("s", "15")))
     assert [one["fits"] for one in found["requests"][0]["devices"]] == [False, True]
     assert problems == ["each request can be met, but not all together"]
-    odd = {"name": "r", "exactly": {"deviceClassName": "dra.cpu", "selectors": [{"cel": {"expression": "1 +"}}]}}
-    assert pending(known, waiting(odd))[1] == ["request r: selectors[0]: cannot be read at its end"]
     assert "v1beta1" in pending(known, waiting({"name": "r", "deviceClassName": "dra.cpu"}))[1][0]
+
+
+def test_a_selector_that_cannot_be_evaluated() -> None:
+    """Neither the devices nor the claim are said to fit or not; the problem names the selector."""
+    odd = {"name": "r", "exactly": {"deviceClassName": "dra.cpu", "selectors": [{"cel": {"expression": "1 +"}}]}}
+    found, problems = pending(knowing(prepared(asked(14))), waiting(odd))
+    why = "request r: selectors[0]: cannot be evaluated: cannot be read at its end: '1 +'"
+    assert problems == [why]
+    rows = [(one["device"], one["fits"], one["unknown"]) for one in found["requests"][0]["devices"]]
+    assert rows == [("cpudevnuma000", None, why), ("cpudevnuma001", None, why)]
+    assert "wouldGet" not in found
+    assert f"cpudevnuma001: unknown: {why}" in explanation_text(found, [])
 
 
 def test_a_claim_that_is_allocated_and_not_prepared() -> None:

@@ -30,7 +30,7 @@ from dra_frontend.node.host_tree import HostTree
 from dra_frontend.node.hugepage_pools import KernelPools
 from dra_frontend.settings import add_run_arguments, load_settings, open_host
 
-_FAILED, _BAD_INPUT, _DOES_NOT_FIT = 1, 2, 3
+_FAILED, _BAD_INPUT, _DOES_NOT_FIT, _UNKNOWN = 1, 2, 3, 4
 _NODE: Final = "simulated"
 """Any name does where nothing is published."""
 _OF_ARCHIVES: Final = ("inspect", "classes", "simulate", "explain")
@@ -124,7 +124,9 @@ def _simulate(arguments: argparse.Namespace) -> tuple[str, int]:
     asked = prepared(arguments.claim, arguments.pod, node, settings.config, settings.node_name)
     outcome = simulate(*asked, arguments.times)
     text = outcome_table(outcome) if arguments.output == "table" else structured(outcome, arguments.output)
-    return text, 0 if outcome["fit"] == outcome["of"] else _DOES_NOT_FIT
+    if outcome["fit"] + outcome["unknown"] < outcome["of"]:
+        return text, _DOES_NOT_FIT
+    return text, _UNKNOWN if outcome["unknown"] else 0
 
 
 def _explain(arguments: argparse.Namespace) -> tuple[str, int]:
@@ -230,7 +232,8 @@ def _source(arguments: argparse.Namespace) -> Iterator[None]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status.
 
-    0 is good, 1 for problems found and output or pages that are missing, 2 for unusable input, 3 for what does not fit.
+    0 is good, 1 for problems found and output or pages that are missing, 2 for unusable input. simulate also returns 3
+    if something does not fit, and 4 if nothing is known not to fit, but for something that is unknown.
     """
     arguments = _parser().parse_args(argv)
     try:

@@ -53,7 +53,10 @@ def _of_others(slices: Sequence[Mapping[str, Any]], node: str) -> list[Mapping[s
 
 
 def simulate(simulation: Simulation, workloads: Sequence[Workload], times: int) -> Row:
-    """Runs each workload so many times; returns an outcome for each, how many fit, and the shared pool at the end."""
+    """Runs each workload a number of times.
+
+    Returns an outcome for each, how many fit, for how many that is unknown, and the shared pool at the end.
+    """
     rows = [
         simulation.run(workload, workload.name if times == 1 else f"{workload.name}-{number}")
         for number in range(1, times + 1)
@@ -62,7 +65,8 @@ def simulate(simulation: Simulation, workloads: Sequence[Workload], times: int) 
     for row in rows:
         if "reasons" in row:
             row["reasons"] = [f"{why}{_ADD}" if why.startswith(NO_CLASS) else why for why in row["reasons"]]
-    return {"outcomes": rows, "fit": sum(row["fits"] for row in rows), "of": len(rows), "pool": simulation.pool()}
+    counts = {"fit": sum(row["fits"] is True for row in rows), "unknown": sum(row["fits"] is None for row in rows)}
+    return {"outcomes": rows, **counts, "of": len(rows), "pool": simulation.pool()}
 
 
 def outcome_table(outcome: Row) -> str:
@@ -77,8 +81,10 @@ def outcome_table(outcome: Row) -> str:
         if row["fits"] and not row["claims"]:
             rows.append([row["name"], "-", "-", "-", "nothing of a driver"])
         faults += [f"{row['name']}: does not fit ({row['stage']}): {why}" for why in row.get("reasons", ())]
+        faults += [f"{row['name']}: unknown ({row['stage']}): {why}" for why in row.get("unknown", ())]
         faults += [f"{row['name']}: note: {note}" for note in row.get("notes", ())]
-    summary = f"{outcome['fit']} of {outcome['of']} fit; the shared pool has CPUs {outcome['pool'] or 'none'}"
+    unknown = f", {outcome['unknown']} unknown" if outcome["unknown"] else ""
+    summary = f"{outcome['fit']} of {outcome['of']} fit{unknown}; the shared pool has CPUs {outcome['pool'] or 'none'}"
     return "\n".join([*([table(rows)] if len(rows) > 1 else []), *faults, summary])
 
 

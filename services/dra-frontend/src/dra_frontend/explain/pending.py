@@ -24,6 +24,7 @@ _WAITS = (
     "this node can serve the claim; if it stays pending, the pod itself does not fit (requests, taints, affinity) or "
     "waits for another claim: the pod's condition PodScheduled contains the reason (kubectl numa explain POD)"
 )
+_UNDECIDED = "read the pod's events, which contain the scheduler's own answer; or write the selector in other words"
 _UNASKED = "the kubelet has not asked for it yet: see the pod's events"
 
 
@@ -85,7 +86,8 @@ def verdicts(simulation: Simulation, wanted: Wanted) -> tuple[list[dict[str, Any
 
 
 def _row(one: Verdict) -> dict[str, Any]:
-    return {"device": one.device.name, "fits": not one.missing} | ({"missing": one.missing} if one.missing else {})
+    row: dict[str, Any] = {"device": one.device.name, "fits": None if one.unknown else not one.missing}
+    return row | {key: text for key, text in (("missing", one.missing), ("unknown", one.unknown)) if text}
 
 
 def explain_pending(
@@ -123,5 +125,8 @@ def explain_pending(
     if row["fits"]:
         found["wouldGet"], found["waitsFor"] = row["claims"][0]["devices"], _WAITS
         return found, hindered + unreadable
+    if row["fits"] is None:
+        text = "it is unknown whether this node can serve the claim"
+        return found, hindered + unreadable + [problem(text, why, _UNDECIDED) for why in row["unknown"]]
     who = "the scheduler finds no devices" if row["stage"] == "scheduling" else "the driver would refuse it"
     return found, hindered + unreadable + [problem(who, why, _CLEAR) for why in row["reasons"]]

@@ -87,7 +87,13 @@ def _given(row: Mapping[str, Any]) -> Iterator[str]:
 def _request(row: Mapping[str, Any]) -> Iterator[str]:
     yield f"request {row['request']} (class {row['class']})" + (f": {row['problem']}" if "problem" in row else "")
     for one in row["devices"]:
-        yield f"{_INDENT}{one['device']}: {'fits' if one['fits'] else one['missing']}"
+        yield f"{_INDENT}{one['device']}: {_fit(one)}"
+
+
+def _fit(row: Mapping[str, Any]) -> str:
+    if row["fits"] is None:
+        return f"unknown: {row['unknown']}"
+    return "fits" if row["fits"] else str(row["missing"])
 
 
 def _containers(containers: Iterable[Mapping[str, Any]]) -> Iterator[str]:

@@ -1,16 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses devices for all claims of a pod at once, as kube-scheduler does: depth first, the first that fit."""
+"""Chooses devices for all claims of a pod at once, as kube-scheduler does: depth first, the first that fit.
+
+A selector that cannot be evaluated makes the outcome unknown, unless two searches show otherwise:
+
+* The exact search takes the scheduler's steps. If it ends before it comes to a device for which a selector is unknown,
+  the scheduler ends there as well, and the outcome is certain.
+* Else the generous search lets every unknown selector be what suits the request best, and passes over devices for which
+  a selector fails. If even this search finds no devices, there are none whatever the selectors evaluate to.
+
+Devices that a claim with an unknown outcome may have are disputed: later claims only fit for certain without them.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
 
 from dra_frontend.scheduling.asked import Asked, Way, asked, room, too_large, unmet
 from dra_frontend.scheduling.constraints import Agreement, Effort
-from dra_frontend.scheduling.fit import InUse, Verdict, budget, class_of, matching, verdict
-from dra_frontend.scheduling.published import Published
+from dra_frontend.scheduling.fit import Candidate, InUse, Verdict, budget, class_of, matching, verdict
+from dra_frontend.scheduling.published import Key, Published
 from dra_frontend.scheduling.reading import ManifestError
 from dra_frontend.scheduling.wanted import MOST_RESULTS, DeviceClass, Wanted, Wish
 
@@ -27,6 +37,18 @@ class UnschedulableError(Exception):
     def __init__(self, reasons: Sequence[str]) -> None:
         self.reasons = tuple(reasons)
         super().__init__("; ".join(reasons))
+
+
+class UndecidedError(Exception):
+    """It is unknown whether the devices of this node meet all requests; ``reasons`` contain the cause."""
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        self.reasons = tuple(reasons)
+        super().__init__("; ".join(reasons))
+
+
+class _TooManyStepsError(UndecidedError):
+    """The search ended before it was complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,65 +79,125 @@ class Search:
         self._chosen: list[Choice] = []
         self._taken: Counter[int] = Counter()
         self._steps, self._effort, self._limited = 0, Effort(), False
+        self._exact = True
+        self._disputed: set[Key] = set()
 
     def allocate(self, claims: Sequence[Wanted]) -> list[Choice]:
         """Returns devices for every request, which are in use from then on.
 
-        Raises UnschedulableError, and then what is in use is as before.
+        Raises UnschedulableError if there are none, and UndecidedError if that is unknown. The devices in use are then
+        as before.
         """
-        self._steps, self._effort, self._limited = 0, Effort(), False
-        self._claims, self._agreements = claims, [Agreement(one.constraints, self._effort) for one in claims]
-        self._chosen, self._taken = [], Counter()
-        before, done = self.in_use.copy(), False
+        self._claims = claims
         try:
             self._requests = asked(claims, self._classes, self._devices)
             if reasons := too_large(self._requests) or unmet(self._requests, self.in_use):
                 raise UnschedulableError(reasons)
             self._check_size()
             self._room = room(self._requests)
-            done = self._from(0)
+            return self._certain()
         except ManifestError as error:
             raise UnschedulableError([str(error)]) from error
+        except UndecidedError:
+            self._disputed |= self._allocatable()
+            raise
+
+    def _allocatable(self) -> set[Key]:
+        """Returns the devices that the requests may be allocated, each by itself."""
+        ways = [way for request in self._requests for way in request.ways]
+        tried = ((way.wish, one.device) for way in ways for one in way.found if one.usable)
+        return {device.key for wish, device in tried if not verdict(wish, device, self.in_use).why}
+
+    def _certain(self) -> list[Choice]:
+        """Returns the devices that the scheduler finds. Raises UnschedulableError and UndecidedError.
+
+        Requests for all devices come first, since the scheduler evaluates their selectors before it searches.
+        """
+        wanting_all = [way for one in self._requests for way in one.ways if way.wants_all]
+        if failed := next((way.failed for way in wanting_all if way.failed), ""):
+            raise UnschedulableError([failed])
+        try:
+            if unknown := next((way.unknown for way in wanting_all if way.unknown), ""):
+                raise UndecidedError([unknown])
+            if self._search(exact=True):
+                return self._chosen
+        except _TooManyStepsError:
+            raise
+        except UndecidedError:
+            if self._search(exact=False, keep=False):
+                raise
+        raise UnschedulableError([f"each request can be met, but not all together{self._limits()}"])
+
+    def _search(self, *, exact: bool, keep: bool = True) -> bool:
+        """Returns True if the requests can be met together; the devices are in use then, if they are to be kept."""
+        self._steps, self._effort, self._limited = 0, Effort(), False
+        self._agreements = [Agreement(one.constraints, self._effort) for one in self._claims]
+        self._chosen, self._taken, self._exact = [], Counter(), exact
+        before, done = self.in_use.copy(), False
+        try:
+            done = self._from(0)
         finally:
-            if not done:
+            if not done or not keep:
                 self.in_use = before
-        if not done:
-            raise UnschedulableError([f"each request can be met, but not all together{self._limits()}"])
-        return self._chosen
+        return done
 
     def _check_size(self) -> None:
-        """Raises UnschedulableError if the requests are more than the search can try together."""
+        """Raises UndecidedError if the requests are more than the search can try together."""
         most = sum(1 + max((way.count for way in one.ways), default=0) for one in self._requests)
         if most > _MOST_TOGETHER:
             many = f"{len(self._requests)} requests for {most - len(self._requests)} devices"
-            raise UnschedulableError([f"{many} are more than can be simulated together; make several pods of it"])
+            raise UndecidedError([f"{many} are more than can be simulated together; make several pods of it"])
 
     def verdicts(self, wish: Wish) -> list[Verdict]:
-        """Returns what each device that the selectors admit is to a request by itself; raises ManifestError."""
-        found = matching(wish, class_of(wish, self._classes), self._devices, self._budget)
-        return [verdict(wish, device, self.in_use) for device in found]
+        """Returns the verdict on each device that the selectors admit or may admit.
+
+        Raises ManifestError if the class is missing or a selector fails.
+        """
+        way = Way(wish, matching(wish, class_of(wish, self._classes), self._devices, self._budget))
+        if way.failed:
+            raise ManifestError(way.failed)
+        judged = ((one, verdict(wish, one.device, self.in_use)) for one in way.found if one.usable)
+        return [replace(each, unknown="" if each.why else one.unknown) for one, each in judged]
 
     def _from(self, place: int) -> bool:
-        """Tells whether the requests from a place on can be met; if so they are."""
+        """Returns True if the requests from a place on can be met; their devices are in use then."""
         if place == len(self._requests):
             return True
         request = self._requests[place]
         left = self._room[place] - self._taken[request.claim]
         for way in request.ways:
             self._limited |= way.count > left
-            if way.devices and way.count <= left and self._devices_for(place, way, way.count, 0):
+            found = way.found if self._exact else way.possible
+            if found and way.count <= left and self._devices_for(place, way.wish, found, way.count, 0):
                 return True
         return False
 
-    def _devices_for(self, place: int, way: Way, left: int, start: int) -> bool:
+    def _devices_for(self, place: int, wish: Wish, found: Sequence[Candidate], left: int, start: int) -> bool:
         """Tries the devices of one request in ascending order, so that a shared one is not taken twice for it."""
-        for index in range(start, len(way.devices) - left + 1):
-            one = verdict(way.wish, way.devices[index], self.in_use)
-            if self._take(self._requests[place].claim, way.wish, one):
-                if self._from(place + 1) if left == 1 else self._devices_for(place, way, left - 1, index + 1):
+        for index in range(start, len(found) - left + 1):
+            self._check_certain(found[index])
+            one = verdict(wish, found[index].device, self.in_use)
+            if self._take(self._requests[place].claim, wish, one):
+                if self._from(place + 1) if left == 1 else self._devices_for(place, wish, found, left - 1, index + 1):
                     return True
                 self._give_back()
+        # The scheduler also comes to the devices that are too few by now.
+        for other in found[max(start, len(found) - left + 1) :]:
+            self._check_certain(other)
         return False
+
+    def _check_certain(self, candidate: Candidate) -> None:
+        """Raises UndecidedError if the selectors are unknown for a device, UnschedulableError if they fail."""
+        if not self._exact:
+            return
+        if candidate.failed:
+            raise UnschedulableError([candidate.failed])
+        if candidate.unknown:
+            raise UndecidedError([candidate.unknown])
+        if candidate.device.key in self._disputed:
+            raise UndecidedError(
+                [f"device {candidate.device.name} may be allocated to an earlier claim whose outcome is unknown"]
+            )
 
     def _take(self, claim: int, wish: Wish, one: Verdict) -> bool:
         """Takes a device that does for a request, by itself and with those that the claim has, or says no."""
@@ -134,13 +216,13 @@ class Search:
         self._agreements[last.claim].remove(last.wish.name, last.device)
 
     def _count(self, device: Published) -> None:
-        """Counts one combination and what it costs; raises UnschedulableError where all together cost too much."""
+        """Counts one combination and its cost. Raises UndecidedError if all combinations together cost too much."""
         self._steps += 1
         self._effort.spent += _STEP + _CAPACITY * len(device.capacity) + _TAINT * len(device.taints)
         if self._effort.spent > _MOST_EFFORT:
             simpler = ", or simplify the constraints" if any(one.constraints for one in self._claims) else ""
             text = f"no devices found in {self._steps} combinations, and the scheduler may give up as well"
-            raise UnschedulableError([f"{text}: ask for fewer devices together{simpler}"])
+            raise _TooManyStepsError([f"{text}: ask for fewer devices together{simpler}"])
 
     def _limits(self) -> str:
         """Returns what requests that can be met by themselves must hold to together."""

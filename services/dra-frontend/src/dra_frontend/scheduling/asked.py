@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The requests of all claims of a pod, each with the devices that are of its class and that its selectors admit."""
+"""The requests of all claims of a pod, each with the devices of its class that its selectors admit or may admit."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dra_frontend.scheduling.cel_values import Budget
-from dra_frontend.scheduling.fit import InUse, budget, class_of, matching, named, verdict
+from dra_frontend.scheduling.fit import Candidate, InUse, budget, class_of, matching, named, verdict
 from dra_frontend.scheduling.published import Published
-from dra_frontend.scheduling.reading import ManifestError
 from dra_frontend.scheduling.wanted import MOST_RESULTS, DeviceClass, Wanted, Wish
 
 
@@ -17,29 +15,47 @@ class Way:
     """One way to meet a request."""
 
     wish: Wish
-    found: Sequence[Published] | ManifestError
-    """What matches; or which selector fails, which is an error only where the search comes to it."""
+    found: Sequence[Candidate]
+    """Devices that the selectors do not exclude, in the scheduler's order."""
 
     @property
-    def devices(self) -> Sequence[Published]:
-        """Returns what matches; raises ManifestError."""
-        if isinstance(self.found, ManifestError):
-            raise self.found
-        return self.found
+    def wants_all(self) -> bool:
+        """True if the request wants all devices, so that the scheduler evaluates the selectors for all of them."""
+        return self.wish.count is None
+
+    @property
+    def possible(self) -> Sequence[Candidate]:
+        """Returns the devices with which the request is easiest to meet, whatever unknown selectors evaluate to.
+
+        A request for all devices is easiest to meet if no unknown selector admits one more.
+        """
+        usable = [one for one in self.found if one.usable]
+        certain = [one for one in usable if not one.unknown]
+        return certain if self.wants_all and certain else usable
+
+    @property
+    def unknown(self) -> str:
+        """Returns a selector that cannot be evaluated for some device, or "" if there is none."""
+        return next((one.unknown for one in self.found if one.unknown), "")
+
+    @property
+    def failed(self) -> str:
+        """Returns a selector that fails for some device, or "" if there is none."""
+        return next((one.failed for one in self.found if one.failed), "")
 
     @property
     def count(self) -> int:
-        """Returns how many devices it takes; none are all where none matches or a selector fails."""
+        """Returns the least number of devices that this way takes; 0 if it wants all and none is possible."""
         if self.wish.count is not None:
             return self.wish.count
-        return 0 if isinstance(self.found, ManifestError) else len(self.found)
+        possible = self.possible
+        return 1 if possible and possible[0].unknown else len(possible)
 
     def missing(self, in_use: InUse) -> str:
-        """Returns why it cannot be gone even without the other requests; nothing where it can."""
-        if isinstance(self.found, ManifestError):
-            return str(self.found)
-        reason = named(self.wish, [verdict(self.wish, device, in_use) for device in self.found])
-        return f"request {self.wish.name}: {reason}" if reason else ""
+        """Returns the reason why this way cannot be used even without the other requests, or ""."""
+        verdicts = [verdict(self.wish, one.device, in_use) for one in self.possible]
+        reason = named(self.wish, self.count, verdicts)
+        return reason and (self.failed or f"request {self.wish.name}: {reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +80,11 @@ def asked(claims: Sequence[Wanted], classes: Mapping[str, DeviceClass], devices:
         for wish in request.wishes:
             class_of(wish, classes)
     whole = budget()
-    return [
-        Asked(
-            claim, request.name, tuple(_way(wish, class_of(wish, classes), devices, whole) for wish in request.wishes)
-        )
-        for claim, request in requests
-    ]
-
-
-def _way(wish: Wish, device_class: DeviceClass, devices: Sequence[Published], whole: Budget) -> Way:
-    try:
-        return Way(wish, matching(wish, device_class, devices, whole))
-    except ManifestError as error:
-        return Way(wish, error)
+    found = []
+    for place, request in requests:
+        ways = (Way(wish, matching(wish, class_of(wish, classes), devices, whole)) for wish in request.wishes)
+        found.append(Asked(place, request.name, tuple(ways)))
+    return found
 
 
 def too_large(requests: Sequence[Asked]) -> list[str]:

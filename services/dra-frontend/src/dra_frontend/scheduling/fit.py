@@ -7,6 +7,8 @@ from fractions import Fraction
 from functools import partial
 from typing import Final
 
+from numa_contract.errors import shown
+
 from dra_frontend.scheduling.cel import selected
 from dra_frontend.scheduling.cel_tokens import CelUnsupportedError
 from dra_frontend.scheduling.cel_values import Budget, CelError
@@ -18,6 +20,9 @@ NO_CLASS: Final = "there is no DeviceClass"
 """How the refusal of a request begins whose class is not known."""
 _MOST_VALUES: Final = 10_000_000
 _MOST_NAMED: Final = 4
+_EXHAUSTED: Final = "the selectors before it cost too much"
+_MOST_SHOWN: Final = 400
+"""Characters of a selector in a message."""
 _KEEPS_AWAY: Final = ("NoSchedule", "NoExecute")
 
 
@@ -58,6 +63,8 @@ class Verdict:
     """Says why it does not do, since a search asks for the words of few; None where it does."""
     consumed: Mapping[str, Fraction] | None = None
     """What the request takes of a shared device; None: all of the device."""
+    unknown: str = ""
+    """The selector that decides and cannot be evaluated, or ""."""
 
     @property
     def missing(self) -> str:
@@ -77,31 +84,54 @@ def budget() -> Budget:
     return Budget(_MOST_VALUES, "with all selectors before it, it handles")
 
 
-def matching(wish: Wish, device_class: DeviceClass, devices: Iterable[Published], whole: Budget) -> list[Published]:
-    """Returns the devices that the selectors of class and request admit, which spend of a budget.
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A device that the selectors of class and request may admit, or for which one of them fails."""
 
-    Raises ManifestError for a selector that fails, which ends a real attempt, too.
+    device: Published
+    unknown: str = ""
+    """The selector whose value for this device is unknown, or "" if the device is admitted."""
+    failed: str = ""
+    """The selector that fails for this device, which ends the attempt once the scheduler comes to it, or ""."""
+    excluded: bool = False
+    """True if the request cannot be met with this device whatever the unknown selector evaluates to."""
+
+    @property
+    def usable(self) -> bool:
+        """True if the device can be allocated, for some value of the unknown selector."""
+        return not (self.failed or self.excluded)
+
+
+def matching(wish: Wish, device_class: DeviceClass, devices: Iterable[Published], whole: Budget) -> list[Candidate]:
+    """Returns the devices that the selectors of class and request do not exclude; the selectors share a budget."""
+    selectors = [(f"DeviceClass {wish.device_class}: selectors[{n}]", e) for n, e in enumerate(device_class.selectors)]
+    selectors += [(f"request {wish.name}: selectors[{n}]", e) for n, e in enumerate(wish.selectors)]
+    if whole.exhausted and selectors:
+        return [Candidate(device, f"{selectors[0][0]}: cannot be evaluated: {_EXHAUSTED}") for device in devices]
+    found = (_admitted(selectors, device, whole) for device in devices)
+    return [one for one in found if one is not None]
+
+
+def _admitted(selectors: Iterable[tuple[str, str]], device: Published, whole: Budget) -> Candidate | None:
+    """Evaluates the selectors in the scheduler's order, which ends at the first that is false or fails.
+
+    A selector after an unknown one that is false or fails excludes the device. The device stays in the list all the
+    same: the unknown selector may fail in the cluster, which ends the attempt as soon as the scheduler comes to it.
     """
-    return [
-        device
-        for device in devices
-        if _admitted(device_class.selectors, f"DeviceClass {wish.device_class}", device, whole)
-        and _admitted(wish.selectors, f"request {wish.name}", device, whole)
-    ]
-
-
-def _admitted(selectors: Iterable[str], whose: str, device: Published, whole: Budget) -> bool:
-    for place, expression in enumerate(selectors):
-        where = f"{whose}: selectors[{place}]"
+    unknown = ""
+    for where, expression in selectors:
         try:
             if not selected(expression, device.in_cel, whole):
-                return False
+                return Candidate(device, unknown, excluded=True) if unknown else None
         except CelError as error:
             remedy = '; ask first, with: "name" in device.attributes["domain"]' if "no such key" in str(error) else ""
-            raise ManifestError(f"{where}: device {device.name}: {error}{remedy}") from error
+            failed = "" if unknown else f"{where}: device {device.name}: {error}{remedy}"
+            return Candidate(device, unknown, failed, excluded=True)
         except CelUnsupportedError as error:
-            raise ManifestError(f"{where}: {error}") from error
-    return True
+            unknown = unknown or f"{where}: cannot be evaluated: {error}: {shown(expression, _MOST_SHOWN)}"
+            if whole.exhausted:
+                break
+    return Candidate(device, unknown)
 
 
 def verdict(wish: Wish, device: Published, in_use: InUse) -> Verdict:
@@ -164,14 +194,14 @@ def _too_little(name: str, share: Share, free: Fraction, wanted: Fraction) -> st
     return f"{share.text(free)} of {share.text(share.value)} {name} free, {share.text(wanted)} wanted"
 
 
-def named(wish: Wish, verdicts: Sequence[Verdict]) -> str:
-    """Returns what is missing for a request by itself; nothing where it can be met."""
+def named(wish: Wish, count: int, verdicts: Sequence[Verdict]) -> str:
+    """Returns the devices that a request of ``count`` devices lacks by itself, or "" if it can be met."""
     if not verdicts:
         return f"no device of this node is of class {wish.device_class}" + (
             " and meets the selectors" if wish.selectors else ""
         )
     missing = [f"{one.device.name} {one.missing}" for one in verdicts if one.why]
-    fitting, count = len(verdicts) - len(missing), wish.count or len(verdicts)
+    fitting = len(verdicts) - len(missing)
     if fitting >= count:
         return ""
     wanted = [f"{fitting} of {count} devices"] if fitting or (wish.count or 1) > 1 else []

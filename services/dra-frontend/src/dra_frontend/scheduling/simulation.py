@@ -17,7 +17,7 @@ from dra_frontend.allocation.decide import decide, judge
 from dra_frontend.allocation.ledger import Ledger
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.devices.slices import slice_documents
-from dra_frontend.scheduling.allocate import Choice, Search, UnschedulableError, allocated
+from dra_frontend.scheduling.allocate import Choice, Search, UndecidedError, UnschedulableError, allocated
 from dra_frontend.scheduling.fit import InUse
 from dra_frontend.scheduling.manifests import Claim, Workload
 from dra_frontend.scheduling.published import Published, read_slices
@@ -66,7 +66,7 @@ class Simulation:
         self.search = Search(devices, self.classes, in_use(Ledger(self.files), devices))
 
     def run(self, workload: Workload, name: str) -> Row:
-        """Returns what its claims get; or why they do not fit, and then they have nothing."""
+        """Returns the devices that its claims get, why they do not fit, or why that is unknown (``fits`` is None)."""
         row: Row = {"name": name, "fits": True}
         if workload.notes:
             row["notes"] = list(workload.notes)
@@ -74,6 +74,8 @@ class Simulation:
             choices = self.search.allocate([claim.wanted for claim in workload.claims])
         except UnschedulableError as error:
             return {**row, "fits": False, "stage": "scheduling", "reasons": list(error.reasons)}
+        except UndecidedError as error:
+            return {**row, "fits": None, "stage": "scheduling", "unknown": list(error.reasons)}
         before, row["claims"] = dict(self.files), []
         for place, claim in enumerate(workload.claims):
             own = [one for one in choices if one.claim == place]

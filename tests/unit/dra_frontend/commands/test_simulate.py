@@ -137,6 +137,25 @@ def _table(capsys: pytest.CaptureFixture[str], root: Path, example: str) -> str:
     return capsys.readouterr().out
 
 
+MANIFESTS = Path(__file__).parents[3] / "data" / "manifests"
+
+
+@pytest.mark.parametrize("path", sorted(MANIFESTS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_manifests_that_people_have_fit(path: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each template is simulated as one pod, and a note contains the number of its pods."""
+    both = ["--pod", str(path), "--pod", str(MANIFESTS / "claims.yaml")]
+    if path.stem == "claims":
+        return
+    status, outcome, err = run(capsys, "--host-root", str(root), *both)
+    assert (status, err) == (0, "")
+    assert [one["devices"][0]["request"] for row in outcome["outcomes"] for one in row["claims"]][:1] == ["cpus"]
+    notes = [note for row in outcome["outcomes"] for note in row.get("notes", ())]
+    if path.stem == "mpijob":
+        assert notes == ["one of 2 pods of its template is simulated; -n 2 simulates them all on this node"]
+        status, outcome, _ = run(capsys, "--host-root", str(root), *both, "-n", "9")
+        assert (status, outcome["fit"], outcome["of"]) == (3, 16, 18)
+
+
 ODD = "device.odd() == 1"
 
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ordinary manifests: claims, templates, classes, slices, pods and what makes pods; other kinds are passed over."""
+"""Ordinary manifests: claims, templates, classes, slices, pods and every object with pod templates."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from numa_contract.errors import shown
 
+from dra_frontend.scheduling.pod_templates import PodTemplate, pod_templates
 from dra_frontend.scheduling.reading import ManifestError, items, mapping, quantities, value
 from dra_frontend.scheduling.wanted import DeviceClass, Wanted, read_class, read_wanted
 
@@ -20,6 +21,13 @@ _PARENTS: Final = {
     "CronJob": ("spec", "jobTemplate", "spec", "template"),
     "PodTemplate": ("template",),
 }
+"""Kinds of Kubernetes itself, which must have a pod template at this place."""
+_GROUPS: Final = ("", "v1", "apps", "batch")
+"""Beginnings of the ``apiVersion`` of these kinds; other groups also have a Job."""
+_MOST_PODS: Final = 4096
+"""Maximum number of pods and pod templates of all files."""
+_DEFINITIONS: Final = ("ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "ResourceSlice")
+_MANY: Final = "one of {pods} pods of its template is simulated; -n {pods} simulates them all on this node"
 _IMPLICIT: Final = "deviceclass.resource.kubernetes.io/"
 _NODE_RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
 Name = tuple[str, str]
@@ -49,7 +57,7 @@ class Workload:
     name: str
     claims: tuple[Claim, ...]
     notes: tuple[str, ...] = ()
-    """What is not simulated of it."""
+    """Remarks on the outcome, such as parts that are not simulated."""
 
 
 @dataclass(slots=True)
@@ -60,8 +68,8 @@ class Manifests:
     templates: dict[Name, Claim] = field(default_factory=dict)
     classes: dict[str, DeviceClass] = field(default_factory=dict)
     slices: list[Mapping[str, Any]] = field(default_factory=list)
-    pods: list[tuple[Name, Mapping[str, Any]]] = field(default_factory=list)
-    """Name and spec."""
+    pods: list[tuple[Name, PodTemplate]] = field(default_factory=list)
+    """Pods and pod templates with the name of their object."""
 
     def add(self, document: Any) -> None:
         """Takes one document, lists taken apart; raises ManifestError naming the object."""
@@ -77,13 +85,11 @@ class Manifests:
         try:
             self._add(kind, document)
         except ManifestError as error:
-            name = mapping(document, "metadata").get("name") if isinstance(document.get("metadata"), dict) else None
-            raise ManifestError(f"{kind} {name or shown(name)}: {error}") from error
+            raise ManifestError(f"{kind}{_named(document)}: {error}") from error
 
     def _add(self, kind: str, document: Mapping[str, Any]) -> None:
-        place: Sequence[str] = _PARENTS.get(kind, ())
-        known = {"ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "ResourceSlice", "Pod", *_PARENTS}
-        if kind not in known:
+        if kind not in _DEFINITIONS:
+            self._add_pods(kind, document)
             return
         metadata = mapping(document, "metadata")
         name = value(metadata, "namespace", str, "default"), value(metadata, "name", str)
@@ -96,8 +102,22 @@ class Manifests:
                 self.classes[name[1]] = read_class(document)
             case "ResourceSlice":
                 self.slices.append(document)
-            case _:
-                self.pods.append((name, mapping(document, *place, "spec")))
+
+    def _add_pods(self, kind: str, document: Mapping[str, Any]) -> None:
+        """Adds a pod, or the pod templates of an object of any other kind."""
+        builtin = str(document.get("apiVersion") or "").partition("/")[0] in _GROUPS
+        found = pod_templates(document)
+        if builtin and (kind == "Pod" or kind in _PARENTS):
+            spec = mapping(document, *_PARENTS.get(kind, ()), "spec")
+            found = [PodTemplate("", spec, found[0].pods if len(found) == 1 else 1)]
+        if not found:
+            return
+        metadata = mapping(document, "metadata")
+        namespace, name = value(metadata, "namespace", str, "default"), _name_of(metadata)
+        for one in found:
+            self.pods.append(((namespace, f"{name}/{one.part}" if len(found) > 1 and one.part else name), one))
+        if len(self.pods) > _MOST_PODS:
+            raise ManifestError(f"the files have more than {_MOST_PODS} pods and pod templates")
 
     def with_all(self, other: "Manifests") -> "Manifests":
         """Returns what is in both."""
@@ -116,12 +136,27 @@ class Manifests:
     def of_pods(self, definitions: "Manifests", classes: Mapping[str, DeviceClass]) -> list[Workload]:
         """Returns the pods with their claims, which ``definitions`` have; raises ManifestError naming the pod."""
         found = []
-        for name, spec in self.pods:
+        for name, template in self.pods:
             try:
-                found.append(_workload(name, spec, definitions, classes))
+                workload = _workload(name, template.spec, definitions, classes)
             except ManifestError as error:
                 raise ManifestError(f"pod {name[1]}: {error}") from error
+            more = (_MANY.format(pods=template.pods),) if template.pods > 1 else ()
+            found.append(replace(workload, notes=(*workload.notes, *more)))
         return found
+
+
+def _named(document: Mapping[str, Any]) -> str:
+    """Returns the name of an object for an error, with a space before it, or "" if it has none."""
+    metadata = document.get("metadata")
+    name = metadata.get("name", metadata.get("generateName")) if isinstance(metadata, dict) else None
+    return "" if name is None else f" {name if isinstance(name, str) else shown(name)}"
+
+
+def _name_of(metadata: Mapping[str, Any]) -> str:
+    """Returns the name of an object that makes pods. The API server completes ``generateName``, here by ``*``."""
+    generated = value(metadata, "generateName", str, "")
+    return value(metadata, "name", str, f"{generated}*" if generated else None)
 
 
 def _workload(

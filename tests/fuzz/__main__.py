@@ -15,13 +15,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzz import backend_targets, contract_targets, explain_targets, frontend_targets
+from tests.fuzz import backend_targets, contract_targets, explain_targets, frontend_targets, selector_targets
 from tests.fuzz.corpus import endless
 from tests.fuzz.target import FuzzError, Target, check
 
 TARGETS = (
     *contract_targets.TARGETS,
     *frontend_targets.TARGETS,
+    *selector_targets.TARGETS,
     *explain_targets.TARGETS,
     *backend_targets.TARGETS,
 )

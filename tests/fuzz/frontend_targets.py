@@ -27,7 +27,7 @@ from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.quantity import format_quantity, parse_quantity
 from dra_frontend.doctor.sources.configurations import kubelet_config
 from dra_frontend.events.event import COUNTED, read_recorded
-from dra_frontend.scheduling.allocate import Search, UnschedulableError
+from dra_frontend.scheduling.allocate import Search, UndecidedError, UnschedulableError
 from dra_frontend.scheduling.manifests import Manifests
 from dra_frontend.scheduling.published import of_node, read_slices
 from dra_frontend.scheduling.reading import ManifestError
@@ -109,7 +109,7 @@ def _manifests(data: bytes) -> None:
     published = read_slices(of_node(found.slices, claims.NODE))
     search = Search([*own_devices(_INVENTORY, claims.NODE), *published], _CLASSES | found.classes)
     for workload in 2 * workloads[:4]:
-        with suppress(UnschedulableError):
+        with suppress(UnschedulableError, UndecidedError):
             search.allocate([claim.wanted for claim in workload.claims])
 
 
@@ -258,7 +258,8 @@ def _manifest(kind: str, **spec: Any) -> dict[str, Any]:
 
 _NAMES = ("device.driver", "device", ".attributes", '["dra.cpu"]', ".numCPUs", "==", "&&", "||", "!", "(", ")", "has(")
 _WORDS = ('"x"', "1", "in", "[", "]", "?", ":", "cel.bind(a, ", "quantity(", ".compareTo(", "<", "-", "/", "%", "0")
-_CEL = st.lists(st.sampled_from([*_NAMES, *_WORDS]), max_size=12).map(" ".join)
+_CALLS = (".exists(a, ", ".?x", ".orValue(", "odd(", ".odd()", ".matches(", ".includes(", "{", "}", "true", "a", ",")
+_CEL = st.lists(st.sampled_from([*_NAMES, *_WORDS, *_CALLS]), max_size=12).map(" ".join)
 _exactly = st.fixed_dictionaries(
     {"deviceClassName": st.sampled_from(["dra.cpu", "dra.memory", "n"])},
     optional={
@@ -291,6 +292,7 @@ _manifests_made = st.one_of(
     _CEL.map(lambda text: _manifest("DeviceClass", selectors=[{"cel": {"expression": text}}])),
     st.just(_manifest("Pod", **_POD)),
     st.just(_manifest("Deployment", template={"spec": _POD})),
+    st.just(_manifest("Odd", groups=[{"name": "a", "size": 3, "replicas": 2, "workerTemplate": {"spec": _POD}}])),
     st.just(_manifest("ResourceSlice", driver="n", pool={"name": "p"}, devices=[{"name": "d"}])),
     st.just(_manifest("ResourceSlice", driver="n", pool={"name": "q"}, nodeName=claims.NODE, devices=[_NIC])),
     st.just(_manifest("ResourceSlice", driver="n", pool={"name": "r"}, perDeviceNodeSelection=True, devices=[_NIC])),
@@ -394,6 +396,8 @@ TARGETS = [
             b"[" * 60_000,
             b"---\n" * 15_000,
             b"- {a: b}\n" * 7000,
+            b"kind: Odd\nmetadata: {name: n}\nx: " + b"{template: " * 40 + b"{spec: {containers: []}}" + b"}" * 40,
+            b"kind: Odd\nmetadata: {name: n}\nx:\n" + b"- {template: {spec: {containers: []}}}\n" * 300,
             _selecting("true || " * 200 + "true"),
             _selecting("-" * 900 + "1 == 1"),
             _selecting("(" * 300 + "1" + ")" * 300),

@@ -7,16 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nri_backend.setup.containerd import (
-    Dump,
-    RuntimeConfigError,
-    Setting,
-    faults,
-    missing_settings,
-    notes,
-    read_dump,
-    write_drop_in,
-)
+from nri_backend.setup.containerd import Setting, faults, missing_settings, notes, write_drop_in
+from numa_node.containerd_config import Dump, RuntimeConfigError, read_dump
 
 from tests.fakes.containerd_dump import CRI_2, CRI_3, NRI, Document, dump, merge
 

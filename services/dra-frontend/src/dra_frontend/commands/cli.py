@@ -70,6 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     made["doctor"].add_argument("--list", action="store_true", help="print every check with its rule; look at nothing")
     text = "file with the kubelet's configuration or the answer of its configz; - reads standard input"
     made["doctor"].add_argument("--kubelet-config", metavar="FILE", default="", help=text)
+    text = "file with the output of containerd config dump or crio status config; - reads standard input"
+    made["doctor"].add_argument("--runtime-config", metavar="FILE", default="", help=text)
     pages = made["provision"]
     pages.add_argument("files", metavar="FILE", nargs="+", help="HugePageProvision (YAML)")
     pages.add_argument("--dry-run", action="store_true", help="check the files and show what there is; change nothing")
@@ -159,8 +161,10 @@ def _doctor(arguments: argparse.Namespace) -> tuple[str, int]:
 
     if arguments.list:
         return rules_text(CHECKS), 0
+    if arguments.kubelet_config == arguments.runtime_config == "-":
+        raise ConfigError("command line", ["standard input can be only one of --kubelet-config and --runtime-config"])
     settings = load_settings(arguments)
-    verdicts = examine(asyncio.run(gather(settings, arguments.kubelet_config)))
+    verdicts = examine(asyncio.run(gather(settings, arguments.kubelet_config, arguments.runtime_config)))
     found = report(verdicts, settings.node_name)
     shown = findings_text(verdicts, settings.node_name) if arguments.output == "table" else structured(found, "json")
     return shown, (found["problems"] > 0) * _FAILED

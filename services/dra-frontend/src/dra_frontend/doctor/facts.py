@@ -13,6 +13,7 @@ from numa_contract.reports import BackendStatus, ContainerReport
 
 from dra_frontend.devices.inventory import Inventory
 from dra_frontend.doctor.model import Unread
+from dra_frontend.doctor.runtime_settings import RuntimeConfig
 from dra_frontend.machine.host_hugepages import PageKey
 
 Document = dict[str, Any]
@@ -84,26 +85,6 @@ class PodFault:
     remedy: str
     fatal: bool
     """Whether the service cannot work without it."""
-
-
-@dataclass(frozen=True, slots=True)
-class RuntimeConfig:
-    """containerd's configuration files, merged."""
-
-    files: tuple[str, ...]
-    stray: tuple[str, ...]
-    """Drop-ins that name NRI or CDI and that no file imports."""
-    version: int
-    """Of the format: 2 is that of containerd 1.7, 3 and later that of containerd 2."""
-    plugins: Mapping[str, Any]
-    disabled: tuple[str, ...]
-
-    def value(self, plugin: str, *path: str) -> Any:
-        """Returns what a plugin's section says, None where it says nothing."""
-        found: Any = self.plugins.get(plugin)
-        for part in path:
-            found = found.get(part) if isinstance(found, dict) else None
-        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,16 +13,18 @@ from dra_frontend.api_server.credentials import kubeconfig
 from dra_frontend.devices.inventory import Inventory, InventoryError, build_inventory
 from dra_frontend.doctor.facts import Claims, Facts, PodFault, Service
 from dra_frontend.doctor.model import Unread, known
+from dra_frontend.doctor.runtime_in_use import reported_runtime, runtime_in_use
 from dra_frontend.doctor.sources.cluster import nobody_asked, read_cluster
 from dra_frontend.doctor.sources.configurations import (
+    ELSEWHERE,
     kubelet_of_answer,
     read_given_kubelet,
     read_kubelet,
-    read_runtime,
 )
 from dra_frontend.doctor.sources.directories import read_claims, read_run_directory, read_sockets
 from dra_frontend.doctor.sources.endpoint import find_service, read_service
 from dra_frontend.doctor.sources.kernel import own_limits, read_cgroups, read_kernel
+from dra_frontend.doctor.sources.runtimes import read_given_runtime, read_runtimes
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import FileTree, HostTreeError
 from dra_frontend.node.host_tree import HostTree, on_node
@@ -38,10 +40,11 @@ def read_machine(settings: Settings) -> Inventory | Unread:
         return Unread(str(error), "see docs/live-machine.md, or hide the file by sysfsOverlay")
 
 
-async def gather(settings: Settings, kubelet_config: str = "") -> Facts:
+async def gather(settings: Settings, kubelet_config: str = "", runtime_config: str = "") -> Facts:
     """Returns the facts; takes a few seconds where a source does not answer. Raises ConfigError.
 
-    ``kubelet_config`` is a file with the kubelet's configuration, which replaces all other sources of it.
+    ``kubelet_config`` is a file with the kubelet's configuration, which replaces all other sources of it, and
+    ``runtime_config`` one with what the container runtime prints of its own.
     """
     config = settings.config
     given = await asyncio.to_thread(read_given_kubelet, kubelet_config) if kubelet_config else None
@@ -56,6 +59,11 @@ async def gather(settings: Settings, kubelet_config: str = "") -> Facts:
     configz = cluster.pop("configz")
     path = Path(on_node(settings.host_root, _state(config)))
     node["kubelet"] = given or node["kubelet"] or kubelet_of_answer(path, configz)
+    reported = reported_runtime(cluster["node"], node["backend"])
+    if runtime_config:
+        node["runtime"] = await asyncio.to_thread(read_given_runtime, runtime_config, reported)
+    else:
+        node["runtime"] = runtime_in_use(node["runtime"], reported, ELSEWHERE)
     return Facts(config=config, node_name=settings.node_name, machine=machine, **node, **cluster)
 
 
@@ -72,7 +80,7 @@ def _read_node(settings: Settings, machine: Inventory | Unread) -> dict[str, Any
         "kernel": read_kernel(tree),
         "cgroups": read_cgroups(HostTree(cgroups), config.cgroup_root, _mounts(tree), hardware),
         "kubelet": read_kubelet(kubelet),
-        "runtime": read_runtime(HostTree(settings.host_root)),
+        "runtime": read_runtimes(HostTree(settings.host_root)),
         "sockets": read_sockets(root),
         "pod": _read_pod(settings),
         "service": service,

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from numa_contract.names import CDI_DIRECTORY
+from numa_node.containerd_config import RuntimeConfigError, read_dump
 
 from nri_backend.setup import containerd
 
@@ -79,7 +80,7 @@ def _raise(number: int, _: object) -> NoReturn:
 def _run(arguments: Sequence[str]) -> int:
     given = _parser().parse_args(arguments)
     try:
-        dump = containerd.read_dump(_dump_text(given.dump))
+        dump = read_dump(_dump_text(given.dump))
         missing = containerd.missing_settings(dump, given.cdi_dir, require_plugin=given.require_plugin)
         beyond = containerd.faults(dump, require_plugin=given.require_plugin)
         lines = [*map(str, missing), *beyond, *containerd.notes(dump)]
@@ -90,7 +91,7 @@ def _run(arguments: Sequence[str]) -> int:
             lines.append(f"wrote {given.write}: name it in imports of config.toml, restart containerd, check again")
         elif missing:
             sys.stdout.write(containerd.write_drop_in(dump, missing))
-    except (containerd.RuntimeConfigError, subprocess.SubprocessError) as error:
+    except (RuntimeConfigError, subprocess.SubprocessError) as error:
         return _say(str(error))
     except OSError as error:
         return _say(f"{error.filename}: {error.strerror}")
@@ -116,7 +117,7 @@ def _dump_text(name: str | None) -> str:
     if name is None and not data:
         data = _dump_of_containerd()
     if len(data) > _MOST_BYTES:
-        raise containerd.RuntimeConfigError(f"the dump has more than {_MOST_BYTES >> 20} MiB")
+        raise RuntimeConfigError(f"the dump has more than {_MOST_BYTES >> 20} MiB")
     return data.decode(errors="replace")
 
 
@@ -125,7 +126,7 @@ def _read_until_end(descriptor: int) -> bytes:
     data, deadline = b"", time.monotonic() + _INPUT_SECONDS
     while len(data) <= _MOST_BYTES:
         if not select.select([descriptor], [], [], max(deadline - time.monotonic(), 0))[0]:
-            raise containerd.RuntimeConfigError(
+            raise RuntimeConfigError(
                 f"standard input did not end within {_INPUT_SECONDS} s (ctr run does not forward its end): "
                 f'write the dump to a file, "containerd config dump >FILE", and name it: "{COMMAND} FILE"'
             )
@@ -139,7 +140,7 @@ def _read_until_end(descriptor: int) -> bytes:
 def _dump_of_containerd() -> bytes:
     program = shutil.which("containerd")
     if program is None:
-        raise containerd.RuntimeConfigError(
+        raise RuntimeConfigError(
             f'nothing to read: run "containerd config dump >FILE" on the node, then "{COMMAND} FILE"'
         )
     command = [program, "config", "dump"]

@@ -1,47 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether the container runtime lets the driver see containers and hands claims to them. Pure."""
 
-import posixpath
 import re
-from collections.abc import Iterator
-from typing import Any, Final, cast
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any, Final
 
 from numa_contract.config import Config
 from numa_contract.names import NRI_PLUGIN_NAME, TOLERATE_MISSING_ANNOTATION
 from numa_contract.reports import BackendStatus
+from numa_node.containerd_config import CannotTellError, same_place
 
-from dra_frontend.doctor.facts import Document, RuntimeConfig
+from dra_frontend.doctor.facts import Document
 from dra_frontend.doctor.model import Check, Finding, Unread, note, problem, unknown
+from dra_frontend.doctor.runtime_in_use import remedy_of
+from dra_frontend.doctor.runtime_settings import CRI_O, RuntimeConfig
 
-_NRI: Final = "io.containerd.nri.v1.nri"
-_VALIDATOR: Final = (_NRI, "default_validator")
-_FORMER: Final = 2
-"""The version of containerd 1.7's configuration."""
-_CRI_FORMER: Final = "io.containerd.grpc.v1.cri"
-_CRI_NOW: Final = "io.containerd.cri.v1.runtime"
 _LEAST_REQUEST: Final = 2.0
 _LEAST_REGISTRATION: Final = 5.0
 _OLDEST: Final = {"containerd": (1, 7, 16), "cri-o": (1, 30, 0)}
-_SET_UP: Final = (
-    "run nri-backend setup-runtime from its image on the node (docs/runtime.md), add the drop-in, restart containerd"
-)
 
 
-def _cri_value(runtime: RuntimeConfig, key: str) -> Any:
-    """Returns what the CRI plugin's section says, under its newer or its former name: files may mix both."""
-    said = runtime.value(_CRI_NOW, key)
-    return runtime.value(_CRI_FORMER, key) if said is None else said
+def _set_up(runtime: RuntimeConfig) -> str:
+    """Returns the remedy for a setting of the runtime."""
+    if runtime.software == CRI_O:
+        return "correct it in a file below /etc/crio/crio.conf.d as docs/runtime.md lists it, and restart CRI-O"
+    return "correct it as docs/runtime.md describes (nri-backend setup-runtime prints the drop-in); restart containerd"
 
 
-def _defaults_off(runtime: RuntimeConfig, node: object) -> bool:
-    """Whether what is not said is off, as in containerd 1.7; the files' version tells it where the node does not."""
-    name, version = ("", None) if isinstance(node, Unread) else _software(cast("Document", node))
-    return version < (2, 0, 0) if version and name == "containerd" else runtime.version <= _FORMER
+_Judge = Callable[..., Iterator[Finding]]
 
 
-def _same_place(path: str) -> str:
-    path = posixpath.normpath(path)
-    return path.removeprefix("/var") if path.startswith("/var/run/") else path
+def _if_told(judge: _Judge) -> _Judge:
+    """Makes a check of the runtime's settings unknown if one of them cannot be told."""
+
+    @wraps(judge)
+    def judged(runtime: RuntimeConfig, *more: Any) -> Iterator[Finding]:
+        try:
+            yield from judge(runtime, *more)
+        except CannotTellError as error:
+            yield unknown(Unread(f"{runtime.source}: {error}", remedy_of(runtime)))
+
+    return judged
 
 
 def _connected(backend: BackendStatus) -> Iterator[Finding]:
@@ -53,73 +53,76 @@ def _connected(backend: BackendStatus) -> Iterator[Finding]:
         )
 
 
-def _switched_on(runtime: RuntimeConfig | Unread, node: object) -> Iterator[Finding]:
-    if isinstance(runtime, Unread):
-        yield unknown(runtime)
-        return
-    off = runtime.value(_NRI, "disable")
-    if _NRI in runtime.disabled or off is True or (off is None and _defaults_off(runtime, node)):
-        yield problem("containerd's configuration switches NRI off.", "the backend sees no container", _SET_UP)
+@_if_told
+def _switched_on(runtime: RuntimeConfig) -> Iterator[Finding]:
+    if not runtime.value("nri"):
+        what = f"{runtime.software}'s configuration switches NRI off ({runtime.source})."
+        yield problem(what, "the backend sees no container", _set_up(runtime))
+    elif not runtime.value("connections"):
+        what = f"{runtime.software}'s configuration refuses NRI plugins that connect by themselves ({runtime.source})."
+        yield problem(what, "the backend sees no container", _set_up(runtime))
 
 
-def _cdi(runtime: RuntimeConfig | Unread, node: object) -> Iterator[Finding]:
-    if isinstance(runtime, Unread):
-        yield unknown(runtime)
-        return
-    on = _cri_value(runtime, "enable_cdi")
-    if on is False or (on is None and _defaults_off(runtime, node)):
+@_if_told
+def _cdi(runtime: RuntimeConfig) -> Iterator[Finding]:
+    if not runtime.value("cdi"):
         why = 'pods with claims fail with "unresolvable CDI devices"'
-        yield problem("containerd's configuration switches CDI off.", why, _SET_UP)
+        yield problem(f"{runtime.software}'s configuration switches CDI off ({runtime.source}).", why, _set_up(runtime))
 
 
+@_if_told
 def _cdi_directories(runtime: RuntimeConfig, config: Config) -> Iterator[Finding]:
-    said = _cri_value(runtime, "cdi_spec_dirs")
-    known = map(str, said) if isinstance(said, list) else ("/etc/cdi", "/var/run/cdi")
-    if _same_place(config.cdi_dir) not in map(_same_place, known):
+    if same_place(config.cdi_dir) not in map(same_place, runtime.value("cdi_directories")):
         why = "claim files are written where the runtime does not look"
-        yield problem(f"containerd's cdi_spec_dirs do not name {config.cdi_dir}.", why, _SET_UP)
+        yield problem(f"{runtime.software}'s cdi_spec_dirs do not name {config.cdi_dir}.", why, _set_up(runtime))
 
 
+@_if_told
 def _socket(runtime: RuntimeConfig, config: Config) -> Iterator[Finding]:
-    said = str(runtime.value(_NRI, "socket_path") or "/var/run/nri/nri.sock")
-    if _same_place(said) != _same_place(config.nri_socket):
+    socket = runtime.value("socket")
+    if same_place(socket) != same_place(config.nri_socket):
         why = "the backend waits for a socket that is never made"
         yield problem(
-            f"containerd's NRI socket is {said}, nriSocket is {config.nri_socket}.", why, "make them the same"
+            f"{runtime.software}'s NRI socket is {socket}, nriSocket is {config.nri_socket}.",
+            why,
+            "make them the same",
         )
 
 
-def _hugetlb(runtime: RuntimeConfig | Unread, node: object) -> Iterator[Finding]:
-    if isinstance(runtime, Unread):
-        yield unknown(runtime)
-    elif _defaults_off(runtime, node) and _cri_value(runtime, "disable_hugetlb_controller") is not False:
+@_if_told
+def _hugetlb(runtime: RuntimeConfig) -> Iterator[Finding]:
+    if not runtime.value("hugetlb"):
         why = "containers get no hugepage limits from the runtime; the backend writes those of claims itself"
-        yield note("containerd 1.7 has its hugetlb controller switched off.", why, _SET_UP)
+        yield note("containerd 1.7 has its hugetlb controller switched off.", why, _set_up(runtime))
 
 
+@_if_told
 def _required(runtime: RuntimeConfig) -> Iterator[Finding]:
-    required = runtime.value(*_VALIDATOR, "required_plugins")
-    if not runtime.value(*_VALIDATOR, "enable") or NRI_PLUGIN_NAME not in (required or ()):
+    if not runtime.value("validator") or NRI_PLUGIN_NAME not in runtime.value("required"):
         yield note(
             "The runtime starts containers while the driver is away.",
             "one with a claim that starts then runs unpinned until the backend is back, about a second",
-            "require the plugin (containerd 2.2): docs/runtime.md, after the pods that the driver needs are annotated",
+            "require the plugin (2.2 of containerd, 1.34 of CRI-O): docs/runtime.md; first annotate the pods that the "
+            "driver needs",
         )
 
 
+@_if_told
 def _tolerated(runtime: RuntimeConfig) -> Iterator[Finding]:
-    required = NRI_PLUGIN_NAME in (runtime.value(*_VALIDATOR, "required_plugins") or ())
-    said = runtime.value(*_VALIDATOR, "tolerate_missing_plugins_annotation")
-    if required and said != TOLERATE_MISSING_ANNOTATION:
+    required = runtime.value("validator") and NRI_PLUGIN_NAME in runtime.value("required")
+    if required and runtime.value("tolerated") != TOLERATE_MISSING_ANNOTATION:
+        key = "nri_validator_tolerate_missing_plugins_annotation"
         yield problem(
             f"The runtime requires the plugin, and no pod can be excepted by {TOLERATE_MISSING_ANNOTATION}.",
             "the driver's own pod needs a container to be created before the plugin is there: it can never start",
-            f'set tolerate_missing_plugins_annotation = "{TOLERATE_MISSING_ANNOTATION}"',
+            f'set {key if runtime.software == CRI_O else key[14:]} = "{TOLERATE_MISSING_ANNOTATION}"',
         )
 
 
 def _drop_ins(runtime: RuntimeConfig) -> Iterator[Finding]:
-    if runtime.stray:
+    if runtime.incomplete:
+        yield unknown(Unread(f"{runtime.source}: {runtime.incomplete}", remedy_of(runtime)))
+    elif runtime.stray:
         yield problem(
             f"{', '.join(runtime.stray)} is imported by no configuration file (read: {', '.join(runtime.files)}).",
             "what it says about NRI or CDI is not in force",
@@ -162,17 +165,18 @@ def _software(node: Document) -> tuple[str, tuple[int, ...] | None]:
     return name, tuple(map(int, numbers.groups())) if numbers else None
 
 
-_WITH_NODE: Final = ("runtime", "node")
+_RUNTIME: Final = ("runtime",)
+_WITH_CONFIG: Final = ("runtime", "config")
 CHECKS: Final = (
     Check("runtime.nri", "The backend is connected to the runtime by NRI.", ("backend",), _connected),
-    Check("runtime.nri-enabled", "containerd's configuration has NRI on.", _WITH_NODE, _switched_on, always=True),
-    Check("runtime.nri-socket", "NRI's socket is where nriSocket says.", ("runtime", "config"), _socket),
-    Check("runtime.cdi-enabled", "containerd's configuration has CDI on.", _WITH_NODE, _cdi, always=True),
-    Check("runtime.cdi-directories", "The runtime reads cdiDir.", ("runtime", "config"), _cdi_directories),
-    Check("runtime.hugetlb", "containerd 1.7 has its hugetlb controller on.", _WITH_NODE, _hugetlb, always=True),
-    Check("runtime.required-plugin", "No container starts while the driver is away.", ("runtime",), _required),
-    Check("runtime.tolerated-pods", "Where it is required, annotated pods start without it.", ("runtime",), _tolerated),
-    Check("runtime.drop-in", "Each drop-in about NRI or CDI is imported.", ("runtime",), _drop_ins),
+    Check("runtime.nri-enabled", "The runtime's configuration has NRI on.", _RUNTIME, _switched_on),
+    Check("runtime.nri-socket", "NRI's socket is where nriSocket says.", _WITH_CONFIG, _socket),
+    Check("runtime.cdi-enabled", "The runtime's configuration has CDI on.", _RUNTIME, _cdi),
+    Check("runtime.cdi-directories", "The runtime reads cdiDir.", _WITH_CONFIG, _cdi_directories),
+    Check("runtime.hugetlb", "containerd 1.7 has its hugetlb controller on.", _RUNTIME, _hugetlb),
+    Check("runtime.required-plugin", "No container starts while the driver is away.", _RUNTIME, _required),
+    Check("runtime.tolerated-pods", "Where it is required, annotated pods start without it.", _RUNTIME, _tolerated),
+    Check("runtime.drop-in", "Each drop-in about NRI or CDI is imported.", _RUNTIME, _drop_ins),
     Check("runtime.request-timeout", "The runtime gives a hook 2 s or more.", ("backend",), _request_timeout),
     Check("runtime.registration-timeout", "It gives a registration 5 s or more.", ("backend",), _registration_timeout),
     Check("runtime.release", "The runtime is of a release that is known to work.", ("node",), _release),

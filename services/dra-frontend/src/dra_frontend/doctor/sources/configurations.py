@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration files of others: the kubelet's and containerd's, as far as they are visible. Every call blocks.
+"""The kubelet's configuration, as far as it is visible. Every call blocks.
 
-A container of the driver sees neither, unless they are mounted. With ``--host-root`` both are there.
+A container of the driver does not see its files, unless they are mounted. With ``--host-root`` they are there.
 """
 
-import fnmatch
-import posixpath
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,15 +15,10 @@ from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError
 from numa_node.config_file import MAX_FILE, parse_yaml, read_yaml
 from numa_node.files import read_regular
-from numa_node.toml_text import parse_toml
 
-from dra_frontend.doctor.facts import KubeletConfig, RuntimeConfig
+from dra_frontend.doctor.facts import KubeletConfig
 from dra_frontend.doctor.model import Unread
-from dra_frontend.machine.file_tree import FileTree, HostTreeError
 
-_CONTAINERD: Final = "/etc/containerd/config.toml"
-_DROP_INS: Final = "/etc/containerd/conf.d"
-_MOST_FILES: Final = 64
 _MOST_BYTES: Final = 1 << 20
 ELSEWHERE: Final = (
     "run it with the node's root mounted: kubectl debug node/NODE -it --profile=sysadmin --image=FRONTEND-IMAGE -- "
@@ -98,60 +90,3 @@ def _policy(path: Path, said: str) -> str:
         return str(state["policyName"])
     except (OSError, MalformedError, TypeError, KeyError):
         return said
-
-
-def read_runtime(tree: FileTree) -> RuntimeConfig | Unread:
-    """Returns containerd's configuration files, merged as it does; its defaults are not in them."""
-    try:
-        if tree.read(_CONTAINERD) is None:
-            return Unread(
-                f"the container runtime's configuration is not visible from here: there is no {_CONTAINERD}",
-                f"run nri-backend setup-runtime from its image on the node (docs/runtime.md); or {ELSEWHERE}",
-            )
-        read: dict[str, dict[str, Any]] = {}
-        _read_with_imports(tree, _CONTAINERD, read)
-        others = [f"{_DROP_INS}/{name}" for name in tree.names(_DROP_INS) or () if name.endswith(".toml")]
-        stray = [one for one in others if one not in read and _is_ours(tree.read(one) or "")]
-    except (HostTreeError, ValueError) as error:
-        return Unread(f"containerd's configuration cannot be read: {error}", "correct the file that is named")
-    plugins: dict[str, Any] = {}
-    for document in read.values():
-        _merge(plugins, document.get("plugins"))
-    version = max((one["version"] for one in read.values() if isinstance(one.get("version"), int)), default=1)
-    disabled = [str(name) for one in read.values() for name in _items(one.get("disabled_plugins"))]
-    return RuntimeConfig(tuple(read), tuple(stray), version, plugins, tuple(disabled))
-
-
-def _read_with_imports(tree: FileTree, path: str, read: dict[str, dict[str, Any]]) -> None:
-    if path in read or len(read) >= _MOST_FILES or (text := tree.read(path)) is None:
-        return
-    try:
-        read[path] = document = parse_toml(text)
-    except ValueError as error:
-        raise ValueError(f"{path} is not TOML: {error}") from error
-    for pattern in map(str, _items(document.get("imports"))):
-        for found in _matching(tree, posixpath.join(posixpath.dirname(path), pattern)):
-            _read_with_imports(tree, found, read)
-
-
-def _matching(tree: FileTree, pattern: str) -> Iterator[str]:
-    directory, _, name = pattern.rpartition("/")
-    for one in tree.names(directory) or ():
-        if fnmatch.fnmatchcase(one, name):
-            yield f"{directory}/{one}"
-
-
-def _merge(into: dict[str, Any], more: object) -> None:
-    for key, value in more.items() if isinstance(more, dict) else ():
-        if isinstance(value, dict) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
-        else:
-            into[key] = value
-
-
-def _is_ours(text: str) -> bool:
-    return "nri" in text or "cdi" in text
-
-
-def _items(found: object) -> list[Any]:
-    return found if isinstance(found, list) else []

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of a container runtime that matter to the driver, from its files or from the text that it prints. Pure.
+
+A setting has a value only if every release that may be running reads the files to this value. Otherwise it is Unclear,
+and the checks that need it report "unknown". :mod:`numa_node.containerd_config` has the rules of containerd. CRI-O has
+one rule since 1.30: each file replaces the keys that it has (UpdateFromDropInFile in pkg/config).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from numa_contract.errors import shown
+from numa_node.containerd_config import (
+    CDI_DIRECTORIES,
+    CRI_OF_1,
+    DUMP_OF_1_7,
+    NRI,
+    NRI_SOCKET,
+    CannotTellError,
+    Documents,
+    Dump,
+    Effective,
+    Release,
+    RuntimeConfigError,
+    read_dump,
+    rules_for,
+)
+from numa_node.toml_text import parse_toml
+
+CONTAINERD: Final = "containerd"
+CRI_O: Final = "CRI-O"
+# Releases of CRI-O: the first that is supported, the first with NRI's default validator, and the last that is known.
+_FIRST_CRI_O: Final = (1, 30)
+_VALIDATING_CRI_O: Final = (1, 34)
+_LAST_CRI_O: Final = (1, 37)
+
+
+@dataclass(frozen=True, slots=True)
+class Unclear:
+    """Stands for a setting that cannot be told."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeConfig:
+    """The settings of the runtime that the kubelet uses."""
+
+    software: str
+    """CONTAINERD or CRI_O."""
+    source: str
+    """Where the settings are from, for messages."""
+    command: str
+    """Command on the node that prints the settings in use."""
+    settings: Mapping[str, Any]
+    """By name, the value or Unclear."""
+    release: Release | None = None
+    files: tuple[str, ...] = ()
+    stray: tuple[str, ...] = ()
+    """Drop-ins that mention NRI or CDI and that no file imports."""
+    incomplete: str = ""
+    """Reason why not all files of the runtime were read; empty if they were."""
+    printed: bool = False
+    """Whether the runtime itself printed the settings."""
+
+    def value(self, name: str) -> Any:
+        """Returns a setting. Raises CannotTellError."""
+        found = self.settings[name]
+        if isinstance(found, Unclear):
+            raise CannotTellError(found.reason)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """Where a setting stands, and its default."""
+
+    name: str
+    kind: type
+    cri: bool
+    """Whether it is in containerd's CRI section, else in NRI's."""
+    key: tuple[str, ...]
+    """Path in containerd's section."""
+    former: Any
+    """Default of containerd 1.7."""
+    default: Any
+    """Default of containerd 2 and CRI-O."""
+    crio: tuple[str, ...] = ()
+    """Path in CRI-O's file below ``[crio]``; without one, CRI-O always has the default."""
+    is_negative: bool = False
+    """Whether containerd's key switches off what the setting switches on."""
+    is_negative_in_crio: bool = False
+
+
+_SETTINGS: Final = (
+    _Setting("nri", bool, False, ("disable",), False, True, ("nri", "enable_nri"), is_negative=True),
+    _Setting(
+        "connections",
+        bool,
+        False,
+        ("disable_connections",),
+        True,
+        True,
+        ("nri", "nri_disable_connections"),
+        is_negative=True,
+        is_negative_in_crio=True,
+    ),
+    _Setting("socket", str, False, ("socket_path",), NRI_SOCKET, NRI_SOCKET, ("nri", "nri_listen")),
+    _Setting("cdi", bool, True, ("enable_cdi",), False, True),
+    _Setting(
+        "cdi_directories",
+        list,
+        True,
+        ("cdi_spec_dirs",),
+        [*CDI_DIRECTORIES],
+        [*CDI_DIRECTORIES],
+        ("runtime", "cdi_spec_dirs"),
+    ),
+    _Setting("hugetlb", bool, True, ("disable_hugetlb_controller",), False, True, is_negative=True),
+    _Setting(
+        "validator",
+        bool,
+        False,
+        ("default_validator", "enable"),
+        False,
+        False,
+        ("nri", "default_validator", "nri_enable_default_validator"),
+    ),
+    _Setting(
+        "required",
+        list,
+        False,
+        ("default_validator", "required_plugins"),
+        [],
+        [],
+        ("nri", "default_validator", "nri_validator_required_plugins"),
+    ),
+    _Setting(
+        "tolerated",
+        str,
+        False,
+        ("default_validator", "tolerate_missing_plugins_annotation"),
+        "",
+        "",
+        ("nri", "default_validator", "nri_validator_tolerate_missing_plugins_annotation"),
+    ),
+)
+_VALIDATOR: Final = ("validator", "required", "tolerated")
+_OPTIONAL: Final = (*_VALIDATOR, "hugetlb")
+"""Settings that the output of a release may lack."""
+
+
+class NotTheKubeletsError(ValueError):
+    """The files are of a containerd without CRI service, which no kubelet can use."""
+
+
+def containerd_settings(documents: Documents, release: Release | None) -> dict[str, Any]:
+    """Returns the settings that follow from files, each a value or Unclear. Raises NotTheKubeletsError."""
+    outcomes: dict[str, Effective] = {}
+    refusals: list[str] = []
+    for rules in rules_for(release):
+        try:
+            outcomes[rules.name] = rules.read(documents)
+        except CannotTellError as error:
+            refusals.append(str(error))
+    if not outcomes:
+        number = ".".join(map(str, release or ()))
+        return unclear("; ".join(refusals) or f"how containerd {number} reads its files is not known to this release")
+    if not any(one.has_cri for one in outcomes.values()):
+        raise NotTheKubeletsError("disabled_plugins switches the CRI service off")
+    return {one.name: _agreed({name: _found(one, read) for name, read in outcomes.items()}) for one in _SETTINGS}
+
+
+def unclear(reason: str) -> dict[str, Any]:
+    """Returns settings of which none can be told."""
+    return {one.name: Unclear(reason) for one in _SETTINGS}
+
+
+def crio_settings(documents: Documents, release: Release | None) -> dict[str, Any]:
+    """Returns the settings that follow from CRI-O's files, each a value or Unclear."""
+    if release is not None and not _FIRST_CRI_O <= release[:2] <= _LAST_CRI_O:
+        number = ".".join(map(str, release))
+        return unclear(f"how CRI-O {number} reads its files is not known to this release")
+    found = {one.name: _in_crio(one, documents, one.default) for one in _SETTINGS}
+    if release is None or release[:2] < _VALIDATING_CRI_O:
+        found |= {name: _before_validator(name, found[name], release) for name in _VALIDATOR}
+    return found
+
+
+def printed_settings(text: str) -> tuple[str, dict[str, Any], Dump | None]:
+    """Returns the runtime, its settings and containerd's dump. Raises RuntimeConfigError.
+
+    The text is the output of ``containerd config dump`` or of ``crio status config``.
+    """
+    try:
+        document = parse_toml(text)
+    except ValueError as error:
+        raise RuntimeConfigError(f"it is not TOML: {error}") from error
+    if isinstance(document.get("crio"), dict):
+        absent = Unclear("the text lacks the key: it must be what crio status config prints")
+        known = {one.name: one.default if not one.crio or one.name in _OPTIONAL else absent for one in _SETTINGS}
+        return CRI_O, {one.name: _in_crio(one, [("it", document)], known[one.name]) for one in _SETTINGS}, None
+    dump = read_dump(text)
+    return CONTAINERD, _settings_of(dump), dump
+
+
+def _settings_of(dump: Dump) -> dict[str, Any]:
+    off = frozenset(one for one in (dump.cri, CRI_OF_1, NRI) if dump.is_off(one))
+    on_by_default = dump.version != DUMP_OF_1_7
+    read = Effective(dump.plugins, dump.cri, NRI, off, off <= {NRI}, on_by_default)
+    found = {one.name: _found(one, read) for one in _SETTINGS}
+    for one in _SETTINGS:
+        section = dump.cri if one.cri else NRI
+        if one.name not in _OPTIONAL and section not in off and dump.value(section, *one.key) is None:
+            found[one.name] = Unclear(f"the dump has no {'.'.join(one.key)}")
+    return found
+
+
+def _found(setting: _Setting, read: Effective) -> Any:
+    """Returns the value of a setting by the rules of one release, or Unclear."""
+    if setting.name == "nri" and not read.has_nri:
+        return False
+    if setting.name == "hugetlb" and read.on_by_default:
+        return True  # the key matters on 1.7 alone
+    default = setting.default if read.on_by_default else setting.former
+    section = read.cri if setting.cri else read.nri
+    return _told(setting, lambda: read.value(section, *setting.key), default, negative=setting.is_negative)
+
+
+def _told(setting: _Setting, read: Callable[[], Any], absent: Any, *, negative: bool) -> Any:
+    try:
+        found = read()
+    except CannotTellError as error:
+        return Unclear(str(error))
+    if found is None:
+        return absent
+    if setting.name == "socket" and found == "":
+        return setting.default  # in every release (ToOptions)
+    parts = found if isinstance(found, list) else []
+    if type(found) is not setting.kind or not all(isinstance(one, str) for one in parts):
+        return Unclear(f"{'.'.join(setting.key)} is {shown(found)}, which the runtime does not accept")
+    return not found if negative else found
+
+
+def _agreed(found: Mapping[str, Any]) -> Any:
+    """Returns the value that all releases find, or Unclear."""
+    values = list(found.values())
+    faults = [one for one in values if isinstance(one, Unclear)]
+    if faults:
+        return faults[0]
+    if all(one == values[0] for one in values):
+        return values[0]
+    return Unclear(f"its release is not known, and the value is {' and '.join(_differing(found))}")
+
+
+def _differing(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yields each distinct value with the releases that find it."""
+    values = list(found.values())
+    for value in (one for number, one in enumerate(values) if one not in values[:number]):
+        text = str(value).lower() if isinstance(value, bool) else shown(value)
+        yield f"{text} for {', '.join(name for name, other in found.items() if other == value)}"
+
+
+def _in_crio(setting: _Setting, documents: Documents, default: Any) -> Any:
+    if not setting.crio:
+        return default
+    value = default
+    for path, document in documents:
+        value = _told(
+            setting,
+            lambda path=path, document=document: _key(path, document, ("crio", *setting.crio)),  # type: ignore[misc]
+            value,
+            negative=setting.is_negative_in_crio,
+        )
+        if isinstance(value, Unclear) and value is not default:
+            return value
+    return value
+
+
+def _key(path: str, found: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        if not isinstance(found, dict):
+            raise CannotTellError(f"{path} has something else than a table in the place of {key}")
+        if any(one != key and one.casefold() == key for one in found):
+            raise CannotTellError(f"{path} has {key} in another spelling, which CRI-O accepts")
+        if (found := found.get(key)) is None:
+            return None
+    return found
+
+
+def _before_validator(name: str, found: Any, release: Release | None) -> Any:
+    """Returns a setting of the default validator for a release that may lack it."""
+    default = next(one.default for one in _SETTINGS if one.name == name)
+    if release is not None or found == default or isinstance(found, Unclear):
+        return default if release is not None else found
+    return Unclear("its release is not known, and CRI-O before 1.34 ignores [crio.nri.default_validator]")

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""containerd's configuration, read by the rules of the release that uses it. Pure.
+
+There are two sources. A dump is what ``containerd config dump`` prints: containerd itself has merged the files, renamed
+old sections and filled in its defaults. Files are config.toml and its imports, which the releases read differently:
+
+* 1.7 puts an imported section in the place of the whole one. The last file with a ``version`` line decides for all of
+  them whether sections have short names (1) or full ones (2). It accepts no higher version (mergeConfig and ValidateV2
+  in services/server/config, Decode).
+* 2.0 to 2.2 merge key by key; lists are replaced. The last file with a ``version`` line decides for the merged result
+  whether the CRI section of 1.7 is taken over. 2.0.0 and 2.0.1 then put it in the place of the whole new section, later
+  releases fill in the keys that the new section lacks. A file of version 1 or without a ``version`` line only gets full
+  names for its sections (mergeConfig in cmd/containerd/server/config, configMigration in plugins/cri/runtime).
+* 2.3 and 2.4 take over the CRI section of 1.7 in each file before they merge.
+
+``disabled_plugins`` of all files are added up in every release. Files are read breadth first: the imports of
+config.toml come before the imports of those, and a file is read once.
+"""
+
+import copy
+import posixpath
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from numa_contract.errors import shown
+
+from numa_node.toml_text import parse_toml
+
+NRI: Final = "io.containerd.nri.v1.nri"
+CRI_OF_1: Final = "io.containerd.grpc.v1.cri"
+"""CRI plugin of containerd 1; containerd 2 has only its gRPC service under this name."""
+CRI_OF_2: Final = "io.containerd.cri.v1.runtime"
+CRI_OF_DUMP: Final = {2: CRI_OF_1, 3: CRI_OF_2, 4: CRI_OF_2}
+"""Section with CDI, by the version of a dump: 2 is 1.7, 3 is 2.0 to 2.2, 4 is 2.3 and later (version/version.go)."""
+DUMP_OF_1_7: Final = 2
+NRI_SOCKET: Final = "/var/run/nri/nri.sock"
+"""Socket on which containerd serves NRI by default."""
+CDI_DIRECTORIES: Final = ("/etc/cdi", "/var/run/cdi")
+"""``cdi_spec_dirs`` of every release by default."""
+
+# What 1.7 accepts as the name of a plugin in a file of version 2.
+_FULL_NAME: Final = re.compile(r"io\.containerd\.[^.]*\..*", re.DOTALL)
+
+Table = dict[str, Any]
+Release = tuple[int, ...]
+
+
+class RuntimeConfigError(ValueError):
+    """The text is not a dump of a containerd that can be judged; the message names the remedy."""
+
+
+class CannotTellError(ValueError):
+    """The setting that containerd uses cannot be told from what was read; the message gives the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """The configuration that containerd uses, as it prints it."""
+
+    version: int
+    plugins: Table
+    disabled: tuple[str, ...]
+    """Plugins that are switched off as a whole; a dump has no section of theirs. 1.7 may print short names."""
+    of_2_0: bool = False
+    """Whether containerd 2.0 printed it. 2.0.0 to 2.0.5 leave out settings that stand under the names of 1.7."""
+
+    @property
+    def cri(self) -> str:
+        """The plugin in whose section CDI is switched on."""
+        return CRI_OF_DUMP[self.version]
+
+    def value(self, *path: str) -> Any:
+        """Returns the value at a place below ``plugins``, or None if there is none."""
+        return _at(self.plugins, path)
+
+    def is_off(self, plugin: str) -> bool:
+        """Returns True if a plugin is switched off as a whole."""
+        return plugin in map(full_name, self.disabled)
+
+    @property
+    def can_require_plugins(self) -> bool:
+        """Whether this containerd has NRI's default validator (2.2 and later); the section then has its table."""
+        return isinstance(self.value(NRI, "default_validator"), dict)
+
+
+def read_dump(text: str) -> Dump:
+    """Parses a dump. Raises RuntimeConfigError for any other text."""
+    try:
+        document = parse_toml(text)
+    except ValueError as error:
+        raise RuntimeConfigError(f"the dump is not TOML: {error}") from error
+    version, plugins = document.get("version"), document.get("plugins", {})
+    if type(version) is not int or version not in CRI_OF_DUMP or not isinstance(plugins, dict):
+        raise RuntimeConfigError(f"the dump has version {shown(version)}; known are {', '.join(map(str, CRI_OF_DUMP))}")
+    # The key plugin_dir was removed in 2.1.
+    of_2_0 = version > DUMP_OF_1_7 and "plugin_dir" in document
+    dump = Dump(version, plugins, tuple(map(str, items(document.get("disabled_plugins")))), of_2_0)
+    for plugin in (dump.cri, NRI):
+        if not isinstance(dump.value(plugin), dict) and not dump.is_off(plugin):
+            raise RuntimeConfigError(
+                f'it has no [plugins."{plugin}"]: it must be what "containerd config dump" prints, not a config.toml'
+            )
+    return dump
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """What one release makes of a set of files."""
+
+    plugins: Table
+    cri: str
+    """Section with CDI and the hugetlb controller."""
+    nri: str
+    """Section of NRI."""
+    disabled: frozenset[str]
+    has_cri: bool
+    """Whether the CRI service is on; a containerd without it cannot be the kubelet's."""
+    on_by_default: bool
+    """Whether NRI and CDI are on where no file mentions them."""
+
+    @property
+    def has_nri(self) -> bool:
+        """Whether disabled_plugins leaves NRI on."""
+        return self.nri not in self.disabled
+
+    def value(self, plugin: str, *path: str) -> Any:
+        """Returns the value of a key in the files, or None. Raises CannotTellError for another spelling of the key."""
+        found: Any = self.plugins.get(plugin)
+        for part in path:
+            if found is None:
+                return None
+            if not isinstance(found, dict):
+                raise CannotTellError(f"{plugin} has something else than a table in the place of {part}")
+            if any(key != part and key.casefold() == part for key in found):
+                raise CannotTellError(f"{plugin} has {part} in another spelling, which containerd may accept")
+            found = found.get(part)
+        return found
+
+
+Documents = Sequence[tuple[str, Mapping[str, Any]]]
+"""Files in the order in which containerd reads them: path and parsed content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How a range of releases reads files."""
+
+    name: str
+    """Releases, for messages."""
+    first: Release
+    last: Release
+    """The patch number is left out: every patch of this minor release is included."""
+    read: Callable[[Documents], Effective]
+
+    def covers(self, release: Release) -> bool:
+        """Returns True if a release reads files by these rules."""
+        return self.first <= release and release[: len(self.last)] <= self.last
+
+
+def rules_for(release: Release | None) -> tuple[Rules, ...]:
+    """Returns the rules of a release, or those of every release if it is not known."""
+    return RULES if release is None else tuple(one for one in RULES if one.covers(release))
+
+
+def full_name(plugin: str) -> str:
+    """Returns the full name of a plugin that matters here, and any other name as it is."""
+    return {"cri": CRI_OF_1, "nri": NRI}.get(plugin, plugin)
+
+
+def items(found: Any) -> list[Any]:
+    """Returns the items of a list, and none of anything else."""
+    return found if isinstance(found, list) else []
+
+
+def same_place(path: str) -> str:
+    """Returns a path in one form: /var/run is a link to /run on every node."""
+    path = posixpath.normpath(path)
+    return path.removeprefix("/var") if path.startswith("/var/run/") else path
+
+
+def imports_of(path: str, document: Mapping[str, Any]) -> list[str]:
+    """Returns the absolute patterns that a file imports, in order. Raises CannotTellError."""
+    patterns = _names(path, document, "imports")
+    clean = [posixpath.normpath(posixpath.join(posixpath.dirname(path), one)) for one in patterns]
+    # POSIX leaves two leading slashes alone, Go does not.
+    return [f"/{one.lstrip('/')}" for one in clean]
+
+
+def _read_1_7(documents: Documents) -> Effective:
+    version, plugins, disabled, required = 1, Table(), set[str](), set[str]()
+    for path, document in documents:
+        version = _version(path, document) or version
+        plugins.update(_plugins(path, document))
+        disabled.update(_names(path, document, "disabled_plugins"))
+        required.update(_names(path, document, "required_plugins"))
+    if version > DUMP_OF_1_7:
+        raise CannotTellError(f"containerd 1.7 does not read version {version}")
+    full = version == DUMP_OF_1_7
+    odd = [one for one in (*plugins, *disabled, *required) if full and not _FULL_NAME.fullmatch(one)]
+    if odd:
+        raise CannotTellError(f"containerd 1.7 does not start with the plugin name {shown(odd[0])} in version 2")
+    cri, nri = (CRI_OF_1, NRI) if full else ("cri", "nri")
+    return Effective(plugins, cri, nri, frozenset(disabled), cri not in disabled, on_by_default=False)
+
+
+def _read_2(documents: Documents, take_over: Callable[[Table], None]) -> Effective:
+    """Returns what 2.0 to 2.2 make of files: merged first, then converted."""
+    newest = 3
+    version, plugins, disabled = newest, Table(), set[str]()
+    for path, document in documents:
+        own, more, off = _version(path, document), _plugins(path, document), _names(path, document, "disabled_plugins")
+        if own <= 1:
+            own, more, off = version, _full_names(path, more), list(map(_full_name, off))
+        version = own
+        _merge(plugins, more)
+        disabled.update(off)
+    if version > newest:
+        raise CannotTellError(f"containerd 2.0 to 2.2 do not read version {version}")
+    if version < newest:
+        take_over(plugins)
+    return _effective_2(plugins, disabled)
+
+
+def _read_2_0_0(documents: Documents) -> Effective:
+    return _read_2(documents, _replace_with_former_cri)
+
+
+def _read_2_0_2(documents: Documents) -> Effective:
+    return _read_2(documents, _fill_from_former_cri)
+
+
+def _read_2_3(documents: Documents) -> Effective:
+    """Returns what 2.3 and later make of files: each is converted, then they are merged."""
+    newest = 4
+    plugins, disabled = Table(), set[str]()
+    for path, document in documents:
+        version, more, off = (
+            _version(path, document),
+            _plugins(path, document),
+            _names(path, document, "disabled_plugins"),
+        )
+        if version > newest:
+            raise CannotTellError(f"containerd 2.3 and 2.4 do not read version {version}, which {path} has")
+        if version <= 1:
+            more, off = _full_names(path, more), list(map(_full_name, off))
+        if version < newest:
+            _fill_from_former_cri(more)
+        _merge(plugins, more)
+        disabled.update(off)
+    return _effective_2(plugins, disabled)
+
+
+RULES: Final = (
+    Rules("containerd 1.7", (1, 7), (1, 7), _read_1_7),
+    Rules("containerd 2.0.0 and 2.0.1", (2, 0, 0), (2, 0, 1), _read_2_0_0),
+    Rules("containerd 2.0.2 to 2.2", (2, 0, 2), (2, 2), _read_2_0_2),
+    Rules("containerd 2.3 and 2.4", (2, 3), (2, 4), _read_2_3),
+)
+"""Every release that is known, oldest first."""
+
+
+def _effective_2(plugins: Table, disabled: set[str]) -> Effective:
+    for one in disabled:
+        if "." not in one:
+            raise CannotTellError(f"containerd 2 does not start with {shown(one)} in disabled_plugins")
+    parts = {CRI_OF_1, CRI_OF_2, "io.containerd.cri.v1.images"}
+    return Effective(plugins, CRI_OF_2, NRI, frozenset(disabled), parts.isdisjoint(disabled), on_by_default=True)
+
+
+def _fill_from_former_cri(plugins: Table) -> None:
+    """Adds the keys of the section of 1.7 that the new section lacks. Keys of other plugins come along unused."""
+    former, now = plugins.get(CRI_OF_1), plugins.get(CRI_OF_2)
+    if isinstance(former, dict):
+        plugins[CRI_OF_2] = former | (now if isinstance(now, dict) else {})
+
+
+def _replace_with_former_cri(plugins: Table) -> None:
+    if CRI_OF_1 in plugins:
+        plugins[CRI_OF_2] = plugins[CRI_OF_1]
+
+
+def _merge(into: Table, more: Table) -> None:
+    """Merges tables key by key; anything else, lists included, is replaced."""
+    for key, value in more.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def _full_names(path: str, plugins: Table) -> Table:
+    named: Table = {}
+    for name, section in plugins.items():
+        full = _full_name(name)
+        if full in named:
+            raise CannotTellError(f"{path} has {full} under two names, of which containerd uses one at random")
+        named[full] = section
+    return named
+
+
+def _full_name(name: str) -> str:
+    """Returns the full name of CRI's section; no other short name becomes one that matters here."""
+    return name if "." in name else CRI_OF_1 if name == "cri" else f"io.containerd.other.v1.{name}"
+
+
+def _version(path: str, document: Mapping[str, Any]) -> int:
+    version = _top(path, document, "version", int, 0)
+    if version < 0:
+        raise CannotTellError(f"{path} has version {version}")
+    return int(version)
+
+
+def _plugins(path: str, document: Mapping[str, Any]) -> Table:
+    # A copy, since merging changes tables in place.
+    return copy.deepcopy(dict(_top(path, document, "plugins", dict, {})))
+
+
+def _names(path: str, document: Mapping[str, Any], key: str) -> list[str]:
+    found = _top(path, document, key, list, [])
+    if not all(isinstance(one, str) for one in found):
+        raise CannotTellError(f"{key} of {path} contains something else than text")
+    return list(found)
+
+
+def _top(path: str, document: Mapping[str, Any], key: str, kind: type, missing: Any) -> Any:
+    if any(one != key and one.casefold() == key for one in document):
+        raise CannotTellError(f"{path} has {key} in another spelling, which containerd may accept")
+    found = document.get(key, missing)
+    if type(found) is not kind:
+        raise CannotTellError(f"{key} of {path} is {shown(found)}, with which containerd does not start")
+    return found
+
+
+def _at(found: Any, path: Sequence[str]) -> Any:
+    for part in path:
+        found = found.get(part) if isinstance(found, dict) else None
+    return found

@@ -25,6 +25,12 @@ from dra_frontend.commands.classes import known_classes
 from dra_frontend.commands.manifest_files import add_manifests
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.quantity import format_quantity, parse_quantity
+from dra_frontend.doctor.runtime_settings import (
+    NotTheKubeletsError,
+    containerd_settings,
+    crio_settings,
+    printed_settings,
+)
 from dra_frontend.doctor.sources.configurations import kubelet_config
 from dra_frontend.events.event import COUNTED, read_recorded
 from dra_frontend.scheduling.allocate import Search, UndecidedError, UnschedulableError
@@ -38,11 +44,15 @@ from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError
 from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER
 from numa_contract.reports import MAX_STATE_BYTES
+from numa_node.containerd_config import RuntimeConfigError
+from numa_node.toml_text import parse_toml
 
+from tests.fakes.containerd_dump import dump
 from tests.fuzz.contract_targets import text
 from tests.fuzz.documents import odd, spoilt, written
 from tests.fuzz.target import Target
 from tests.rigs import builders as claims
+from tests.rigs.containerd_files import toml_text
 from tests.strategies import contract
 from tests.strategies.machines import machine
 
@@ -67,6 +77,17 @@ _recorded = {
     "note": "note",
 }
 _CLAIM = Call("get", "resource.k8s.io", "resourceclaims", "claim-u", "ns")
+
+
+def _runtime_files(data: bytes) -> None:
+    try:
+        document = parse_toml(text(data))
+    except ValueError:
+        return
+    for release in (None, (1, 7, 27), (2, 0, 1), (2, 1, 4), (2, 3, 0)):
+        with suppress(NotTheKubeletsError):
+            containerd_settings([("/a", document), ("/b", document)], release)
+    crio_settings([("/a", document), ("/b", document)], None)
 
 
 def _quantity(data: bytes) -> None:
@@ -346,6 +367,10 @@ _DEEP = b"[" * 4 * _MIB
 _WIDE = b'{"kind":"ResourceSliceList","metadata":{},"items":[' + b"{}," * 100_000 + b"{}]}"
 _DENSE = b'{"kind":"ResourceSliceList","metadata":{},"items":[{"a":[' + b"[]," * _MIB + b"1]}]}"
 _EVENTS = b'{"type":"ADDED","object":{}}\n' * 2000
+_crio_printed = {"crio": {"nri": {"enable_nri": True, "default_validator": {}}, "runtime": {"cdi_spec_dirs": ["/a"]}}}
+_runtimes = spoilt(st.sampled_from([dump("1.7"), dump("2.2"), _crio_printed])).map(
+    lambda document: toml_text(document).encode(errors="replace") if isinstance(document, dict) else b"x"
+)
 
 TARGETS = [
     Target(
@@ -365,6 +390,15 @@ TARGETS = [
         (ConfigError, MalformedError),
         bombs=[json.dumps({"reservedSystemCPUs": "0," * 30_000}).encode()],
     ),
+    Target(
+        "runtime-output",
+        lambda data: printed_settings(text(data)),
+        _runtimes,
+        (RuntimeConfigError,),
+        milliseconds=200,
+        bombs=[b"[a." * 5000, b"a = " + b"[" * 60_000],
+    ),
+    Target("runtime-files", _runtime_files, _runtimes, milliseconds=200, bombs=[b"[a]\nb.c = 1\n" * 5000]),
     Target(
         "opaque-parameters",
         _parameters,

@@ -29,6 +29,8 @@ from dra_frontend.commands.node_files import claim_files, read_archived, read_no
 from dra_frontend.devices.inventory import InventoryError
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.doctor.gather import gather as read_facts
+from dra_frontend.doctor.model import Unread
+from dra_frontend.doctor.runtime_settings import settings_report
 from dra_frontend.doctor.table import examine, report
 from dra_frontend.explain.enforced import KERNEL_FILES
 from dra_frontend.explain.known import read_containers
@@ -77,8 +79,13 @@ class Bundle:
             self._doctor()
 
     def _doctor(self) -> None:
-        verdicts = examine(asyncio.run(read_facts(self._settings)))
-        self.files["doctor.json"] = json.dumps(report(verdicts, self._settings.node_name), indent=1)
+        facts = asyncio.run(read_facts(self._settings))
+        self.files["doctor.json"] = json.dumps(report(examine(facts), self._settings.node_name), indent=1)
+        # Only the settings that matter to the driver: the runtime's files may contain passwords of registries.
+        if isinstance(facts.runtime, Unread):
+            self.missing["runtime"] = facts.runtime.why
+        else:
+            self.files["runtime.json"] = json.dumps(settings_report(facts.runtime), indent=1)
 
     def _service(self) -> None:
         client = StateClient(on_node(self._settings.host_root, self._settings.config.run_dir))

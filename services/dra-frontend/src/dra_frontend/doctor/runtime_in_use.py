@@ -99,6 +99,8 @@ class Candidate:
     """Its files in the order in which it reads them."""
     fault: str = ""
     """Reason why these files do not determine its settings; empty if they do."""
+    remedy: str = ""
+    """What to do about the fault; empty if the command that prints the settings answers."""
     runs: bool = False
     stray: tuple[str, ...] = ()
     """Drop-ins that mention NRI or CDI and that no file imports."""
@@ -185,7 +187,7 @@ def given_runtime(text: str, reported: Reported | None) -> RuntimeConfig | Unrea
         settings,
         reported.release if reported else None,
         incomplete="the files that the runtime does not read are not in it",
-        printed=True,
+        remedy=_NO_DUMP,
     )
 
 
@@ -213,7 +215,7 @@ def _dump_remedy(command: str) -> str:
 
 def remedy_of(runtime: RuntimeConfig) -> str:
     """Returns the remedy for settings that the runtime's files, or its output, leave open."""
-    return _NO_DUMP if runtime.printed else _dump_remedy(runtime.command)
+    return runtime.remedy or _dump_remedy(runtime.command)
 
 
 def _nothing_seen(found: FoundRuntimes, reported: Reported | None, elsewhere: str) -> Unread:
@@ -283,4 +285,5 @@ def _config_of(candidate: Candidate, reported: Reported | None) -> RuntimeConfig
         files=tuple(path for path, _ in candidate.documents),
         stray=candidate.stray,
         incomplete=candidate.fault,
+        remedy=candidate.remedy,
     )

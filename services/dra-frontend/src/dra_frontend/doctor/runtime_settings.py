@@ -61,8 +61,8 @@ class RuntimeConfig:
     """Drop-ins that mention NRI or CDI and that no file imports."""
     incomplete: str = ""
     """Reason why not all files of the runtime were read; empty if they were."""
-    printed: bool = False
-    """Whether the runtime itself printed the settings."""
+    remedy: str = ""
+    """What makes unclear settings clear; empty if the command does."""
 
     def value(self, name: str) -> Any:
         """Returns a setting. Raises CannotTellError."""
@@ -70,6 +70,22 @@ class RuntimeConfig:
         if isinstance(found, Unclear):
             raise CannotTellError(found.reason)
         return found
+
+
+def settings_report(runtime: RuntimeConfig) -> dict[str, Any]:
+    """Returns the settings as plain values, for JSON; one that cannot be told is a map with the reason."""
+    settings = {
+        name: {"unclear": value.reason} if isinstance(value, Unclear) else value
+        for name, value in runtime.settings.items()
+    }
+    release = ".".join(map(str, runtime.release or ()))
+    return {
+        "software": runtime.software,
+        "release": release,
+        "source": runtime.source,
+        "files": list(runtime.files),
+        "settings": settings,
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ A container of the driver sees neither, unless they are mounted; with ``--host-r
 of files are limited, since imports may name anything.
 """
 
+import os
 import posixpath
 import re
 import stat
@@ -26,9 +27,11 @@ from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.host_tree import HostTree
 
 _MOST_FILES: Final = 64
-_MOST_IMPORTS: Final = 1024
+_MOST_IMPORTS: Final = 256
 _MOST_BYTES: Final = 1 << 20
 _MOST_GIVEN: Final = 4 << 20
+_MOST_TOGETHER: Final = 4 << 20
+"""Characters of all files of a runtime."""
 _MOST_PROCESSES: Final = 1 << 16
 _DROP_INS: Final = "/etc/containerd/conf.d"
 _PROGRAMS: Final = ("containerd", "crio", "kubelet")
@@ -38,6 +41,10 @@ _CONTAINERD_VALUES: Final = frozenset({"config", "c", "address", "a", "root", "s
 _CRIO_REPLACES: Final = re.compile(r"enable-nri|nri-.*|cdi-spec-dirs", re.ASCII)
 _CRIO_VARIABLES: Final = frozenset({"CONTAINER_CONFIG", "CONTAINER_CONFIG_DIR", "CONTAINER_CDI_SPEC_DIRS"})
 
+# starttime among the fields after the name in /proc/PID/stat (proc_pid_stat(5)), and the precision of btime.
+_START: Final = 19
+_SLACK_SECONDS: Final = 2.0
+
 Process = tuple[str, str, tuple[str, ...]]
 """Name of the program, PID, and its arguments without the first."""
 
@@ -45,7 +52,7 @@ Process = tuple[str, str, tuple[str, ...]]
 def read_runtimes(tree: HostTree) -> FoundRuntimes:
     """Returns the runtimes of the node whose file tree this is."""
     processes = list(_processes(tree))
-    running = [one for one in (_running(tree, process) for process in processes) if one]
+    running = [one for one in (_current(tree, process, _running(tree, process)) for process in processes) if one]
     known = {one.place.config for one in running}
     there = [_candidate(tree, place) for place in PLACES if place.config not in known]
     sockets = frozenset(place.socket for place in PLACES if _is_socket(tree, place.socket))
@@ -78,7 +85,7 @@ def _candidate(
     if not read.documents and not read.fault and not runs:
         return None
     stray = _stray(tree, read.documents) if posixpath.dirname(place.config) == posixpath.dirname(_DROP_INS) else ()
-    return Candidate(place, tuple(read.documents), read.fault, runs, stray)
+    return Candidate(place, tuple(read.documents), read.fault, runs=runs, stray=stray)
 
 
 class _Files:
@@ -88,6 +95,7 @@ class _Files:
         self._tree = tree
         self.documents: list[tuple[str, dict[str, Any]]] = []
         self.fault = ""
+        self._left = _MOST_TOGETHER
 
     def containerd(self, config: str) -> None:
         """Reads config.toml and its imports, breadth first."""
@@ -100,7 +108,9 @@ class _Files:
                     return
                 if document is None:
                     raise CannotTellError(f"{imported[path]} imports {path}, which does not exist")
-                for pattern in imports_of(path, document):
+                if len(patterns := imports_of(path, document)) > _MOST_IMPORTS:
+                    raise CannotTellError(f"{path} imports more than {_MOST_IMPORTS} patterns")
+                for pattern in patterns:
                     new = [one for one in _matching(self._tree, pattern) if one not in imported]
                     pending += new
                     imported |= dict.fromkeys(new, path)
@@ -123,6 +133,9 @@ class _Files:
             raise CannotTellError(f"there are more than {_MOST_FILES} files; {path} was not read")
         if (text := _text(self._tree, path)) is None:
             return None
+        self._left -= len(text)
+        if self._left < 0:
+            raise CannotTellError(f"the files have more than {_MOST_TOGETHER >> 20} MiB; {path} was not read")
         try:
             document = parse_toml(text)
         except ValueError as error:
@@ -222,17 +235,46 @@ def _processes(tree: HostTree) -> Iterator[Process]:
         if program not in _PROGRAMS:
             continue
         spaces = re.search(r"^NSpid:(.*)$", _of_process(tree, number, "status"), re.MULTILINE)
-        arguments = _of_process(tree, number, "cmdline").split("\0")[1:]
-        if spaces is None or len(spaces[1].split()) == 1:
-            yield program, number, tuple(filter(None, arguments))
+        command = _of_process(tree, number, "cmdline")  # empty if the process has ended
+        if command and (spaces is None or len(spaces[1].split()) == 1):
+            yield program, number, tuple(filter(None, command.split("\0")[1:]))
 
 
 def _of_process(tree: HostTree, number: str, name: str) -> str:
-    """Returns the text of a file of a process; empty if the process has ended."""
+    """Returns the text of a file of a process, or of all without a number; empty if the process has ended."""
     try:
-        return read_regular(tree.real(f"/proc/{number}/{name}"), _MOST_BYTES, follow=True).decode(errors="replace")
+        return read_regular(tree.real(posixpath.join("/proc", number, name)), _MOST_BYTES, follow=True).decode(
+            errors="replace"
+        )
     except (OSError, ValueError, HostTreeError):
         return ""
+
+
+def _current(tree: HostTree, process: Process, found: Candidate | None) -> Candidate | None:
+    """Returns a running candidate, with a fault if one of its files is newer than its process."""
+    if found is None or found.fault or (started := _start_of(tree, process[1])) is None:
+        return found
+    for path, _ in found.documents:
+        if _changed_at(tree, path) > started + _SLACK_SECONDS:
+            why = f"{path} was changed after the runtime was started, and is not in force until it is restarted"
+            return replace(found, fault=why, remedy=f"restart the runtime of {found.place.config}")
+    return found
+
+
+def _start_of(tree: HostTree, number: str) -> float | None:
+    """Returns the time at which a process was started, in seconds since the epoch, or None if it cannot be told."""
+    boot = re.search(r"^btime (\d{1,12})$", _of_process(tree, "", "stat"), re.MULTILINE | re.ASCII)
+    fields = _of_process(tree, number, "stat").rpartition(")")[2].split()
+    if boot is None or len(fields) <= _START or not re.fullmatch(r"\d{1,18}", fields[_START], re.ASCII):
+        return None
+    return int(boot[1]) + int(fields[_START]) / os.sysconf("SC_CLK_TCK")
+
+
+def _changed_at(tree: HostTree, path: str) -> float:
+    try:
+        return Path(tree.real(path)).stat().st_mtime
+    except (OSError, ValueError, HostTreeError):
+        return 0.0
 
 
 def _running(tree: HostTree, process: Process) -> Candidate | None:
@@ -279,7 +321,7 @@ def _has_command(arguments: Sequence[str]) -> bool:
 def _option(arguments: Sequence[str], *names: str) -> str:
     """Returns the value of an option, ``--name=value`` or ``--name value``; the last one counts. Empty without it."""
     found = ""
-    for one, following in zip(arguments, (*arguments[1:], ""), strict=True):
+    for one, following in zip(arguments, (*arguments[1:], ""), strict=False):
         if one.startswith("-") and _name(one) in names:
             found = one.partition("=")[2] if "=" in one else following
     return found

@@ -44,7 +44,7 @@ from numa_contract.documents import parse_json
 from numa_contract.errors import MalformedError
 from numa_contract.names import CPU_DRIVER, MEMORY_DRIVER
 from numa_contract.reports import MAX_STATE_BYTES
-from numa_node.containerd_config import RuntimeConfigError
+from numa_node.runtimes.containerd import RuntimeConfigError
 from numa_node.toml_text import parse_toml
 
 from tests.fakes.containerd_dump import dump

@@ -250,7 +250,8 @@ def _write(path: Path, text: str) -> None:
 
 def _toml(plugins: dict[str, Any]) -> str:
     lines = []
-    for plugin, section in plugins.items():
+    # containerd 1.7 would put an empty section in the place of that of config.toml.
+    for plugin, section in ((plugin, section) for plugin, section in plugins.items() if section):
         tables = {f'plugins."{plugin}"': {k: v for k, v in section.items() if not isinstance(v, dict)}}
         tables |= {f'plugins."{plugin}".{k}': v for k, v in section.items() if isinstance(v, dict)}
         for name, table in tables.items():

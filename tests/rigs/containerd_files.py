@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from numa_node.containerd_config import CRI_OF_1, CRI_OF_2, NRI
+from numa_node.runtimes.containerd import CRI_OF_1, CRI_OF_2, NRI
 
 RECORDED = Path(__file__).parents[1] / "data/containerd/dumps.json"
 Files = dict[str, str]

@@ -9,7 +9,7 @@ import pytest
 from dra_frontend.commands import cli
 from dra_frontend.doctor.gather import gather
 from dra_frontend.doctor.table import Verdict, examine
-from numa_node.containerd_config import CRI_OF_1, NRI
+from numa_node.runtimes.containerd import CRI_OF_1, NRI
 
 from tests.fakes.containerd_dump import dump
 from tests.rigs.ailing_node import AilingNode

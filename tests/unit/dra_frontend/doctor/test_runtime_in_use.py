@@ -22,7 +22,7 @@ from dra_frontend.doctor.sources.runtimes import read_given_runtime, read_runtim
 from dra_frontend.node.host_tree import HostTree
 from numa_contract.config import ConfigError
 from numa_contract.reports import BackendStatus
-from numa_node.containerd_config import CRI_OF_1, CRI_OF_2, NRI
+from numa_node.runtimes.containerd import CRI_OF_1, CRI_OF_2, NRI
 
 from tests.fakes.containerd_dump import dump
 from tests.rigs.containerd_files import toml_text

@@ -15,7 +15,7 @@ from dra_frontend.doctor.runtime_settings import (
     crio_settings,
     printed_settings,
 )
-from numa_node.containerd_config import CRI_OF_1, CRI_OF_2, NRI, Release, RuntimeConfigError
+from numa_node.runtimes.containerd import CRI_OF_1, CRI_OF_2, NRI, Release, RuntimeConfigError
 
 from tests.fakes.containerd_dump import dump
 from tests.rigs.containerd_files import toml_text

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from nri_backend.setup.command import _INPUT_SECONDS, _MOST_BYTES
 from nri_backend.setup.containerd import Setting, write_drop_in
-from numa_node.containerd_config import Dump
+from numa_node.runtimes.containerd import Dump
 
 from tests.fakes.containerd_dump import NRI, Document, dump
 

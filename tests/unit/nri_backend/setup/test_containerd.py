@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nri_backend.setup.containerd import Setting, faults, missing_settings, notes, write_drop_in
-from numa_node.containerd_config import Dump, RuntimeConfigError, read_dump
+from numa_node.runtimes.containerd import Dump, RuntimeConfigError, read_dump
 
 from tests.fakes.containerd_dump import CRI_2, CRI_3, NRI, Document, dump, merge
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from numa_contract.reports import BackendStatus
-from numa_node.containerd_config import CRI_OF_1, Documents, Dump, Release, same_place
+from numa_node.runtimes.containerd import CRI_OF_1, Documents, Dump, Release, same_place
 
 from dra_frontend.doctor.model import Unread
 from dra_frontend.doctor.runtime_settings import (

@@ -2,8 +2,8 @@
 """Settings of a container runtime that matter to the driver, from its files or from the text that it prints. Pure.
 
 A setting has a value only if every release that may be running reads the files to this value. Otherwise it is Unclear,
-and the checks that need it report "unknown". :mod:`numa_node.containerd_config` has the rules of containerd. CRI-O has
-one rule since 1.30: each file replaces the keys that it has (UpdateFromDropInFile in pkg/config).
+and the checks that need it report "unknown". The rules of containerd are in :mod:`numa_node.runtimes.containerd`. CRI-O
+has one rule since 1.30: each file replaces the keys that it has (UpdateFromDropInFile in pkg/config).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from numa_contract.errors import shown
-from numa_node.containerd_config import (
+from numa_node.runtimes.containerd import (
     CDI_DIRECTORIES,
     CRI_OF_1,
     DUMP_OF_1_7,

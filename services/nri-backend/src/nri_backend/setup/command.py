@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from numa_contract.names import CDI_DIRECTORY
-from numa_node.containerd_config import RuntimeConfigError, read_dump
+from numa_node.runtimes.containerd import RuntimeConfigError, read_dump
 
 from nri_backend.setup import containerd
 

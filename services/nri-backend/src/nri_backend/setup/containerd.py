@@ -2,7 +2,7 @@
 """Settings that this driver needs of containerd, and the drop-in that contains the missing ones. Pure.
 
 Claims reach containers through CDI, limits through NRI; containerd 1.7 has both off by default, as well as the hugetlb
-controller of its CRI plugin. :mod:`numa_node.containerd_config` reads the dump and describes how the releases merge.
+controller of its CRI plugin. :mod:`numa_node.runtimes.containerd` reads the dump and describes how the releases merge.
 
 A drop-in for containerd 2 has only the keys to change and no version line, so that it fits beside a config.toml of any
 version (2.0.2 and later). A drop-in for containerd 1.7, which replaces whole sections, repeats the section of the dump.
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from numa_contract.errors import shown
 from numa_contract.names import NRI_PLUGIN_NAME, TOLERATE_MISSING_ANNOTATION
-from numa_node.containerd_config import CRI_OF_DUMP, DUMP_OF_1_7, NRI, NRI_SOCKET, Dump, full_name, items, same_place
+from numa_node.runtimes.containerd import CRI_OF_DUMP, DUMP_OF_1_7, NRI, NRI_SOCKET, Dump, full_name, items, same_place
 
 _NEEDED: Final = frozenset({NRI, *CRI_OF_DUMP.values()})
 # containerd's defaults (nri/pkg/adaptation). Hooks are answered within 1.5 s, and registration waits for nothing.

@@ -9,7 +9,7 @@ from typing import Any, Final
 from numa_contract.config import Config
 from numa_contract.names import NRI_PLUGIN_NAME, TOLERATE_MISSING_ANNOTATION
 from numa_contract.reports import BackendStatus
-from numa_node.containerd_config import CannotTellError, same_place
+from numa_node.runtimes.containerd import CannotTellError, same_place
 
 from dra_frontend.doctor.facts import Document
 from dra_frontend.doctor.model import Check, Finding, Unread, note, problem, unknown

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from numa_contract.config import ConfigError
-from numa_node.containerd_config import CannotTellError, Documents, RuntimeConfigError, imports_of
 from numa_node.files import read_regular
+from numa_node.runtimes.containerd import CannotTellError, Documents, RuntimeConfigError, imports_of
 from numa_node.toml_text import parse_toml
 
 from dra_frontend.doctor.model import Unread

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numa_node.containerd_config import (
+from numa_node.runtimes.containerd import (
     CRI_OF_1,
     CRI_OF_2,
     NRI,

@@ -85,6 +85,12 @@ def test_a_containerd_without_cri_is_not_the_kubelets(text: str) -> None:
             of(release, text)
 
 
+def test_a_release_without_cri_is_not_the_one_that_runs() -> None:
+    """2.x finds its CRI plugin in the list, so that only 1.7 can be the kubelet's containerd."""
+    found = of(None, f'version = 2\ndisabled_plugins = ["{CRI_OF_2}"]')
+    assert (found["nri"], found["cdi"]) == (False, False)
+
+
 @pytest.mark.parametrize(
     ("lines", "name"),
     [

@@ -183,7 +183,9 @@ def containerd_settings(documents: Documents, release: Release | None) -> dict[s
     if not outcomes:
         number = ".".join(map(str, release or ()))
         return unclear("; ".join(refusals) or f"how containerd {number} reads its files is not known to this release")
-    if not any(one.has_cri for one in outcomes.values()):
+    # A release for which the files switch the CRI service off is not the one that runs.
+    outcomes = {name: one for name, one in outcomes.items() if one.has_cri}
+    if not outcomes:
         raise NotTheKubeletsError("disabled_plugins switches the CRI service off")
     return {one.name: _agreed({name: _found(one, read) for name, read in outcomes.items()}) for one in _SETTINGS}
 

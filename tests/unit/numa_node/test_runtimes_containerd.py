@@ -14,12 +14,12 @@ from numa_node.runtimes.containerd import (
     CRI_OF_2,
     NRI,
     RULES,
-    CannotTellError,
     Documents,
     Effective,
     Release,
     Rules,
     RuntimeConfigError,
+    UndeterminedError,
     imports_of,
     read_dump,
     rules_for,
@@ -129,7 +129,7 @@ def test_files_without_a_version_have_short_names_in_1_7_and_no_effect_in_2_0_to
 
 def test_the_last_version_decides_about_names_in_1_7() -> None:
     """A drop-in of version 2 beside a file of version 1 hides the short names, with which 1.7 then does not start."""
-    with pytest.raises(CannotTellError, match="plugin name 'cri'"):
+    with pytest.raises(UndeterminedError, match="plugin name 'cri'"):
         read(OLD, "[plugins.cri]\nenable_cdi = true", "version = 2")
     assert cdi(OLD, "version = 2", "[plugins.cri]\nenable_cdi = true\n", "version = 1\n") is True
 
@@ -160,17 +160,19 @@ def test_disabled_plugins_add_up(release: Release) -> None:
         *((one, f'[plugins.cri]\n[plugins."{CRI_OF_1}"]', "under two names") for one in (EARLY, MIDDLE, NEW)),
     ],
 )
-def test_files_with_which_a_release_does_not_start_tell_nothing(release: Release, text: str, expected: str) -> None:
+def test_files_with_which_a_release_does_not_start_determine_nothing(
+    release: Release, text: str, expected: str
+) -> None:
     """The reason names the file's fault; nothing is guessed."""
-    with pytest.raises(CannotTellError, match=expected):
+    with pytest.raises(UndeterminedError, match=expected):
         read(release, text)
 
 
-def test_a_key_in_another_spelling_tells_nothing() -> None:
+def test_a_key_in_another_spelling_determines_nothing() -> None:
     """The TOML library of 2.x matches names without regard to case."""
-    with pytest.raises(CannotTellError, match="another spelling"):
+    with pytest.raises(UndeterminedError, match="another spelling"):
         cdi(MIDDLE, section(CRI_OF_2, "Enable_CDI = false", version=3))
-    with pytest.raises(CannotTellError, match="something else than a table"):
+    with pytest.raises(UndeterminedError, match="something else than a table"):
         cdi(MIDDLE, f'version = 3\n[plugins]\n"{CRI_OF_2}" = 1')
 
 
@@ -220,7 +222,7 @@ def read_or_refuse(rules: Rules, files: Documents) -> tuple[Effective | None, st
     """What files give by the rules, or None and the reason."""
     try:
         return rules.read(files), ""
-    except CannotTellError as error:
+    except UndeterminedError as error:
         return None, str(error)
 
 
@@ -282,7 +284,7 @@ def test_reading_a_file_twice_changes_nothing(cases: list[dict[str, Any]]) -> No
     for rules in RULES:
         try:
             once, twice = rules.read(files), rules.read([*files, files[-1]])
-        except CannotTellError:
+        except UndeterminedError:
             continue
         assert once == twice
 
@@ -304,14 +306,14 @@ TOP = st.dictionaries(
 
 @given(st.lists(TOP, max_size=3))
 def test_odd_files_are_read_or_refused(documents: list[dict[str, Any]]) -> None:
-    """Whatever files contain, the one exception is CannotTellError."""
+    """Whatever files contain, the one exception is UndeterminedError."""
     for rules in RULES:
-        with suppress(CannotTellError):
+        with suppress(UndeterminedError):
             effective = rules.read([("/f", one) for one in documents])
             effective.value(effective.cri, "enable_cdi")
             effective.value(effective.nri, "default_validator", "enable")
     for one in documents:
-        with suppress(CannotTellError):
+        with suppress(UndeterminedError):
             imports_of("/f", one)
 
 

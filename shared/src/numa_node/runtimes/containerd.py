@@ -51,8 +51,8 @@ class RuntimeConfigError(ValueError):
     """The text is not a dump of a containerd that can be judged; the message names the remedy."""
 
 
-class CannotTellError(ValueError):
-    """The setting that containerd uses cannot be told from what was read; the message gives the reason."""
+class UndeterminedError(ValueError):
+    """The setting that containerd uses cannot be determined from what was read; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +126,15 @@ class Effective:
         return self.nri not in self.disabled
 
     def value(self, plugin: str, *path: str) -> Any:
-        """Returns the value of a key in the files, or None. Raises CannotTellError for another spelling of the key."""
+        """Returns the value of a key, or None. Raises UndeterminedError if it may have another spelling."""
         found: Any = self.plugins.get(plugin)
         for part in path:
             if found is None:
                 return None
             if not isinstance(found, dict):
-                raise CannotTellError(f"{plugin} has something else than a table in the place of {part}")
+                raise UndeterminedError(f"{plugin} has something else than a table in the place of {part}")
             if any(key != part and key.casefold() == part for key in found):
-                raise CannotTellError(f"{plugin} has {part} in another spelling, which containerd may accept")
+                raise UndeterminedError(f"{plugin} has {part} in another spelling, which containerd may accept")
             found = found.get(part)
         return found
 
@@ -181,7 +181,7 @@ def same_place(path: str) -> str:
 
 
 def imports_of(path: str, document: Mapping[str, Any]) -> list[str]:
-    """Returns the absolute patterns that a file imports, in order. Raises CannotTellError."""
+    """Returns the absolute patterns that a file imports, in order. Raises UndeterminedError."""
     patterns = _names(path, document, "imports")
     clean = [posixpath.normpath(posixpath.join(posixpath.dirname(path), one)) for one in patterns]
     # POSIX leaves two leading slashes alone, Go does not.
@@ -196,11 +196,11 @@ def _read_1_7(documents: Documents) -> Effective:
         disabled.update(_names(path, document, "disabled_plugins"))
         required.update(_names(path, document, "required_plugins"))
     if version > DUMP_OF_1_7:
-        raise CannotTellError(f"containerd 1.7 does not read version {version}")
+        raise UndeterminedError(f"containerd 1.7 does not read version {version}")
     full = version == DUMP_OF_1_7
     odd = [one for one in (*plugins, *disabled, *required) if full and not _FULL_NAME.fullmatch(one)]
     if odd:
-        raise CannotTellError(f"containerd 1.7 does not start with the plugin name {shown(odd[0])} in version 2")
+        raise UndeterminedError(f"containerd 1.7 does not start with the plugin name {shown(odd[0])} in version 2")
     cri, nri = (CRI_OF_1, NRI) if full else ("cri", "nri")
     return Effective(plugins, cri, nri, frozenset(disabled), cri not in disabled, on_by_default=False)
 
@@ -217,7 +217,7 @@ def _read_2(documents: Documents, take_over: Callable[[Table], None]) -> Effecti
         _merge(plugins, more)
         disabled.update(off)
     if version > newest:
-        raise CannotTellError(f"containerd 2.0 to 2.2 do not read version {version}")
+        raise UndeterminedError(f"containerd 2.0 to 2.2 do not read version {version}")
     if version < newest:
         take_over(plugins)
     return _effective_2(plugins, disabled)
@@ -242,7 +242,7 @@ def _read_2_3(documents: Documents) -> Effective:
             _names(path, document, "disabled_plugins"),
         )
         if version > newest:
-            raise CannotTellError(f"containerd 2.3 and 2.4 do not read version {version}, which {path} has")
+            raise UndeterminedError(f"containerd 2.3 and 2.4 do not read version {version}, which {path} has")
         if version <= 1:
             more, off = _full_names(path, more), list(map(_full_name, off))
         if version < newest:
@@ -264,7 +264,7 @@ RULES: Final = (
 def _effective_2(plugins: Table, disabled: set[str]) -> Effective:
     for one in disabled:
         if "." not in one:
-            raise CannotTellError(f"containerd 2 does not start with {shown(one)} in disabled_plugins")
+            raise UndeterminedError(f"containerd 2 does not start with {shown(one)} in disabled_plugins")
     parts = {CRI_OF_1, CRI_OF_2, "io.containerd.cri.v1.images"}
     return Effective(plugins, CRI_OF_2, NRI, frozenset(disabled), parts.isdisjoint(disabled), on_by_default=True)
 
@@ -295,7 +295,7 @@ def _full_names(path: str, plugins: Table) -> Table:
     for name, section in plugins.items():
         full = _full_name(name)
         if full in named:
-            raise CannotTellError(f"{path} has {full} under two names, of which containerd uses one at random")
+            raise UndeterminedError(f"{path} has {full} under two names, of which containerd uses one at random")
         named[full] = section
     return named
 
@@ -308,7 +308,7 @@ def _full_name(name: str) -> str:
 def _version(path: str, document: Mapping[str, Any]) -> int:
     version = _top(path, document, "version", int, 0)
     if version < 0:
-        raise CannotTellError(f"{path} has version {version}")
+        raise UndeterminedError(f"{path} has version {version}")
     return int(version)
 
 
@@ -320,16 +320,16 @@ def _plugins(path: str, document: Mapping[str, Any]) -> Table:
 def _names(path: str, document: Mapping[str, Any], key: str) -> list[str]:
     found = _top(path, document, key, list, [])
     if not all(isinstance(one, str) for one in found):
-        raise CannotTellError(f"{key} of {path} contains something else than text")
+        raise UndeterminedError(f"{key} of {path} contains something else than text")
     return list(found)
 
 
 def _top(path: str, document: Mapping[str, Any], key: str, kind: type, missing: Any) -> Any:
     if any(one != key and one.casefold() == key for one in document):
-        raise CannotTellError(f"{path} has {key} in another spelling, which containerd may accept")
+        raise UndeterminedError(f"{path} has {key} in another spelling, which containerd may accept")
     found = document.get(key, missing)
     if type(found) is not kind:
-        raise CannotTellError(f"{key} of {path} is {shown(found)}, with which containerd does not start")
+        raise UndeterminedError(f"{key} of {path} is {shown(found)}, with which containerd does not start")
     return found
 
 

@@ -138,7 +138,7 @@ def test_docker_beside_k3s_is_not_taken_for_its_runtime(reported: Reported | Non
     assert (found.source, found.settings["nri"]) == (f"/{K3S}", True)
 
 
-def test_docker_alone_tells_nothing(tmp_path: Path) -> None:
+def test_docker_alone_determines_nothing(tmp_path: Path) -> None:
     """The text names the reason and the command."""
     why = unread(write(tmp_path, {PLAIN: DOCKER}), CONTAINERD_2)
     assert f"/{PLAIN} switches containerd's CRI service off" in why.why
@@ -146,20 +146,20 @@ def test_docker_alone_tells_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reported", [CRIO_1_34, Reported("docker", (24, 0, 0), "")])
-def test_files_of_a_runtime_that_the_kubelet_does_not_use_tell_nothing(reported: Reported, tmp_path: Path) -> None:
+def test_files_of_a_runtime_that_the_kubelet_does_not_use_determine_nothing(reported: Reported, tmp_path: Path) -> None:
     """The kubelet's report is the strongest evidence; the remedy is of its runtime."""
     why = unread(write(tmp_path, {PLAIN: ON}), reported)
     assert "containerd config dump" not in why.remedy
     assert ("crio status config" in why.remedy) is (reported is CRIO_1_34)
 
 
-def test_the_files_of_a_removed_k3s_tell_nothing(tmp_path: Path) -> None:
+def test_the_files_of_a_removed_k3s_determine_nothing(tmp_path: Path) -> None:
     """Its containerd has a suffix in its release, and no other has it."""
     assert f"/{K3S}" in unread(write(tmp_path / "a", {K3S: ON}), CONTAINERD_2).why
     assert "k3s/data/current/bin/containerd" in unread(write(tmp_path / "b", {PLAIN: ON}), K3S_2).remedy
 
 
-def test_two_runtimes_that_both_may_be_the_kubelets_tell_nothing(tmp_path: Path) -> None:
+def test_two_runtimes_that_both_may_be_the_kubelets_determine_nothing(tmp_path: Path) -> None:
     """The text names both files and both commands."""
     why = unread(write(tmp_path, {PLAIN: ON, CRIO: CRIO_OFF}))
     assert f"/{PLAIN}" in why.why
@@ -174,7 +174,7 @@ def test_the_socket_that_exists_decides(tmp_path: Path) -> None:
     listen(tmp_path, "run/crio/crio.sock")
     assert in_use(tree).software == CRI_O
     listen(tmp_path, "run/containerd/containerd.sock")
-    assert "cannot be told" in unread(tree).why
+    assert "cannot be determined" in unread(tree).why
 
 
 def test_the_socket_that_the_kubelet_is_started_with_decides(tmp_path: Path) -> None:
@@ -422,7 +422,7 @@ def test_a_dump_of_the_kubelets_containerd_is_used(text: str, reported: Reported
         (toml_text({**dump("2.1"), "disabled_plugins": [CRI_OF_2]}), None, "without CRI service"),
     ],
 )
-def test_a_dump_of_another_runtime_tells_nothing(text: str, reported: Reported | None, reason: str) -> None:
+def test_a_dump_of_another_runtime_determines_nothing(text: str, reported: Reported | None, reason: str) -> None:
     """The reason names what does not fit."""
     found = given_runtime(text, reported)
     assert isinstance(found, Unread)

@@ -67,7 +67,7 @@ def test_a_version_that_a_release_does_not_read_excludes_it() -> None:
 
 
 @pytest.mark.parametrize("release", [(1, 6, 8), (2, 9, 0), (3, 0, 0)])
-def test_a_release_whose_rules_are_not_known_tells_nothing(release: Release) -> None:
+def test_a_release_whose_rules_are_not_known_determines_nothing(release: Release) -> None:
     """Nothing is guessed of it, whatever the files contain."""
     found = of(release, f"version = 2\n{ON}")
     assert {type(one) for one in found.values()} == {Unclear}
@@ -110,7 +110,7 @@ def test_a_value_of_another_type_is_unclear(lines: str, name: str) -> None:
 
 
 def test_an_empty_socket_path_is_the_default() -> None:
-    """containerd passes an empty path on to nobody."""
+    """Neither runtime passes an empty path on to NRI."""
     assert of((2, 2, 0), f"version = 3\n[plugins.'{NRI}']\nsocket_path = ''")["socket"] == "/var/run/nri/nri.sock"
     files = "[crio.nri]\nnri_listen = '/run/a'", "[crio.nri]\nnri_listen = ''"
     assert crio((1, 34, 0), *files)["socket"] == "/var/run/nri/nri.sock"
@@ -155,7 +155,7 @@ def test_odd_files_of_cri_o_are_unclear(text: str) -> None:
 
 
 @pytest.mark.parametrize("release", [(1, 29, 3), (1, 99, 0)])
-def test_a_release_of_cri_o_that_is_not_known_tells_nothing(release: Release) -> None:
+def test_a_release_of_cri_o_that_is_not_known_determines_nothing(release: Release) -> None:
     """1.30 is the first that is supported."""
     assert {type(one) for one in crio(release).values()} == {Unclear}
 
@@ -168,7 +168,7 @@ def test_a_dump_has_the_settings_in_use(release: str, on: bool) -> None:
     assert (found["hugetlb"], found["validator"]) == (on, False)
 
 
-def test_a_dump_without_a_key_tells_nothing_about_it() -> None:
+def test_a_dump_without_a_key_determines_nothing_about_it() -> None:
     """Every release prints these keys, so that a text without them is none of its dumps."""
     document = dump("2.2")
     del document["plugins"][NRI]["disable"]
@@ -177,7 +177,7 @@ def test_a_dump_without_a_key_tells_nothing_about_it() -> None:
 
 
 def test_the_output_of_cri_o_is_recognised() -> None:
-    """It has every key; crio config prints those with their defaults as comments, which tell nothing here."""
+    """It has every key; crio config prints those with their defaults as comments."""
     text = "[crio]\n[crio.runtime]\ncdi_spec_dirs = ['/a']\n[crio.nri]\nenable_nri = false\n"
     text += "nri_listen = '/run/a'\nnri_disable_connections = false\n"
     software, found, _ = printed_settings(text)

@@ -4,7 +4,7 @@
 A node may have the files of several runtimes: Docker's containerd beside that of k3s, or what a removed distribution
 left. The evidence, strongest first: the runtime that the kubelet reports to the API server, or that the backend is
 connected to; the runtimes that run; the socket that the kubelet is started with; a containerd without CRI service; and
-the sockets that exist. If more than one runtime remains, nothing can be told, and the finding names all of them.
+the sockets that exist. If more than one runtime remains, the checks are unknown, and the finding names all of them.
 """
 
 import re
@@ -165,7 +165,7 @@ def runtime_in_use(found: FoundRuntimes, reported: Reported | None, elsewhere: s
     if len(useful) > 1:
         owners = " and ".join(f"{one.place.owner} ({one.path})" for one in useful)
         return Unread(
-            f"which runtime the kubelet uses cannot be told: there are files of {owners}",
+            f"which runtime the kubelet uses cannot be determined: there are files of {owners}",
             " or ".join(dict.fromkeys(_dump_remedy(one.place.command) for one in useful)),
         )
     return _config_of(useful[0], reported)

@@ -17,12 +17,12 @@ from numa_node.runtimes.containerd import (
     DUMP_OF_1_7,
     NRI,
     NRI_SOCKET,
-    CannotTellError,
     Documents,
     Dump,
     Effective,
     Release,
     RuntimeConfigError,
+    UndeterminedError,
     read_dump,
     rules_for,
 )
@@ -38,7 +38,7 @@ _LAST_CRI_O: Final = (1, 37)
 
 @dataclass(frozen=True, slots=True)
 class Unclear:
-    """Stands for a setting that cannot be told."""
+    """Stands for a setting that cannot be determined."""
 
     reason: str
 
@@ -65,15 +65,15 @@ class RuntimeConfig:
     """What makes unclear settings clear; empty if the command does."""
 
     def value(self, name: str) -> Any:
-        """Returns a setting. Raises CannotTellError."""
+        """Returns a setting. Raises UndeterminedError."""
         found = self.settings[name]
         if isinstance(found, Unclear):
-            raise CannotTellError(found.reason)
+            raise UndeterminedError(found.reason)
         return found
 
 
 def settings_report(runtime: RuntimeConfig) -> dict[str, Any]:
-    """Returns the settings as plain values, for JSON; one that cannot be told is a map with the reason."""
+    """Returns the settings as plain values, for JSON; one that cannot be determined is a map with the reason."""
     settings = {
         name: {"unclear": value.reason} if isinstance(value, Unclear) else value
         for name, value in runtime.settings.items()
@@ -178,7 +178,7 @@ def containerd_settings(documents: Documents, release: Release | None) -> dict[s
     for rules in rules_for(release):
         try:
             outcomes[rules.name] = rules.read(documents)
-        except CannotTellError as error:
+        except UndeterminedError as error:
             refusals.append(str(error))
     if not outcomes:
         number = ".".join(map(str, release or ()))
@@ -191,7 +191,7 @@ def containerd_settings(documents: Documents, release: Release | None) -> dict[s
 
 
 def unclear(reason: str) -> dict[str, Any]:
-    """Returns settings of which none can be told."""
+    """Returns settings that are all Unclear, with one reason."""
     return {one.name: Unclear(reason) for one in _SETTINGS}
 
 
@@ -243,13 +243,13 @@ def _found(setting: _Setting, read: Effective) -> Any:
         return True  # the key matters on 1.7 alone
     default = setting.default if read.on_by_default else setting.former
     section = read.cri if setting.cri else read.nri
-    return _told(setting, lambda: read.value(section, *setting.key), default, negative=setting.is_negative)
+    return _checked(setting, lambda: read.value(section, *setting.key), default, negative=setting.is_negative)
 
 
-def _told(setting: _Setting, read: Callable[[], Any], absent: Any, *, negative: bool) -> Any:
+def _checked(setting: _Setting, read: Callable[[], Any], absent: Any, *, negative: bool) -> Any:
     try:
         found = read()
-    except CannotTellError as error:
+    except UndeterminedError as error:
         return Unclear(str(error))
     if found is None:
         return absent
@@ -285,7 +285,7 @@ def _in_crio(setting: _Setting, documents: Documents, default: Any) -> Any:
         return default
     value = default
     for path, document in documents:
-        value = _told(
+        value = _checked(
             setting,
             lambda path=path, document=document: _key(path, document, ("crio", *setting.crio)),  # type: ignore[misc]
             value,
@@ -299,9 +299,9 @@ def _in_crio(setting: _Setting, documents: Documents, default: Any) -> Any:
 def _key(path: str, found: Any, keys: Sequence[str]) -> Any:
     for key in keys:
         if not isinstance(found, dict):
-            raise CannotTellError(f"{path} has something else than a table in the place of {key}")
+            raise UndeterminedError(f"{path} has something else than a table in the place of {key}")
         if any(one != key and one.casefold() == key for one in found):
-            raise CannotTellError(f"{path} has {key} in another spelling, which CRI-O accepts")
+            raise UndeterminedError(f"{path} has {key} in another spelling, which CRI-O accepts")
         if (found := found.get(key)) is None:
             return None
     return found

@@ -9,7 +9,7 @@ from typing import Any, Final
 from numa_contract.config import Config
 from numa_contract.names import NRI_PLUGIN_NAME, TOLERATE_MISSING_ANNOTATION
 from numa_contract.reports import BackendStatus
-from numa_node.runtimes.containerd import CannotTellError, same_place
+from numa_node.runtimes.containerd import UndeterminedError, same_place
 
 from dra_frontend.doctor.facts import Document
 from dra_frontend.doctor.model import Check, Finding, Unread, note, problem, unknown
@@ -31,14 +31,14 @@ def _set_up(runtime: RuntimeConfig) -> str:
 _Judge = Callable[..., Iterator[Finding]]
 
 
-def _if_told(judge: _Judge) -> _Judge:
-    """Makes a check of the runtime's settings unknown if one of them cannot be told."""
+def _unknown_if_undetermined(judge: _Judge) -> _Judge:
+    """Makes a check of the runtime's settings unknown if one of them cannot be determined."""
 
     @wraps(judge)
     def judged(runtime: RuntimeConfig, *more: Any) -> Iterator[Finding]:
         try:
             yield from judge(runtime, *more)
-        except CannotTellError as error:
+        except UndeterminedError as error:
             yield unknown(Unread(f"{runtime.source}: {error}", remedy_of(runtime)))
 
     return judged
@@ -53,7 +53,7 @@ def _connected(backend: BackendStatus) -> Iterator[Finding]:
         )
 
 
-@_if_told
+@_unknown_if_undetermined
 def _switched_on(runtime: RuntimeConfig) -> Iterator[Finding]:
     if not runtime.value("nri"):
         what = f"{runtime.software}'s configuration switches NRI off ({runtime.source})."
@@ -63,21 +63,21 @@ def _switched_on(runtime: RuntimeConfig) -> Iterator[Finding]:
         yield problem(what, "the backend sees no container", _set_up(runtime))
 
 
-@_if_told
+@_unknown_if_undetermined
 def _cdi(runtime: RuntimeConfig) -> Iterator[Finding]:
     if not runtime.value("cdi"):
         why = 'pods with claims fail with "unresolvable CDI devices"'
         yield problem(f"{runtime.software}'s configuration switches CDI off ({runtime.source}).", why, _set_up(runtime))
 
 
-@_if_told
+@_unknown_if_undetermined
 def _cdi_directories(runtime: RuntimeConfig, config: Config) -> Iterator[Finding]:
     if same_place(config.cdi_dir) not in map(same_place, runtime.value("cdi_directories")):
         why = "claim files are written where the runtime does not look"
         yield problem(f"{runtime.software}'s cdi_spec_dirs do not name {config.cdi_dir}.", why, _set_up(runtime))
 
 
-@_if_told
+@_unknown_if_undetermined
 def _socket(runtime: RuntimeConfig, config: Config) -> Iterator[Finding]:
     socket = runtime.value("socket")
     if same_place(socket) != same_place(config.nri_socket):
@@ -89,14 +89,14 @@ def _socket(runtime: RuntimeConfig, config: Config) -> Iterator[Finding]:
         )
 
 
-@_if_told
+@_unknown_if_undetermined
 def _hugetlb(runtime: RuntimeConfig) -> Iterator[Finding]:
     if not runtime.value("hugetlb"):
         why = "containers get no hugepage limits from the runtime; the backend writes those of claims itself"
         yield note("containerd 1.7 has its hugetlb controller switched off.", why, _set_up(runtime))
 
 
-@_if_told
+@_unknown_if_undetermined
 def _required(runtime: RuntimeConfig) -> Iterator[Finding]:
     if not runtime.value("validator") or NRI_PLUGIN_NAME not in runtime.value("required"):
         yield note(
@@ -107,7 +107,7 @@ def _required(runtime: RuntimeConfig) -> Iterator[Finding]:
         )
 
 
-@_if_told
+@_unknown_if_undetermined
 def _tolerated(runtime: RuntimeConfig) -> Iterator[Finding]:
     required = runtime.value("validator") and NRI_PLUGIN_NAME in runtime.value("required")
     if required and runtime.value("tolerated") != TOLERATE_MISSING_ANNOTATION:
@@ -125,7 +125,7 @@ def _drop_ins(runtime: RuntimeConfig) -> Iterator[Finding]:
     elif runtime.stray:
         yield problem(
             f"{', '.join(runtime.stray)} is imported by no configuration file (read: {', '.join(runtime.files)}).",
-            "what it says about NRI or CDI is not in force",
+            "its settings for NRI and CDI are not in force",
             'add imports = ["/etc/containerd/conf.d/*.toml"] to config.toml, and restart containerd',
         )
 
@@ -158,7 +158,7 @@ def _release(node: Document) -> Iterator[Finding]:
 
 
 def _software(node: Document) -> tuple[str, tuple[int, ...] | None]:
-    """Returns name and version of the runtime, as the kubelet says."""
+    """Returns the name and version of the runtime that the kubelet reports."""
     info = (node.get("status") or {}).get("nodeInfo") or {}
     name, _, version = str(info.get("containerRuntimeVersion", "")).partition("://")
     numbers = re.match(r"v?(\d{1,4})\.(\d{1,4})\.(\d{1,4})", version, re.ASCII)

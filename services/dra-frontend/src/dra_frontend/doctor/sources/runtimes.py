@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from numa_contract.config import ConfigError
 from numa_node.files import read_regular
-from numa_node.runtimes.containerd import CannotTellError, Documents, RuntimeConfigError, imports_of
+from numa_node.runtimes.containerd import Documents, RuntimeConfigError, UndeterminedError, imports_of
 from numa_node.toml_text import parse_toml
 
 from dra_frontend.doctor.model import Unread
@@ -107,16 +107,16 @@ class _Files:
                 if document is None and path == config:
                     return
                 if document is None:
-                    raise CannotTellError(f"{imported[path]} imports {path}, which does not exist")
+                    raise UndeterminedError(f"{imported[path]} imports {path}, which does not exist")
                 if len(patterns := imports_of(path, document)) > _MOST_IMPORTS:
-                    raise CannotTellError(f"{path} imports more than {_MOST_IMPORTS} patterns")
+                    raise UndeterminedError(f"{path} imports more than {_MOST_IMPORTS} patterns")
                 for pattern in patterns:
                     new = [one for one in _matching(self._tree, pattern) if one not in imported]
                     pending += new
                     imported |= dict.fromkeys(new, path)
                 if len(imported) > _MOST_IMPORTS:
-                    raise CannotTellError(f"{config} imports more than {_MOST_IMPORTS} files")
-        except (CannotTellError, HostTreeError) as error:
+                    raise UndeterminedError(f"{config} imports more than {_MOST_IMPORTS} files")
+        except (UndeterminedError, HostTreeError) as error:
             self.fault = str(error)
 
     def crio(self, config: str, directory: str) -> None:
@@ -125,46 +125,48 @@ class _Files:
             self._document(config)
             for path in _below(self._tree, directory):
                 self._document(path)
-        except (CannotTellError, HostTreeError) as error:
+        except (UndeterminedError, HostTreeError) as error:
             self.fault = str(error)
 
     def _document(self, path: str) -> dict[str, Any] | None:
         if len(self.documents) >= _MOST_FILES:
-            raise CannotTellError(f"there are more than {_MOST_FILES} files; {path} was not read")
+            raise UndeterminedError(f"there are more than {_MOST_FILES} files; {path} was not read")
         if (text := _text(self._tree, path)) is None:
             return None
         self._left -= len(text)
         if self._left < 0:
-            raise CannotTellError(f"the files have more than {_MOST_TOGETHER >> 20} MiB; {path} was not read")
+            raise UndeterminedError(f"the files have more than {_MOST_TOGETHER >> 20} MiB; {path} was not read")
         try:
             document = parse_toml(text)
         except ValueError as error:
-            raise CannotTellError(f"{path} is not TOML: {error}") from error
+            raise UndeterminedError(f"{path} is not TOML: {error}") from error
         self.documents.append((path, document))
         return document
 
 
 def _text(tree: HostTree, path: str) -> str | None:
-    """Returns the text of a file, or None if there is none. Raises CannotTellError."""
+    """Returns the text of a file, or None if there is none. Raises UndeterminedError."""
     try:
         return read_regular(tree.real(path), _MOST_BYTES, follow=True).decode()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise CannotTellError(f"{path} cannot be read: {error.strerror}") from error
+        raise UndeterminedError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise CannotTellError(f"{path} is not a UTF-8 text, or no path: {error}") from error
+        raise UndeterminedError(f"{path} is not a UTF-8 text, or no path: {error}") from error
 
 
 def _matching(tree: HostTree, pattern: str) -> list[str]:
-    """Returns the files that a pattern of imports matches, in the order of Go's filepath.Glob. Raises CannotTellError.
+    """Returns the files that a pattern of imports matches, in the order of Go's filepath.Glob.
+
+    Raises UndeterminedError and HostTreeError.
 
     Only a pattern with a star is one (resolveImports). Any other path must exist.
     """
     if "*" not in pattern:
         return [pattern]
     if "[" in pattern or "\\" in pattern:
-        raise CannotTellError(f"the pattern {pattern} in imports has signs that this command does not expand")
+        raise UndeterminedError(f"the pattern {pattern} in imports has signs that this command does not expand")
     found, is_literal = ["/"], True
     for part in pattern.strip("/").split("/"):
         is_literal = is_literal and not set(part) & set("*?")
@@ -174,12 +176,12 @@ def _matching(tree: HostTree, pattern: str) -> list[str]:
         expression = re.compile(re.escape(part).replace(r"\*", ".*").replace(r"\?", "."), re.DOTALL)
         found = [f"{one}/{name}" for one in found for name in tree.names(one) or () if expression.fullmatch(name)]
         if len(found) > _MOST_IMPORTS:
-            raise CannotTellError(f"the pattern {pattern} in imports matches more than {_MOST_IMPORTS} files")
+            raise UndeterminedError(f"the pattern {pattern} in imports matches more than {_MOST_IMPORTS} files")
     return found
 
 
 def _below(tree: HostTree, directory: str) -> Iterator[str]:
-    """Yields the files below a directory in the order of filepath.Walk. Raises CannotTellError and HostTreeError."""
+    """Yields the files below a directory in the order of filepath.Walk. Raises UndeterminedError and HostTreeError."""
     pending, seen = [directory], 0
     while pending:
         path = pending.pop()
@@ -190,7 +192,7 @@ def _below(tree: HostTree, directory: str) -> Iterator[str]:
             continue
         seen += len(names)
         if seen > _MOST_IMPORTS:
-            raise CannotTellError(f"{directory} has more than {_MOST_IMPORTS} files")
+            raise UndeterminedError(f"{directory} has more than {_MOST_IMPORTS} files")
         pending += [f"{path}/{name}" for name in reversed(names)]
 
 
@@ -216,7 +218,7 @@ def _stray(tree: HostTree, documents: Documents) -> tuple[str, ...]:
     try:
         others = [f"{_DROP_INS}/{name}" for name in tree.names(_DROP_INS) or () if name.endswith(".toml")]
         return tuple(one for one in others[:_MOST_FILES] if one not in read and _is_ours(_text(tree, one) or ""))
-    except (CannotTellError, HostTreeError):
+    except (UndeterminedError, HostTreeError):
         return ()
 
 
@@ -262,7 +264,7 @@ def _current(tree: HostTree, process: Process, found: Candidate | None) -> Candi
 
 
 def _start_of(tree: HostTree, number: str) -> float | None:
-    """Returns the time at which a process was started, in seconds since the epoch, or None if it cannot be told."""
+    """Returns the start of a process in seconds since the epoch, or None if it cannot be determined."""
     boot = re.search(r"^btime (\d{1,12})$", _of_process(tree, "", "stat"), re.MULTILINE | re.ASCII)
     fields = _of_process(tree, number, "stat").rpartition(")")[2].split()
     if boot is None or len(fields) <= _START or not re.fullmatch(r"\d{1,18}", fields[_START], re.ASCII):

@@ -10,10 +10,12 @@ from dra_frontend.doctor.runtime_settings import (
     CONTAINERD,
     CRI_O,
     NotTheKubeletsError,
+    RuntimeConfig,
     Unclear,
     containerd_settings,
     crio_settings,
     printed_settings,
+    settings_report,
 )
 from numa_node.runtimes.containerd import CRI_OF_1, CRI_OF_2, NRI, Release, RuntimeConfigError
 
@@ -184,6 +186,14 @@ def test_the_output_of_cri_o_is_recognised() -> None:
     assert (software, found["nri"], found["cdi"], found["cdi_directories"]) == (CRI_O, False, True, ["/a"])
     _, found, _ = printed_settings("[crio]\n[crio.nri]\n# enable_nri = true\n")
     assert isinstance(found["nri"], Unclear)
+
+
+def test_the_report_for_the_archive_has_plain_values() -> None:
+    """A setting that is unclear has its reason."""
+    runtime = RuntimeConfig(CONTAINERD, "/f", "command", of(None, "version = 2"), (2, 1, 4), ("/f",))
+    report = json.loads(json.dumps(settings_report(runtime)))
+    assert (report["release"], report["files"], report["settings"]["validator"]) == ("2.1.4", ["/f"], False)
+    assert "not known" in report["settings"]["nri"]["unclear"]
 
 
 @pytest.mark.parametrize("text", ["[", "", "version = 2", "a = " + "[" * 100_000, json.dumps({})])

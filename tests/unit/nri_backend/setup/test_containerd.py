@@ -122,6 +122,22 @@ def test_another_nri_socket_is_noted() -> None:
     assert note == "containerd's NRI socket is '/run/other.sock': set nriSocket of this driver to it"
 
 
+def test_a_dump_of_2_0_may_lack_settings() -> None:
+    """2.0.0 to 2.0.5 do not take over the sections of 1.7 when they print a dump; only 2.0 prints plugin_dir."""
+    (note,) = notes(as_read(dump("2.0") | {"plugin_dir": ""}))
+    assert "containerd config migrate" in note
+
+
+def test_short_names_switch_plugins_off_in_1_7() -> None:
+    """A file of version 1 has them, and the dump repeats them."""
+    document = dump("1.7") | {"disabled_plugins": ["cri"]}
+    del document["plugins"][CRI_2]
+    assert faults(as_read(document)) == [
+        'disabled_plugins names "cri": take it out of the file that says so; drop-ins only add to that list'
+    ]
+    assert not [line for line in missing(document) if CRI_2 in line]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -297,7 +297,7 @@ class OddNode(Node):
     error: Exception | None = None
 
     @property
-    def host(self) -> Host:  # type: ignore[override]
+    def host(self) -> Host:
         """The machine."""
         if self.error is not None:
             raise self.error

@@ -115,7 +115,7 @@ def _read_tiers(reader: Reader) -> dict[int, int]:
 
 
 def _read_dax(reader: Reader) -> dict[int, MemoryKind | None]:
-    """Returns the nodes whose memory belongs to DAX devices, with its kind, or None if the bus does not determine it."""
+    """Returns the nodes whose memory belongs to DAX devices, with its kind, or None if the bus does not tell it."""
     names = reader.all_names(f"{_DAX}/drivers/kmem") or ()
     devices = [name for name in names if _DAX_DEVICE.fullmatch(name)][:_MOST_DEVICES]
     if not devices:

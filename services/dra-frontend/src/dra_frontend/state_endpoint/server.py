@@ -6,14 +6,14 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 from urllib.parse import parse_qs
 
 import uvicorn
 from numa_contract.errors import MalformedError, shown
 from numa_contract.reports import MAX_STATE_BYTES, RECORDS_WAIT_SECONDS, RecordsAnswer, StateAnswer
 from numa_node.probes import HEALTHY, Page, Pages
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from dra_frontend.claims.backend import BackendView, read_state
 from dra_frontend.claims.store import ClaimStore
@@ -205,9 +205,10 @@ class BoundedConnection(H11Protocol):
 
     @property
     def _rank(self) -> int:
-        if self.cycle is None:
+        request = cast("RequestResponseCycle | None", self.cycle)  # None before the first one
+        if request is None:
             return 0
-        return 1 if self.cycle.response_complete else 2
+        return 1 if request.response_complete else 2
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accepts the connection, and ends another one if there are too many."""

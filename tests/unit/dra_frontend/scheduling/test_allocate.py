@@ -296,6 +296,11 @@ def test_devices_of_a_claim_whose_outcome_is_unknown_are_disputed() -> None:
     assert undecided(search, wish("r", **selecting(ON_1))) == text
     assert "8Gi of size at most, 9Gi wanted" in missing(search, wish("r", **size("9Gi")))
     assert chosen(search, wish("r", **size("4Gi"))) == {"r": ["a"]}
+    # A disputed device that cannot meet the request in any case changes nothing.
+    tall = {"value": "16Gi", "requestPolicy": {"default": "1Gi", "validRange": {"min": "1Gi", "max": "16Gi"}}}
+    search = searching(shared("b", 1), {**shared("c", 0), "capacity": {"size": tall}})
+    assert "odd()" in undecided(search, wish("r", **size("8Gi"), **selecting(ODD_ON_1)))
+    assert chosen(search, wish("r", **size("9Gi"))) == {"r": ["c"]}
 
 
 _terms = st.sampled_from([ON_0, ON_1, "odd()", "true", "false", f"{ON_0} || odd()", f"{ON_1} && odd()", FAILS])

@@ -177,6 +177,7 @@ class Search:
         for index in range(start, len(found) - left + 1):
             self._check_certain(found[index])
             one = verdict(wish, found[index].device, self.in_use)
+            self._check_undisputed(one)
             if self._take(self._requests[place].claim, wish, one):
                 if self._from(place + 1) if left == 1 else self._devices_for(place, wish, found, left - 1, index + 1):
                     return True
@@ -194,10 +195,12 @@ class Search:
             raise UnschedulableError([candidate.failed])
         if candidate.unknown:
             raise UndecidedError([candidate.unknown])
-        if candidate.device.key in self._disputed:
-            raise UndecidedError(
-                [f"device {candidate.device.name} may be allocated to an earlier claim whose outcome is unknown"]
-            )
+
+    def _check_undisputed(self, one: Verdict) -> None:
+        """Raises UndecidedError if a device that meets a request may be allocated to an undecided claim."""
+        if self._exact and not one.why and one.device.key in self._disputed:
+            text = f"device {one.device.name} may be allocated to an earlier claim whose outcome is unknown"
+            raise UndecidedError([text])
 
     def _take(self, claim: int, wish: Wish, one: Verdict) -> bool:
         """Takes a device that does for a request, by itself and with those that the claim has, or says no."""

@@ -151,7 +151,7 @@ def test_manifests_that_people_have_fit(path: Path, root: Path, capsys: pytest.C
     assert [one["devices"][0]["request"] for row in outcome["outcomes"] for one in row["claims"]][:1] == ["cpus"]
     notes = [note for row in outcome["outcomes"] for note in row.get("notes", ())]
     if path.stem == "mpijob":
-        assert notes == ["one of 2 pods of its template is simulated; -n 2 simulates them all on this node"]
+        assert notes == ["one of the 2 pods of its template is simulated; -n N simulates N on this node"]
         status, outcome, _ = run(capsys, "--host-root", str(root), *both, "-n", "9")
         assert (status, outcome["fit"], outcome["of"]) == (3, 16, 18)
 

@@ -79,6 +79,14 @@ def test_a_pod_needs_a_name(document: dict[str, Any], text: str) -> None:
     assert text in str(caught.value)
 
 
+def test_claims_have_generated_names_as_well() -> None:
+    """Two claims with one ``generateName`` are two objects, since the API server completes it differently."""
+    spec: dict[str, Any] = {"devices": {"requests": []}}
+    claims = [{"kind": "ResourceClaim", "metadata": {"generateName": "c-"}, "spec": spec}] * 3
+    found = read(*claims, {**claims[0], "metadata": {"name": "c-"}}, {**claims[0], "metadata": {"name": "c-"}})
+    assert sorted(name for _, name in found.claims) == ["c-", "c-*", "c-*2", "c-*3"]
+
+
 def nested(levels: int) -> dict[str, Any]:
     """An object with a pod template so many levels deep."""
     inner: Any = {"template": POD}

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from typing import Any, Final
 
 from numa_contract.errors import shown
@@ -27,7 +28,6 @@ _GROUPS: Final = ("", "v1", "apps", "batch")
 _MOST_PODS: Final = 4096
 """Maximum number of pods and pod templates of all files."""
 _DEFINITIONS: Final = ("ResourceClaim", "ResourceClaimTemplate", "DeviceClass", "ResourceSlice")
-_MANY: Final = "one of {pods} pods of its template is simulated; -n {pods} simulates them all on this node"
 _IMPLICIT: Final = "deviceclass.resource.kubernetes.io/"
 _NODE_RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
 Name = tuple[str, str]
@@ -92,11 +92,13 @@ class Manifests:
             self._add_pods(kind, document)
             return
         metadata = mapping(document, "metadata")
-        name = value(metadata, "namespace", str, "default"), value(metadata, "name", str)
+        name = value(metadata, "namespace", str, "default"), _name_of(metadata)
         match kind:
             case "ResourceClaim":
+                name = _unused(self.claims, name)
                 self.claims[name] = Claim(*name, read_wanted(mapping(document, "spec")))
             case "ResourceClaimTemplate":
+                name = _unused(self.templates, name)
                 self.templates[name] = Claim(*name, read_wanted(mapping(document, "spec", "spec")))
             case "DeviceClass":
                 self.classes[name[1]] = read_class(document)
@@ -141,9 +143,22 @@ class Manifests:
                 workload = _workload(name, template.spec, definitions, classes)
             except ManifestError as error:
                 raise ManifestError(f"pod {name[1]}: {error}") from error
-            more = (_MANY.format(pods=template.pods),) if template.pods > 1 else ()
-            found.append(replace(workload, notes=(*workload.notes, *more)))
+            found.append(replace(workload, notes=(*workload.notes, *_number(template))))
         return found
+
+
+def _number(template: PodTemplate) -> Iterable[str]:
+    """Yields a note on the number of pods of a template, of which one is simulated."""
+    if template.pods > 1:
+        yield f"one of the {template.pods} pods of its template is simulated; -n N simulates N on this node"
+
+
+def _unused(there: Mapping[Name, Any], name: Name) -> Name:
+    """Returns a name, with a number if it was generated and another object has it."""
+    if not name[1].endswith("*"):
+        return name
+    numbered = ((name[0], f"{name[1]}{number}") for number in count(2))
+    return next(one for one in chain([name], numbered) if one not in there)
 
 
 def _named(document: Mapping[str, Any]) -> str:
@@ -154,7 +169,7 @@ def _named(document: Mapping[str, Any]) -> str:
 
 
 def _name_of(metadata: Mapping[str, Any]) -> str:
-    """Returns the name of an object that makes pods. The API server completes ``generateName``, here by ``*``."""
+    """Returns the name of an object. Where the API server completes ``generateName``, it ends with ``*``."""
     generated = value(metadata, "generateName", str, "")
     return value(metadata, "name", str, f"{generated}*" if generated else None)
 

@@ -31,7 +31,9 @@ from dra_frontend.doctor.runtime_settings import (
     crio_settings,
     printed_settings,
 )
-from dra_frontend.doctor.sources.configurations import kubelet_config
+from dra_frontend.doctor.kubelet_command import FlagError, parse_command
+from dra_frontend.doctor.kubelet_config import kubelet_config
+from dra_frontend.doctor.unit_files import UnitError, arguments_of, parse_environment, parse_service
 from dra_frontend.events.event import COUNTED, read_recorded
 from dra_frontend.scheduling.allocate import Search, UndecidedError, UnschedulableError
 from dra_frontend.scheduling.manifests import Manifests
@@ -65,6 +67,14 @@ _kubelet_config = {
     "reservedSystemCPUs": "0-1",
     "reservedMemory": [{"numaNode": 0, "limits": {"memory": "1Gi"}}],
 }
+_unit = (
+    b'[Service]\nEnvironment="A=--config=/a b"\nEnvironmentFile=-/etc/default/kubelet\nExecStart=\n'
+    b"ExecStart=@/usr/bin/kubelet kubelet $A ${B} \\\n --v=2 'x y' $$ %i\n"
+)
+_flags = (
+    b"--feature-gates=A=true,B=false --reserved-memory 0:memory=1Gi,hugepages-2Mi=2Gi;1:memory=1Gi "
+    b"--reserved_cpus 0-1 --config=/a --config-dir /b --cpu-manager-policy=static -v 2 -- --root-dir=/c"
+)
 _INVENTORY = build_inventory(machine(), Config(group_by="machine"), claims.NODE)
 _CLASSES = known_classes(machine())
 _SLICES = Call("list", "resource.k8s.io", "resourceslices")
@@ -88,6 +98,11 @@ def _runtime_files(data: bytes) -> None:
         with suppress(NotTheKubeletsError):
             containerd_settings([("/a", document), ("/b", document)], release)
     crio_settings([("/a", document), ("/b", document)], None)
+
+
+def _unit_arguments(data: bytes) -> None:
+    service, environment = parse_service([text(data), text(data)]), parse_environment(text(data))
+    arguments_of(service, environment, "kubelet")
 
 
 def _quantity(data: bytes) -> None:
@@ -399,6 +414,24 @@ TARGETS = [
         bombs=[b"[a." * 5000, b"a = " + b"[" * 60_000],
     ),
     Target("runtime-files", _runtime_files, _runtimes, milliseconds=200, bombs=[b"[a]\nb.c = 1\n" * 5000]),
+        "kubelet-flags",
+        lambda data: parse_command(text(data).split(" ")),
+        st.just(_flags),
+        (FlagError,),
+        bombs=[b"--feature-gates=" + b"a=1," * 16_000, b"--reserved-memory=" + b"0:a=1;" * 10_000],
+    ),
+    Target(
+        "systemd-unit",
+        _unit_arguments,
+        st.just(_unit),
+        (UnitError,),
+        milliseconds=500,
+        bombs=[
+            b"[Service]\nExecStart=" + b"kubelet " * 8_000,
+            b"[Service]\nExecStart=kubelet " + b"$A " * 1000 + b"\nEnvironment=A=" + b"x" * 10_000,
+            b"[Service]\n" + b"Environment=A=1\n" * 4_000,
+        ],
+    ),
     Target(
         "opaque-parameters",
         _parameters,

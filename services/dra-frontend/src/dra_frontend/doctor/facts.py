@@ -65,16 +65,25 @@ class Cgroups:
 
 @dataclass(frozen=True, slots=True)
 class KubeletConfig:
-    """The kubelet's configuration file and the states of its managers."""
+    """The kubelet's effective configuration, as far as it was seen."""
 
     source: str
     cpu_manager: str
+    """Policy that runs now; that of the files if no state file was found."""
     memory_manager: str
     topology_manager: str
     gates: Mapping[str, bool]
     reserved_cpus: frozenset[int] | None
     """``reservedSystemCPUs``; None where it is not set."""
     reserved_memory: tuple[Document, ...]
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """File or command line that sets each setting."""
+    running: Mapping[str, str] = field(default_factory=dict)
+    """Policies of the managers (``cpu``, ``memory``) in their state files."""
+    configured: Mapping[str, str] = field(default_factory=dict)
+    """Policies of the managers in files and flags, as far as these were seen."""
+    unseen: Unread | None = None
+    """Reason why an absence proves nothing: a part of the configuration was not seen."""
 
 
 @dataclass(frozen=True, slots=True)

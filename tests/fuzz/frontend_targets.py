@@ -25,14 +25,14 @@ from dra_frontend.commands.classes import known_classes
 from dra_frontend.commands.manifest_files import add_manifests
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.quantity import format_quantity, parse_quantity
+from dra_frontend.doctor.kubelet_command import FlagError, parse_command
+from dra_frontend.doctor.kubelet_config import kubelet_config
 from dra_frontend.doctor.runtime_settings import (
     NotTheKubeletsError,
     containerd_settings,
     crio_settings,
     printed_settings,
 )
-from dra_frontend.doctor.kubelet_command import FlagError, parse_command
-from dra_frontend.doctor.kubelet_config import kubelet_config
 from dra_frontend.doctor.unit_files import UnitError, arguments_of, parse_environment, parse_service
 from dra_frontend.events.event import COUNTED, read_recorded
 from dra_frontend.scheduling.allocate import Search, UndecidedError, UnschedulableError
@@ -414,6 +414,7 @@ TARGETS = [
         bombs=[b"[a." * 5000, b"a = " + b"[" * 60_000],
     ),
     Target("runtime-files", _runtime_files, _runtimes, milliseconds=200, bombs=[b"[a]\nb.c = 1\n" * 5000]),
+    Target(
         "kubelet-flags",
         lambda data: parse_command(text(data).split(" ")),
         st.just(_flags),

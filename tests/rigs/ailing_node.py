@@ -95,7 +95,13 @@ class AilingNode:
         self.cdi.mkdir()
         (self.run / "state.sock").symlink_to(f"{POD}/state.sock")
         self.settings_of: dict[str, Any] = {"reservedCPUs": "0"}
-        self.kubelet_of: dict[str, Any] = {"kind": "KubeletConfiguration", "reservedSystemCPUs": "0"}
+        self.kubelet_of: dict[str, Any] = {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "reservedSystemCPUs": "0",
+        }
+        command = f"/usr/bin/kubelet --config={self.kubelet_root}/config.yaml"
+        self.host("/usr/lib/systemd/system/kubelet.service", f"[Service]\nExecStart={command}\n")
         self.nri: dict[str, Any] = {"default_validator": dict(_VALIDATOR)}
         self.cri: dict[str, Any] = {"cdi_spec_dirs": [str(self.cdi)]}
         self.status: dict[str, Any] = {

@@ -21,6 +21,8 @@ STATE: Final = "state"
 """The directory of what the service said."""
 JOURNAL: Final = "journal.json"
 """What the journal of claims said."""
+KUBELET: Final = "kubelet.json"
+"""The kubelet's configuration, as far as the doctor examines it. The files themselves may contain secrets."""
 _TOP: Final = "node"
 
 

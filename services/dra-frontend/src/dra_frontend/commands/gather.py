@@ -21,16 +21,28 @@ from numa_contract.errors import MalformedError, printable
 from numa_contract.names import CLAIMS_JOURNAL, cdi_file_name
 from numa_node.files import read_regular
 
-from dra_frontend.bundle.archive import JOURNAL, MANIFEST, MOST_BYTES, STATE, ArchiveError, ArchiveWriter, extract
+from dra_frontend.bundle.archive import (
+    JOURNAL,
+    KUBELET,
+    MANIFEST,
+    MOST_BYTES,
+    STATE,
+    ArchiveError,
+    ArchiveWriter,
+    extract,
+)
 from dra_frontend.bundle.masking import Masks
 from dra_frontend.bundle.recording import RecordingTree
 from dra_frontend.claims.journal import Journal
 from dra_frontend.commands.node_files import claim_files, read_archived, read_node
 from dra_frontend.devices.inventory import InventoryError
 from dra_frontend.devices.slices import slice_documents
+from dra_frontend.doctor.facts import Facts, KubeletConfig
 from dra_frontend.doctor.gather import gather as read_facts
+from dra_frontend.doctor.kubelet_config import archived
 from dra_frontend.doctor.model import Unread
 from dra_frontend.doctor.runtime_settings import settings_report
+from dra_frontend.doctor.sources.kubelet import read_archived_kubelet, read_kubelet
 from dra_frontend.doctor.table import examine, report
 from dra_frontend.explain.enforced import KERNEL_FILES
 from dra_frontend.explain.known import read_containers
@@ -76,16 +88,28 @@ class Bundle:
         self._machine()
         self._claims()
         if is_here(self._settings.host_root):
-            self._doctor()
+            facts = asyncio.run(read_facts(self._settings))
+            self._doctor(facts)
+            self._kubelet(facts.kubelet)
+        else:
+            self._kubelet(self._kubelet_of_files())
 
-    def _doctor(self) -> None:
-        facts = asyncio.run(read_facts(self._settings))
+    def _doctor(self, facts: Facts) -> None:
         self.files["doctor.json"] = json.dumps(report(examine(facts), self._settings.node_name), indent=1)
         # Only the settings that matter to the driver: the runtime's files may contain passwords of registries.
         if isinstance(facts.runtime, Unread):
             self.missing["runtime"] = facts.runtime.why
         else:
             self.files["runtime.json"] = json.dumps(settings_report(facts.runtime), indent=1)
+
+    def _kubelet(self, kubelet: KubeletConfig | Unread | None) -> None:
+        """Adds the kubelet's settings, but not its files: those of k3s contain the token of the cluster."""
+        if isinstance(kubelet, KubeletConfig):
+            self.files[KUBELET] = json.dumps(archived(kubelet), indent=1)
+
+    def _kubelet_of_files(self) -> KubeletConfig | None:
+        root, config = self._settings.host_root, self._settings.config
+        return read_archived_kubelet(root) or read_kubelet(root, config.kubelet_root_dir, self._settings.node_name)
 
     def _service(self) -> None:
         client = StateClient(on_node(self._settings.host_root, self._settings.config.run_dir))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from numa_contract.config import Config
 from numa_contract.records import AllocationRecord
 
 from dra_frontend.api_server.credentials import kubeconfig
@@ -15,16 +14,11 @@ from dra_frontend.doctor.facts import Claims, Facts, PodFault, Service
 from dra_frontend.doctor.model import Unread, known
 from dra_frontend.doctor.runtime_in_use import reported_runtime, runtime_in_use
 from dra_frontend.doctor.sources.cluster import nobody_asked, read_cluster
-from dra_frontend.doctor.sources.configurations import (
-    ELSEWHERE,
-    kubelet_of_answer,
-    read_given_kubelet,
-    read_kubelet,
-)
 from dra_frontend.doctor.sources.directories import read_claims, read_run_directory, read_sockets
 from dra_frontend.doctor.sources.endpoint import find_service, read_service
 from dra_frontend.doctor.sources.kernel import own_limits, read_cgroups, read_kernel
-from dra_frontend.doctor.sources.runtimes import read_given_runtime, read_runtimes
+from dra_frontend.doctor.sources.kubelet import choose_kubelet, read_given_kubelet
+from dra_frontend.doctor.sources.runtimes import ELSEWHERE, read_given_runtime, read_runtimes
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.file_tree import FileTree, HostTreeError
 from dra_frontend.node.host_tree import HostTree, on_node
@@ -46,8 +40,8 @@ async def gather(settings: Settings, kubelet_config: str = "", runtime_config: s
     ``kubelet_config`` is a file with the kubelet's configuration, which replaces all other sources of it, and
     ``runtime_config`` one with what the container runtime prints of its own.
     """
-    config = settings.config
-    given = await asyncio.to_thread(read_given_kubelet, kubelet_config) if kubelet_config else None
+    config, name = settings.config, settings.node_name
+    given = await asyncio.to_thread(read_given_kubelet, kubelet_config, name) if kubelet_config else None
     machine = await asyncio.to_thread(read_machine, settings)
     node = await asyncio.to_thread(_read_node, settings, machine)
     if settings.host_root != "/" and not config.kubeconfig:
@@ -56,22 +50,21 @@ async def gather(settings: Settings, kubelet_config: str = "", runtime_config: s
         records = _records(node["service"], node["claims"])
         load = kubeconfig(config.kubeconfig)
         cluster = dict(await read_cluster(load, settings.node_name, known(machine), records, config))
-    configz = cluster.pop("configz")
-    path = Path(on_node(settings.host_root, _state(config)))
-    node["kubelet"] = given or node["kubelet"] or kubelet_of_answer(path, configz)
+    asked = settings.host_root, config.kubelet_root_dir, name, cluster.pop("configz")
+    node["kubelet"] = given or await asyncio.to_thread(choose_kubelet, *asked)
     reported = reported_runtime(cluster["node"], node["backend"])
     if runtime_config:
         node["runtime"] = await asyncio.to_thread(read_given_runtime, runtime_config, reported)
     else:
         node["runtime"] = runtime_in_use(node["runtime"], reported, ELSEWHERE)
-    return Facts(config=config, node_name=settings.node_name, machine=machine, **node, **cluster)
+    return Facts(config=config, node_name=name, machine=machine, **node, **cluster)
 
 
 def _read_node(settings: Settings, machine: Inventory | Unread) -> dict[str, Any]:
     config = settings.config
-    run, cgroups, kubelet, root, cdi = (
+    run, cgroups, root, cdi = (
         Path(on_node(settings.host_root, one))
-        for one in (config.run_dir, config.cgroup_root, _state(config), config.kubelet_root_dir, config.cdi_dir)
+        for one in (config.run_dir, config.cgroup_root, config.kubelet_root_dir, config.cdi_dir)
     )
     service, backend = read_service(find_service(run, settings.pod_uid))
     inventory, tree = known(machine), open_host(settings)
@@ -79,7 +72,6 @@ def _read_node(settings: Settings, machine: Inventory | Unread) -> dict[str, Any
     return {
         "kernel": read_kernel(tree),
         "cgroups": read_cgroups(HostTree(cgroups), config.cgroup_root, _mounts(tree), hardware),
-        "kubelet": read_kubelet(kubelet),
         "runtime": read_runtimes(HostTree(settings.host_root)),
         "sockets": read_sockets(root),
         "pod": _read_pod(settings),
@@ -100,10 +92,6 @@ def _mounts(tree: FileTree) -> str:
         return tree.read("/proc/self/mountinfo") or ""
     except HostTreeError:
         return ""
-
-
-def _state(config: Config) -> str:
-    return f"{config.kubelet_root_dir}/config.yaml"
 
 
 def _records(service: Service | Unread, claims: Claims | Unread) -> Sequence[AllocationRecord]:

@@ -2,7 +2,7 @@
 """Whether the kubelet leaves CPUs and memory to claims, and keeps the same for the system. Pure."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from numa_contract.config import Config
@@ -13,7 +13,7 @@ from numa_contract.reports import BackendStatus
 from dra_frontend.devices.quantity import parse_quantity
 from dra_frontend.devices.reserves import is_explicit
 from dra_frontend.doctor.facts import Document, KubeletConfig
-from dra_frontend.doctor.model import Check, Finding, note, problem
+from dra_frontend.doctor.model import Check, Finding, note, problem, unknown
 
 _OLDEST: Final = (1, 34)
 _MOST_BEHIND: Final = 3
@@ -22,7 +22,9 @@ _GATES: Final = ("DynamicResourceAllocation", "DRAConsumableCapacity")
 _COUNTED: Final = "DRANodeAllocatableResources"
 _OFF: Final = {"cpu": "cpuManagerPolicy: none", "memory": "memoryManagerPolicy: None"}
 """The settings that switch off the kubelet's managers. It does not start with another spelling of these words."""
-_REMEDY: Final = "set {} in the kubelet's configuration, remove its state file, restart it"
+_NAMES: Final = {"cpu": "CPU", "memory": "memory"}
+_CONFIGURATION: Final = "the kubelet's configuration"
+_REMEDY: Final = "set {} in {}, remove its state file, restart it"
 _PINNED: Final = "Guaranteed pods may be given what claims have, and then neither is alone"
 
 
@@ -59,20 +61,40 @@ def _ready(node: Document) -> Iterator[Finding]:
         yield problem("The node is not ready.", why, "see the kubelet's log")
 
 
-def _cpu_manager(kubelet: KubeletConfig) -> Iterator[Finding]:
-    if kubelet.cpu_manager == "static":
-        yield problem("The kubelet's CPU manager is static.", _PINNED, _REMEDY.format(_OFF["cpu"]))
+def _if_seen(
+    judge: Callable[..., Iterator[Finding]], settled: Callable[..., bool] = lambda *_: False
+) -> Callable[..., Iterator[Finding]]:
+    """Returns a check that finds nothing only if the whole configuration was seen, or ``settled`` without it."""
+
+    def run(kubelet: KubeletConfig, *others: Any) -> Iterator[Finding]:
+        findings = list(judge(kubelet, *others))
+        yield from findings
+        if not findings and kubelet.unseen is not None and not settled(kubelet, *others):
+            yield unknown(kubelet.unseen)
+
+    return run
 
 
-def _memory_manager(kubelet: KubeletConfig) -> Iterator[Finding]:
-    if kubelet.memory_manager == "Static":
-        yield problem("The kubelet's memory manager is Static.", _PINNED, _REMEDY.format(_OFF["memory"]))
+def _manager_check(manager: str, static: str) -> Callable[..., Iterator[Finding]]:
+    """Returns the check of a manager whose policy is in a state file while it runs, and else in the configuration."""
+
+    def judge(kubelet: KubeletConfig) -> Iterator[Finding]:
+        running = {"cpu": kubelet.cpu_manager, "memory": kubelet.memory_manager}[manager]
+        setting, _, _ = _OFF[manager].partition(":")
+        remedy = _REMEDY.format(_OFF[manager], kubelet.origins.get(setting, _CONFIGURATION))
+        if running == static:
+            yield problem(f"The kubelet's {_NAMES[manager]} manager is {static}.", _PINNED, remedy)
+        elif kubelet.configured.get(manager) == static:
+            what = f"The kubelet's {_NAMES[manager]} manager is configured as {static}, but runs as {running}."
+            yield problem(what, "with another policy in its state file the kubelet does not start again", remedy)
+
+    return _if_seen(judge, lambda kubelet: manager in kubelet.running)
 
 
 def _seen_pinning(backend: BackendStatus) -> Iterator[Finding]:
     for manager in filter(_OFF.__contains__, backend.kubelet_pins):
         what = f"The kubelet's static {manager} manager or another NRI plugin was seen to pin containers."
-        remedy = f"{_REMEDY.format(_OFF[manager])}; if it is set so, remove the other NRI plugin"
+        remedy = f"{_REMEDY.format(_OFF[manager], _CONFIGURATION)}; if it is set so, remove the other NRI plugin"
         yield problem(what, _PINNED, remedy)
 
 
@@ -81,7 +103,8 @@ def _topology_manager(kubelet: KubeletConfig) -> Iterator[Finding]:
         yield note(
             f"The kubelet's topology manager is {kubelet.topology_manager}.",
             "it knows nothing of claims: it may refuse a pod on the node that the scheduler has chosen for its claims",
-            "set topologyManagerPolicy: none; claims say matchAttribute: resource.kubernetes.io/numaNode instead",
+            f"set topologyManagerPolicy: none in {kubelet.origins.get('topologyManagerPolicy', _CONFIGURATION)}; "
+            "claims use matchAttribute: resource.kubernetes.io/numaNode instead",
         )
 
 
@@ -90,10 +113,16 @@ def _gates(kubelet: KubeletConfig) -> Iterator[Finding]:
         if kubelet.gates.get(gate) is False:
             why = "the kubelet prepares no claims" if gate == _GATES[0] else "it drops what claims have of a device"
             yield problem(f"The kubelet's feature gate {gate} is off.", why, f"take {gate}: false out of featureGates")
+    if kubelet.gates.get("AllBeta") is False and _GATES[1] not in kubelet.gates:
+        why = f"{_GATES[1]} is a beta gate since Kubernetes 1.36: it is off, and the kubelet drops what claims have"
+        yield problem("The kubelet's feature gate AllBeta is off.", why, f"add {_GATES[1]}: true to featureGates")
 
 
 def _counted_gate(kubelet: KubeletConfig, config: Config) -> Iterator[Finding]:
-    if config.publish_node_allocatable_resource_mapping and not kubelet.gates.get(_COUNTED, False):
+    if kubelet.unseen is not None and _COUNTED not in kubelet.gates:
+        return
+    on = kubelet.gates.get(_COUNTED, kubelet.gates.get("AllAlpha", False))
+    if config.publish_node_allocatable_resource_mapping and not on:
         why = "claims count against the node in the scheduler, and the kubelet counts requests alone"
         yield note(f"The kubelet's feature gate {_COUNTED} is not on.", why, f"add {_COUNTED}: true to featureGates")
 
@@ -168,23 +197,32 @@ CHECKS: Final = (
     Check("kubelet.version-skew", "It is not newer than the API server, nor much older.", ("node", "server"), _skew),
     Check("kubelet.ready", "The node is ready.", ("node",), _ready),
     Check("kubelet.registration", "Both drivers have a live socket in the kubelet's registry.", ("sockets",), _sockets),
-    Check("kubelet.cpu-manager", "The CPU manager's policy is none.", ("kubelet",), _cpu_manager),
-    Check("kubelet.memory-manager", "The memory manager's policy is None.", ("kubelet",), _memory_manager),
+    Check("kubelet.cpu-manager", "The CPU manager's policy is none.", ("kubelet",), _manager_check("cpu", "static")),
+    Check(
+        "kubelet.memory-manager",
+        "The memory manager's policy is None.",
+        ("kubelet",),
+        _manager_check("memory", "Static"),
+    ),
     Check(
         "kubelet.pinning",
         "Neither the kubelet nor another NRI plugin was seen to pin containers.",
         ("backend",),
         _seen_pinning,
     ),
-    Check("kubelet.topology-manager", "The topology manager refuses no pod.", ("kubelet",), _topology_manager),
-    Check("kubelet.gates", f"The gates {' and '.join(_GATES)} are not off.", ("kubelet",), _gates),
+    Check(
+        "kubelet.topology-manager", "The topology manager refuses no pod.", ("kubelet",), _if_seen(_topology_manager)
+    ),
+    Check("kubelet.gates", f"The gates {' and '.join(_GATES)} are not off.", ("kubelet",), _if_seen(_gates)),
     Check(
         "kubelet.counted-gate",
         f"{_COUNTED} is on where publishNodeAllocatableResourceMapping is.",
         ("kubelet", "config"),
-        _counted_gate,
+        _if_seen(_counted_gate, lambda _, config: not config.publish_node_allocatable_resource_mapping),
     ),
-    Check("kubelet.reserved-cpus", "reservedSystemCPUs are reservedCPUs.", ("kubelet", "config"), _reserved_cpus),
+    Check(
+        "kubelet.reserved-cpus", "reservedSystemCPUs are reservedCPUs.", ("kubelet", "config"), _if_seen(_reserved_cpus)
+    ),
     Check("kubelet.counts-reserved-cpus", "It reserves as many CPUs as we.", ("node", "config"), _counts_reserves),
     Check(
         "kubelet.counts-reserved-memory",
@@ -192,5 +230,10 @@ CHECKS: Final = (
         ("node", "config"),
         _counts_memory,
     ),
-    Check("kubelet.reserved-memory", "Both reserve memory of the same nodes.", ("kubelet", "config"), _reserved_memory),
+    Check(
+        "kubelet.reserved-memory",
+        "Both reserve memory of the same nodes.",
+        ("kubelet", "config"),
+        _if_seen(_reserved_memory),
+    ),
 )

@@ -35,8 +35,9 @@ _ELSEWHERE: Final = Unread(
     on_purpose=True,
 )
 _NO_CONFIGZ: Final = (
-    "kubectl numa doctor NODE reads it with your own rights and passes it on (--kubelet-config); or let the driver "
-    "read it: doctor.kubeletProxy: true in the chart's values grants get on nodes/proxy (docs/doctor.md)"
+    "kubectl get --raw /api/v1/nodes/NODE/proxy/configz prints it; kubectl numa doctor NODE reads it with your own "
+    "rights and passes it on (--kubelet-config); or let the driver read it: doctor.kubeletProxy: true in the chart's "
+    "values grants get on nodes/proxy (docs/doctor.md)"
 )
 _Answer = TypeVar("_Answer")
 

@@ -26,6 +26,10 @@ from dra_frontend.doctor.runtime_settings import CONTAINERD, CRI_O, RuntimeConfi
 from dra_frontend.machine.file_tree import HostTreeError
 from dra_frontend.node.host_tree import HostTree
 
+ELSEWHERE: Final = (
+    "run it with the node's root mounted: kubectl debug node/NODE -it --profile=sysadmin --image=FRONTEND-IMAGE -- "
+    "dra-frontend doctor --host-root /host"
+)
 _MOST_FILES: Final = 64
 _MOST_IMPORTS: Final = 256
 _MOST_BYTES: Final = 1 << 20

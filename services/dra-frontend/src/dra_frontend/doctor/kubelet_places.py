@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where distributions keep the configuration of their kubelets. Pure.
+
+The places are those of kubeadm, nodeadm of awslabs/amazon-eks-ami, k3s-io/k3s and rancher/rke2, siderolabs/talos,
+openshift/machine-config-operator, k0sproject/k0s, GKE, Azure/AgentBaker and canonical/microk8s.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A file of ``--config`` and a directory of ``--config-dir`` that belong together."""
+
+    config: str
+    drop_ins: str = ""
+
+
+ROOT: Final = "ROOT"
+"""Stands for the kubelet's root directory, which is configurable."""
+PLACES: Final = (
+    # kubeadm; the drop-in directory is the one that the Kubernetes documentation proposes.
+    Place(f"{ROOT}/config.yaml", "/etc/kubernetes/kubelet.conf.d"),
+    # EKS: nodeadm (Amazon Linux 2023) and bootstrap.sh (Amazon Linux 2).
+    Place("/etc/kubernetes/kubelet/config.json", "/etc/kubernetes/kubelet/config.json.d"),
+    Place("/etc/kubernetes/kubelet/kubelet-config.json", "/etc/kubernetes/kubelet/kubelet-config.json.d"),
+    # Talos.
+    Place("/etc/kubernetes/kubelet.yaml"),
+    # OpenShift. A file of this name on a node of kubeadm is a kubeconfig.
+    Place("/etc/kubernetes/kubelet.conf", "/etc/openshift/kubelet.conf.d"),
+    # k0s: newer releases and older ones.
+    Place("/run/k0s/kubelet/config.yaml"),
+    Place("/var/lib/k0s/kubelet-config.yaml"),
+    # GKE.
+    Place("/home/kubernetes/kubelet-config.yaml"),
+    # AKS.
+    Place("/etc/default/kubeletconfig.json"),
+)
+ENVIRONMENT_FILES: Final = (
+    f"{ROOT}/kubeadm-flags.env",
+    "/etc/default/kubelet",
+    "/etc/sysconfig/kubelet",
+    "/etc/eks/kubelet/environment",
+)
+"""Environment files with flags, in the order in which kubeadm's unit passes them."""
+VARIABLES: Final = ("KUBELET_", "NODEADM_KUBELET_")
+"""Prefixes of the variables in them that contain flags."""
+UNIT_DIRECTORIES: Final = (
+    "/etc/systemd/system",
+    "/run/systemd/system",
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+    "/lib/systemd/system",
+)
+"""Directories of systemd units, those that win first."""
+MICROK8S_ARGUMENTS: Final = "/var/snap/microk8s/current/args/kubelet"
+
+
+@dataclass(frozen=True, slots=True)
+class Rancher:
+    """A distribution that starts the kubelet with ``kubelet-arg`` of its own configuration."""
+
+    name: str
+    units: tuple[str, ...]
+
+    @property
+    def configuration(self) -> str:
+        """Path of its configuration file; drop-ins are in the directory of this name with ``.d``."""
+        return f"/etc/rancher/{self.name}/config.yaml"
+
+    @property
+    def data(self) -> str:
+        """Path of its data directory unless ``data-dir`` is set."""
+        return f"/var/lib/rancher/{self.name}"
+
+
+RANCHERS: Final = (
+    Rancher("k3s", ("k3s.service", "k3s-agent.service")),
+    Rancher("rke2", ("rke2-server.service", "rke2-agent.service")),
+)

@@ -7,13 +7,13 @@ from typing import Any
 
 import cel
 import pytest
+from dra_frontend.cel.evaluate import selected
+from dra_frontend.cel.values import CelError, Domains
 from dra_frontend.commands.classes import device_classes
 from dra_frontend.devices.inventory import build_inventory
 from dra_frontend.devices.slices import slice_documents
 from dra_frontend.machine.discovery import discover
 from dra_frontend.machine.model import HugepagePool, NumaNode
-from dra_frontend.scheduling.cel import selected
-from dra_frontend.scheduling.cel_values import CelError, Domains
 from numa_contract.config import Config
 
 from tests.chart.helm import Document

@@ -3,10 +3,10 @@
 
 from fractions import Fraction
 
-from dra_frontend.scheduling.cel import LONGEST, selected
-from dra_frontend.scheduling.cel_functions import FUNCTIONS, METHODS, Semver
-from dra_frontend.scheduling.cel_tokens import CelUnsupportedError
-from dra_frontend.scheduling.cel_values import CelError, Domains, Quantity
+from dra_frontend.cel.evaluate import LONGEST, selected
+from dra_frontend.cel.functions import FUNCTIONS, METHODS, Semver
+from dra_frontend.cel.tokens import CelUnsupportedError
+from dra_frontend.cel.values import CelError, Domains, Quantity
 from hypothesis import strategies as st
 
 from tests.fuzz.contract_targets import text

@@ -133,7 +133,7 @@ def test_the_service_pays_for_no_command() -> None:
     """It runs on every node all the time: what a person asks now and then is read when it is asked."""
     program = (
         "import sys, dra_frontend.commands.cli, dra_frontend.app\n"
-        "paid = {'dra_frontend.explain', 'dra_frontend.bundle', 'dra_frontend.scheduling.cel', 'tarfile'}\n"
+        "paid = {'dra_frontend.explain', 'dra_frontend.bundle', 'dra_frontend.cel.evaluate', 'tarfile'}\n"
         "sys.exit(' '.join(paid & sys.modules.keys()) or 0)\n"
     )
     ran = run("-c", program, stdout=subprocess.DEVNULL)

@@ -9,9 +9,9 @@ from typing import Final
 
 from numa_contract.errors import shown
 
-from dra_frontend.scheduling.cel import selected
-from dra_frontend.scheduling.cel_tokens import CelUnsupportedError
-from dra_frontend.scheduling.cel_values import Budget, CelError
+from dra_frontend.cel.evaluate import selected
+from dra_frontend.cel.tokens import CelUnsupportedError
+from dra_frontend.cel.values import Budget, CelError
 from dra_frontend.scheduling.published import Key, Published, Share
 from dra_frontend.scheduling.reading import ManifestError
 from dra_frontend.scheduling.wanted import DeviceClass, Wish

@@ -2,7 +2,7 @@
 """Functions of CEL that selectors may call: the standard ones, cel-go's strings and sets, and those of Kubernetes.
 
 A function raises TypeError for an overload that CEL does not have, and CelUnsupportedError for one that is not written
-here. Every value that an evaluation can produce is one of the types of :mod:`dra_frontend.scheduling.cel_values`.
+here. Every value that an evaluation can produce is one of the types of :mod:`dra_frontend.cel.values`.
 """
 
 import operator
@@ -13,10 +13,9 @@ from typing import Any, Final
 
 from numa_contract.errors import MalformedError, shown
 
-from dra_frontend.devices.quantity import parse_quantity
-from dra_frontend.scheduling import cel_regex
-from dra_frontend.scheduling.cel_tokens import CelUnsupportedError, Uint
-from dra_frontend.scheduling.cel_values import (
+from dra_frontend.cel import regex
+from dra_frontend.cel.tokens import CelUnsupportedError, Uint
+from dra_frontend.cel.values import (
     NONE,
     OPERATORS,
     CelError,
@@ -25,6 +24,7 @@ from dra_frontend.scheduling.cel_values import (
     equal,
     is_number,
 )
+from dra_frontend.devices.quantity import parse_quantity
 
 _LONGEST_INCLUDES: Final = 48
 """Values of a list that ``includes()`` takes in Kubernetes 1.36 (ResourceSliceMaxAttributeValuesPerDevice)."""
@@ -293,7 +293,7 @@ def _nonzero(value: Any) -> Maybe:
 
 
 def _matches(text: str, pattern: str) -> bool:
-    return cel_regex.compiled(pattern).found_in(text)
+    return regex.compiled(pattern).found_in(text)
 
 
 def _within(items: list[Any], others: list[Any]) -> bool:
@@ -365,7 +365,7 @@ WITHOUT_OFFSET: Final = ("indexOf", "lastIndexOf")
 def _cost_of_matches(text: Any, pattern: Any) -> int:
     if not isinstance(text, str) or not isinstance(pattern, str):
         return 0
-    return (len(text) + 1) * len(cel_regex.compiled(pattern).instructions) // 2
+    return (len(text) + 1) * len(regex.compiled(pattern).instructions) // 2
 
 
 def _cost_of_replace(text: Any, old: Any, new: Any, *_: Any) -> int:

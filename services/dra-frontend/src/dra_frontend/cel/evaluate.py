@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Final
 
-from dra_frontend.scheduling.cel_functions import COSTS, FUNCTIONS, METHODS, WITHOUT_OFFSET
-from dra_frontend.scheduling.cel_tokens import LITERALS, CelUnsupportedError, tokens
-from dra_frontend.scheduling.cel_values import (
+from dra_frontend.cel.functions import COSTS, FUNCTIONS, METHODS, WITHOUT_OFFSET
+from dra_frontend.cel.tokens import LITERALS, CelUnsupportedError, tokens
+from dra_frontend.cel.values import (
     NONE,
     OPERATORS,
     Budget,

@@ -5,11 +5,11 @@ import time
 from typing import Any
 
 import pytest
+from dra_frontend.cel.evaluate import selected
+from dra_frontend.cel.functions import Semver
+from dra_frontend.cel.tokens import CelUnsupportedError
+from dra_frontend.cel.values import CelError, Domains, Quantity
 from dra_frontend.devices.quantity import parse_quantity
-from dra_frontend.scheduling.cel import selected
-from dra_frontend.scheduling.cel_functions import Semver
-from dra_frontend.scheduling.cel_tokens import CelUnsupportedError
-from dra_frontend.scheduling.cel_values import CelError, Domains, Quantity
 
 ATTRIBUTES: dict[str, dict[str, Any]] = {
     "dra.cpu": {"numCPUs": 16, "smtEnabled": True, "coreType": "p-core", "roots": ["pci0", "pci1"]},

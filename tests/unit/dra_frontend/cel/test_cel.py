@@ -7,12 +7,12 @@ import time
 from typing import Any
 
 import pytest
+from dra_frontend.cel.evaluate import LONGEST, selected
+from dra_frontend.cel.tokens import CelUnsupportedError
+from dra_frontend.cel.values import CelError, Domains, Quantity
 from dra_frontend.commands.classes import device_classes
 from dra_frontend.devices.quantity import parse_quantity
 from dra_frontend.machine.discovery import discover
-from dra_frontend.scheduling.cel import LONGEST, selected
-from dra_frontend.scheduling.cel_tokens import CelUnsupportedError
-from dra_frontend.scheduling.cel_values import CelError, Domains, Quantity
 
 from tests.rigs.trees import small_machine
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from numa_contract.errors import shown
 
-from dra_frontend.scheduling.cel_tokens import CelUnsupportedError, Uint
+from dra_frontend.cel.tokens import CelUnsupportedError, Uint
 
 MOST_VALUES: Final = 100_000
 """Maximum number of values that one evaluation may handle. A selector without loops needs at most a few thousand."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
-from dra_frontend.scheduling.cel_tokens import CelUnsupportedError
+from dra_frontend.cel.tokens import CelUnsupportedError
 
 MOST_INSTRUCTIONS: Final = 2_000
 _MOST_LEVELS: Final = 40

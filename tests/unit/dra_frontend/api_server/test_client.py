@@ -696,7 +696,7 @@ async def test_a_redirect_is_an_error_that_names_the_host(code: int, location: s
 
 @asynccontextmanager
 async def connection_to(
-    answer: Callable[[web.Request], Awaitable[web.StreamResponse]], **more: Any
+    answer: Callable[[web.Request], Awaitable[web.StreamResponse]], host: str = "127.0.0.1", **more: Any
 ) -> AsyncGenerator[Connection, None]:
     """A connection to a server that gives one answer to everything."""
     app = web.Application()
@@ -706,7 +706,7 @@ async def connection_to(
     await web.TCPSite(runner, "127.0.0.1", 0).start()
 
     def load(settings: Settings) -> None:
-        settings.host = "http://{}:{}".format(*runner.addresses[0][:2])
+        settings.host = f"http://{host}:{runner.addresses[0][1]}"
 
     connection = Connection(load, **more)
     await connection.open()
@@ -718,7 +718,7 @@ async def connection_to(
 
 
 async def test_a_cookie_is_not_sent_back() -> None:
-    """aiohttp keeps every cookie of every answer without a limit, and sends all of them with the next request."""
+    """aiohttp keeps every cookie of a server with a name, without a limit, and sends all of them with each request."""
     sent: list[str | None] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -727,7 +727,7 @@ async def test_a_cookie_is_not_sent_back() -> None:
         response.set_cookie(f"c{len(sent)}", "x" * 1000)
         return response
 
-    async with connection_to(answer) as connection:
+    async with connection_to(answer, "localhost") as connection:
         client = KubeClient(connection)
         for _ in range(3):
             await client.get_node("n")

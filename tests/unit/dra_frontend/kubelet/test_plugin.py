@@ -134,9 +134,10 @@ async def test_a_broken_service_fails_claims_not_the_call(short_root: Path, capl
     async with KubeletPlugin("dra.cpu", Door(broken), paths):
         with caplog.at_level(logging.ERROR):
             answers = await prepare(paths.dra, "a", "b")
-        assert answers["a"].error == "dra.cpu: prepare failed with an internal error; see the log of dra-frontend"
-        assert answers["b"].error == answers["a"].error
-        assert "unprepare failed with an internal error" in (await unprepare(paths.dra, "c"))["c"].error
+        internal = "by dra.cpu failed with an internal error; see the log of dra-frontend"
+        assert answers["a"].error == f"claim default/claim-a (a): prepare {internal}"
+        assert answers["b"].error == f"claim default/claim-b (b): prepare {internal}"
+        assert "unprepare by dra.cpu failed with an internal error" in (await unprepare(paths.dra, "c"))["c"].error
     ours = [record.__dict__ for record in caplog.records if record.name.startswith("dra_frontend")]
     assert [ours[0][key] for key in ("msg", "call", "claims")] == ["call failed", "prepare", 2]
     assert "Traceback" in caplog.text
@@ -148,7 +149,7 @@ async def test_the_answer_comes_before_the_callers_deadline(short_root: Path) ->
     paths, counted = PluginPaths.below(short_root, "dra.cpu", None), Counted()
     async with KubeletPlugin("dra.cpu", Door(never), paths, count=counted):
         answers = await prepare(paths.dra, "a", limit=3)
-    assert "did not end within 2.7 s" in answers["a"].error
+    assert answers["a"].error.startswith("claim default/claim-a (a): prepare by dra.cpu did not end within 2.7 s")
     assert counted.calls == [("prepare", [True])]
 
 

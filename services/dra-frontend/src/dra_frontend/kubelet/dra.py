@@ -92,7 +92,7 @@ class DraService:
         limit -= min(1.0, limit / 10)  # so that the answer still arrives
         ask = self._claims.prepare if call == "prepare" else self._claims.unprepare
         answers: Mapping[str, Answer] = {}
-        missing = f"{self._driver}: no answer to {call}; report this bug"
+        missing = f"{self._driver} gave no answer to {call}; report this bug"
         began, extra = time.perf_counter(), {"driver": self._driver, "call": call, "claims": len(claims)}
         try:
             async with asyncio.timeout(limit) as scope:
@@ -100,11 +100,11 @@ class DraService:
         except Exception:  # noqa: BLE001 - it becomes the answer
             if scope.expired():
                 _log.warning("call out of time", extra={**extra, "seconds": limit})
-                missing = f"{self._driver}: {call} did not end within {limit:.1f} s; the kubelet will try again"
+                missing = f"{call} by {self._driver} did not end within {limit:.1f} s; the kubelet retries"
             else:
                 _log.exception("call failed", extra=extra)
-                missing = f"{self._driver}: {call} failed with an internal error; see the log of dra-frontend"
-        answered = {claim.uid: answers.get(claim.uid, Answer(error=missing)) for claim in claims}
+                missing = f"{call} by {self._driver} failed with an internal error; see the log of dra-frontend"
+        answered = {claim.uid: answers.get(claim.uid, Answer(error=f"{claim}: {missing}")) for claim in claims}
         if self._count is not None:
             failed = [answer.error is not None for answer in answered.values()]
             self._count(self._driver, call, time.perf_counter() - began, failed)

@@ -66,7 +66,7 @@ release: .venv/.done ## Make everything that a release has in dist/ (root; ARCHI
 release-check: .venv/.done ## Make a release twice from nothing; the digests must be the same (root, 20 minutes)
 	hack/release.sh --check
 
-fuzz: .venv/.done ## Fuzz every parser of hostile input for MINUTES=60; failing inputs go to build/fuzz
+fuzz: .venv/.done ## Fuzz parsers of hostile input and traces of a node for MINUTES=60; failing inputs go to build/fuzz
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 check: .venv/.done ## Linters, types, import law, drift of generated code and locks

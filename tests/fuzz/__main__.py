@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``make fuzz``: tries every parser of hostile input in turn, for as many minutes as it is given.
+"""``make fuzz``: tries parsers of hostile input, and random traces of a node, in turn for a number of minutes.
 
-An input that a parser must not fail on is kept in build/fuzz, and the exit status is 1.
-``python -m tests.fuzz --input FILE`` tries it again: the file's name begins with that of its target.
+An input that fails is kept in build/fuzz, and the exit status is 1. ``python -m tests.fuzz --input FILE`` tries it
+again: the file's name begins with that of its target.
 """
 
 import argparse
@@ -15,7 +15,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzz import backend_targets, contract_targets, explain_targets, frontend_targets, selector_targets
+from tests.fuzz import (
+    backend_targets,
+    contract_targets,
+    explain_targets,
+    frontend_machine,
+    frontend_targets,
+    selector_targets,
+)
 from tests.fuzz.corpus import endless
 from tests.fuzz.target import FuzzError, Target, check
 
@@ -25,8 +32,9 @@ TARGETS = (
     *selector_targets.TARGETS,
     *explain_targets.TARGETS,
     *backend_targets.TARGETS,
+    *frontend_machine.TARGETS,
 )
-"""Every parser of hostile input. A new parser is one more row in the table of its service."""
+"""Every parser of hostile input, and traces. A new parser is one more row in the table of its service."""
 _TURN_SECONDS = 2.0
 
 

@@ -40,6 +40,8 @@ class Target:
     """Of an input: the parser's own bound, and a little more."""
     bombs: Sequence[bytes] = ()
     """The worst that is known, at the full length."""
+    examples: int = 200
+    """Inputs that ``make test`` tries."""
 
 
 def check(target: Target, data: bytes) -> float:

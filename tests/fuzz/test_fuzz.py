@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.__main__ import TARGETS, fuzz
@@ -17,7 +17,7 @@ from tests.fuzz.target import FuzzError, Target, check
 def test_no_input_makes_a_parser_fail(target: Target) -> None:
     """Not one that is nearly right, and not one with faults in its bytes."""
 
-    @SHORT
+    @settings(SHORT, max_examples=target.examples)
     @given(inputs(target))
     def tried(data: bytes) -> None:
         check(target, data)

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules that every trace of the frontend's claim core must keep, checked from the outside.
+
+The oracle knows the answers that the kubelet got, the containers that run, and the claim files as the container runtime
+reads them. It reads nothing of the frontend's memory.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from numa_contract.cpuset import parse_cpu_list
+
+Key = tuple[str, str]
+"""Driver and UID of a claim."""
+KINDS: Final = {"cpu": "dra.cpu", "memory": "dra.memory"}
+
+
+class BrokenRuleError(AssertionError):
+    """The frontend broke a rule."""
+
+
+def demand(holds: object, text: str) -> None:
+    """Raises BrokenRuleError unless a rule holds."""
+    if not holds:
+        raise BrokenRuleError(text)
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A claim file as the container runtime reads it."""
+
+    cpus: frozenset[int]
+    by_request: Mapping[str, frozenset[int]]
+    """CPUs by CDI device, in the order of the file."""
+    whole: bool
+    """False if the record is damaged and only the environment can be read."""
+
+
+def read_files(directory: Path) -> dict[Key, File]:
+    """Returns the claim files that can be read as CDI."""
+    found = {}
+    for path in directory.glob("dra.k8s.io-*_claim-*.json"):
+        if (file := _parse(path.read_bytes())) is not None:
+            found[key_of(path)] = file
+    return found
+
+
+def key_of(path: Path) -> Key:
+    """Returns the claim of a file."""
+    kind, _, uid = path.stem.removeprefix("dra.k8s.io-").partition("_claim-")
+    return KINDS[kind], uid
+
+
+@lru_cache(4096)
+def _parse(content: bytes) -> File | None:
+    try:
+        document = json.loads(content)
+        sets = dict(_cpus_of(document))
+    except (ValueError, KeyError, TypeError):
+        return None
+    return File(frozenset().union(*sets.values()), sets, _is_whole(document))
+
+
+def _cpus_of(document: Any) -> Iterator[tuple[str, frozenset[int]]]:
+    for device in document["devices"]:
+        for entry in device["containerEdits"]["env"]:
+            name, _, value = entry.partition("=")
+            if name.startswith("DRA_CPUSET_"):
+                yield device["name"], parse_cpu_list(value)
+
+
+def _is_whole(document: Any) -> bool:
+    try:
+        return "driver" in json.loads(document["annotations"]["dra-driver-numa/record"])
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+@dataclass(slots=True)
+class Promise:
+    """A claim for whose driver the last answer to Prepare was a success and that is not unprepared."""
+
+    devices: tuple[object, ...]
+    """The answer to the kubelet."""
+    cpus: frozenset[int]
+    survives: bool
+    """True while its file, the memory of a live process or a running container contains its CPUs. If all are lost, the
+    claim may get other CPUs; its pages stay promised."""
+    pages: Mapping[str, int]
+    """Bytes of hugepages by device."""
+    near: frozenset[int]
+    """CPUs that the claim's matchAttribute constraint allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A container that runs with the environment of a claim."""
+
+    pod: str
+    cpus: Mapping[str, frozenset[int]]
+    """By CDI device."""
+    pages: Mapping[str, int]
+
+    @property
+    def all_cpus(self) -> frozenset[int]:
+        """The CPUs of all devices."""
+        return frozenset().union(*self.cpus.values())
+
+
+@dataclass(slots=True)
+class Oracle:
+    """Knows every promise and checks the rules."""
+
+    directory: Path
+    promises: dict[Key, Promise] = field(default_factory=dict)
+    unprepared: set[Key] = field(default_factory=set)
+    """Claims whose last call was an Unprepare that succeeded."""
+    running: dict[str, Running] = field(default_factory=dict)
+    """Containers by the UID of their claim."""
+    over_allocating: bool = False
+    """True if the scheduler allocates more than the node has."""
+    journal_was_lost: bool = False
+    claim_was_lost: bool = False
+    damaged: set[Key] = field(default_factory=set)
+    """Claims whose files the trace has removed or damaged and no frontend has written again."""
+    faults: list[str] = field(default_factory=list)
+    _holders: dict[str, frozenset[str]] = field(default_factory=dict)
+    """UIDs of the claims with hugepages of each device at the last check."""
+    _capacity: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def excused(self) -> bool:
+        """The one exception to the rule about hugepages: files and journal were lost, and the scheduler over-allocates.
+
+        Nothing on the node or in the cluster then shows which of the allocated claims was prepared.
+        """
+        return self.over_allocating and self.journal_was_lost and self.claim_was_lost
+
+    def lose_journal(self) -> None:
+        """Without the journal, an allocated claim may be taken for a prepared one."""
+        self.journal_was_lost = True
+        self.unprepared.clear()
+
+    def forget(self, remembered: Callable[[Key], bool]) -> None:
+        """Notes which promises have lost everything that contains their CPUs."""
+        files = read_files(self.directory)
+        for key, promise in self.promises.items():
+            if promise.survives and not (key in files or remembered(key) or key[1] in self.running):
+                self.claim_was_lost = True
+                promise.survives = False
+                if key not in self.damaged:
+                    self.faults.append(f"the file of {key} is gone, and only the frontends wrote it")
+
+    def answer(self, key: Key, promise: Promise) -> None:
+        """Checks a successful answer to Prepare."""
+        file = read_files(self.directory).get(key)
+        known = self.promises.get(key)
+        self.unprepared.discard(key)
+        promise.survives = file is not None and file.whole
+        promise.cpus = file.cpus if file else frozenset()
+        if known is not None:
+            demand(known.devices == promise.devices, f"{key} got another answer: {known.devices}, {promise.devices}")
+            same = not (known.survives and promise.survives) or known.cpus == promise.cpus
+            demand(same, f"{key} had CPUs {sorted(known.cpus)} and got {sorted(promise.cpus)}")
+            if known.survives and not promise.survives:
+                promise.survives, promise.cpus = True, known.cpus
+        if promise.survives and key[1] not in self.running and known is None:
+            demand(promise.cpus <= promise.near, f"{key} got {sorted(promise.cpus)}, joined to {sorted(promise.near)}")
+        self.promises[key] = promise
+
+    def check_pages(self, sizes: Mapping[str, Mapping[str, int]], capacity: Mapping[str, int]) -> None:
+        """Checks that no claim was given hugepages which the node does not have or which belong to other claims.
+
+        ``sizes`` are the bytes of each claim by device, ``capacity`` those of the node. The node may have had more
+        pages at the time of the last check; claims that have their pages keep them.
+        """
+        files = [uid for driver, uid in read_files(self.directory) if driver == KINDS["memory"]]
+        promised = [uid for driver, uid in self.promises if driver == KINDS["memory"]]
+        uids = {*files, *promised, *self.running}
+        for device, size in capacity.items():
+            holders = {uid: sizes[uid][device] for uid in uids if device in sizes.get(uid, {})}
+            new, total = holders.keys() - self._holders.get(device, frozenset()), sum(holders.values())
+            most = max(size, self._capacity.get(device, 0))
+            demand(self.excused or not new or total <= most, f"{total} of {most} bytes of {device} promised: {holders}")
+            self._holders[device] = frozenset(holders)
+        self._capacity = dict(capacity)
+
+    def check_pools(self, pages: Sequence[int], page_bytes: int) -> None:
+        """Checks that the kernel has the pages that claims were promised. ``pages`` are those of each NUMA node."""
+        for node, made in enumerate(pages):
+            device = f"hugepages-2m-numa{node:03d}"
+            promised = sum(promise.pages.get(device, 0) for promise in self.promises.values())
+            demand(promised <= made * page_bytes, f"{promised} bytes of {device} promised, {made} pages made")
+
+    def check(self) -> None:
+        """Checks the rules about CPUs, about records that stay, and about claims that do not come back."""
+        demand(not self.faults, "; ".join(self.faults))
+        files = read_files(self.directory)
+        self.damaged -= {key for key, file in files.items() if file.whole}
+        owners: defaultdict[int, dict[str, str]] = defaultdict(dict)
+        for (_, uid), file in files.items():
+            for cpu in file.cpus:
+                owners[cpu][uid] = "a file"
+        for uid, container in self.running.items():
+            for cpu in container.all_cpus:
+                owners[cpu][uid] = "a container"
+        for key, promise in self.promises.items():
+            file = files.get(key)
+            if promise.survives and file is not None and file.whole:
+                demand(file.cpus == promise.cpus, f"{key} had {sorted(promise.cpus)}, its file has {sorted(file.cpus)}")
+            elif file is not None and file.whole:
+                promise.cpus, promise.survives = file.cpus, True
+            for cpu in promise.cpus if promise.survives else ():
+                owners[cpu][key[1]] = "a promise"
+        for cpu, holders in owners.items():
+            demand(len(holders) < 2, f"CPU {cpu} belongs to several claims: {holders}")
+        back = self.unprepared & files.keys()
+        demand(not back, f"unprepared claims came back: {sorted(back)}")

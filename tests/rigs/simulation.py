@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes of a node on one event loop, with a clock that jumps and a disk that keeps the state of a killed process.
+
+Equal inputs give equal traces: the clock of the loop moves only when every task waits, and jobs for worker threads run
+at once, in the thread of the loop. Each task belongs to a process by a context variable. A process can be killed
+between two file operations: the directory is copied at that moment, and the copy is written back when the job has
+ended, so that nothing which a dead process still does has an effect.
+"""
+
+import asyncio
+import os
+import selectors
+import sys
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import ContextVar, copy_context
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+_FILE_OPERATIONS: Final = frozenset(
+    {"open", "close", "fsync", "rename", "replace", "unlink", "mkdir", "rmdir", "pwrite", "posix_fallocate"}
+)
+"""Functions of the module ``posix`` before which a process can be killed."""
+
+
+class KilledError(BaseException):
+    """The process of this task was killed. Derives from BaseException, since no code of the process may handle it."""
+
+
+class Process:
+    """A process of the node: it owns tasks, and dies with all of them."""
+
+    def __init__(self) -> None:
+        self.dead = False
+        self.operations_left: int | None = None
+        """File operations before the process is killed, or None if it is not."""
+        self.tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Runs a coroutine as a task of the process."""
+        context = copy_context()
+        context.run(_PROCESS.set, self)
+        task = asyncio.get_running_loop().create_task(work, context=context)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    async def kill(self) -> None:
+        """Ends the process with everything that runs in it."""
+        self.dead = True
+        tasks = list(self.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+_PROCESS: Final[ContextVar[Process | None]] = ContextVar("process", default=None)
+
+
+class Disk(ThreadPoolExecutor):
+    """Runs jobs for worker threads at once. ``root`` is the directory that survives a process."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(1)
+        self._root = root
+        self._stamp = 0
+        self.after_job: Callable[[Process], None] = lambda _: None
+        """Called when a job of a process has ended, and when its process was killed in the middle."""
+
+    def submit(self, job: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Runs a job and returns its outcome. A job whose process is dead, or is killed meanwhile, has none."""
+        future: Future[T] = Future()
+        process = _PROCESS.get()
+        if process is not None and process.dead:
+            future.set_exception(KilledError())
+            return future
+        try:
+            result = self._killing(process, job, *args, **kwargs) if process else job(*args, **kwargs)
+        except BaseException as error:  # noqa: BLE001 - the future raises it
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+        if process is not None:
+            self.after_job(process)
+        return future
+
+    def _killing(self, process: Process, job: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        if process.operations_left is None:
+            return job(*args, **kwargs)
+        saved: dict[Path, bytes] | None = None
+
+        def watch(_frame: FrameType, event: str, function: Any) -> None:
+            nonlocal saved
+            if event != "c_call" or saved is not None or process.operations_left is None:
+                return
+            if function.__module__ == "posix" and function.__name__ in _FILE_OPERATIONS:
+                process.operations_left -= 1
+                if process.operations_left < 0:
+                    saved = self.files()
+
+        sys.setprofile(watch)
+        try:
+            result = job(*args, **kwargs)
+        finally:
+            sys.setprofile(None)
+            if saved is not None:
+                self.write_back(saved)
+                process.dead = True
+        if saved is not None:
+            raise KilledError
+        return result
+
+    def files(self) -> dict[Path, bytes]:
+        """Returns the content of every file, without those of locks: a lock is of the file, not of its content."""
+        found = {}
+        for directory, _, names in os.walk(self._root):
+            for name in names:
+                path = Path(directory, name)
+                if path.suffix != ".lock":
+                    found[path] = path.read_bytes()
+        return found
+
+    def write_back(self, saved: dict[Path, bytes]) -> None:
+        """Makes the directory what it was when its files were read."""
+        present = self.files()
+        for path in present.keys() - saved.keys():
+            path.unlink()
+        for path, content in saved.items():
+            if present.get(path) != content:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+        self.changed()
+
+    def changed(self) -> None:
+        """Gives the directories a new time: two changes within one tick of the kernel's clock have the same one."""
+        self._stamp += 1
+        for directory, _, _ in os.walk(self._root):
+            os.utime(directory, ns=(self._stamp * 10**9, self._stamp * 10**9))
+
+
+class _Clock(selectors.DefaultSelector):
+    """Never waits: where a selector would, the time has come."""
+
+    now = 1000.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready and timeout is None:
+            raise AssertionError("every task waits for another one")
+        if not ready and timeout:
+            self.now += timeout
+        return ready
+
+
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    """An event loop for the processes of a node whose files are below ``disk``."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._clock = _Clock()
+        super().__init__(self._clock)
+        self.set_default_executor(disk)
+
+    def time(self) -> float:
+        """Returns the seconds of the simulated clock."""
+        return self._clock.now
+
+
+def simulate(disk: Disk, work: Coroutine[Any, Any, T]) -> T:
+    """Runs a coroutine, and everything that it starts, to its end."""
+    loop = SimulatedLoop(disk)
+    # Tasks of killed processes end with an error that no code reads.
+    loop.set_exception_handler(lambda _loop, _context: None)
+    try:
+        return loop.run_until_complete(work)
+    finally:
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        with suppress(AssertionError):
+            loop.run_until_complete(_end_of(tasks))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+async def _end_of(tasks: Iterable["asyncio.Task[Any]"]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -210,11 +210,12 @@ class Oracle:
             for cpu in container.all_cpus:
                 owners[cpu][uid] = "a container"
         for key, promise in self.promises.items():
-            file = files.get(key)
-            if promise.survives and file is not None and file.whole:
-                demand(file.cpus == promise.cpus, f"{key} had {sorted(promise.cpus)}, its file has {sorted(file.cpus)}")
-            elif file is not None and file.whole:
-                promise.cpus, promise.survives = file.cpus, True
+            found = files.get(key)
+            if promise.survives and found is not None and found.whole:
+                text = f"{key} had {sorted(promise.cpus)}, its file has {sorted(found.cpus)}"
+                demand(found.cpus == promise.cpus, text)
+            elif found is not None and found.whole:
+                promise.cpus, promise.survives = found.cpus, True
             for cpu in promise.cpus if promise.survives else ():
                 owners[cpu][key[1]] = "a promise"
         for cpu, holders in owners.items():

@@ -123,7 +123,9 @@ class Server(Claims):
         self._watched = copy.deepcopy(self.documents)
         return [kept for one in self.documents.values() if (kept := reduce(copy.deepcopy(one))) is not None], "1"
 
-    async def watch_labelled_claims(self, label: str, version: str) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
+    async def watch_labelled_claims(
+        self, label: str, resource_version: str
+    ) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
         """Yields the changes since the list."""
         while True:
             await asyncio.sleep(2)

@@ -63,7 +63,7 @@ class Actuator:
         self._state = state
         self._edges = edges
         self._notes = Notes(edges.tree.root)
-        self._writing = Turn(self.news.set, self._lose_sight)
+        self._writing = Turn(self.news.set, self._lose_sight, edges.clock)
         self._aims: dict[str, frozenset[int]] = {}
         """CPUs that the job at work writes, by container."""
         self._progress = asyncio.Event()

@@ -51,7 +51,7 @@ class Enforcer:
         self._prover = Prover(self.state, edges.tree, edges.proofs)
         self.starter = Starter(self.state, self.actuator, edges.tree)
         self._kills = KillWatch(self.state, self.actuator, edges)
-        self._keeper = PartitionKeeper(self.state, self.actuator, edges.tree)
+        self._keeper = PartitionKeeper(self.state, self.actuator, edges.tree, edges.clock)
         self._auditor = Auditor(self.state, self.actuator, self._prover, self._kills, self._keeper, edges)
 
     @property

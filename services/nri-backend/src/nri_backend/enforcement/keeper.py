@@ -4,7 +4,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -27,12 +27,15 @@ _log = logging.getLogger(__name__)
 class PartitionKeeper:
     """Hears from the kernel; changes nothing but what cgroups above partitions list."""
 
-    def __init__(self, state: NodeState, actuator: Actuator, tree: CgroupTree) -> None:
+    def __init__(
+        self, state: NodeState, actuator: Actuator, tree: CgroupTree, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.problem = ""
         """CPUs that the kernel has lost, and the remedy."""
         self._state = state
         self._actuator = actuator
         self._tree = tree
+        self._clock = clock
         self._watch = PartitionWatch(tree.root)
         self._changed: set[str] = set()
         self._followed = -1
@@ -80,7 +83,7 @@ class PartitionKeeper:
     def _take(self, changed: set[str]) -> None:
         self._changed |= changed
         self._unsettled = True
-        if time.monotonic() >= self._next_repair:
+        if self._clock() >= self._next_repair:
             self._actuator.news.set()
 
     def suspect(self, tracked: Tracked) -> None:
@@ -105,9 +108,9 @@ class PartitionKeeper:
 
         What makes a partition invalid is a sibling with CPUs of it; that one must leave them first.
         """
-        if not self._changed or time.monotonic() < self._next_repair:
+        if not self._changed or self._clock() < self._next_repair:
             return []
-        self._next_repair = time.monotonic() + REPAIR_SECONDS
+        self._next_repair = self._clock() + REPAIR_SECONDS
         changed, self._changed = self._changed, set()
         pods = {one.pod.uid for one in self._state if one.cgroup in changed and one.phase is Phase.STARTED}
         members = [one for uid in pods for one in self._state.of_pod(uid) if one.phase is Phase.STARTED]

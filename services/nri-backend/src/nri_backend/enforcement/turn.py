@@ -20,39 +20,46 @@ Step = tuple[str, Callable[[], Result]]
 
 
 class _Job(Generic[Result]):
-    def __init__(self, steps: Sequence[Step[Result]]) -> None:
+    def __init__(self, steps: Sequence[Step[Result]], clock: Callable[[], float]) -> None:
         self.steps = steps
+        self._clock = clock
         self.results: list[Result] = []
         self.current = ""
         self.passed_by = False
 
     def run(self) -> None:
         """Takes at least one step, unless nobody asks for it any more."""
-        end = time.monotonic() + SLICE_SECONDS
+        end = self._clock() + SLICE_SECONDS
         for name, step in self.steps:
             self.current = name
             if self.passed_by:
                 break
             self.results.append(step())
-            if time.monotonic() >= end:
+            if self._clock() >= end:
                 break
 
 
 class Turn:
     """Jobs wait for each other here; what each is to do is computed when its turn comes."""
 
-    def __init__(self, freed: Callable[[], None], hangs: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        freed: Callable[[], None],
+        hangs: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._lock = asyncio.Lock()
         self._freed = freed
         """Called when what hung has ended."""
         self._hangs = hangs
         """Called with the name of what is passed by."""
+        self._clock = clock
         self._stuck: dict[str, tuple[asyncio.Future[None], float]] = {}
 
     @property
     def stuck(self) -> dict[str, float]:
         """What hangs, and for how many seconds; steps for it are left out."""
-        now = time.monotonic()
+        now = self._clock()
         return {name: now - since for name, (_, since) in self._stuck.items()}
 
     async def work(self, plan: Callable[[], Sequence[Step[Result]]]) -> list[Result]:
@@ -85,7 +92,7 @@ class Turn:
         async with self._lock:
             while len(self._stuck) >= MAX_STUCK:
                 await asyncio.wait([running for running, _ in self._stuck.values()], return_when="FIRST_COMPLETED")
-            job = _Job([step for step in plan() if step[0] not in self._stuck])
+            job = _Job([step for step in plan() if step[0] not in self._stuck], self._clock)
             # Not to_thread: a caller that is cancelled goes, but its job is not done.
             running = asyncio.get_running_loop().run_in_executor(None, job.run)
             try:
@@ -102,7 +109,7 @@ class Turn:
             # Every thread is busy with something else: what it would do later is out of date by then.
             running.cancel()
             return
-        self._stuck[name] = running, time.monotonic()
+        self._stuck[name] = running, self._clock()
         self._hangs(name)
 
         def ended(job: asyncio.Future[None]) -> None:
